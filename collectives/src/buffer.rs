@@ -1,0 +1,401 @@
+//! Owned, typed memory wherever a transport or a device wants it, and borrowed views of it.
+
+use crate::element::Element;
+use crate::ledger::Account;
+use std::any::Any;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Where bytes live, and so who can touch them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// Ordinary process memory.
+    Host,
+    /// This rank's segment of a shared-memory transport, at this byte offset; peers read it directly.
+    Shared {
+        /// Bytes from the start of the owner's segment.
+        offset: usize,
+    },
+    /// Page-locked host memory of a device.
+    Pinned,
+    /// Memory of the device with this ordinal; the host cannot dereference it.
+    Device(usize),
+}
+
+impl Place {
+    /// Whether host code may dereference pointers of this place.
+    pub fn is_host(self) -> bool {
+        !matches!(self, Place::Device(_))
+    }
+}
+
+/// Raw memory with its owner: dropping it gives it back to whoever allocated it.
+pub struct Memory {
+    ptr: NonNull<u8>,
+    bytes: usize,
+    place: Place,
+    _owner: Box<dyn Any + Send + Sync>,
+    account: Option<Account>,
+}
+
+// SAFETY: Memory is the unique owner of its bytes; the pointer is not tied to a thread.
+unsafe impl Send for Memory {}
+// SAFETY: shared access through &Memory only reads.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Memory from an allocator that is not this module.
+    ///
+    /// # Safety
+    /// `ptr..ptr+bytes` must be initialised, aligned to 64, used by nobody else on this rank for as long as
+    /// `owner` lives, and dereferenceable by the host unless `place` is a device.
+    pub unsafe fn from_raw(
+        ptr: NonNull<u8>,
+        bytes: usize,
+        place: Place,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Memory { ptr, bytes, place, _owner: owner, account: None }
+    }
+
+    /// Zeroed process memory, aligned to 64 bytes.
+    pub fn host(bytes: usize) -> Self {
+        let owned = HostBlock::zeroed(bytes);
+        let ptr = owned.ptr;
+        // SAFETY: HostBlock is zeroed, aligned, unique and freed only when the owner drops.
+        unsafe { Memory::from_raw(ptr, bytes, Place::Host, Box::new(owned)) }
+    }
+
+    /// Books these bytes on `account` until they are dropped.
+    pub fn booked(mut self, account: &Account) -> Self {
+        account.add(self.bytes);
+        if let Some(old) = self.account.replace(account.clone()) {
+            old.sub(self.bytes);
+        }
+        self
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the bytes live.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.sub(self.bytes);
+        }
+    }
+}
+
+/// One zeroed allocation of the process, 64-byte aligned.
+struct HostBlock {
+    ptr: NonNull<u8>,
+    layout: std::alloc::Layout,
+}
+
+// SAFETY: HostBlock is only an owner; it never dereferences its pointer.
+unsafe impl Send for HostBlock {}
+// SAFETY: as above.
+unsafe impl Sync for HostBlock {}
+
+impl HostBlock {
+    fn zeroed(bytes: usize) -> Self {
+        // Huge pages need 2 MiB alignment to be granted; small blocks only a cache line.
+        let align = if bytes >= 2 << 20 { 2 << 20 } else { 64 };
+        let layout = std::alloc::Layout::from_size_align(bytes.max(64), align).expect("a buffer below 2^63");
+        // SAFETY: the layout has a non-zero size.
+        let raw = unsafe { std::alloc::alloc_zeroed(layout) };
+        let ptr = NonNull::new(raw).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        HostBlock { ptr, layout }
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout, freed once.
+        unsafe { std::alloc::dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+/// An owned, typed, fixed-length piece of memory. Lengths are in elements.
+pub struct Buffer<T: Element> {
+    memory: Memory,
+    len: usize,
+    _type: PhantomData<T>,
+}
+
+impl<T: Element> Buffer<T> {
+    /// Zeroed process memory. Prefer `Communicator::alloc`, which knows what the transport likes best.
+    pub fn zeroed(len: usize) -> Self {
+        Buffer::from_memory(Memory::host(len * size_of::<T>()))
+    }
+
+    /// Types raw memory; its length must be a multiple of the element.
+    pub fn from_memory(memory: Memory) -> Self {
+        assert_eq!(memory.bytes % size_of::<T>(), 0, "memory of a whole number of elements");
+        let len = memory.bytes / size_of::<T>();
+        Buffer { memory, len, _type: PhantomData }
+    }
+
+    /// A copy of `data` in process memory.
+    pub fn copy_of(data: &[T]) -> Self {
+        let mut buffer = Buffer::zeroed(data.len());
+        buffer.host_mut().copy_from_slice(data);
+        buffer
+    }
+
+    /// Books the bytes on `account` until the buffer drops.
+    pub fn booked(self, account: &Account) -> Self {
+        let len = self.len;
+        Buffer { memory: self.memory.booked(account), len, _type: PhantomData }
+    }
+
+    /// The same memory seen as its first `len` elements, so that one buffer serves units of several sizes.
+    /// Panics when `len` exceeds [`capacity`](Self::capacity).
+    pub fn with_len(mut self, len: usize) -> Self {
+        assert!(len <= self.capacity(), "{len} elements of a buffer for {}", self.capacity());
+        self.len = len;
+        self
+    }
+
+    /// Elements that the memory can hold.
+    pub fn capacity(&self) -> usize {
+        self.memory.bytes / size_of::<T>()
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the elements live.
+    pub fn place(&self) -> Place {
+        self.memory.place
+    }
+
+    /// Everything, for reading.
+    pub fn view(&self) -> View<'_, T> {
+        // SAFETY: the memory outlives the borrow and holds `len` initialised elements.
+        unsafe { View::from_raw(self.memory.ptr.as_ptr().cast(), self.len, self.memory.place) }
+    }
+
+    /// Everything, for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        // SAFETY: as in `view`, and the borrow is exclusive.
+        unsafe { ViewMut::from_raw(self.memory.ptr.as_ptr().cast(), self.len, self.memory.place) }
+    }
+
+    /// The elements as a slice. Panics on device memory.
+    pub fn host(&self) -> &[T] {
+        self.view().host()
+    }
+
+    /// The elements as a mutable slice. Panics on device memory.
+    pub fn host_mut(&mut self) -> &mut [T] {
+        self.view_mut().host()
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer<{}>[{}] in {:?}", T::DTYPE, self.len, self.memory.place)
+    }
+}
+
+/// A borrowed range of elements anywhere. On a device it is a typed address, not a slice.
+#[derive(Clone, Copy)]
+pub struct View<'a, T: Element> {
+    ptr: *const T,
+    len: usize,
+    place: Place,
+    _borrow: PhantomData<&'a [T]>,
+}
+
+/// A borrowed, exclusive range of elements anywhere.
+pub struct ViewMut<'a, T: Element> {
+    ptr: *mut T,
+    len: usize,
+    place: Place,
+    _borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a View is a shared borrow of Sync elements.
+unsafe impl<T: Element> Send for View<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for View<'_, T> {}
+// SAFETY: a ViewMut is an exclusive borrow of Send elements.
+unsafe impl<T: Element> Send for ViewMut<'_, T> {}
+
+fn at(place: Place, bytes: usize) -> Place {
+    match place {
+        Place::Shared { offset } => Place::Shared { offset: offset + bytes },
+        other => other,
+    }
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// # Safety
+    /// `len` initialised elements at `ptr`, in `place`, unchanged for `'a`.
+    pub unsafe fn from_raw(ptr: *const T, len: usize, place: Place) -> Self {
+        View { ptr, len, place, _borrow: PhantomData }
+    }
+
+    /// Elements.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the elements live.
+    pub fn place(self) -> Place {
+        self.place
+    }
+
+    /// The address, also on a device.
+    pub fn as_ptr(self) -> *const T {
+        self.ptr
+    }
+
+    /// A part. Panics when out of range.
+    pub fn slice(self, range: Range<usize>) -> View<'a, T> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        // SAFETY: inside this view.
+        unsafe {
+            View::from_raw(
+                self.ptr.add(range.start),
+                range.len(),
+                at(self.place, range.start * size_of::<T>()),
+            )
+        }
+    }
+
+    /// The elements as a slice. Panics on device memory: a programming error, not a user's.
+    pub fn host(self) -> &'a [T] {
+        assert!(self.place.is_host(), "host access to {:?}", self.place);
+        // SAFETY: host memory by the check; the constructor promised the rest.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
+    }
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// # Safety
+    /// `len` initialised elements at `ptr`, in `place`, used by nobody else for `'a`.
+    pub unsafe fn from_raw(ptr: *mut T, len: usize, place: Place) -> Self {
+        ViewMut { ptr, len, place, _borrow: PhantomData }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the elements live.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The address, also on a device.
+    pub fn as_mut_ptr(&mut self) -> *mut T {
+        self.ptr
+    }
+
+    /// A shorter borrow of the same elements.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        // SAFETY: the exclusive borrow of self covers the result.
+        unsafe { ViewMut::from_raw(self.ptr, self.len, self.place) }
+    }
+
+    /// The same elements for reading.
+    pub fn as_view(&self) -> View<'_, T> {
+        // SAFETY: the shared borrow of self covers the result.
+        unsafe { View::from_raw(self.ptr, self.len, self.place) }
+    }
+
+    /// A part. Panics when out of range.
+    pub fn slice(self, range: Range<usize>) -> ViewMut<'a, T> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        // SAFETY: inside this view, which is consumed.
+        unsafe {
+            ViewMut::from_raw(
+                self.ptr.add(range.start),
+                range.len(),
+                at(self.place, range.start * size_of::<T>()),
+            )
+        }
+    }
+
+    /// Two disjoint parts. Panics when out of range.
+    pub fn split_at(self, mid: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
+        assert!(mid <= self.len, "split at {mid} of {} elements", self.len);
+        let (ptr, len, place) = (self.ptr, self.len, self.place);
+        // SAFETY: the two ranges are disjoint and inside this view, which is consumed.
+        unsafe {
+            (
+                ViewMut::from_raw(ptr, mid, place),
+                ViewMut::from_raw(ptr.add(mid), len - mid, at(place, mid * size_of::<T>())),
+            )
+        }
+    }
+
+    /// The elements as a mutable slice. Panics on device memory: a programming error, not a user's.
+    pub fn host(self) -> &'a mut [T] {
+        assert!(self.place.is_host(), "host access to {:?}", self.place);
+        // SAFETY: host memory by the check; the constructor promised the rest.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for View<'a, T> {
+    fn from(s: &'a [T]) -> Self {
+        // SAFETY: a slice is initialised host memory.
+        unsafe { View::from_raw(s.as_ptr(), s.len(), Place::Host) }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for ViewMut<'a, T> {
+    fn from(s: &'a mut [T]) -> Self {
+        // SAFETY: a mutable slice is initialised, exclusive host memory.
+        unsafe { ViewMut::from_raw(s.as_mut_ptr(), s.len(), Place::Host) }
+    }
+}
+
+impl<'a, T: Element> From<&'a Buffer<T>> for View<'a, T> {
+    fn from(b: &'a Buffer<T>) -> Self {
+        b.view()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Buffer<T>> for ViewMut<'a, T> {
+    fn from(b: &'a mut Buffer<T>) -> Self {
+        b.view_mut()
+    }
+}
+
+impl<'a, T: Element> From<ViewMut<'a, T>> for View<'a, T> {
+    fn from(v: ViewMut<'a, T>) -> Self {
+        // SAFETY: the exclusive borrow is consumed and turns into a shared one of the same lifetime.
+        unsafe { View::from_raw(v.ptr, v.len, v.place) }
+    }
+}

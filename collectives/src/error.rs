@@ -1,0 +1,98 @@
+//! One error type: what was asked, what was found, what would work.
+
+use std::time::Duration;
+
+/// What can go wrong in a collective, a transport or a launch.
+#[derive(Debug, thiserror::Error, Clone)]
+pub enum Error {
+    /// A length, a root, a rank or a type that does not fit the call.
+    #[error("{call} on rank {rank}: {problem}")]
+    Argument {
+        /// The call, such as `reduce_scatter`.
+        call: &'static str,
+        /// The rank that noticed.
+        rank: usize,
+        /// What was given, and what would fit.
+        problem: String,
+    },
+    /// Ranks called different collectives, or the same with different arguments.
+    #[error(
+        "ranks diverged at call {sequence}: rank {rank} calls {mine}, rank {peer} calls {theirs}; \
+         every rank must make the same calls in the same order"
+    )]
+    Diverged {
+        /// The number of the call on this communicator.
+        sequence: u64,
+        /// This rank.
+        rank: usize,
+        /// What this rank called.
+        mine: String,
+        /// The peer that differs.
+        peer: usize,
+        /// What the peer called.
+        theirs: String,
+    },
+    /// A peer's process ended or announced its own failure.
+    #[error("rank {peer} {how}; rank {rank} stops")]
+    PeerLost {
+        /// This rank.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+        /// What is known: "was killed by signal 9", "failed: disk full".
+        how: String,
+    },
+    /// A peer did not take part within the deadline.
+    #[error("{what} on rank {rank}: no answer from rank {peer} within {after:?}")]
+    Timeout {
+        /// The call or phase.
+        what: String,
+        /// This rank.
+        rank: usize,
+        /// The silent rank.
+        peer: usize,
+        /// The deadline that passed.
+        after: Duration,
+    },
+    /// A transport that is not built in, or whose library or device is missing.
+    #[error("transport {name} cannot be used: {why}")]
+    Unavailable {
+        /// The transport.
+        name: String,
+        /// What is missing, and what would bring it.
+        why: String,
+    },
+    /// The operating system refused.
+    #[error("{what}: {source_text}")]
+    System {
+        /// What was attempted, with sizes and names.
+        what: String,
+        /// The system's own words.
+        source_text: String,
+    },
+    /// A communication library failed.
+    #[error("{library} failed in {call} on rank {rank}: {text}")]
+    Library {
+        /// The library and version.
+        library: String,
+        /// Its function.
+        call: &'static str,
+        /// This rank.
+        rank: usize,
+        /// Its own text.
+        text: String,
+    },
+    /// How this process was launched makes no sense.
+    #[error("launch: {0}")]
+    Launch(String),
+}
+
+/// Results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The operating system's refusal of `what`.
+    pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+        Error::System { what: what.into(), source_text: error.to_string() }
+    }
+}

@@ -1,0 +1,14 @@
+//! Typed collectives over pluggable transports.
+#![warn(missing_docs)]
+
+mod buffer;
+mod element;
+mod error;
+mod ledger;
+pub mod transport;
+
+pub use buffer::{Buffer, Memory, Place, View, ViewMut};
+pub use element::{DType, Element, Float, ReduceOp};
+pub use error::{Error, Result};
+pub use half::{bf16, f16};
+pub use ledger::Account;

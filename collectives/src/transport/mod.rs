@@ -1,0 +1,107 @@
+//! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
+
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
+
+/// What matches a send with its receive: unique per (call, step) on one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub u64);
+
+/// A posted send or receive of one transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Request(pub u64);
+
+/// Moves bytes between the ranks of one group. One thread at a time drives it (the engine's), which is
+/// why every method takes `&mut self`. No method blocks: waiting, deadlines and parking are the engine's.
+pub trait Transport: Send {
+    /// The name users choose it by.
+    fn name(&self) -> &'static str;
+
+    /// This rank in the group.
+    fn rank(&self) -> usize;
+
+    /// Ranks in the group.
+    fn size(&self) -> usize;
+
+    /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
+    fn alloc(&mut self, bytes: usize) -> Result<Memory> {
+        Ok(Memory::host(bytes))
+    }
+
+    /// Posts a message of `bytes` at `src` to `to`; messages between two ranks with one tag match in order.
+    ///
+    /// # Safety
+    /// `src..src+bytes` stays readable and unchanged until [`test`](Self::test) says that it is done.
+    unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request>;
+
+    /// Posts the receive of exactly `bytes` from `from`.
+    ///
+    /// # Safety
+    /// `dst..dst+bytes` stays writable and untouched until [`test`](Self::test) says that it is done.
+    unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request>;
+
+    /// Moves everything forward that can move; true once `request` is complete (and then forgotten).
+    fn test(&mut self, request: Request) -> Result<bool>;
+
+    /// Reading peers' memory directly, where the transport can.
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    /// A transport over `members` (ranks of this group in their new order; this rank is one of them), apart
+    /// from every other group by `context`. All members call it together.
+    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>>;
+
+    /// Whether every peer is still there and none has aborted; called while waiting, so it may take
+    /// microseconds but not milliseconds.
+    fn check(&mut self) -> Result<()>;
+
+    /// Gives up the processor until something may have changed, at most about `limit`. Called after
+    /// spinning and yielding; ranks may outnumber cores.
+    fn park(&mut self, limit: std::time::Duration) {
+        std::thread::sleep(limit.min(std::time::Duration::from_micros(50)));
+    }
+
+    /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`.
+    fn abort(&mut self, why: &Error);
+}
+
+/// Direct reading of peers' memory. A call is named by its sequence number on the group; the same on all
+/// ranks because all make the same calls in the same order.
+///
+/// Per call each rank publishes one range, reads its peers', then says `finish`; a published range must stay
+/// unchanged until all peers have finished (unless `publish` copied it, which it reports).
+pub trait Direct {
+    /// How many calls may be in flight at once; call `s` reuses the place of call `s - depth()`.
+    fn depth(&self) -> u64;
+
+    /// Whether peers can read this range without a copy: it came from `alloc` of this transport.
+    fn registered(&self, src: *const u8, bytes: usize) -> bool;
+
+    /// Up to this many bytes are copied by `publish` itself and need not be registered nor kept.
+    fn inline_limit(&self) -> usize;
+
+    /// Publishes `bytes` at `src` for call `sequence`, with a fingerprint of the call for peers to compare.
+    /// False when the place is still in use by call `sequence - depth()`: try again.
+    ///
+    /// # Safety
+    /// The range is registered or at most `inline_limit`; unless inline it stays unchanged until `finished`
+    /// is true for every peer.
+    unsafe fn publish(
+        &mut self,
+        sequence: u64,
+        fingerprint: u64,
+        src: *const u8,
+        bytes: usize,
+    ) -> Result<bool>;
+
+    /// What `peer` published for call `sequence`, once it has: address in this process, bytes, fingerprint.
+    /// Readable until this rank calls `finish`.
+    fn published(&mut self, peer: usize, sequence: u64) -> Result<Option<(*const u8, usize, u64)>>;
+
+    /// This rank has read all it will read of call `sequence`.
+    fn finish(&mut self, sequence: u64);
+
+    /// Whether `peer` has finished reading for call `sequence`.
+    fn finished(&mut self, peer: usize, sequence: u64) -> bool;
+}

@@ -1,0 +1,106 @@
+//! What a trainer sees of a model: units with named tensors, and forward and backward of one unit at a time.
+//!
+//! A unit is what is gathered, computed and released together (the embedding, each block, the head). The model
+//! owns activations and workspace; weights and gradients belong to the caller and are lent for one call, so
+//! the model knows no ranks, shards or buckets.
+
+use collectives::{Element, Float, View, ViewMut};
+
+/// One weight tensor of a unit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorSpec {
+    /// Its name in a Hugging Face checkpoint.
+    pub name: String,
+    /// Row-major shape, as in a Hugging Face checkpoint: a linear layer is (out, in).
+    pub shape: Vec<usize>,
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// How a new model starts.
+    pub init: Init,
+}
+
+/// How a tensor starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All ones.
+    Ones,
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f32),
+}
+
+impl TensorSpec {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What is gathered, computed and released together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unit {
+    /// A short name for reports: `embed`, `block.3`, `head`.
+    pub name: String,
+    /// Its own tensors.
+    pub tensors: Vec<TensorSpec>,
+    /// Other units whose tensors its forward and backward read, and to whose gradients its backward
+    /// contributes (the head of a tied model uses the embedding).
+    pub uses: Vec<usize>,
+}
+
+/// Weights as lent to the model: tensor `tensor` of unit `unit`, row-major.
+pub trait Weights<T: Element> {
+    /// Only the current unit and those it `uses` may be asked for.
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T>;
+}
+
+/// Gradients as lent to the model.
+pub trait Gradients<T: Element> {
+    /// Only the current unit and those it `uses` may be asked for. A unit's first contribution in a backward
+    /// pass overwrites (`=`), later ones add (`+=`); what is there before the first is arbitrary.
+    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T>;
+}
+
+/// One micro-batch: `tokens` and `targets` are (rows, length), row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Inputs.
+    pub tokens: &'a [u32],
+    /// What each position should predict.
+    pub targets: &'a [u32],
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub length: usize,
+}
+
+/// A model of consecutive units with hand-written forward and backward.
+///
+/// One micro-batch is `begin`, `forward_unit(0..n-1)`, then `backward_unit(n-1)` down to `backward_unit(0)`.
+/// The last unit's backward includes its forward and the loss, because the fused cross-entropy never holds all
+/// logits; its `forward_unit` is for evaluation, where no backward follows.
+pub trait Model<T: Float>: Send {
+    /// The units in forward order.
+    fn units(&self) -> &[Unit];
+
+    /// Starts a micro-batch, at most as large as the model was built for. Every token's loss gradient is
+    /// multiplied by `gradient_scale` (usually one over the tokens of the whole step).
+    fn begin(&mut self, batch: &Batch<'_>, gradient_scale: f32);
+
+    /// Forward of one unit; reads only `weights` of this unit and those it uses.
+    fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>);
+
+    /// Backward of one unit; see [`Gradients::tensor`] for who overwrites and who adds.
+    fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>);
+
+    /// The sum of the micro-batch's token losses, valid after the last unit's forward or backward.
+    fn loss(&self) -> f64;
+
+    /// Logits at one position (`row * length + column`) after `forward_unit` of all units but the last;
+    /// `out` holds the vocabulary. Reads weights of the last unit and those it uses.
+    fn logits(&mut self, position: usize, weights: &dyn Weights<T>, out: &mut [f32]);
+}
