@@ -63,6 +63,10 @@ pub trait Gradients<T: Element> {
     /// Only the current unit and those it `uses` may be asked for. A unit's first contribution in a backward
     /// pass overwrites (`=`), later ones add (`+=`); what is there before the first is arbitrary.
     fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T>;
+
+    /// The model has made its last contribution to this tensor in this backward pass, so that its reduction
+    /// may start while the unit's backward goes on. Called once a tensor and backward pass.
+    fn ready(&mut self, unit: usize, tensor: usize);
 }
 
 /// One micro-batch: `tokens` and `targets` are (rows, length), row-major.
@@ -93,6 +97,9 @@ pub trait Model<T: Float>: Send {
 
     /// Forward of one unit; reads only `weights` of this unit and those it uses.
     fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>);
+
+    /// Whether `backward_unit` reads this unit's own weights; where it does not, they need not be gathered.
+    fn backward_reads_weights(&self, unit: usize) -> bool;
 
     /// Backward of one unit; see [`Gradients::tensor`] for who overwrites and who adds.
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>);
