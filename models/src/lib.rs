@@ -3,8 +3,11 @@
 
 mod config;
 mod error;
+mod init;
 mod unit;
+mod units;
 
 pub use config::{LlamaConfig, Rope, RopeScaling};
 pub use error::{Error, Result};
+pub use init::init_range;
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
