@@ -176,7 +176,7 @@ mod tests {
         for (p, z) in known {
             assert!((normal_quantile(p) - z).abs() < 2e-7 * (1.0 + z.abs()), "{p}: {}", normal_quantile(p));
         }
-        for x in [1e-16, 0.1, 0.7072, 0.70711, 1.0 - 1e-9, 1.0, 1.5, 3e10] {
+        for x in [1e-16, 0.1, 0.7072, 0.7069, 1.0 - 1e-9, 1.0, 1.5, 3e10] {
             assert!((ln(x) - f64::ln(x)).abs() <= 1e-15 * (1.0 + f64::ln(x).abs()), "{x}");
         }
         assert!(Stream::new(0, "").uniform(0) > 0.0);
