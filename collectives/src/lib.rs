@@ -5,6 +5,7 @@ mod buffer;
 mod element;
 mod error;
 mod ledger;
+pub mod simd;
 pub mod transport;
 
 pub use buffer::{Buffer, Memory, Place, View, ViewMut};
