@@ -238,8 +238,12 @@ impl LlamaConfig {
             if size == 0 {
                 return Err(Error::config(format!("the model's {name} is 0: it must be at least 1")));
             }
-            if size > 1 << 30 {
-                return Err(Error::config(format!("the model's {name} is {size}: at most 2^30 is possible")));
+            // Layers are listed one by one, so that a corrupt configuration must not ask for billions.
+            let bits = if name == "layers" { 16 } else { 30 };
+            if size > 1 << bits {
+                return Err(Error::config(format!(
+                    "the model's {name} is {size}: at most 2^{bits} is possible"
+                )));
             }
         }
         // No size in bytes can overflow below this.

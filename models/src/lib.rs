@@ -3,6 +3,7 @@
 
 mod config;
 mod error;
+pub mod hf;
 mod init;
 mod unit;
 mod units;

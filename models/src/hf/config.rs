@@ -1,0 +1,374 @@
+//! config.json, in the spellings of transformers 4 and 5, to and from [`LlamaConfig`].
+
+use crate::config::{LlamaConfig, Rope, RopeScaling};
+use crate::error::{Error, Result};
+use collectives::DType;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The keys that name special tokens: kept for a saved model, of no meaning to training.
+pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// The fields of one JSON object, with errors that name file, key and what was found.
+struct Fields<'a> {
+    path: &'a Path,
+    inside: &'a str,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    /// A value that is there and not null.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    fn wrong(&self, key: &str, value: &Value, wanted: &str) -> Error {
+        let mut shown = value.to_string();
+        if shown.len() > 80 {
+            shown = format!("{}…", shown.chars().take(80).collect::<String>());
+        }
+        Error::format(self.path, format!("{}{key} is {shown}: {wanted}", self.inside))
+    }
+
+    fn missing(&self, key: &str) -> Error {
+        Error::format(self.path, format!("{}{key} is missing", self.inside))
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        // transformers 4 writes some sizes as floats, such as 8192.0.
+        let number = value.as_u64().or_else(|| {
+            value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=1e15).contains(x)).map(|x| x as u64)
+        });
+        match number.map(usize::try_from) {
+            Some(Ok(n)) => Ok(Some(n)),
+            _ => Err(self.wrong(key, value, "it must be a whole number")),
+        }
+    }
+
+    fn required_size(&self, key: &str) -> Result<usize> {
+        self.size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a number"))
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, value, "it must be true or false"))
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a string"))
+    }
+
+    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_object().map(Some).ok_or_else(|| self.wrong(key, value, "it must be an object"))
+    }
+}
+
+/// The shape in the text of a config.json, and its special tokens. `path` is for errors.
+///
+/// # Errors
+/// No JSON, a missing or mistyped field, a feature that is not supported (another architecture, biases,
+/// activation, rope type, quantisation), or a shape that [`LlamaConfig::validate`] refuses; each is named.
+pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Map<String, Value>)> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|e| Error::format(path, format!("not a Hugging Face configuration: {e}")))?;
+    let map = value
+        .as_object()
+        .ok_or_else(|| Error::format(path, "not a Hugging Face configuration: the JSON is not an object"))?;
+    let fields = Fields { path, inside: "", map };
+    check_supported(&fields)?;
+
+    let hidden = fields.required_size("hidden_size")?;
+    let heads = fields.required_size("num_attention_heads")?;
+    let at = |e: Error| Error::format(path, e.to_string());
+    let head_dim = match fields.size("head_dim")? {
+        Some(width) => width,
+        None => LlamaConfig::default_head_dim(hidden, heads).map_err(at)?,
+    };
+    // The defaults are those of transformers' LlamaConfig.
+    let config = LlamaConfig {
+        hidden,
+        layers: fields.required_size("num_hidden_layers")?,
+        heads,
+        kv_heads: fields.size("num_key_value_heads")?.unwrap_or(heads),
+        head_dim,
+        ffn: fields.required_size("intermediate_size")?,
+        vocab: fields.required_size("vocab_size")?,
+        context: fields.size("max_position_embeddings")?.unwrap_or(2048),
+        rope: parse_rope(&fields)?,
+        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+    };
+    config.validate().map_err(at)?;
+    let ids = TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect();
+    Ok((config, ids))
+}
+
+/// Refuses everything that would change the computation and that we do not compute.
+fn check_supported(fields: &Fields<'_>) -> Result<()> {
+    let only = "only LlamaForCausalLM is supported";
+    let architectures = fields.get("architectures");
+    if let Some(value) = architectures {
+        let names: Option<Vec<&str>> =
+            value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+        if names.as_deref() != Some(&["LlamaForCausalLM"]) {
+            return Err(fields.wrong("architectures", value, only));
+        }
+    }
+    match fields.text("model_type")? {
+        Some("llama") => {}
+        Some(other) => return Err(fields.wrong("model_type", &json!(other), only)),
+        None if architectures.is_some() => {}
+        None => {
+            let problem = format!("neither architectures nor model_type is given: {only}");
+            return Err(Error::format(fields.path, problem));
+        }
+    }
+    for key in ["attention_bias", "mlp_bias"] {
+        if fields.flag(key)? == Some(true) {
+            return Err(fields.wrong(key, &json!(true), "linear layers with a bias are not supported"));
+        }
+    }
+    match fields.text("hidden_act")? {
+        None | Some("silu" | "swish") => {}
+        Some(other) => {
+            return Err(fields.wrong("hidden_act", &json!(other), "only silu (SwiGLU) is supported"));
+        }
+    }
+    if let Some(rate) = fields.number("attention_dropout")?
+        && rate != 0.0
+    {
+        return Err(fields.wrong("attention_dropout", &json!(rate), "dropout is not supported, only 0"));
+    }
+    if fields.get("quantization_config").is_some() {
+        let problem =
+            "quantization_config is given: quantised weights are not supported, only f32, f16 and bf16";
+        return Err(Error::format(fields.path, problem));
+    }
+    Ok(())
+}
+
+/// Both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
+fn parse_rope(fields: &Fields<'_>) -> Result<Rope> {
+    let theta = fields.number("rope_theta")?;
+    let old = match fields.object("rope_scaling")? {
+        Some(map) => Some(parse_rope_object(fields, "rope_scaling.", map, theta)?),
+        None => None,
+    };
+    let new = match fields.object("rope_parameters")? {
+        Some(map) => Some(parse_rope_object(fields, "rope_parameters.", map, theta)?),
+        None => None,
+    };
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => {
+            let problem = "rope_scaling and rope_parameters disagree: one of them must go";
+            Err(Error::format(fields.path, problem))
+        }
+        (old, new) => Ok(new.or(old).unwrap_or(Rope::plain(theta.unwrap_or(DEFAULT_THETA)))),
+    }
+}
+
+const DEFAULT_THETA: f64 = 10_000.0;
+
+fn parse_rope_object(
+    outer: &Fields<'_>,
+    inside: &str,
+    map: &Map<String, Value>,
+    outer_theta: Option<f64>,
+) -> Result<Rope> {
+    let fields = Fields { path: outer.path, inside, map };
+    if let Some(part) = fields.number("partial_rotary_factor")?
+        && part != 1.0
+    {
+        return Err(fields.wrong(
+            "partial_rotary_factor",
+            &json!(part),
+            "only 1, the whole head, is supported",
+        ));
+    }
+    let required = |key: &str| fields.number(key)?.ok_or_else(|| fields.missing(key));
+    let kind = match fields.text("rope_type")? {
+        Some(kind) => Some(kind),
+        None => fields.text("type")?,
+    };
+    let scaling = match kind {
+        None | Some("default") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear { factor: required("factor")? },
+        Some("llama3") => RopeScaling::Llama3 {
+            factor: required("factor")?,
+            low_freq_factor: required("low_freq_factor")?,
+            high_freq_factor: required("high_freq_factor")?,
+            original_context: fields.required_size("original_max_position_embeddings")?,
+        },
+        Some(other) => {
+            let wanted = "only default, linear and llama3 are supported";
+            return Err(fields.wrong("rope_type", &json!(other), wanted));
+        }
+    };
+    Ok(Rope { theta: fields.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA), scaling })
+}
+
+/// A config.json that transformers 4 and 5 both read (so in the older spelling), with `extra` keys.
+pub(super) fn render(config: &LlamaConfig, dtype: DType, extra: &Map<String, Value>) -> String {
+    let scaling = match config.rope.scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "type": "linear", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_context,
+        }),
+    };
+    let mut value = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        // A model trained on bytes has none, and LlamaConfig's own default would end a text at byte 2.
+        "bos_token_id": null,
+        "eos_token_id": null,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": config.ffn,
+        "max_position_embeddings": config.context,
+        "mlp_bias": false,
+        "num_attention_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "num_key_value_heads": config.kv_heads,
+        // Shortest decimal that is this f32, so that 1e-5 is not written as 9.999999747378752e-6.
+        "rms_norm_eps": config.norm_eps.to_string().parse::<f64>().unwrap_or(f64::from(config.norm_eps)),
+        "rope_scaling": scaling,
+        "rope_theta": config.rope.theta,
+        "tie_word_embeddings": config.tied,
+        "torch_dtype": match dtype {
+            DType::F16 => "float16",
+            DType::Bf16 => "bfloat16",
+            _ => "float32",
+        },
+        "use_cache": true,
+        "vocab_size": config.vocab,
+    });
+    if let Some(map) = value.as_object_mut() {
+        map.extend(extra.iter().map(|(k, v)| (k.clone(), v.clone())));
+    }
+    format!("{value:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(changes: Value) -> String {
+        let mut value = json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 176, "vocab_size": 97,
+        });
+        value.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        value.to_string()
+    }
+
+    fn config(changes: Value) -> LlamaConfig {
+        parse(Path::new("config.json"), &with(changes)).unwrap().0
+    }
+
+    fn refusal(changes: Value) -> String {
+        parse(Path::new("config.json"), &with(changes)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_those_of_transformers() {
+        let c = config(json!({}));
+        assert_eq!((c.kv_heads, c.head_dim, c.context), (4, 16, 2048));
+        assert_eq!((c.rope, c.norm_eps, c.tied), (Rope::plain(1e4), 1e-6, false));
+    }
+
+    #[test]
+    fn both_spellings_of_rope_mean_the_same() {
+        let linear = Rope { theta: 5e5, scaling: RopeScaling::Linear { factor: 4.0 } };
+        let llama3 = Rope {
+            theta: 5e5,
+            scaling: RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_context: 8192,
+            },
+        };
+        let l3 = json!({"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+        let cases = [
+            (json!({"rope_theta": 5e5}), Rope::plain(5e5)),
+            (json!({"rope_theta": 500000, "rope_scaling": null}), Rope::plain(5e5)),
+            (json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}), Rope::plain(5e5)),
+            (json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}), linear),
+            (json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4}}), linear),
+            (json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}}), linear),
+            (json!({"rope_theta": 5e5, "rope_scaling": l3}), llama3),
+            (json!({"rope_parameters": l3}), llama3),
+            (json!({"rope_parameters": l3, "rope_scaling": l3}), llama3),
+        ];
+        for (changes, rope) in cases {
+            assert_eq!(config(changes.clone()).rope, rope, "{changes}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        let cases = [
+            (json!({"architectures": ["MistralForCausalLM"]}), "MistralForCausalLM"),
+            (json!({"architectures": "LlamaForCausalLM"}), "architectures"),
+            (json!({"model_type": "qwen2"}), "qwen2"),
+            (json!({"architectures": null, "model_type": null}), "neither architectures nor model_type"),
+            (json!({"attention_bias": true}), "attention_bias"),
+            (json!({"mlp_bias": true}), "mlp_bias"),
+            (json!({"hidden_act": "gelu"}), "gelu"),
+            (json!({"attention_dropout": 0.1}), "attention_dropout"),
+            (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
+            (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "yarn"),
+            (json!({"rope_parameters": {"rope_type": "dynamic"}}), "dynamic"),
+            (json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "partial_rotary_factor"),
+            (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {}}), "disagree"),
+            (json!({"hidden_size": null}), "hidden_size is missing"),
+            (json!({"hidden_size": "64"}), "hidden_size is \"64\""),
+            (json!({"hidden_size": -64}), "hidden_size is -64"),
+            (json!({"hidden_size": 64.5}), "hidden_size is 64.5"),
+            (json!({"num_attention_heads": 5}), "split into 5 heads"),
+            (json!({"num_attention_heads": 0}), "heads is 0"),
+            (json!({"num_key_value_heads": 3}), "3 key/value heads"),
+            (json!({"vocab_size": 1e15}), "vocab is 1000000000000000"),
+        ];
+        for (changes, expected) in cases {
+            let text = refusal(changes.clone());
+            assert!(text.contains(expected) && text.starts_with("config.json"), "{changes}: {text}");
+        }
+        for garbage in ["", "[1]", "{", "\u{0}"] {
+            assert!(parse(Path::new("c"), garbage).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for name in LlamaConfig::PRESETS {
+            let config = LlamaConfig::preset(name).unwrap();
+            let ids = json!({"bos_token_id": 1, "eos_token_id": [2, 3]}).as_object().unwrap().clone();
+            let text = render(&config, DType::Bf16, &ids);
+            assert_eq!(parse(Path::new("c"), &text), Ok((config, ids)), "{text}");
+        }
+        let linear = Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.5 } };
+        let config = LlamaConfig { rope: linear, head_dim: 6, ..LlamaConfig::preset("nano").unwrap() };
+        let text = render(&config, DType::F32, &Map::new());
+        assert_eq!(parse(Path::new("c"), &text).unwrap().0, config);
+    }
+}

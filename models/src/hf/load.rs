@@ -1,0 +1,306 @@
+//! Reads a Hugging Face directory: every header is checked on opening, weights are read by range.
+//!
+//! Weights are read with positioned reads, not mapped: the same page cache serves all ranks of a machine, and a
+//! file that shrinks or a disk that fails meanwhile is an error instead of a SIGBUS.
+
+use super::config;
+use crate::config::LlamaConfig;
+use crate::error::{Error, Result};
+use crate::unit::TensorSpec;
+use collectives::{DType, Float, bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The limit of the safetensors format.
+const HEADER_LIMIT: u64 = 100_000_000;
+/// Bytes read and converted at once: stays in the first-level cache's neighbourhood.
+const CHUNK: usize = 64 << 10;
+
+/// An open Hugging Face directory whose weights are exactly those of its configuration.
+///
+/// It holds open files and no weights; [`read_range`](Self::read_range) may be called from many threads.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: LlamaConfig,
+    token_ids: Map<String, Value>,
+    files: Vec<(PathBuf, File)>,
+    tensors: HashMap<String, Stored>,
+}
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Stored {
+    file: usize,
+    dtype: DType,
+    shape: Vec<usize>,
+    /// Of its first byte in the file.
+    offset: u64,
+}
+
+impl Checkpoint {
+    /// Opens a directory with `config.json` and either `model.safetensors` or the files that
+    /// `model.safetensors.index.json` lists. Weights may be f32, f16 or bf16, each as it likes.
+    ///
+    /// A tied model's `lm_head.weight` may be absent or present (then the embedding is used), and
+    /// `rotary_emb.inv_freq` buffers of old checkpoints are ignored.
+    ///
+    /// # Errors
+    /// A file that is missing, truncated or corrupt; a configuration with an unsupported feature; a weight that
+    /// is missing, surplus, or of a wrong shape or type. Each is named.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        let dir = dir.as_ref();
+        if !dir.is_dir() {
+            return Err(Error::format(dir, "not a directory: a Hugging Face model directory is needed"));
+        }
+        let path = dir.join(CONFIG);
+        if !path.exists() {
+            let problem =
+                "has no config.json: a Hugging Face model directory has one, with model.safetensors";
+            return Err(Error::format(dir, problem));
+        }
+        let (config, token_ids) = config::parse(&path, &read_text(&path)?)?;
+        let mut checkpoint =
+            Checkpoint { dir: dir.to_owned(), config, token_ids, files: vec![], tensors: HashMap::new() };
+        if dir.join(SINGLE).exists() {
+            checkpoint.add_file(SINGLE)?;
+        } else if dir.join(INDEX).exists() {
+            checkpoint.add_indexed()?;
+        } else {
+            return Err(Error::format(
+                dir,
+                "has neither model.safetensors nor model.safetensors.index.json: other formats are not read, \
+                 save_pretrained(…, safe_serialization=True) writes these",
+            ));
+        }
+        checkpoint.check_weights()?;
+        Ok(checkpoint)
+    }
+
+    /// The shape in config.json.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `bos_token_id`, `eos_token_id` and `pad_token_id` as config.json has them, for a model saved from this one.
+    pub fn token_ids(&self) -> &Map<String, Value> {
+        &self.token_ids
+    }
+
+    /// The type in which a weight is stored.
+    pub fn dtype(&self, name: &str) -> Option<DType> {
+        self.tensors.get(name).map(|t| t.dtype)
+    }
+
+    /// Reads elements `range` (row-major) of the weight `name` into `out`, converted to its type: widening is
+    /// exact, narrowing rounds to nearest even.
+    ///
+    /// # Errors
+    /// An unknown name, a range outside the tensor or of another length than `out`, or a read that fails.
+    pub fn read_range<T: Float>(&self, name: &str, range: Range<usize>, out: &mut [T]) -> Result<()> {
+        let problem = |text: String| Error::format(&self.dir, text);
+        let stored = self.tensors.get(name).ok_or_else(|| problem(format!("has no weight {name}")))?;
+        let len: usize = stored.shape.iter().product();
+        if range.start > range.end || range.end > len || range.len() != out.len() {
+            let place = out.len();
+            let text =
+                format!("elements {range:?} of {name}, which has {len}, do not fit a buffer of {place}");
+            return Err(problem(text));
+        }
+        let (path, file) = &self.files[stored.file];
+        let size = stored.dtype.size();
+        let mut bytes = vec![0u8; CHUNK.min(out.len() * size)];
+        let mut offset = stored.offset + (range.start * size) as u64;
+        for part in out.chunks_mut(CHUNK / size) {
+            let bytes = &mut bytes[..part.len() * size];
+            file.read_exact_at(bytes, offset)
+                .map_err(|e| Error::system(format!("read {name} from"), path, e))?;
+            decode(stored.dtype, bytes, part);
+            offset += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Adds all files of the index, checking that each weight lies where the index says.
+    fn add_indexed(&mut self) -> Result<()> {
+        let path = self.dir.join(INDEX);
+        let problem = |text: String| Error::format(&path, text);
+        let index: Value = serde_json::from_str(&read_text(&path)?)
+            .map_err(|e| problem(format!("not an index of safetensors files: {e}")))?;
+        let map = index
+            .get("weight_map")
+            .and_then(Value::as_object)
+            .ok_or_else(|| problem("not an index of safetensors files: it has no weight_map".into()))?;
+        let mut places = BTreeMap::new();
+        for (name, file) in map {
+            let file = file.as_str().unwrap_or_default();
+            // Only names inside the directory: an index must not reach elsewhere.
+            let mut parts = Path::new(file).components();
+            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+                return Err(problem(format!(
+                    "the weight {name} is not in a file of this directory: {file:?}"
+                )));
+            }
+            places.insert(name.as_str(), file);
+        }
+        let files: BTreeSet<&str> = places.values().copied().collect();
+        for file in files {
+            self.add_file(file)?;
+        }
+        for (name, file) in places {
+            let found = self.tensors.get(name).map(|t| &self.files[t.file].0);
+            if found != Some(&self.dir.join(file)) {
+                return Err(problem(format!("the weight {name} should be in {file}, and is not")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one file's header and adds its tensors.
+    fn add_file(&mut self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        let (file, data, metadata) = read_header(&path)?;
+        let index = self.files.len();
+        for (name, info) in metadata.tensors() {
+            if name.ends_with("rotary_emb.inv_freq") {
+                continue;
+            }
+            let dtype = match info.dtype {
+                Dtype::F32 => DType::F32,
+                Dtype::F16 => DType::F16,
+                Dtype::BF16 => DType::Bf16,
+                other => {
+                    let text =
+                        format!("the weight {name} is of type {other}: only F32, F16 and BF16 are read");
+                    return Err(Error::format(&path, text));
+                }
+            };
+            let offset = data + info.data_offsets.0 as u64;
+            let stored = Stored { file: index, dtype, shape: info.shape.clone(), offset };
+            if let Some(other) = self.tensors.insert(name.clone(), stored) {
+                let text = format!("the weight {name} is also in {}", self.files[other.file].0.display());
+                return Err(Error::format(&path, text));
+            }
+        }
+        self.files.push((path, file));
+        Ok(())
+    }
+
+    /// Every weight of the configuration is there in its shape, and no other.
+    fn check_weights(&self) -> Result<()> {
+        let units = self.config.units();
+        let mut specs: HashMap<&str, &TensorSpec> =
+            units.iter().flat_map(|u| &u.tensors).map(|t| (t.name.as_str(), t)).collect();
+        let missing = specs.keys().filter(|name| !self.tensors.contains_key(**name));
+        if let Some(names) = listed(missing.copied()) {
+            return Err(Error::format(
+                &self.dir,
+                format!("config.json asks for weights that are missing: {names}"),
+            ));
+        }
+        if self.config.tied {
+            specs.insert("lm_head.weight", &units[0].tensors[0]);
+        }
+        let surplus = self.tensors.keys().map(String::as_str).filter(|name| !specs.contains_key(name));
+        if let Some(names) = listed(surplus) {
+            let text = format!("there are weights that config.json does not ask for: {names}");
+            return Err(Error::format(&self.dir, text));
+        }
+        let mut wrong: Vec<_> =
+            self.tensors.iter().filter(|(name, stored)| stored.shape != specs[name.as_str()].shape).collect();
+        wrong.sort_by_key(|(name, _)| name.as_str());
+        if let Some((name, stored)) = wrong.first() {
+            return Err(Error::format(
+                &self.dir,
+                format!(
+                    "the weight {name} has the shape {:?}: config.json asks for {:?}",
+                    stored.shape,
+                    specs[name.as_str()].shape
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The first few of `names` in order, and how many more there are; none when there are none.
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
+    let names: BTreeSet<&str> = names.collect();
+    let shown: Vec<&str> = names.iter().take(3).copied().collect();
+    match names.len() {
+        0 => None,
+        n if n > 3 => Some(format!("{} and {} more", shown.join(", "), n - 3)),
+        _ => Some(shown.join(", ")),
+    }
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    regular(path)?;
+    std::fs::read_to_string(path).map_err(|e| Error::system("read", path, e))
+}
+
+/// Opening a pipe would wait for its writer for ever.
+fn regular(path: &Path) -> Result<u64> {
+    let metadata = std::fs::metadata(path).map_err(|e| Error::system("open", path, e))?;
+    match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(Error::format(path, "not a regular file")),
+    }
+}
+
+/// The file, where its data begins, and its checked header.
+fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
+    let problem = |text: String| Error::format(path, format!("not a whole safetensors file: {text}"));
+    let len = regular(path)?;
+    let file = File::open(path).map_err(|e| Error::system("open", path, e))?;
+    if len < 8 {
+        return Err(problem(format!("it has only {len} bytes")));
+    }
+    let read = |bytes: &mut [u8], offset| {
+        file.read_exact_at(bytes, offset).map_err(|e| Error::system("read the header of", path, e))
+    };
+    let mut length = [0u8; 8];
+    read(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_LIMIT || length > len - 8 {
+        return Err(problem(format!("it has {len} bytes and announces a header of {length}")));
+    }
+    let mut header = vec![0u8; length as usize];
+    read(&mut header, 8)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|e| problem(format!("its header is wrong: {e}")))?;
+    let data = 8 + length;
+    let described = data.saturating_add(metadata.data_len() as u64);
+    if described != len {
+        return Err(problem(format!("it has {len} bytes and its header describes {described}")));
+    }
+    Ok((file, data, metadata))
+}
+
+/// Little-endian `bytes` of type `dtype` as `out.len()` elements.
+fn decode<T: Float>(dtype: DType, bytes: &[u8], out: &mut [T]) {
+    fn each<T: Float, const N: usize>(bytes: &[u8], out: &mut [T], widen: impl Fn([u8; N]) -> f32) {
+        for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+            *value = T::from_f32(widen(*bytes));
+        }
+    }
+    match dtype {
+        DType::F16 => each(bytes, out, |b| Float::to_f32(f16::from_le_bytes(b))),
+        DType::Bf16 => each(bytes, out, |b| Float::to_f32(bf16::from_le_bytes(b))),
+        _ => each(bytes, out, f32::from_le_bytes),
+    }
+}

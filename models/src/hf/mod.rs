@@ -1,0 +1,8 @@
+//! Hugging Face model directories: config.json and safetensors weights, read and written.
+
+mod config;
+mod load;
+mod save;
+
+pub use load::Checkpoint;
+pub use save::{SaveOptions, Writer, check_destination};

@@ -1,0 +1,400 @@
+//! Writes a Hugging Face directory that transformers loads: streaming, and all or nothing.
+//!
+//! Everything goes to `DIR.tmp-…` beside the destination, is synced to the disk, and then takes the
+//! destination's place in one rename; until then the destination is as it was, and a failure removes the
+//! temporary directory.
+
+use super::config;
+use super::load::{CONFIG, INDEX, SINGLE};
+use crate::config::LlamaConfig;
+use crate::error::{Error, Result};
+use collectives::{DType, Float, bf16, f16};
+use rustix::fs::{Access, CWD, RenameFlags};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Files beside weights and config that a model directory may have; a directory with any other file is not ours
+/// to replace.
+const COMPANIONS: [&str; 4] =
+    ["generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"];
+/// Elements converted and written at once.
+const CHUNK: usize = 256 << 10;
+
+/// How a directory is written.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// Weights above this many bytes go to several files with an index; 5 GB, as transformers long had it.
+    pub file_limit: u64,
+    /// Further keys of config.json, such as [`Checkpoint::token_ids`](super::Checkpoint::token_ids) of the model
+    /// that was trained on.
+    pub extra: Map<String, Value>,
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        SaveOptions { file_limit: 5_000_000_000, extra: Map::new() }
+    }
+}
+
+/// One file of weights as planned.
+struct Planned {
+    name: String,
+    /// Length, JSON and padding.
+    header: Vec<u8>,
+    /// Names and elements in file order.
+    tensors: Vec<(String, usize)>,
+}
+
+/// A directory in the making. Dropping it before [`finish`](Self::finish) removes all traces.
+pub struct Writer {
+    target: PathBuf,
+    staging: Staging,
+    dtype: DType,
+    plan: Vec<Planned>,
+    config: String,
+    /// Bytes of all weights, and how many are written.
+    total: u64,
+    written: u64,
+    /// The file being written, the next place in it: file, tensor, element.
+    file: Option<File>,
+    at: (usize, usize, usize),
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// Starts the directory `target` for a model of this shape, its weights stored as `dtype` (f32, f16 or bf16).
+    /// An existing model directory is replaced as a whole, at the end; any other existing thing is refused.
+    ///
+    /// # Errors
+    /// Those of [`check_destination`], an unfit `dtype`, or the system's refusal to create files there.
+    pub fn create(
+        target: impl AsRef<Path>,
+        config: &LlamaConfig,
+        dtype: DType,
+        options: &SaveOptions,
+    ) -> Result<Self> {
+        let total = config.parameters().saturating_mul(dtype.size() as u64);
+        let target = check_destination(target.as_ref(), total)?;
+        let plan = plan(&target, config, dtype, options.file_limit)?;
+        Ok(Writer {
+            staging: Staging::create(&target)?,
+            target,
+            dtype,
+            plan,
+            config: config::render(config, dtype, &options.extra),
+            total,
+            written: 0,
+            file: None,
+            at: (0, 0, 0),
+            bytes: vec![],
+        })
+    }
+
+    /// Writes the next `values` of the weight `name`, converted to the stored type. Weights come in the order of
+    /// [`LlamaConfig::units`] and may come in pieces, row-major, so that no whole tensor need be held.
+    ///
+    /// # Errors
+    /// Another weight is due, more values than it has, or the system's refusal, such as a full disk.
+    pub fn add<T: Float>(&mut self, name: &str, values: &[T]) -> Result<()> {
+        let (file, tensor, element) = self.at;
+        let Some(planned) = self.plan.get(file) else {
+            return Err(Error::format(&self.target, format!("{name} comes after the last weight")));
+        };
+        let (due, len) = &planned.tensors[tensor];
+        if due != name || values.len() > len - element {
+            return Err(Error::format(
+                &self.target,
+                format!(
+                    "{} values of {name} were given, and {} of {due} are due",
+                    values.len(),
+                    len - element
+                ),
+            ));
+        }
+        if self.file.is_none() {
+            self.file = Some(self.start_file(file)?);
+        }
+        for part in values.chunks(CHUNK) {
+            self.bytes.clear();
+            encode(self.dtype, part, &mut self.bytes);
+            if let Some(out) = &mut self.file {
+                out.write_all(&self.bytes).map_err(|e| self.refused(file, e))?;
+            }
+            self.written += self.bytes.len() as u64;
+        }
+        self.advance(values.len())
+    }
+
+    /// Adds a companion file, such as the tokenizer: `tokenizer.json`, `tokenizer_config.json`,
+    /// `special_tokens_map.json` or `generation_config.json`.
+    ///
+    /// # Errors
+    /// Another name, or the system's refusal.
+    pub fn add_file(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        if !COMPANIONS.contains(&name) {
+            let known = COMPANIONS.join(", ");
+            let text = format!("{name} does not belong into a model directory: known are {known}");
+            return Err(Error::format(&self.target, text));
+        }
+        self.staging.write(name, content)
+    }
+
+    /// Completes the directory and puts it in its place.
+    ///
+    /// # Errors
+    /// A weight that never came whole, a destination that meanwhile holds something else, or the system's refusal.
+    pub fn finish(self) -> Result<()> {
+        if let Some(planned) = self.plan.get(self.at.0) {
+            let (due, len) = &planned.tensors[self.at.1];
+            let text = format!("the weight {due} is not complete: {} of {len} elements came", self.at.2);
+            return Err(Error::format(&self.target, text));
+        }
+        if self.plan.len() > 1 {
+            let files =
+                self.plan.iter().flat_map(|p| p.tensors.iter().map(|(t, _)| (t.clone(), json!(p.name))));
+            let map: Map<String, Value> = files.collect();
+            let index = json!({"metadata": {"total_size": self.total}, "weight_map": map});
+            self.staging.write(INDEX, format!("{index:#}\n").as_bytes())?;
+        }
+        self.staging.write(CONFIG, self.config.as_bytes())?;
+        sync_dir(&self.staging.path)?;
+        check_destination(&self.target, 0)?;
+        self.staging.replace(&self.target)
+    }
+
+    fn start_file(&self, index: usize) -> Result<File> {
+        let planned = &self.plan[index];
+        let path = self.staging.path.join(&planned.name);
+        let mut file = File::create_new(&path).map_err(|e| Error::system("create", &path, e))?;
+        file.write_all(&planned.header).map_err(|e| self.refused(index, e))?;
+        Ok(file)
+    }
+
+    fn advance(&mut self, elements: usize) -> Result<()> {
+        let (file, mut tensor, mut element) = self.at;
+        element += elements;
+        let tensors = &self.plan[file].tensors;
+        if element == tensors[tensor].1 {
+            (tensor, element) = (tensor + 1, 0);
+        }
+        if tensor < tensors.len() {
+            self.at = (file, tensor, element);
+            return Ok(());
+        }
+        if let Some(done) = self.file.take() {
+            done.sync_all().map_err(|e| self.refused(file, e))?;
+        }
+        self.at = (file + 1, 0, 0);
+        Ok(())
+    }
+
+    fn refused(&self, file: usize, error: std::io::Error) -> Error {
+        let (name, total, written) = (&self.plan[file].name, self.total, self.written);
+        let what =
+            format!("write {name} ({total} bytes of weights are needed in all, {written} were written) to");
+        Error::system(what, &self.target, error)
+    }
+}
+
+/// Whether a model of `bytes` bytes of weights can be written to `dir`: it can be created there or is a model
+/// directory that can be replaced, the place is writable and has the room. Gives back the path with links
+/// resolved. Called before a training run, it finds in time what would lose the run's result.
+///
+/// # Errors
+/// What is in the way, in one sentence.
+pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
+    let target = match fs::canonicalize(dir) {
+        Ok(path) => path,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            std::path::absolute(dir).map_err(|e| Error::system("resolve", dir, e))?
+        }
+        Err(e) => return Err(Error::system("resolve", dir, e)),
+    };
+    let (Some(_), Some(parent)) = (target.file_name(), target.parent()) else {
+        return Err(Error::format(dir, "cannot be a model directory: give it a name of its own"));
+    };
+    check_replaceable(&target)?;
+    // Missing parents will be created below the first that exists.
+    let Some(existing) = parent.ancestors().find(|p| p.exists()) else {
+        return Err(Error::format(dir, "no part of this path exists"));
+    };
+    if !existing.is_dir() {
+        return Err(Error::format(existing, format!("not a directory: {} cannot be in it", dir.display())));
+    }
+    rustix::fs::access(existing, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|e| Error::system("write a model into", existing, e))?;
+    let disk =
+        rustix::fs::statvfs(existing).map_err(|e| Error::system("look at the disk of", existing, e))?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free < bytes {
+        let text = format!("the model's weights need {bytes} bytes, and its disk has {free} free");
+        return Err(Error::format(dir, text));
+    }
+    Ok(target)
+}
+
+/// Nothing, an empty directory, or a directory with nothing but a model.
+fn check_replaceable(target: &Path) -> Result<()> {
+    match fs::metadata(target) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::system("open", target, e)),
+        Ok(m) if !m.is_dir() => {
+            return Err(Error::format(
+                target,
+                "exists and is not a directory: a model is saved to a directory",
+            ));
+        }
+        Ok(_) => {}
+    }
+    for entry in fs::read_dir(target).map_err(|e| Error::system("list", target, e))? {
+        let entry = entry.map_err(|e| Error::system("list", target, e))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let weights = name.starts_with("model-") && name.ends_with(".safetensors");
+        let ours = weights || [CONFIG, SINGLE, INDEX].contains(&&*name) || COMPANIONS.contains(&&*name);
+        if !ours || entry.path().is_dir() {
+            let text = format!(
+                "exists and has {name}, which is no part of a model: name a new or a model directory"
+            );
+            return Err(Error::format(target, text));
+        }
+    }
+    Ok(())
+}
+
+/// Distributes the weights over files of at most `limit` bytes (a larger weight has a file of its own).
+fn plan(target: &Path, config: &LlamaConfig, dtype: DType, limit: u64) -> Result<Vec<Planned>> {
+    let stored = match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::Bf16 => Dtype::BF16,
+        other => {
+            let text = format!("weights cannot be saved as {other}: f32, f16 and bf16 are possible");
+            return Err(Error::format(target, text));
+        }
+    };
+    let mut files: Vec<Vec<(String, TensorInfo)>> = vec![];
+    let mut end = 0;
+    for tensor in config.units().into_iter().flat_map(|u| u.tensors) {
+        let bytes = tensor.len() * dtype.size();
+        if files.is_empty() || (end + bytes) as u64 > limit {
+            files.push(vec![]);
+            end = 0;
+        }
+        let info = TensorInfo { dtype: stored, shape: tensor.shape, data_offsets: (end, end + bytes) };
+        end += bytes;
+        if let Some(file) = files.last_mut() {
+            file.push((tensor.name, info));
+        }
+    }
+    let count = files.len();
+    let names = (1..).map(|i| match count {
+        1 => SINGLE.to_string(),
+        _ => format!("model-{i:05}-of-{count:05}.safetensors"),
+    });
+    files.into_iter().zip(names).map(|(tensors, name)| plan_file(target, name, tensors)).collect()
+}
+
+fn plan_file(target: &Path, name: String, tensors: Vec<(String, TensorInfo)>) -> Result<Planned> {
+    let sizes = tensors.iter().map(|(name, info)| (name.clone(), info.shape.iter().product())).collect();
+    // transformers refuses files that do not say which framework's layout they have.
+    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let wrong = |e: &dyn std::fmt::Display| Error::format(target, format!("no header for {name}: {e}"));
+    let metadata = Metadata::new(Some(format), tensors).map_err(|e| wrong(&e))?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|e| wrong(&e))?;
+    // Data begins at a multiple of 8.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(Planned { name, header, tensors: sizes })
+}
+
+fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
+    let values = values.iter().map(|x| x.to_f32());
+    match dtype {
+        DType::F16 => bytes.extend(values.flat_map(|x| <f16 as Float>::from_f32(x).to_le_bytes())),
+        DType::Bf16 => bytes.extend(values.flat_map(|x| <bf16 as Float>::from_f32(x).to_le_bytes())),
+        _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
+    }
+}
+
+/// The temporary directory; removed when dropped, unless it took the destination's place.
+struct Staging {
+    path: PathBuf,
+}
+
+impl Staging {
+    fn create(target: &Path) -> Result<Self> {
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
+        }
+        let mut attempt = 0;
+        loop {
+            let path = beside(target, &format!("tmp-{}-{attempt}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Staging { path }),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
+                Err(e) => return Err(Error::system("create", &path, e)),
+            }
+        }
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+        let path = self.path.join(name);
+        let what = format!("write {} bytes to", content.len());
+        File::create(&path)
+            .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+            .map_err(|e| Error::system(what, &path, e))
+    }
+
+    /// Takes the place of `target`, in one step where the file system can exchange two names.
+    fn replace(self, target: &Path) -> Result<()> {
+        let refused = |e: std::io::Error| Error::system("move the finished model to", target, e);
+        if !target.exists() {
+            fs::rename(&self.path, target).map_err(refused)?;
+        } else if rustix::fs::renameat_with(CWD, &self.path, CWD, target, RenameFlags::EXCHANGE).is_err() {
+            let old = beside(target, &format!("old-{}", std::process::id()));
+            fs::rename(target, &old).map_err(refused)?;
+            if let Err(e) = fs::rename(&self.path, target) {
+                // The old model goes back; should that fail as well, it is still whole under its other name.
+                return Err(match fs::rename(&old, target) {
+                    Ok(()) => refused(e),
+                    Err(_) => Error::system(
+                        format!("move the finished model (the old is {}) to", old.display()),
+                        target,
+                        e,
+                    ),
+                });
+            }
+            fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))?;
+        }
+        if let Some(parent) = target.parent() {
+            sync_dir(parent)?;
+        }
+        // After an exchange the old model lies where we were, and goes when `self` drops.
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Gone already when it was renamed; a refusal here has nobody to tell.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn beside(target: &Path, suffix: &str) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+fn sync_dir(path: &Path) -> Result<()> {
+    File::open(path).and_then(|d| d.sync_all()).map_err(|e| Error::system("sync", path, e))
+}
