@@ -5,6 +5,9 @@ mod buffer;
 mod element;
 mod error;
 mod ledger;
+#[doc(hidden)]
+pub mod oracle;
+pub mod reduce;
 pub mod simd;
 pub mod transport;
 

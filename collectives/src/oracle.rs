@@ -1,0 +1,156 @@
+//! What every collective must compute, element by element and as plainly as possible. Tests compare the bits of
+//! the real thing with these.
+
+use crate::element::{DType, Element, ReduceOp};
+use half::{bf16, f16};
+
+/// The bytes of a slice, for comparing bits.
+pub fn bytes<T: Element>(x: &[T]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+}
+
+/// A number in its accumulator.
+#[derive(Clone, Copy, Debug)]
+enum Number {
+    Single(f32),
+    Double(f64),
+    Signed(i64),
+    Unsigned(u64),
+}
+
+fn read<T: Element>(x: &T) -> Number {
+    let b = bytes(std::slice::from_ref(x));
+    macro_rules! get {
+        ($t:ty) => {
+            <$t>::from_ne_bytes(b.try_into().expect("the element's own size"))
+        };
+    }
+    match T::DTYPE {
+        DType::F32 => Number::Single(get!(f32)),
+        DType::F64 => Number::Double(get!(f64)),
+        DType::F16 => Number::Single(get!(f16).to_f32()),
+        DType::Bf16 => Number::Single(get!(bf16).to_f32()),
+        DType::I8 => Number::Signed(get!(i8) as i64),
+        DType::I32 => Number::Signed(get!(i32) as i64),
+        DType::I64 => Number::Signed(get!(i64)),
+        DType::U8 => Number::Unsigned(get!(u8) as u64),
+        DType::U32 => Number::Unsigned(get!(u32) as u64),
+        DType::U64 => Number::Unsigned(get!(u64)),
+    }
+}
+
+fn write<T: Element>(x: Number) -> T {
+    let mut out = T::default();
+    macro_rules! put {
+        ($x:expr) => {{
+            let b = $x.to_ne_bytes();
+            assert_eq!(b.len(), size_of::<T>());
+            // SAFETY: as many bytes as the element has, and every pattern is a number.
+            unsafe { std::ptr::copy_nonoverlapping(b.as_ptr(), (&raw mut out).cast(), b.len()) }
+        }};
+    }
+    match (T::DTYPE, x) {
+        (DType::F32, Number::Single(x)) => put!(x),
+        (DType::F16, Number::Single(x)) => put!(f16::from_f32(x)),
+        (DType::Bf16, Number::Single(x)) => put!(bf16::from_f32(x)),
+        (DType::F64, Number::Double(x)) => put!(x),
+        (DType::I8, Number::Signed(x)) => put!(x as i8),
+        (DType::I32, Number::Signed(x)) => put!(x as i32),
+        (DType::I64, Number::Signed(x)) => put!(x),
+        (DType::U8, Number::Unsigned(x)) => put!(x as u8),
+        (DType::U32, Number::Unsigned(x)) => put!(x as u32),
+        (DType::U64, Number::Unsigned(x)) => put!(x),
+        (dtype, x) => unreachable!("{x:?} as {dtype}"),
+    }
+    out
+}
+
+fn join(op: ReduceOp, dtype: DType, a: Number, b: Number) -> Number {
+    use Number::{Double, Signed, Single, Unsigned};
+    macro_rules! float {
+        ($a:expr, $b:expr) => {
+            match op {
+                ReduceOp::Sum | ReduceOp::Average => $a + $b,
+                ReduceOp::Product => $a * $b,
+                _ if $a.is_nan() => $a,
+                _ if $b.is_nan() => $b,
+                ReduceOp::Min => if $b < $a { $b } else { $a },
+                ReduceOp::Max => if $b > $a { $b } else { $a },
+            }
+        };
+    }
+    macro_rules! integer {
+        ($a:expr, $b:expr) => {
+            match op {
+                ReduceOp::Sum | ReduceOp::Average => $a.wrapping_add($b),
+                ReduceOp::Product => $a.wrapping_mul($b),
+                ReduceOp::Min => $a.min($b),
+                ReduceOp::Max => $a.max($b),
+            }
+        };
+    }
+    match (a, b) {
+        (Single(a), Single(b)) => Single(float!(a, b)),
+        (Double(a), Double(b)) => Double(float!(a, b)),
+        (Signed(a), Signed(b)) => Signed(match dtype {
+            DType::I8 => integer!(a, b) as i8 as i64,
+            DType::I32 => integer!(a, b) as i32 as i64,
+            _ => integer!(a, b),
+        }),
+        (Unsigned(a), Unsigned(b)) => Unsigned(match dtype {
+            DType::U8 => integer!(a, b) as u8 as u64,
+            DType::U32 => integer!(a, b) as u32 as u64,
+            _ => integer!(a, b),
+        }),
+        _ => unreachable!("two numbers of one type"),
+    }
+}
+
+fn tree<T: Element>(op: ReduceOp, values: &[T]) -> Number {
+    match values {
+        [one] => read(one),
+        _ => {
+            let mid = values.len().next_power_of_two() / 2;
+            join(op, T::DTYPE, tree(op, &values[..mid]), tree(op, &values[mid..]))
+        }
+    }
+}
+
+fn value<T: Element>(op: ReduceOp, values: &[T]) -> Number {
+    let n = values.len();
+    match (op, tree(op, values)) {
+        (ReduceOp::Average, Number::Single(x)) => Number::Single(x / n as f32),
+        (ReduceOp::Average, Number::Double(x)) => Number::Double(x / n as f64),
+        (ReduceOp::Average, Number::Signed(x)) => Number::Signed(x / n as i64),
+        (ReduceOp::Average, Number::Unsigned(x)) => Number::Unsigned(x / n as u64),
+        (_, x) => x,
+    }
+}
+
+fn each<T: Element, O: Element>(op: ReduceOp, inputs: &[&[T]]) -> Vec<O> {
+    (0..inputs[0].len())
+        .map(|i| write(value(op, &inputs.iter().map(|input| input[i]).collect::<Vec<T>>())))
+        .collect()
+}
+
+/// The canonical reduction of the ranks' inputs.
+pub fn reduce<T: Element>(op: ReduceOp, inputs: &[&[T]]) -> Vec<T> {
+    each(op, inputs)
+}
+
+/// The same, unrounded in the accumulator's type.
+pub fn reduce_wide<T: Element>(op: ReduceOp, inputs: &[&[T]]) -> Vec<T::Acc> {
+    each(op, inputs)
+}
+
+/// The inputs one after the other.
+pub fn gather<T: Element>(inputs: &[&[T]]) -> Vec<T> {
+    inputs.concat()
+}
+
+/// Block `rank` of every input.
+pub fn all_to_all<T: Element>(inputs: &[&[T]], rank: usize) -> Vec<T> {
+    let block = inputs[0].len() / inputs.len();
+    inputs.iter().flat_map(|input| &input[rank * block..(rank + 1) * block]).copied().collect()
+}
