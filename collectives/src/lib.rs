@@ -1,6 +1,7 @@
 //! Typed collectives over pluggable transports.
 #![warn(missing_docs)]
 
+pub mod bootstrap;
 mod buffer;
 mod element;
 mod error;

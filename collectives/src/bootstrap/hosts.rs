@@ -1,0 +1,192 @@
+//! Hosts: Slurm's compressed lists, addresses, and what tells one host from another.
+
+use crate::error::{Error, Result};
+use std::os::fd::BorrowedFd;
+
+/// Nobody lists more hosts than this; a range beyond it is a mistake, not a cluster.
+const MOST_HOSTS: usize = 1 << 20;
+
+/// Slurm's `node[01-03,7],login` as `node01 node02 node03 node7 login`.
+pub(super) fn expand(variable: &str, list: &str) -> Result<Vec<String>> {
+    let bad = |why: &str| Error::Launch(format!("{variable}={list}: {why}"));
+    let mut hosts = Vec::new();
+    for entry in split_outside_brackets(list).ok_or_else(|| bad("brackets do not match"))? {
+        let mut names = vec![String::new()];
+        let mut rest = entry;
+        while let Some(open) = rest.find('[') {
+            let close = rest.find(']').ok_or_else(|| bad("brackets do not match"))?;
+            let parts = numbers(&rest[open + 1..close]).ok_or_else(|| bad("a range is not like 01-03,7"))?;
+            if names.len().saturating_mul(parts.len()).saturating_add(hosts.len()) > MOST_HOSTS {
+                return Err(bad("more than a million hosts"));
+            }
+            let prefix = &rest[..open];
+            names = names.iter().flat_map(|n| parts.iter().map(move |p| format!("{n}{prefix}{p}"))).collect();
+            rest = &rest[close + 1..];
+        }
+        hosts.extend(names.into_iter().map(|name| name + rest).filter(|name| !name.is_empty()));
+    }
+    if hosts.is_empty() {
+        return Err(bad("no host in the list"));
+    }
+    Ok(hosts)
+}
+
+/// Splits at the commas that are not between brackets; None when brackets do not match.
+fn split_outside_brackets(list: &str) -> Option<Vec<&str>> {
+    let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
+    for (at, c) in list.char_indices() {
+        match c {
+            '[' if inside => return None,
+            '[' => inside = true,
+            ']' if !inside => return None,
+            ']' => inside = false,
+            ',' if !inside => {
+                parts.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&list[start..]);
+    (!inside).then_some(parts)
+}
+
+/// `01-03,7` as `01 02 03 7`: leading zeros are kept as they are in the first number of a range.
+fn numbers(text: &str) -> Option<Vec<String>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        if from.is_empty() || !from.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        let (first, last): (usize, usize) = (from.parse().ok()?, to.parse().ok()?);
+        if last < first || last - first >= MOST_HOSTS {
+            return None;
+        }
+        all.extend((first..=last).map(|n| format!("{n:0width$}", width = from.len())));
+    }
+    Some(all)
+}
+
+/// Slurm's `2(x3),1` as `2 2 2 1`.
+pub(super) fn tasks_per_node(variable: &str, text: &str) -> Result<Vec<usize>> {
+    let parse = || {
+        let mut all = Vec::new();
+        for part in text.split(',') {
+            let (count, times) = match part.split_once("(x") {
+                Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
+                None => (part, 1usize),
+            };
+            if times > MOST_HOSTS {
+                return None;
+            }
+            all.extend(std::iter::repeat_n(count.parse::<usize>().ok()?, times));
+        }
+        Some(all)
+    };
+    parse().ok_or_else(|| Error::Launch(format!("{variable}={text} is not a list like 2(x3),1")))
+}
+
+/// `host:port`, or an error that names the variable.
+pub(super) fn checked_address(variable: &str, text: &str) -> Result<String> {
+    match text.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+        Some((host, Ok(port))) if !host.is_empty() && port > 0 => Ok(text.to_owned()),
+        _ => Err(Error::Launch(format!("{variable}={text} is not of the form host:port"))),
+    }
+}
+
+/// A port all ranks compute alike, so that jobs on one host rarely meet; below the ports that the kernel hands out
+/// to clients by itself.
+pub(super) fn port_of(job: &str) -> u16 {
+    20000 + (fnv(job.as_bytes()) % 12000) as u16
+}
+
+/// FNV-1a: the same number in every build, unlike the standard library's hasher.
+pub(super) fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// What two processes have in common exactly when they can meet at an abstract socket and share memory: the same
+/// boot of the same kernel and the same network namespace.
+pub(super) fn host_key() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let net =
+        std::fs::read_link("/proc/self/ns/net").map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+    format!("{} {}", boot.trim(), net)
+}
+
+/// The host's name as users know it.
+pub(super) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The process id of Hydra's proxy on this host: the other end of the socket it left in PMI_FD, also when a shell
+/// stands between it and this process.
+pub(super) fn pmi_manager() -> Option<u32> {
+    let fd: i32 = std::env::var("PMI_FD").ok()?.parse().ok().filter(|&fd| fd > 2)?;
+    // SAFETY: only borrowed for one call that leaves the descriptor as it is; if it is not open the call says so.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let peer = rustix::net::sockopt::socket_peercred(fd).ok()?;
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
+/// `1, 2 and 5`.
+pub(super) fn list(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "none".into(),
+        [one] => format!("rank {one}"),
+        [first @ .., last] => {
+            let first: Vec<String> = first.iter().map(usize::to_string).collect();
+            format!("ranks {} and {last}", first.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slurm_lists_expand() {
+        let e = |list| expand("SLURM_NODELIST", list).unwrap().join(" ");
+        assert_eq!(e("node[01-03,7]"), "node01 node02 node03 node7");
+        assert_eq!(e("a,b[2-3],c"), "a b2 b3 c");
+        assert_eq!(e("r[1-2]n[08-10]x"), "r1n08x r1n09x r1n10x r2n08x r2n09x r2n10x");
+        assert_eq!(e("n[098-101]"), "n098 n099 n100 n101");
+        assert_eq!(e("login.example.org"), "login.example.org");
+    }
+
+    #[test]
+    fn broken_lists_are_named() {
+        for bad in
+            ["n[1", "n1]", "n[3-1]", "n[a-b]", "n[]", "", ",", "n[[1]]", "n[1-99999999]", "n][", "n[-3]"]
+        {
+            let error = expand("SLURM_NODELIST", bad).unwrap_err().to_string();
+            assert!(error.contains(&format!("SLURM_NODELIST={bad}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn tasks_expand() {
+        assert_eq!(tasks_per_node("V", "2(x3),1").unwrap(), [2, 2, 2, 1]);
+        assert_eq!(tasks_per_node("V", "4").unwrap(), [4]);
+        for bad in ["", "x", "2(x", "2(x)", "2x3", "2(x99999999999)"] {
+            assert!(tasks_per_node("V", bad).unwrap_err().to_string().contains("V="), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        assert_eq!(checked_address("V", "node1:4000").unwrap(), "node1:4000");
+        assert_eq!(checked_address("V", "[::1]:4000").unwrap(), "[::1]:4000");
+        for bad in ["node1", ":1", "n:0", "n:70000", "n:x"] {
+            assert!(checked_address("V", bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranks_read_as_prose() {
+        assert_eq!(list(&[3]), "rank 3");
+        assert_eq!(list(&[1, 2, 5]), "ranks 1, 2 and 5");
+    }
+}

@@ -1,0 +1,464 @@
+//! Who am I: rank, world, place on the host and job, from what the launcher left in the environment.
+
+use super::hosts;
+use crate::error::{Error, Result};
+
+/// Who started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// [`supervise`](super::spawn::supervise), or a user who sets `CARAVAN_RANK` and `CARAVAN_WORLD`.
+    Caravan,
+    /// Open MPI's mpirun (`OMPI_COMM_WORLD_*`).
+    OpenMpi,
+    /// MPICH's Hydra, or another process manager that speaks PMI (`PMI_RANK`, `PMI_SIZE`).
+    Pmi,
+    /// Slurm's srun (`SLURM_PROCID` inside a step).
+    Slurm,
+    /// Nobody: one process, started by hand.
+    Alone,
+}
+
+impl Launcher {
+    /// The command a user knows it by.
+    pub fn name(self) -> &'static str {
+        match self {
+            Launcher::Caravan => "caravan",
+            Launcher::OpenMpi => "mpirun (Open MPI)",
+            Launcher::Pmi => "mpirun (PMI)",
+            Launcher::Slurm => "srun",
+            Launcher::Alone => "by hand",
+        }
+    }
+}
+
+/// This process among the processes of its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// This rank, from 0.
+    pub rank: usize,
+    /// Ranks in the job.
+    pub world: usize,
+    /// This rank among those of its host, where the launcher says so.
+    pub local_rank: Option<usize>,
+    /// Ranks on this host, where the launcher says so.
+    pub local_size: Option<usize>,
+    /// Who started it.
+    pub launcher: Launcher,
+    /// What names the job among others on the same machines, where the launcher names it.
+    pub job: Option<String>,
+    /// A secret that all ranks share and strangers do not, where there is one.
+    pub token: Option<String>,
+    /// Where rank 0 listens, as `host:port`, when the job spans hosts.
+    pub rendezvous: Option<String>,
+}
+
+/// The environment variables of the own spawn; users of other launchers may set them too.
+pub mod variables {
+    /// This rank.
+    pub const RANK: &str = "CARAVAN_RANK";
+    /// Ranks in the job.
+    pub const WORLD: &str = "CARAVAN_WORLD";
+    /// This rank among those of its host.
+    pub const LOCAL_RANK: &str = "CARAVAN_LOCAL_RANK";
+    /// Ranks on this host.
+    pub const LOCAL_SIZE: &str = "CARAVAN_LOCAL_SIZE";
+    /// The job's name; overrides the launcher's.
+    pub const JOB: &str = "CARAVAN_JOB";
+    /// The job's secret; overrides the launcher's.
+    pub const TOKEN: &str = "CARAVAN_TOKEN";
+    /// `host:port` where rank 0 listens, for jobs of several hosts.
+    pub const RENDEZVOUS: &str = "CARAVAN_RENDEZVOUS";
+    /// The inherited file descriptor of the supervisor's job board.
+    pub const BOARD_FD: &str = "CARAVAN_BOARD_FD";
+}
+
+/// Slurm numbers its batch, interactive and external pseudo-steps from here upwards; a process in one of them was
+/// not started by srun as a rank, although SLURM_PROCID is 0 there.
+const SLURM_PSEUDO_STEPS: u64 = 0xffff_fff0;
+
+impl Identity {
+    /// One process on its own.
+    pub fn alone() -> Self {
+        Identity {
+            rank: 0,
+            world: 1,
+            local_rank: Some(0),
+            local_size: Some(1),
+            launcher: Launcher::Alone,
+            job: None,
+            token: None,
+            rendezvous: None,
+        }
+    }
+
+    /// From this process's environment; None when no launcher left anything there.
+    ///
+    /// # Errors
+    /// [`Error::Launch`] naming the variables that are malformed, contradict each other or miss their partner.
+    pub fn from_env() -> Result<Option<Self>> {
+        Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// From any source of variables. The own variables win over Open MPI's, those over PMI's, those over Slurm's:
+    /// an outer launcher's variables are inherited by what an inner one starts, so the innermost is asked first.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        let env = Environment { lookup: &lookup };
+        let found = match env.caravan()? {
+            Some(found) => Some(found),
+            None => match env.open_mpi()? {
+                Some(found) => Some(found),
+                None => match env.pmi()? {
+                    Some(found) => Some(found),
+                    None => env.slurm()?,
+                },
+            },
+        };
+        let Some(mut found) = found else {
+            if let Some(rank) = env.text("PMIX_RANK") {
+                return Err(Error::Launch(format!(
+                    "PMIX_RANK={rank} is set but nothing says how many ranks there are; \
+                     set CARAVAN_RANK and CARAVAN_WORLD for each process"
+                )));
+            }
+            return Ok(None);
+        };
+        found.job = env.text(variables::JOB).or(found.job);
+        found.token = env.text(variables::TOKEN).or(found.token);
+        if let Some(address) = env.text(variables::RENDEZVOUS) {
+            found.rendezvous = Some(hosts::checked_address(variables::RENDEZVOUS, &address)?);
+        }
+        Ok(Some(found))
+    }
+
+    /// The name of the job for its rendezvous. Launchers that name no job are told apart by the process that
+    /// manages the ranks of this host: Hydra's proxy, or the parent.
+    pub fn job_name(&self) -> String {
+        match (&self.job, self.launcher) {
+            (Some(job), _) => job.clone(),
+            (None, Launcher::Pmi) => format!("pmi-{}", hosts::pmi_manager().unwrap_or_else(parent)),
+            (None, _) => format!("parent-{}", parent()),
+        }
+    }
+}
+
+fn parent() -> u32 {
+    std::os::unix::process::parent_id()
+}
+
+/// A source of variables, with one reader per launcher.
+struct Environment<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+}
+
+/// The variables of one launcher that say who this process is.
+struct Names {
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+}
+
+impl Environment<'_> {
+    /// The value, if set and not empty.
+    fn text(&self, name: &str) -> Option<String> {
+        (self.lookup)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
+    }
+
+    fn number(&self, name: &str) -> Result<Option<usize>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.parse::<u32>() {
+            Ok(n) => Ok(Some(n as usize)),
+            Err(_) => {
+                Err(Error::Launch(format!("{name}={text} is not a whole number from 0 to {}", u32::MAX)))
+            }
+        }
+    }
+
+    /// Rank and world of one launcher, both or neither, and consistent with the local pair.
+    fn ranks(&self, names: &Names, launcher: Launcher) -> Result<Option<Identity>> {
+        let (rank, world) = match (self.number(names.rank)?, self.number(names.world)?) {
+            (Some(rank), Some(world)) => (rank, world),
+            (None, None) => return Ok(None),
+            (Some(rank), None) => {
+                return Err(Error::Launch(format!(
+                    "{}={rank} is set but {} is not",
+                    names.rank, names.world
+                )));
+            }
+            (None, Some(world)) => {
+                return Err(Error::Launch(format!(
+                    "{}={world} is set but {} is not",
+                    names.world, names.rank
+                )));
+            }
+        };
+        below(names.rank, rank, names.world, world)?;
+        let local_rank = self.number(names.local_rank)?;
+        let local_size = self.number(names.local_size)?;
+        if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
+            below(names.local_rank, local_rank, names.local_size, local_size)?;
+        }
+        if let Some(local_size) = local_size {
+            if local_size > world {
+                return Err(Error::Launch(format!(
+                    "{}={local_size} is more than {}={world}",
+                    names.local_size, names.world
+                )));
+            }
+        }
+        let (job, token, rendezvous) = (None, None, None);
+        Ok(Some(Identity { rank, world, local_rank, local_size, launcher, job, token, rendezvous }))
+    }
+
+    fn caravan(&self) -> Result<Option<Identity>> {
+        let names = Names {
+            rank: variables::RANK,
+            world: variables::WORLD,
+            local_rank: variables::LOCAL_RANK,
+            local_size: variables::LOCAL_SIZE,
+        };
+        self.ranks(&names, Launcher::Caravan)
+    }
+
+    fn open_mpi(&self) -> Result<Option<Identity>> {
+        let names = Names {
+            rank: "OMPI_COMM_WORLD_RANK",
+            world: "OMPI_COMM_WORLD_SIZE",
+            local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+            local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        };
+        let Some(mut me) = self.ranks(&names, Launcher::OpenMpi)? else { return Ok(None) };
+        if let Some(pmix) = self.number("PMIX_RANK")? {
+            if pmix != me.rank {
+                return Err(Error::Launch(format!(
+                    "{}={} contradicts PMIX_RANK={pmix}; unset the one that does not belong to this mpirun",
+                    names.rank, me.rank
+                )));
+            }
+        }
+        me.job =
+            self.text("PMIX_NAMESPACE").or(self.text("OMPI_MCA_ess_base_jobid")).map(|j| format!("ompi-{j}"));
+        // Open MPI draws this at random for each job and gives it to every rank, as a key between them.
+        me.token = self.text("OMPI_MCA_orte_precondition_transports");
+        Ok(Some(me))
+    }
+
+    fn pmi(&self) -> Result<Option<Identity>> {
+        let names = Names {
+            rank: "PMI_RANK",
+            world: "PMI_SIZE",
+            local_rank: "MPI_LOCALRANKID",
+            local_size: "MPI_LOCALNRANKS",
+        };
+        let Some(mut me) = self.ranks(&names, Launcher::Pmi)? else { return Ok(None) };
+        // `srun --mpi=pmi2` sets PMI_RANK too, and then Slurm knows more; under Hydra inside an allocation the
+        // Slurm variables are those of Hydra's proxy and differ.
+        if let Some(slurm) = self.slurm()? {
+            if (slurm.rank, slurm.world) == (me.rank, me.world) {
+                return Ok(Some(slurm));
+            }
+        }
+        me.job = self.text("PMI_JOBID").map(|j| format!("pmi-{j}"));
+        Ok(Some(me))
+    }
+
+    fn slurm(&self) -> Result<Option<Identity>> {
+        let step = match self.text("SLURM_STEP_ID").or(self.text("SLURM_STEPID")) {
+            None => return Ok(None),
+            Some(text) => text
+                .parse::<u64>()
+                .map_err(|_| Error::Launch(format!("SLURM_STEP_ID={text} is not a whole number")))?,
+        };
+        if step >= SLURM_PSEUDO_STEPS {
+            return Ok(None);
+        }
+        let world =
+            if self.text("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
+        let names = Names {
+            rank: "SLURM_PROCID",
+            world,
+            local_rank: "SLURM_LOCALID",
+            // Slurm has no such number; it is computed from the list of tasks per node below.
+            local_size: "",
+        };
+        let Some(mut me) = self.ranks(&names, Launcher::Slurm)? else { return Ok(None) };
+        let per_node = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]
+            .into_iter()
+            .find_map(|name| self.text(name).map(|text| (name, text)));
+        if let (Some((name, text)), Some(node)) = (per_node, self.number("SLURM_NODEID")?) {
+            let counts = hosts::tasks_per_node(name, &text)?;
+            if let Some(&count) = counts.get(node) {
+                if let Some(local_rank) = me.local_rank {
+                    below("SLURM_LOCALID", local_rank, &format!("{name}={text}: node {node} has"), count)?;
+                }
+                me.local_size = Some(count);
+            }
+        }
+        let job = self.text("SLURM_JOB_ID").or(self.text("SLURM_JOBID")).unwrap_or_else(|| "0".into());
+        me.job = Some(format!("slurm-{job}.{step}"));
+        if me.local_size != Some(me.world) {
+            let nodes = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+                .into_iter()
+                .find_map(|name| self.text(name).map(|text| (name, text)));
+            if let Some((name, text)) = nodes {
+                let hosts = hosts::expand(name, &text)?;
+                if hosts.len() > 1 {
+                    me.rendezvous =
+                        Some(format!("{}:{}", hosts[0], hosts::port_of(&format!("{job}.{step}"))));
+                }
+            }
+        }
+        Ok(Some(me))
+    }
+}
+
+fn below(small_name: &str, small: usize, large_name: &str, large: usize) -> Result<()> {
+    if small < large {
+        return Ok(());
+    }
+    Err(Error::Launch(format!("{small_name}={small} does not fit {large_name}={large}: ranks count from 0")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(table: &[(&str, &str)]) -> Result<Option<Identity>> {
+        Identity::from_lookup(|name| table.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string()))
+    }
+
+    fn who(table: &[(&str, &str)]) -> (usize, usize, Option<usize>, Option<usize>, Launcher) {
+        let me = from(table).unwrap().unwrap();
+        (me.rank, me.world, me.local_rank, me.local_size, me.launcher)
+    }
+
+    #[test]
+    fn nothing_set_is_nobody() {
+        assert_eq!(from(&[]).unwrap(), None);
+        assert_eq!(from(&[("PATH", "/bin"), ("CARAVAN_RANK", " ")]).unwrap(), None);
+    }
+
+    #[test]
+    fn each_launcher_is_known() {
+        assert_eq!(
+            who(&[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "3")]),
+            (2, 3, None, None, Launcher::Caravan)
+        );
+        let ompi = [
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_RANK", "3"),
+            ("PMIX_NAMESPACE", "1104347137"),
+            ("OMPI_MCA_orte_precondition_transports", "725f-2d8b"),
+        ];
+        assert_eq!(who(&ompi), (3, 4, Some(1), Some(2), Launcher::OpenMpi));
+        let me = from(&ompi).unwrap().unwrap();
+        assert_eq!(me.job_name(), "ompi-1104347137");
+        assert_eq!(me.token.as_deref(), Some("725f-2d8b"));
+        let hydra =
+            [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
+        assert_eq!(who(&hydra), (1, 2, Some(1), Some(2), Launcher::Pmi));
+    }
+
+    const SLURM: [(&str, &str); 8] = [
+        ("SLURM_JOB_ID", "77"),
+        ("SLURM_STEP_ID", "1"),
+        ("SLURM_PROCID", "5"),
+        ("SLURM_STEP_NUM_TASKS", "7"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_NODEID", "2"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
+        ("SLURM_STEP_NODELIST", "node[01-03,7]"),
+    ];
+
+    #[test]
+    fn slurm_gives_place_job_and_meeting_point() {
+        let me = from(&SLURM).unwrap().unwrap();
+        assert_eq!(who(&SLURM), (5, 7, Some(1), Some(2), Launcher::Slurm));
+        assert_eq!(me.job.as_deref(), Some("slurm-77.1"));
+        assert!(me.rendezvous.unwrap().starts_with("node01:"));
+        // On one host there is nothing to meet at.
+        let one = [
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_TASKS_PER_NODE", "2"),
+            ("SLURM_JOB_NODELIST", "n1"),
+        ];
+        assert_eq!(from(&one).unwrap().unwrap().rendezvous, None);
+    }
+
+    #[test]
+    fn a_batch_script_is_not_a_rank() {
+        // Slurm sets SLURM_PROCID=0 in batch scripts and interactive shells, whose steps have reserved numbers.
+        assert_eq!(from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap(), None);
+        let batch = [("SLURM_STEP_ID", "4294967291"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")];
+        assert_eq!(from(&batch).unwrap(), None);
+    }
+
+    #[test]
+    fn the_innermost_launcher_wins() {
+        let both = |extra: &[(&'static str, &'static str)]| {
+            let mut table = SLURM.to_vec();
+            table.extend_from_slice(extra);
+            who(&table).4
+        };
+        assert_eq!(both(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")]), Launcher::OpenMpi);
+        // Hydra under Slurm: the Slurm variables describe its proxy, not this rank.
+        assert_eq!(both(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]), Launcher::Pmi);
+        // srun --mpi=pmi2: both speak of the same rank.
+        assert_eq!(both(&[("PMI_RANK", "5"), ("PMI_SIZE", "7")]), Launcher::Slurm);
+        assert_eq!(both(&[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "1")]), Launcher::Caravan);
+    }
+
+    #[test]
+    fn own_variables_override_job_token_and_address() {
+        let mut table = SLURM.to_vec();
+        table.extend([("CARAVAN_JOB", "j"), ("CARAVAN_TOKEN", "t"), ("CARAVAN_RENDEZVOUS", "h:9")]);
+        let me = from(&table).unwrap().unwrap();
+        assert_eq!(
+            (me.job, me.token, me.rendezvous),
+            (Some("j".into()), Some("t".into()), Some("h:9".into()))
+        );
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for (table, words) in [
+            (&[("CARAVAN_RANK", "1")][..], &["CARAVAN_RANK=1", "CARAVAN_WORLD"][..]),
+            (&[("CARAVAN_WORLD", "2")], &["CARAVAN_WORLD=2", "CARAVAN_RANK"]),
+            (&[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")], &["CARAVAN_RANK=2", "CARAVAN_WORLD=2"]),
+            (&[("CARAVAN_RANK", "-1"), ("CARAVAN_WORLD", "2")], &["CARAVAN_RANK=-1", "whole number"]),
+            (&[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "0")], &["CARAVAN_WORLD=0"]),
+            (&[("PMI_RANK", "x"), ("PMI_SIZE", "2")], &["PMI_RANK=x"]),
+            (
+                &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")],
+                &["OMPI_COMM_WORLD_RANK=0", "PMIX_RANK=1"],
+            ),
+            (
+                &[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "3")],
+                &["MPI_LOCALNRANKS=3", "PMI_SIZE=2"],
+            ),
+            (&[("PMIX_RANK", "0")], &["PMIX_RANK=0", "CARAVAN_WORLD"]),
+            (
+                &[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2"), ("CARAVAN_RENDEZVOUS", "nohost")],
+                &["CARAVAN_RENDEZVOUS=nohost", "host:port"],
+            ),
+        ] {
+            let text = match from(table) {
+                Err(Error::Launch(text)) => text,
+                other => panic!("{table:?} gave {other:?}"),
+            };
+            for word in words {
+                assert!(text.contains(word), "{text:?} does not name {word}");
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Who am I among the ranks of a job, and how the ranks meet.
+//!
+//! [`Identity::from_env`] reads what mpirun, srun or the own [`spawn::supervise`] left in the environment;
+//! [`Rendezvous::join`] brings the ranks of a job together to exchange small blobs and file descriptors;
+//! [`shm_group`] does both steps for the shared-memory transport.
+
+mod board;
+mod hosts;
+mod identity;
+pub(crate) mod memfd;
+mod rendezvous;
+pub mod spawn;
+mod star;
+mod wire;
+
+pub use board::{Board, Ending};
+pub use identity::{Identity, Launcher, variables};
+pub use rendezvous::Rendezvous;
+
+use std::time::Duration;
+
+/// How ranks meet and how much they may share.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long to wait for ranks that have not arrived (`--rendezvous-timeout`).
+    pub timeout: Duration,
+    /// The most bytes of shared memory that one rank may allocate; None: as much as the machine has.
+    pub segment_limit: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { timeout: Duration::from_secs(60), segment_limit: None }
+    }
+}

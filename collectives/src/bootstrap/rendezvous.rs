@@ -1,0 +1,192 @@
+//! The rendezvous of a job: all ranks meet, learn each other's hosts, and exchange small blobs and descriptors.
+
+use super::board::Board;
+use super::identity::{Identity, Launcher};
+use super::star::{Member, Place, Star};
+use super::{Options, hosts};
+use crate::error::{Error, Result};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The ranks of a job, connected. Every method is called by all ranks together, or by all ranks of a host.
+pub struct Rendezvous {
+    star: Star,
+    /// The same star when all ranks share a host; otherwise one per host, for descriptors.
+    local: Option<Star>,
+    hosts: Hosts,
+    timeout: Duration,
+    board: Option<Arc<Board>>,
+}
+
+/// Which rank is on which host.
+#[derive(Clone, Debug)]
+struct Hosts {
+    /// Host of each rank, numbered in the order of their first ranks.
+    of: Vec<usize>,
+    /// Names of the hosts.
+    names: Vec<String>,
+}
+
+impl Rendezvous {
+    /// Meets the other ranks of the job: at an abstract Unix socket when the launcher says that all are on this
+    /// host or says nothing, at rank 0's TCP address when there is one.
+    ///
+    /// # Errors
+    /// [`Error::Launch`] naming the ranks that did not arrive in time, that disagree about the number of ranks, or
+    /// that exist twice; [`Error::Timeout`] when rank 0 is not there; [`Error::PeerLost`] when a rank of an own
+    /// spawn died meanwhile.
+    pub fn join(identity: &Identity, options: &Options) -> Result<Self> {
+        let board = match identity.launcher {
+            Launcher::Caravan => Board::inherited()?.filter(|b| b.world() == identity.world).map(Arc::new),
+            _ => None,
+        };
+        let Identity { rank, world, .. } = *identity;
+        let job = identity.job_name();
+        let token = identity.token.clone().unwrap_or_default();
+        let place = match &identity.rendezvous {
+            Some(address) => Place::Tcp(address.clone()),
+            None if identity.local_size.is_some_and(|local| local < world) => {
+                return Err(Error::Launch(format!(
+                    "rank {rank} of {world} shares its host with {} ranks only and nothing says where rank 0 is; set \
+                     CARAVAN_RENDEZVOUS=host:port, with the host of rank 0 and a free port, for all ranks",
+                    identity.local_size.unwrap_or(1) - 1
+                )));
+            }
+            None => Place::Unix(socket_name(&job, "world")),
+        };
+        let ranks: Vec<usize> = (0..world).collect();
+        let me = Member { ranks: &ranks, index: rank, world, token: &token, job: &job };
+        let star = Star::meet(&place, &me, options.timeout, board.as_deref())?;
+        let (key, name) = (hosts::host_key(), hosts::host_name());
+        let mut joined = Rendezvous {
+            star,
+            local: None,
+            hosts: Hosts { of: vec![0; world], names: vec![name.clone()] },
+            timeout: options.timeout,
+            board,
+        };
+        if let Place::Tcp(_) = place {
+            let all = joined.exchange(format!("{key}\n{name}").as_bytes())?;
+            joined.hosts = Hosts::of(&all);
+            let local = joined.local_ranks();
+            let index = local.iter().position(|&r| r == rank).unwrap_or(0);
+            let place = Place::Unix(socket_name(&job, &format!("host of {}", local[0])));
+            let me = Member { ranks: &local, index, world, token: &token, job: &job };
+            joined.local = Some(Star::meet(&place, &me, joined.timeout, joined.board.as_deref())?);
+        }
+        Ok(joined)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.star.index
+    }
+
+    /// Ranks in the job.
+    pub fn world(&self) -> usize {
+        self.star.ranks.len()
+    }
+
+    /// The host of each rank, as an index into [`host_names`](Self::host_names).
+    pub fn host_of(&self) -> &[usize] {
+        &self.hosts.of
+    }
+
+    /// The hosts' names, in the order of their first ranks.
+    pub fn host_names(&self) -> &[String] {
+        &self.hosts.names
+    }
+
+    /// The ranks of this rank's host, in order; this rank is one of them.
+    pub fn local_ranks(&self) -> Vec<usize> {
+        let mine = self.hosts.of[self.rank()];
+        (0..self.world()).filter(|&r| self.hosts.of[r] == mine).collect()
+    }
+
+    /// The supervisor's board, when this is an own spawn.
+    pub fn board(&self) -> Option<Arc<Board>> {
+        self.board.clone()
+    }
+
+    /// Every rank's blob, by rank. For addresses and the like: all blobs together stay below 64 MiB.
+    ///
+    /// # Errors
+    /// Names the ranks that are gone or did not answer within the timeout.
+    pub fn exchange(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.star.exchange(blob, self.timeout, self.board.as_deref())
+    }
+
+    /// The blobs of the ranks of this host, in the order of [`local_ranks`](Self::local_ranks).
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn exchange_local(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.local.as_ref().unwrap_or(&self.star).exchange(blob, self.timeout, self.board.as_deref())
+    }
+
+    /// The descriptors of the ranks of this host, in the order of [`local_ranks`](Self::local_ranks); all give
+    /// equally many.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn exchange_fds(&mut self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
+        self.local.as_ref().unwrap_or(&self.star).exchange_fds(fds, self.timeout, self.board.as_deref())
+    }
+
+    /// Returns once all ranks have called it.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn barrier(&mut self) -> Result<()> {
+        self.exchange(&[]).map(drop)
+    }
+}
+
+impl Hosts {
+    /// From each rank's `key\nname`.
+    fn of(all: &[Vec<u8>]) -> Self {
+        let (mut keys, mut names, mut of) = (Vec::<&[u8]>::new(), Vec::new(), Vec::new());
+        for blob in all {
+            let (key, name) = match blob.iter().position(|&b| b == b'\n') {
+                Some(at) => (&blob[..at], &blob[at + 1..]),
+                None => (&blob[..], &blob[..]),
+            };
+            let index = keys.iter().position(|&k| k == key).unwrap_or_else(|| {
+                keys.push(key);
+                names.push(String::from_utf8_lossy(name).into_owned());
+                keys.len() - 1
+            });
+            of.push(index);
+        }
+        Hosts { of, names }
+    }
+}
+
+/// The abstract socket of a job: per user, and short enough for a socket's name whatever the launcher calls jobs.
+fn socket_name(job: &str, part: &str) -> String {
+    let user = rustix::process::geteuid().as_raw();
+    let hash = hosts::fnv(format!("{job}\n{part}").as_bytes());
+    let short: String =
+        job.chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).take(40).collect();
+    format!("caravan-{user}-{short}-{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_numbered_by_their_first_rank() {
+        let all = [b"k1\na".to_vec(), b"k2\nb".to_vec(), b"k1\na".to_vec()];
+        let hosts = Hosts::of(&all);
+        assert_eq!((hosts.of, hosts.names), (vec![0, 1, 0], vec!["a".to_owned(), "b".to_owned()]));
+    }
+
+    #[test]
+    fn socket_names_fit_and_differ() {
+        let long = "x".repeat(500);
+        assert!(socket_name(&long, "world").len() < 107);
+        assert_ne!(socket_name("a/b", "world"), socket_name("ab", "world"));
+    }
+}

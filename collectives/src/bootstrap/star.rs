@@ -1,0 +1,500 @@
+//! A star of sockets: member 0 in the middle, the others connected to it. How they find each other, and the
+//! exchanges that run over it.
+
+use super::hosts;
+use super::wire::{self, Kind, Partial, Stream, Trouble, Wait};
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+const MAGIC: &[u8; 8] = b"caravan1";
+const LONGEST_HELLO: usize = 4096;
+/// Who connects and then says nothing is sent away after this.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// More strangers than this at once are not let in.
+const MOST_PENDING: usize = 1024;
+/// A leaf gives the middle this much longer, so that it hears from it who is missing.
+const EXTRA: Duration = Duration::from_secs(2);
+const NOBODY: u32 = u32::MAX;
+
+/// Where a star meets.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// An abstract Unix socket: no file, gone with its process; only this host and network namespace see it.
+    Unix(String),
+    /// `host:port`.
+    Tcp(String),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Unix(name) => write!(f, "the Unix socket @{name}"),
+            Place::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// One member as it introduces itself.
+pub(super) struct Member<'a> {
+    /// World ranks of the members; member 0 is the middle.
+    pub ranks: &'a [usize],
+    pub index: usize,
+    pub world: usize,
+    pub token: &'a str,
+    /// What users call the job, for messages.
+    pub job: &'a str,
+}
+
+struct Hello {
+    index: usize,
+    world: usize,
+    pid: u32,
+    token: Vec<u8>,
+    host: String,
+}
+
+impl Hello {
+    fn encode(member: &Member<'_>) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        for number in [member.index, member.world, std::process::id() as usize, member.token.len()] {
+            bytes.extend_from_slice(&(number as u32).to_le_bytes());
+        }
+        bytes.extend_from_slice(member.token.as_bytes());
+        bytes.extend_from_slice(hosts::host_name().as_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Hello> {
+        let rest = bytes.strip_prefix(MAGIC)?;
+        let number =
+            |i: usize| Some(u32::from_le_bytes(rest.get(4 * i..4 * i + 4)?.try_into().ok()?) as usize);
+        let (index, world, pid, len) = (number(0)?, number(1)?, number(2)?, number(3)?);
+        let token = rest.get(16..16usize.checked_add(len)?)?.to_vec();
+        let host = String::from_utf8_lossy(&rest[16 + len..]).into_owned();
+        Some(Hello { index, world, pid: pid as u32, token, host })
+    }
+}
+
+/// Compares without stopping at the first difference, so that time says nothing about how far a guess was right.
+fn same_secret(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |d, (x, y)| d | (x ^ y)) == 0
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn bind(place: &Place) -> std::io::Result<Self> {
+        match place {
+            Place::Unix(name) => {
+                let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+                listener.set_nonblocking(true)?;
+                Ok(Listener::Unix(listener))
+            }
+            Place::Tcp(address) => {
+                let port: u16 = address.rsplit_once(':').and_then(|(_, p)| p.parse().ok()).unwrap_or(0);
+                // Any address, not the one the name has here: /etc/hosts often says 127.0.1.1 for one's own name.
+                let listener =
+                    TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))?;
+                listener.set_nonblocking(true)?;
+                Ok(Listener::Tcp(listener))
+            }
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(l) => l.as_fd(),
+            Listener::Tcp(l) => l.as_fd(),
+        }
+    }
+
+    /// The next connection of somebody who may speak at all: on Unix sockets the kernel vouches for the user.
+    fn accept(&self) -> Option<Stream> {
+        match self {
+            Listener::Unix(l) => {
+                let (stream, _) = l.accept().ok()?;
+                stream.set_nonblocking(true).ok()?;
+                let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+                (peer.uid == rustix::process::geteuid()).then_some(Stream::Unix(stream))
+            }
+            Listener::Tcp(l) => {
+                let (stream, _) = l.accept().ok()?;
+                stream.set_nonblocking(true).ok()?;
+                stream.set_nodelay(true).ok()?;
+                Some(Stream::Tcp(stream))
+            }
+        }
+    }
+}
+
+/// The connected star.
+pub(super) struct Star {
+    /// World ranks of the members.
+    pub ranks: Vec<usize>,
+    pub index: usize,
+    /// In the middle: one per other member, by index - 1. Elsewhere: the one to the middle.
+    links: Vec<Stream>,
+}
+
+impl Star {
+    /// Brings the members together.
+    pub fn meet(
+        place: &Place,
+        me: &Member<'_>,
+        timeout: Duration,
+        board: Option<&super::Board>,
+    ) -> Result<Star> {
+        let wait = Wait { deadline: Instant::now() + timeout, rank: me.ranks[me.index], board };
+        let links = match (me.ranks.len(), me.index) {
+            (1, _) => Vec::new(),
+            (_, 0) => gather(place, me, timeout, &wait)?,
+            _ => vec![connect(place, me, timeout, &wait)?],
+        };
+        Ok(Star { ranks: me.ranks.to_vec(), index: me.index, links })
+    }
+
+    /// All members' blobs, by index.
+    pub fn exchange(
+        &self,
+        blob: &[u8],
+        timeout: Duration,
+        board: Option<&super::Board>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let wait = self.wait(timeout, board);
+        if blob.len() > wire::LONGEST_FRAME / self.ranks.len() - 4 {
+            let problem = format!("a blob of {} bytes; the rendezvous is for small ones", blob.len());
+            return Err(Error::Argument { call: "exchange", rank: wait.rank, problem });
+        }
+        if self.index > 0 {
+            wire::write(&self.links[0], Kind::Data, blob, &wait)
+                .map_err(|t| self.lost(0, t, "exchange", timeout))?;
+            let all = self.answer(Kind::Data, &wait, timeout, "exchange")?;
+            return unpack(&all, self.ranks.len())
+                .ok_or_else(|| Error::Launch("the rendezvous sent a malformed exchange".into()));
+        }
+        let (mut all, mut blobs) = (Vec::new(), vec![blob.to_vec()]);
+        let mut late = Vec::new();
+        for (i, link) in self.links.iter().enumerate() {
+            match wire::read(link, &wait) {
+                Ok((Kind::Data, blob)) => blobs.push(blob),
+                Ok((kind, _)) => {
+                    return Err(self.tell(Error::Launch(format!(
+                        "rank {} sent {kind:?} where an exchange was due",
+                        self.ranks[i + 1]
+                    ))));
+                }
+                Err(Trouble::Late) => late.push(self.ranks[i + 1]),
+                Err(trouble) => return Err(self.tell(self.lost(i + 1, trouble, "exchange", timeout))),
+            }
+        }
+        if !late.is_empty() {
+            return Err(self.tell(Error::Launch(format!(
+                "exchange: {} of {} did not answer within {timeout:?}",
+                hosts::list(&late),
+                self.ranks.len()
+            ))));
+        }
+        for blob in &blobs {
+            all.extend_from_slice(&(blob.len() as u32).to_le_bytes());
+            all.extend_from_slice(blob);
+        }
+        for (i, link) in self.links.iter().enumerate() {
+            if let Err(trouble) = wire::write(link, Kind::Data, &all, &wait) {
+                return Err(self.tell(self.lost(i + 1, trouble, "exchange", timeout)));
+            }
+        }
+        Ok(blobs)
+    }
+
+    /// All members' descriptors, by index; every member gives equally many. Only over Unix sockets.
+    pub fn exchange_fds(
+        &self,
+        fds: &[BorrowedFd<'_>],
+        timeout: Duration,
+        board: Option<&super::Board>,
+    ) -> Result<Vec<Vec<OwnedFd>>> {
+        let (wait, each, what) = (self.wait(timeout, board), fds.len(), "exchange of descriptors");
+        if self.index > 0 {
+            let link = &self.links[0];
+            wire::send_fds(link, fds, &wait).map_err(|t| self.lost(0, t, what, timeout))?;
+            let all = wire::recv_fds(link, each * self.ranks.len(), &wait)
+                .map_err(|t| self.lost(0, t, what, timeout))?;
+            return Ok(by_member(all, each));
+        }
+        let own = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let mut all = own.map_err(|e| Error::system("duplicating a descriptor", e))?;
+        for (i, link) in self.links.iter().enumerate() {
+            match wire::recv_fds(link, each, &wait) {
+                Ok(fds) => all.extend(fds),
+                Err(trouble) => return Err(self.lost(i + 1, trouble, what, timeout)),
+            }
+        }
+        let borrowed: Vec<BorrowedFd<'_>> = all.iter().map(AsFd::as_fd).collect();
+        for (i, link) in self.links.iter().enumerate() {
+            wire::send_fds(link, &borrowed, &wait).map_err(|t| self.lost(i + 1, t, what, timeout))?;
+        }
+        Ok(by_member(all, each))
+    }
+
+    fn wait<'a>(&self, timeout: Duration, board: Option<&'a super::Board>) -> Wait<'a> {
+        let extra = if self.index > 0 { EXTRA } else { Duration::ZERO };
+        Wait { deadline: Instant::now() + timeout + extra, rank: self.ranks[self.index], board }
+    }
+
+    /// The frame the middle owes us.
+    fn answer(&self, due: Kind, wait: &Wait<'_>, timeout: Duration, what: &str) -> Result<Vec<u8>> {
+        answer(&self.links[0], due, wait, |t| self.lost(0, t, what, timeout))
+    }
+
+    fn lost(&self, member: usize, trouble: Trouble, what: &str, after: Duration) -> Error {
+        lost(self.ranks[self.index], self.ranks[member], trouble, what, after)
+    }
+
+    /// Tells all others why it failed, as far as they still listen.
+    fn tell(&self, error: Error) -> Error {
+        refuse(self.links.iter(), &error, self.ranks[self.index]);
+        error
+    }
+}
+
+fn by_member(all: Vec<OwnedFd>, each: usize) -> Vec<Vec<OwnedFd>> {
+    let mut all = all.into_iter();
+    let mut members = Vec::new();
+    loop {
+        let fds: Vec<OwnedFd> = all.by_ref().take(each).collect();
+        if fds.is_empty() {
+            return members;
+        }
+        members.push(fds);
+    }
+}
+
+fn unpack(mut all: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
+    let mut blobs = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (len, rest) = all.split_first_chunk::<4>()?;
+        let (blob, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        blobs.push(blob.to_vec());
+        all = rest;
+    }
+    all.is_empty().then_some(blobs)
+}
+
+fn lost(rank: usize, peer: usize, trouble: Trouble, what: &str, after: Duration) -> Error {
+    match trouble {
+        Trouble::Late => Error::Timeout { what: what.into(), rank, peer, after },
+        Trouble::Gone(why) => {
+            Error::PeerLost { rank, peer, how: format!("was lost during the {what}: {why}") }
+        }
+        Trouble::Job(error) => error,
+    }
+}
+
+fn answer(link: &Stream, due: Kind, wait: &Wait<'_>, lost: impl Fn(Trouble) -> Error) -> Result<Vec<u8>> {
+    match wire::read(link, wait) {
+        Ok((kind, payload)) if kind == due => Ok(payload),
+        Ok((Kind::Refused, payload)) => {
+            let (peer, text) =
+                payload.split_first_chunk::<4>().unwrap_or((&[0xff; 4], b"the rendezvous failed"));
+            let (peer, text) = (u32::from_le_bytes(*peer), String::from_utf8_lossy(text).into_owned());
+            Err(match peer {
+                NOBODY => Error::Launch(text),
+                peer => Error::PeerLost { rank: wait.rank, peer: peer as usize, how: text },
+            })
+        }
+        Ok((kind, _)) => Err(lost(Trouble::Gone(format!("it sent {kind:?} where {due:?} was due")))),
+        Err(trouble) => Err(lost(trouble)),
+    }
+}
+
+fn refuse<'a>(links: impl Iterator<Item = &'a Stream>, error: &Error, rank: usize) {
+    let (peer, text) = match error {
+        Error::PeerLost { peer, how, .. } => (*peer as u32, how.clone()),
+        Error::Launch(text) => (NOBODY, text.clone()),
+        other => (NOBODY, other.to_string()),
+    };
+    let mut payload = peer.to_le_bytes().to_vec();
+    payload.extend_from_slice(text.as_bytes());
+    // Whoever does not take it at once is not listening any more.
+    let wait = Wait { deadline: Instant::now() + Duration::from_millis(200), rank, board: None };
+    for link in links {
+        let _ = wire::write(link, Kind::Refused, &payload, &wait);
+    }
+}
+
+/// The middle: takes in the others until all are there.
+fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Vec<Stream>> {
+    let listener = Listener::bind(place).map_err(|e| {
+        let hint = match place {
+            Place::Unix(_) => "another process may be rank 0 of the same job already",
+            Place::Tcp(_) => "if another job uses the port, set CARAVAN_RENDEZVOUS=host:port to a free one",
+        };
+        Error::system(format!("rank {} cannot listen at {place}; {hint}", wait.rank), e)
+    })?;
+    let mut joined: Vec<Option<(Stream, Hello)>> = (1..me.ranks.len()).map(|_| None).collect();
+    let mut pending: Vec<(Stream, Partial, Instant)> = Vec::new();
+    let outcome = loop {
+        if joined.iter().all(Option::is_some) {
+            break Ok(());
+        }
+        let mut fds = vec![PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN)];
+        fds.extend(pending.iter().map(|(s, ..)| PollFd::from_borrowed_fd(s.fd(), PollFlags::IN)));
+        match wait.poll(&mut fds) {
+            Ok(()) => {}
+            Err(Trouble::Late) => break Err(missing(place, me, &joined, timeout)),
+            Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
+        }
+        while pending.len() < MOST_PENDING {
+            let Some(stream) = listener.accept() else { break };
+            pending.push((stream, Partial::default(), Instant::now()));
+        }
+        let mut fatal = None;
+        let mut waiting = Vec::new();
+        for (stream, mut partial, since) in pending {
+            match partial.advance(&stream, LONGEST_HELLO) {
+                Ok(None) if since.elapsed() < HELLO_WITHIN => waiting.push((stream, partial, since)),
+                Ok(Some((Kind::Hello, bytes))) => match admit(me, &joined, &bytes) {
+                    Admission::Welcome(hello) => {
+                        let slot = hello.index - 1;
+                        joined[slot] = Some((stream, hello));
+                    }
+                    Admission::Stranger(error) => refuse(std::iter::once(&stream), &error, wait.rank),
+                    Admission::Fatal(error) => {
+                        refuse(std::iter::once(&stream), &error, wait.rank);
+                        fatal = fatal.or(Some(error));
+                    }
+                },
+                // Silent, foreign or gone: not one of us, and no reason to fail.
+                _ => {}
+            }
+        }
+        pending = waiting;
+        if let Some(error) = fatal {
+            break Err(error);
+        }
+    };
+    // Closed before anybody is welcomed, so that the next rendezvous of the same job cannot reach this one.
+    drop(listener);
+    if let Err(error) = outcome {
+        refuse(joined.iter().flatten().map(|(s, _)| s), &error, wait.rank);
+        return Err(error);
+    }
+    let links: Vec<Stream> = joined.into_iter().flatten().map(|(stream, _)| stream).collect();
+    for (i, link) in links.iter().enumerate() {
+        if let Err(trouble) = wire::write(link, Kind::Welcome, &[], wait) {
+            let error = lost(wait.rank, me.ranks[i + 1], trouble, "rendezvous", timeout);
+            refuse(links.iter(), &error, wait.rank);
+            return Err(error);
+        }
+    }
+    Ok(links)
+}
+
+enum Admission {
+    Welcome(Hello),
+    /// Sent away; the job goes on waiting.
+    Stranger(Error),
+    /// One of us, and wrong: the job cannot start.
+    Fatal(Error),
+}
+
+fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> Admission {
+    let Some(hello) = Hello::decode(bytes) else {
+        return Admission::Stranger(Error::Launch("not a hello of this version of caravan".into()));
+    };
+    if !same_secret(&hello.token, me.token.as_bytes()) {
+        return Admission::Stranger(Error::Launch(format!(
+            "the secret of this process is not that of job {}; unset CARAVAN_TOKEN or give all ranks the same",
+            me.job
+        )));
+    }
+    // Indices beyond the group have no rank here; name them as they name themselves.
+    let name = me.ranks.get(hello.index).copied().unwrap_or(hello.index);
+    if hello.world != me.world {
+        return Admission::Fatal(Error::Launch(format!(
+            "rank {} was started for {} ranks but rank {name} (process {} on {}) for {}; \
+             give all processes of job {} the same number",
+            me.ranks[0], me.world, hello.pid, hello.host, hello.world, me.job
+        )));
+    }
+    match joined.get(hello.index.wrapping_sub(1)) {
+        Some(None) => Admission::Welcome(hello),
+        Some(Some((_, first))) => Admission::Fatal(Error::Launch(format!(
+            "two processes are rank {name} of job {}: process {} on {} and process {} on {}",
+            me.job, first.pid, first.host, hello.pid, hello.host
+        ))),
+        None => Admission::Fatal(Error::Launch(format!(
+            "process {} on {} says it is rank {} of {} in job {}, where rank {} already is this one",
+            hello.pid, hello.host, hello.index, hello.world, me.job, me.ranks[0]
+        ))),
+    }
+}
+
+fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], timeout: Duration) -> Error {
+    let gone: Vec<usize> =
+        joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
+    let hint = match place {
+        Place::Unix(_) => "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0",
+        Place::Tcp(_) => "they may have failed before, or cannot reach that address",
+    };
+    Error::Launch(format!(
+        "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}",
+        me.job,
+        hosts::list(&gone),
+        me.ranks.len()
+    ))
+}
+
+/// Everyone else: finds the middle, and waits to be welcomed.
+fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Stream> {
+    let what = format!("rendezvous of job {} at {place}", me.job);
+    let middle = me.ranks[0];
+    let stream = loop {
+        wait.job()?;
+        match try_connect(place)? {
+            Some(stream) => break stream,
+            None if Instant::now() >= wait.deadline => {
+                return Err(lost(wait.rank, middle, Trouble::Late, &what, timeout));
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    // The middle came before this moment and gives up within its own timeout, then names who is missing.
+    let wait = Wait { deadline: Instant::now() + timeout + EXTRA, ..*wait };
+    wire::write(&stream, Kind::Hello, &Hello::encode(me), &wait)
+        .map_err(|t| lost(wait.rank, middle, t, &what, timeout))?;
+    answer(&stream, Kind::Welcome, &wait, |t| lost(wait.rank, middle, t, &what, timeout))?;
+    Ok(stream)
+}
+
+/// None: nobody listens there yet.
+fn try_connect(place: &Place) -> Result<Option<Stream>> {
+    let refused = |e: std::io::Error| Error::system(format!("connecting to {place}"), e);
+    match place {
+        Place::Unix(name) => {
+            let address = SocketAddr::from_abstract_name(name).map_err(refused)?;
+            let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(None) };
+            stream.set_nonblocking(true).map_err(refused)?;
+            Ok(Some(Stream::Unix(stream)))
+        }
+        Place::Tcp(address) => {
+            let addresses = address.to_socket_addrs().map_err(refused)?;
+            for address in addresses {
+                if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+                    stream.set_nonblocking(true).map_err(refused)?;
+                    stream.set_nodelay(true).map_err(refused)?;
+                    return Ok(Some(Stream::Tcp(stream)));
+                }
+            }
+            Ok(None)
+        }
+    }
+}

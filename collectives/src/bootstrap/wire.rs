@@ -1,0 +1,268 @@
+//! Frames and descriptors over a socket of either family: small, and every wait has a deadline and looks at the
+//! job board.
+
+use super::board::Board;
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// No frame is longer: blobs are addresses and the like. A stranger's length must not make us allocate.
+pub(super) const LONGEST_FRAME: usize = 64 << 20;
+/// The kernel takes at most 253 descriptors at once.
+const FDS_AT_ONCE: usize = 128;
+
+/// What a frame is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Who wants to join.
+    Hello = 1,
+    /// All have joined.
+    Welcome = 2,
+    /// It failed; the payload says why.
+    Refused = 3,
+    /// A blob of an exchange.
+    Data = 4,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Kind> {
+        [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Data].into_iter().find(|&k| k as u8 == byte)
+    }
+}
+
+/// A connected socket of either family, non-blocking.
+pub(super) enum Stream {
+    /// Same host; carries descriptors.
+    Unix(UnixStream),
+    /// Any host.
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn read(&self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Unix(s) => (&*s).read(into),
+            Stream::Tcp(s) => (&*s).read(into),
+        }
+    }
+
+    fn write(&self, from: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Unix(s) => (&*s).write(from),
+            Stream::Tcp(s) => (&*s).write(from),
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
+
+/// Until when to wait, and what could end the wait earlier.
+pub(super) struct Wait<'a> {
+    pub deadline: Instant,
+    pub rank: usize,
+    pub board: Option<&'a Board>,
+}
+
+/// Why a frame could not be moved.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The deadline passed.
+    Late,
+    /// The other end is gone or speaks nonsense.
+    Gone(String),
+    /// The job is failing for another reason.
+    Job(Error),
+}
+
+impl Wait<'_> {
+    /// Sleeps until one of `fds` has an event; an error when the deadline passed or the job failed.
+    pub fn poll(&self, fds: &mut [PollFd<'_>]) -> std::result::Result<(), Trouble> {
+        loop {
+            self.job().map_err(Trouble::Job)?;
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Trouble::Late);
+            }
+            let slice = left.min(Duration::from_millis(50));
+            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) };
+            match poll(fds, Some(&timeout)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(e) => return Err(Trouble::Gone(e.to_string())),
+            }
+        }
+    }
+
+    /// Whether the supervisor's board reports a failed rank.
+    pub fn job(&self) -> Result<()> {
+        match self.board.and_then(|b| b.first_failure().map(|r| (b, r))) {
+            Some((board, peer)) if peer != self.rank => {
+                let how = board.how(peer).unwrap_or_else(|| "failed".into());
+                Err(Error::PeerLost { rank: self.rank, peer, how })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes one frame.
+pub(super) fn write(
+    stream: &Stream,
+    kind: Kind,
+    payload: &[u8],
+    wait: &Wait<'_>,
+) -> std::result::Result<(), Trouble> {
+    let mut frame = Vec::with_capacity(payload.len() + 5);
+    frame.push(kind as u8);
+    frame.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    frame.extend_from_slice(payload);
+    let mut rest = &frame[..];
+    while !rest.is_empty() {
+        match stream.write(rest) {
+            Ok(0) => return Err(Trouble::Gone("the connection closed".into())),
+            Ok(n) => rest = &rest[n..],
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::OUT)])?;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(Trouble::Gone(e.to_string())),
+        }
+    }
+    Ok(())
+}
+
+/// Reads one frame.
+pub(super) fn read(stream: &Stream, wait: &Wait<'_>) -> std::result::Result<(Kind, Vec<u8>), Trouble> {
+    let mut partial = Partial::default();
+    loop {
+        match partial.advance(stream, LONGEST_FRAME) {
+            Ok(Some(frame)) => return Ok(frame),
+            Ok(None) => wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::IN)])?,
+            Err(why) => return Err(Trouble::Gone(why)),
+        }
+    }
+}
+
+/// A frame that is arriving.
+#[derive(Default)]
+pub(super) struct Partial {
+    bytes: Vec<u8>,
+}
+
+impl Partial {
+    /// Reads what is there, never beyond this frame; the frame when it is complete.
+    pub fn advance(
+        &mut self,
+        stream: &Stream,
+        longest: usize,
+    ) -> std::result::Result<Option<(Kind, Vec<u8>)>, String> {
+        loop {
+            let want = if self.bytes.len() < 5 {
+                5
+            } else {
+                let kind = Kind::of(self.bytes[0]).ok_or("it does not speak the rendezvous protocol")?;
+                let len = u32::from_le_bytes(self.bytes[1..5].try_into().expect("four bytes")) as usize;
+                if len > longest {
+                    return Err(format!("it announced a frame of {len} bytes"));
+                }
+                if self.bytes.len() == 5 + len {
+                    return Ok(Some((kind, self.bytes.split_off(5))));
+                }
+                5 + len
+            };
+            let had = self.bytes.len();
+            self.bytes.resize(want, 0);
+            let got = stream.read(&mut self.bytes[had..]);
+            self.bytes.truncate(had + *got.as_ref().unwrap_or(&0));
+            match got {
+                Ok(0) => return Err("the connection closed".into()),
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+    }
+}
+
+/// Sends descriptors over a Unix stream, each batch with one byte to carry it.
+pub(super) fn send_fds(
+    stream: &Stream,
+    fds: &[BorrowedFd<'_>],
+    wait: &Wait<'_>,
+) -> std::result::Result<(), Trouble> {
+    for batch in fds.chunks(FDS_AT_ONCE) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
+        loop {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !control.push(SendAncillaryMessage::ScmRights(batch)) {
+                return Err(Trouble::Gone("no room for descriptors".into()));
+            }
+            match rustix::net::sendmsg(stream.fd(), &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL)
+            {
+                Ok(_) => break,
+                Err(rustix::io::Errno::AGAIN) => {
+                    wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::OUT)])?;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Trouble::Gone(e.to_string())),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Receives exactly `count` descriptors.
+pub(super) fn recv_fds(
+    stream: &Stream,
+    count: usize,
+    wait: &Wait<'_>,
+) -> std::result::Result<Vec<OwnedFd>, Trouble> {
+    let mut all = Vec::with_capacity(count);
+    while all.len() < count {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0u8; 1];
+        let mut room = [IoSliceMut::new(&mut byte)];
+        match rustix::net::recvmsg(stream.fd(), &mut room, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(message) if message.bytes == 0 => return Err(Trouble::Gone("the connection closed".into())),
+            Ok(_) => {
+                let had = all.len();
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(fds) = message {
+                        all.extend(fds);
+                    }
+                }
+                // The kernel drops descriptors silently when this process may open no more.
+                if all.len() == had {
+                    return Err(Trouble::Gone(format!(
+                        "only {had} of {count} descriptors came; the limit of open files (ulimit -n) may be too low"
+                    )));
+                }
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::IN)])?;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Trouble::Gone(e.to_string())),
+        }
+    }
+    if all.len() != count {
+        return Err(Trouble::Gone(format!("{} descriptors came instead of {count}", all.len())));
+    }
+    Ok(all)
+}
