@@ -5,6 +5,7 @@ mod config;
 mod error;
 pub mod hf;
 mod init;
+pub mod tokens;
 mod unit;
 mod units;
 

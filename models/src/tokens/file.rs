@@ -1,0 +1,379 @@
+//! Files of tokens, mapped: llm.c's format (256 little-endian int32 of header, then the tokens), or plain bytes.
+
+use crate::error::{Error, Result};
+use memmap2::Mmap;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+const HEADER: usize = 256 * 4;
+/// The count is an int32.
+const MOST: u64 = i32::MAX as u64;
+
+/// How wide a token of llm.c's format is; `U8` is text without a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenWidth {
+    /// One byte a token, and no header.
+    U8,
+    /// Magic 20240520, version 1: GPT-2 and other vocabularies up to 65536.
+    U16,
+    /// Magic 20240801, version 7: Llama 3 and other large vocabularies.
+    U32,
+}
+
+impl TokenWidth {
+    /// The narrowest of llm.c's two that holds this vocabulary.
+    pub fn for_vocab(vocab: usize) -> Self {
+        if vocab <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            TokenWidth::U8 => 1,
+            TokenWidth::U16 => 2,
+            TokenWidth::U32 => 4,
+        }
+    }
+
+    fn header(self) -> usize {
+        if self == TokenWidth::U8 { 0 } else { HEADER }
+    }
+
+    fn magic_and_version(self) -> (i32, i32) {
+        match self {
+            TokenWidth::U8 => (0, 0),
+            TokenWidth::U16 => (20_240_520, 1),
+            TokenWidth::U32 => (20_240_801, 7),
+        }
+    }
+}
+
+/// A mapped file of tokens. Pages come from the page cache as they are touched, so all ranks of a machine share
+/// them. The file must not shrink while it is open.
+#[derive(Debug)]
+pub struct TokenFile {
+    path: PathBuf,
+    map: Option<Mmap>,
+    width: TokenWidth,
+    len: usize,
+}
+
+impl TokenFile {
+    /// Maps a file in llm.c's format.
+    ///
+    /// # Errors
+    /// A magic or version of no such format, or a size other than the header's count asks for.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let map = map(path)?;
+        let bytes: &[u8] = map.as_deref().unwrap_or_default();
+        let problem = |text: String| Error::format(path, format!("not a file of tokens: {text}"));
+        if bytes.len() < HEADER {
+            return Err(problem(format!("it has {} bytes, and the header alone has {HEADER}", bytes.len())));
+        }
+        let field = |i: usize| bytes.as_chunks::<4>().0.get(i).map_or(0, |b| i32::from_le_bytes(*b));
+        let (magic, version, count) = (field(0), field(1), field(2));
+        let known = [TokenWidth::U16, TokenWidth::U32];
+        let Some(width) = known.into_iter().find(|w| w.magic_and_version().0 == magic) else {
+            return Err(problem(format!(
+                "its magic number is {magic}, and 20240520 (16-bit tokens) or 20240801 (32-bit) would fit"
+            )));
+        };
+        if version != width.magic_and_version().1 {
+            let wanted = width.magic_and_version().1;
+            return Err(problem(format!("magic {magic} comes with version {wanted}, and it has {version}")));
+        }
+        let expected = usize::try_from(count).ok().map(|n| HEADER + n * width.bytes());
+        if expected != Some(bytes.len()) {
+            let expected = expected.map_or("an impossible size".into(), |n| format!("{n} bytes"));
+            return Err(problem(format!(
+                "its header counts {count} tokens, so {expected}, and it has {} bytes",
+                bytes.len()
+            )));
+        }
+        Ok(TokenFile { path: path.to_owned(), width, len: count as usize, map })
+    }
+
+    /// Maps any file as tokens of one byte each.
+    ///
+    /// # Errors
+    /// The system's refusal, or no regular file.
+    pub fn open_bytes(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let map = map(path)?;
+        let len = map.as_ref().map_or(0, |m| m.len());
+        Ok(TokenFile { path: path.to_owned(), width: TokenWidth::U8, len, map })
+    }
+
+    /// Whether a file starts like llm.c's format, so that [`open`](Self::open) is the way to read it.
+    ///
+    /// # Errors
+    /// The system's refusal, or no regular file.
+    pub fn looks_like(path: impl AsRef<Path>) -> Result<bool> {
+        let path = path.as_ref();
+        let mut start = [0u8; 4];
+        match regular(path)?.read_exact(&mut start) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
+            Err(e) => return Err(Error::system("read", path, e)),
+        }
+        let magic = i32::from_le_bytes(start);
+        Ok([TokenWidth::U16, TokenWidth::U32].iter().any(|w| w.magic_and_version().0 == magic))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How it stores tokens.
+    pub fn width(&self) -> TokenWidth {
+        self.width
+    }
+
+    /// Tokens.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The stored tokens as bytes, without the header.
+    pub fn bytes(&self) -> &[u8] {
+        self.map.as_deref().map_or(&[], |m| &m[self.width.header()..])
+    }
+
+    /// Tokens `start..start + out.len()`. Panics when they pass the end.
+    pub fn read(&self, start: usize, out: &mut [u32]) {
+        let size = self.width.bytes();
+        let bytes = &self.bytes()[start * size..(start + out.len()) * size];
+        match self.width {
+            TokenWidth::U8 => out.iter_mut().zip(bytes).for_each(|(t, b)| *t = u32::from(*b)),
+            TokenWidth::U16 => {
+                let stored = bytes.as_chunks::<2>().0;
+                out.iter_mut().zip(stored).for_each(|(t, b)| *t = u32::from(u16::from_le_bytes(*b)));
+            }
+            TokenWidth::U32 => {
+                let stored = bytes.as_chunks::<4>().0;
+                out.iter_mut().zip(stored).for_each(|(t, b)| *t = u32::from_le_bytes(*b));
+            }
+        }
+    }
+}
+
+/// Opening a pipe would wait for its writer for ever, a directory cannot be mapped.
+fn regular(path: &Path) -> Result<File> {
+    let metadata = fs::metadata(path).map_err(|e| Error::system("open", path, e))?;
+    if !metadata.is_file() {
+        return Err(Error::format(path, "not a regular file"));
+    }
+    File::open(path).map_err(|e| Error::system("open", path, e))
+}
+
+/// None for an empty file, which cannot be mapped.
+fn map(path: &Path) -> Result<Option<Mmap>> {
+    let file = regular(path)?;
+    let len = file.metadata().map_err(|e| Error::system("open", path, e))?.len();
+    if len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the mapping is read-only and its bytes are only ever copied out, so a writer elsewhere changes values
+    // and nothing else; that the file must not shrink is documented on `TokenFile`.
+    let map = unsafe { Mmap::map(&file) };
+    map.map(Some).map_err(|e| Error::system("map", path, e))
+}
+
+/// Writes a file in llm.c's format, streaming; it appears under its name only when it is complete.
+#[derive(Debug)]
+pub struct TokenWriter {
+    path: PathBuf,
+    staging: PathBuf,
+    file: File,
+    width: TokenWidth,
+    count: u64,
+    bytes: Vec<u8>,
+}
+
+impl TokenWriter {
+    /// Starts the file `path`, which is replaced at the end if it exists.
+    ///
+    /// # Errors
+    /// `width` is `U8`, or the system's refusal.
+    pub fn create(path: impl AsRef<Path>, width: TokenWidth) -> Result<Self> {
+        let path = path.as_ref().to_owned();
+        if width == TokenWidth::U8 {
+            return Err(Error::format(&path, "the format has 16-bit and 32-bit tokens, no 8-bit ones"));
+        }
+        if path.is_dir() || path.file_name().is_none() {
+            return Err(Error::format(&path, "a directory: tokens are written to a file"));
+        }
+        let mut staging = path.as_os_str().to_owned();
+        staging.push(format!(".tmp-{}", std::process::id()));
+        let staging = PathBuf::from(staging);
+        let mut file = File::create(&staging).map_err(|e| Error::system("create", &staging, e))?;
+        let written = file.write_all(&[0; HEADER]);
+        let writer = TokenWriter { path, staging, file, width, count: 0, bytes: vec![] };
+        written.map_err(|e| writer.refused(e))?;
+        Ok(writer)
+    }
+
+    /// Appends tokens.
+    ///
+    /// # Errors
+    /// A token that the width does not hold, more tokens than the format can count, or the system's refusal.
+    pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.count + tokens.len() as u64 > MOST {
+            let text = format!("the format holds at most {MOST} tokens: write several files");
+            return Err(Error::format(&self.path, text));
+        }
+        for part in tokens.chunks(1 << 16) {
+            self.bytes.clear();
+            if self.width == TokenWidth::U32 {
+                self.bytes.extend(part.iter().flat_map(|t| t.to_le_bytes()));
+            } else {
+                if let Some(large) = part.iter().find(|&&t| t > u32::from(u16::MAX)) {
+                    let text = format!("token {large} does not fit 16 bits: the 32-bit format would hold it");
+                    return Err(Error::format(&self.path, text));
+                }
+                self.bytes.extend(part.iter().flat_map(|&t| (t as u16).to_le_bytes()));
+            }
+            self.file.write_all(&self.bytes).map_err(|e| self.refused(e))?;
+            self.count += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes the header, syncs, and gives the file its name; gives back the number of tokens.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn finish(mut self) -> Result<u64> {
+        let (magic, version) = self.width.magic_and_version();
+        let mut header = vec![];
+        for field in [magic, version, self.count as i32] {
+            header.extend(field.to_le_bytes());
+        }
+        let complete = self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.write_all(&header));
+        complete.and_then(|()| self.file.sync_all()).map_err(|e| self.refused(e))?;
+        fs::rename(&self.staging, &self.path).map_err(|e| Error::system("create", &self.path, e))?;
+        Ok(self.count)
+    }
+
+    fn refused(&self, error: std::io::Error) -> Error {
+        Error::system(format!("write tokens (after {}) to", self.count), &self.path, error)
+    }
+}
+
+impl Drop for TokenWriter {
+    fn drop(&mut self) {
+        // Gone already when it was renamed; a refusal here has nobody to tell.
+        let _ = fs::remove_file(&self.staging);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, width: TokenWidth, tokens: &[u32]) {
+        let mut writer = TokenWriter::create(path, width).unwrap();
+        tokens.chunks(7).for_each(|part| writer.push(part).unwrap());
+        assert_eq!(writer.finish().unwrap(), tokens.len() as u64);
+    }
+
+    #[test]
+    fn both_formats_are_read_back_and_have_llm_c_s_layout() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.bin");
+        let tokens: Vec<u32> = (0..70_000u32).map(|i| i % 65_536).collect();
+        for (width, magic, version, size) in
+            [(TokenWidth::U16, 20240520, 1, 2), (TokenWidth::U32, 20240801, 7, 4)]
+        {
+            write(&path, width, &tokens);
+            let bytes = fs::read(&path).unwrap();
+            let header: Vec<i32> =
+                bytes[..1024].as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+            assert_eq!(header[..3], [magic, version, 70_000]);
+            assert!(header[3..].iter().all(|&x| x == 0));
+            assert_eq!(bytes.len(), 1024 + 70_000 * size);
+            assert_eq!(bytes[1024 + 258 * size..][..2], [2, 1]);
+            assert!(TokenFile::looks_like(&path).unwrap());
+            let file = TokenFile::open(&path).unwrap();
+            let mut out = vec![0; 70_000];
+            file.read(0, &mut out);
+            assert_eq!(out, tokens);
+            file.read(69_999, &mut out[..1]);
+            assert_eq!(out[0], tokens[69_999]);
+        }
+        assert_eq!(TokenWidth::for_vocab(65_536), TokenWidth::U16);
+        assert_eq!(TokenWidth::for_vocab(65_537), TokenWidth::U32);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1, "nothing temporary stays");
+    }
+
+    #[test]
+    fn wrong_files_are_named() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.bin");
+        write(&path, TokenWidth::U16, &[1, 2, 3]);
+        let whole = fs::read(&path).unwrap();
+        let with = |at: usize, value: i32| {
+            let mut bytes = whole.clone();
+            bytes[at * 4..at * 4 + 4].copy_from_slice(&value.to_le_bytes());
+            bytes
+        };
+        let cases = [
+            (whole[..whole.len() - 1].to_vec(), "3 tokens, so 1030 bytes, and it has 1029"),
+            ([whole.clone(), vec![0]].concat(), "it has 1031"),
+            (whole[..100].to_vec(), "it has 100 bytes"),
+            (vec![], "it has 0 bytes"),
+            (with(0, 7), "magic number is 7"),
+            (with(1, 2), "version 1, and it has 2"),
+            (with(2, -1), "an impossible size"),
+            (with(2, i32::MAX), "2147483647 tokens"),
+            (with(0, 20240801), "comes with version 7"),
+        ];
+        for (bytes, expected) in cases {
+            fs::write(&path, bytes).unwrap();
+            let text = TokenFile::open(&path).unwrap_err().to_string();
+            assert!(text.contains(expected), "{text}");
+        }
+        for path in [home.path(), &home.path().join("none")] {
+            assert!(TokenFile::open(path).is_err());
+            assert!(TokenFile::open_bytes(path).is_err());
+            assert!(TokenFile::looks_like(path).is_err());
+        }
+    }
+
+    #[test]
+    fn any_file_is_tokens_of_a_byte() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.txt");
+        fs::write(&path, "aé").unwrap();
+        assert!(!TokenFile::looks_like(&path).unwrap());
+        let file = TokenFile::open_bytes(&path).unwrap();
+        let mut out = [0; 3];
+        file.read(0, &mut out);
+        assert_eq!((out, file.bytes()), ([97, 0xc3, 0xa9], "aé".as_bytes()));
+        fs::write(home.path().join("empty"), "").unwrap();
+        assert!(TokenFile::open_bytes(home.path().join("empty")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_unfinished_or_impossible_file_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.bin");
+        fs::write(&path, "old").unwrap();
+        let mut writer = TokenWriter::create(&path, TokenWidth::U16).unwrap();
+        writer.push(&[1, 2]).unwrap();
+        assert!(writer.push(&[65_536]).unwrap_err().to_string().contains("65536 does not fit 16 bits"));
+        drop(writer);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+        assert!(TokenWriter::create(home.path(), TokenWidth::U16).is_err());
+        assert!(TokenWriter::create(home.path().join("no/t.bin"), TokenWidth::U16).is_err());
+        assert!(TokenWriter::create(&path, TokenWidth::U8).is_err());
+    }
+}
