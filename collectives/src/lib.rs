@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod bootstrap;
+mod bucket;
 mod buffer;
 mod element;
 mod error;
@@ -12,6 +13,7 @@ pub mod reduce;
 pub mod simd;
 pub mod transport;
 
+pub use bucket::{Bucket, Buckets, Placed};
 pub use buffer::{Buffer, Memory, Place, View, ViewMut};
 pub use element::{DType, Element, Float, ReduceOp};
 pub use error::{Error, Result};
