@@ -39,6 +39,20 @@ impl TokenWidth {
         if self == TokenWidth::U8 { 0 } else { HEADER }
     }
 
+    /// The header of llm.c's format for `count` tokens, for those who write elsewhere than to a path.
+    ///
+    /// # Errors
+    /// More tokens than the format can count.
+    pub fn header_for(self, count: usize) -> Result<Vec<u8>> {
+        let count = i32::try_from(count).map_err(|_| {
+            Error::config(format!("{count} tokens are too many for one file of tokens: it holds {MOST}"))
+        })?;
+        let (magic, version) = self.magic_and_version();
+        let mut header: Vec<u8> = [magic, version, count].iter().flat_map(|x| x.to_le_bytes()).collect();
+        header.resize(self.header(), 0);
+        Ok(header)
+    }
+
     fn magic_and_version(self) -> (i32, i32) {
         match self {
             TokenWidth::U8 => (0, 0),
@@ -251,11 +265,7 @@ impl TokenWriter {
     /// # Errors
     /// The system's refusal.
     pub fn finish(mut self) -> Result<u64> {
-        let (magic, version) = self.width.magic_and_version();
-        let mut header = vec![];
-        for field in [magic, version, self.count as i32] {
-            header.extend(field.to_le_bytes());
-        }
+        let header = self.width.header_for(self.count as usize)?;
         let complete = self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.write_all(&header));
         complete.and_then(|()| self.file.sync_all()).map_err(|e| self.refused(e))?;
         fs::rename(&self.staging, &self.path).map_err(|e| Error::system("create", &self.path, e))?;
