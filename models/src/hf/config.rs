@@ -358,6 +358,34 @@ mod tests {
         }
     }
 
+    /// Fields as in the config.json of meta-llama's repositories.
+    #[test]
+    fn presets_are_the_published_models() {
+        let published = json!({
+            "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+            "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+            "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256,
+        });
+        let (config, _) = parse(Path::new("c"), &published.to_string()).unwrap();
+        assert_eq!(config, LlamaConfig::preset("llama-3.2-1b").unwrap());
+        let published = json!({
+            "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+            "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16",
+            "transformers_version": "4.31.0.dev0", "use_cache": true, "vocab_size": 32000,
+        });
+        let (config, _) = parse(Path::new("c"), &published.to_string()).unwrap();
+        assert_eq!(config, LlamaConfig::preset("llama-2-7b").unwrap());
+    }
+
     #[test]
     fn what_is_written_is_read_back() {
         for name in LlamaConfig::PRESETS {
