@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Learning side by side with transformers: the baby Llama on one text, loss on held-out text and time to train.
+
+    benches/compare_learning.py --python V/bin/python --peer path/to/train_baby.py --data tinyshakespeare.txt
+
+The peer trains 2000 steps of 12 x 64 tokens with all cores and prints `train s SECONDS` and `val LOSS SECONDS`.
+Ours takes the same steps with 2 ranks of 6 sequences.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+import side_by_side as sbs
+
+FLAGS = """--model baby --tokenizer bytes --ranks 2 --micro-batch 6 --seq 64 --steps 2000 --lr 1e-3 --min-lr 1e-4
+           --schedule cosine --warmup 100 --beta1 0.9 --beta2 0.99 --weight-decay 0.1 --clip 1 --val-fraction 0.1
+           --eval-every 0 --sample 0""".split()
+
+
+def ours(program, data, dtype, stage, seed):
+    run, _, summary = sbs.caravan(program, [*FLAGS, "--data", data, "--dtype", dtype, "--stage", stage,
+                                            "--seed", seed])
+    evaluation = max(rank["evaluation_seconds"] for rank in summary["ranks"])
+    return {"engine": "caravan", "dtype": dtype, "stage": run["stage"], "seed": run["seed"],
+            "val": summary["validation_loss"], "train_s": round(summary["seconds"] - evaluation, 2)}
+
+
+def peer(python, script):
+    script = pathlib.Path(script).resolve()
+    out = sbs.run([python, script.name], cwd=script.parent)
+    train = re.search(r"train s ([0-9.]+)", out)
+    val = re.search(r"val ([0-9.]+)", out)
+    return {"engine": "transformers", "dtype": "f32", "val": float(val.group(1)),
+            "train_s": round(float(train.group(1)), 2)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="Python of the environment with the peer")
+    parser.add_argument("--peer", required=True, help="the peer's script")
+    parser.add_argument("--data", required=True, help="the text, the same that the peer reads")
+    parser.add_argument("--caravan", help="our program [default: built from this checkout]")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--stage", type=int, default=3)
+    args = parser.parse_args()
+    program = args.caravan or sbs.build()
+    load, rows = sbs.load(), []
+    for round_ in range(args.rounds):
+        for dtype in ("f32", "bf16"):
+            rows.append({"round": round_, **ours(program, args.data, dtype, args.stage, 1337 + round_)})
+            print(sbs.stamp(), rows[-1], flush=True)
+        rows.append({"round": round_, **peer(args.python, args.peer)})
+        print(sbs.stamp(), rows[-1], flush=True)
+    def middle(engine, dtype, key):
+        return sbs.median([row[key] for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)])
+
+    theirs = middle("transformers", "f32", "train_s")
+    cells = [[f"{engine} {dtype}", f"{middle(engine, dtype, 'val'):.4f}", f"{middle(engine, dtype, 'train_s'):.1f}",
+              f"{middle(engine, dtype, 'train_s') / theirs:.2f}"]
+             for engine, dtype in [("caravan", "f32"), ("caravan", "bf16"), ("transformers", "f32")]]
+    text = "\n".join(["# Learning beside transformers", "",
+                      "The baby Llama (4 layers, hidden 128, 4 heads, FFN 344, context 64) on bytes, 2000 steps of "
+                      "12 x 64 tokens, AdamW, cosine from 1e-3 to 1e-4 after 100 steps of warm-up; loss on the last "
+                      f"tenth of the text, evaluated whole. Ours: 2 ranks, ZeRO stage {args.stage}. Medians over "
+                      f"{args.rounds} rounds (each of ours with another seed).", "",
+                      sbs.table(["", "validation loss", "seconds to train", "x transformers"], cells), ""])
+    command = ("benches/compare_learning.py --python V/bin/python --peer train_baby.py --data tinyshakespeare.txt "
+               f"--rounds {args.rounds} --stage {args.stage}")
+    sbs.write("learning", text, command, {"load": load, "peer": sbs.versions(args.python)}, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Training speed side by side with PyTorch DDP, FSDP2 and DeepSpeed over gloo, on one machine.
+
+Runs ours at every stage and the peers in turn, several rounds, on the same model, batch and number of ranks, and
+writes medians, ratios and every raw row to benches/results.
+
+    benches/compare_training.py --python V/bin/python --peer path/to/train_torch.py --rounds 3
+
+V is a virtual environment with torch, transformers, accelerate and deepspeed; the peer script takes --engine,
+--stage, --dtype, --steps and prints one JSON object with tok_s and rss_mb.
+"""
+
+import argparse
+import json
+import pathlib
+import shlex
+import sys
+
+import side_by_side as sbs
+
+PEERS = [("ddp", 0), ("fsdp2", 2), ("fsdp2", 3), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2),
+         ("deepspeed", 3)]
+
+
+def ours(program, dtype, stage, steps):
+    flags = f"""--model 32m --data random --ranks 2 --threads 1 --micro-batch 4 --seq 256 --steps {steps}
+                --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0""".split()
+    _, lines, summary = sbs.caravan(program, flags)
+    seconds = sbs.median([line["seconds"] for line in lines[2:]])
+    rss = max(rank["peak_rss_bytes"] for rank in summary["ranks"]) / 2**20
+    exposed = sbs.median([line["exposed_communication_seconds"] for line in lines[2:]])
+    return {"engine": "caravan", "stage": stage, "dtype": dtype, "step_s": round(seconds, 4),
+            "tok_s": round(lines[0]["tokens"] / seconds, 1), "rss_mb": round(rss), "exposed_s": round(exposed, 4)}
+
+
+def peer(args, dtype, engine, stage):
+    env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    torchrun = pathlib.Path(args.python).parent / "torchrun"
+    out = sbs.run([torchrun, "--nproc-per-node", "2", args.peer, "--engine", engine, "--stage", stage,
+                   "--dtype", dtype, "--steps", args.steps], env=env)
+    line = next(line for line in out.splitlines() if line.startswith("{"))
+    found = json.loads(line)
+    return {key: found[key] for key in ("engine", "stage", "dtype", "step_s", "tok_s", "rss_mb")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="Python of the environment with the peers")
+    parser.add_argument("--peer", required=True, help="the peer's script")
+    parser.add_argument("--caravan", help="our program [default: built from this checkout]")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--dtype", nargs="+", default=["bf16", "f32"])
+    args = parser.parse_args()
+    program = args.caravan or sbs.build()
+    load, rows = sbs.load(), []
+    for round_ in range(args.rounds):
+        for dtype in args.dtype:
+            # Alternating, so that a change of the machine's mood meets both sides.
+            for position in range(max(4, len(PEERS))):
+                if position < 4:
+                    rows.append({"round": round_, **ours(program, dtype, position, args.steps)})
+                    print(sbs.stamp(), rows[-1], flush=True)
+                if position < len(PEERS):
+                    rows.append({"round": round_, **peer(args, dtype, *PEERS[position])})
+                    print(sbs.stamp(), rows[-1], flush=True)
+    parts = ["# Training speed beside PyTorch and DeepSpeed", "",
+             "31.6 M parameters (hidden 512, 8 layers, 8 heads, 4 KV heads, FFN 1376, vocabulary 8192, untied), "
+             "2 ranks x 1 thread, micro-batch 4, sequence 256. Medians over rounds of each run's median step; "
+             "resident memory is the larger rank's peak (the peer reports rank 0's).", ""]
+    for dtype in args.dtype:
+        def middle(engine, stage, key):
+            found = [row[key] for row in rows if (row["engine"], row["stage"], row["dtype"]) == (engine, stage, dtype)]
+            return sbs.median(found)
+
+        best = max(PEERS, key=lambda p: middle(*p, "tok_s"))
+        fastest, leanest = middle(*best, "tok_s"), min(middle(*p, "rss_mb") for p in PEERS)
+        named = [(f"{engine} stage {stage}" if engine != "ddp" else "DDP", engine, stage) for engine, stage in
+                 [("caravan", s) for s in range(4)] + PEERS]
+        cells = [[name, f"{middle(e, s, 'tok_s'):.0f}", f"{middle(e, s, 'tok_s') / fastest:.2f}",
+                  f"{middle(e, s, 'rss_mb'):.0f}", f"{middle(e, s, 'rss_mb') / leanest:.2f}"]
+                 for name, e, s in named]
+        parts += [f"## {dtype}", f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds "
+                  f"{leanest:.0f} MB.", "",
+                  sbs.table(["", "tokens/s", "x fastest peer", "peak MB", "x leanest peer"], cells), ""]
+    command = " ".join(["benches/compare_training.py --python V/bin/python --peer train_torch.py",
+                        f"--rounds {args.rounds} --steps {args.steps} --dtype {shlex.join(args.dtype)}"])
+    sbs.write("training", "\n".join(parts), command, {"load": load, "peers": sbs.versions(args.python)}, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

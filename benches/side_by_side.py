@@ -1,0 +1,95 @@
+"""What the comparisons share: running commands, medians, and the result file NAME_MACHINE_DATE.md."""
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benches" / "results"
+
+
+def build():
+    """Builds the program and gives its path."""
+    command = ["cargo", "build", "--release", "--bin", "caravan", "--message-format", "json-render-diagnostics"]
+    out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = (json.loads(line) for line in out.splitlines())
+    return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
+
+
+def run(command, cwd=None, env=None):
+    """Runs a command to its end and gives its standard output; its errors are shown if it fails."""
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env={**os.environ, **(env or {})},
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def caravan(program, flags):
+    """Trains once and gives the run, the steps and the summary of its metrics."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = pathlib.Path(folder) / "metrics.jsonl"
+        run([program, "train", *flags, "--metrics", metrics, "--quiet"])
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line for line in lines if "step" in line]
+    return lines[0]["run"], steps, lines[-1]["summary"]
+
+
+def median(values):
+    return statistics.median(values)
+
+
+def versions(python):
+    """Versions of the peer's libraries, as its own Python says."""
+    code = ("import importlib.metadata as m, sys\n"
+            "have = {d.metadata['Name']: d.version for d in m.distributions()}\n"
+            "print(', '.join([f'Python {sys.version.split()[0]}'] + [f'{n} {have[n]}' for n in "
+            "('torch', 'transformers', 'accelerate', 'deepspeed') if n in have]))")
+    return run([python, "-c", code]).strip()
+
+
+def machine():
+    """A readable name of the processor, and the same fit for a file name."""
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    found = re.search(r"model name\s*:\s*(.*)", info)
+    name = found.group(1) if found else os.uname().machine
+    cores = len(os.sched_getaffinity(0))
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{name}, {cores} cores", f"{slug}-{cores}cores"
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def write(name, text, command, facts, rows):
+    """Writes the result file: what was found, the command, versions and every raw row."""
+    readable, slug = machine()
+    date = datetime.date.today().isoformat()
+    path = RESULTS / f"{name}_{slug}_{date}.md"
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    facts = {"machine": readable, "kernel": os.uname().release, "commit": commit.stdout.strip(),
+             "load before": facts.pop("load"), **facts}
+    body = [text, "## Made by", f"`{command}`", "",
+            *[f"- {key}: {value}" for key, value in facts.items()], "", "## Raw rows", "```",
+            *[json.dumps(row) for row in rows], "```", ""]
+    path.write_text("\n".join(body))
+    print(text)
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+def load():
+    """How busy the machine is: comparisons want it idle."""
+    return " ".join(f"{x:.2f}" for x in os.getloadavg())
+
+
+def stamp():
+    return time.strftime("%H:%M:%S")

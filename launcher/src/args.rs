@@ -1,0 +1,333 @@
+//! The command line as typed: literal flags with their help, nothing checked beyond their types.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Trains Llamas over many ranks, with ZeRO stages 0 to 3 over one collectives crate.
+#[derive(Parser, Debug)]
+#[command(name = "caravan", version, arg_required_else_help = true, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 the run failed, 2 wrong usage.\n\
+    'caravan COMMAND --help' shows every flag and examples.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Turn text into a token file that train and eval map instead of reading.
+    Tokenize(TokenizeArgs),
+    /// What this machine offers, and why something is missing.
+    Doctor(DoctorArgs),
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// The type of weights, activations and gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    /// bfloat16 weights, activations and gradients; f32 master weights and moments.
+    Bf16,
+    /// f32 throughout.
+    F32,
+}
+
+impl Precision {
+    /// As `--dtype` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Precision::Bf16 => 2,
+            Precision::F32 => 4,
+        }
+    }
+}
+
+/// How the learning rate goes after its warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shape {
+    /// Stays at --lr.
+    Constant,
+    /// Straight down to --min-lr.
+    Linear,
+    /// Half a cosine down to --min-lr.
+    Cosine,
+}
+
+impl Shape {
+    /// As `--schedule` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Constant => "constant",
+            Shape::Linear => "linear",
+            Shape::Cosine => "cosine",
+        }
+    }
+}
+
+/// The order in which windows of the training tokens are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// Windows at random places, the same for the same --seed.
+    Shuffled,
+    /// Window s starts at token s*T; step k of rank r takes micro-batches a*W + r in order.
+    Sequential,
+}
+
+impl Order {
+    /// As `--order` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Shuffled => "shuffled",
+            Order::Sequential => "sequential",
+        }
+    }
+}
+
+/// Which activations backward computes again instead of keeping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Recompute {
+    /// None: everything that backward reads is kept.
+    None,
+    /// All of a block's but its input.
+    Full,
+}
+
+/// When output is coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Colour {
+    /// On a terminal.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Flags of every command that runs ranks.
+#[derive(Args, Debug, Clone)]
+pub struct RankArgs {
+    /// Ranks: data-parallel processes, or threads with --transport threads. May exceed the number of cores
+    /// [default: 2, or as many as mpirun or srun started].
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// How ranks reach each other: auto (shm), shm (processes over shared memory) or threads (one process).
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub transport: String,
+    /// Compute threads of each rank [default: cores / ranks, at least 1].
+    #[arg(long, value_name = "K")]
+    pub threads: Option<usize>,
+    /// Seconds that ranks wait for each other at the start.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    pub rendezvous_timeout: f64,
+    /// Colours in output.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
+    pub color: Colour,
+    /// No progress, no tables: errors only.
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// Flags of `train`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan train
+      a small Llama on the sources and documents under this directory, 2 ranks, ZeRO stage 3, bf16
+  caravan train --data shakespeare.txt --model baby --micro-batch 6 --steps 2000 --save out
+  caravan train --model 32m --data random --stage 2 --seq 256 --micro-batch 4 --steps 20 --metrics run.jsonl
+  caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned")]
+pub struct TrainArgs {
+    /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, or a Hugging Face directory whose
+    /// weights are loaded.
+    #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
+    pub model: String,
+    /// Text files, token files, directories (their .rs, .md and .txt files), or 'random' for uniform random
+    /// tokens [default: the .rs, .md and .txt files under the current directory].
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes].
+    #[arg(long, value_name = "bytes|FILE")]
+    pub tokenizer: Option<String>,
+    /// Ranks and how they talk.
+    #[command(flatten)]
+    pub ranks: RankArgs,
+    /// ZeRO stage: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
+    #[arg(long, value_name = "0..3", default_value = "3")]
+    pub stage: String,
+    /// The type of weights, activations and gradients.
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    pub dtype: Precision,
+    /// Optimizer steps.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub steps: usize,
+    /// Sequences per rank and micro-batch.
+    #[arg(long, value_name = "B", default_value_t = 12)]
+    pub micro_batch: usize,
+    /// Micro-batches per rank and step.
+    #[arg(long, value_name = "A", default_value_t = 1)]
+    pub accumulate: usize,
+    /// Tokens of a sequence [default: the model's context, at most 256].
+    #[arg(long, value_name = "T")]
+    pub seq: Option<usize>,
+    /// Learning rate after warm-up.
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3, allow_negative_numbers = true)]
+    pub lr: f64,
+    /// The learning rate at the last step of a linear or cosine schedule [default: a tenth of --lr].
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    pub min_lr: Option<f64>,
+    /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<usize>,
+    /// How the learning rate goes after warm-up.
+    #[arg(long, value_enum, default_value_t = Shape::Cosine)]
+    pub schedule: Shape,
+    /// AdamW's decoupled weight decay (matrices and embeddings; norms have none).
+    #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
+    pub weight_decay: f64,
+    /// AdamW's decay of the first moment.
+    #[arg(long, value_name = "X", default_value_t = 0.9, allow_negative_numbers = true)]
+    pub beta1: f64,
+    /// AdamW's decay of the second moment.
+    #[arg(long, value_name = "X", default_value_t = 0.99, allow_negative_numbers = true)]
+    pub beta2: f64,
+    /// AdamW's epsilon.
+    #[arg(long, value_name = "X", default_value_t = 1e-8, allow_negative_numbers = true)]
+    pub eps: f64,
+    /// The largest global norm of the gradient; 0 clips nothing.
+    #[arg(long, value_name = "NORM", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub clip: f64,
+    /// Seed of new weights, of the order of data and of the sample.
+    #[arg(long, value_name = "S", default_value_t = 1337)]
+    pub seed: u64,
+    /// The order of training windows.
+    #[arg(long, value_enum, default_value_t = Order::Shuffled)]
+    pub order: Order,
+    /// Which activations backward computes again.
+    #[arg(long, value_enum, default_value_t = Recompute::None)]
+    pub recompute: Recompute,
+    /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only.
+    #[arg(long, value_name = "N", default_value_t = 250)]
+    pub eval_every: usize,
+    /// The part of the tokens, at their end, that is held out [default: 0.1; 0 with --order sequential].
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub val_fraction: Option<f64>,
+    /// Write one JSON object a line: the run, each step, the summary.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Write the trained model as a Hugging Face directory.
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Gather the next unit's parameters while this one computes. The bits are the same either way.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub prefetch: Switch,
+    /// Bytes of a bucket, the piece of a unit that is reduced at once; suffixes K, M, G. The bits are the same
+    /// for every size.
+    #[arg(long, value_name = "BYTES", default_value = "64M")]
+    pub bucket_size: String,
+    /// Tokens of generated text to show at the end; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 240)]
+    pub sample: usize,
+}
+
+/// Flags of `eval`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan eval --model out --data shakespeare.txt
+  caravan eval --model out --data val.bin --ranks 4 --dtype f32 --json")]
+pub struct EvalArgs {
+    /// A Hugging Face directory, such as train --save wrote.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Text files, token files or directories (their .rs, .md and .txt files).
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes].
+    #[arg(long, value_name = "bytes|FILE")]
+    pub tokenizer: Option<String>,
+    /// Ranks and how they talk.
+    #[command(flatten)]
+    pub ranks: RankArgs,
+    /// The type of weights and activations.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub dtype: Precision,
+    /// Sequences per rank and batch. The bits of the result depend on nothing but the model and the tokens.
+    #[arg(long, value_name = "B", default_value_t = 8)]
+    pub micro_batch: usize,
+    /// Tokens of a sequence [default: the model's context, at most 1024].
+    #[arg(long, value_name = "T")]
+    pub seq: Option<usize>,
+    /// Print one JSON object with every digit.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `tokenize`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan tokenize --data shakespeare.txt --out shakespeare.bin
+  caravan tokenize --data docs src --tokenizer path/to/tokenizer.json --out corpus.bin
+
+The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, count), then u16 tokens; with a
+vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32.")]
+pub struct TokenizeArgs {
+    /// Text files or directories (their .rs, .md and .txt files), in this order.
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// 'bytes' or a Hugging Face tokenizer.json.
+    #[arg(long, value_name = "bytes|FILE", default_value = "bytes")]
+    pub tokenizer: String,
+    /// The token file to write.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print one JSON object instead of a sentence.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `doctor`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan doctor
+  caravan doctor --json")]
+pub struct DoctorArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_subcommand_has_help_with_examples() {
+        let mut cli = Cli::command();
+        Cli::command().debug_assert();
+        for sub in cli.get_subcommands_mut() {
+            let name = sub.get_name().to_owned();
+            let help = sub.render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{name} has no examples");
+            assert!(help.contains(&format!("caravan {name}")), "{name}'s examples do not call it");
+            for arg in sub.get_arguments().filter(|a| !a.is_hide_set()) {
+                assert!(arg.get_help().is_some(), "{name} {} has no help", arg.get_id());
+            }
+        }
+    }
+}

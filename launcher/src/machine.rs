@@ -1,0 +1,163 @@
+//! What this machine is: for doctor, for the run line of metrics, and for default choices.
+
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// Facts about the machine that a run depends on.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Its name on the network.
+    pub host: String,
+    /// The operating system's kernel.
+    pub kernel: String,
+    /// The processor.
+    pub cpu: String,
+    /// Cores that this process may use (affinity and cgroup quota respected).
+    pub cores: usize,
+    /// Instruction sets that kernels here can use.
+    pub simd: Vec<&'static str>,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes of memory that can be had now.
+    pub memory_available: u64,
+    /// The cgroup's limits of memory, in bytes, and of processor time, in cores.
+    pub cgroup_memory: Option<u64>,
+    /// As above.
+    pub cgroup_cores: Option<f64>,
+    /// Bytes and free bytes of /dev/shm.
+    pub shm: Option<(u64, u64)>,
+}
+
+impl Machine {
+    /// Looks.
+    pub fn probe() -> Self {
+        let uname = rustix::system::uname();
+        let (memory, memory_available) = meminfo();
+        Machine {
+            host: uname.nodename().to_string_lossy().into_owned(),
+            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            cpu: cpu_name(),
+            cores: cores(),
+            simd: simd(),
+            memory,
+            memory_available,
+            cgroup_memory: cgroup("memory.max", "memory/memory.limit_in_bytes")
+                .and_then(|text| text.parse().ok())
+                .filter(|&limit: &u64| limit < memory.max(1)),
+            cgroup_cores: cgroup("cpu.max", "").and_then(|text| {
+                let (quota, period) = text.split_once(' ')?;
+                Some(quota.parse::<f64>().ok()? / period.trim().parse::<f64>().ok()?)
+            }),
+            shm: rustix::fs::statvfs("/dev/shm")
+                .ok()
+                .map(|s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize)),
+        }
+    }
+
+    /// The same as JSON.
+    pub fn json(&self) -> Value {
+        json!({
+            "host": self.host,
+            "kernel": self.kernel,
+            "cpu": self.cpu,
+            "arch": std::env::consts::ARCH,
+            "cores": self.cores,
+            "simd": self.simd,
+            "memory_bytes": self.memory,
+            "memory_available_bytes": self.memory_available,
+            "cgroup_memory_bytes": self.cgroup_memory,
+            "cgroup_cores": self.cgroup_cores,
+            "shm_bytes": self.shm.map(|s| s.0),
+            "shm_free_bytes": self.shm.map(|s| s.1),
+        })
+    }
+}
+
+/// Versions of what ran.
+pub fn versions() -> Value {
+    json!({ "caravan": env!("CARGO_PKG_VERSION"), "rustc": env!("CARAVAN_RUSTC") })
+}
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+fn cpu_name() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|l| l.starts_with("model name") || l.starts_with("Processor"));
+    match line.and_then(|l| l.split_once(':')) {
+        Some((_, name)) => name.trim().to_owned(),
+        None => format!("unnamed {}", std::env::consts::ARCH),
+    }
+}
+
+fn meminfo() -> (u64, u64) {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = info.lines().find(|l| l.starts_with(name))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    (field("MemTotal:").unwrap_or(0), field("MemAvailable:").unwrap_or(0))
+}
+
+/// The innermost cgroup's own setting, or that of the nearest group above it that has one; version 2 first.
+fn cgroup(v2: &str, v1: &str) -> Option<String> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let root = Path::new("/sys/fs/cgroup");
+    let own = groups.lines().find_map(|l| l.strip_prefix("0::")).unwrap_or("/");
+    let own = root.join(own.trim_start_matches('/'));
+    let read = |path: &Path| {
+        let text = fs::read_to_string(path).ok()?.trim().to_owned();
+        (!text.starts_with("max")).then_some(text)
+    };
+    let inside = own.ancestors().take_while(|dir| dir.starts_with(root));
+    let mut found = inside.filter_map(|dir| read(&dir.join(v2)));
+    found.next().or_else(|| (!v1.is_empty()).then(|| read(&root.join(v1))).flatten())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn simd() -> Vec<&'static str> {
+    let found = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+    ];
+    found.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+}
+
+#[cfg(target_arch = "aarch64")]
+fn simd() -> Vec<&'static str> {
+    use std::arch::is_aarch64_feature_detected;
+    let found = [
+        ("neon", is_aarch64_feature_detected!("neon")),
+        ("bf16", is_aarch64_feature_detected!("bf16")),
+        ("fp16", is_aarch64_feature_detected!("fp16")),
+        ("sve", is_aarch64_feature_detected!("sve")),
+    ];
+    found.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn simd() -> Vec<&'static str> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_what_every_machine_has() {
+        let machine = Machine::probe();
+        assert!(machine.cores >= 1);
+        assert!(machine.memory > 0 && machine.memory_available <= machine.memory);
+        assert!(!machine.cpu.is_empty() && machine.kernel.starts_with("Linux"));
+        assert_eq!(machine.json()["cores"], machine.cores);
+        assert!(versions()["rustc"].as_str().unwrap().starts_with("rustc "));
+    }
+}

@@ -1,0 +1,76 @@
+//! The metrics file: one JSON object a line, and never half a line.
+
+use crate::failure::{Failure, Result};
+use serde_json::Value;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// A file of JSON lines that is complete after every call.
+pub struct Metrics {
+    file: File,
+    path: PathBuf,
+    whole: u64,
+}
+
+impl Metrics {
+    /// Starts the file anew.
+    ///
+    /// # Errors
+    /// A path that cannot be written.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path)
+            .map_err(|e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display())))?;
+        Ok(Metrics { file, path: path.to_owned(), whole: 0 })
+    }
+
+    /// Appends one line in one write.
+    ///
+    /// # Errors
+    /// A full disk; then the file ends with the last whole line.
+    pub fn line(&mut self, value: &Value) -> Result<()> {
+        let mut text = value.to_string();
+        text.push('\n');
+        match self.file.write_all(text.as_bytes()) {
+            Ok(()) => {
+                self.whole += text.len() as u64;
+                Ok(())
+            }
+            Err(e) => {
+                // Pipes and devices cannot be cut; then the reader sees the broken pipe itself.
+                let cut = self.file.set_len(self.whole);
+                let rest = if cut.is_ok() { "" } else { " (its last line is incomplete)" };
+                Err(Failure::run(format!("cannot write metrics to {}: {e}{rest}", self.path.display())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn lines_are_there_as_soon_as_they_are_written() {
+        let path = std::env::temp_dir().join(format!("caravan-metrics-{}", std::process::id()));
+        let mut metrics = Metrics::create(&path).unwrap();
+        for step in 0..3 {
+            metrics.line(&json!({"step": step, "text": "a\nb"})).unwrap();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+            assert_eq!(lines.len(), step + 1);
+            assert_eq!(lines[step]["step"], step);
+            assert!(text.ends_with('\n'));
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_full_device_is_an_error() {
+        let mut metrics = Metrics::create(Path::new("/dev/full")).unwrap();
+        let e = metrics.line(&json!({})).unwrap_err();
+        assert!(e.to_string().contains("/dev/full"), "{e}");
+        assert_eq!(e.code(), 1);
+    }
+}

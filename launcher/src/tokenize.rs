@@ -1,0 +1,43 @@
+//! `caravan tokenize`: text to a token file in llm.c's format.
+
+use crate::args::TokenizeArgs;
+use crate::data;
+use crate::failure::{Failure, Result};
+use crate::text;
+use crate::tokenizer::Tokenizer;
+use models::tokens::{TokenWidth, TokenWriter};
+use serde_json::json;
+
+/// Writes the file; it appears under its name when it is complete.
+pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
+    let tokenizer = Tokenizer::open(&args.tokenizer)?;
+    data::check_destination("--out", &args.out)?;
+    let files = data::list(&args.data)?;
+    let width = TokenWidth::for_vocab(tokenizer.vocab());
+    let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::run)?;
+    let mut bytes = 0u64;
+    for file in &files {
+        let content = text::read(file)?;
+        bytes += content.len() as u64;
+        writer.push(&tokenizer.encode(&content)?).map_err(Failure::run)?;
+    }
+    if bytes == 0 {
+        return Err(Failure::usage("the data are empty: there is nothing to make tokens of"));
+    }
+    let count = writer.finish().map_err(Failure::run)?;
+    let bits = if width == TokenWidth::U16 { 16 } else { 32 };
+    if args.json {
+        println!(
+            "{}",
+            json!({"out": args.out, "tokens": count, "token_bits": bits, "text_bytes": bytes,
+                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab()})
+        );
+    } else {
+        println!(
+            "{count} tokens of {bits} bits from {bytes} bytes of text ({:.3} bytes a token) in {}",
+            bytes as f64 / count as f64,
+            args.out.display()
+        );
+    }
+    Ok(())
+}

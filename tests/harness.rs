@@ -1,0 +1,239 @@
+//! What tests share: running the program with a way out of hangs, looking for what it left behind, and saying
+//! which tests are skipped and why.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// A program that runs longer than this hangs. No test measures time by it.
+const HANG: Duration = Duration::from_secs(240);
+/// The variable by which processes of one test are found.
+const TAG: &str = "CARAVAN_TEST_TAG";
+
+/// How a run of the program ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its exit code; None when a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it said about itself.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Fails the test unless the run succeeded.
+    #[track_caller]
+    pub fn success(self) -> Self {
+        assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Fails the test unless the run ended with this code and one sentence on stderr that has all of these words,
+    /// without a panic.
+    #[track_caller]
+    pub fn refusal(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        let said: Vec<&str> = self.stderr.lines().filter(|l| l.starts_with("caravan: ")).collect();
+        assert_eq!(said.len(), 1, "one sentence, not: {}", self.stderr);
+        for word in words {
+            assert!(said[0].contains(word), "'{word}' is not in: {}", said[0]);
+        }
+        self
+    }
+
+    /// Standard output as one JSON value.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e} in: {}", self.stdout))
+    }
+}
+
+/// One program under test, with a scratch folder that goes when it goes.
+pub struct Bench {
+    program: PathBuf,
+    folder: tempfile::TempDir,
+    tag: String,
+}
+
+impl Bench {
+    /// For the program at this path, usually `env!("CARGO_BIN_EXE_caravan")`.
+    pub fn new(program: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let tag = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        Bench { program: program.into(), folder, tag }
+    }
+
+    /// A path in the scratch folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file in the scratch folder.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, content).expect("a file");
+        path
+    }
+
+    /// Text of this many bytes that a model can learn something from, the same on every call.
+    pub fn text(&self, name: &str, bytes: usize) -> PathBuf {
+        let words = ["many", "ranks", "carry", "one", "model", "over", "the", "pass", "before", "winter"];
+        let mut text = String::new();
+        let mut state = 7u32;
+        while text.len() < bytes {
+            state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+            text.push_str(words[(state >> 24) as usize % words.len()]);
+            text.push(if state >> 29 == 0 { '\n' } else { ' ' });
+        }
+        self.file(name, &text.as_bytes()[..bytes])
+    }
+
+    /// The program with these arguments, in the scratch folder, not yet started. Arguments are split at spaces.
+    pub fn command(&self, args: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args.split_whitespace());
+        self.prepare(&mut command);
+        command
+    }
+
+    /// Sets folder, environment and pipes of any command of this test.
+    pub fn prepare(&self, command: &mut Command) {
+        command
+            .current_dir(self.folder.path())
+            .env(TAG, &self.tag)
+            .env_remove("RUST_BACKTRACE")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let foreign = ["CARAVAN_RANK", "CARAVAN_WORLD", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+        foreign.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+    }
+
+    /// Runs the program to its end.
+    pub fn run(&self, args: &str) -> Outcome {
+        self.finish(self.command(args).spawn().expect("the program starts"))
+    }
+
+    /// Waits for a started command of this test; kills it, and fails, if it hangs.
+    #[track_caller]
+    pub fn finish(&self, mut child: Child) -> Outcome {
+        let collect = |mut stream: Box<dyn Read + Send>| {
+            std::thread::spawn(move || {
+                let mut bytes = Vec::new();
+                stream.read_to_end(&mut bytes).map(|_| String::from_utf8_lossy(&bytes).into_owned())
+            })
+        };
+        let stdout = collect(Box::new(child.stdout.take().expect("a pipe")));
+        let stderr = collect(Box::new(child.stderr.take().expect("a pipe")));
+        let deadline = Instant::now() + HANG;
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("a child to wait for") {
+                break status;
+            }
+            if Instant::now() > deadline {
+                self.processes().iter().for_each(|&pid| signal(pid, Signal::KILL));
+                let _ = child.wait();
+                let said = stderr.join().map(|text| text.unwrap_or_default()).unwrap_or_default();
+                panic!("the program hangs after {HANG:?}; it said: {said}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let text = |thread: std::thread::JoinHandle<std::io::Result<String>>| {
+            thread.join().expect("a reader").expect("output")
+        };
+        Outcome { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
+    /// Processes that this test started and that still run, the program's ranks among them.
+    pub fn processes(&self) -> Vec<u32> {
+        let mark = format!("{TAG}={}\0", self.tag);
+        let ids = fs::read_dir("/proc").expect("/proc").flatten();
+        let ids = ids.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+        let ours = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.windows(mark.len()).any(|w| w == mark.as_bytes())
+        };
+        ids.filter(ours).collect()
+    }
+
+    /// The ranks among [`processes`](Self::processes): (rank, process).
+    pub fn ranks(&self) -> Vec<(usize, u32)> {
+        let rank_of = |pid: u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+            let mut entries = environment.split(|&b| b == 0);
+            let entry = entries.find_map(|e| e.strip_prefix(b"CARAVAN_RANK="))?;
+            Some((std::str::from_utf8(entry).ok()?.parse().ok()?, pid))
+        };
+        let mut ranks: Vec<(usize, u32)> = self.processes().into_iter().filter_map(rank_of).collect();
+        ranks.sort();
+        ranks
+    }
+
+    /// Fails the test if a process or a shared-memory segment outlived the program.
+    #[track_caller]
+    pub fn nothing_left(&self) {
+        // What was killed may still be leaving.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !self.processes().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(self.processes(), Vec::<u32>::new(), "processes are left");
+        let names = fs::read_dir("/dev/shm").map(|dir| dir.flatten().map(|e| e.file_name()).collect());
+        let names: Vec<std::ffi::OsString> = names.unwrap_or_default();
+        let ours: Vec<_> = names.iter().filter(|n| n.to_string_lossy().contains("caravan")).collect();
+        assert!(ours.is_empty(), "segments are left: {ours:?}");
+    }
+}
+
+/// Sends a signal to a process that a test started.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid as i32) {
+        // It may be gone already.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// The lines of a metrics file.
+#[track_caller]
+pub fn json_lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    assert!(text.ends_with('\n'), "the last line of {} is whole", path.display());
+    text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e} in: {l}"))).collect()
+}
+
+/// Says that the current test is skipped and why, past the capture of test output; `tests/run` repeats it.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let line = format!("{}: {reason}\n", thread.name().unwrap_or("a test"));
+    let _ = std::io::stderr().write_all(format!("skipped {line}").as_bytes());
+    if let Some(path) = std::env::var_os("CARAVAN_SKIPS") {
+        let file = fs::OpenOptions::new().append(true).create(true).open(path);
+        let _ = file.and_then(|mut f| f.write_all(line.as_bytes()));
+    }
+}
+
+/// A file of the `shared` folder beside the checkout, or a skip that says that it is missing.
+pub fn shared(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
+    let path = path.canonicalize().ok();
+    if path.is_none() {
+        skip(&format!("there is no ../shared/{name} beside this checkout"));
+    }
+    path
+}
+
+/// Whether this process may do what only root may.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

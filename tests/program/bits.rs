@@ -1,0 +1,81 @@
+//! The same bits: losses and weights do not depend on stage, transport, bucket size, prefetching or recomputation.
+
+use crate::bench;
+use harness::{Bench, json_lines};
+use std::fs;
+
+/// Every step's loss and gradient norm with all digits, and the bytes of the saved weights.
+fn trace(bench: &Bench, flags: &str) -> (Vec<String>, Vec<u8>) {
+    let fixed =
+        "train --model nano --data text.txt --seq 16 --steps 4 --warmup 1 --sample 0 --eval-every 0 --quiet";
+    bench.run(&format!("{fixed} --metrics m.jsonl --save saved {flags}")).success();
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let shown = |l: &serde_json::Value| format!("{} {}", l["loss"], l["grad_norm"]);
+    let mut steps: Vec<String> = lines.iter().filter(|l| l["step"].is_u64()).map(shown).collect();
+    assert_eq!(steps.len(), 4);
+    steps.push(lines[lines.len() - 1]["summary"]["validation_loss"].to_string());
+    (steps, fs::read(bench.path("saved/model.safetensors")).unwrap())
+}
+
+/// Compares every variant with stage 0 over threads in one bucket.
+fn compare(common: &str, variants: &[&str]) {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let base = trace(&bench, &format!("{common} --stage 0 --transport threads"));
+    assert_ne!(base.0[0], base.0[3], "the model moves");
+    for variant in variants {
+        let other = trace(&bench, &format!("{common} {variant}"));
+        assert_eq!(base.0, other.0, "{common} {variant}");
+        assert!(base.1 == other.1, "weights of {common} {variant}");
+    }
+    bench.nothing_left();
+}
+
+const VARIANTS: [&str; 10] = [
+    "--stage 1 --transport threads",
+    "--stage 2 --transport threads",
+    "--stage 3 --transport threads",
+    "--stage 0 --transport shm",
+    "--stage 1 --transport shm",
+    "--stage 2 --transport shm --bucket-size 4K",
+    "--stage 3 --transport shm",
+    "--stage 3 --transport shm --prefetch off --bucket-size 20K",
+    "--stage 3 --transport threads --bucket-size 1 --recompute full",
+    "--stage 0 --transport shm --bucket-size 1 --recompute full",
+];
+
+#[test]
+fn one_rank() {
+    compare("--ranks 1 --micro-batch 3", &VARIANTS);
+}
+
+#[test]
+fn two_ranks() {
+    compare("--ranks 2 --micro-batch 2", &VARIANTS);
+}
+
+#[test]
+fn three_ranks() {
+    compare("--ranks 3 --micro-batch 1", &VARIANTS);
+}
+
+#[test]
+fn four_ranks() {
+    compare("--ranks 4 --micro-batch 1", &VARIANTS);
+}
+
+#[test]
+fn two_ranks_in_f32() {
+    compare("--ranks 2 --micro-batch 2 --dtype f32", &VARIANTS);
+}
+
+#[test]
+fn two_ranks_that_accumulate() {
+    compare("--ranks 2 --micro-batch 1 --accumulate 3", &VARIANTS);
+}
+
+#[test]
+fn threads_of_a_rank_change_nothing() {
+    let variants = ["--threads 2", "--threads 3 --stage 1"];
+    compare("--ranks 2 --micro-batch 2 --threads 1", &variants.map(|v| v));
+}

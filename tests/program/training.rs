@@ -1,0 +1,150 @@
+//! Training, evaluation and tokens, end to end.
+
+use crate::{bench, word_tokenizer};
+use harness::json_lines;
+use std::fs;
+
+#[test]
+fn metrics_have_a_run_every_step_and_a_summary() {
+    let bench = bench();
+    bench.text("text.txt", 30_000);
+    let outcome = bench
+        .run("train --model nano --data text.txt --steps 12 --micro-batch 2 --eval-every 5 --sample 20 --metrics m.jsonl")
+        .success();
+    for word in
+        ["parameters", "optimizer", "as predicted", "exposed communication", "validation loss", "sample"]
+    {
+        assert!(outcome.stdout.contains(word), "'{word}' in {}", outcome.stdout);
+    }
+    assert!(outcome.stderr.contains("step 1/12"), "{}", outcome.stderr);
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let run = &lines[0]["run"];
+    assert_eq!(
+        (&run["model"]["parameters"], &run["ranks"], &run["stage"]),
+        (&125_248.into(), &2.into(), &3.into())
+    );
+    assert!(run["machine"]["cores"].is_u64() && run["versions"]["caravan"].is_string());
+    let steps: Vec<_> = lines.iter().filter(|l| l["step"].is_u64()).collect();
+    assert_eq!(steps.len(), 12);
+    for (index, line) in steps.iter().enumerate() {
+        assert_eq!((&line["step"], &line["tokens"]), (&(index + 1).into(), &(2 * 2 * 64).into()));
+        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+        let parts =
+            number("compute_seconds") + number("exposed_communication_seconds") + number("optimizer_seconds");
+        assert!(parts <= number("seconds") * 1.001, "{line}");
+        let speed = number("tokens") / number("seconds");
+        assert!((number("tokens_per_second") / speed - 1.0).abs() < 1e-9);
+        assert!(number("loss") > 0.0 && number("grad_norm") > 0.0 && number("lr") > 0.0);
+        assert!(number("bytes_sent") > 0.0);
+        let memory = line["memory"].as_object().unwrap();
+        let classes = ["parameters", "gradients", "optimizer", "buckets", "activations", "workspace"];
+        let sum: u64 = classes.iter().map(|c| memory[*c].as_u64().unwrap()).sum();
+        assert_eq!(memory["total"], sum);
+    }
+    let evaluations: Vec<_> = lines.iter().filter_map(|l| l.get("evaluation")).collect();
+    assert_eq!(evaluations.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [5, 10, 12]);
+    let summary = &lines[lines.len() - 1]["summary"];
+    assert_eq!(summary["tokens"], 12 * 2 * 2 * 64);
+    assert_eq!(summary["validation_loss"], evaluations[2]["loss"]);
+    for rank in summary["ranks"].as_array().unwrap() {
+        assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "held as predicted");
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn a_model_learns_the_text_and_writes_it() {
+    let bench = bench();
+    bench.text("text.txt", 60_000);
+    let outcome = bench
+        .run("train --model nano --data text.txt --steps 150 --micro-batch 6 --lr 3e-3 --sample 200 --metrics m.jsonl")
+        .success();
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let first = lines[1]["loss"].as_f64().unwrap();
+    let summary = &lines[lines.len() - 1]["summary"];
+    let validation = summary["validation_loss"].as_f64().unwrap();
+    // Untrained, every byte is as likely as any other: ln 256 = 5.55. The words alone get it below 2.
+    assert!((first - 5.55).abs() < 0.2 && validation < 2.0, "{first} to {validation}");
+    let sample = summary["sample"].as_str().unwrap();
+    assert!(sample.len() >= 200 && outcome.stdout.contains(sample.lines().next().unwrap()), "{sample}");
+    let letters = sample.chars().filter(|c| c.is_ascii_lowercase() || *c == ' ' || *c == '\n').count();
+    assert!(letters * 10 > sample.len() * 9, "{sample}");
+}
+
+#[test]
+fn a_saved_model_evaluates_as_it_did_when_trained() {
+    let bench = bench();
+    let text = fs::read(bench.text("text.txt", 30_000)).unwrap();
+    // The part that train holds out: int(0.9 * n) on.
+    bench.file("held-out.txt", &text[27_000..]);
+    for dtype in ["bf16", "f32"] {
+        let flags =
+            format!("--data text.txt --steps 5 --micro-batch 3 --dtype {dtype} --seq 32 --sample 0 --quiet");
+        bench.run(&format!("train --model nano {flags} --metrics m.jsonl --save saved")).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let trained = lines[lines.len() - 1]["summary"]["validation_loss"].as_f64().unwrap();
+        for ranks in ["--ranks 1", "--ranks 2", "--ranks 3 --transport threads"] {
+            let eval =
+                format!("eval --model saved --data held-out.txt --dtype {dtype} --seq 32 --micro-batch 3");
+            let json = bench.run(&format!("{eval} {ranks} --json")).success().json();
+            assert_eq!(json["loss"].as_f64().unwrap().to_bits(), trained.to_bits(), "{dtype} {ranks}");
+        }
+        // What was saved is what a further run starts from.
+        bench.run(&format!("train --model saved {flags} --lr 0 --metrics m.jsonl --save again")).success();
+        let weights = |dir: &str| fs::read(bench.path(dir).join("model.safetensors")).unwrap();
+        assert_eq!(weights("saved"), weights("again"), "{dtype}");
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn token_files_train_and_evaluate_like_the_text_they_were_made_of() {
+    let bench = bench();
+    bench.text("text.txt", 30_000);
+    word_tokenizer(&bench, 200);
+    let text = "--data text.txt --tokenizer words-200.json";
+    let made = bench.run(&format!("tokenize {text} --out words.bin --json")).success().json();
+    assert_eq!(made["token_bits"], 16);
+    assert!(made["tokens"].as_u64().unwrap() > 4000, "{made}");
+    let steps = |data: &str, ranks: &str| {
+        bench
+            .run(&format!("train --model nano {data} {ranks} --steps 3 --micro-batch 2 --quiet --metrics m.jsonl --save out"))
+            .success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        lines[1..4].iter().map(|l| l["loss"].to_string()).collect::<Vec<_>>()
+    };
+    let from_text = steps(text, "");
+    // With its tokenizer, a model directory tells later commands how to read text.
+    assert!(bench.path("out/tokenizer.json").is_file());
+    let eval = |data: &str| bench.run(&format!("eval --model out --data {data} --json")).success().json();
+    assert_eq!(eval("text.txt")["loss"], eval("words.bin")["loss"]);
+    assert_eq!(eval("text.txt")["tokens"], eval("words.bin")["tokens"]);
+    assert_eq!(from_text, steps("--data words.bin", ""));
+    assert_eq!(from_text, steps(text, "--transport threads"));
+}
+
+#[test]
+fn random_tokens_stay_at_the_loss_of_guessing() {
+    let bench = bench();
+    bench
+        .run("train --model nano --data random --steps 3 --micro-batch 4 --lr 0 --metrics m.jsonl --quiet")
+        .success();
+    let lines = json_lines(&bench.path("m.jsonl"));
+    assert_eq!(lines[lines.len() - 1]["summary"]["validation_loss"], serde_json::Value::Null);
+    for line in &lines[1..4] {
+        assert!((line["loss"].as_f64().unwrap() - 5.55).abs() < 0.1, "{line}");
+    }
+    let loss = |i: usize| lines[i]["loss"].to_string();
+    assert!(loss(1) != loss(2) && loss(2) != loss(3), "each step has its own tokens");
+}
+
+#[test]
+fn output_for_machines_has_no_progress_and_no_colour() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let flags = "train --model nano --data text.txt --steps 2 --micro-batch 1";
+    let quiet = bench.run(&format!("{flags} --quiet")).success();
+    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));
+    let plain = bench.run(flags).success();
+    assert!(!plain.stdout.contains('\x1b') && !plain.stderr.contains('\x1b'));
+}

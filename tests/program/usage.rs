@@ -1,0 +1,174 @@
+//! Wrong usage: each ends with exit code 2 and one sentence that says what was asked and what is possible, before
+//! any rank starts.
+
+use crate::{bench, word_tokenizer};
+use std::fs;
+
+#[test]
+fn flags_that_make_no_sense_are_refused() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let cases: &[(&str, &[&str])] = &[
+        ("--model llama-9", &["'llama-9'", "nano", "llama-3.1-8b"]),
+        ("--model no/such/dir", &["no/such/dir", "config.json", "nano"]),
+        ("--ranks 0", &["--ranks 0", "1 to"]),
+        ("--ranks 99999", &["--ranks 99999", "1 to"]),
+        ("--threads 0", &["--threads 0"]),
+        ("--transport carrier-pigeon", &["carrier-pigeon", "shm and threads"]),
+        ("--transport mpi", &["mpi", "shm and threads"]),
+        ("--stage 4", &["4", "0, 1, 2 or 3"]),
+        ("--stage two", &["two", "0, 1, 2 or 3"]),
+        ("--steps 0", &["--steps 0"]),
+        ("--micro-batch 0", &["--micro-batch 0"]),
+        ("--accumulate 0", &["--accumulate 0"]),
+        ("--seq 0", &["--seq 0"]),
+        ("--seq 65", &["--seq 65", "context of 64"]),
+        ("--lr -1", &["--lr -1", "at least 0"]),
+        ("--lr nan", &["--lr NaN"]),
+        ("--min-lr 1", &["--min-lr 1", "from 0 to --lr"]),
+        ("--beta1 1", &["--beta1 1", "below 1"]),
+        ("--beta2 -0.1", &["--beta2 -0.1"]),
+        ("--eps 0", &["--eps 0"]),
+        ("--weight-decay -0.1", &["--weight-decay -0.1"]),
+        ("--clip -1", &["--clip -1", "0 clips nothing"]),
+        ("--steps 10 --warmup 11", &["--warmup 11", "10"]),
+        ("--val-fraction 1", &["--val-fraction 1", "below 1"]),
+        ("--bucket-size 0", &["--bucket-size 0"]),
+        ("--bucket-size lots", &["'lots'", "64K"]),
+        ("--rendezvous-timeout 0", &["--rendezvous-timeout 0"]),
+        ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
+        ("--metrics .", &["--metrics", "directory"]),
+        ("--save text.txt", &["text.txt", "not a directory"]),
+        ("--micro-batch 1000000000 --accumulate 1000000000", &["2^40", "--micro-batch"]),
+    ];
+    for (flags, words) in cases {
+        bench.run(&format!("train --model nano --data text.txt {flags}")).refusal(2, words);
+    }
+    bench.nothing_left();
+    let left: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["text.txt"], "nothing was written");
+}
+
+#[test]
+fn unknown_flags_and_commands_are_refused_by_name() {
+    let bench = bench();
+    for (args, word) in
+        [("train --speed 11", "--speed"), ("fly", "fly"), ("train --dtype f8", "f8"), ("", "Usage")]
+    {
+        let outcome = bench.run(args);
+        assert_eq!(outcome.code, Some(2), "{args}");
+        assert!(outcome.stderr.contains(word), "{args}: {}", outcome.stderr);
+    }
+    for command in ["train", "eval", "tokenize", "doctor"] {
+        let help = bench.run(&format!("{command} --help")).success().stdout;
+        assert!(help.contains("Examples:"), "{help}");
+    }
+}
+
+#[test]
+fn data_that_cannot_be_used_are_refused() {
+    let bench = bench();
+    bench.text("short.txt", 100);
+    bench.file("empty.txt", "");
+    bench.file("latin1.txt", b"na\xefve ".repeat(2000));
+    bench.file("void/picture.png", "no text");
+    bench.file("torn.bin", [20240520i32, 1, 5].map(i32::to_le_bytes).concat());
+    let cases: &[(&str, &[&str])] = &[
+        ("--data none.txt", &["none.txt", "no such file"]),
+        ("--data empty.txt", &["empty", "empty.txt"]),
+        ("--data latin1.txt", &["latin1.txt", "not UTF-8", "0xef at offset 2"]),
+        ("--data void", &["no text below void"]),
+        ("--data torn.bin", &["torn.bin", "12 bytes"]),
+        ("--data short.txt", &["shorter than one batch", "2 ranks", "--micro-batch"]),
+        ("--data short.txt --val-fraction 0.5", &["holds out 50 of 100", "--val-fraction 0"]),
+        ("--data random short.txt", &["random"]),
+        ("", &["no text below"]),
+    ];
+    for (flags, words) in cases {
+        let mut command = bench.command(&format!("train --model nano {flags}"));
+        if flags.is_empty() {
+            command.current_dir(bench.path("void"));
+        }
+        bench.finish(command.spawn().unwrap()).refusal(2, words);
+    }
+}
+
+#[test]
+fn token_files_and_text_do_not_mix_and_tokens_fit_the_vocabulary() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.run("tokenize --data text.txt --out a.bin").success();
+    bench.run("train --model nano --data a.bin text.txt").refusal(2, &["text.txt", "caravan tokenize"]);
+    // Tokens of a larger vocabulary than the model's are found when they are read.
+    let header = [20240520i32, 1, 4000].map(i32::to_le_bytes).concat();
+    let tokens = (0..4000u16).flat_map(|i| if i == 77 { 300 } else { i % 256 }.to_le_bytes());
+    let mut bytes = header;
+    bytes.resize(1024, 0);
+    bytes.extend(tokens);
+    bench.file("large.bin", bytes);
+    let flags = "train --model nano --data large.bin --steps 9 --micro-batch 1 --order sequential --quiet";
+    bench.run(flags).refusal(1, &["token 77", "large.bin", "300", "256"]);
+    bench.nothing_left();
+}
+
+#[test]
+fn a_tokenizer_that_does_not_fit_is_refused() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    word_tokenizer(&bench, 300);
+    bench.file("broken.json", "{}");
+    let train = |flags: &str| bench.run(&format!("train --model nano --data text.txt --tokenizer {flags}"));
+    train("words-300.json").refusal(2, &["words-300.json", "299", "vocabulary of 256"]);
+    train("broken.json").refusal(2, &["broken.json", "tokenizer.json"]);
+    train("none.json").refusal(2, &["none.json", "'bytes'"]);
+    bench.run("tokenize --data text.txt --tokenizer none.json --out t.bin").refusal(2, &["none.json"]);
+    bench.run("tokenize --data none.txt --out t.bin").refusal(2, &["none.txt"]);
+    bench.run("tokenize --data text.txt --out no/dir/t.bin").refusal(2, &["--out", "no/dir"]);
+    assert!(!bench.path("t.bin").exists());
+}
+
+#[test]
+fn a_model_directory_that_is_not_whole_is_refused() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench
+        .run("train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --save m --quiet")
+        .success();
+    let config = fs::read_to_string(bench.path("m/config.json")).unwrap();
+    let with = |from: &str, to: &str| {
+        assert!(config.contains(from), "{from} in {config}");
+        fs::write(bench.path("m/config.json"), config.replace(from, to)).unwrap();
+    };
+    let refused = |words: &[&str]| {
+        bench.run("train --model m --data text.txt").refusal(2, words);
+        bench.run("eval --model m --data text.txt").refusal(2, words);
+    };
+    with("\"num_attention_heads\": 4", "\"num_attention_heads\": 3");
+    refused(&["3 heads", "2 key/value heads"]);
+    with("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+    refused(&["model.layers.2."]);
+    with("\"intermediate_size\": 176", "\"intermediate_size\": 172");
+    refused(&["mlp", "172"]);
+    fs::write(bench.path("m/config.json"), &config).unwrap();
+    fs::remove_file(bench.path("m/model.safetensors")).unwrap();
+    refused(&["model.safetensors"]);
+    fs::remove_file(bench.path("m/config.json")).unwrap();
+    refused(&["config.json"]);
+    bench.run("eval --model none --data text.txt").refusal(2, &["none"]);
+}
+
+#[test]
+fn doctor_says_what_there_is() {
+    let bench = bench();
+    let text = bench.run("doctor").success().stdout;
+    assert!(text.contains("threads") && text.contains("memory"), "{text}");
+    let json = bench.run("doctor --json").success().json();
+    assert!(json["machine"]["cores"].as_u64().unwrap() >= 1);
+    let transports = json["transports"].as_array().unwrap();
+    let usable =
+        |name: &str| transports.iter().find(|t| t["name"] == name).unwrap()["usable"].as_bool().unwrap();
+    assert!(usable("threads"));
+    for row in transports.iter().filter(|row| row["usable"] == false) {
+        assert!(!row["remark"].as_str().unwrap().is_empty(), "a reason in {row}");
+    }
+}
