@@ -1,5 +1,7 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
+pub mod ucx;
+
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 

@@ -1,0 +1,261 @@
+//! A UCX context and one worker of it: owners of the library's handles, and errors in UCX's own words.
+
+use crate::error::{Error, Result};
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use ucx_sys::*;
+
+/// An opened library and a context. Groups of one rank share it; each has its own worker.
+pub(super) struct Context {
+    pub(super) ucp: Ucp,
+    handle: Handle,
+    library: String,
+    rank: usize,
+}
+
+// SAFETY: created for workers of several threads (`mt_workers_shared`); its handle is only used to create workers
+// and, by the last owner, to clean up.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens libucp and a context for about `size` peers. UCX itself reads `UCX_TLS`, `UCX_NET_DEVICES` and its other
+    /// variables here.
+    pub(super) fn open(rank: usize, size: usize) -> Result<Arc<Self>> {
+        let ucp = Ucp::load().map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
+        let (major, minor, release) = ucp.version();
+        let library = format!("UCX {major}.{minor}.{release}");
+        let fail = |call: &'static str, status: ucs_status_t, ucp: &Ucp| Error::Unavailable {
+            name: "ucx".into(),
+            why: format!(
+                "{library} failed in {call}: {} (UCX_TLS={}, UCX_NET_DEVICES={}; `ucx_info -d` lists what exists)",
+                ucp.status(status),
+                std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into()),
+                std::env::var("UCX_NET_DEVICES").unwrap_or_else(|_| "all".into()),
+            ),
+        };
+        let mut config = null_mut();
+        // SAFETY: null means the prefix UCX_ and no file; `config` is a valid place.
+        let status = unsafe { (ucp.ucp_config_read)(null(), null(), &mut config) };
+        if status != UCS_OK {
+            return Err(fail("ucp_config_read", status, &ucp));
+        }
+        // A dead remote peer must be noticed within seconds, not UCX's 20; who sets the variable knows better.
+        if std::env::var_os("UCX_KEEPALIVE_INTERVAL").is_none() {
+            let (name, value): (&CStr, &CStr) = (c"KEEPALIVE_INTERVAL", c"1s");
+            // SAFETY: a valid configuration and two C strings. A version without this option says so by a status,
+            // and then its own interval stays.
+            unsafe { (ucp.ucp_config_modify)(config, name.as_ptr(), value.as_ptr()) };
+        }
+        let params = ucp_params_t {
+            field_mask: UCP_PARAM_FIELD_FEATURES
+                | UCP_PARAM_FIELD_TAG_SENDER_MASK
+                | UCP_PARAM_FIELD_MT_WORKERS_SHARED
+                | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+            features: UCP_FEATURE_TAG,
+            tag_sender_mask: super::tags::SOURCE_MASK,
+            mt_workers_shared: 1,
+            estimated_num_eps: size,
+            ..Default::default()
+        };
+        let mut handle = null_mut();
+        // SAFETY: parameters, configuration and the place for the result are valid.
+        let status = unsafe { (ucp.ucp_init_version)(OLDEST.0, OLDEST.1, &params, config, &mut handle) };
+        // SAFETY: read above, not used afterwards.
+        unsafe { (ucp.ucp_config_release)(config) };
+        if status != UCS_OK {
+            return Err(fail("ucp_init", status, &ucp));
+        }
+        Ok(Arc::new(Context { ucp, handle, library, rank }))
+    }
+
+    /// UCX's refusal of `call`.
+    pub(super) fn error(&self, call: &'static str, status: ucs_status_t) -> Error {
+        self.error_text(call, self.ucp.status(status))
+    }
+
+    /// A refusal in our own words.
+    pub(super) fn error_text(&self, call: &'static str, text: String) -> Error {
+        Error::Library { library: self.library.clone(), call, rank: self.rank, text }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the last owner; every worker held an Arc of this and is gone.
+        unsafe { (self.ucp.ucp_cleanup)(self.handle) }
+    }
+}
+
+/// One worker: the endpoint of one group on this rank. One thread at a time uses it.
+pub(super) struct Worker {
+    pub(super) context: Arc<Context>,
+    handle: Handle,
+}
+
+// SAFETY: created with UCS_THREAD_MODE_SERIALIZED; `&mut` methods of the transport keep calls one after another.
+unsafe impl Send for Worker {}
+
+impl Worker {
+    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
+        let params = ucp_worker_params_t {
+            field_mask: UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
+            thread_mode: UCS_THREAD_MODE_SERIALIZED,
+            // A job that fails drops its transports with messages under way; its own error is what to print.
+            flags: UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+            ..Default::default()
+        };
+        let mut handle = null_mut();
+        // SAFETY: a valid context, parameters and place.
+        let status = unsafe { (context.ucp.ucp_worker_create)(context.handle, &params, &mut handle) };
+        if status != UCS_OK {
+            return Err(context.error("ucp_worker_create", status));
+        }
+        Ok(Worker { context: context.clone(), handle })
+    }
+
+    pub(super) fn address(&self) -> Result<Vec<u8>> {
+        let (mut address, mut bytes) = (null_mut(), 0);
+        let ucp = &self.context.ucp;
+        // SAFETY: valid worker and places; the bytes are copied before they are released.
+        unsafe {
+            let status = (ucp.ucp_worker_get_address)(self.handle, &mut address, &mut bytes);
+            if status != UCS_OK {
+                return Err(self.context.error("ucp_worker_get_address", status));
+            }
+            let copy = std::slice::from_raw_parts(address.cast::<u8>(), bytes).to_vec();
+            (ucp.ucp_worker_release_address)(self.handle, address);
+            Ok(copy)
+        }
+    }
+
+    /// Moves communication forward; whether anything happened.
+    pub(super) fn progress(&self) -> bool {
+        // SAFETY: a valid worker, and not from inside a callback of it.
+        unsafe { (self.context.ucp.ucp_worker_progress)(self.handle) != 0 }
+    }
+
+    /// Connects to `address`. With `on_failure`, a lost peer calls it once; without, UCX need not notice losses.
+    pub(super) fn connect(&self, address: &[u8], on_failure: Option<ucp_err_handler_t>) -> Result<Handle> {
+        let mut params = ucp_ep_params_t {
+            field_mask: UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+            address: address.as_ptr().cast(),
+            err_mode: UCP_ERR_HANDLING_MODE_NONE,
+            ..Default::default()
+        };
+        if let Some(handler) = on_failure {
+            params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
+            params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+            params.err_handler = handler;
+        }
+        let mut endpoint = null_mut();
+        // SAFETY: valid worker, parameters and place; the address came from a peer's ucp_worker_get_address.
+        let status = unsafe { (self.context.ucp.ucp_ep_create)(self.handle, &params, &mut endpoint) };
+        if status == UCS_OK { Ok(endpoint) } else { Err(self.context.error("ucp_ep_create", status)) }
+    }
+
+    /// Starts to close an endpoint.
+    pub(super) fn close(&self, endpoint: Handle, force: bool) -> Posted {
+        let param = ucp_request_param_t {
+            op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS,
+            flags: if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 },
+            ..Default::default()
+        };
+        // SAFETY: an endpoint of this worker, not used afterwards.
+        posted(unsafe { (self.context.ucp.ucp_ep_close_nbx)(endpoint, &param) })
+    }
+
+    /// Posts a send.
+    ///
+    /// # Safety
+    /// As of [`Transport::send`](crate::transport::Transport::send); `endpoint` is one of this worker.
+    pub(super) unsafe fn send(
+        &self,
+        endpoint: Handle,
+        tag: ucp_tag_t,
+        src: *const u8,
+        bytes: usize,
+    ) -> Posted {
+        let param = ucp_request_param_t::default();
+        // SAFETY: the caller's promise.
+        posted(unsafe { (self.context.ucp.ucp_tag_send_nbx)(endpoint, src.cast(), bytes, tag, &param) })
+    }
+
+    /// Posts a receive of at most `bytes`. It is never done at once: UCX 1.13 then fails to say how long the message
+    /// was, so a request is asked for in every case.
+    ///
+    /// # Safety
+    /// As of [`Transport::recv`](crate::transport::Transport::recv).
+    pub(super) unsafe fn recv(
+        &self,
+        tag: ucp_tag_t,
+        mask: ucp_tag_t,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<*mut c_void> {
+        let param = ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_NO_IMM_CMPL, ..Default::default() };
+        let ucp = &self.context.ucp;
+        // SAFETY: the caller's promise.
+        match posted(unsafe { (ucp.ucp_tag_recv_nbx)(self.handle, dst.cast(), bytes, tag, mask, &param) }) {
+            Posted::Pending(request) => Ok(request),
+            Posted::Failed(status) => Err(self.context.error("ucp_tag_recv_nbx", status)),
+            Posted::Done => {
+                Err(self.context.error_text("ucp_tag_recv_nbx", "no request was returned".into()))
+            }
+        }
+    }
+
+    /// The state of a send or of a close; frees the request once it is no longer under way.
+    ///
+    /// # Safety
+    /// `request` came from this worker and was not yet reported as complete.
+    pub(super) unsafe fn finished(&self, request: *mut c_void) -> ucs_status_t {
+        let ucp = &self.context.ucp;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let status = (ucp.ucp_request_check_status)(request);
+            if status != UCS_INPROGRESS {
+                (ucp.ucp_request_free)(request);
+            }
+            status
+        }
+    }
+
+    /// The state of a receive, and what came; frees the request once it is no longer under way.
+    ///
+    /// # Safety
+    /// As of [`finished`](Self::finished), and a receive.
+    pub(super) unsafe fn received(
+        &self,
+        request: *mut c_void,
+        info: &mut ucp_tag_recv_info_t,
+    ) -> ucs_status_t {
+        let ucp = &self.context.ucp;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let status = (ucp.ucp_tag_recv_request_test)(request, info);
+            if status != UCS_INPROGRESS {
+                (ucp.ucp_request_free)(request);
+            }
+            status
+        }
+    }
+
+    /// Asks for a request to complete as cancelled; it still has to be tested until it does.
+    ///
+    /// # Safety
+    /// As of [`finished`](Self::finished).
+    pub(super) unsafe fn cancel(&self, request: *mut c_void) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.context.ucp.ucp_request_cancel)(self.handle, request) }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; endpoints that are still open go with it.
+        unsafe { (self.context.ucp.ucp_worker_destroy)(self.handle) }
+    }
+}

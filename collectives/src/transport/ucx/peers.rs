@@ -1,0 +1,186 @@
+//! What a rank knows of its peers: where their workers are, whether they share this host, whether they still live.
+
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// What each rank tells the others of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Card {
+    /// The host and its process numbers: equal means that a process number of one means the same to the other.
+    pub(super) host: [u8; 16],
+    pub(super) pid: u32,
+    /// Whether this rank's `UCX_TLS` leaves out every shared-memory transport.
+    pub(super) network_only: bool,
+    /// The worker's address.
+    pub(super) address: Vec<u8>,
+}
+
+const VERSION: u8 = 1;
+const FIXED: usize = 1 + 16 + 4 + 1;
+
+impl Card {
+    pub(super) fn of_this_process(address: Vec<u8>) -> Self {
+        Card {
+            host: host(),
+            pid: std::process::id(),
+            network_only: network_only(std::env::var("UCX_TLS").ok().as_deref()),
+            address,
+        }
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut out = vec![VERSION];
+        out.extend(self.host);
+        out.extend(self.pid.to_le_bytes());
+        out.push(self.network_only as u8);
+        out.extend(&self.address);
+        out
+    }
+
+    pub(super) fn from_bytes(peer: usize, bytes: &[u8]) -> Result<Self> {
+        if bytes.len() <= FIXED || bytes[0] != VERSION {
+            return Err(Error::Launch(format!(
+                "rank {peer} sent {} bytes as its UCX address, which is not what this version of caravan sends; \
+                 all ranks must run the same program",
+                bytes.len()
+            )));
+        }
+        Ok(Card {
+            host: bytes[1..17].try_into().expect("16 bytes"),
+            pid: u32::from_le_bytes(bytes[17..21].try_into().expect("4 bytes")),
+            network_only: bytes[21] != 0,
+            address: bytes[FIXED..].to_vec(),
+        })
+    }
+}
+
+/// The kernel's boot and the namespace of process numbers, mixed.
+fn host() -> [u8; 16] {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let space = std::fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
+    let mut out = [0; 16];
+    for (half, seed) in out.chunks_exact_mut(8).zip([0xcbf2_9ce4_8422_2325u64, 0x9e37_79b9_7f4a_7c15]) {
+        // FNV-1a: nobody attacks this, it only has to tell hosts apart.
+        let hash =
+            boot.bytes().chain(space.bytes()).fold(seed, |h, b| (h ^ b as u64).wrapping_mul(0x100_0000_01b3));
+        half.copy_from_slice(&hash.to_le_bytes());
+    }
+    out
+}
+
+/// Whether `UCX_TLS` allows no shared memory. Such transports can report a dead peer, shared memory cannot.
+fn network_only(tls: Option<&str>) -> bool {
+    const SHARED: [&str; 9] = ["all", "shm", "sm", "mm", "posix", "sysv", "xpmem", "cma", "knem"];
+    let Some(tls) = tls else { return false };
+    let list = tls.trim();
+    !list.is_empty()
+        && !list.starts_with('^')
+        && list.split(',').all(|t| !SHARED.contains(&t.trim().trim_start_matches('\\')))
+}
+
+/// Watches the processes of peers on this host.
+pub(super) struct Watch {
+    processes: Vec<(usize, OwnedFd)>,
+    next: Instant,
+}
+
+/// How often a waiting rank looks at its peers.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+impl Watch {
+    /// Watches `peers`, given as rank and process. Kernels before 5.3 cannot; there only the launcher and deadlines
+    /// notice a dead peer.
+    pub(super) fn over(rank: usize, peers: impl Iterator<Item = (usize, u32)>) -> Result<Self> {
+        let mut processes = Vec::new();
+        for (peer, pid) in peers {
+            let Some(pid) = Pid::from_raw(pid as i32) else { continue };
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(fd) => processes.push((peer, fd)),
+                Err(rustix::io::Errno::SRCH) => {
+                    return Err(Error::PeerLost {
+                        rank,
+                        peer,
+                        how: format!("(process {}) ended at start", pid),
+                    });
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Watch { processes, next: Instant::now() })
+    }
+
+    /// A peer whose process has ended and which `expected` does not excuse. Cheap: looks once in a while.
+    pub(super) fn ended(&mut self, expected: impl Fn(usize) -> bool) -> Option<usize> {
+        let now = Instant::now();
+        if now < self.next || self.processes.is_empty() {
+            return None;
+        }
+        self.next = now + INTERVAL;
+        // In groups, because the array of descriptors lives on the stack: no allocation while waiting.
+        for group in self.processes.chunks(64) {
+            let mut fds: [PollFd<'_>; 64] =
+                std::array::from_fn(|i| PollFd::new(&group[i.min(group.len() - 1)].1, PollFlags::IN));
+            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            if !matches!(poll(&mut fds[..group.len()], Some(&zero)), Ok(n) if n > 0) {
+                continue;
+            }
+            for ((peer, _), fd) in group.iter().zip(&fds) {
+                if fd.revents().contains(PollFlags::IN) && !expected(*peer) {
+                    return Some(*peer);
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_survive_the_wire() {
+        let card = Card::of_this_process(vec![1, 2, 3]);
+        assert_eq!(Card::from_bytes(0, &card.to_bytes()).unwrap(), card);
+        for bad in [&[][..], &[VERSION; FIXED], &[9; 40]] {
+            let text = Card::from_bytes(3, bad).unwrap_err().to_string();
+            assert!(text.contains("rank 3") && text.contains("same program"), "{text}");
+        }
+    }
+
+    #[test]
+    fn lists_of_transports_are_read() {
+        for (tls, only) in [
+            (None, false),
+            (Some("all"), false),
+            (Some("tcp"), true),
+            (Some("tcp,self"), true),
+            (Some("rc,ud"), true),
+            (Some("tcp,cma"), false),
+            (Some("^posix"), false),
+            (Some("sm, tcp"), false),
+            (Some(""), false),
+        ] {
+            assert_eq!(network_only(tls), only, "{tls:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_ends_is_noticed_even_as_a_zombie() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut watch = Watch::over(0, [(7, child.id())].into_iter()).unwrap();
+        assert_eq!(watch.ended(|_| false), None);
+        child.kill().unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while watch.ended(|_| false) != Some(7) {
+            assert!(Instant::now() < until, "the end of the process was not noticed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(INTERVAL);
+        assert_eq!(watch.ended(|peer| peer == 7), None, "an expected end is no loss");
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,116 @@
+//! Compares sizes, offsets and constants with the installed header by compiling a C program against it.
+
+use std::mem::offset_of;
+use std::process::Command;
+use ucx_sys::*;
+
+/// What the C program prints, computed here: one `name value` a line.
+macro_rules! facts {
+    (structs { $($s:ident { $($f:ident),* })* } constants { $($c:ident),* }) => {
+        fn ours() -> Vec<(String, i64)> {
+            let mut out = Vec::new();
+            $(
+                out.push((format!("sizeof {}", stringify!($s)), size_of::<$s>() as i64));
+                $(out.push((format!("{}.{}", stringify!($s), stringify!($f)), offset_of!($s, $f) as i64));)*
+            )*
+            $(out.push((stringify!($c).to_string(), $c as i64));)*
+            out
+        }
+
+        fn program() -> String {
+            let mut c = String::from(
+                "#include <ucp/api/ucp.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
+            );
+            $(
+                c += concat!("printf(\"sizeof ", stringify!($s), "=%ld\\n\", (long)sizeof(", stringify!($s), "));\n");
+                $(c += concat!("printf(\"", stringify!($s), ".", stringify!($f), "=%ld\\n\", (long)offsetof(",
+                    stringify!($s), ", ", stringify!($f), "));\n");)*
+            )*
+            $(c += concat!("printf(\"", stringify!($c), "=%ld\\n\", (long)(", stringify!($c), "));\n");)*
+            c + "printf(\"sizeof status=%ld\\n\", (long)sizeof(ucs_status_t));\nreturn 0;\n}\n"
+        }
+    };
+}
+
+facts! {
+    structs {
+        ucp_params_t { field_mask, features, request_size, request_init, request_cleanup, tag_sender_mask,
+            mt_workers_shared, estimated_num_eps, estimated_num_ppn, name }
+        ucp_worker_params_t { field_mask, thread_mode, cpu_mask, events, user_data, event_fd, flags, name,
+            am_alignment, client_id }
+        ucp_err_handler_t { cb, arg }
+        ucs_sock_addr_t { addr, addrlen }
+        ucp_ep_params_t { field_mask, address, err_mode, err_handler, user_data, flags, sockaddr, conn_request,
+            name, local_sockaddr }
+        ucp_tag_recv_info_t { sender_tag, length }
+        ucp_request_param_t { op_attr_mask, flags, request, cb, datatype, user_data, reply_buffer, memory_type,
+            recv_info, memh }
+    }
+    constants {
+        UCS_OK, UCS_INPROGRESS, UCS_ERR_MESSAGE_TRUNCATED, UCS_ERR_BUSY, UCS_ERR_CANCELED, UCS_ERR_LAST,
+        UCP_PARAM_FIELD_FEATURES, UCP_PARAM_FIELD_TAG_SENDER_MASK, UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+        UCP_PARAM_FIELD_ESTIMATED_NUM_EPS, UCP_PARAM_FIELD_ESTIMATED_NUM_PPN, UCP_FEATURE_TAG,
+        UCP_WORKER_PARAM_FIELD_THREAD_MODE, UCP_WORKER_PARAM_FIELD_FLAGS, UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+        UCS_THREAD_MODE_SERIALIZED, UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+        UCP_EP_PARAM_FIELD_ERR_HANDLER, UCP_ERR_HANDLING_MODE_NONE, UCP_ERR_HANDLING_MODE_PEER,
+        UCP_EP_CLOSE_FLAG_FORCE, UCP_OP_ATTR_FIELD_FLAGS, UCP_OP_ATTR_FLAG_NO_IMM_CMPL
+    }
+}
+
+#[test]
+fn layouts_and_constants_are_those_of_the_header() {
+    if !std::path::Path::new("/usr/include/ucp/api/ucp.h").exists() {
+        println!("skipped: /usr/include/ucp/api/ucp.h is not there (Debian: libucx-dev)");
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("caravan-ucx-layout-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("layout.c"), program()).unwrap();
+    let compiled = Command::new("cc")
+        .args(["-o", "layout", "layout.c"])
+        .current_dir(&dir)
+        .output()
+        .expect("cc, which the build of any Rust program needs as its linker");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let printed = Command::new(dir.join("layout")).output().unwrap().stdout;
+    std::fs::remove_dir_all(&dir).unwrap();
+    let theirs: Vec<(String, i64)> = String::from_utf8(printed)
+        .unwrap()
+        .lines()
+        .map(|line| line.split_once('=').unwrap())
+        .map(|(name, value)| (name.to_string(), value.parse().unwrap()))
+        .collect();
+    let mut expected = ours();
+    expected.push(("sizeof status".into(), size_of::<ucs_status_t>() as i64));
+    // Newer headers append fields to these; what is ours must be where it was, and the masks guard the rest.
+    for ((name, mine), (their_name, their)) in expected.iter().zip(&theirs) {
+        assert_eq!(name, their_name);
+        if name.starts_with("sizeof ucp_") {
+            assert!(mine <= their, "{name}: {mine} here, {their} in the header");
+        } else {
+            assert_eq!(mine, their, "{name}");
+        }
+    }
+    assert_eq!(expected.len(), theirs.len());
+    assert!(expected.len() > 60);
+}
+
+#[test]
+fn a_missing_library_is_explained() {
+    let error = Ucp::load_from("libucp-of-nobody.so.0").err().expect("no such library");
+    assert!(error.contains("libucp-of-nobody.so.0") && error.contains("libucx0"), "{error}");
+    // A library that is there but is not UCX.
+    let error = Ucp::load_from("libc.so.6").err().expect("libc is not UCX");
+    assert!(error.contains("libucs") || error.contains("not UCX"), "{error}");
+}
+
+#[test]
+fn the_installed_library_loads_and_speaks() {
+    match Ucp::load() {
+        Err(why) => println!("skipped: {why}"),
+        Ok(ucp) => {
+            assert!(ucp.version() >= (OLDEST.0, OLDEST.1, 0));
+            assert_eq!(ucp.status(UCS_ERR_CANCELED), "Request canceled");
+        }
+    }
+}
