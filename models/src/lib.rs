@@ -2,9 +2,12 @@
 #![warn(missing_docs)]
 
 mod config;
+mod cpu;
 mod error;
 pub mod hf;
 mod init;
+mod llama;
+mod ops;
 pub mod tokens;
 mod unit;
 mod units;
@@ -12,4 +15,6 @@ mod units;
 pub use config::{LlamaConfig, Rope, RopeScaling};
 pub use error::{Error, Result};
 pub use init::init_range;
+pub use llama::{Accounts, Footprint, Llama, Recompute, footprint};
+pub use ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

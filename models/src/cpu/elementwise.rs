@@ -1,0 +1,160 @@
+//! RMSNorm, rotary embedding and SwiGLU over rows, forward above backward.
+
+use super::math::{LANES, dot, exp, tree};
+use crate::ops::Turn;
+use collectives::Float;
+
+collectives::simd_dispatch! {
+    /// RMSNorm of each row of `x`.
+    pub(super) fn norm<T: Float>(x: &[T], weight: &[T], eps: f32, out: &mut [T]) = norm_body;
+
+    /// Its backward over some rows: `d_x` is overwritten or added to, `d_weight` is added to.
+    pub(super) fn norm_backward<T: Float>(
+        x: &[T],
+        weight: &[T],
+        eps: f32,
+        d_out: &[T],
+        d_x: &mut [T],
+        add: bool,
+        d_weight: &mut [f32],
+    ) = norm_backward_body;
+
+    /// Adds up rows of partial sums, in order.
+    pub(super) fn add_rows<T: Float>(partial: &[f32], sum: &mut [f32], out: &mut [T]) = add_rows_body;
+
+    /// Turns the heads of rows at positions `first`, `first + 1` and so on, modulo `length`.
+    pub(super) fn rope<T: Float>(
+        x: &mut [T],
+        row: usize,
+        angles: &[f32],
+        width: usize,
+        first: usize,
+        turn: Turn,
+    ) = rope_body;
+
+    /// `gate * sigmoid(gate) * up`.
+    pub(super) fn swiglu<T: Float>(gate: &[T], up: &[T], out: &mut [T]) = swiglu_body;
+
+    /// The gradients of gate and up, in place; `d_out` becomes the forward's result.
+    pub(super) fn swiglu_backward<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [T]) =
+        swiglu_backward_body;
+}
+
+/// One over the root of the mean square.
+#[inline(always)]
+fn inverse_root<T: Float>(x: &[T], eps: f32) -> f32 {
+    1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+#[inline(always)]
+fn norm_body<T: Float>(x: &[T], weight: &[T], eps: f32, out: &mut [T]) {
+    let h = weight.len();
+    for (x, out) in x.chunks_exact(h).zip(out.chunks_exact_mut(h)) {
+        let scale = inverse_root(x, eps);
+        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *out = T::from_f32(x.to_f32() * scale * w.to_f32());
+        }
+    }
+}
+
+/// With s = 1 / rms(x) and g = d_out * weight: d_x = g s - x s^3 mean(g x), d_weight = d_out x s.
+#[inline(always)]
+fn norm_backward_body<T: Float>(
+    x: &[T],
+    weight: &[T],
+    eps: f32,
+    d_out: &[T],
+    d_x: &mut [T],
+    add: bool,
+    d_weight: &mut [f32],
+) {
+    let h = weight.len();
+    let rows = x.chunks_exact(h).zip(d_out.chunks_exact(h)).zip(d_x.chunks_exact_mut(h));
+    for ((x, d_out), d_x) in rows {
+        let scale = inverse_root(x, eps);
+        let mean = weighted_dot(x, d_out, weight) / h as f32;
+        let pull = scale * scale * scale * mean;
+        for i in 0..h {
+            let (x, d) = (x[i].to_f32(), d_out[i].to_f32());
+            d_weight[i] += d * x * scale;
+            let own = d * weight[i].to_f32() * scale - x * pull;
+            let before = if add { d_x[i].to_f32() } else { 0.0 };
+            d_x[i] = T::from_f32(before + own);
+        }
+    }
+}
+
+/// The sum of a * b * c.
+#[inline(always)]
+fn weighted_dot<T: Float>(a: &[T], b: &[T], c: &[T]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (a_chunks, a_rest) = a.as_chunks::<LANES>();
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    let (c_chunks, c_rest) = c.as_chunks::<LANES>();
+    for ((a, b), c) in a_chunks.iter().zip(b_chunks).zip(c_chunks) {
+        for l in 0..LANES {
+            lanes[l] += a[l].to_f32() * b[l].to_f32() * c[l].to_f32();
+        }
+    }
+    for (lane, ((a, b), c)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest).zip(c_rest)) {
+        *lane += a.to_f32() * b.to_f32() * c.to_f32();
+    }
+    tree(lanes)
+}
+
+#[inline(always)]
+fn add_rows_body<T: Float>(partial: &[f32], sum: &mut [f32], out: &mut [T]) {
+    sum.fill(0.0);
+    for row in partial.chunks_exact(out.len()) {
+        for (sum, x) in sum.iter_mut().zip(row) {
+            *sum += x;
+        }
+    }
+    for (out, sum) in out.iter_mut().zip(sum) {
+        *out = T::from_f32(*sum);
+    }
+}
+
+#[inline(always)]
+fn rope_body<T: Float>(x: &mut [T], row: usize, angles: &[f32], width: usize, first: usize, turn: Turn) {
+    let half = width / 2;
+    let sign = if turn == Turn::Back { -1.0 } else { 1.0 };
+    let mut positions = angles.chunks_exact(width).cycle().skip(first);
+    for row in x.chunks_exact_mut(row) {
+        let Some(angles) = positions.next() else { return };
+        let (cos, sin) = angles.split_at(half);
+        for head in row.chunks_exact_mut(width) {
+            let (low, high) = head.split_at_mut(half);
+            for ((low, high), (c, s)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+                let (a, b, s) = (low.to_f32(), high.to_f32(), s * sign);
+                *low = T::from_f32(a * c - b * s);
+                *high = T::from_f32(b * c + a * s);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn swiglu_body<T: Float>(gate: &[T], up: &[T], out: &mut [T]) {
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        let g = gate.to_f32();
+        *out = T::from_f32(g * sigmoid(g) * up.to_f32());
+    }
+}
+
+#[inline(always)]
+fn swiglu_backward_body<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [T]) {
+    for ((gate, up), d_out) in gate.iter_mut().zip(up).zip(d_out) {
+        let (g, u, d) = (gate.to_f32(), up.to_f32(), d_out.to_f32());
+        let s = sigmoid(g);
+        let silu = g * s;
+        *gate = T::from_f32(d * u * s * (1.0 + g * (1.0 - s)));
+        *up = T::from_f32(d * silu);
+        *d_out = T::from_f32(silu * u);
+    }
+}

@@ -1,0 +1,405 @@
+//! Register tiles of the matrix product, one per instruction set.
+//!
+//! Operands are packed into 32-bit lanes: one f32, or two bf16 that are neighbours along k. Every element of a
+//! result is one chain of fused multiply-adds over k in ascending order, so all f32 kernels give the same bits
+//! on every machine, for every blocking and however the work is split. Only the kernel of native bf16
+//! instructions, which adds two products at a time, has bits of its own.
+
+use collectives::simd::{self, Level};
+
+/// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
+pub(super) trait Kernel: Copy + Send + Sync + 'static {
+    /// Rows of the largest tile.
+    const MR: usize;
+    /// Columns of every tile; a multiple of 16 divides packing into whole blocks.
+    const NR: usize;
+    /// Elements along k in one lane.
+    const STEP: usize;
+
+    /// `tile[r * NR + c] (+)= sum over k of a[r * RS + k * KS] * b[k * NR + c]`, in lanes along k; `resume`
+    /// continues from what `tile` holds. Rows are rounded up to what a compiled tile has, at most `MR`.
+    ///
+    /// # Safety
+    /// The processor has this kernel's instructions; `a`, `b` and `tile` reach as far as the formula says for
+    /// rows rounded up to even and at most `MR`.
+    unsafe fn tile<const RS: usize, const KS: usize>(
+        rows: usize,
+        k: usize,
+        a: *const u32,
+        b: *const u32,
+        tile: *mut f32,
+        resume: bool,
+    );
+
+    /// Transposes a block: `out[c * stride + r] = block[r][c]`.
+    ///
+    /// # Safety
+    /// The processor has this kernel's instructions; `out` has 15 * stride + 16 lanes.
+    #[inline(always)]
+    unsafe fn transpose(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
+        for c in 0..16 {
+            for (r, row) in block.iter().enumerate() {
+                // SAFETY: c and r are below 16.
+                unsafe { *out.add(c * stride + r) = row[c] };
+            }
+        }
+    }
+}
+
+/// Work that is generic over the kernel; its `run` must be `#[inline(always)]`, so that it is compiled with the
+/// kernel's instructions.
+pub(super) trait Task {
+    /// Does the work.
+    fn run<K: Kernel>(self);
+}
+
+/// A kernel chosen at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Isa {
+    /// Fused multiply-adds on whatever vectors the build targets.
+    Portable,
+    /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// AVX-512 with dot products of bf16 pairs.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// The kernel for operands that have to be widened to f32, or are f32.
+    pub(super) fn single() -> Isa {
+        match simd::level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => Isa::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => Isa::Avx2,
+            _ => Isa::Portable,
+        }
+    }
+
+    /// The kernel for bf16 operands. Native dot products only where they are twice as fast as f32: AMD's run
+    /// two a cycle; Intel's one every other cycle, half the speed of widening the operands to f32.
+    pub(super) fn half() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::Avx512Bf16.available() && vendor() == *b"AuthenticAMD" {
+            return Isa::Avx512Bf16;
+        }
+        Isa::single()
+    }
+
+    /// Whether this processor, at this thread's level, has the instructions.
+    pub(super) fn available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => simd::level() >= Level::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => simd::level() >= Level::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => simd::level() >= Level::Avx512 && std::is_x86_feature_detected!("avx512bf16"),
+        }
+    }
+
+    /// Runs `task` compiled for this kernel.
+    pub(super) fn run(self, task: impl Task) {
+        assert!(self.available(), "{self:?} on a processor without it");
+        match self {
+            Isa::Portable => task.run::<portable::Portable>(),
+            // SAFETY: available, as asserted.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { x86::avx2(task) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { x86::avx512(task) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => unsafe { x86::avx512bf16(task) },
+        }
+    }
+}
+
+/// The processor's maker as CPUID spells it.
+#[cfg(target_arch = "x86_64")]
+fn vendor() -> [u8; 12] {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    let mut name = [0; 12];
+    for (part, register) in name.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
+        part.copy_from_slice(&register.to_le_bytes());
+    }
+    name
+}
+
+/// Rounds `rows` up to a compiled tile and calls it.
+macro_rules! pick {
+    ($rows:expr, [$($r:literal),+], $call:ident $arguments:tt) => {
+        match $rows {
+            $(r if r <= $r => $call::<$r, RS, KS> $arguments,)+
+            _ => unreachable!("a tile higher than the kernel's"),
+        }
+    };
+}
+
+mod portable {
+    use super::Kernel;
+
+    /// Plain loops. `mul_add` is one instruction on aarch64; where the processor has none, it is slow but has
+    /// the same bits.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Portable;
+
+    impl Kernel for Portable {
+        const MR: usize = 8;
+        const NR: usize = 16;
+        const STEP: usize = 1;
+
+        #[inline(always)]
+        unsafe fn tile<const RS: usize, const KS: usize>(
+            rows: usize,
+            k: usize,
+            a: *const u32,
+            b: *const u32,
+            tile: *mut f32,
+            resume: bool,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { pick!(rows, [2, 4, 8], rows_of(k, a, b, tile, resume)) }
+        }
+    }
+
+    #[inline(never)]
+    unsafe fn rows_of<const ROWS: usize, const RS: usize, const KS: usize>(
+        k: usize,
+        a: *const u32,
+        b: *const u32,
+        tile: *mut f32,
+        resume: bool,
+    ) {
+        // Eight columns at a time: with eight rows they fill half of NEON's registers.
+        for half in 0..2 {
+            let mut sums = [[0f32; 8]; ROWS];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (c, sum) in sums.iter_mut().enumerate() {
+                    if resume {
+                        // SAFETY: the tile has ROWS rows of 16.
+                        *sum = unsafe { *tile.add(r * 16 + half * 8 + c) };
+                    }
+                }
+            }
+            for i in 0..k {
+                // SAFETY: the caller's promise: k steps of 16 lanes.
+                let b = unsafe { *b.add(i * 16 + half * 8).cast::<[f32; 8]>() };
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: the caller's promise.
+                    let a = f32::from_bits(unsafe { *a.add(r * RS + i * KS) });
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum = a.mul_add(b, *sum);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                // SAFETY: the tile has ROWS rows of 16.
+                unsafe { *tile.add(r * 16 + half * 8).cast::<[f32; 8]>() = *sums };
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Kernel, Task};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn avx2(task: impl Task) {
+        task.run::<Avx2>();
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
+    pub(super) fn avx512(task: impl Task) {
+        task.run::<Avx512>();
+    }
+
+    #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
+    pub(super) fn avx512bf16(task: impl Task) {
+        task.run::<Avx512Bf16>();
+    }
+
+    /// Defines the loop over k once for each kernel: only the vector type and the step differ.
+    macro_rules! kernel {
+        ($name:ident, $doc:literal, $features:literal, $mr:literal, $lanes:literal, $step:literal, [$($rows:literal),+],
+         $zero:ident, $load:ident, $store:ident, $splat:ident, $fma:expr $(, $transpose:item)?) => {
+            #[doc = $doc]
+            #[derive(Clone, Copy)]
+            pub(in super::super) struct $name;
+
+            impl $name {
+                // Not inlined: one copy serves every product and attention.
+                #[target_feature(enable = $features)]
+                unsafe fn rows_of<const ROWS: usize, const RS: usize, const KS: usize>(
+                    k: usize,
+                    a: *const u32,
+                    b: *const u32,
+                    tile: *mut f32,
+                    resume: bool,
+                ) {
+                    // SAFETY: the caller's promise covers every address; the instructions are there.
+                    unsafe {
+                        let mut sums = [[$zero(); 2]; ROWS];
+                        if resume {
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                sums[0] = $load(tile.add(r * 2 * $lanes));
+                                sums[1] = $load(tile.add(r * 2 * $lanes + $lanes));
+                            }
+                        }
+                        for i in 0..k {
+                            let b0 = $load(b.add(i * 2 * $lanes).cast());
+                            let b1 = $load(b.add(i * 2 * $lanes + $lanes).cast());
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                let a = $splat(*a.add(r * RS + i * KS).cast());
+                                sums[0] = $fma(a, b0, sums[0]);
+                                sums[1] = $fma(a, b1, sums[1]);
+                            }
+                        }
+                        for (r, sums) in sums.iter().enumerate() {
+                            $store(tile.add(r * 2 * $lanes), sums[0]);
+                            $store(tile.add(r * 2 * $lanes + $lanes), sums[1]);
+                        }
+                    }
+                }
+            }
+
+            impl Kernel for $name {
+                const MR: usize = $mr;
+                const NR: usize = 2 * $lanes;
+                const STEP: usize = $step;
+
+                #[inline(always)]
+                unsafe fn tile<const RS: usize, const KS: usize>(
+                    rows: usize,
+                    k: usize,
+                    a: *const u32,
+                    b: *const u32,
+                    tile: *mut f32,
+                    resume: bool,
+                ) {
+                    #[inline(always)]
+                    unsafe fn call<const ROWS: usize, const RS: usize, const KS: usize>(
+                        k: usize,
+                        a: *const u32,
+                        b: *const u32,
+                        tile: *mut f32,
+                        resume: bool,
+                    ) {
+                        // SAFETY: the caller's promise, passed on.
+                        unsafe { $name::rows_of::<ROWS, RS, KS>(k, a, b, tile, resume) }
+                    }
+                    // SAFETY: the caller's promise, passed on.
+                    unsafe { pick!(rows, [$($rows),+], call(k, a, b, tile, resume)) }
+                }
+
+                $($transpose)?
+            }
+        };
+    }
+
+    kernel!(
+        Avx2,
+        "6 x 16: twelve of sixteen registers hold sums.",
+        "avx2,fma",
+        6,
+        8,
+        1,
+        [2, 4, 6],
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        |a, b, c| _mm256_fmadd_ps(a, b, c)
+    );
+
+    kernel!(
+        Avx512,
+        "14 x 32: 28 of 32 registers hold sums.",
+        "avx512f",
+        14,
+        16,
+        1,
+        [2, 4, 6, 8, 10, 12, 14],
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        |a, b, c| _mm512_fmadd_ps(a, b, c),
+        #[inline(always)]
+        unsafe fn transpose(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { transpose16(block, out, stride) }
+        }
+    );
+
+    kernel!(
+        Avx512Bf16,
+        "14 x 32 with two products a lane and step.",
+        "avx512f,avx512bf16",
+        14,
+        16,
+        2,
+        [2, 4, 6, 8, 10, 12, 14],
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        |a: __m512, b: __m512, c| _mm512_dpbf16_ps(
+            c,
+            std::mem::transmute::<__m512, __m512bh>(a),
+            std::mem::transmute::<__m512, __m512bh>(b)
+        ),
+        #[inline(always)]
+        unsafe fn transpose(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { transpose16(block, out, stride) }
+        }
+    );
+
+    /// # Safety
+    /// AVX-512 F; `out` has 15 * stride + 16 lanes.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn transpose16(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
+        // SAFETY: the block has 16 rows of 16; the caller's promise covers `out`.
+        unsafe {
+            // Within each quarter of a register: the 4 x 4 blocks.
+            let mut quads = [[_mm512_setzero_si512(); 4]; 4];
+            for (g, quad) in quads.iter_mut().enumerate() {
+                let row = |r: usize| _mm512_loadu_si512(block[4 * g + r].as_ptr().cast());
+                let (r0, r1, r2, r3) = (row(0), row(1), row(2), row(3));
+                let (low01, high01) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpackhi_epi32(r0, r1));
+                let (low23, high23) = (_mm512_unpacklo_epi32(r2, r3), _mm512_unpackhi_epi32(r2, r3));
+                quad[0] = _mm512_unpacklo_epi64(low01, low23);
+                quad[1] = _mm512_unpackhi_epi64(low01, low23);
+                quad[2] = _mm512_unpacklo_epi64(high01, high23);
+                quad[3] = _mm512_unpackhi_epi64(high01, high23);
+            }
+            // Then the quarters: row group g, quarter l of quads[g][c] holds column 4 * l + c.
+            let [q0, q1, q2, q3] = quads;
+            for c in 0..4 {
+                let even01 = _mm512_shuffle_i32x4::<0x88>(q0[c], q1[c]);
+                let odd01 = _mm512_shuffle_i32x4::<0xdd>(q0[c], q1[c]);
+                let even23 = _mm512_shuffle_i32x4::<0x88>(q2[c], q3[c]);
+                let odd23 = _mm512_shuffle_i32x4::<0xdd>(q2[c], q3[c]);
+                let columns = [
+                    _mm512_shuffle_i32x4::<0x88>(even01, even23),
+                    _mm512_shuffle_i32x4::<0x88>(odd01, odd23),
+                    _mm512_shuffle_i32x4::<0xdd>(even01, even23),
+                    _mm512_shuffle_i32x4::<0xdd>(odd01, odd23),
+                ];
+                for (l, column) in columns.into_iter().enumerate() {
+                    _mm512_storeu_si512(out.add((4 * l + c) * stride).cast(), column);
+                }
+            }
+        }
+    }
+}

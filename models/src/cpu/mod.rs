@@ -1,0 +1,387 @@
+//! Kernels for the CPU: packed matrix products in f32 accumulation, vector loops for everything else.
+
+mod attention;
+mod elementwise;
+mod embed;
+mod kernel;
+mod loss;
+mod math;
+mod pack;
+mod product;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+use crate::error::Result;
+use crate::ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
+use collectives::{Buffer, DType, Element, Float, View, ViewMut};
+use kernel::Isa;
+use pack::Mat;
+use product::{Addend, Out, Product, Scratch};
+use threads::{Shared, Threads};
+
+/// Rows whose gradient of a norm's weight is summed before the sums are added: fixed, for the same bits with
+/// any number of threads.
+const NORM_ROWS: usize = 64;
+
+/// What the CPU's workspace has to fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuShape {
+    /// Threads that compute.
+    pub threads: usize,
+    /// Rows of the largest norm.
+    pub rows: usize,
+    /// Their length.
+    pub hidden: usize,
+    /// The longest sequence of attention.
+    pub length: usize,
+    /// Width of an attention head.
+    pub width: usize,
+    /// The largest inner dimension of a product.
+    pub depth: usize,
+}
+
+impl CpuShape {
+    /// 32-bit words of one thread.
+    fn words_per_thread(&self) -> usize {
+        Scratch::words(self.depth).max(attention::words(self.length, self.width))
+    }
+
+    /// Length of [`CpuMemory::words`].
+    pub(crate) fn words(&self) -> usize {
+        self.threads * self.words_per_thread()
+    }
+
+    /// Length of [`CpuMemory::partial`].
+    pub(crate) fn partial(&self) -> usize {
+        (self.rows.div_ceil(NORM_ROWS) + 1) * self.hidden
+    }
+}
+
+/// The workspace of [`Cpu`].
+pub(crate) struct CpuMemory {
+    /// For each thread, packed operands.
+    pub words: Buffer<u32>,
+    /// Partial sums of a norm's weight gradient, and one row more for their sum.
+    pub partial: Buffer<f32>,
+}
+
+/// The CPU's kernels and their workspace.
+pub struct Cpu {
+    memory: CpuMemory,
+    threads: Threads,
+    /// Words of one thread.
+    words: usize,
+    /// Whether bf16 products use the processor's bf16 instructions.
+    native_bf16: bool,
+}
+
+impl Cpu {
+    /// Kernels on `shape.threads` threads.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
+        let threads = Threads::new(shape.threads)?;
+        let native_bf16 = Isa::half() != Isa::single();
+        Ok(Cpu { memory, threads, words: shape.words_per_thread(), native_bf16 })
+    }
+
+    fn isa<T: Element>(&self) -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if self.native_bf16 && T::DTYPE == DType::Bf16 && Isa::Avx512Bf16.available() {
+            return Isa::Avx512Bf16;
+        }
+        Isa::single()
+    }
+
+    /// Every thread's words.
+    fn scratch(&mut self) -> Shared<u32> {
+        Shared(self.memory.words.view_mut().as_mut_ptr())
+    }
+}
+
+/// How many parts to split rows and columns into for about `parts` in all, each as square as possible.
+fn grid(rows: usize, columns: usize, parts: usize) -> (usize, usize) {
+    let fits = |across: usize| across.min(columns.div_ceil(32)).max(1);
+    (1..=parts)
+        .map(|down| (down.min(rows.div_ceil(14)).max(1), fits(parts / down)))
+        .max_by_key(|&(down, across)| {
+            let side = (rows / down).min(columns / across);
+            (down * across, side)
+        })
+        .unwrap_or((1, 1))
+}
+
+/// Cuts `len` into `parts` at multiples of `step`.
+fn cut(len: usize, parts: usize, step: usize, i: usize) -> std::ops::Range<usize> {
+    let steps = len.div_ceil(step);
+    (steps * i / parts * step).min(len)..(steps * (i + 1) / parts * step).min(len)
+}
+
+impl<T: Float> Ops<T> for Cpu {
+    fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>) {
+        to.host().copy_from_slice(from);
+    }
+
+    fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
+        to.copy_from_slice(from.host());
+    }
+
+    fn product<O: Float>(
+        &mut self,
+        mut out: ViewMut<'_, O>,
+        plus: Plus<'_, O>,
+        left: Matrix<'_, T>,
+        right: Matrix<'_, T>,
+    ) {
+        let (m, k, n) = (left.rows, left.columns, right.columns);
+        assert_eq!(k, right.rows, "inner dimensions of a product");
+        assert_eq!(out.len(), m * n, "the result of a product of {m} x {k} and {k} x {n}");
+        assert!(out.place().is_host(), "host access to {:?}", out.place());
+        let addend = match plus {
+            Plus::Nothing => Addend::None,
+            Plus::Old => Addend::Old,
+            Plus::Other(other) => {
+                assert_eq!(other.len(), m * n, "an addend of the result's shape");
+                Addend::Other(other.host().as_ptr())
+            }
+        };
+        let out = Out { pointer: out.as_mut_ptr(), stride: n, addend };
+        let (left, right) = (mat(left), mat(right));
+        let (isa, per_thread) = (self.isa::<T>(), self.words);
+        let words = self.scratch();
+        let (down, across) = grid(m, n, self.threads.count());
+        self.threads.each(down * across, |task, thread| {
+            let rows = cut(m, down, 14, task / across);
+            let columns = cut(n, across, 32, task % across);
+            if rows.is_empty() || columns.is_empty() {
+                return;
+            }
+            // SAFETY: each thread has its own words, and each task its own rows and columns of the result,
+            // whose length and whose addend's length are asserted above.
+            unsafe {
+                let scratch = &mut Scratch::new(words.part(thread * per_thread..(thread + 1) * per_thread));
+                let out = out.from(rows.start, columns.start);
+                let (left, right) = (left.from(rows.start, 0), right.from(0, columns.start));
+                Product { m: rows.len(), n: columns.len(), k, left, right, out, scratch }.run(isa);
+            }
+        });
+    }
+
+    fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>) {
+        let hidden = out.len() / tokens.len().max(1);
+        embed::embed(tokens.host(), table.host(), out.host(), hidden);
+    }
+
+    fn embed_backward(
+        &mut self,
+        order: View<'_, u64>,
+        d_out: View<'_, T>,
+        mut d_table: ViewMut<'_, T>,
+        add: bool,
+    ) {
+        let (order, d_out) = (order.host(), d_out.host());
+        let hidden = d_out.len() / order.len().max(1);
+        let vocab = d_table.len() / hidden.max(1);
+        assert!(d_table.place().is_host(), "host access to {:?}", d_table.place());
+        let table = Shared(d_table.as_mut_ptr());
+        self.threads.split(hidden, 64, |columns| {
+            let table = &table;
+            // SAFETY: the table has `vocab` rows, and each task its own columns.
+            unsafe { embed::embed_backward(order, d_out, table.0, vocab, hidden, columns, add) }
+        });
+    }
+
+    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>) {
+        let (x, weight, out) = (x.host(), weight.host(), out.host());
+        assert_eq!(x.len(), out.len(), "as many results as inputs of a norm");
+        let (h, out) = (weight.len(), Shared(out.as_mut_ptr()));
+        self.threads.split(x.len() / h, 16, |rows| {
+            let part = rows.start * h..rows.end * h;
+            // SAFETY: each task has its own rows of the result, which is as long as the input.
+            let out = unsafe { out.part(part.clone()) };
+            elementwise::norm(&x[part], weight, eps, out);
+        });
+    }
+
+    fn norm_backward(
+        &mut self,
+        x: View<'_, T>,
+        weight: View<'_, T>,
+        eps: f32,
+        d_out: View<'_, T>,
+        d_x: ViewMut<'_, T>,
+        add: bool,
+        d_weight: ViewMut<'_, T>,
+    ) {
+        let (x, weight, d_out, d_x) = (x.host(), weight.host(), d_out.host(), d_x.host());
+        let h = weight.len();
+        assert!(x.len() == d_out.len() && x.len() == d_x.len(), "as many gradients as inputs of a norm");
+        let (sum, partial) = self.memory.partial.host_mut().split_at_mut(h);
+        let blocks = (x.len() / h).div_ceil(NORM_ROWS);
+        let partial = &mut partial[..blocks * h];
+        partial.fill(0.0);
+        let (sums, d_x) = (Shared(partial.as_mut_ptr()), Shared(d_x.as_mut_ptr()));
+        self.threads.each(blocks, |block, _| {
+            let part = block * NORM_ROWS * h..x.len().min((block + 1) * NORM_ROWS * h);
+            // SAFETY: each task has its own rows and its own partial sum.
+            let (d_x, sum) = unsafe { (d_x.part(part.clone()), sums.part(block * h..(block + 1) * h)) };
+            elementwise::norm_backward(&x[part.clone()], weight, eps, &d_out[part], d_x, add, sum);
+        });
+        elementwise::add_rows(partial, sum, d_weight.host());
+    }
+
+    fn rope(
+        &mut self,
+        x: ViewMut<'_, T>,
+        angles: View<'_, f32>,
+        heads: usize,
+        width: usize,
+        length: usize,
+        turn: Turn,
+    ) {
+        let (x, angles, row) = (x.host(), &angles.host()[..length * width], heads * width);
+        let (tokens, x) = (x.len() / row, Shared(x.as_mut_ptr()));
+        self.threads.split(tokens, 16, |part| {
+            // SAFETY: each task has its own rows.
+            let x = unsafe { x.part(part.start * row..part.end * row) };
+            elementwise::rope(x, row, angles, width, part.start % length, turn);
+        });
+    }
+
+    fn attention(
+        &mut self,
+        shape: AttentionShape,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        out: ViewMut<'_, T>,
+        log_sums: ViewMut<'_, f32>,
+    ) {
+        let (q, k, v, out, log_sums) = (q.host(), k.host(), v.host(), out.host(), log_sums.host());
+        let AttentionShape { rows, length, heads, kv_heads, width } = shape;
+        let n = rows * length;
+        assert!(q.len() == n * heads * width && out.len() == q.len(), "queries and results of attention");
+        assert!(k.len() == n * kv_heads * width && v.len() == k.len(), "keys and values of attention");
+        assert_eq!(log_sums.len(), n * heads, "one logarithm for each query and head");
+        let (out, log_sums) = (Shared(out.as_mut_ptr()), Shared(log_sums.as_mut_ptr()));
+        let (per_thread, words) = (self.words, self.scratch());
+        self.threads.each(rows * kv_heads, |task, thread| {
+            let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
+            let (out, log_sums) = (&out, &log_sums);
+            // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
+            // are asserted above.
+            unsafe {
+                let words = words.part(thread * per_thread..(thread + 1) * per_thread);
+                let (out, log_sums) = (out.0, log_sums.0);
+                attention::Forward { shape, sequence, kv_head, q, k, v, out, log_sums, words }
+                    .run(Isa::single());
+            }
+        });
+    }
+
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>) {
+        let (q, k, v, out) = (a.q.host(), a.k.host(), a.v.host(), a.out.host());
+        let (log_sums, d_out) = (a.log_sums.host(), a.d_out.host());
+        let (d_q, d_k, d_v) = (a.d_q.host(), a.d_k.host(), a.d_v.host());
+        let AttentionShape { rows, length, heads, kv_heads, width } = shape;
+        let n = rows * length;
+        assert!(d_q.len() == n * heads * width, "gradients of queries");
+        assert!(d_k.len() == n * kv_heads * width && d_v.len() == d_k.len(), "gradients of keys and values");
+        let (d_q, d_k, d_v) = (Shared(d_q.as_mut_ptr()), Shared(d_k.as_mut_ptr()), Shared(d_v.as_mut_ptr()));
+        let (per_thread, words) = (self.words, self.scratch());
+        self.threads.each(rows * kv_heads, |task, thread| {
+            let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
+            let (d_q, d_k, d_v) = (&d_q, &d_k, &d_v);
+            // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
+            // of what is written are asserted above.
+            unsafe {
+                let words = words.part(thread * per_thread..(thread + 1) * per_thread);
+                let (d_q, d_k, d_v) = (d_q.0, d_k.0, d_v.0);
+                attention::Backward {
+                    shape,
+                    sequence,
+                    kv_head,
+                    q,
+                    k,
+                    v,
+                    out,
+                    log_sums,
+                    d_out,
+                    d_q,
+                    d_k,
+                    d_v,
+                    words,
+                }
+                .run(Isa::single());
+            }
+        });
+    }
+
+    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>) {
+        let (gate, up, out) = (gate.host(), up.host(), out.host());
+        assert!(gate.len() == up.len() && gate.len() == out.len(), "gate, up and their product");
+        let shared = Shared(out.as_mut_ptr());
+        self.threads.split(gate.len(), 4096, |part| {
+            // SAFETY: each task has its own part of the result, which is as long as the inputs.
+            let out = unsafe { shared.part(part.clone()) };
+            elementwise::swiglu(&gate[part.clone()], &up[part], out);
+        });
+    }
+
+    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>) {
+        let (gate, up, d_out) = (gate.host(), up.host(), d_out.host());
+        assert!(gate.len() == up.len() && gate.len() == d_out.len(), "gate, up and their gradient");
+        let len = gate.len();
+        let (gate, up) = (Shared(gate.as_mut_ptr()), Shared(up.as_mut_ptr()));
+        let d_out = Shared(d_out.as_mut_ptr());
+        self.threads.split(len, 4096, |part| {
+            // SAFETY: each task has its own part of the three, which are equally long.
+            unsafe {
+                let (gate, up) = (gate.part(part.clone()), up.part(part.clone()));
+                elementwise::swiglu_backward(gate, up, d_out.part(part));
+            }
+        });
+    }
+
+    fn cross_entropy(
+        &mut self,
+        logits: ViewMut<'_, f32>,
+        targets: View<'_, u32>,
+        losses: ViewMut<'_, f32>,
+        d_logits: Option<ViewMut<'_, T>>,
+        scale: f32,
+    ) {
+        let (logits, targets, losses) = (logits.host(), targets.host(), losses.host());
+        let rows = targets.len();
+        let vocab = logits.len() / rows.max(1);
+        assert!(losses.len() == rows && logits.len() == rows * vocab, "a loss and a row for each target");
+        let d_logits = d_logits.map(|d| {
+            assert_eq!(d.len(), rows * vocab, "a gradient for each logit");
+            Shared(d.host().as_mut_ptr())
+        });
+        let (logits, losses) = (Shared(logits.as_mut_ptr()), Shared(losses.as_mut_ptr()));
+        self.threads.split(rows, 1, |part| {
+            let elements = part.start * vocab..part.end * vocab;
+            // SAFETY: each task has its own rows of the three, whose lengths are asserted above.
+            unsafe {
+                let (logits, losses) = (logits.part(elements.clone()), losses.part(part.clone()));
+                match &d_logits {
+                    Some(d) => {
+                        let d = d.part(elements);
+                        loss::losses_and_gradients(logits, &targets[part], losses, d, scale);
+                    }
+                    None => loss::losses(logits, &targets[part], losses),
+                }
+            }
+        });
+    }
+}
+
+/// A matrix as the packing reads it.
+fn mat<T: Element>(m: Matrix<'_, T>) -> Mat<'_, T> {
+    let data = m.data.host();
+    assert_eq!(data.len(), m.rows * m.columns, "the elements of a matrix");
+    if m.transposed { Mat::columns(data, m.rows) } else { Mat::rows(data, m.columns) }
+}

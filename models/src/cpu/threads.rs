@@ -1,0 +1,107 @@
+//! Fixed tasks spread over threads: which thread runs a task never changes its result.
+
+use crate::error::{Error, Result};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::ops::Range;
+
+/// This thread alone, or a pool of its own.
+pub(super) struct Threads {
+    pool: Option<ThreadPool>,
+}
+
+impl Threads {
+    /// One thread is the caller's; more are a pool.
+    pub(super) fn new(threads: usize) -> Result<Self> {
+        let build = || {
+            let name = |i| format!("compute-{i}");
+            ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|e| {
+                Error::config(format!("cannot start {threads} compute threads: {e}; fewer threads may fit"))
+            })
+        };
+        Ok(Threads { pool: if threads > 1 { Some(build()?) } else { None } })
+    }
+
+    /// Threads that work at once.
+    pub(super) fn count(&self) -> usize {
+        self.pool.as_ref().map_or(1, |pool| pool.current_num_threads())
+    }
+
+    /// Runs `task(i, thread)` for each i below `tasks`; `thread` is below `count` and belongs to one running
+    /// task at a time.
+    pub(super) fn each(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
+        match &self.pool {
+            Some(pool) if tasks > 1 => pool.install(|| halves(0..tasks, &task)),
+            _ => (0..tasks).for_each(|i| task(i, 0)),
+        }
+    }
+
+    /// Runs `work` on nearly equal parts of `0..len`, at least `grain` long, one for each thread.
+    pub(super) fn split(&self, len: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
+        let parts = self.count().min(len / grain.max(1)).max(1);
+        self.each(parts, |i, _| work(len * i / parts..len * (i + 1) / parts));
+    }
+}
+
+/// `join` allocates nothing, unlike the pool's scopes.
+fn halves(tasks: Range<usize>, task: &(impl Fn(usize, usize) + Sync)) {
+    if tasks.len() == 1 {
+        let thread = rayon::current_thread_index().expect("inside the pool");
+        task(tasks.start, thread);
+        return;
+    }
+    let middle = tasks.start + tasks.len() / 2;
+    rayon::join(|| halves(tasks.start..middle, task), || halves(middle..tasks.end, task));
+}
+
+/// A pointer that tasks may share when each touches its own part.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<T>(pub *mut T);
+
+// SAFETY: an address; whoever dereferences it promises that parts are disjoint.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// The part `range`.
+    ///
+    /// # Safety
+    /// The range is inside the memory, and nobody else touches it for as long as the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn every_task_runs_once_on_a_valid_thread() {
+        for count in [1, 2, 3, 5] {
+            let threads = Threads::new(count).unwrap();
+            assert_eq!(threads.count(), count);
+            for tasks in [0, 1, 2, 7, 100] {
+                let seen = Mutex::new(vec![0; tasks]);
+                threads.each(tasks, |i, thread| {
+                    assert!(thread < count);
+                    seen.lock().unwrap()[i] += 1;
+                });
+                assert!(seen.into_inner().unwrap().iter().all(|&n| n == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_cover_the_range() {
+        let threads = Threads::new(3).unwrap();
+        for (len, grain) in [(0, 1), (1, 1), (10, 1), (100, 40), (7, 100)] {
+            let seen = Mutex::new(vec![0; len]);
+            threads.split(len, grain, |range| range.for_each(|i| seen.lock().unwrap()[i] += 1));
+            assert!(seen.into_inner().unwrap().iter().all(|&n| n == 1));
+        }
+    }
+}

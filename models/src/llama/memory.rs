@@ -1,0 +1,261 @@
+//! What a Llama holds while it runs: one list of buffers, from which both the memory and its prediction come.
+
+use crate::config::LlamaConfig;
+use crate::cpu::{CpuMemory, CpuShape};
+use crate::error::{Error, Result};
+use collectives::{Account, Buffer, Element, Float};
+
+/// Whether a block's activations are kept for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// All are kept.
+    None,
+    /// Only each block's input is kept; its backward computes the rest again, to the same bits.
+    Full,
+}
+
+/// Bytes that a model holds besides weights and gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// What lives from the forward to the backward of a unit.
+    pub activations: usize,
+    /// What lives within one unit's forward or backward, tables and packed operands included.
+    pub workspace: usize,
+}
+
+/// Where a model books its bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Accounts {
+    /// See [`Footprint::activations`].
+    pub activations: Account,
+    /// See [`Footprint::workspace`].
+    pub workspace: Account,
+}
+
+/// Logits that exist at once are about this many, in whole tokens.
+const LOGITS: usize = 4 << 20;
+/// But at least these tokens, because each chunk adds to the head's whole gradient.
+const CHUNK: usize = 256;
+
+/// All lengths that follow from a configuration and a micro-batch.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    pub rows: usize,
+    pub length: usize,
+    pub tokens: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    /// heads * width
+    pub q: usize,
+    /// kv_heads * width
+    pub kv: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub width: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    /// Tokens whose logits exist at once.
+    pub chunk: usize,
+    pub recompute: Recompute,
+    pub threads: usize,
+}
+
+impl Shape {
+    /// Checks that such a model can be built.
+    pub(super) fn new(
+        config: &LlamaConfig,
+        rows: usize,
+        length: usize,
+        recompute: Recompute,
+        threads: usize,
+    ) -> Result<Self> {
+        config.validate()?;
+        if rows == 0 || length == 0 {
+            return Err(Error::config(format!(
+                "a micro-batch of {rows} sequences of {length} tokens: both must be at least 1"
+            )));
+        }
+        if length > config.context {
+            return Err(Error::config(format!(
+                "sequences of {length} tokens: the model's context is {}, so at most that many",
+                config.context
+            )));
+        }
+        let Some(tokens) = rows.checked_mul(length).filter(|&n| n <= 1 << 28) else {
+            return Err(Error::config(format!(
+                "a micro-batch of {rows} sequences of {length} tokens: at most 2^28 tokens are possible"
+            )));
+        };
+        if threads == 0 || threads > 4096 {
+            return Err(Error::config(format!("{threads} compute threads: 1 to 4096 are possible")));
+        }
+        if config.head_dim > 1024 {
+            return Err(Error::config(format!(
+                "head_dim is {}: attention takes at most 1024",
+                config.head_dim
+            )));
+        }
+        Ok(Shape {
+            rows,
+            length,
+            tokens,
+            hidden: config.hidden,
+            layers: config.layers,
+            q: config.heads * config.head_dim,
+            kv: config.kv_heads * config.head_dim,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            width: config.head_dim,
+            ffn: config.ffn,
+            vocab: config.vocab,
+            chunk: (LOGITS / config.vocab).max(CHUNK).min(tokens),
+            recompute,
+            threads,
+        })
+    }
+
+    pub(super) fn cpu(&self) -> CpuShape {
+        let inner = [self.hidden, self.q, self.kv, self.ffn, self.vocab, self.tokens];
+        CpuShape {
+            threads: self.threads,
+            rows: self.tokens,
+            hidden: self.hidden,
+            length: self.length,
+            width: self.width,
+            depth: inner.into_iter().max().unwrap_or(0),
+        }
+    }
+}
+
+/// Gives buffers and counts their bytes; a planning one gives empty buffers.
+pub(super) struct Allocator<'a> {
+    accounts: Option<&'a Accounts>,
+    counted: Footprint,
+}
+
+impl<'a> Allocator<'a> {
+    pub(super) fn booking(accounts: &'a Accounts) -> Self {
+        Allocator { accounts: Some(accounts), counted: Footprint::default() }
+    }
+
+    pub(super) fn planning() -> Self {
+        Allocator { accounts: None, counted: Footprint::default() }
+    }
+
+    pub(super) fn counted(&self) -> Footprint {
+        self.counted
+    }
+
+    fn activation<E: Element>(&mut self, len: usize) -> Buffer<E> {
+        self.counted.activations += len * size_of::<E>();
+        take(self.accounts.map(|a| &a.activations), len)
+    }
+
+    fn workspace<E: Element>(&mut self, len: usize) -> Buffer<E> {
+        self.counted.workspace += len * size_of::<E>();
+        take(self.accounts.map(|a| &a.workspace), len)
+    }
+}
+
+fn take<E: Element>(account: Option<&Account>, len: usize) -> Buffer<E> {
+    match account {
+        Some(account) => Buffer::zeroed(len).booked(account),
+        None => Buffer::zeroed(0),
+    }
+}
+
+/// What one block's backward needs besides its input. Shapes as in [`crate::ops::Ops`].
+pub(super) struct BlockState<T: Float> {
+    /// (n, Q) and (n, KV), after the rotary embedding.
+    pub q: Buffer<T>,
+    pub k: Buffer<T>,
+    pub v: Buffer<T>,
+    /// Attention's result (n, Q) and logarithms (rows, heads, length).
+    pub attended: Buffer<T>,
+    pub log_sums: Buffer<f32>,
+    /// The residual stream between attention and feed-forward (n, H).
+    pub middle: Buffer<T>,
+    /// (n, F)
+    pub gate: Buffer<T>,
+    pub up: Buffer<T>,
+}
+
+/// Everything a Llama holds besides weights and gradients.
+pub(super) struct State<T: Float> {
+    /// The residual stream before each block, and after the last (n, H).
+    pub streams: Vec<Buffer<T>>,
+    /// One for each block, or one for all when activations are recomputed.
+    pub blocks: Vec<BlockState<T>>,
+    /// The gradient of the residual stream (n, H).
+    pub d_stream: Buffer<T>,
+    /// A norm's result and its gradient (n, H).
+    pub normed: Buffer<T>,
+    pub d_normed: Buffer<T>,
+    /// The gradient of attention's result (n, Q), and of what goes in.
+    pub d_attended: Buffer<T>,
+    pub d_q: Buffer<T>,
+    pub d_k: Buffer<T>,
+    pub d_v: Buffer<T>,
+    /// The feed-forward's activation, and its gradient (n, F).
+    pub wide: Buffer<T>,
+    /// (chunk, V)
+    pub logits: Buffer<f32>,
+    pub d_logits: Buffer<T>,
+    /// (n)
+    pub losses: Buffer<f32>,
+    /// Losses on the host.
+    pub host_losses: Buffer<f32>,
+    pub tokens: Buffer<u32>,
+    pub targets: Buffer<u32>,
+    /// `token << 32 | position`, ascending, and where it is sorted.
+    pub order: Buffer<u64>,
+    pub host_order: Buffer<u64>,
+    /// (length, width)
+    pub angles: Buffer<f32>,
+}
+
+impl<T: Float> State<T> {
+    /// The one list of what a model holds.
+    pub(super) fn new(s: &Shape, a: &mut Allocator<'_>) -> Self {
+        let n = s.tokens;
+        let kept = if s.recompute == Recompute::Full { 1 } else { s.layers };
+        State {
+            streams: (0..=s.layers).map(|_| a.activation(n * s.hidden)).collect(),
+            blocks: (0..kept)
+                .map(|_| BlockState {
+                    q: a.activation(n * s.q),
+                    k: a.activation(n * s.kv),
+                    v: a.activation(n * s.kv),
+                    attended: a.activation(n * s.q),
+                    log_sums: a.activation(n * s.heads),
+                    middle: a.activation(n * s.hidden),
+                    gate: a.activation(n * s.ffn),
+                    up: a.activation(n * s.ffn),
+                })
+                .collect(),
+            d_stream: a.workspace(n * s.hidden),
+            normed: a.workspace(n * s.hidden),
+            d_normed: a.workspace(n * s.hidden),
+            d_attended: a.workspace(n * s.q),
+            d_q: a.workspace(n * s.q),
+            d_k: a.workspace(n * s.kv),
+            d_v: a.workspace(n * s.kv),
+            wide: a.workspace(n * s.ffn),
+            logits: a.workspace(s.chunk * s.vocab),
+            d_logits: a.workspace(s.chunk * s.vocab),
+            losses: a.workspace(n),
+            host_losses: a.workspace(n),
+            tokens: a.workspace(n),
+            targets: a.workspace(n),
+            order: a.workspace(n),
+            host_order: a.workspace(n),
+            angles: a.workspace(s.length * s.width),
+        }
+    }
+}
+
+/// The workspace of the CPU's kernels.
+pub(super) fn cpu_memory(s: &Shape, a: &mut Allocator<'_>) -> CpuMemory {
+    let cpu = s.cpu();
+    CpuMemory { words: a.workspace(cpu.words()), partial: a.workspace(cpu.partial()) }
+}

@@ -1,0 +1,195 @@
+//! A Llama: embedding, blocks and head, each with its forward above its backward.
+//!
+//! Shapes in comments: n tokens of the micro-batch, H hidden, Q = heads * width, KV = kv_heads * width, F
+//! feed-forward, V vocabulary. Gradients of activations and of weights overwrite (`=`) unless a line says `+=`.
+
+mod block;
+mod embed;
+mod head;
+mod memory;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use memory::{Accounts, Footprint, Recompute};
+
+use crate::config::LlamaConfig;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::ops::{AttentionShape, Ops};
+use crate::unit::{Batch, Gradients, Model, Unit, Weights};
+use collectives::{DType, Float};
+use memory::{Allocator, Shape, State};
+
+/// A Llama whose elements are stored as `T` and computed as f32 by the kernels `O`.
+pub struct Llama<T: Float, O = Cpu> {
+    config: LlamaConfig,
+    shape: Shape,
+    units: Vec<Unit>,
+    state: State<T>,
+    ops: O,
+    now: Now,
+}
+
+/// The micro-batch at hand.
+#[derive(Clone, Copy, Default)]
+struct Now {
+    rows: usize,
+    length: usize,
+    /// rows * length
+    n: usize,
+    /// What each token's loss gradient is multiplied by.
+    scale: f32,
+    /// The sum of the token losses.
+    loss: f64,
+    /// The block whose activations the shared state holds, when there is only one.
+    held: Option<usize>,
+}
+
+impl<T: Float> Llama<T> {
+    /// A model on the CPU for micro-batches of up to `rows` sequences of up to `length` tokens. All memory is
+    /// taken now and booked on `accounts`; with one thread, nothing is allocated afterwards. `threads` changes
+    /// speed, never results.
+    ///
+    /// # Errors
+    /// A configuration or micro-batch that cannot be, or threads that cannot be started.
+    pub fn new(
+        config: &LlamaConfig,
+        rows: usize,
+        length: usize,
+        recompute: Recompute,
+        threads: usize,
+        accounts: &Accounts,
+    ) -> Result<Self> {
+        let shape = Shape::new(config, rows, length, recompute, threads)?;
+        let mut allocator = Allocator::booking(accounts);
+        let state = State::new(&shape, &mut allocator);
+        let ops = Cpu::new(&shape.cpu(), memory::cpu_memory(&shape, &mut allocator))?;
+        Ok(Llama::with(config, shape, state, ops))
+    }
+
+    /// What [`new`](Self::new) would hold, in bytes, without taking it; `dtype` stands for `T`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), except for threads; or a `dtype` that no model computes with.
+    pub fn footprint(
+        config: &LlamaConfig,
+        rows: usize,
+        length: usize,
+        recompute: Recompute,
+        threads: usize,
+    ) -> Result<Footprint> {
+        let shape = Shape::new(config, rows, length, recompute, threads)?;
+        let mut allocator = Allocator::planning();
+        let _ = (State::<T>::new(&shape, &mut allocator), memory::cpu_memory(&shape, &mut allocator));
+        Ok(allocator.counted())
+    }
+}
+
+impl<T: Float, O: Ops<T>> Llama<T, O> {
+    fn with(config: &LlamaConfig, shape: Shape, mut state: State<T>, mut ops: O) -> Self {
+        let mut angles = vec![0.0; shape.length * shape.width];
+        rope::angles(&config.rope, shape.length, shape.width, &mut angles);
+        ops.upload(&angles, state.angles.view_mut());
+        Llama { config: config.clone(), units: config.units(), shape, state, ops, now: Now::default() }
+    }
+
+    fn head(&self) -> usize {
+        self.shape.layers + 1
+    }
+
+    fn attention_shape(&self) -> AttentionShape {
+        let Shape { heads, kv_heads, width, .. } = self.shape;
+        AttentionShape { rows: self.now.rows, length: self.now.length, heads, kv_heads, width }
+    }
+
+    /// Where the activations of block `layer` are.
+    fn slot(&self, layer: usize) -> usize {
+        if self.shape.recompute == Recompute::Full { 0 } else { layer }
+    }
+}
+
+impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// # Panics
+    /// The micro-batch is empty or larger than the model was built for, or a token or target is outside the
+    /// vocabulary: whoever makes batches has to check that.
+    fn begin(&mut self, batch: &Batch<'_>, gradient_scale: f32) {
+        let Batch { tokens, targets, rows, length } = *batch;
+        let n = rows * length;
+        assert!(n > 0 && tokens.len() == n && targets.len() == n, "a batch of {rows} x {length} tokens");
+        assert!(
+            length <= self.shape.length && n <= self.shape.tokens,
+            "a batch of {rows} x {length} tokens in a model built for {} x {}",
+            self.shape.rows,
+            self.shape.length
+        );
+        let vocab = self.shape.vocab;
+        let outside = tokens.iter().chain(targets).find(|&&t| t as usize >= vocab);
+        assert!(outside.is_none(), "token {outside:?} of a vocabulary of {vocab}");
+        self.now = Now { rows, length, n, scale: gradient_scale, loss: 0.0, held: None };
+        let (state, ops) = (&mut self.state, &mut self.ops);
+        ops.upload(tokens, state.tokens.view_mut().slice(0..n));
+        ops.upload(targets, state.targets.view_mut().slice(0..n));
+        let order = &mut state.host_order.host_mut()[..n];
+        for (position, (entry, &token)) in order.iter_mut().zip(tokens).enumerate() {
+            *entry = u64::from(token) << 32 | position as u64;
+        }
+        order.sort_unstable();
+        ops.upload(order, state.order.view_mut().slice(0..n));
+    }
+
+    fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>) {
+        match unit {
+            0 => self.embed(weights),
+            u if u == self.head() => self.evaluate(weights),
+            u => self.block(u - 1, weights),
+        }
+    }
+
+    fn backward_reads_weights(&self, unit: usize) -> bool {
+        unit != 0
+    }
+
+    fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
+        match unit {
+            0 => self.embed_backward(gradients),
+            u if u == self.head() => self.head_backward(weights, gradients),
+            u => self.block_backward(u - 1, weights, gradients),
+        }
+    }
+
+    fn loss(&self) -> f64 {
+        self.now.loss
+    }
+
+    /// # Panics
+    /// `position` is outside the micro-batch, or `out` is not as long as the vocabulary.
+    fn logits(&mut self, position: usize, weights: &dyn Weights<T>, out: &mut [f32]) {
+        assert!(position < self.now.n, "position {position} of {} tokens", self.now.n);
+        assert_eq!(out.len(), self.shape.vocab, "one logit for each token of the vocabulary");
+        self.logits_at(position, weights, out);
+    }
+}
+
+/// [`Llama::footprint`] for an element type known at run time.
+///
+/// # Errors
+/// As [`Llama::footprint`], or a type that no model computes with.
+pub fn footprint(
+    config: &LlamaConfig,
+    rows: usize,
+    length: usize,
+    dtype: DType,
+    recompute: Recompute,
+    threads: usize,
+) -> Result<Footprint> {
+    match dtype {
+        DType::F32 => Llama::<f32>::footprint(config, rows, length, recompute, threads),
+        DType::Bf16 => Llama::<collectives::bf16>::footprint(config, rows, length, recompute, threads),
+        other => Err(crate::error::Error::config(format!("a model of {other}: f32 and bf16 are possible"))),
+    }
+}

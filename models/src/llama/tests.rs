@@ -1,0 +1,327 @@
+//! The whole model against a naive one in f64, and the promises about bits and memory.
+
+use super::*;
+use crate::config::{Rope, RopeScaling};
+use crate::init::init_range;
+use collectives::{Element, View, ViewMut, bf16};
+
+/// Weights or gradients by unit and tensor.
+#[derive(Clone, Debug, PartialEq)]
+struct Tensors<T> {
+    units: Vec<Vec<Vec<T>>>,
+    ready: Vec<(usize, usize)>,
+}
+
+impl<T: Float> Tensors<T> {
+    fn filled(units: &[Unit], value: f32) -> Self {
+        let tensor = |t: &crate::TensorSpec| vec![T::from_f32(value); t.len()];
+        let units = units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect();
+        Tensors { units, ready: Vec::new() }
+    }
+
+    /// Larger than a trained model's, so that nothing is nearly linear, and no norm is all ones.
+    fn random(units: &[Unit]) -> Self {
+        let mut all = Tensors::filled(units, 0.0);
+        for (unit, tensors) in units.iter().zip(&mut all.units) {
+            for (spec, values) in unit.tensors.iter().zip(tensors) {
+                let init = crate::Init::Normal(if spec.decay { 0.15 } else { 0.3 });
+                let base = if spec.decay { 0.0 } else { 1.0 };
+                let mut drawn = vec![0.0; spec.len()];
+                init_range(&crate::TensorSpec { init, ..spec.clone() }, 7, 0..spec.len(), &mut drawn);
+                *values = drawn.into_iter().map(|x| T::from_f32(base + x)).collect();
+            }
+        }
+        all
+    }
+
+    fn wide(&self) -> Vec<Vec<Vec<f64>>> {
+        let tensor = |t: &Vec<T>| t.iter().map(|x| f64::from(x.to_f32())).collect();
+        self.units.iter().map(|u| u.iter().map(tensor).collect()).collect()
+    }
+}
+
+impl<T: Element> Weights<T> for Tensors<T> {
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
+        self.units[unit][tensor].as_slice().into()
+    }
+}
+
+impl<T: Element> Gradients<T> for Tensors<T> {
+    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
+        assert!(!self.ready.contains(&(unit, tensor)), "{unit}.{tensor} after it was ready");
+        self.units[unit][tensor].as_mut_slice().into()
+    }
+
+    fn ready(&mut self, unit: usize, tensor: usize) {
+        assert!(!self.ready.contains(&(unit, tensor)), "{unit}.{tensor} is ready twice");
+        self.ready.push((unit, tensor));
+    }
+}
+
+fn tokens(n: usize, vocab: usize, seed: u32) -> Vec<u32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) % vocab as u32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+struct Case {
+    config: LlamaConfig,
+    rows: usize,
+    length: usize,
+}
+
+fn nano() -> LlamaConfig {
+    LlamaConfig {
+        layers: 2,
+        hidden: 24,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 6,
+        ffn: 40,
+        vocab: 37,
+        context: 256,
+        ..LlamaConfig::preset("nano").unwrap()
+    }
+}
+
+fn scaled(scaling: RopeScaling) -> LlamaConfig {
+    LlamaConfig { rope: Rope { theta: 10_000.0, scaling }, ..nano() }
+}
+
+fn cases() -> Vec<Case> {
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 32,
+    };
+    let case = |config, rows, length| Case { config, rows, length };
+    vec![
+        case(nano(), 2, 7),
+        case(nano(), 3, 1),
+        case(nano(), 1, 65),
+        case(LlamaConfig { tied: true, ..nano() }, 2, 9),
+        case(scaled(RopeScaling::Linear { factor: 4.0 }), 1, 12),
+        case(scaled(llama3), 1, 12),
+        // One key/value head for all, wide heads, and more queries than one step of attention takes.
+        case(LlamaConfig { kv_heads: 1, head_dim: 34, layers: 1, ..nano() }, 1, 130),
+        case(LlamaConfig { kv_heads: 4, heads: 4, head_dim: 16, layers: 1, ..nano() }, 1, 33),
+    ]
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// rows of x (n, k) times the transpose of w (m, k)
+fn linear(x: &[Vec<f64>], w: &[f64]) -> Vec<Vec<f64>> {
+    x.iter().map(|row| w.chunks(row.len()).map(|w| dot(row, w)).collect()).collect()
+}
+
+fn norm64(x: &[Vec<f64>], w: &[f64], eps: f64) -> Vec<Vec<f64>> {
+    let row = |x: &Vec<f64>| {
+        let scale = 1.0 / (dot(x, x) / x.len() as f64 + eps).sqrt();
+        x.iter().zip(w).map(|(x, w)| x * scale * w).collect()
+    };
+    x.iter().map(row).collect()
+}
+
+fn rope64(config: &LlamaConfig, x: &mut [Vec<f64>], length: usize) {
+    let d = config.head_dim;
+    // The model's own frequencies are tested in rope.rs; here only how they are used.
+    let mut angles = vec![0.0; length * d];
+    rope::angles(&config.rope, length, d, &mut angles);
+    for (i, row) in x.iter_mut().enumerate() {
+        let angles = &angles[i % length * d..][..d];
+        for head in row.chunks_mut(d) {
+            for j in 0..d / 2 {
+                let (c, s) = (f64::from(angles[j]), f64::from(angles[d / 2 + j]));
+                let (a, b) = (head[j], head[d / 2 + j]);
+                (head[j], head[d / 2 + j]) = (a * c - b * s, b * c + a * s);
+            }
+        }
+    }
+}
+
+fn attention64(
+    config: &LlamaConfig,
+    q: &[Vec<f64>],
+    k: &[Vec<f64>],
+    v: &[Vec<f64>],
+    length: usize,
+) -> Vec<Vec<f64>> {
+    let (d, group) = (config.head_dim, config.heads / config.kv_heads);
+    let mut out = vec![vec![0.0; config.heads * d]; q.len()];
+    for (i, out) in out.iter_mut().enumerate() {
+        let start = i / length * length;
+        for head in 0..config.heads {
+            let own = &q[i][head * d..][..d];
+            let at = head / group * d;
+            let scores: Vec<f64> =
+                (start..=i).map(|j| dot(own, &k[j][at..at + d]) / (d as f64).sqrt()).collect();
+            let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+            for (j, s) in scores.iter().enumerate() {
+                let p = (s - largest).exp() / total;
+                for c in 0..d {
+                    out[head * d + c] += p * v[start + j][at + c];
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Logits of every token, by the definition.
+fn logits64(config: &LlamaConfig, w: &[Vec<Vec<f64>>], tokens: &[u32], length: usize) -> Vec<Vec<f64>> {
+    let (h, eps) = (config.hidden, f64::from(config.norm_eps));
+    let add = |x: &mut [Vec<f64>], y: Vec<Vec<f64>>| {
+        x.iter_mut().flatten().zip(y.into_iter().flatten()).for_each(|(x, y)| *x += y);
+    };
+    let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| w[0][0][t as usize * h..][..h].to_vec()).collect();
+    for w in &w[1..=config.layers] {
+        let normed = norm64(&x, &w[0], eps);
+        let (mut q, mut k) = (linear(&normed, &w[1]), linear(&normed, &w[2]));
+        rope64(config, &mut q, length);
+        rope64(config, &mut k, length);
+        let attended = attention64(config, &q, &k, &linear(&normed, &w[3]), length);
+        add(&mut x, linear(&attended, &w[4]));
+        let normed = norm64(&x, &w[5], eps);
+        let mut gate = linear(&normed, &w[6]);
+        for (g, u) in gate.iter_mut().flatten().zip(linear(&normed, &w[7]).into_iter().flatten()) {
+            *g = *g / (1.0 + (-*g).exp()) * u;
+        }
+        add(&mut x, linear(&gate, &w[8]));
+    }
+    let head = &w[config.layers + 1];
+    let normed = norm64(&x, &head[0], eps);
+    linear(&normed, if config.tied { &w[0][0] } else { &head[1] })
+}
+
+fn loss64(logits: &[Vec<f64>], targets: &[u32]) -> f64 {
+    let one = |(row, &t): (&Vec<f64>, &u32)| {
+        let largest = row.iter().copied().fold(f64::MIN, f64::max);
+        row.iter().map(|x| (x - largest).exp()).sum::<f64>().ln() + largest - row[t as usize]
+    };
+    logits.iter().zip(targets).map(one).sum()
+}
+
+struct Run<T> {
+    loss: f64,
+    evaluated: f64,
+    gradients: Tensors<T>,
+    logits: Vec<f32>,
+}
+
+/// One micro-batch; gradients start as NaN, which any `+=` before an `=` would keep.
+fn run<T: Float>(
+    model: &mut Llama<T>,
+    weights: &Tensors<T>,
+    rows: usize,
+    length: usize,
+    scale: f32,
+) -> Run<T> {
+    let n = rows * length;
+    let vocab = model.config.vocab;
+    let (inputs, targets) = (tokens(n, vocab, 1), tokens(n, vocab, 2));
+    let batch = Batch { tokens: &inputs, targets: &targets, rows, length };
+    let last = model.units().len() - 1;
+    let mut gradients = Tensors::filled(model.units(), f32::NAN);
+    model.begin(&batch, scale);
+    for unit in 0..=last {
+        model.forward_unit(unit, weights);
+    }
+    let evaluated = model.loss();
+    let mut logits = vec![0.0; vocab];
+    model.logits(n - 1, weights, &mut logits);
+    for unit in (0..=last).rev() {
+        model.backward_unit(unit, weights, &mut gradients);
+    }
+    let tensors: usize = model.units().iter().map(|u| u.tensors.len()).sum();
+    assert_eq!(gradients.ready.len(), tensors, "every tensor becomes ready");
+    Run { loss: model.loss(), evaluated, gradients, logits }
+}
+
+fn model<T: Float>(
+    config: &LlamaConfig,
+    rows: usize,
+    length: usize,
+    recompute: Recompute,
+    threads: usize,
+) -> Llama<T> {
+    Llama::new(config, rows, length, recompute, threads, &Accounts::default()).unwrap()
+}
+
+/// Relative error of the loss, of the logits and, the worst, of the derivatives.
+fn errors<T: Float>(case: &Case) -> [f64; 3] {
+    let Case { config, rows, length } = case;
+    let (rows, length, n) = (*rows, *length, rows * length);
+    let mut model = model::<T>(config, rows, length, Recompute::None, 1);
+    let weights = Tensors::<T>::random(model.units());
+    let got = run(&mut model, &weights, rows, length, 0.5);
+    assert_eq!(got.loss, got.evaluated);
+    let (inputs, targets) = (tokens(n, config.vocab, 1), tokens(n, config.vocab, 2));
+    let mut wide = weights.wide();
+    let exact = logits64(config, &wide, &inputs, length);
+    let loss = loss64(&exact, &targets);
+    let last = &exact[n - 1];
+    let differences: Vec<f64> = last.iter().zip(&got.logits).map(|(e, &g)| e - f64::from(g)).collect();
+    let logits = (dot(&differences, &differences) / dot(last, last)).sqrt();
+    // Central differences of the naive loss along the gradient itself (its norm), and along a random direction.
+    let total: f64 = got.gradients.wide().iter().flatten().map(|g| dot(g, g)).sum();
+    let mut worst = 0f64;
+    for unit in 0..wide.len() {
+        for tensor in 0..wide[unit].len() {
+            let gradient: Vec<f64> =
+                got.gradients.units[unit][tensor].iter().map(|g| f64::from(g.to_f32())).collect();
+            let size = dot(&gradient, &gradient).sqrt();
+            assert!(size.is_finite(), "{unit}.{tensor}");
+            let mut noise = vec![0.0; gradient.len()];
+            let spec = crate::TensorSpec {
+                init: crate::Init::Normal(1.0),
+                ..model.units()[unit].tensors[tensor].clone()
+            };
+            init_range(&spec, 11, 0..spec.len(), &mut noise);
+            let noise: Vec<f64> = noise.into_iter().map(f64::from).collect();
+            for direction in [&gradient, &noise] {
+                let step = 1e-5 / dot(direction, direction).sqrt().max(1e-30);
+                let start = wide[unit][tensor].clone();
+                let mut at = |sign: f64| {
+                    for ((w, s), d) in wide[unit][tensor].iter_mut().zip(&start).zip(direction) {
+                        *w = s + sign * step * d;
+                    }
+                    loss64(&logits64(config, &wide, &inputs, length), &targets)
+                };
+                let numeric = (at(1.0) - at(-1.0)) / (2.0 * step) * 0.5;
+                wide[unit][tensor] = start;
+                let analytic = dot(&gradient, direction);
+                // With sequences of one token the gradients of queries and keys are zero.
+                let size = size.max(1e-3 * total.sqrt());
+                worst = worst
+                    .max((numeric - analytic).abs() / (size * dot(direction, direction).sqrt().max(1e-30)));
+            }
+        }
+    }
+    [(got.loss - loss).abs() / loss, logits, worst]
+}
+
+#[test]
+fn f32_agrees_with_a_naive_model_and_its_finite_differences() {
+    for case in cases() {
+        let [loss, logits, gradients] = errors::<f32>(&case);
+        let at = format!("{:?} {} x {}", case.config, case.rows, case.length);
+        assert!(loss < 1e-6 && logits < 1e-5 && gradients < 2e-5, "{loss} {logits} {gradients} {at}");
+    }
+}
+
+#[test]
+fn bf16_agrees_with_a_naive_model_within_its_rounding() {
+    for case in cases() {
+        let [loss, logits, gradients] = errors::<bf16>(&case);
+        let at = format!("{:?} {} x {}", case.config, case.rows, case.length);
+        assert!(loss < 1e-2 && logits < 3e-2 && gradients < 5e-2, "{loss} {logits} {gradients} {at}");
+    }
+}

@@ -1,0 +1,183 @@
+//! The kernels that a model is made of: what a device has to provide.
+//!
+//! Memory arrives as views, which on a device are addresses. Shapes: n tokens of the micro-batch, H hidden,
+//! F feed-forward, V vocabulary, Q = heads * width, KV = kv_heads * width; all matrices row-major. Every method
+//! overwrites (`=`) what it calls `out`, unless it says that it adds. Results are the same bits run to run and
+//! for any number of threads.
+
+use collectives::{Element, Float, View, ViewMut};
+
+/// A row-major matrix, or the transpose of one.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, T: Element> {
+    /// The elements in memory.
+    pub data: View<'a, T>,
+    /// Rows of the matrix that is meant (after the transposition).
+    pub rows: usize,
+    /// Columns of the matrix that is meant.
+    pub columns: usize,
+    /// Whether memory holds the transpose.
+    pub transposed: bool,
+}
+
+impl<'a, T: Element> Matrix<'a, T> {
+    /// The matrix (rows, columns) that lies in the first elements of `data`.
+    pub fn new(data: impl Into<View<'a, T>>, rows: usize, columns: usize) -> Self {
+        Matrix { data: data.into().slice(0..rows * columns), rows, columns, transposed: false }
+    }
+
+    /// The transpose of the same memory.
+    pub fn t(self) -> Self {
+        Matrix { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+    }
+}
+
+/// What is added to a product before the one rounding.
+#[derive(Clone, Copy)]
+pub enum Plus<'a, T: Element> {
+    /// Nothing.
+    Nothing,
+    /// What the result holds: `+=`.
+    Old,
+    /// Another matrix of the result's shape: a residual.
+    Other(View<'a, T>),
+}
+
+/// The shape of causal self-attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head h reads number `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub width: usize,
+}
+
+/// Which way a rotary embedding turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Forward.
+    Forward,
+    /// Backward: by the negative angle.
+    Back,
+}
+
+/// Kernels over elements stored as `T` and computed as f32.
+pub trait Ops<T: Float>: Send {
+    /// Copies from the host.
+    fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>);
+
+    /// Copies to the host, after everything before is done.
+    fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]);
+
+    /// `out (m, n) = left (m, k) * right (k, n) + plus`, accumulated in f32 and rounded once to `O`.
+    fn product<O: Float>(
+        &mut self,
+        out: ViewMut<'_, O>,
+        plus: Plus<'_, O>,
+        left: Matrix<'_, T>,
+        right: Matrix<'_, T>,
+    );
+
+    /// Rows of `table` (V, H) at `tokens` (n): `out` (n, H).
+    fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>);
+
+    /// Sums the rows of `d_out` (n, H) by token into `d_table` (V, H): overwritten whole, or added to if `add`.
+    /// `order` (n) holds `token << 32 | position`, ascending.
+    fn embed_backward(
+        &mut self,
+        order: View<'_, u64>,
+        d_out: View<'_, T>,
+        d_table: ViewMut<'_, T>,
+        add: bool,
+    );
+
+    /// RMSNorm: `out = x / sqrt(mean(x^2) + eps) * weight`, over rows of `weight`'s length.
+    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>);
+
+    /// Backward of `norm`: `d_x` is overwritten, or added to if `add`; `d_weight` is overwritten.
+    #[allow(clippy::too_many_arguments)]
+    fn norm_backward(
+        &mut self,
+        x: View<'_, T>,
+        weight: View<'_, T>,
+        eps: f32,
+        d_out: View<'_, T>,
+        d_x: ViewMut<'_, T>,
+        add: bool,
+        d_weight: ViewMut<'_, T>,
+    );
+
+    /// Turns each head of `x` (rows * length, heads * width) in place, pairing i with i + width/2 as Hugging
+    /// Face does. `angles` (length or more, width) holds the cosines of the width/2 pairs, then their sines.
+    fn rope(
+        &mut self,
+        x: ViewMut<'_, T>,
+        angles: View<'_, f32>,
+        heads: usize,
+        width: usize,
+        length: usize,
+        turn: Turn,
+    );
+
+    /// Causal softmax attention: `q` and `out` (n, Q), `k` and `v` (n, KV); `log_sums` (rows, heads, length) gets
+    /// the logarithm of each softmax's denominator. Memory grows linearly with the sequence.
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
+        &mut self,
+        shape: AttentionShape,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        out: ViewMut<'_, T>,
+        log_sums: ViewMut<'_, f32>,
+    );
+
+    /// Backward of `attention`; the probabilities are computed again.
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>);
+
+    /// `out = gate * sigmoid(gate) * up`.
+    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>);
+
+    /// Backward of `swiglu`, in place: `gate` and `up` become their gradients, and `d_out` becomes `out`, which
+    /// the gradient of the next matrix needs.
+    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>);
+
+    /// Cross-entropy of each row of `logits` (targets, V), which are lost: `losses` gets one value a row, and
+    /// `d_logits`, if wanted, the gradient of their sum times `scale`.
+    fn cross_entropy(
+        &mut self,
+        logits: ViewMut<'_, f32>,
+        targets: View<'_, u32>,
+        losses: ViewMut<'_, f32>,
+        d_logits: Option<ViewMut<'_, T>>,
+        scale: f32,
+    );
+}
+
+/// What the backward of attention reads and writes; shapes as in [`Ops::attention`].
+pub struct AttentionBackward<'a, T: Element> {
+    /// Queries.
+    pub q: View<'a, T>,
+    /// Keys.
+    pub k: View<'a, T>,
+    /// Values.
+    pub v: View<'a, T>,
+    /// The result of the forward.
+    pub out: View<'a, T>,
+    /// Its logarithms of denominators.
+    pub log_sums: View<'a, f32>,
+    /// The gradient of `out`.
+    pub d_out: View<'a, T>,
+    /// Gets the gradient of `q`.
+    pub d_q: ViewMut<'a, T>,
+    /// Gets the gradient of `k`.
+    pub d_k: ViewMut<'a, T>,
+    /// Gets the gradient of `v`.
+    pub d_v: ViewMut<'a, T>,
+}
