@@ -85,6 +85,11 @@ impl Memory {
     pub fn place(&self) -> Place {
         self.place
     }
+
+    /// The address, also on a device.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
 }
 
 impl Drop for Memory {

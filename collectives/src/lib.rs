@@ -4,18 +4,26 @@
 pub mod bootstrap;
 mod bucket;
 mod buffer;
+mod communicator;
 mod element;
+mod engine;
 mod error;
 mod ledger;
 #[doc(hidden)]
 pub mod oracle;
+mod pending;
 pub mod reduce;
+pub mod schedule;
 pub mod simd;
 pub mod transport;
+pub mod watch;
 
 pub use bucket::{Bucket, Buckets, Placed};
 pub use buffer::{Buffer, Memory, Place, View, ViewMut};
+pub use communicator::Communicator;
 pub use element::{DType, Element, Float, ReduceOp};
+pub use engine::{Options, Priority, Progress, Stats};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use ledger::Account;
+pub use pending::Pending;

@@ -75,8 +75,20 @@ fn join(op: ReduceOp, dtype: DType, a: Number, b: Number) -> Number {
                 ReduceOp::Product => $a * $b,
                 _ if $a.is_nan() => $a,
                 _ if $b.is_nan() => $b,
-                ReduceOp::Min => if $b < $a { $b } else { $a },
-                ReduceOp::Max => if $b > $a { $b } else { $a },
+                ReduceOp::Min => {
+                    if $b < $a {
+                        $b
+                    } else {
+                        $a
+                    }
+                }
+                ReduceOp::Max => {
+                    if $b > $a {
+                        $b
+                    } else {
+                        $a
+                    }
+                }
             }
         };
     }

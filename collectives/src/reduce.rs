@@ -50,7 +50,10 @@ pub fn kernel(dtype: DType, op: ReduceOp, wide: bool, inputs: usize) -> Kernel {
 ///
 /// Panics when lengths differ or there is no input.
 pub fn reduce<T: Element>(op: ReduceOp, inputs: &[&[T]], out: &mut [T]) {
-    assert!(!inputs.is_empty() && inputs.iter().all(|i| i.len() == out.len()), "inputs as long as the output");
+    assert!(
+        !inputs.is_empty() && inputs.iter().all(|i| i.len() == out.len()),
+        "inputs as long as the output"
+    );
     let pointers: Vec<*const u8> = inputs.iter().map(|i| i.as_ptr().cast()).collect();
     // SAFETY: slices of the output's length, and the output's borrow is exclusive.
     unsafe { kernel(T::DTYPE, op, false, inputs.len())(&pointers, out.as_mut_ptr().cast(), out.len()) }
@@ -467,9 +470,7 @@ mod tests {
                             .map(|r| if r == replaced { own.as_ptr() } else { data[r].as_ptr() }.cast())
                             .collect();
                         // SAFETY: the output is exactly one of the inputs.
-                        unsafe {
-                            kernel(T::DTYPE, op, false, n)(&pointers, own.as_mut_ptr().cast(), count)
-                        };
+                        unsafe { kernel(T::DTYPE, op, false, n)(&pointers, own.as_mut_ptr().cast(), count) };
                         assert_eq!(bits(&own), bits(&expected), "{} {op} in place of {replaced}", T::DTYPE);
                     }
                     let wide = oracle::reduce_wide(op, &slices);

@@ -2,6 +2,8 @@
 
 pub mod ucx;
 
+pub mod threads;
+
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 

@@ -1,0 +1,145 @@
+//! The ranks of one group and everything they can do together.
+//!
+//! Every length, root and place is checked here, once; what lies below works on addresses.
+
+mod blocking;
+mod check;
+mod started;
+
+use crate::buffer::Buffer;
+use crate::element::Element;
+use crate::engine::{Handle, Options, Priority, Stats};
+use crate::error::{Error, Result};
+use crate::ledger::Account;
+use crate::schedule::{Algorithm, Call, Kind, Schedule};
+use crate::transport::{Transport, threads};
+use crate::watch::MAX_SIZE;
+use std::sync::Arc;
+
+/// A group of ranks that call collectives together. All ranks of the group make the same collective calls in the
+/// same order; messages ([`send`](Self::send), [`recv`](Self::recv)) are between two ranks and apart from that.
+///
+/// Blocking calls borrow slices, views or buffers; `start_…` calls take buffers and return a
+/// [`Pending`](crate::Pending) that gives them back. Results are the same bits on every transport and for every
+/// algorithm (see [`reduce`](crate::reduce)). After any error the communicator is unusable: peers are told, and
+/// each later call returns the same error.
+///
+/// Cloning is cheap and gives another handle on the same group.
+#[derive(Clone)]
+pub struct Communicator {
+    handle: Arc<Handle>,
+    rank: usize,
+    size: usize,
+    transport: &'static str,
+    priority: Priority,
+}
+
+impl Communicator {
+    /// A communicator over any transport.
+    pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Communicator> {
+        let (rank, size, name) = (transport.rank(), transport.size(), transport.name());
+        if size > MAX_SIZE {
+            return Err(Error::Launch(format!(
+                "{size} ranks were asked for; at most {MAX_SIZE} can be one group"
+            )));
+        }
+        let handle = Arc::new(Handle::new(transport, options)?);
+        Ok(Communicator { handle, rank, size, transport: name, priority: Priority::default() })
+    }
+
+    /// `n` ranks for as many threads of this process; element r is rank r's.
+    pub fn threads(n: usize) -> Vec<Communicator> {
+        Self::threads_with(n, Options::default()).expect("inline progress needs nothing that could fail")
+    }
+
+    /// The same with options. Fails when a progress thread cannot be started.
+    pub fn threads_with(n: usize, options: Options) -> Result<Vec<Communicator>> {
+        threads::group(n).into_iter().map(|t| Communicator::new(Box::new(t), options)).collect()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ranks in the group.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The name of what moves the bytes.
+    pub fn transport_name(&self) -> &'static str {
+        self.transport
+    }
+
+    /// Zeroed memory that the transport moves fastest.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
+            return Err(self.argument("alloc", format!("{len} elements of {} exceed all memory", T::DTYPE)));
+        };
+        Ok(Buffer::from_memory(self.handle.shared.lock().alloc(bytes)?))
+    }
+
+    /// A handle on the same group whose started calls have this priority. Calls that somebody waits for go
+    /// first in any case.
+    pub fn with_priority(&self, priority: Priority) -> Communicator {
+        Communicator { priority, ..self.clone() }
+    }
+
+    /// Moves started calls forward without waiting for anything. Fails when the communicator has failed.
+    pub fn progress(&self) -> Result<()> {
+        self.handle.shared.progress()
+    }
+
+    /// What this communicator has done so far.
+    pub fn stats(&self) -> Stats {
+        self.handle.shared.stats()
+    }
+
+    /// Bytes of the engine's own memory: staging and incoming contributions.
+    pub fn scratch(&self) -> Account {
+        self.handle.shared.lock().scratch_account()
+    }
+
+    /// Makes every later call of `kind` use `algorithm`; `None` leaves the choice to the tuner, as at the start.
+    /// All ranks do this together. Fails when the algorithm cannot carry that kind here.
+    pub fn force(&self, kind: Kind, algorithm: Option<Algorithm>) -> Result<()> {
+        self.handle.shared.lock().force(kind, algorithm)
+    }
+
+    /// What this rank would do in `call`, step by step, which algorithm carries it, and why; `registered` tells
+    /// whether the buffers come from [`alloc`](Self::alloc).
+    pub fn explain(&self, call: Call, registered: bool) -> Schedule {
+        self.handle.shared.lock().explain(call, registered)
+    }
+
+    /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank
+    /// that gave no color. Every rank of this communicator takes part.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        let sequence = self.handle.shared.lock().sequence();
+        let mine = [i64::from(color.is_some()), i64::from(color.unwrap_or(0)), key];
+        let mut all = vec![0i64; 3 * self.size];
+        self.all_gather(&mine[..], &mut all[..])?;
+        let Some(color) = color else { return Ok(None) };
+        let mut members: Vec<usize> =
+            (0..self.size).filter(|r| all[3 * r] == 1 && all[3 * r + 1] == i64::from(color)).collect();
+        members.sort_by_key(|&r| (all[3 * r + 2], r));
+        let mut engine = self.handle.shared.lock();
+        // The same on all members, and no other split of this group has it.
+        let context = sequence << 32 | u64::from(color);
+        let transport = engine.subgroup(&members, context)?;
+        let options = engine.options();
+        drop(engine);
+        Communicator::new(transport, options).map(Some)
+    }
+
+    pub(crate) fn argument(&self, call: &'static str, problem: String) -> Error {
+        Error::Argument { call, rank: self.rank, problem }
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Communicator(rank {} of {} over {})", self.rank, self.size, self.transport)
+    }
+}

@@ -1,0 +1,464 @@
+//! Carries calls out: several in flight at once, the awaited and urgent ones first, never blocking inside a step.
+//!
+//! All ranks start the same collectives in the same order; they may finish in any. Each start does at once what
+//! can be done without a peer, so that peers need not wait for this rank to look again. Further progress is made
+//! by whoever waits, by [`progress`](crate::Communicator::progress), and by a thread if one was asked for.
+
+mod execute;
+mod scratch;
+mod shared;
+mod stats;
+
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
+use crate::ledger::Account;
+use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule, Tuning};
+use crate::transport::Transport;
+use crate::watch::Fingerprint;
+use execute::{Env, Outcome, State};
+use scratch::Pool;
+pub(crate) use shared::{Handle, Shared};
+pub use stats::Stats;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Which of several calls in flight goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// When nothing else can go on.
+    #[default]
+    Low,
+    /// Before all of low priority; a call that somebody waits for goes before both.
+    High,
+}
+
+/// Who makes progress while nobody waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Progress {
+    /// Nobody; a step happens when a call is started, waited for, or when `progress` is called.
+    #[default]
+    Inline,
+    /// A thread of this communicator.
+    Thread {
+        /// The processor that it is bound to.
+        cpu: Option<usize>,
+    },
+}
+
+/// How a communicator behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Who makes progress while nobody waits.
+    pub progress: Progress,
+    /// How long a peer may be silent, while this rank waits, before the call fails.
+    pub deadline: Duration,
+    /// How often to look again before yielding the processor; by default few times when the group has more ranks
+    /// than this machine has processors.
+    pub spin: Option<u32>,
+    /// Sizes at which algorithms change. The same on every rank.
+    pub tuning: Tuning,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            progress: Progress::default(),
+            deadline: crate::watch::DEADLINE,
+            spin: None,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+/// Bytes after which calls of higher priority get a look, when there are several.
+const QUANTUM: usize = 512 << 10;
+
+/// One call's place in the engine.
+struct Flight {
+    schedule: Option<Arc<Schedule>>,
+    state: State,
+    stage: Stage,
+    priority: Priority,
+    blocked_on: usize,
+    /// Buffers of a call that nobody waits for any more.
+    orphan: Option<Box<dyn Any + Send>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Free,
+    Running,
+    Done,
+    /// Ended by the engine's failure.
+    Failed,
+}
+
+/// The addresses of a call's buffers.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends {
+    pub send: *const u8,
+    pub send_bytes: usize,
+    pub recv: *mut u8,
+    pub recv_bytes: usize,
+}
+
+pub(crate) struct Engine {
+    transport: Box<dyn Transport>,
+    group: Group,
+    options: Options,
+    flights: Vec<Flight>,
+    free: Vec<u32>,
+    /// Calls in flight, in the order of their start.
+    order: Vec<u32>,
+    cache: Cache,
+    forced: [Option<Algorithm>; Kind::ALL.len()],
+    /// Collectives started so far.
+    sequence: u64,
+    /// Rounds published so far.
+    rounds: u64,
+    pool: Pool,
+    pointers: Vec<*const u8>,
+    failed: Option<Error>,
+    stats: Stats,
+}
+
+// SAFETY: the raw pointers are to buffers that belong to calls in flight; who owns those (`Pending`, a blocking
+// caller, or the engine itself) keeps them until the call is done, and any thread may copy to and from them.
+unsafe impl Send for Engine {}
+
+impl Engine {
+    fn new(mut transport: Box<dyn Transport>, options: Options) -> Self {
+        let direct = transport.direct().map(|d| d.inline_limit());
+        let group = Group { rank: transport.rank(), size: transport.size(), direct, tuning: options.tuning };
+        Engine {
+            transport,
+            group,
+            options,
+            flights: Vec::new(),
+            free: Vec::new(),
+            order: Vec::new(),
+            cache: Cache::default(),
+            forced: [None; Kind::ALL.len()],
+            sequence: 0,
+            rounds: 0,
+            pool: Pool::default(),
+            pointers: Vec::with_capacity(64),
+            failed: None,
+            stats: Stats::default(),
+        }
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    pub fn scratch_account(&self) -> Account {
+        self.pool.account.clone()
+    }
+
+    pub fn alloc(&mut self, bytes: usize) -> Result<Memory> {
+        self.transport.alloc(bytes)
+    }
+
+    pub fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+        self.transport.subgroup(members, context)
+    }
+
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    pub fn failure(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    /// Makes every later call of `kind` use `algorithm`; `None` leaves the choice to the tuner.
+    pub fn force(&mut self, kind: Kind, algorithm: Option<Algorithm>) -> Result<()> {
+        if let Some(algorithm) = algorithm {
+            let candidates = Algorithm::candidates(kind, &self.group);
+            if !candidates.contains(&algorithm) {
+                let known: Vec<&str> = candidates.iter().map(|a| a.name()).collect();
+                let problem = format!(
+                    "algorithm {algorithm} was asked for, which cannot carry it over {} with {} ranks; \
+                     possible: {}",
+                    self.transport.name(),
+                    self.group.size,
+                    known.join(", ")
+                );
+                return Err(Error::Argument { call: kind.name(), rank: self.group.rank, problem });
+            }
+        }
+        self.forced[kind as usize] = algorithm;
+        self.cache.clear();
+        Ok(())
+    }
+
+    /// The schedule that `call` would have with buffers that peers can read where they are, or not.
+    pub fn explain(&self, call: Call, registered: bool) -> Schedule {
+        let local = Local { send_registered: registered, recv_registered: registered };
+        Schedule::new(call, &self.group, local, self.forced[call.kind as usize])
+    }
+
+    /// Starts a call and does what can be done at once. A message goes under `tag`; a collective has its own.
+    ///
+    /// # Safety
+    /// The buffers are as long as the schedule of `call` assumes, disjoint unless in place, and stay where they
+    /// are, untouched, until the call is done or this engine has failed.
+    pub unsafe fn start(
+        &mut self,
+        call: Call,
+        ends: Ends,
+        tag: Option<u64>,
+        priority: Priority,
+    ) -> Result<u32> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        let local = self.local(&call, &ends);
+        let (group, forced) = (&self.group, self.forced[call.kind as usize]);
+        let schedule = self.cache.get(call, local, || Schedule::new(call, group, local, forced));
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(Flight {
+                schedule: None,
+                state: State::empty(),
+                stage: Stage::Free,
+                priority,
+                blocked_on: 0,
+                orphan: None,
+            });
+            self.flights.len() as u32 - 1
+        });
+        let flight = &mut self.flights[id as usize];
+        let state = &mut flight.state;
+        state.reset(group.size, schedule.rounds);
+        if schedule.scratch > 0 {
+            let taken = self.pool.take(schedule.scratch, schedule.scratch_published, &mut *self.transport);
+            match taken {
+                Ok(mut scratch) => {
+                    state.scratch_at = scratch.memory.as_mut_ptr();
+                    state.scratch = Some(scratch);
+                }
+                Err(error) => {
+                    self.free.push(id);
+                    // Peers expect this call of this rank, which will now never come.
+                    return Err(self.fail(error));
+                }
+            }
+        }
+        (state.send, state.recv) = (ends.send, ends.recv);
+        state.fingerprint = Fingerprint::of(&call);
+        state.base = self.rounds;
+        state.sequence = self.sequence;
+        state.tag = match tag {
+            Some(tag) => 1 << 63 | tag,
+            None => {
+                self.sequence += 1;
+                state.sequence << 16
+            }
+        };
+        self.rounds += schedule.rounds as u64;
+        self.stats.calls += 1;
+        self.stats.bytes_sent += call.volume(group.rank, group.size) as u64;
+        (flight.stage, flight.priority, flight.schedule) = (Stage::Running, priority, Some(schedule));
+        self.order.push(id);
+        self.run(id).map(|_| id)
+    }
+
+    /// What peers can read where it is. Small inputs are copied anyway.
+    fn local(&mut self, call: &Call, ends: &Ends) -> Local {
+        let Some(inline) = self.group.direct else { return Local::default() };
+        if ends.send_bytes.max(ends.recv_bytes) <= inline {
+            return Local::default();
+        }
+        let direct = self.transport.direct().expect("a transport that had direct access keeps it");
+        Local {
+            send_registered: direct.registered(ends.send, ends.send_bytes),
+            // Only an all_reduce publishes its output.
+            recv_registered: call.kind == Kind::AllReduce && direct.registered(ends.recv, ends.recv_bytes),
+        }
+    }
+
+    /// Runs one call as far as it goes. True when it should have another look before others.
+    fn run(&mut self, id: u32) -> Result<bool> {
+        let alone = self.order.len() == 1;
+        let floor = if alone { u64::MAX } else { self.floor(id) };
+        let flight = &mut self.flights[id as usize];
+        let schedule = flight.schedule.as_ref().expect("a call in flight has a schedule");
+        let mut env = Env {
+            transport: &mut *self.transport,
+            stats: &mut self.stats,
+            pointers: &mut self.pointers,
+            quantum: if alone { usize::MAX } else { QUANTUM },
+            floor,
+        };
+        match execute::run(schedule, &mut flight.state, &mut env) {
+            Ok(Outcome::Done) => {
+                self.done(id);
+                Ok(false)
+            }
+            Ok(Outcome::Blocked(peer)) => {
+                flight.blocked_on = peer;
+                Ok(false)
+            }
+            Ok(Outcome::Yield) => Ok(true),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// The first published round of calls before `id` that this rank has not finished.
+    fn floor(&self, id: u32) -> u64 {
+        let own = self.flights[id as usize].state.base;
+        let unfinished = self.order.iter().filter_map(|&other| {
+            let flight = &self.flights[other as usize];
+            let rounds = flight.schedule.as_ref().map_or(0, |s| s.rounds);
+            let (base, finished) = (flight.state.base, flight.state.finished);
+            (base < own && finished < rounds).then_some(base + finished as u64)
+        });
+        unfinished.min().unwrap_or(u64::MAX)
+    }
+
+    fn done(&mut self, id: u32) {
+        self.order.retain(|&other| other != id);
+        let flight = &mut self.flights[id as usize];
+        flight.stage = Stage::Done;
+        let schedule = flight.schedule.take().expect("a call in flight has a schedule");
+        if let Some(mut scratch) = flight.state.scratch.take() {
+            if schedule.scratch_published {
+                scratch.busy_until = Some(flight.state.base + schedule.rounds as u64 - 1);
+            }
+            self.pool.give_back(scratch);
+        }
+        if flight.orphan.take().is_some() {
+            self.release(id);
+        }
+    }
+
+    fn release(&mut self, id: u32) {
+        self.flights[id as usize].stage = Stage::Free;
+        self.free.push(id);
+    }
+
+    /// Ends everything: this and every later call fails alike, and peers are told, so that nobody hangs.
+    fn fail(&mut self, error: Error) -> Error {
+        if let Some(first) = &self.failed {
+            return first.clone();
+        }
+        self.transport.abort(&error);
+        self.failed = Some(error.clone());
+        for id in std::mem::take(&mut self.order) {
+            let flight = &mut self.flights[id as usize];
+            flight.stage = Stage::Failed;
+            if let Some(scratch) = flight.state.scratch.take() {
+                // Peers that have not heard of it yet may still read.
+                std::mem::forget(scratch);
+            }
+            if flight.orphan.take().is_some() {
+                self.release(id);
+            }
+        }
+        error
+    }
+
+    /// Moves every call as far as it goes, by priority; `awaited` first, and no further once it is done.
+    fn poll(&mut self, awaited: Option<u32>) -> Result<()> {
+        if let Some(id) = awaited
+            && self.order.len() == 1
+        {
+            while self.flights[id as usize].stage == Stage::Running && self.run(id)? {}
+            return Ok(());
+        }
+        'again: loop {
+            for class in 0..3 {
+                let mut at = 0;
+                while let Some(&id) = self.order.get(at) {
+                    let of = match (awaited == Some(id), self.flights[id as usize].priority) {
+                        (true, _) => 0,
+                        (_, Priority::High) => 1,
+                        (_, Priority::Low) => 2,
+                    };
+                    if of == class {
+                        let more = self.run(id)?;
+                        if more || (self.flights[id as usize].stage == Stage::Done && awaited == Some(id)) {
+                            if !more {
+                                return Ok(());
+                            }
+                            continue 'again;
+                        }
+                    }
+                    // A call that is done has left the list.
+                    at += usize::from(self.order.get(at) == Some(&id));
+                }
+            }
+            return Ok(());
+        }
+    }
+
+    /// Notices peers that are gone, and a peer that has been silent for too long since `since`.
+    fn check(&mut self, id: Option<u32>, since: Instant) -> Result<()> {
+        if let Err(error) = self.transport.check() {
+            // What the peer sent before it went may be all that was missing.
+            self.poll(id)?;
+            if id.is_some_and(|id| self.flights[id as usize].stage != Stage::Running) {
+                return Ok(());
+            }
+            return Err(self.fail(error));
+        }
+        let Some(id) = id else { return Ok(()) };
+        let after = self.options.deadline;
+        if since.elapsed() < after {
+            return Ok(());
+        }
+        let flight = &self.flights[id as usize];
+        let Some(schedule) = &flight.schedule else { return Ok(()) };
+        let (what, rank, peer) = (schedule.call.to_string(), self.group.rank, flight.blocked_on);
+        Err(self.fail(Error::Timeout { what, rank, peer, after }))
+    }
+}
+
+impl Drop for Engine {
+    /// Lets calls that nobody waits for end, for a while; then gives up, aloud.
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let grace = Duration::from_secs(5).min(self.options.deadline);
+        // Nothing but published scratch or a call in flight can hold this rank up.
+        while self.failed.is_none() && !(self.order.is_empty() && self.pool.quiet(&mut *self.transport)) {
+            let late = start.elapsed() > grace;
+            if self.poll(None).is_err() || self.check(None, start).is_err() {
+                break;
+            }
+            if late {
+                if let Some(&id) = self.order.first() {
+                    let flight = &self.flights[id as usize];
+                    let what = flight.schedule.as_ref().map_or(String::new(), |s| s.call.to_string());
+                    let error = Error::Timeout {
+                        what: format!("{what}, dropped without a wait,"),
+                        rank: self.group.rank,
+                        peer: flight.blocked_on,
+                        after: grace,
+                    };
+                    self.leak();
+                    self.fail(error);
+                }
+                break;
+            }
+            self.transport.park(Duration::from_millis(1));
+        }
+        self.pool.leak_busy(&mut *self.transport);
+    }
+}
+
+impl Engine {
+    /// Never gives back the buffers of dropped calls: a peer may still be reading them.
+    fn leak(&mut self) {
+        for flight in &mut self.flights {
+            if let Some(buffers) = flight.orphan.take() {
+                std::mem::forget(buffers);
+            }
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! One call in flight: runs the steps of its schedule until it is done or has to wait for a peer.
+
+use super::scratch::Scratch;
+use super::stats::Stats;
+use crate::error::{Error, Result};
+use crate::schedule::{Operand, Peers, Remote, Schedule, Space, Span, Step};
+use crate::transport::{Direct, Request, Tag, Transport};
+use crate::watch::Fingerprint;
+use std::time::Instant;
+
+/// Reductions and copies shorter than this many bytes are not timed: reading the clock would cost more.
+pub(super) const TIMED: usize = 16 << 10;
+
+/// Where a call in flight is.
+pub(super) struct State {
+    pub send: *const u8,
+    pub recv: *mut u8,
+    pub scratch: Option<Scratch>,
+    pub scratch_at: *mut u8,
+    pub fingerprint: Fingerprint,
+    /// The number of this call among the collectives of its group.
+    pub sequence: u64,
+    /// The tag of slot 0; other slots follow it.
+    pub tag: u64,
+    /// The number of its first published round in the group.
+    pub base: u64,
+    /// How many of its rounds this rank has finished.
+    pub finished: usize,
+    /// The next step.
+    pub at: usize,
+    /// Bytes of the current copy or elements of the current reduction that are done.
+    part: usize,
+    posted: Vec<Posted>,
+    peers: Vec<PeerAt>,
+}
+
+struct Posted {
+    group: usize,
+    peer: usize,
+    request: Request,
+}
+
+/// What a peer has published for this call.
+#[derive(Clone, Copy)]
+struct PeerAt {
+    /// The last round that was seen, plus one.
+    seen: usize,
+    /// What it published in the first round of the current exchange, in place, or in the last round, staged.
+    ptr: *const u8,
+    staged: bool,
+}
+
+/// What stopped a call.
+pub(super) enum Outcome {
+    Done,
+    /// It waits for this rank.
+    Blocked(usize),
+    /// It worked long enough that calls of higher priority should have a look.
+    Yield,
+}
+
+/// What a call needs of its engine.
+pub(super) struct Env<'a> {
+    pub transport: &'a mut dyn Transport,
+    pub stats: &'a mut Stats,
+    pub pointers: &'a mut Vec<*const u8>,
+    /// The most bytes to copy or reduce before looking at other calls.
+    pub quantum: usize,
+    /// The first round of earlier calls that this rank has not finished.
+    pub floor: u64,
+}
+
+impl State {
+    pub fn empty() -> Self {
+        State {
+            send: std::ptr::null(),
+            recv: std::ptr::null_mut(),
+            scratch: None,
+            scratch_at: std::ptr::null_mut(),
+            fingerprint: Fingerprint::from_bits(0),
+            sequence: 0,
+            tag: 0,
+            base: 0,
+            finished: 0,
+            at: 0,
+            part: 0,
+            posted: Vec::new(),
+            peers: Vec::new(),
+        }
+    }
+
+    /// Prepares for a new call; keeps its lists' memory.
+    pub fn reset(&mut self, size: usize, rounds: usize) {
+        self.finished = 0;
+        self.at = 0;
+        self.part = 0;
+        self.posted.clear();
+        self.peers.clear();
+        if rounds > 0 {
+            self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), staged: false });
+        }
+    }
+
+    fn read(&self, space: Space, offset: usize) -> *const u8 {
+        let base = match space {
+            Space::Send => self.send,
+            Space::Recv => self.recv,
+            Space::Scratch => self.scratch_at,
+        };
+        // SAFETY: schedules stay inside the buffers whose lengths the communicator checked and inside the
+        // scratch that they asked for.
+        unsafe { base.add(offset) }
+    }
+
+    fn write(&self, span: Span) -> *mut u8 {
+        let base = match span.space {
+            // Only in place is the input written to, and then both are one buffer.
+            Space::Send | Space::Recv => self.recv,
+            Space::Scratch => self.scratch_at,
+        };
+        // SAFETY: as in `read`.
+        unsafe { base.add(span.offset) }
+    }
+
+    fn remote(&self, remote: Remote) -> *const u8 {
+        let peer = &self.peers[remote.peer as usize];
+        // SAFETY: the peer runs the same call (its fingerprint was compared), so it published as much as the
+        // schedule reads.
+        unsafe { peer.ptr.add(if peer.staged { remote.staged } else { remote.in_place }) }
+    }
+}
+
+fn direct(transport: &mut dyn Transport) -> &mut dyn Direct {
+    transport.direct().expect("only transports with direct access get schedules that publish")
+}
+
+fn each(peers: Peers, rank: usize, size: usize) -> impl Iterator<Item = usize> {
+    let range = match peers {
+        Peers::All => 0..size,
+        Peers::One(peer) => peer..peer + 1,
+    };
+    range.filter(move |&p| p != rank)
+}
+
+/// Runs `state` as far as it goes.
+pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<Outcome> {
+    let (rank, size) = (schedule.rank, schedule.size);
+    let mut worked = 0;
+    while let Some(step) = schedule.steps.get(state.at) {
+        match *step {
+            Step::Frame { at, payload } => {
+                let frame = state.write(Span::scratch(at, 8 + payload.bytes));
+                let from = state.read(payload.space, payload.offset);
+                // SAFETY: the schedule reserved the frame for this; payloads do not overlap it.
+                unsafe {
+                    frame.cast::<u64>().write_unaligned(state.fingerprint.bits());
+                    std::ptr::copy_nonoverlapping(from, frame.add(8), payload.bytes);
+                }
+            }
+            Step::Send { to, slot, group, span } => {
+                let tag = Tag(state.tag + slot as u64);
+                let src = state.read(span.space, span.offset);
+                // SAFETY: the buffers live and stay as they are until the call is done, which `Wait` precedes.
+                let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
+                let request = request.map_err(|e| in_words(e, schedule, state))?;
+                state.posted.push(Posted { group, peer: to, request });
+            }
+            Step::Recv { from, slot, group, span } => {
+                let tag = Tag(state.tag + slot as u64);
+                // SAFETY: as for a send; nothing else touches the span until `Wait`.
+                let request = unsafe { env.transport.recv(from, tag, state.write(span), span.bytes) };
+                let request = request.map_err(|e| in_words(e, schedule, state))?;
+                state.posted.push(Posted { group, peer: from, request });
+            }
+            Step::Wait { group } => {
+                let mut waits_for = None;
+                let mut i = 0;
+                while i < state.posted.len() {
+                    let p = &state.posted[i];
+                    if p.group == group {
+                        if env.transport.test(p.request).map_err(|e| in_words(e, schedule, state))? {
+                            state.posted.swap_remove(i);
+                            continue;
+                        }
+                        waits_for.get_or_insert(p.peer);
+                    }
+                    i += 1;
+                }
+                if let Some(peer) = waits_for {
+                    return Ok(Outcome::Blocked(peer));
+                }
+            }
+            Step::Check { from, at } => {
+                let header = state.read(Space::Scratch, at).cast::<u64>();
+                // SAFETY: the schedule reserved these eight bytes, and they have arrived.
+                let theirs = Fingerprint::from_bits(unsafe { header.read_unaligned() });
+                compare(schedule, state, from, theirs)?;
+            }
+            Step::Copy { from, to } => {
+                let (src, dst) = (state.read(from.space, from.offset), state.write(to));
+                if !copy(src, dst, to.bytes, state, env, &mut worked) {
+                    return Ok(Outcome::Yield);
+                }
+            }
+            Step::Read { from, to } => {
+                let (src, dst) = (state.remote(from), state.write(to));
+                if !copy(src, dst, to.bytes, state, env, &mut worked) {
+                    return Ok(Outcome::Yield);
+                }
+            }
+            Step::Reduce { first, inputs, out, count } => {
+                let operands = &schedule.operands[first..first + inputs];
+                if !reduce(
+                    schedule,
+                    operands,
+                    state.write(out),
+                    out.bytes / count,
+                    count,
+                    state,
+                    env,
+                    &mut worked,
+                ) {
+                    return Ok(Outcome::Yield);
+                }
+            }
+            Step::Claim => {
+                if let Some(until) = state.scratch.as_ref().and_then(|s| s.busy_until) {
+                    let direct = direct(env.transport);
+                    if let Some(peer) = each(Peers::All, rank, size).find(|&p| !direct.finished(p, until)) {
+                        return Ok(Outcome::Blocked(peer));
+                    }
+                }
+            }
+            Step::Publish { round, span, staged } => {
+                let src = state.read(span.space, span.offset);
+                let flag = if staged { Fingerprint::STAGED } else { 0 };
+                let (sequence, bits) = (state.base + round as u64, state.fingerprint.bits() | flag);
+                // SAFETY: the span is registered or small, and stays as it is until peers have finished: that
+                // is what `Released` and `Claim` wait for.
+                if !unsafe { direct(env.transport).publish(sequence, bits, src, span.bytes) }? {
+                    let direct = direct(env.transport);
+                    let old = sequence.saturating_sub(direct.depth());
+                    let peer = each(Peers::All, rank, size).find(|&p| !direct.finished(p, old));
+                    return Ok(Outcome::Blocked(peer.unwrap_or(rank)));
+                }
+            }
+            Step::Await { round, first, peers } => {
+                let sequence = state.base + round as u64;
+                let mut waits_for = None;
+                let direct = direct(env.transport);
+                for p in each(peers, rank, size) {
+                    let seen = state.peers[p];
+                    if seen.seen > round || !(first || seen.staged) {
+                        continue;
+                    }
+                    match direct.published(p, sequence)? {
+                        Some((ptr, _, bits)) => {
+                            compare(schedule, state, p, Fingerprint::from_bits(bits))?;
+                            let staged = bits & Fingerprint::STAGED != 0;
+                            state.peers[p] = PeerAt { seen: round + 1, ptr, staged };
+                        }
+                        None => {
+                            waits_for.get_or_insert(p);
+                        }
+                    }
+                }
+                if let Some(peer) = waits_for {
+                    return Ok(Outcome::Blocked(peer));
+                }
+            }
+            Step::UnlessInPlace { peers, go } => {
+                if each(peers, rank, size).any(|p| state.peers[p].staged) {
+                    state.at = go;
+                    continue;
+                }
+            }
+            Step::Go { to } => {
+                state.at = to;
+                continue;
+            }
+            Step::Finish { first, last } => {
+                let direct = direct(env.transport);
+                // The place of a round is marked for a later round only once the earlier one is through.
+                if state.base + last as u64 >= env.floor.saturating_add(direct.depth()) {
+                    return Ok(Outcome::Blocked(rank));
+                }
+                for round in first..=last {
+                    direct.finish(state.base + round as u64);
+                }
+                state.finished = last + 1;
+            }
+            Step::Released { round, peers } => {
+                let sequence = state.base + round as u64;
+                let direct = direct(env.transport);
+                if let Some(peer) = each(peers, rank, size).find(|&p| !direct.finished(p, sequence)) {
+                    return Ok(Outcome::Blocked(peer));
+                }
+            }
+        }
+        state.at += 1;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Copies what is left of a step, or as much as the quantum allows; true when all is copied.
+fn copy(
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+    state: &mut State,
+    env: &mut Env<'_>,
+    worked: &mut usize,
+) -> bool {
+    if *worked >= env.quantum {
+        return false;
+    }
+    let part = (bytes - state.part).min(env.quantum);
+    let start = (part >= TIMED).then(Instant::now);
+    // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
+    unsafe { std::ptr::copy_nonoverlapping(src.add(state.part), dst.add(state.part), part) };
+    if let Some(start) = start {
+        env.stats.work_seconds += start.elapsed().as_secs_f64();
+    }
+    *worked += part;
+    state.part += part;
+    let done = state.part == bytes;
+    if done {
+        state.part = 0;
+    }
+    done
+}
+
+/// Reduces what is left of a step, or as much as the quantum allows; true when all is reduced.
+#[allow(clippy::too_many_arguments)]
+fn reduce(
+    schedule: &Schedule,
+    operands: &[Operand],
+    out: *mut u8,
+    out_size: usize,
+    count: usize,
+    state: &mut State,
+    env: &mut Env<'_>,
+    worked: &mut usize,
+) -> bool {
+    if *worked >= env.quantum {
+        return false;
+    }
+    let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
+    let element = schedule.call.dtype.size();
+    let part = (count - state.part).min((env.quantum / element).max(1));
+    env.pointers.clear();
+    let skip = state.part * element;
+    env.pointers.extend(operands.iter().map(|operand| {
+        let ptr = match *operand {
+            Operand::Own(space, offset) => state.read(space, offset),
+            Operand::Peer(remote) => state.remote(remote),
+        };
+        ptr.wrapping_add(skip)
+    }));
+    let start = (part * element >= TIMED).then(Instant::now);
+    // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their
+    // size; the output is disjoint from them or, in place, this rank's operand itself.
+    unsafe { kernel(env.pointers, out.add(state.part * out_size), part) };
+    if let Some(start) = start {
+        env.stats.work_seconds += start.elapsed().as_secs_f64();
+    }
+    *worked += part * element;
+    state.part += part;
+    let done = state.part == count;
+    if done {
+        state.part = 0;
+    }
+    done
+}
+
+fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint) -> Result<()> {
+    if theirs == state.fingerprint {
+        return Ok(());
+    }
+    Err(Error::Diverged {
+        sequence: state.sequence,
+        rank: schedule.rank,
+        mine: state.fingerprint.to_string(),
+        peer,
+        theirs: theirs.to_string(),
+    })
+}
+
+/// A transport knows lengths only; this adds what the call was.
+fn in_words(error: Error, schedule: &Schedule, state: &State) -> Error {
+    match error {
+        Error::Diverged { rank, mine, peer, theirs, .. } => Error::Diverged {
+            sequence: state.sequence,
+            rank,
+            mine: format!("{} and expects {mine}", schedule.call),
+            peer,
+            theirs: format!("something that sent {theirs}"),
+        },
+        other => other,
+    }
+}

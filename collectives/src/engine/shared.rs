@@ -1,0 +1,252 @@
+//! The engine as its users hold it: behind a lock, waited for in three gears, with an optional thread.
+
+use super::{Ends, Engine, Options, Priority, Progress, Stage, Stats};
+use crate::error::{Error, Result};
+use crate::schedule::Call;
+use crate::transport::Transport;
+use std::any::Any;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Looks at a call before the processor is yielded: some tens of microseconds.
+const SPIN: u32 = 1000;
+/// The same where ranks share processors: a peer may need this one to make progress.
+const SPIN_CROWDED: u32 = 10;
+/// Yields before parking.
+const YIELD: u32 = 50;
+/// The longest nap.
+const PARK: Duration = Duration::from_millis(1);
+
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    /// Wakes the progress thread.
+    wake: Condvar,
+    threaded: bool,
+    spin: u32,
+}
+
+/// A communicator's hold on its engine: when the last one goes, so does the thread.
+pub(crate) struct Handle {
+    pub shared: Arc<Shared>,
+    thread: Option<(JoinHandle<()>, Arc<std::sync::atomic::AtomicBool>)>,
+}
+
+impl Handle {
+    pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Handle> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let crowded = transport.size() > processors;
+        let spin = options.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN });
+        let threaded = matches!(options.progress, Progress::Thread { .. });
+        let rank = transport.rank();
+        let engine = Mutex::new(Engine::new(transport, options));
+        let shared = Arc::new(Shared { engine, wake: Condvar::new(), threaded, spin });
+        let mut thread = None;
+        if let Progress::Thread { cpu } = options.progress {
+            let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            let (inner, stopped) = (Arc::clone(&shared), Arc::clone(&stop));
+            let (told, hear) = std::sync::mpsc::channel();
+            let spawned = std::thread::Builder::new().name(format!("progress-{rank}")).spawn(move || {
+                let bound = cpu.map_or(Ok(()), bind);
+                let fine = bound.is_ok();
+                if told.send(bound).is_ok() && fine {
+                    inner.drive(&stopped);
+                }
+            });
+            let handle = spawned.map_err(|e| Error::system("start the progress thread", e))?;
+            // A thread that could not be bound has ended, and dropping its handle detaches nothing.
+            hear.recv().map_err(|e| Error::system("start the progress thread", e))??;
+            thread = Some((handle, stop));
+        }
+        Ok(Handle { shared, thread })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some((thread, stop)) = self.thread.take() {
+            stop.store(true, std::sync::atomic::Ordering::Release);
+            drop(self.shared.lock());
+            self.shared.wake.notify_all();
+            // The thread never panics on purpose; if it did, its message is already on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Binds the calling thread to one processor.
+fn bind(cpu: usize) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(Error::Launch(format!(
+            "the progress thread cannot be bound to processor {cpu}: at most {} are supported",
+            rustix::thread::CpuSet::MAX_CPU
+        )));
+    }
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|e| Error::system(format!("bind the progress thread to processor {cpu}"), e))
+}
+
+impl Shared {
+    pub fn lock(&self) -> MutexGuard<'_, Engine> {
+        // A panic under the lock is a bug in a schedule; the state is still good enough to fail with.
+        self.engine.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.lock().stats()
+    }
+
+    /// Starts a call that will be waited for or dropped by its id.
+    ///
+    /// # Safety
+    /// As for [`Engine::start`].
+    pub unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
+        // SAFETY: the caller's.
+        let id = unsafe { self.lock().start(call, ends, tag, priority) }?;
+        if self.threaded {
+            self.wake.notify_one();
+        }
+        Ok(id)
+    }
+
+    /// Starts a call and returns when it is over.
+    ///
+    /// # Safety
+    /// As for [`Engine::start`], but the buffers are free again when this returns.
+    pub unsafe fn call(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<()> {
+        let mut engine = self.lock();
+        // SAFETY: the caller's.
+        let id = unsafe { engine.start(call, ends, tag, priority) }?;
+        self.wait_locked(engine, id)
+    }
+
+    /// Returns when the call is over.
+    pub fn wait(&self, id: u32) -> Result<()> {
+        self.wait_locked(self.lock(), id)
+    }
+
+    fn wait_locked<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, id: u32) -> Result<()> {
+        let mut looks = 0u32;
+        let mut since = None;
+        loop {
+            match engine.flights[id as usize].stage {
+                Stage::Running => {}
+                Stage::Done => {
+                    if let Some(since) = since {
+                        engine.stats.exposed_seconds += Instant::elapsed(&since).as_secs_f64();
+                    }
+                    engine.release(id);
+                    return Ok(());
+                }
+                Stage::Failed | Stage::Free => {
+                    engine.release(id);
+                    return Err(engine.failed.clone().expect("a failed call has a failed engine"));
+                }
+            }
+            // The engine remembers its failure, which the next look at the stage returns.
+            let _ = engine.poll(Some(id));
+            if engine.flights[id as usize].stage != Stage::Running {
+                continue;
+            }
+            looks = looks.saturating_add(1);
+            if looks < self.spin {
+                if looks == 16 {
+                    since = Some(Instant::now());
+                }
+                std::hint::spin_loop();
+                continue;
+            }
+            let start = *since.get_or_insert_with(Instant::now);
+            if looks < self.spin + YIELD {
+                if looks.is_multiple_of(16) {
+                    let _ = engine.check(Some(id), start);
+                }
+                drop(engine);
+                std::thread::yield_now();
+                engine = self.lock();
+            } else {
+                if engine.check(Some(id), start).is_ok()
+                    && engine.flights[id as usize].stage == Stage::Running
+                {
+                    engine.transport.park(PARK);
+                }
+                if self.threaded {
+                    drop(engine);
+                    engine = self.lock();
+                }
+            }
+        }
+    }
+
+    /// Whether the call is over, after moving things forward.
+    pub fn is_done(&self, id: u32) -> bool {
+        let mut engine = self.lock();
+        let _ = engine.poll(Some(id));
+        engine.flights[id as usize].stage != Stage::Running
+    }
+
+    /// Moves every call as far as it goes without waiting.
+    pub fn progress(&self) -> Result<()> {
+        let mut engine = self.lock();
+        engine.poll(None)?;
+        match engine.failure() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Nobody will wait for this call: the engine keeps its buffers until they are free.
+    pub fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
+        let mut engine = self.lock();
+        let flight = &mut engine.flights[id as usize];
+        match flight.stage {
+            Stage::Running => flight.orphan = Some(buffers),
+            _ => {
+                engine.release(id);
+                drop(engine);
+                drop(buffers);
+            }
+        }
+    }
+
+    /// The progress thread: polls while there is something to do, sleeps while there is not.
+    fn drive(&self, stop: &std::sync::atomic::AtomicBool) {
+        let mut idle = 0u32;
+        let mut engine = self.lock();
+        while !stop.load(std::sync::atomic::Ordering::Acquire) {
+            if engine.order.is_empty() {
+                idle = 0;
+                engine = self.wake.wait(engine).unwrap_or_else(|poisoned| poisoned.into_inner());
+                continue;
+            }
+            let before = engine.progress_mark();
+            // A failure is remembered; calls in flight are then none.
+            let _ = engine.poll(None);
+            idle = if engine.progress_mark() == before { idle.saturating_add(1) } else { 0 };
+            if idle < self.spin {
+                drop(engine);
+                std::hint::spin_loop();
+                engine = self.lock();
+            } else if idle < self.spin + YIELD {
+                drop(engine);
+                std::thread::yield_now();
+                engine = self.lock();
+            } else {
+                let _ = engine.check(None, Instant::now());
+                let nap = Duration::from_micros(50);
+                let woken = self.wake.wait_timeout(engine, nap);
+                engine = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Changes whenever a call in flight got any further.
+    fn progress_mark(&self) -> (usize, u64) {
+        let steps = self.order.iter().map(|&id| self.flights[id as usize].state.at as u64).sum();
+        (self.order.len(), steps)
+    }
+}

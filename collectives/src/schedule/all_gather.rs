@@ -1,0 +1,60 @@
+//! Every rank's shard ends on every rank.
+
+use super::exposure::Part;
+use super::messages::Messages;
+use super::{Algorithm, Build, Peers, Span, Step};
+use std::ops::Range;
+
+pub(super) fn build(b: &mut Build) {
+    let (rank, size, shard) = (b.group.rank, b.group.size, b.call.bytes());
+    let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
+    let own = if b.call.in_place { rank * shard } else { 0 };
+    let own = Span::send(own, shard);
+    let place = Span::recv(rank * shard, shard);
+    match b.algorithm() {
+        Algorithm::Local => b.copy(own, place),
+        Algorithm::DirectRead => direct(b, own, &parts, |b| b.copy(own, place)),
+        _ => {
+            let mut m = Messages::new(size);
+            pairwise(b, &mut m, own, &parts, 0, |b| b.copy(own, place));
+        }
+    }
+}
+
+/// One copy out of the peers' memory: part r of the output comes from rank r, which publishes `own`.
+pub(super) fn direct(b: &mut Build, own: Span, parts: &[Range<usize>], meanwhile: impl FnOnce(&mut Build)) {
+    let piece = 0..own.bytes;
+    let exposure = b.expose(own, vec![piece], 1, parts[0].len(), false);
+    let parts = parts.to_vec();
+    let read = move |b: &mut Build, part: Part| {
+        for peer in b.others() {
+            let bytes = part.of(parts[peer].len());
+            if !bytes.is_empty() {
+                let to = Span::recv(parts[peer].start + bytes.start, bytes.len());
+                b.push(Step::Read { from: part.remote(peer, 0, 0), to });
+            }
+        }
+    };
+    b.exchange(&exposure, Some(Peers::All), (Peers::All, true), meanwhile, read);
+}
+
+/// Each pair of ranks exchanges its parts; the messages are of `group`.
+pub(super) fn pairwise(
+    b: &mut Build,
+    m: &mut Messages,
+    own: Span,
+    parts: &[Range<usize>],
+    group: usize,
+    meanwhile: impl FnOnce(&mut Build),
+) {
+    let (rank, size) = (b.group.rank, b.group.size);
+    for i in 1..size {
+        let from = (rank + size - i) % size;
+        b.recv(m, from, Span::recv(parts[from].start, parts[from].len()), group);
+    }
+    for to in b.others() {
+        b.send(m, to, own, group);
+    }
+    meanwhile(b);
+    b.wait(m, group);
+}

@@ -1,0 +1,69 @@
+//! The reduction ends on every rank.
+
+use super::exposure::Part;
+use super::messages::Messages;
+use super::{Algorithm, Build, Operand, Peers, Space, Span, all_gather, part, reduce_scatter};
+use std::ops::Range;
+
+pub(super) fn build(b: &mut Build) {
+    let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
+    let (bytes, count) = (b.call.bytes(), b.call.count);
+    let parts: Vec<Range<usize>> = (0..size)
+        .map(|r| part(count, size, r))
+        .map(|elements| elements.start * element..elements.end * element)
+        .collect();
+    let own = Span::recv(parts[rank].start, parts[rank].len());
+    match b.algorithm() {
+        Algorithm::Local => b.copy(Span::send(0, bytes), Span::recv(0, bytes)),
+        Algorithm::DirectReadAll => read_all(b),
+        Algorithm::DirectReduceScatterAllGather => {
+            // A peer that publishes its reduced part has read all it needs of the inputs, so part r of the
+            // output may then be overwritten even where it is the input.
+            reduce_scatter::direct(b, &parts, own.offset, false);
+            all_gather::direct(b, own, &parts, |_| ());
+        }
+        Algorithm::ExchangeAll => exchange_all(b),
+        _ => {
+            let mut m = Messages::new(size);
+            reduce_scatter::pairwise(b, &mut m, &parts, own);
+            // Receives of the second phase overwrite an in-place input, which by then has been sent.
+            all_gather::pairwise(b, &mut m, own, &parts, usize::MAX, |_| ());
+        }
+    }
+}
+
+/// Everybody publishes the whole input, by a copy when the output replaces it, and reduces everything.
+fn read_all(b: &mut Build) {
+    let (rank, bytes, element) = (b.group.rank, b.call.bytes(), b.call.dtype.size());
+    let whole = 0..bytes;
+    let exposure = b.expose(Span::send(0, bytes), vec![whole], 1, bytes, b.call.in_place);
+    let read = move |b: &mut Build, part: Part| {
+        let range = part.of(bytes);
+        let operand = |r: usize| match r {
+            r if r == rank => Operand::Own(Space::Send, range.start),
+            r => Operand::Peer(part.remote(r, 0, 0)),
+        };
+        b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
+    };
+    b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |_| (), read);
+}
+
+/// Everybody sends the whole input to everybody.
+fn exchange_all(b: &mut Build) {
+    let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
+    let mut m = Messages::new(size);
+    let mut arrived = vec![0; size];
+    for i in 1..size {
+        let from = (rank + size - i) % size;
+        arrived[from] = b.recv_scratch(&mut m, from, bytes, 0, &mut None).offset;
+    }
+    for to in b.others() {
+        b.send(&mut m, to, Span::send(0, bytes), 0);
+    }
+    b.wait(&mut m, 0);
+    let operand = |r: usize| match r {
+        r if r == rank => Operand::Own(Space::Send, 0),
+        r => Operand::Own(Space::Scratch, arrived[r]),
+    };
+    b.reduce(operand, Span::recv(0, bytes), b.call.count);
+}

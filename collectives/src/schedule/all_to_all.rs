@@ -1,0 +1,92 @@
+//! Block r of every rank ends on rank r.
+
+use super::exposure::Part;
+use super::messages::Messages;
+use super::{Algorithm, Build, Peers, Span, Step};
+use std::ops::Range;
+
+pub(super) fn build(b: &mut Build) {
+    let (rank, size, block) = (b.group.rank, b.group.size, b.call.bytes());
+    let (own, place) = (Span::send(rank * block, block), Span::recv(rank * block, block));
+    match b.algorithm() {
+        Algorithm::Local => b.copy(own, place),
+        Algorithm::DirectRead => {
+            let blocks: Vec<Range<usize>> =
+                (0..size).filter(|&r| r != rank).map(|r| r * block..(r + 1) * block).collect();
+            // In place, what arrives overwrites what peers have yet to read, so they read a copy.
+            let copy = b.call.in_place;
+            let exposure = b.expose(Span::send(0, size * block), blocks, size - 1, block, copy);
+            let read = |b: &mut Build, part: Part| {
+                let range = part.of(block);
+                if range.is_empty() {
+                    return;
+                }
+                for peer in b.others() {
+                    let piece = rank - usize::from(rank > peer);
+                    let to = Span::recv(peer * block + range.start, range.len());
+                    b.push(Step::Read { from: part.remote(peer, rank * block, piece), to });
+                }
+            };
+            b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |b| b.copy(own, place), read);
+        }
+        _ if b.call.in_place => pairwise_in_place(b),
+        _ => {
+            let mut m = Messages::new(size);
+            let (per_round, rounds) = pieces(b);
+            let cut = |peer: usize, k: usize| cut(peer, block, k, per_round);
+            for k in 0..rounds {
+                for i in 1..size {
+                    let from = (rank + size - i) % size;
+                    let range = cut(from, k);
+                    b.recv(&mut m, from, Span::recv(range.start, range.len()), 0);
+                }
+                for to in b.others() {
+                    let range = cut(to, k);
+                    b.send(&mut m, to, Span::send(range.start, range.len()), 0);
+                }
+            }
+            b.copy(own, place);
+            b.wait(&mut m, 0);
+        }
+    }
+}
+
+/// Bytes per round and rounds of the pairwise exchanges. Both forms use the same, because ranks may mix them.
+fn pieces(b: &Build) -> (usize, usize) {
+    b.group.tuning.cut(b.group.size - 1, b.call.bytes(), b.group.tuning.round)
+}
+
+fn cut(peer: usize, block: usize, k: usize, per_round: usize) -> Range<usize> {
+    let start = peer * block;
+    start + k * per_round..start + ((k + 1) * per_round).min(block)
+}
+
+/// A block that arrives replaces the one that goes to the same rank, so each round lands in scratch first.
+fn pairwise_in_place(b: &mut Build) {
+    let (rank, size, block) = (b.group.rank, b.group.size, b.call.bytes());
+    let mut m = Messages::new(size);
+    let (per_round, rounds) = pieces(b);
+    let mut windows: Vec<Option<Span>> = vec![None; size];
+    for k in 0..rounds {
+        let mut arrived = vec![Span::scratch(0, 0); size];
+        for i in 1..size {
+            let from = (rank + size - i) % size;
+            let bytes = cut(from, block, k, per_round).len();
+            if windows[from].is_none() && bytes > b.group.tuning.frame {
+                windows[from] = Some(b.scratch(per_round.min(block)));
+            }
+            arrived[from] = b.recv_scratch(&mut m, from, bytes, k, &mut windows[from]);
+        }
+        for to in b.others() {
+            let range = cut(to, block, k, per_round);
+            b.send(&mut m, to, Span::send(range.start, range.len()), k);
+        }
+        b.wait(&mut m, k);
+        for from in b.others() {
+            let range = cut(from, block, k, per_round);
+            if !range.is_empty() {
+                b.push(Step::Copy { from: arrived[from], to: Span::recv(range.start, range.len()) });
+            }
+        }
+    }
+}

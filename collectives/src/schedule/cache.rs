@@ -1,0 +1,73 @@
+//! Schedules that were already built: a steady state of repeated calls builds and allocates nothing.
+
+use super::{Call, Local, Schedule};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::Arc;
+
+/// Beyond this many different calls, the cache starts anew rather than grow without bound.
+const MOST: usize = 4096;
+
+#[derive(Default)]
+pub(crate) struct Cache {
+    known: HashMap<(Call, Local), Arc<Schedule>, BuildHasherDefault<Mix>>,
+    last: Option<(Call, Local, Arc<Schedule>)>,
+}
+
+impl Cache {
+    /// The schedule for these arguments, built by `build` the first time.
+    pub fn get(&mut self, call: Call, local: Local, build: impl FnOnce() -> Schedule) -> Arc<Schedule> {
+        if let Some((c, l, schedule)) = &self.last
+            && *c == call
+            && *l == local
+        {
+            return Arc::clone(schedule);
+        }
+        if self.known.len() >= MOST {
+            self.known.clear();
+        }
+        let schedule = Arc::clone(self.known.entry((call, local)).or_insert_with(|| Arc::new(build())));
+        self.last = Some((call, local, Arc::clone(&schedule)));
+        schedule
+    }
+
+    pub fn clear(&mut self) {
+        *self = Cache::default();
+    }
+}
+
+impl Hash for Local {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u8(u8::from(self.send_registered) | u8::from(self.recv_registered) << 1);
+    }
+}
+
+/// A few multiplications: keys come from the program itself, so nobody attacks this table.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Mix {
+    fn mix(&mut self, x: u64) {
+        self.0 = (self.0.rotate_left(5) ^ x).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.mix(b.into());
+        }
+    }
+    fn write_u8(&mut self, x: u8) {
+        self.mix(x.into());
+    }
+    fn write_usize(&mut self, x: usize) {
+        self.mix(x as u64);
+    }
+    fn write_isize(&mut self, x: isize) {
+        self.mix(x as u64);
+    }
+}

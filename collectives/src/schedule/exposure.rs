@@ -1,0 +1,173 @@
+//! Letting peers read memory, in place where they can reach it, else through a small staged window.
+//!
+//! Whether a buffer is registered may differ between ranks, so the number of rounds of an exchange depends on
+//! sizes only. A rank whose memory peers can reach publishes it whole in the first round and nothing in the
+//! others; a rank whose memory they cannot reach copies one round's pieces at a time into a window of two
+//! rounds. Readers learn in the first round which of the two each peer does.
+
+use super::{Build, Peers, Remote, Span, Step};
+use std::ops::Range;
+
+/// Rounds that may be staged before the first of them has been read.
+const WINDOW: usize = 2;
+
+/// What this rank publishes in one exchange.
+pub(super) struct Exposure {
+    /// All of it, where it is.
+    base: Span,
+    /// The pieces that different peers read, or the one that all read: offsets from the base.
+    pieces: Vec<Range<usize>>,
+    /// Bytes of a piece per round.
+    per_round: usize,
+    rounds: usize,
+    first_round: usize,
+    staging: Option<Span>,
+    /// Publishing copies, so that nobody has to wait for readers.
+    copied: bool,
+}
+
+/// Part of every piece, as one step reads it.
+#[derive(Clone)]
+pub(super) struct Part {
+    /// Bytes within the piece.
+    pub range: Range<usize>,
+    per_round: usize,
+}
+
+impl Part {
+    /// Where this part of a piece is to be found: the piece starts at `in_place` in what `peer` published, and is
+    /// its `piece`-th.
+    pub fn remote(&self, peer: usize, in_place: usize, piece: usize) -> Remote {
+        let in_place = in_place + self.range.start;
+        Remote { peer: peer as u32, in_place, staged: piece * self.per_round }
+    }
+
+    /// This part of a piece of `bytes`.
+    pub fn of(&self, bytes: usize) -> Range<usize> {
+        self.range.start.min(bytes)..self.range.end.min(bytes)
+    }
+}
+
+impl Build {
+    /// Memory of this rank for peers to read. `most` is the largest number of pieces that any rank has and
+    /// `largest` the largest piece: the same on every rank. `copy` asks for a copy even of registered memory.
+    pub(super) fn expose(
+        &mut self,
+        base: Span,
+        pieces: Vec<Range<usize>>,
+        most: usize,
+        largest: usize,
+        copy: bool,
+    ) -> Exposure {
+        let (per_round, rounds) = self.group.tuning.cut(most, largest, self.group.tuning.staging);
+        let first_round = self.schedule.rounds;
+        self.schedule.rounds += rounds;
+        let copied = base.bytes <= self.group.direct.unwrap_or(0);
+        let registered = match base.space {
+            super::Space::Send => self.local.send_registered,
+            super::Space::Recv => self.local.recv_registered,
+            super::Space::Scratch => true,
+        };
+        let staged = !copied && (copy || !registered);
+        let staging = staged.then(|| {
+            if !self.schedule.scratch_published {
+                self.push(Step::Claim);
+                self.schedule.scratch_published = true;
+            }
+            self.scratch(WINDOW.min(rounds) * pieces.len() * per_round)
+        });
+        Exposure { base, pieces, per_round, rounds, first_round, staging, copied }
+    }
+
+    /// Nothing of this rank; it takes part because the rounds are everybody's.
+    pub(super) fn expose_nothing(&mut self, most: usize, largest: usize) -> Exposure {
+        self.expose(Span::send(0, 0), Vec::new(), most, largest, false)
+    }
+
+    fn publish(&mut self, e: &Exposure, k: usize, readers: Peers) {
+        let round = e.first_round + k;
+        let Some(staging) = e.staging else {
+            if k == 0 {
+                self.push(Step::Publish { round, span: e.base, staged: false });
+            }
+            return;
+        };
+        if k >= WINDOW {
+            self.push(Step::Released { round: round - WINDOW, peers: readers });
+        }
+        let bytes = e.pieces.len() * e.per_round;
+        let window = staging.slice(k % WINDOW * bytes, bytes);
+        for (i, piece) in e.pieces.iter().enumerate() {
+            let from = k * e.per_round;
+            let len = piece.len().saturating_sub(from).min(e.per_round);
+            if len > 0 {
+                let source = e.base.slice(piece.start + from, len);
+                self.push(Step::Copy { from: source, to: window.slice(i * e.per_round, len) });
+            }
+        }
+        self.push(Step::Publish { round, span: window, staged: true });
+    }
+
+    /// Publishes `e`, does `meanwhile`, and reads from `sources` with `read`, once per part. `readers` read what
+    /// this rank publishes; with `release`, waits at the end until they have read this rank's own memory.
+    pub(super) fn exchange(
+        &mut self,
+        e: &Exposure,
+        sources: Option<Peers>,
+        (readers, release): (Peers, bool),
+        meanwhile: impl FnOnce(&mut Build),
+        mut read: impl FnMut(&mut Build, Part),
+    ) {
+        let (first, last) = (e.first_round, e.first_round + e.rounds - 1);
+        let part = |range| Part { range, per_round: e.per_round };
+        let whole = part(0..e.rounds * e.per_round);
+        for k in 0..WINDOW.min(e.rounds) {
+            self.publish(e, k, readers);
+        }
+        meanwhile(self);
+        let Some(peers) = sources else {
+            self.push(Step::Finish { first, last });
+            self.publish_rest(e, readers);
+            return self.release(e, readers, release);
+        };
+        self.push(Step::Await { round: first, first: true, peers });
+        if e.rounds == 1 {
+            read(self, whole);
+            self.push(Step::Finish { first, last });
+            return self.release(e, readers, release);
+        }
+        let branch = self.here();
+        self.push(Step::UnlessInPlace { peers, go: 0 });
+        read(self, whole);
+        self.push(Step::Finish { first, last });
+        self.publish_rest(e, readers);
+        let skip = self.here();
+        self.push(Step::Go { to: 0 });
+        self.schedule.steps[branch] = Step::UnlessInPlace { peers, go: self.here() };
+        for k in 0..e.rounds {
+            let round = first + k;
+            if k > 0 {
+                self.push(Step::Await { round, first: false, peers });
+            }
+            read(self, part(k * e.per_round..(k + 1) * e.per_round));
+            self.push(Step::Finish { first: round, last: round });
+            if k + WINDOW < e.rounds {
+                self.publish(e, k + WINDOW, readers);
+            }
+        }
+        self.schedule.steps[skip] = Step::Go { to: self.here() };
+        self.release(e, readers, release);
+    }
+
+    fn publish_rest(&mut self, e: &Exposure, readers: Peers) {
+        for k in WINDOW..e.rounds {
+            self.publish(e, k, readers);
+        }
+    }
+
+    fn release(&mut self, e: &Exposure, readers: Peers, release: bool) {
+        if release && e.staging.is_none() && !e.copied {
+            self.push(Step::Released { round: e.first_round + e.rounds - 1, peers: readers });
+        }
+    }
+}

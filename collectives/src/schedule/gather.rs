@@ -1,0 +1,52 @@
+//! Every rank's block ends on the root.
+
+use super::exposure::Part;
+use super::messages::Messages;
+use super::{Algorithm, Build, Peers, Span, Step};
+
+pub(super) fn build(b: &mut Build) {
+    let (rank, size, root, block) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
+    let at_root = rank == root;
+    // In place, the root's own block is where it belongs.
+    let own = if b.call.in_place && at_root { rank * block } else { 0 };
+    let own = Span::send(own, block);
+    let place = Span::recv(rank * block, block);
+    match b.algorithm() {
+        Algorithm::Local => b.copy(own, place),
+        Algorithm::DirectRead => {
+            let whole = 0..block;
+            let (exposure, sources) = match at_root {
+                true => (b.expose_nothing(1, block), Some(Peers::All)),
+                false => (b.expose(own, vec![whole], 1, block, false), None),
+            };
+            let keep = |b: &mut Build| {
+                if at_root {
+                    b.copy(own, place);
+                }
+            };
+            let read = |b: &mut Build, part: Part| {
+                let range = part.of(block);
+                if range.is_empty() {
+                    return;
+                }
+                for peer in b.others() {
+                    let to = Span::recv(peer * block + range.start, range.len());
+                    b.push(Step::Read { from: part.remote(peer, 0, 0), to });
+                }
+            };
+            b.exchange(&exposure, sources, (Peers::One(root), true), keep, read);
+        }
+        _ => {
+            let mut m = Messages::new(size);
+            if at_root {
+                for from in b.others() {
+                    b.recv(&mut m, from, Span::recv(from * block, block), 0);
+                }
+                b.copy(own, place);
+            } else {
+                b.send(&mut m, root, own, 0);
+            }
+            b.wait(&mut m, 0);
+        }
+    }
+}

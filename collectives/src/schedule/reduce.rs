@@ -1,0 +1,98 @@
+//! The reduction ends on the root.
+
+use super::exposure::Part;
+use super::messages::Messages;
+use super::{Algorithm, Build, Operand, Peers, Space, Span, part, reduce_scatter};
+use std::ops::Range;
+
+pub(super) fn build(b: &mut Build) {
+    let bytes = b.call.bytes();
+    match b.algorithm() {
+        Algorithm::Local => b.copy(Span::send(0, bytes), Span::recv(0, bytes)),
+        Algorithm::DirectRead => direct(b),
+        Algorithm::Linear => linear(b),
+        _ => scatter_gather(b),
+    }
+}
+
+/// The root reads everybody's input and reduces it in one pass.
+fn direct(b: &mut Build) {
+    let (rank, root, bytes, element) = (b.group.rank, b.call.root, b.call.bytes(), b.call.dtype.size());
+    let whole = 0..bytes;
+    let (exposure, sources) = match rank == root {
+        true => (b.expose_nothing(1, bytes), Some(Peers::All)),
+        false => (b.expose(Span::send(0, bytes), vec![whole], 1, bytes, false), None),
+    };
+    let read = move |b: &mut Build, part: Part| {
+        let range = part.of(bytes);
+        let operand = |r: usize| match r {
+            r if r == rank => Operand::Own(Space::Send, range.start),
+            r => Operand::Peer(part.remote(r, 0, 0)),
+        };
+        b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
+    };
+    b.exchange(&exposure, sources, (Peers::One(root), true), |_| (), read);
+}
+
+/// Everybody sends its input to the root, in rounds; the root reduces one while the next arrives.
+fn linear(b: &mut Build) {
+    let (rank, size, root, bytes) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
+    let element = b.call.dtype.size();
+    let (per_round, rounds) = b.group.tuning.cut(size - 1, bytes, b.group.tuning.round);
+    let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
+    let mut m = Messages::new(size);
+    if rank != root {
+        for k in 0..rounds {
+            let range = piece(k);
+            b.send(&mut m, root, Span::send(range.start, range.len()), 0);
+        }
+        return b.wait(&mut m, 0);
+    }
+    let mut windows: [Vec<Option<Span>>; 2] = [vec![None; size], vec![None; size]];
+    let mut arrived = [vec![0; size], vec![0; size]];
+    for k in 0..=rounds {
+        if k < rounds {
+            for from in b.others() {
+                let window = &mut windows[k % 2][from];
+                if window.is_none() && piece(k).len() > b.group.tuning.frame {
+                    *window = Some(b.scratch(per_round.min(bytes)));
+                }
+                arrived[k % 2][from] = b.recv_scratch(&mut m, from, piece(k).len(), k, window).offset;
+            }
+        }
+        if k > 0 {
+            let range = piece(k - 1);
+            b.wait(&mut m, k - 1);
+            let arrived = &arrived[(k - 1) % 2];
+            let operand = |r: usize| match r {
+                r if r == rank => Operand::Own(Space::Send, range.start),
+                r => Operand::Own(Space::Scratch, arrived[r]),
+            };
+            b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
+        }
+    }
+}
+
+/// Each rank reduces its part, then sends it to the root.
+fn scatter_gather(b: &mut Build) {
+    let (rank, size, root, element) = (b.group.rank, b.group.size, b.call.root, b.call.dtype.size());
+    let parts: Vec<Range<usize>> = (0..size)
+        .map(|r| part(b.call.count, size, r))
+        .map(|elements| elements.start * element..elements.end * element)
+        .collect();
+    let mut m = Messages::new(size);
+    let own = match rank == root {
+        true => Span::recv(parts[rank].start, parts[rank].len()),
+        false => b.scratch(parts[rank].len()),
+    };
+    reduce_scatter::pairwise(b, &mut m, &parts, own);
+    let group = usize::MAX;
+    if rank == root {
+        for from in b.others() {
+            b.recv(&mut m, from, Span::recv(parts[from].start, parts[from].len()), group);
+        }
+    } else {
+        b.send(&mut m, root, own, group);
+    }
+    b.wait(&mut m, group);
+}

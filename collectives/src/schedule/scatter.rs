@@ -1,0 +1,55 @@
+//! Block r of the root ends on rank r.
+
+use super::exposure::Part;
+use super::messages::Messages;
+use super::{Algorithm, Build, Peers, Span, Step};
+use std::ops::Range;
+
+pub(super) fn build(b: &mut Build) {
+    let (rank, size, root, block) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
+    let at_root = rank == root;
+    let own = Span::send(rank * block, block);
+    // In place, the root's own block stays where it is.
+    let place = if b.call.in_place && at_root { rank * block } else { 0 };
+    let place = Span::recv(place, block);
+    match b.algorithm() {
+        Algorithm::Local => b.copy(own, place),
+        Algorithm::DirectRead => {
+            let exposure = match at_root {
+                true => {
+                    let blocks: Vec<Range<usize>> =
+                        (0..size).filter(|&r| r != rank).map(|r| r * block..(r + 1) * block).collect();
+                    b.expose(Span::send(0, size * block), blocks, size - 1, block, false)
+                }
+                false => b.expose_nothing(size - 1, block),
+            };
+            let keep = |b: &mut Build| {
+                if at_root {
+                    b.copy(own, place);
+                }
+            };
+            let read = |b: &mut Build, part: Part| {
+                let range = part.of(block);
+                if !range.is_empty() {
+                    let piece = rank - usize::from(rank > root);
+                    let to = Span::recv(range.start, range.len());
+                    b.push(Step::Read { from: part.remote(root, rank * block, piece), to });
+                }
+            };
+            let sources = (!at_root).then_some(Peers::One(root));
+            b.exchange(&exposure, sources, (Peers::All, true), keep, read);
+        }
+        _ => {
+            let mut m = Messages::new(size);
+            if at_root {
+                for to in b.others() {
+                    b.send(&mut m, to, Span::send(to * block, block), 0);
+                }
+                b.copy(own, place);
+            } else {
+                b.recv(&mut m, root, place, 0);
+            }
+            b.wait(&mut m, 0);
+        }
+    }
+}

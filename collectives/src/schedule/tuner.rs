@@ -1,0 +1,205 @@
+//! Which algorithm carries a call, and why: by kind, bytes, ranks and what the transport can do. The answer is
+//! the same on every rank, because it depends only on what is.
+
+use super::{Call, Group, Kind};
+use std::fmt;
+
+/// How a collective is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// There is one rank: at most a copy.
+    Local,
+    /// Each rank reads what it needs straight from its peers' memory.
+    DirectRead,
+    /// Each rank reads everybody's whole input and reduces all of it.
+    DirectReadAll,
+    /// Each rank reduces its part out of its peers' memory, then copies the other parts from theirs.
+    DirectReduceScatterAllGather,
+    /// Each pair of ranks exchanges what it owes each other.
+    Pairwise,
+    /// Each rank sends its whole input to every other.
+    ExchangeAll,
+    /// Pairwise reduce-scatter, then pairwise all-gather.
+    PairwiseReduceScatterAllGather,
+    /// Pairwise reduce-scatter, then the parts go to the root.
+    PairwiseReduceScatterGather,
+    /// A binomial tree.
+    Binomial,
+    /// A pipelined chain of ranks.
+    Chain,
+    /// The root exchanges with each rank.
+    Linear,
+    /// Rounds at doubling distance.
+    Dissemination,
+    /// One message.
+    Message,
+}
+
+impl Algorithm {
+    /// The name in reports and on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Local => "local",
+            Algorithm::DirectRead => "direct-read",
+            Algorithm::DirectReadAll => "direct-read-all",
+            Algorithm::DirectReduceScatterAllGather => "direct-rs-ag",
+            Algorithm::Pairwise => "pairwise",
+            Algorithm::ExchangeAll => "exchange-all",
+            Algorithm::PairwiseReduceScatterAllGather => "pairwise-rs-ag",
+            Algorithm::PairwiseReduceScatterGather => "pairwise-rs-gather",
+            Algorithm::Binomial => "binomial",
+            Algorithm::Chain => "chain",
+            Algorithm::Linear => "linear",
+            Algorithm::Dissemination => "dissemination",
+            Algorithm::Message => "message",
+        }
+    }
+
+    /// The algorithms that can carry `kind` in `group`.
+    pub fn candidates(kind: Kind, group: &Group) -> &'static [Algorithm] {
+        use Algorithm::*;
+        if group.size == 1 {
+            return &[Local];
+        }
+        match (kind, group.direct.is_some()) {
+            (Kind::Send | Kind::Recv, _) => &[Message],
+            (Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll, true) => &[DirectRead, Pairwise],
+            (Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll, false) => &[Pairwise],
+            (Kind::AllReduce, true) => {
+                &[DirectReadAll, DirectReduceScatterAllGather, ExchangeAll, PairwiseReduceScatterAllGather]
+            }
+            (Kind::AllReduce, false) => &[ExchangeAll, PairwiseReduceScatterAllGather],
+            (Kind::Broadcast, true) => &[DirectRead, Binomial, Chain],
+            (Kind::Broadcast, false) => &[Binomial, Chain],
+            (Kind::Reduce, true) => &[DirectRead, Linear, PairwiseReduceScatterGather],
+            (Kind::Reduce, false) => &[Linear, PairwiseReduceScatterGather],
+            (Kind::Gather | Kind::Scatter, true) => &[DirectRead, Linear],
+            (Kind::Gather | Kind::Scatter, false) => &[Linear],
+            (Kind::Barrier, true) => &[DirectRead, Dissemination],
+            (Kind::Barrier, false) => &[Dissemination],
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// An algorithm with its reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What carries the call.
+    pub algorithm: Algorithm,
+    /// Why this one.
+    pub why: Why,
+}
+
+/// Why an algorithm was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Nothing else is possible here.
+    Only,
+    /// The caller asked for it.
+    Forced,
+    /// Peers' memory can be read, so one pass without messages is least work.
+    Direct,
+    /// So few bytes that the number of steps counts: at most this many.
+    Latency(usize),
+    /// So many bytes that their volume counts: more than this.
+    Bandwidth(usize),
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, ", self.algorithm)?;
+        match self.why {
+            Why::Only => f.write_str("the only one possible here"),
+            Why::Forced => f.write_str("as asked for"),
+            Why::Direct => f.write_str("because peers' memory can be read: one pass, no messages"),
+            Why::Latency(limit) => write!(f, "because up to {limit} bytes the number of steps decides"),
+            Why::Bandwidth(limit) => write!(f, "because above {limit} bytes the volume decides"),
+        }
+    }
+}
+
+/// Sizes in bytes at which algorithms change. The same on every rank of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Copied per round when peers cannot read a buffer where it is.
+    pub staging: usize,
+    /// Received per round of a pairwise reduction.
+    pub round: usize,
+    /// The least piece per peer of a round.
+    pub piece: usize,
+    /// First messages up to this many bytes travel together with the call's fingerprint.
+    pub frame: usize,
+    /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`.
+    pub read_all: usize,
+    /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`.
+    pub exchange_all: usize,
+    /// Up to this many bytes, trees beat chains in `broadcast`, and the root alone reduces in `reduce`.
+    pub tree: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Tuning {
+            staging: 256 << 10,
+            round: 2 << 20,
+            piece: 32 << 10,
+            frame: 8 << 10,
+            read_all: 32 << 10,
+            exchange_all: 16 << 10,
+            tree: 64 << 10,
+        }
+    }
+}
+
+impl Tuning {
+    /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`
+    /// bytes: bytes of a piece per round, and rounds (at least one).
+    pub(super) fn cut(&self, pieces: usize, largest: usize, budget: usize) -> (usize, usize) {
+        // At most 2^15 rounds, so that slots of messages fit their tags.
+        let least = self.piece.max(largest >> 15);
+        let per_round = (budget / pieces.max(1)).max(least).next_multiple_of(64);
+        (per_round, largest.div_ceil(per_round).max(1))
+    }
+}
+
+/// The algorithm for `call` in `group`.
+pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
+    if let Some(algorithm) = forced {
+        return Choice { algorithm, why: Why::Forced };
+    }
+    let candidates = Algorithm::candidates(call.kind, group);
+    if let [algorithm] = *candidates {
+        return Choice { algorithm, why: Why::Only };
+    }
+    let tuning = &group.tuning;
+    let bytes = call.bytes();
+    let by_size = |size: usize, limit: usize, small: Algorithm, large: Algorithm| match size <= limit {
+        true => Choice { algorithm: small, why: Why::Latency(limit) },
+        false => Choice { algorithm: large, why: Why::Bandwidth(limit) },
+    };
+    match (call.kind, group.direct) {
+        (Kind::AllReduce, Some(inline)) => {
+            let limit = inline.min(tuning.read_all / (group.size - 1));
+            by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
+        }
+        (_, Some(_)) => Choice { algorithm: Algorithm::DirectRead, why: Why::Direct },
+        (Kind::AllReduce, None) => {
+            let limit = tuning.exchange_all / (group.size - 1);
+            by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
+        }
+        (Kind::Broadcast, None) => by_size(bytes, tuning.tree, Algorithm::Binomial, Algorithm::Chain),
+        (Kind::Reduce, None) if group.size == 2 => {
+            Choice { algorithm: Algorithm::Linear, why: Why::Latency(usize::MAX) }
+        }
+        (Kind::Reduce, None) => {
+            by_size(bytes, tuning.tree, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
+        }
+        _ => Choice { algorithm: candidates[0], why: Why::Only },
+    }
+}

@@ -1,0 +1,477 @@
+//! Ranks as threads of one process: the oracle that other transports are compared with.
+//!
+//! Messages only, through one mailbox per rank. A short message is copied into the mailbox; a long one is copied
+//! once, from the sender's memory to the receiver's, by whichever of the two comes second. A rank that leaves or
+//! gives up first waits for the copies that others are making of its memory, so that nobody touches it later.
+
+use super::{Request, Tag, Transport};
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Up to this many bytes a message waits in the mailbox rather than at the sender.
+const EAGER: usize = 16 << 10;
+
+/// A request that was complete when it was made.
+const DONE: Request = Request(u64::MAX);
+
+/// One rank of a group of threads.
+pub struct Threads {
+    rank: usize,
+    group: Arc<Group>,
+    /// What this rank last saw of its mailbox's events: news since then keep it from parking.
+    seen: u64,
+}
+
+/// `n` ranks, to be moved to as many threads.
+pub fn group(n: usize) -> Vec<Threads> {
+    let group = Arc::new(Group::new((0..n).collect(), Arc::default()));
+    (0..n).map(|rank| Threads { rank, group: Arc::clone(&group), seen: 0 }).collect()
+}
+
+struct Group {
+    /// Per rank, its number in the first group.
+    members: Vec<usize>,
+    boxes: Vec<Mailbox>,
+    family: Arc<Family>,
+    /// Subgroups that not all of their members have joined yet, and how many have.
+    joining: Mutex<HashMap<u64, (Arc<Group>, usize)>>,
+}
+
+/// All groups that come from one.
+#[derive(Default)]
+struct Family {
+    failed: AtomicBool,
+    /// Who failed first, as numbered in the first group, and why.
+    failure: Mutex<Option<(usize, String)>>,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    inner: Mutex<Inner>,
+    bell: Condvar,
+    /// Its owner sends nothing more.
+    left: AtomicBool,
+}
+
+#[derive(Default)]
+struct Inner {
+    arrived: Vec<Letter>,
+    posted: Vec<Posted>,
+    requests: Vec<State>,
+    /// Emptied buffers of short messages.
+    spare: Vec<Vec<u8>>,
+    /// Copies that other ranks are making of or to the owner's memory.
+    copying: usize,
+    /// The owner's memory may not be touched any more.
+    closed: bool,
+    events: u64,
+}
+
+struct Letter {
+    from: usize,
+    tag: Tag,
+    body: Body,
+}
+
+enum Body {
+    Short(Vec<u8>),
+    /// In the sender's memory, until its request is done.
+    Long {
+        src: *const u8,
+        bytes: usize,
+        request: usize,
+    },
+}
+
+struct Posted {
+    from: usize,
+    tag: Tag,
+    dst: *mut u8,
+    bytes: usize,
+    request: usize,
+}
+
+enum State {
+    Free,
+    Waiting { peer: usize },
+    Done,
+    Failed(Error),
+}
+
+// SAFETY: the pointers are to memory that the trait's contract keeps valid until the request is done, and
+// `closed` and `copying` keep others from it afterwards.
+unsafe impl Send for Inner {}
+
+impl Inner {
+    fn request(&mut self, peer: usize) -> usize {
+        let free = self.requests.iter().position(|s| matches!(s, State::Free));
+        let index = free.unwrap_or_else(|| {
+            self.requests.push(State::Free);
+            self.requests.len() - 1
+        });
+        self.requests[index] = State::Waiting { peer };
+        index
+    }
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code under this lock panics halfway through a change.
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn ring(&self, inner: &mut Inner) {
+        inner.events += 1;
+        self.bell.notify_all();
+    }
+}
+
+impl Group {
+    fn new(members: Vec<usize>, family: Arc<Family>) -> Self {
+        let boxes = members.iter().map(|_| Mailbox::default()).collect();
+        Group { members, boxes, family, joining: Mutex::default() }
+    }
+}
+
+impl Threads {
+    fn mine(&self) -> &Mailbox {
+        &self.group.boxes[self.rank]
+    }
+
+    fn lost(&self, peer: usize) -> Error {
+        match self.failure() {
+            Some(error) => error,
+            None => Error::PeerLost { rank: self.rank, peer, how: "left".into() },
+        }
+    }
+
+    /// What another rank of any group failed with.
+    fn failure(&self) -> Option<Error> {
+        let family = &self.group.family;
+        if !family.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        let failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (who, why) = failure.as_ref()?;
+        let here = self.group.members.iter().position(|m| m == who);
+        Some(match here {
+            Some(peer) => Error::PeerLost { rank: self.rank, peer, how: why.clone() },
+            None => {
+                let how = format!("of the first group, which is not one of this group, {why}");
+                Error::PeerLost { rank: self.rank, peer: *who, how }
+            }
+        })
+    }
+
+    fn mismatch(rank: usize, expected: usize, peer: usize, sent: usize) -> Error {
+        Error::Diverged {
+            sequence: 0,
+            rank,
+            mine: format!("{expected} bytes"),
+            peer,
+            theirs: format!("{sent} bytes"),
+        }
+    }
+
+    /// The other rank's memory is safe to touch between `enter` and `leave`.
+    fn enter(&self, owner: usize) -> bool {
+        let mut inner = self.group.boxes[owner].lock();
+        if !inner.closed {
+            inner.copying += 1;
+        }
+        !inner.closed
+    }
+
+    fn leave(&self, owner: usize, request: usize) {
+        let mailbox = &self.group.boxes[owner];
+        let mut inner = mailbox.lock();
+        inner.copying -= 1;
+        inner.requests[request] = State::Done;
+        mailbox.ring(&mut inner);
+    }
+
+    /// After this nobody touches this rank's memory.
+    fn close(&mut self) {
+        let mailbox = self.mine();
+        let mut inner = mailbox.lock();
+        inner.closed = true;
+        inner.posted.clear();
+        while inner.copying > 0 {
+            inner = mailbox.bell.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        inner.arrived.clear();
+    }
+
+    fn wake_all(&self) {
+        for mailbox in &self.group.boxes {
+            mailbox.ring(&mut mailbox.lock());
+        }
+    }
+
+    fn announce(&self, why: String) {
+        let family = &self.group.family;
+        let mut failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        failure.get_or_insert((self.group.members[self.rank], why));
+        drop(failure);
+        family.failed.store(true, Ordering::Release);
+        self.wake_all();
+    }
+}
+
+impl Transport for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.members.len()
+    }
+
+    unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
+        let from = self.rank;
+        // Taken before the receiver's lock: no thread ever holds two.
+        let own = (bytes > EAGER).then(|| self.mine().lock().request(to));
+        let mailbox = &self.group.boxes[to];
+        let mut inner = mailbox.lock();
+        if inner.closed {
+            return Err(self.lost(to));
+        }
+        let waiting = inner.posted.iter().position(|p| p.from == from && p.tag == tag);
+        let Some(index) = waiting else {
+            let body = match own {
+                Some(request) => Body::Long { src, bytes, request },
+                None => {
+                    let mut buffer = inner.spare.pop().unwrap_or_default();
+                    buffer.clear();
+                    // SAFETY: readable by this function's contract.
+                    buffer.extend_from_slice(unsafe { std::slice::from_raw_parts(src, bytes) });
+                    Body::Short(buffer)
+                }
+            };
+            inner.arrived.push(Letter { from, tag, body });
+            mailbox.ring(&mut inner);
+            return Ok(own.map_or(DONE, |request| Request(request as u64)));
+        };
+        let posted = inner.posted.remove(index);
+        if posted.bytes != bytes {
+            inner.requests[posted.request] = State::Failed(Self::mismatch(to, posted.bytes, from, bytes));
+            mailbox.ring(&mut inner);
+            return Err(Self::mismatch(from, bytes, to, posted.bytes));
+        }
+        inner.copying += 1;
+        drop(inner);
+        // SAFETY: both are valid by the contracts of `send` and `recv`; the receiver does not close meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(src, posted.dst, bytes) };
+        self.leave(to, posted.request);
+        if let Some(request) = own {
+            self.mine().lock().requests[request] = State::Free;
+        }
+        Ok(DONE)
+    }
+
+    unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+        let mut inner = self.mine().lock();
+        let Some(index) = inner.arrived.iter().position(|l| l.from == from && l.tag == tag) else {
+            let request = inner.request(from);
+            inner.posted.push(Posted { from, tag, dst, bytes, request });
+            return Ok(Request(request as u64));
+        };
+        match inner.arrived.remove(index).body {
+            Body::Short(buffer) => {
+                let sent = buffer.len();
+                if sent == bytes {
+                    // SAFETY: writable by this function's contract.
+                    unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), dst, bytes) };
+                }
+                inner.spare.push(buffer);
+                if sent != bytes {
+                    return Err(Self::mismatch(self.rank, bytes, from, sent));
+                }
+            }
+            Body::Long { src, bytes: sent, request } => {
+                drop(inner);
+                if !self.enter(from) {
+                    return Err(self.lost(from));
+                }
+                if sent == bytes {
+                    // SAFETY: as for a short one; the sender's memory stays until its request is done.
+                    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+                }
+                self.leave(from, request);
+                if sent != bytes {
+                    return Err(Self::mismatch(self.rank, bytes, from, sent));
+                }
+            }
+        }
+        Ok(DONE)
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        if request == DONE {
+            return Ok(true);
+        }
+        let index = request.0 as usize;
+        let group = Arc::clone(&self.group);
+        let mut inner = group.boxes[self.rank].lock();
+        self.seen = inner.events;
+        match &inner.requests[index] {
+            State::Waiting { peer } => {
+                let peer = *peer;
+                if !group.boxes[peer].left.load(Ordering::Acquire) {
+                    return Ok(false);
+                }
+                // What it did before it left is done; whoever comes second finds it so.
+                drop(inner);
+                let inner = group.boxes[self.rank].lock();
+                match inner.requests[index] {
+                    State::Waiting { .. } => Err(self.lost(peer)),
+                    _ => {
+                        drop(inner);
+                        self.test(request)
+                    }
+                }
+            }
+            State::Done => {
+                inner.requests[index] = State::Free;
+                Ok(true)
+            }
+            State::Failed(error) => Err(error.clone()),
+            State::Free => Err(Error::Library {
+                library: "threads".into(),
+                call: "test",
+                rank: self.rank,
+                text: format!("request {index} is not in flight"),
+            }),
+        }
+    }
+
+    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+        let rank = members.iter().position(|&m| m == self.rank);
+        let rank = rank.ok_or_else(|| Error::Launch(format!("rank {} is not in {members:?}", self.rank)))?;
+        let mut joining = self.group.joining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (group, joined) = joining.entry(context).or_insert_with(|| {
+            let members = members.iter().map(|&m| self.group.members[m]).collect();
+            (Arc::new(Group::new(members, Arc::clone(&self.group.family))), 0)
+        });
+        *joined += 1;
+        let group = Arc::clone(group);
+        if *joined == members.len() {
+            joining.remove(&context);
+        }
+        Ok(Box::new(Threads { rank, group, seen: 0 }))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.failure().map_or(Ok(()), Err)
+    }
+
+    fn park(&mut self, limit: Duration) {
+        let mailbox = &self.group.boxes[self.rank];
+        let mut inner = mailbox.lock();
+        if inner.events == self.seen {
+            let woken = mailbox.bell.wait_timeout(inner, limit);
+            inner = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        self.seen = inner.events;
+    }
+
+    fn abort(&mut self, why: &Error) {
+        self.close();
+        self.announce(format!("failed: {why}"));
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.close();
+        self.mine().left.store(true, Ordering::Release);
+        if std::thread::panicking() {
+            self.announce("panicked".into());
+        } else {
+            self.wake_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange(bytes: usize) {
+        let mut ranks = group(2);
+        let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        let (src, mut dst) = (vec![7u8; bytes], vec![0u8; bytes]);
+        // SAFETY: both buffers outlive the requests.
+        let sent = unsafe { a.send(1, Tag(3), src.as_ptr(), bytes) }.unwrap();
+        assert_eq!(a.test(sent).unwrap(), bytes <= EAGER);
+        // SAFETY: as above.
+        let received = unsafe { b.recv(0, Tag(3), dst.as_mut_ptr(), bytes) }.unwrap();
+        assert!(b.test(received).unwrap());
+        assert_eq!(dst, src);
+        if bytes > EAGER {
+            assert!(a.test(sent).unwrap());
+        }
+    }
+
+    #[test]
+    fn short_messages_wait_in_the_mailbox_and_long_ones_at_the_sender() {
+        exchange(0);
+        exchange(EAGER);
+        exchange(EAGER + 1);
+    }
+
+    #[test]
+    fn a_rank_that_left_is_named_but_its_last_words_arrive() {
+        let mut ranks = group(3);
+        let mut c = ranks.pop().unwrap();
+        let (mut b, _a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        let (word, mut heard) = (5u8, 0u8);
+        // SAFETY: both bytes outlive the requests.
+        unsafe { b.send(2, Tag(1), &word, 1) }.unwrap();
+        drop(b);
+        // SAFETY: as above.
+        let first = unsafe { c.recv(1, Tag(1), &mut heard, 1) }.unwrap();
+        assert!(c.test(first).unwrap());
+        assert_eq!(heard, 5);
+        // SAFETY: as above.
+        let second = unsafe { c.recv(1, Tag(1), &mut heard, 1) }.unwrap();
+        let error = c.test(second).unwrap_err();
+        assert!(matches!(error, Error::PeerLost { rank: 2, peer: 1, .. }), "{error}");
+        assert!(c.check().is_ok(), "leaving is not failing");
+    }
+
+    #[test]
+    fn an_abort_is_seen_by_all_groups_of_the_family() {
+        let mut ranks = group(3);
+        let mut c = ranks.pop().unwrap();
+        let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        let mut ab = a.subgroup(&[1, 0], 9).unwrap();
+        let mut ba = b.subgroup(&[1, 0], 9).unwrap();
+        assert_eq!((ab.rank(), ba.rank()), (1, 0));
+        ba.abort(&Error::Launch("no disk".into()));
+        let seen = c.check().unwrap_err().to_string();
+        assert!(seen.contains("rank 1 failed: launch: no disk"), "{seen}");
+        let seen = ab.check().unwrap_err().to_string();
+        assert!(seen.contains("rank 0 failed"), "{seen}");
+    }
+
+    #[test]
+    fn lengths_that_differ_are_an_error_on_both_sides() {
+        let mut ranks = group(2);
+        let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        let mut dst = [0u8; 8];
+        // SAFETY: the buffer outlives the requests.
+        let request = unsafe { b.recv(0, Tag(0), dst.as_mut_ptr(), 8) }.unwrap();
+        // SAFETY: as above.
+        let sent = unsafe { a.send(1, Tag(0), [1u8; 4].as_ptr(), 4) };
+        assert!(matches!(sent, Err(Error::Diverged { rank: 0, peer: 1, .. })));
+        assert!(matches!(b.test(request), Err(Error::Diverged { rank: 1, peer: 0, .. })));
+    }
+}
