@@ -18,7 +18,7 @@ pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Se
 }
 
 /// A floating-point element that models compute with: stored as itself, computed as `f32`.
-pub trait Float: Element {
+pub trait Float: Element<Acc = f32> {
     /// Widens exactly.
     fn to_f32(self) -> f32;
     /// Rounds to nearest even.

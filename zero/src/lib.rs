@@ -1,1 +1,28 @@
-//! ZeRO.
+//! ZeRO stages 0 to 3 over the collectives crate.
+//!
+//! Two verbs carry it all: reduce-scatter of gradients and all-gather of parameters, over flat buckets of each
+//! of the model's units. [`Stage`] says what is divided among the ranks, [`Plan`] where everything lives,
+//! [`Schedule`] in which order things happen, and [`Trainer::step`] tells the story of a step. Losses and
+//! weights agree bit for bit across stages, bucket sizes, transports and prefetching.
+#![warn(missing_docs)]
+
+mod clip;
+mod config;
+mod error;
+mod grads;
+pub mod memory;
+mod optimizer;
+mod params;
+mod plan;
+mod schedule;
+mod stage;
+mod step;
+
+pub use config::Config;
+pub use error::{Error, Result};
+pub use memory::{Ledger, Memory};
+pub use optimizer::{AdamW, Source};
+pub use plan::{Home, NORM_BLOCK, Plan};
+pub use schedule::{Action, Schedule};
+pub use stage::Stage;
+pub use step::{Batches, Step, Trainer};

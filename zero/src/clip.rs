@@ -1,0 +1,115 @@
+//! The global gradient norm: the same bits for every stage, bucketing and number of ranks that hold it.
+//!
+//! Each rank sums squares in f64 over the fixed blocks of its shard; the blocks' sums are gathered and added
+//! in the order of units, tensors and blocks, whoever computed them.
+
+use crate::error::Result;
+use crate::grads::{Grads, Reduced};
+use crate::plan::{NORM_BLOCK, Plan};
+use collectives::{Account, Buffer, Communicator, Float};
+
+/// Lanes of a block's sum: fixed, so that every instruction set adds in the same order.
+const LANES: usize = 16;
+
+/// Partial sums of all ranks, kept between steps.
+pub struct Norm {
+    /// (world, 1 + blocks of a rank): each rank's loss, then its blocks' sums of squares.
+    partials: Buffer<f64>,
+    /// f64 values of one rank.
+    stride: usize,
+}
+
+/// What the ranks found together.
+pub struct Global {
+    /// The sum of what each rank gave as its loss.
+    pub loss: f64,
+    /// The Euclidean norm of the whole gradient.
+    pub norm: f64,
+}
+
+impl Norm {
+    /// Values that each rank contributes.
+    pub fn stride(plan: &Plan) -> usize {
+        1 + plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).shard_len() / NORM_BLOCK).sum::<usize>()
+    }
+
+    /// Memory on `account`.
+    pub fn new(plan: &Plan, comm: &Communicator, account: &Account) -> Result<Self> {
+        let stride = Norm::stride(plan);
+        Ok(Norm { partials: comm.alloc(plan.world * stride)?.booked(account), stride })
+    }
+
+    /// The norm of the reduced gradient over all ranks, and the sum of the ranks' `loss`.
+    pub fn global<T: Float>(
+        &mut self,
+        plan: &Plan,
+        comm: &Communicator,
+        grads: &Grads<T>,
+        loss: f64,
+    ) -> Result<Global> {
+        let mine = plan.rank * self.stride;
+        let partials = self.partials.host_mut();
+        partials[mine] = loss;
+        let mut next = mine + 1;
+        for (u, b) in plan.buckets() {
+            let blocks = plan.layout[u].bucket(b).shard_len() / NORM_BLOCK;
+            let out = &mut partials[next..next + blocks];
+            match grads.shard(plan, u, b) {
+                Reduced::Stored(g) => squares::<T, T>(g, out),
+                Reduced::Wide(g) => squares::<T, f32>(g, out),
+            }
+            next += blocks;
+        }
+        comm.all_gather_in_place(&mut self.partials)?;
+
+        let partials = self.partials.host();
+        let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();
+        // Bucket by bucket in tensor order, rank by rank within a bucket: blocks in the order of the unit.
+        let mut sum = 0.0;
+        let mut first = 1;
+        for (u, b) in plan.buckets() {
+            let blocks = plan.layout[u].bucket(b).shard_len() / NORM_BLOCK;
+            for r in 0..plan.world {
+                let at = r * self.stride + first;
+                // Blocks of padding are zeros: adding them changes no bit, so padding does not matter either.
+                sum = partials[at..at + blocks].iter().fold(sum, |s, p| s + p);
+            }
+            first += blocks;
+        }
+        Ok(Global { loss, norm: f64::sqrt(sum) })
+    }
+}
+
+/// The factor that brings a gradient of this norm down to `clip`; PyTorch's, its epsilon included.
+pub fn factor(norm: f64, clip: Option<f32>) -> f32 {
+    match clip {
+        Some(most) => (f64::from(most) / (norm + 1e-6)).min(1.0) as f32,
+        None => 1.0,
+    }
+}
+
+/// Sums of squares of the blocks of `g`, each element rounded to `T` first.
+#[inline(always)]
+fn squares_body<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
+    for (block, out) in g.chunks_exact(NORM_BLOCK).zip(out) {
+        let mut lanes = [0f64; LANES];
+        for row in block.chunks_exact(LANES) {
+            for (lane, x) in lanes.iter_mut().zip(row) {
+                let x = f64::from(T::from_f32(x.to_f32()).to_f32());
+                *lane += x * x;
+            }
+        }
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+            width /= 2;
+        }
+        *out = lanes[0];
+    }
+}
+
+collectives::simd_dispatch! {
+    fn squares<T: Float, G: Float>(g: &[G], out: &mut [f64]) = squares_body;
+}

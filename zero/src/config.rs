@@ -1,0 +1,34 @@
+//! What a run asks of this crate.
+
+use crate::optimizer::AdamW;
+use crate::stage::Stage;
+
+/// How to shard, reduce, accumulate and update.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What the ranks divide among themselves.
+    pub stage: Stage,
+    /// Most bytes of parameters in one bucket; a larger tensor is a bucket of its own.
+    pub bucket_bytes: usize,
+    /// Gather the next unit while this one computes.
+    pub prefetch: bool,
+    /// Micro-batches of a rank in one optimizer step.
+    pub accumulate: usize,
+    /// The optimizer.
+    pub adamw: AdamW,
+    /// Largest global gradient norm; longer gradients are scaled down to it.
+    pub clip: Option<f32>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            stage: Stage::ALL[3],
+            bucket_bytes: 64 << 20,
+            prefetch: true,
+            accumulate: 1,
+            adamw: AdamW::default(),
+            clip: Some(1.0),
+        }
+    }
+}

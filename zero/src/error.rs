@@ -1,0 +1,39 @@
+//! What can go wrong while training.
+
+/// A failure of one rank's training; every rank ends with one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A collective failed, or another rank did.
+    #[error(transparent)]
+    Collective(#[from] collectives::Error),
+    /// The gradient is no longer finite.
+    #[error(
+        "step {step}: the global gradient norm is {norm}, so the update would destroy the model; \
+         a lower --lr, a longer --warmup or --dtype f32 usually helps"
+    )]
+    NotFinite {
+        /// The optimizer step, counted from 1.
+        step: u64,
+        /// NaN or infinity.
+        norm: f64,
+    },
+    /// The caller's source of initial weights failed.
+    #[error("initial weights of {tensor}: {why}")]
+    Init {
+        /// The tensor.
+        tensor: String,
+        /// The source's own words.
+        why: String,
+    },
+    /// The caller's sink for weights failed.
+    #[error("writing {tensor}: {why}")]
+    Export {
+        /// The tensor.
+        tensor: String,
+        /// The sink's own words.
+        why: String,
+    },
+}
+
+/// Results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

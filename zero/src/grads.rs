@@ -1,0 +1,294 @@
+//! Gradients: opened for a backward, reduced as their buckets become ready, kept as far as the stage says.
+//!
+//! Each micro-batch's gradient is summed over the ranks in the canonical order of the collectives, and
+//! micro-batches are then added in f32 in their order, on every stage alike; so all stages see the same bits.
+//! The sum is rounded to `T` once: by the reduction itself when there is one micro-batch, by the reader
+//! ([`Reduced::Wide`]) when there are several.
+
+use crate::error::Result;
+use crate::params::alloc_slots;
+use crate::plan::{Home, Plan};
+use collectives::{Account, Buffer, Communicator, Float, Pending, ReduceOp, ViewMut};
+use models::Gradients;
+use std::mem;
+
+/// One rank's gradients.
+pub struct Grads<T: Float> {
+    units: Vec<Vec<Bucket<T>>>,
+    /// Per slot, per bucket position: memory for whole gradients, `None` while in use.
+    slots: Vec<Vec<Option<Buffer<T>>>>,
+    /// Likewise, for a micro-batch's reduced shard on its way to the accumulator.
+    partials: Vec<Vec<Option<Buffer<f32>>>>,
+    /// The micro-batch in hand, counted from 0.
+    micro_batch: usize,
+    /// A reduction that could not start: kept until the model's backward has returned.
+    failed: Option<collectives::Error>,
+}
+
+struct Bucket<T: Float> {
+    /// Tensors whose gradient is not final yet in this backward.
+    awaited: usize,
+    state: State<T>,
+    /// This rank's reduced shard, where it is kept apart from the whole gradient.
+    shard: Option<Buffer<T>>,
+    /// The sum over micro-batches of this rank's reduced shard, where there are several.
+    sum: Option<Buffer<f32>>,
+}
+
+enum State<T: Float> {
+    /// No whole gradient is held.
+    Empty,
+    /// The whole gradient, being written, or reduced in this rank's part.
+    Whole(Buffer<T>),
+    /// Being reduced in place.
+    InPlace(Pending<Buffer<T>>),
+    /// Being reduced into the shard.
+    Into(Pending<(Buffer<T>, Buffer<T>)>),
+    /// Being reduced, unrounded, into the sum (the first micro-batch) or into a partial.
+    Wide(Pending<(Buffer<T>, Buffer<f32>)>),
+}
+
+/// A reduced gradient for the optimizer.
+pub enum Reduced<'a, T: Float> {
+    /// Rounded to `T` by the reduction.
+    Stored(&'a [T]),
+    /// Still to be rounded to `T`, once, by the reader.
+    Wide(&'a [f32]),
+}
+
+impl<T: Float> Grads<T> {
+    /// Gradients on the account `held`, slots and partials on `slots`.
+    pub fn new(plan: &Plan, comm: &Communicator, held: &Account, slots: &Account) -> Result<Self> {
+        let accumulates = plan.config.accumulate > 1;
+        let mut units: Vec<Vec<Bucket<T>>> = (0..plan.layout.len()).map(|_| Vec::new()).collect();
+        for (u, b) in plan.buckets() {
+            let bucket = plan.layout[u].bucket(b);
+            let (state, shard) = match plan.gradients[u] {
+                Home::Whole => (State::Whole(comm.alloc(bucket.len())?.booked(held)), None),
+                Home::Slot(_) if accumulates => (State::Empty, None),
+                Home::Slot(_) => (State::Empty, Some(comm.alloc(bucket.shard_len())?.booked(held))),
+            };
+            let sum = match accumulates {
+                true => Some(comm.alloc(bucket.shard_len())?.booked(held)),
+                false => None,
+            };
+            units[u].push(Bucket { awaited: 0, state, shard, sum });
+        }
+        Ok(Grads {
+            units,
+            slots: alloc_slots(comm, &plan.gradient_slots, slots)?,
+            partials: alloc_slots(comm, &plan.partial_slots, slots)?,
+            micro_batch: 0,
+            failed: None,
+        })
+    }
+
+    /// Starts a micro-batch of a step, counted from 0.
+    pub fn begin(&mut self, micro_batch: usize) {
+        self.micro_batch = micro_batch;
+    }
+
+    /// Gets memory for the unit's whole gradient. What was reduced in that memory before is finished first.
+    pub fn open(&mut self, plan: &Plan, unit: usize) -> Result<()> {
+        if let Home::Slot(slot) = plan.gradients[unit] {
+            let sharing = |u: &usize| plan.gradients[*u] == Home::Slot(slot);
+            for other in (0..plan.layout.len()).filter(sharing) {
+                self.settle(plan, other)?;
+            }
+        }
+        if plan.config.accumulate > 1 {
+            let sharing = |u: &usize| plan.partial_slot[*u] == plan.partial_slot[unit];
+            for other in (0..plan.layout.len()).filter(sharing) {
+                self.settle(plan, other)?;
+            }
+        }
+        for b in 0..self.units[unit].len() {
+            let layout = plan.layout[unit].bucket(b);
+            let bucket = &mut self.units[unit][b];
+            bucket.awaited = layout.tensors().len();
+            if let Home::Slot(slot) = plan.gradients[unit] {
+                let whole =
+                    self.slots[slot][b].take().expect("a free slot: the schedule's units never share");
+                let mut whole = whole.with_len(layout.len());
+                // Another unit's gradient was here; what no tensor of this one covers must be reduced as zeros. Memory
+                // that is always this unit's stays zero there.
+                for gap in layout.padding() {
+                    whole.host_mut()[gap].fill(T::default());
+                }
+                bucket.state = State::Whole(whole);
+            }
+        }
+        Ok(())
+    }
+
+    /// All contributions to the unit are made; an error of a reduction inside the backward surfaces here.
+    pub fn close(&mut self, unit: usize) -> Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
+        debug_assert!(
+            self.units[unit].iter().all(|b| b.awaited == 0),
+            "unit {unit} declared every tensor ready"
+        );
+        Ok(())
+    }
+
+    /// Starts the reduction of a bucket whose tensors are all final.
+    fn reduce(&mut self, plan: &Plan, comm: &Communicator, unit: usize, b: usize) -> collectives::Result<()> {
+        let first = self.micro_batch == 0;
+        let bucket = &mut self.units[unit][b];
+        let State::Whole(whole) = mem::replace(&mut bucket.state, State::Empty) else {
+            unreachable!("bucket {b} of unit {unit} was opened");
+        };
+        bucket.state = if let Some(sum) = &bucket.sum {
+            debug_assert_eq!(sum.len(), plan.layout[unit].bucket(b).shard_len());
+            let target = match first {
+                true => bucket.sum.take().expect("just seen"),
+                false => {
+                    let partial = self.partials[plan.partial_slot[unit]][b].take();
+                    partial.expect("a free slot: opening the unit settled its users").with_len(sum.len())
+                }
+            };
+            State::Wide(comm.start_reduce_scatter_acc(whole, target, ReduceOp::Sum)?)
+        } else if let Some(shard) = bucket.shard.take() {
+            State::Into(comm.start_reduce_scatter(whole, shard, ReduceOp::Sum)?)
+        } else if plan.config.stage.shards_optimizer {
+            State::InPlace(comm.start_reduce_scatter_in_place(whole, ReduceOp::Sum)?)
+        } else {
+            State::InPlace(comm.start_all_reduce_in_place(whole, ReduceOp::Sum)?)
+        };
+        Ok(())
+    }
+
+    /// Finishes the unit's reductions that are under way.
+    fn settle(&mut self, plan: &Plan, unit: usize) -> Result<()> {
+        for b in 0..self.units[unit].len() {
+            let bucket = &mut self.units[unit][b];
+            let whole = match mem::replace(&mut bucket.state, State::Empty) {
+                State::InPlace(pending) => pending.wait()?,
+                State::Into(pending) => {
+                    let (whole, shard) = pending.wait()?;
+                    bucket.shard = Some(shard);
+                    whole
+                }
+                State::Wide(pending) => {
+                    let (whole, reduced) = pending.wait()?;
+                    match &mut bucket.sum {
+                        None => bucket.sum = Some(reduced),
+                        Some(sum) => {
+                            add(sum.host_mut(), reduced.host());
+                            self.partials[plan.partial_slot[unit]][b] = Some(reduced);
+                        }
+                    }
+                    whole
+                }
+                other => {
+                    bucket.state = other;
+                    continue;
+                }
+            };
+            match plan.gradients[unit] {
+                Home::Whole => bucket.state = State::Whole(whole),
+                Home::Slot(slot) => self.slots[slot][b] = Some(whole),
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes all reductions of the step. Where every rank updates everything, hands round what was
+    /// accumulated.
+    pub fn finish(&mut self, plan: &Plan, comm: &Communicator) -> Result<()> {
+        for unit in 0..self.units.len() {
+            self.settle(plan, unit)?;
+        }
+        if plan.config.stage.shards_optimizer || plan.config.accumulate == 1 {
+            return Ok(());
+        }
+        for (u, b) in plan.buckets() {
+            let bucket = &mut self.units[u][b];
+            let State::Whole(mut whole) = mem::replace(&mut bucket.state, State::Empty) else {
+                unreachable!("without sharding, gradients stay whole");
+            };
+            let sum = bucket.sum.as_ref().expect("accumulated").host();
+            round(&mut whole.host_mut()[plan.shard(u, b)], sum);
+            bucket.state = State::InPlace(comm.start_all_gather_in_place(whole)?);
+        }
+        for unit in 0..self.units.len() {
+            self.settle(plan, unit)?;
+        }
+        Ok(())
+    }
+
+    /// This rank's reduced shard of a bucket, after `finish`.
+    pub fn shard(&self, plan: &Plan, unit: usize, bucket: usize) -> Reduced<'_, T> {
+        let held = &self.units[unit][bucket];
+        match (&held.sum, &held.shard, &held.state) {
+            (Some(sum), ..) => Reduced::Wide(sum.host()),
+            (None, Some(shard), _) => Reduced::Stored(shard.host()),
+            (None, None, State::Whole(whole)) => Reduced::Stored(&whole.host()[plan.shard(unit, bucket)]),
+            _ => unreachable!("gradients are read after they are finished"),
+        }
+    }
+
+    /// The reduced gradient of what this rank's optimizer updates of a bucket, after `finish`.
+    pub fn owned(&self, plan: &Plan, unit: usize, bucket: usize) -> Reduced<'_, T> {
+        match &self.units[unit][bucket].state {
+            State::Whole(whole) if !plan.config.stage.shards_optimizer => Reduced::Stored(whole.host()),
+            _ => self.shard(plan, unit, bucket),
+        }
+    }
+}
+
+impl<T: Float> State<T> {
+    fn whole_mut(&mut self) -> Option<&mut Buffer<T>> {
+        match self {
+            State::Whole(whole) => Some(whole),
+            _ => None,
+        }
+    }
+}
+
+fn add_body(sum: &mut [f32], x: &[f32]) {
+    for (s, x) in sum.iter_mut().zip(x) {
+        *s += x;
+    }
+}
+
+#[inline(always)]
+fn round_body<T: Float>(out: &mut [T], x: &[f32]) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o = T::from_f32(*x);
+    }
+}
+
+collectives::simd_dispatch! {
+    fn add(sum: &mut [f32], x: &[f32]) = add_body;
+    fn round<T: Float>(out: &mut [T], x: &[f32]) = round_body;
+}
+
+/// Gradients as the model's backward sees them.
+pub struct Borrowed<'a, T: Float> {
+    /// Where each tensor is.
+    pub plan: &'a Plan,
+    /// Who reduces.
+    pub comm: &'a Communicator,
+    /// The values.
+    pub grads: &'a mut Grads<T>,
+}
+
+impl<T: Float> Gradients<T> for Borrowed<'_, T> {
+    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
+        let (bucket, range) = self.plan.layout[unit].locate(tensor);
+        let whole = self.grads.units[unit][bucket].state.whole_mut();
+        whole.expect("gradients are written between open and ready").view_mut().slice(range)
+    }
+
+    fn ready(&mut self, unit: usize, tensor: usize) {
+        let (b, _) = self.plan.layout[unit].locate(tensor);
+        let bucket = &mut self.grads.units[unit][b];
+        bucket.awaited -= 1;
+        if bucket.awaited == 0 && self.grads.failed.is_none() {
+            self.grads.failed = self.grads.reduce(self.plan, self.comm, unit, b).err();
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! AdamW on one range of a shard. Elementwise, so any split into ranges gives the same bits.
+
+use collectives::Float;
+
+/// AdamW as Loshchilov and Hutter define it and PyTorch implements it: decay is decoupled from the gradient,
+/// `eps` is added outside the corrected root.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay rate of the first moment.
+    pub beta1: f32,
+    /// Decay rate of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay of the tensors that ask for it.
+    pub weight_decay: f32,
+}
+
+impl Default for AdamW {
+    /// PyTorch's defaults.
+    fn default() -> Self {
+        AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// What is the same for every element of one step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Coefficients {
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    eps: f32,
+    /// lr / (1 - beta1^t)
+    step_size: f32,
+    /// 1 / sqrt(1 - beta2^t)
+    root_correction: f32,
+    /// 1 - lr * weight_decay
+    pub(crate) keep: f32,
+    /// The factor of clipping.
+    clip: f32,
+}
+
+impl AdamW {
+    /// Coefficients of optimizer step `t`, counted from 1.
+    pub(crate) fn coefficients(&self, t: u64, lr: f32, clip: f32) -> Coefficients {
+        // In f64: for beta 0.999 and t = 1 the corrections lose half of f32's digits.
+        let correction = |beta: f32| 1.0 - f64::from(beta).powf(t as f64);
+        Coefficients {
+            one_minus_beta1: (1.0 - f64::from(self.beta1)) as f32,
+            beta2: self.beta2,
+            one_minus_beta2: (1.0 - f64::from(self.beta2)) as f32,
+            eps: self.eps,
+            step_size: (f64::from(lr) / correction(self.beta1)) as f32,
+            root_correction: (1.0 / correction(self.beta2).sqrt()) as f32,
+            keep: (1.0 - f64::from(lr) * f64::from(self.weight_decay)) as f32,
+            clip,
+        }
+    }
+}
+
+/// One element: the new master weight.
+#[inline(always)]
+fn element(c: &Coefficients, keep: f32, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
+    let g = g * c.clip;
+    *m += (g - *m) * c.one_minus_beta1;
+    *v = *v * c.beta2 + g * g * c.one_minus_beta2;
+    w * keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
+}
+
+/// Updates master weights, moments and the stored parameters of one range. A gradient kept wider than the
+/// parameters (accumulated in f32) is rounded to `T` here, once, so that it equals one that was stored as `T`.
+#[inline(always)]
+fn mixed_body<T: Float, G: Float>(
+    c: &Coefficients,
+    keep: f32,
+    grad: &[G],
+    master: &mut [f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    param: &mut [T],
+) {
+    let n = param.len();
+    let (grad, master, m, v) = (&grad[..n], &mut master[..n], &mut m[..n], &mut v[..n]);
+    for i in 0..n {
+        let g = T::from_f32(grad[i].to_f32()).to_f32();
+        master[i] = element(c, keep, master[i], g, &mut m[i], &mut v[i]);
+        param[i] = T::from_f32(master[i]);
+    }
+}
+
+/// As `mixed_body`, where the parameters are their own f32 master.
+#[inline(always)]
+fn single_body<T: Float, G: Float>(
+    c: &Coefficients,
+    keep: f32,
+    grad: &[G],
+    m: &mut [f32],
+    v: &mut [f32],
+    param: &mut [T],
+) {
+    let n = param.len();
+    let (grad, m, v) = (&grad[..n], &mut m[..n], &mut v[..n]);
+    for i in 0..n {
+        let g = T::from_f32(grad[i].to_f32()).to_f32();
+        param[i] = T::from_f32(element(c, keep, param[i].to_f32(), g, &mut m[i], &mut v[i]));
+    }
+}
+
+collectives::simd_dispatch! {
+    /// Updates a range whose f32 master weights are kept beside the parameters.
+    pub(crate) fn update_mixed<T: Float, G: Float>(
+        c: &Coefficients,
+        keep: f32,
+        grad: &[G],
+        master: &mut [f32],
+        m: &mut [f32],
+        v: &mut [f32],
+        param: &mut [T],
+    ) = mixed_body;
+
+    /// Updates a range whose parameters are f32.
+    pub(crate) fn update_single<T: Float, G: Float>(
+        c: &Coefficients,
+        keep: f32,
+        grad: &[G],
+        m: &mut [f32],
+        v: &mut [f32],
+        param: &mut [T],
+    ) = single_body;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The textbook formula in f64.
+    fn reference(a: &AdamW, t: u64, lr: f64, w: f64, g: f64, m: &mut f64, v: &mut f64) -> f64 {
+        let (b1, b2) = (f64::from(a.beta1), f64::from(a.beta2));
+        *m = b1 * *m + (1.0 - b1) * g;
+        *v = b2 * *v + (1.0 - b2) * g * g;
+        let mhat = *m / (1.0 - b1.powi(t as i32));
+        let vhat = *v / (1.0 - b2.powi(t as i32));
+        w * (1.0 - lr * f64::from(a.weight_decay)) - lr * mhat / (vhat.sqrt() + f64::from(a.eps))
+    }
+
+    #[test]
+    fn twenty_steps_follow_the_textbook() {
+        let a = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+        let n = 37;
+        let mut w: Vec<f32> = (0..n).map(|i| (i as f32 - 18.0) / 10.0).collect();
+        let (mut m, mut v) = (vec![0f32; n], vec![0f32; n]);
+        let mut want: Vec<(f64, f64, f64)> = w.iter().map(|&x| (f64::from(x), 0.0, 0.0)).collect();
+        for t in 1..=20u64 {
+            let g: Vec<f32> = (0..n).map(|i| ((i as f32 * 1.7 + t as f32).sin()) * 0.3).collect();
+            let c = a.coefficients(t, 1e-2, 0.5);
+            update_single(&c, c.keep, &g, &mut m, &mut v, &mut w);
+            for (x, &g) in want.iter_mut().zip(&g) {
+                x.0 = reference(&a, t, 1e-2, x.0, f64::from(g) * 0.5, &mut x.1, &mut x.2);
+            }
+        }
+        for (got, want) in w.iter().zip(&want) {
+            assert!((f64::from(*got) - want.0).abs() < 2e-6, "{got} for {}", want.0);
+        }
+    }
+
+    #[test]
+    fn any_split_gives_the_same_bits() {
+        let a = AdamW::default();
+        let c = a.coefficients(3, 1e-3, 0.7);
+        let n = 1000;
+        let g: Vec<half::bf16> = (0..n).map(|i| half::bf16::from_f32((i as f32).sin())).collect();
+        let start: Vec<f32> = (0..n).map(|i| (i as f32).cos()).collect();
+        let run = |cuts: &[usize]| {
+            let (mut w, mut m, mut v) = (start.clone(), vec![0.1f32; n], vec![0.2f32; n]);
+            let mut p = vec![half::bf16::ZERO; n];
+            for cut in cuts.windows(2) {
+                let r = cut[0]..cut[1];
+                let (m, v) = (&mut m[r.clone()], &mut v[r.clone()]);
+                update_mixed(&c, c.keep, &g[r.clone()], &mut w[r.clone()], m, v, &mut p[r]);
+            }
+            (w.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p)
+        };
+        assert_eq!(run(&[0, n]), run(&[0, 1, 16, 17, 333, 999, n]));
+    }
+}

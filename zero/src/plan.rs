@@ -1,0 +1,212 @@
+//! What every rank will hold and where, decided before anything is allocated.
+//!
+//! The same plan allocates ([`crate::params`], [`crate::grads`], [`crate::optimizer`]) and predicts
+//! ([`crate::memory`]), so the prediction is the arithmetic that the run follows.
+
+use crate::clip::Norm;
+use crate::config::Config;
+use crate::schedule::{Schedule, assign_slots};
+use collectives::{Buckets, DType};
+use models::Unit;
+use std::ops::Range;
+
+/// Elements over which one partial sum of the gradient norm runs. Tensors and shards start at multiples of
+/// it, so that the partial sums, and with them the norm's bits, do not depend on who holds what.
+pub const NORM_BLOCK: usize = 1024;
+
+/// Where whole copies of a unit's parameters or gradient live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Held whole all the time.
+    Whole,
+    /// Held as a shard; whole only now and then, in the slot of this number.
+    Slot(usize),
+}
+
+/// Capacities of one slot: elements per bucket position.
+pub type Slot = Vec<usize>;
+
+/// The plan of one rank; all ranks' plans differ only in `rank`.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// This rank.
+    pub rank: usize,
+    /// All ranks.
+    pub world: usize,
+    /// Of parameters and gradients.
+    pub dtype: DType,
+    /// What was asked for.
+    pub config: Config,
+    /// Per unit, its tensors in padded buckets.
+    pub layout: Vec<Buckets>,
+    /// Per unit, where whole parameters live.
+    pub weights: Vec<Home>,
+    /// Capacities of the slots for gathered parameters.
+    pub weight_slots: Vec<Slot>,
+    /// Per unit, where whole gradients live.
+    pub gradients: Vec<Home>,
+    /// Capacities of the slots for whole gradients.
+    pub gradient_slots: Vec<Slot>,
+    /// Per unit, the slot that takes a reduced shard before it is added to the accumulator; used when
+    /// gradients are accumulated over several micro-batches.
+    pub partial_slot: Vec<usize>,
+    /// Capacities of those slots, in f32 elements.
+    pub partial_slots: Vec<Slot>,
+    /// Forward and backward of a micro-batch.
+    pub training: Schedule,
+    /// Forward of all units, for evaluation.
+    pub evaluation: Schedule,
+}
+
+impl Plan {
+    /// Plans for `units` on one of `world` ranks. `backward_reads[u]`: see
+    /// [`models::Model::backward_reads_weights`].
+    pub fn new(
+        units: &[Unit],
+        backward_reads: &[bool],
+        dtype: DType,
+        config: &Config,
+        rank: usize,
+        world: usize,
+    ) -> Self {
+        let bucket_elements = (config.bucket_bytes / dtype.size()).max(1);
+        let group = |unit: &Unit| {
+            let lengths: Vec<usize> = unit.tensors.iter().map(|t| t.len()).collect();
+            Buckets::group(&lengths, bucket_elements, NORM_BLOCK, world)
+        };
+        let layout: Vec<Buckets> = units.iter().map(group).collect();
+        let training = Schedule::training(units, backward_reads, config.prefetch);
+        let evaluation = Schedule::forward(units, units.len(), config.prefetch);
+
+        let (weights, weight_slots) = if config.stage.shards_parameters {
+            place(&layout, &training.weights_live)
+        } else {
+            (vec![Home::Whole; units.len()], Vec::new())
+        };
+        let gradients_live: Vec<Vec<Range<usize>>> =
+            training.gradients_live.iter().map(|live| live.iter().cloned().collect()).collect();
+        let (gradients, gradient_slots) = if config.stage.shards_gradients {
+            place(&layout, &gradients_live)
+        } else {
+            (vec![Home::Whole; units.len()], Vec::new())
+        };
+        let everyone = vec![true; units.len()];
+        let (partial_slot, partial_slots) = if config.accumulate > 1 {
+            slots(&layout, &everyone, &gradients_live, |b| b.shard_len())
+        } else {
+            (vec![None; units.len()], Vec::new())
+        };
+        Plan {
+            rank,
+            world,
+            dtype,
+            config: config.clone(),
+            layout,
+            weights,
+            weight_slots,
+            gradients,
+            gradient_slots,
+            partial_slot: partial_slot.into_iter().map(|s| s.unwrap_or(0)).collect(),
+            partial_slots,
+            training,
+            evaluation,
+        }
+    }
+
+    /// The part of a bucket whose reduced gradient this rank receives.
+    pub fn shard(&self, unit: usize, bucket: usize) -> Range<usize> {
+        let n = self.layout[unit].bucket(bucket).shard_len();
+        self.rank * n..(self.rank + 1) * n
+    }
+
+    /// The part of a bucket that this rank's optimizer updates.
+    pub fn owned(&self, unit: usize, bucket: usize) -> Range<usize> {
+        if self.config.stage.shards_optimizer {
+            self.shard(unit, bucket)
+        } else {
+            0..self.layout[unit].bucket(bucket).len()
+        }
+    }
+
+    /// Bytes that this rank sends in one step: every collective moves (world - 1) shards.
+    pub fn step_bytes(&self) -> u64 {
+        let mut elements = 0;
+        for (u, b) in self.buckets() {
+            let shard = self.layout[u].bucket(b).shard_len();
+            let reductions = self.config.accumulate;
+            let gathers = match self.weights[u] {
+                Home::Slot(_) => self.config.accumulate * self.training.gathers(u),
+                // Either the reduced gradient is handed round, or the updated parameters are.
+                Home::Whole => 1,
+            };
+            elements += shard * (reductions + gathers);
+        }
+        let norm = Norm::stride(self) * size_of::<f64>();
+        ((self.world - 1) * (elements * self.dtype.size() + norm)) as u64
+    }
+
+    /// Every (unit, bucket), in order.
+    pub fn buckets(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        (0..self.layout.len()).flat_map(|u| (0..self.layout[u].count()).map(move |b| (u, b)))
+    }
+
+    /// The tensors that meet `range` of a bucket: tensor, its elements that lie there, and where in the bucket
+    /// they are.
+    pub fn tensors_in(
+        &self,
+        unit: usize,
+        bucket: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
+        self.layout[unit].bucket(bucket).tensors().iter().filter_map(move |t| {
+            let start = range.start.max(t.offset);
+            let end = range.end.min(t.offset + t.len);
+            (start < end).then(|| (t.tensor, start - t.offset..end - t.offset, start..end))
+        })
+    }
+}
+
+/// Slots for the units that `sharded` names: the slot of each, and capacities.
+fn slots(
+    layout: &[Buckets],
+    sharded: &[bool],
+    live: &[Vec<Range<usize>>],
+    elements: impl Fn(&collectives::Bucket) -> usize,
+) -> (Vec<Option<usize>>, Vec<Slot>) {
+    let size = |u: usize| if sharded[u] { layout[u].iter().map(&elements).sum() } else { 0 };
+    let sizes: Vec<usize> = (0..layout.len()).map(size).collect();
+    let (slot_of, count) = assign_slots(&sizes, live);
+    let mut capacities = vec![Slot::new(); count];
+    for (unit, slot) in slot_of.iter().enumerate() {
+        let Some(slot) = slot else { continue };
+        for (b, bucket) in layout[unit].iter().enumerate() {
+            match capacities[*slot].get_mut(b) {
+                Some(capacity) => *capacity = elements(bucket).max(*capacity),
+                None => capacities[*slot].push(elements(bucket)),
+            }
+        }
+    }
+    (slot_of, capacities)
+}
+
+/// Decides which units to shard. Sharding saves (1 - 1/world) of a unit but needs slots for whole units, which
+/// can cost more than it saves when one unit is most of the model or the world is small. So the largest units
+/// stay whole as far as that lowers the total; with all of them whole the total is that of the stage below,
+/// which is why a higher stage never holds more.
+fn place(layout: &[Buckets], live: &[Vec<Range<usize>>]) -> (Vec<Home>, Vec<Slot>) {
+    let whole = |u: usize| layout[u].iter().map(|b| b.len()).sum::<usize>();
+    let shard = |u: usize| layout[u].iter().map(|b| b.shard_len()).sum::<usize>();
+    let mut by_size: Vec<usize> = (0..layout.len()).collect();
+    by_size.sort_by_key(|&u| (std::cmp::Reverse(whole(u)), u));
+    let candidate = |kept: usize| {
+        let mut sharded = vec![true; layout.len()];
+        by_size[..kept].iter().for_each(|&u| sharded[u] = false);
+        let (slot_of, capacities) = slots(layout, &sharded, live, |b| b.len());
+        let held: usize = (0..layout.len()).map(|u| if sharded[u] { shard(u) } else { whole(u) }).sum();
+        let total = held + capacities.iter().flatten().sum::<usize>();
+        (total, slot_of, capacities)
+    };
+    let (_, slot_of, capacities) =
+        (0..=layout.len()).map(candidate).min_by_key(|c| c.0).expect("at least one candidate");
+    (slot_of.into_iter().map(|s| s.map_or(Home::Whole, Home::Slot)).collect(), capacities)
+}

@@ -1,0 +1,229 @@
+//! One micro-batch as a list of actions: what is gathered, computed, released and reduced, in which order.
+//!
+//! The list is a value. It depends only on the model's units and on the plan, never on timing, so every rank
+//! has the same one; it can be printed, replayed and played by a simulator. The stage does not change the
+//! order: on stages that hold a unit whole, gathering and releasing it do nothing.
+
+use models::Unit;
+use std::fmt;
+use std::ops::Range;
+
+/// One action of a micro-batch on the unit it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start the all-gather of the unit's parameters, if they are sharded.
+    Prefetch(usize),
+    /// Wait until the unit's parameters are whole.
+    Gather(usize),
+    /// Forward of the unit.
+    Forward(usize),
+    /// Get memory for the unit's whole gradient.
+    Open(usize),
+    /// Backward of the unit. Buckets whose tensors become ready start their reduce-scatter inside it.
+    Backward(usize),
+    /// Every contribution to the unit's gradient has been made: its reduction is under way.
+    Close(usize),
+    /// The unit's parameters are not needed for a while: give their memory back.
+    Release(usize),
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Prefetch(u) => write!(f, "prefetch {u}"),
+            Action::Gather(u) => write!(f, "gather {u}"),
+            Action::Forward(u) => write!(f, "forward {u}"),
+            Action::Open(u) => write!(f, "open {u}"),
+            Action::Backward(u) => write!(f, "backward {u}"),
+            Action::Close(u) => write!(f, "close {u}"),
+            Action::Release(u) => write!(f, "release {u}"),
+        }
+    }
+}
+
+/// The actions of one pass, and how long each unit's memory is in use.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// In execution order.
+    pub actions: Vec<Action>,
+    /// Per unit: the compute steps during which its whole parameters are held, prefetching included.
+    pub weights_live: Vec<Vec<Range<usize>>>,
+    /// Per unit: the compute steps during which its whole gradient is held, its reduction included.
+    pub gradients_live: Vec<Option<Range<usize>>>,
+}
+
+/// One forward or backward of a unit: a tick of the schedule's clock.
+#[derive(Clone, Copy)]
+struct Compute {
+    unit: usize,
+    backward: bool,
+}
+
+impl Schedule {
+    /// Forward and backward of one micro-batch. `backward_reads[u]` says whether the backward of `u` reads its
+    /// own weights. The last unit has no forward of its own: its backward includes it.
+    pub fn training(units: &[Unit], backward_reads: &[bool], prefetch: bool) -> Self {
+        let n = units.len();
+        let forward = (0..n - 1).map(|unit| Compute { unit, backward: false });
+        let backward = (0..n).rev().map(|unit| Compute { unit, backward: true });
+        Schedule::of(units, backward_reads, prefetch, forward.chain(backward).collect())
+    }
+
+    /// Forward of units `0..count`.
+    pub fn forward(units: &[Unit], count: usize, prefetch: bool) -> Self {
+        let compute = (0..count).map(|unit| Compute { unit, backward: false }).collect();
+        Schedule::of(units, &vec![true; units.len()], prefetch, compute)
+    }
+
+    fn of(units: &[Unit], backward_reads: &[bool], prefetch: bool, compute: Vec<Compute>) -> Self {
+        // Which units' weights a step reads, its own first.
+        let reads = |c: &Compute| -> Vec<usize> {
+            let own = (!c.backward || backward_reads[c.unit]).then_some(c.unit);
+            own.into_iter().chain(units[c.unit].uses.iter().copied()).collect()
+        };
+        let needs: Vec<Vec<usize>> = compute.iter().map(reads).collect();
+        let needed = |step: usize, unit: usize| needs.get(step).is_some_and(|n| n.contains(&unit));
+
+        // A gradient is whole from the first backward that contributes to it to the last.
+        let contributes =
+            |c: &Compute, unit: usize| c.backward && (c.unit == unit || units[c.unit].uses.contains(&unit));
+        let span = |unit: usize| -> Option<Range<usize>> {
+            let first = compute.iter().position(|c| contributes(c, unit))?;
+            let last = compute.iter().rposition(|c| contributes(c, unit))?;
+            Some(first..last + 1)
+        };
+        let spans: Vec<Option<Range<usize>>> = (0..units.len()).map(span).collect();
+
+        let mut actions = Vec::new();
+        let mut weights_live = vec![Vec::<Range<usize>>::new(); units.len()];
+        let mut begun: Vec<Option<usize>> = vec![None; units.len()];
+        for (step, c) in compute.iter().enumerate() {
+            for &unit in &needs[step] {
+                begun[unit].get_or_insert(step);
+                actions.push(Action::Gather(unit));
+            }
+            if prefetch {
+                for &unit in needs.get(step + 1).into_iter().flatten() {
+                    if begun[unit].is_none() {
+                        begun[unit] = Some(step);
+                        actions.push(Action::Prefetch(unit));
+                    }
+                }
+            }
+            if c.backward {
+                let opened = |u: &usize| spans[*u].as_ref().is_some_and(|s| s.start == step);
+                actions.extend((0..units.len()).filter(opened).map(Action::Open));
+                actions.push(Action::Backward(c.unit));
+                let closed = |u: &usize| spans[*u].as_ref().is_some_and(|s| s.end == step + 1);
+                actions.extend((0..units.len()).filter(closed).map(Action::Close));
+            } else {
+                actions.push(Action::Forward(c.unit));
+            }
+            // A unit that would be gathered again in the next step anyway is kept: that saves a transfer.
+            let ahead = if prefetch { 2 } else { 1 };
+            for unit in 0..units.len() {
+                if needed(step, unit) && !(1..=ahead).any(|k| needed(step + k, unit)) {
+                    let start = begun[unit].take().expect("a needed unit was gathered");
+                    weights_live[unit].push(start..step + 1);
+                    actions.push(Action::Release(unit));
+                }
+            }
+        }
+        // Its reduction overlaps the next backward, so a gradient's memory is in use one step longer.
+        let gradients_live = spans.into_iter().map(|s| s.map(|s| s.start..s.end + 1)).collect();
+        Schedule { actions, weights_live, gradients_live }
+    }
+
+    /// How often each unit's parameters are gathered in this pass, were they sharded.
+    pub fn gathers(&self, unit: usize) -> usize {
+        self.weights_live[unit].len()
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for action in &self.actions {
+            writeln!(f, "{action}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives every unit a slot such that units in use at the same time never share one, and the slots are small:
+/// the largest unit chooses first, and takes the slot that it enlarges least. `sizes[u]` of 0 needs none.
+///
+/// Returns the slot of each unit and the number of slots.
+pub fn assign_slots(sizes: &[usize], live: &[Vec<Range<usize>>]) -> (Vec<Option<usize>>, usize) {
+    let overlap = |a: usize, b: usize| {
+        live[a].iter().any(|x| live[b].iter().any(|y| x.start < y.end && y.start < x.end))
+    };
+    let mut order: Vec<usize> = (0..sizes.len()).filter(|&u| sizes[u] > 0).collect();
+    order.sort_by_key(|&u| (std::cmp::Reverse(sizes[u]), u));
+    let mut slots: Vec<Vec<usize>> = Vec::new();
+    let mut slot_of = vec![None; sizes.len()];
+    for unit in order {
+        // Larger units came first, so joining an existing slot never enlarges it.
+        let free = slots.iter().position(|members| members.iter().all(|&m| !overlap(m, unit)));
+        let slot = free.unwrap_or_else(|| {
+            slots.push(Vec::new());
+            slots.len() - 1
+        });
+        slots[slot].push(unit);
+        slot_of[unit] = Some(slot);
+    }
+    (slot_of, slots.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(n: usize, tied: bool) -> Vec<Unit> {
+        let unit = |i: usize| Unit {
+            name: format!("u{i}"),
+            tensors: Vec::new(),
+            uses: if tied && i == n - 1 { vec![0] } else { Vec::new() },
+        };
+        (0..n).map(unit).collect()
+    }
+
+    #[test]
+    fn one_step_of_three_units_reads_as_expected() {
+        let s = Schedule::training(&chain(3, false), &[false, true, true], true);
+        let expected = "gather 0\nprefetch 1\nforward 0\nrelease 0\n\
+                        gather 1\nprefetch 2\nforward 1\n\
+                        gather 2\nopen 2\nbackward 2\nclose 2\nrelease 2\n\
+                        gather 1\nopen 1\nbackward 1\nclose 1\nrelease 1\n\
+                        open 0\nbackward 0\nclose 0\n";
+        assert_eq!(s.to_string(), expected);
+    }
+
+    #[test]
+    fn a_tied_table_is_whole_from_the_head_to_the_embedding() {
+        let s = Schedule::training(&chain(4, true), &[false, true, true, true], true);
+        assert_eq!(s.gathers(0), 2);
+        assert_eq!(s.gradients_live[0], Some(3..8));
+        assert_eq!(s.gradients_live[3], Some(3..5));
+    }
+
+    #[test]
+    fn slots_never_share_and_cost_no_more_than_one_big_and_two_small() {
+        for (n, prefetch) in [(3, true), (4, true), (7, true), (8, true), (9, false), (12, false)] {
+            let units = chain(n, false);
+            let mut reads = vec![true; n];
+            reads[0] = false;
+            let s = Schedule::training(&units, &reads, prefetch);
+            let sizes: Vec<usize> = (0..n).map(|u| if u == 0 || u == n - 1 { 100 } else { 10 }).collect();
+            let (slot_of, count) = assign_slots(&sizes, &s.weights_live);
+            for a in 0..n {
+                for b in 0..a {
+                    let apart = s.weights_live[a]
+                        .iter()
+                        .all(|x| s.weights_live[b].iter().all(|y| x.end <= y.start || y.end <= x.start));
+                    assert!(apart || slot_of[a] != slot_of[b], "units {a} and {b} of {n}");
+                }
+            }
+            assert!(count <= 3, "{count} slots for {n} units");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! A toy model whose gradients depend on weights, data and position, so that any mistake in gathering,
+//! reducing, accumulating or publishing changes the bits; and a run of it on ranks as threads.
+
+use collectives::{Communicator, Float};
+use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
+use zero::{Batches, Config, Ledger, Step, Trainer};
+
+pub struct Toy {
+    units: Vec<Unit>,
+    tied: bool,
+    token: u32,
+    scale: f32,
+    loss: f64,
+}
+
+impl Toy {
+    /// An embedding, `blocks` blocks and a head; awkward sizes on purpose.
+    pub fn new(blocks: usize, tied: bool) -> Self {
+        let tensor = |name: String, n: usize, decay| TensorSpec {
+            name,
+            shape: vec![n],
+            decay,
+            init: Init::Normal(1.0),
+        };
+        let mut units = vec![Unit {
+            name: "embed".into(),
+            tensors: vec![tensor("table".into(), 7001, true)],
+            uses: vec![],
+        }];
+        for b in 0..blocks {
+            units.push(Unit {
+                name: format!("block.{b}"),
+                tensors: vec![
+                    tensor(format!("{b}.norm"), 33, false),
+                    tensor(format!("{b}.w"), 2500, true),
+                    tensor(format!("{b}.v"), 1024, true),
+                ],
+                uses: vec![],
+            });
+        }
+        let mut head = vec![tensor("norm".into(), 33, false)];
+        if !tied {
+            head.push(tensor("out".into(), 7001, true));
+        }
+        units.push(Unit { name: "head".into(), tensors: head, uses: if tied { vec![0] } else { vec![] } });
+        Toy { units, tied, token: 0, scale: 0.0, loss: 0.0 }
+    }
+
+    fn add_to_loss<T: Float>(&mut self, unit: usize, weights: &dyn Weights<T>) {
+        for t in 0..self.units[unit].tensors.len() {
+            for (i, w) in weights.tensor(unit, t).host().iter().enumerate() {
+                self.loss += f64::from((w.to_f32() - noise(self.token, unit, t, i)).powi(2));
+            }
+        }
+    }
+
+    fn gradient<T: Float>(
+        &self,
+        unit: usize,
+        tensor: usize,
+        w: Option<&dyn Weights<T>>,
+        add: bool,
+        gradients: &mut dyn Gradients<T>,
+    ) {
+        let weights: Option<Vec<T>> = w.map(|w| w.tensor(unit, tensor).host().to_vec());
+        let out = gradients.tensor(unit, tensor).host();
+        assert_eq!(out.len(), self.units[unit].tensors[tensor].len());
+        for (i, g) in out.iter_mut().enumerate() {
+            let w = weights.as_ref().map_or(0.0, |w| w[i].to_f32());
+            let x = (w - noise(self.token, unit, tensor, i)) * self.scale;
+            *g = T::from_f32(if add { g.to_f32() + x } else { x });
+        }
+    }
+}
+
+pub fn noise(token: u32, unit: usize, tensor: usize, i: usize) -> f32 {
+    let mut x = (token as u64) << 40 ^ (unit as u64) << 32 ^ (tensor as u64) << 28 ^ i as u64;
+    for _ in 0..3 {
+        x = (x ^ (x >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    (x >> 40) as f32 / (1 << 24) as f32 - 0.5
+}
+
+impl<T: Float> Model<T> for Toy {
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn begin(&mut self, batch: &Batch<'_>, gradient_scale: f32) {
+        (self.token, self.scale, self.loss) = (batch.tokens[0], gradient_scale, 0.0);
+    }
+
+    fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>) {
+        self.add_to_loss(unit, weights);
+    }
+
+    fn backward_reads_weights(&self, unit: usize) -> bool {
+        unit != 0
+    }
+
+    fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
+        let head = self.units.len() - 1;
+        if unit == head {
+            self.add_to_loss(unit, weights);
+            if self.tied {
+                self.gradient(0, 0, Some(weights), false, gradients);
+            }
+        }
+        for t in (0..self.units[unit].tensors.len()).rev() {
+            let weights = (unit != 0).then_some(weights);
+            self.gradient(unit, t, weights, unit == 0 && self.tied, gradients);
+            gradients.ready(unit, t);
+        }
+    }
+
+    fn loss(&self) -> f64 {
+        self.loss
+    }
+
+    fn logits(&mut self, _position: usize, _weights: &dyn Weights<T>, _out: &mut [f32]) {}
+}
+
+/// Micro-batch `a` of rank `r` of step `k` is named by one token.
+struct Numbers {
+    step: usize,
+    rank: usize,
+    world: usize,
+    accumulate: usize,
+    token: [u32; 1],
+}
+
+impl Batches for Numbers {
+    fn micro_batch(&mut self, index: usize) -> Batch<'_> {
+        self.token = [((self.step * self.accumulate + index) * self.world + self.rank) as u32];
+        Batch { tokens: &self.token, targets: &self.token, rows: 1, length: 1 }
+    }
+}
+
+/// What must not depend on how the run was divided.
+#[derive(Debug, PartialEq)]
+pub struct Trace {
+    pub losses: Vec<u64>,
+    pub norms: Vec<u64>,
+    pub evaluation: u64,
+    pub weights: Vec<u32>,
+}
+
+/// One rank's run.
+pub struct Ran {
+    pub trace: Trace,
+    pub held: zero::Memory,
+    pub predicted: zero::Memory,
+    pub steps: Vec<Step>,
+    pub planned_bytes: u64,
+}
+
+/// Trains `steps` steps on `world` threads.
+pub fn run<T: Float>(world: usize, config: &Config, blocks: usize, tied: bool, steps: usize) -> Vec<Ran> {
+    let ranks = Communicator::threads(world);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = ranks
+            .into_iter()
+            .map(|comm| scope.spawn(move || rank::<T>(comm, config, blocks, tied, steps)))
+            .collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool, steps: usize) -> Ran {
+    let (rank, world) = (comm.rank(), comm.size());
+    let mut source = |spec: &TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
+        for (i, x) in range.zip(out) {
+            *x = noise(spec.name.len() as u32, 9, 9, i);
+        }
+        Ok(())
+    };
+    let toy = Box::new(Toy::new(blocks, tied));
+    let mut trainer = Trainer::<T>::new(toy, comm, config, Ledger::default(), &mut source).unwrap();
+    let accumulate = config.accumulate;
+    let reports: Vec<Step> = (0..steps)
+        .map(|step| {
+            let mut batches = Numbers { step, rank, world, accumulate, token: [0] };
+            trainer.step(&mut batches, 0.01).unwrap()
+        })
+        .collect();
+    let token = [12345];
+    let batch = Batch { tokens: &token, targets: &token, rows: 1, length: 1 };
+    let evaluation = trainer.evaluate(Some(&batch)).unwrap().to_bits();
+    let mut weights = Vec::new();
+    trainer
+        .export(&mut |spec, values| {
+            assert_eq!(spec.len(), values.len());
+            weights.extend(values.iter().map(|w| w.to_f32().to_bits()));
+            Ok(())
+        })
+        .unwrap();
+    let none = models::Footprint { activations: 0, workspace: 0 };
+    Ran {
+        trace: Trace {
+            losses: reports.iter().map(|r| r.loss.to_bits()).collect(),
+            norms: reports.iter().map(|r| r.grad_norm.to_bits()).collect(),
+            evaluation,
+            weights,
+        },
+        held: trainer.ledger().held(),
+        predicted: zero::memory::predict(trainer.plan(), none),
+        planned_bytes: trainer.plan().step_bytes(),
+        steps: reports,
+    }
+}
