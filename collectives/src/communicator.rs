@@ -107,6 +107,11 @@ impl Communicator {
         self.handle.shared.lock().force(kind, algorithm)
     }
 
+    /// The algorithms that can carry `kind` here: what [`force`](Self::force) accepts.
+    pub fn algorithms(&self, kind: Kind) -> &'static [Algorithm] {
+        self.handle.shared.lock().algorithms(kind)
+    }
+
     /// What this rank would do in `call`, step by step, which algorithm carries it, and why; `registered` tells
     /// whether the buffers come from [`alloc`](Self::alloc).
     pub fn explain(&self, call: Call, registered: bool) -> Schedule {

@@ -198,6 +198,11 @@ impl Engine {
         Ok(())
     }
 
+    /// The algorithms that can carry `kind` here.
+    pub fn algorithms(&self, kind: Kind) -> &'static [Algorithm] {
+        Algorithm::candidates(kind, &self.group)
+    }
+
     /// The schedule that `call` would have with buffers that peers can read where they are, or not.
     pub fn explain(&self, call: Call, registered: bool) -> Schedule {
         let local = Local { send_registered: registered, recv_registered: registered };

@@ -19,13 +19,15 @@ mod reduce;
 mod reduce_scatter;
 mod scatter;
 mod send_recv;
+mod table;
 pub mod tuner;
 
 use crate::element::{DType, ReduceOp};
 use crate::reduce::Kernel;
 pub(crate) use cache::Cache;
 use std::fmt;
-pub use tuner::{Algorithm, Choice, Tuning};
+pub use table::TuningTable;
+pub use tuner::{Algorithm, Choice, Rule, Tuning};
 
 /// The collectives, and the two sides of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -383,12 +385,10 @@ pub enum Step {
 pub struct Schedule {
     /// The call.
     pub call: Call,
-    /// This rank.
-    pub rank: usize,
-    /// Ranks in the group.
-    pub size: usize,
     /// How it is done, and why so.
     pub choice: Choice,
+    /// What it was made for.
+    pub group: Group,
     /// In order.
     pub steps: Vec<Step>,
     /// The operands that reductions refer to.
@@ -451,8 +451,7 @@ impl Schedule {
             call.kind.reduces().then(|| crate::reduce::kernel(call.dtype, call.op, call.wide, group.size));
         Schedule {
             call,
-            rank: group.rank,
-            size: group.size,
+            group: *group,
             choice,
             steps: Vec::new(),
             operands: Vec::new(),
@@ -563,7 +562,8 @@ impl fmt::Display for Schedule {
     /// One line per step; in `rank3[64|0..]` the first number is the offset in what rank 3 published in place,
     /// the second that in a staged round.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} on rank {} of {}: {}", self.call, self.rank, self.size, self.choice)?;
+        let Group { rank, size, .. } = self.group;
+        writeln!(f, "{} on rank {rank} of {size}: {}", self.call, self.choice)?;
         for (i, step) in self.steps.iter().enumerate() {
             write!(f, "{i:4}  ")?;
             match step {

@@ -36,6 +36,23 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Algorithm; 13] = [
+        Algorithm::Local,
+        Algorithm::DirectRead,
+        Algorithm::DirectReadAll,
+        Algorithm::DirectReduceScatterAllGather,
+        Algorithm::Pairwise,
+        Algorithm::ExchangeAll,
+        Algorithm::PairwiseReduceScatterAllGather,
+        Algorithm::PairwiseReduceScatterGather,
+        Algorithm::Binomial,
+        Algorithm::Chain,
+        Algorithm::Linear,
+        Algorithm::Dissemination,
+        Algorithm::Message,
+    ];
+
     /// The name in reports and on command lines.
     pub const fn name(self) -> &'static str {
         match self {
@@ -81,6 +98,17 @@ impl Algorithm {
     }
 }
 
+impl std::str::FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
+            let known = Algorithm::ALL.map(Algorithm::name).join(", ");
+            format!("unknown algorithm '{s}': known are {known}")
+        })
+    }
+}
+
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -109,19 +137,42 @@ pub enum Why {
     Latency(usize),
     /// So many bytes that their volume counts: more than this.
     Bandwidth(usize),
+    /// The tuning table's measurements: fastest up to this many bytes.
+    MeasuredUpTo(usize),
+    /// The tuning table's measurements: fastest above this many bytes.
+    MeasuredAbove(usize),
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, ", self.algorithm)?;
-        match self.why {
+        write!(f, "{}, {}", self.algorithm, self.why)
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
             Why::Only => f.write_str("the only one possible here"),
             Why::Forced => f.write_str("as asked for"),
             Why::Direct => f.write_str("because peers' memory can be read: one pass, no messages"),
             Why::Latency(limit) => write!(f, "because up to {limit} bytes the number of steps decides"),
             Why::Bandwidth(limit) => write!(f, "because above {limit} bytes the volume decides"),
+            Why::MeasuredUpTo(usize::MAX) => f.write_str("measured to be fastest at every size"),
+            Why::MeasuredUpTo(limit) => write!(f, "measured to be fastest up to {limit} bytes"),
+            Why::MeasuredAbove(limit) => write!(f, "measured to be fastest above {limit} bytes"),
         }
     }
+}
+
+/// What was measured to be fastest for one collective: one algorithm up to a size, another above it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Up to and including `up_to`.
+    pub small: Algorithm,
+    /// Bytes of the call, as [`Call::bytes`] counts them.
+    pub up_to: usize,
+    /// Above that.
+    pub large: Algorithm,
 }
 
 /// Sizes in bytes at which algorithms change. The same on every rank of a group.
@@ -141,6 +192,8 @@ pub struct Tuning {
     pub exchange_all: usize,
     /// Up to this many bytes, trees beat chains in `broadcast`, and the root alone reduces in `reduce`.
     pub tree: usize,
+    /// Measurements by kind, which go before the limits above; see [`TuningTable`](super::TuningTable).
+    pub measured: [Option<Rule>; Kind::ALL.len()],
 }
 
 impl Default for Tuning {
@@ -153,6 +206,7 @@ impl Default for Tuning {
             read_all: 32 << 10,
             exchange_all: 16 << 10,
             tree: 64 << 10,
+            measured: [None; Kind::ALL.len()],
         }
     }
 }
@@ -179,6 +233,16 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     }
     let tuning = &group.tuning;
     let bytes = call.bytes();
+    if let Some(rule) = tuning.measured[call.kind as usize] {
+        let (algorithm, why) = match bytes <= rule.up_to {
+            true => (rule.small, Why::MeasuredUpTo(rule.up_to)),
+            false => (rule.large, Why::MeasuredAbove(rule.up_to)),
+        };
+        // A table for another transport of this many ranks may name what cannot be done here.
+        if candidates.contains(&algorithm) {
+            return Choice { algorithm, why };
+        }
+    }
     let by_size = |size: usize, limit: usize, small: Algorithm, large: Algorithm| match size <= limit {
         true => Choice { algorithm: small, why: Why::Latency(limit) },
         false => Choice { algorithm: large, why: Why::Bandwidth(limit) },

@@ -1,0 +1,179 @@
+//! Tuning tables: what was measured to be fastest on one machine, per transport, number of ranks and collective.
+//!
+//! The text form has a line per entry, so that it can be read, edited and merged by hand:
+//!
+//! ```text
+//! caravan-tuning 1
+//! # transport ranks collective up_to small large
+//! shm 2 all_reduce 16384 direct-read-all direct-rs-ag
+//! ```
+//!
+//! `up_to` counts the bytes of a call's [`count`](super::Call::count): of one shard in `reduce_scatter` and
+//! `all_gather`, of one block in `gather`, `scatter` and `all_to_all`, of the whole otherwise; `all` is every size.
+
+use super::tuner::{Rule, Tuning};
+use super::{Algorithm, Kind};
+use std::fmt;
+use std::str::FromStr;
+
+/// The first line of the text form.
+const HEAD: &str = "caravan-tuning 1";
+
+/// Rules per transport and number of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TuningTable {
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    transport: String,
+    ranks: usize,
+    kind: Kind,
+    rule: Rule,
+}
+
+impl TuningTable {
+    /// Sets the rule of one collective, in place of any older one.
+    pub fn set(&mut self, transport: &str, ranks: usize, kind: Kind, rule: Rule) {
+        self.entries.retain(|e| (e.transport.as_str(), e.ranks, e.kind) != (transport, ranks, kind));
+        self.entries.push(Entry { transport: transport.into(), ranks, kind, rule });
+        self.entries.sort_by(|a, b| {
+            (&a.transport, a.ranks, a.kind as usize).cmp(&(&b.transport, b.ranks, b.kind as usize))
+        });
+    }
+
+    /// `base` with this table's rules for a group; None when it has none for this transport and number of ranks.
+    pub fn apply(&self, transport: &str, ranks: usize, base: Tuning) -> Option<Tuning> {
+        let mut tuning = base;
+        let mut any = false;
+        for entry in self.entries.iter().filter(|e| e.transport == transport && e.ranks == ranks) {
+            tuning.measured[entry.kind as usize] = Some(entry.rule);
+            any = true;
+        }
+        any.then_some(tuning)
+    }
+
+    /// The groups that it has rules for: transport and number of ranks.
+    pub fn groups(&self) -> Vec<(&str, usize)> {
+        let mut groups: Vec<_> = self.entries.iter().map(|e| (e.transport.as_str(), e.ranks)).collect();
+        groups.dedup();
+        groups
+    }
+}
+
+impl fmt::Display for TuningTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{HEAD}\n# transport ranks collective up_to small large")?;
+        for Entry { transport, ranks, kind, rule } in &self.entries {
+            let up_to = match rule.up_to {
+                usize::MAX => "all".to_owned(),
+                bytes => bytes.to_string(),
+            };
+            writeln!(f, "{transport} {ranks} {kind} {up_to} {} {}", rule.small, rule.large)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for TuningTable {
+    type Err = String;
+
+    /// Reads the text form. Errors name the line, and what was expected there.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut lines =
+            text.lines().map(str::trim).zip(1..).filter(|(l, _)| !l.is_empty() && !l.starts_with('#'));
+        match lines.next() {
+            Some((HEAD, _)) => {}
+            Some((other, line)) => return Err(format!("line {line} is '{other}' instead of '{HEAD}'")),
+            None => return Err(format!("it is empty instead of starting with '{HEAD}'")),
+        }
+        let mut table = TuningTable::default();
+        for (content, line) in lines {
+            let entry = entry(content).map_err(|problem| format!("line {line}: {problem}"))?;
+            table.set(&entry.transport, entry.ranks, entry.kind, entry.rule);
+        }
+        Ok(table)
+    }
+}
+
+fn entry(line: &str) -> Result<Entry, String> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [transport, ranks, kind, up_to, small, large] = fields[..] else {
+        return Err(format!(
+            "{} fields instead of 6: transport ranks collective up_to small large",
+            fields.len()
+        ));
+    };
+    let whole = |name: &str, text: &str| {
+        text.parse::<usize>().map_err(|_| format!("{name} is '{text}' instead of a whole number"))
+    };
+    let ranks = whole("ranks", ranks)?;
+    let found = Kind::ALL.into_iter().find(|k| k.name() == kind);
+    let kind = found.ok_or_else(|| format!("unknown collective '{kind}'"))?;
+    let up_to = if up_to == "all" { usize::MAX } else { whole("up_to", up_to)? };
+    let rule = Rule { small: small.parse::<Algorithm>()?, up_to, large: large.parse()? };
+    Ok(Entry { transport: transport.into(), ranks, kind, rule })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tuner::{Why, choose};
+    use super::super::{Call, Group};
+    use super::*;
+    use crate::element::DType;
+
+    fn sample() -> TuningTable {
+        let mut table = TuningTable::default();
+        let (small, large) = (Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather);
+        table.set("shm", 2, Kind::AllReduce, Rule { small, up_to: 1, large });
+        table.set("shm", 2, Kind::AllReduce, Rule { small, up_to: 4096, large });
+        let pairwise = Algorithm::Pairwise;
+        table.set("shm", 4, Kind::AllGather, Rule { small: pairwise, up_to: usize::MAX, large: pairwise });
+        table
+    }
+
+    #[test]
+    fn the_text_form_round_trips() {
+        let text = sample().to_string();
+        assert_eq!(text.lines().count(), 4, "{text}");
+        assert!(text.contains("shm 2 all_reduce 4096 direct-read-all direct-rs-ag\n"), "{text}");
+        assert_eq!(text.parse(), Ok(sample()));
+        assert_eq!(sample().groups(), [("shm", 2), ("shm", 4)]);
+    }
+
+    #[test]
+    fn a_rule_decides_only_for_its_group_kind_and_sizes() {
+        let tuning = sample().apply("shm", 2, Tuning::default()).unwrap();
+        assert_eq!(sample().apply("shm", 3, Tuning::default()), None);
+        assert_eq!(sample().apply("mpi", 2, Tuning::default()), None);
+        let group = Group { rank: 0, size: 2, direct: Some(4096), tuning };
+        let of = |kind, bytes| choose(&Call::new(kind, DType::U8, bytes), &group, None);
+        assert_eq!(of(Kind::AllReduce, 4096).why, Why::MeasuredUpTo(4096));
+        assert_eq!(of(Kind::AllReduce, 4096).algorithm, Algorithm::DirectReadAll);
+        assert_eq!(of(Kind::AllReduce, 4097).why, Why::MeasuredAbove(4096));
+        assert_eq!(of(Kind::AllReduce, 4097).algorithm, Algorithm::DirectReduceScatterAllGather);
+        assert_eq!(of(Kind::AllGather, 4096).why, Why::Direct);
+        // Memory of peers cannot be read here, so the rule's algorithm cannot be had.
+        let messages = Group { direct: None, ..group };
+        let choice = choose(&Call::new(Kind::AllReduce, DType::U8, 64), &messages, None);
+        assert_eq!(choice.algorithm, Algorithm::ExchangeAll);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_with_its_line() {
+        for (text, words) in [
+            ("", "empty"),
+            ("# comment\n\n", "empty"),
+            ("something else", "line 1"),
+            ("caravan-tuning 1\n\nshm 2 all_reduce 1", "line 3: 4 fields"),
+            ("caravan-tuning 1\nshm two all_reduce 1 linear linear", "ranks is 'two'"),
+            ("caravan-tuning 1\nshm 2 all_shrink 1 linear linear", "'all_shrink'"),
+            ("caravan-tuning 1\nshm 2 reduce -1 linear linear", "up_to is '-1'"),
+            ("caravan-tuning 1\nshm 2 reduce 1 linear fastest", "'fastest'"),
+        ] {
+            let error = text.parse::<TuningTable>().unwrap_err();
+            assert!(error.contains(words), "{text:?} gave {error}");
+        }
+    }
+}
