@@ -201,13 +201,13 @@ impl Environment<'_> {
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             below(names.local_rank, local_rank, names.local_size, local_size)?;
         }
-        if let Some(local_size) = local_size {
-            if local_size > world {
-                return Err(Error::Launch(format!(
-                    "{}={local_size} is more than {}={world}",
-                    names.local_size, names.world
-                )));
-            }
+        if let Some(local_size) = local_size
+            && local_size > world
+        {
+            return Err(Error::Launch(format!(
+                "{}={local_size} is more than {}={world}",
+                names.local_size, names.world
+            )));
         }
         let (job, token, rendezvous) = (None, None, None);
         Ok(Some(Identity { rank, world, local_rank, local_size, launcher, job, token, rendezvous }))
@@ -231,13 +231,13 @@ impl Environment<'_> {
             local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
         };
         let Some(mut me) = self.ranks(&names, Launcher::OpenMpi)? else { return Ok(None) };
-        if let Some(pmix) = self.number("PMIX_RANK")? {
-            if pmix != me.rank {
-                return Err(Error::Launch(format!(
-                    "{}={} contradicts PMIX_RANK={pmix}; unset the one that does not belong to this mpirun",
-                    names.rank, me.rank
-                )));
-            }
+        if let Some(pmix) = self.number("PMIX_RANK")?
+            && pmix != me.rank
+        {
+            return Err(Error::Launch(format!(
+                "{}={} contradicts PMIX_RANK={pmix}; unset the one that does not belong to this mpirun",
+                names.rank, me.rank
+            )));
         }
         me.job =
             self.text("PMIX_NAMESPACE").or(self.text("OMPI_MCA_ess_base_jobid")).map(|j| format!("ompi-{j}"));
@@ -256,10 +256,10 @@ impl Environment<'_> {
         let Some(mut me) = self.ranks(&names, Launcher::Pmi)? else { return Ok(None) };
         // `srun --mpi=pmi2` sets PMI_RANK too, and then Slurm knows more; under Hydra inside an allocation the
         // Slurm variables are those of Hydra's proxy and differ.
-        if let Some(slurm) = self.slurm()? {
-            if (slurm.rank, slurm.world) == (me.rank, me.world) {
-                return Ok(Some(slurm));
-            }
+        if let Some(slurm) = self.slurm()?
+            && (slurm.rank, slurm.world) == (me.rank, me.world)
+        {
+            return Ok(Some(slurm));
         }
         me.job = self.text("PMI_JOBID").map(|j| format!("pmi-{j}"));
         Ok(Some(me))

@@ -25,6 +25,7 @@ pub(crate) fn create(name: &str, bytes: usize) -> Result<OwnedFd> {
 pub(crate) struct SharedMap {
     ptr: NonNull<u8>,
     bytes: usize,
+    fd: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping is plain memory; who may touch which part when is the business of its users.
@@ -57,7 +58,19 @@ impl SharedMap {
         .map_err(|e| Error::system(format!("mapping {bytes} bytes of shared memory"), e))?;
         let ptr =
             NonNull::new(raw.cast()).ok_or_else(|| Error::system("mapping shared memory", "address 0"))?;
-        Ok(SharedMap { ptr, bytes })
+        Ok(SharedMap { ptr, bytes, fd: None })
+    }
+
+    /// Keeps the file open too, for [`reserve`](Self::reserve).
+    pub fn keeping(mut self, fd: OwnedFd) -> Self {
+        self.fd = Some(fd);
+        self
+    }
+
+    /// Gives a range memory through the kept file, for kernels that cannot do it through the mapping.
+    pub fn reserve(&self, offset: usize, bytes: usize) -> std::result::Result<(), rustix::io::Errno> {
+        let fd = self.fd.as_ref().ok_or(rustix::io::Errno::BADF)?;
+        rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), offset as u64, bytes as u64)
     }
 
     /// Bytes mapped.

@@ -17,6 +17,9 @@ pub use board::{Board, Ending};
 pub use identity::{Identity, Launcher, variables};
 pub use rendezvous::Rendezvous;
 
+use crate::error::Result;
+use crate::transport::Transport;
+use crate::transport::shm::ShmTransport;
 use std::time::Duration;
 
 /// How ranks meet and how much they may share.
@@ -32,4 +35,14 @@ impl Default for Options {
     fn default() -> Self {
         Options { timeout: Duration::from_secs(60), segment_limit: None }
     }
+}
+
+/// The shared-memory transport over all ranks of the job, which must run on one host.
+///
+/// # Errors
+/// As [`Rendezvous::join`], and [`Error::Unavailable`](crate::Error::Unavailable) when the ranks are on several
+/// hosts.
+pub fn shm_group(identity: &Identity, options: &Options) -> Result<Box<dyn Transport>> {
+    let mut rendezvous = Rendezvous::join(identity, options)?;
+    Ok(Box::new(ShmTransport::connect(&mut rendezvous, options)?))
 }

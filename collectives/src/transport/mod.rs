@@ -2,6 +2,7 @@
 
 pub mod ucx;
 
+pub mod shm;
 pub mod threads;
 
 use crate::buffer::Memory;

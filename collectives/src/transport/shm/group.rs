@@ -1,0 +1,121 @@
+//! The ranks of one group as one of them sees them: its own control block and those of its peers.
+
+use super::layout::{self, Block, Layout};
+use super::segments::Segments;
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// One group of this process.
+pub(super) struct Group {
+    pub segments: Arc<Segments>,
+    /// Index on the host of each member.
+    pub members: Vec<usize>,
+    /// This process among the members.
+    pub me: usize,
+    pub layout: Layout,
+    /// The own control block.
+    pub own: Block,
+    /// Control blocks by member; those of a subgroup appear once their owners have created them.
+    blocks: Vec<Option<Block>>,
+    /// Key and offset of a subgroup's own block.
+    subgroup: Option<(u64, usize)>,
+}
+
+impl Group {
+    /// All ranks of the host.
+    pub fn world(segments: Arc<Segments>) -> Self {
+        segments.arrive();
+        let me = segments.me;
+        let blocks = (0..segments.size()).map(|i| Some(segments.world_block(i))).collect();
+        let (own, layout) = (segments.world_block(me), segments.world_layout());
+        Group { members: (0..segments.size()).collect(), me, layout, own, blocks, subgroup: None, segments }
+    }
+
+    /// Some members of this group, in their new order.
+    pub fn subgroup(&self, members: &[usize], context: u64) -> Result<Group> {
+        let bad = |problem: String| Error::Argument { call: "subgroup", rank: self.segments.rank(), problem };
+        if let Some(wrong) = members.iter().find(|&&m| m >= self.members.len()) {
+            return Err(bad(format!("rank {wrong} is not in a group of {}", self.members.len())));
+        }
+        if (1..members.len()).any(|i| members[..i].contains(&members[i])) {
+            return Err(bad(format!("a rank is twice in {members:?}")));
+        }
+        let me = members.iter().position(|&m| m == self.me);
+        let me = me.ok_or_else(|| bad(format!("rank {} is not in its own group {members:?}", self.me)))?;
+        let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
+        let layout = Layout::new(members.len());
+        let key = key_of(context, &members);
+        let (own, offset) = self.segments.enter(key, layout)?;
+        self.segments.arrive();
+        let mut blocks = vec![None; members.len()];
+        blocks[me] = Some(own);
+        let segments = self.segments.clone();
+        Ok(Group { segments, members, me, layout, own, blocks, subgroup: Some((key, offset)) })
+    }
+
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// World rank of a member.
+    pub fn rank_of(&self, member: usize) -> usize {
+        self.segments.ranks[self.members[member]]
+    }
+
+    /// The control block of `member`, once it is there.
+    #[inline(always)]
+    pub fn block(&mut self, member: usize) -> Option<Block> {
+        match self.blocks[member] {
+            Some(block) => Some(block),
+            None => self.find(member),
+        }
+    }
+
+    /// The control blocks known so far, the own one among them.
+    pub fn known(&self) -> impl Iterator<Item = Block> {
+        self.blocks.iter().flatten().copied()
+    }
+
+    #[cold]
+    fn find(&mut self, member: usize) -> Option<Block> {
+        let (key, _) = self.subgroup?;
+        self.blocks[member] = self.segments.find(self.members[member], key, self.layout);
+        self.blocks[member]
+    }
+
+    /// The address here of a range in a member's segment, if it is inside.
+    #[inline(always)]
+    pub fn address(&self, member: usize, offset: u64, bytes: usize) -> Option<*const u8> {
+        let map = self.segments.map(self.members[member]);
+        let offset = usize::try_from(offset).ok()?;
+        let inside =
+            offset >= layout::HEADER && offset.checked_add(bytes).is_some_and(|end| end <= map.bytes());
+        inside.then(|| map.at(offset, bytes).as_ptr().cast_const())
+    }
+
+    /// A peer's control words that make no sense: its memory was overwritten, or it runs another build.
+    #[cold]
+    pub fn corrupt(&self, member: usize, what: String) -> Error {
+        Error::Library {
+            library: "shm".into(),
+            call: "progress",
+            rank: self.segments.rank(),
+            text: format!("rank {} shows {what}; its shared memory is damaged", self.rank_of(member)),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some((key, offset)) = self.subgroup {
+            self.segments.leave(key, offset, self.layout, std::mem::take(&mut self.members));
+        }
+        self.segments.depart();
+    }
+}
+
+/// What names a subgroup in the registries; never 0, which marks a free entry.
+fn key_of(context: u64, members: &[usize]) -> u64 {
+    let mix = |h: u64, v: u64| (h ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    members.iter().fold(mix(0x243f_6a88_85a3_08d3, context), |h, &m| mix(h, m as u64)).max(1)
+}

@@ -1,0 +1,239 @@
+//! Processes of one host that read each other's memory.
+//!
+//! Every rank owns one anonymous segment, which all ranks map. Buffers from [`Transport::alloc`] lie there, so peers
+//! read them where they are: a reduce-scatter is one pass over the contributions and an all-gather one copy. The
+//! segments have no name anywhere and vanish with the last process, however it ends.
+
+mod arena;
+mod bell;
+mod budget;
+mod group;
+mod layout;
+mod mail;
+mod peers;
+mod requests;
+mod segments;
+mod slots;
+
+use crate::bootstrap::{Options, Rendezvous};
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
+use crate::transport::{Direct, Request, Tag, Transport};
+use group::Group;
+use layout::Block;
+use mail::Mail;
+use peers::Watcher;
+use segments::Segments;
+use std::time::Duration;
+
+/// An offset that says: the payload is in the slot.
+const INLINE: u64 = u64::MAX;
+/// Nobody sleeps longer than this without looking whether the peers still live.
+const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+
+/// The shared-memory transport of one group of ranks on one host.
+pub struct ShmTransport {
+    group: Group,
+    mail: Mail,
+    sleeper: bell::Sleeper,
+    watcher: Watcher,
+}
+
+impl ShmTransport {
+    /// The group of all ranks of this host, in the order of their world ranks; called by all of them together.
+    /// Errors that name ranks use world ranks.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the machine refuses shared memory or has too little, [`Error::Launch`] when the ranks
+    /// run different builds, and those of the [`Rendezvous`].
+    pub fn connect(rendezvous: &mut Rendezvous, options: &Options) -> Result<Self> {
+        Ok(Self::over(Group::world(Segments::connect(rendezvous, options)?)))
+    }
+
+    fn over(group: Group) -> Self {
+        let (mail, watcher) = (Mail::new(&group), Watcher::new(&group.segments));
+        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher }
+    }
+
+    /// Wakes every peer that sleeps, after something was made visible to all.
+    #[inline(always)]
+    fn ring_all(&mut self) {
+        bell::before_ringing();
+        self.group.known().for_each(bell::ring);
+    }
+
+    fn busy(&mut self) {
+        self.sleeper.disarm(self.group.own);
+    }
+
+    fn checked_peer(&self, call: &'static str, peer: usize) -> Result<()> {
+        if peer < self.group.size() {
+            return Ok(());
+        }
+        let problem = format!("rank {peer} is not in a group of {}", self.group.size());
+        Err(Error::Argument { call, rank: self.group.segments.rank(), problem })
+    }
+}
+
+impl Transport for ShmTransport {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn rank(&self) -> usize {
+        self.group.me
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Memory> {
+        self.group.segments.alloc(bytes)
+    }
+
+    unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
+        self.checked_peer("send", to)?;
+        self.busy();
+        self.mail.send(&mut self.group, to, tag, src, bytes)
+    }
+
+    unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+        self.checked_peer("recv", from)?;
+        self.busy();
+        self.mail.recv(&mut self.group, from, tag, dst, bytes)
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        self.mail.test(&mut self.group, request, &self.watcher.gone)
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        Some(self)
+    }
+
+    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(Self::over(self.group.subgroup(members, context)?)))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.watcher.check(&self.group.segments)
+    }
+
+    fn park(&mut self, limit: Duration) {
+        self.sleeper.park(self.group.own, limit.min(LONGEST_SLEEP));
+    }
+
+    fn abort(&mut self, why: &Error) {
+        match why {
+            // Pass on who is to blame, not that this rank noticed.
+            Error::PeerLost { peer, how, .. } => self.group.segments.give_up(*peer, how),
+            other => self.group.segments.give_up(self.group.segments.rank(), &format!("failed: {other}")),
+        }
+        self.ring_all();
+    }
+}
+
+impl Direct for ShmTransport {
+    fn depth(&self) -> u64 {
+        layout::DEPTH
+    }
+
+    fn registered(&self, src: *const u8, bytes: usize) -> bool {
+        self.group.segments.offset_of(src, bytes).is_some()
+    }
+
+    fn inline_limit(&self) -> usize {
+        layout::INLINE
+    }
+
+    unsafe fn publish(
+        &mut self,
+        sequence: u64,
+        fingerprint: u64,
+        src: *const u8,
+        bytes: usize,
+    ) -> Result<bool> {
+        let own = self.group.own;
+        if sequence >= layout::DEPTH {
+            for member in 0..self.group.size() {
+                // The own word counts too: this rank reads what it published like everybody else.
+                let free = |block: Block| slots::reusable(block.done(sequence), sequence, layout::DEPTH);
+                let left = self.watcher.gone[self.group.members[member]];
+                if !left && !self.group.block(member).is_some_and(free) {
+                    return Ok(false);
+                }
+            }
+        }
+        self.busy();
+        let offset = if bytes <= layout::INLINE {
+            let place = own.inline(sequence, bytes);
+            // SAFETY: the slot's own room, which no peer reads any more; the caller's range is readable.
+            unsafe { place.as_ptr().copy_from_nonoverlapping(src, bytes) };
+            INLINE
+        } else {
+            let Some(offset) = self.group.segments.offset_of(src, bytes) else {
+                let problem = format!("{bytes} bytes outside shared memory cannot be published");
+                return Err(Error::Argument { call: "publish", rank: self.group.segments.rank(), problem });
+            };
+            offset as u64
+        };
+        slots::publish(
+            own.slot(sequence),
+            sequence,
+            slots::Description { offset, bytes: bytes as u64, fingerprint },
+        );
+        self.ring_all();
+        Ok(true)
+    }
+
+    #[inline]
+    fn published(&mut self, peer: usize, sequence: u64) -> Result<Option<(*const u8, usize, u64)>> {
+        // Looked at first: what the peer published before it left is then visible below.
+        let left = self.watcher.gone[self.group.members[peer]];
+        let found = match self.group.block(peer) {
+            None => Ok(None),
+            Some(block) => {
+                slots::read(block.slot(sequence), sequence).map(|what| what.map(|what| (block, what)))
+            }
+        };
+        match found {
+            Ok(Some((block, what))) => {
+                let bytes = what.bytes as usize;
+                let address = match what.offset {
+                    INLINE if bytes <= layout::INLINE => {
+                        Some(block.inline(sequence, bytes).as_ptr().cast_const())
+                    }
+                    INLINE => None,
+                    offset => self.group.address(peer, offset, bytes),
+                };
+                match address {
+                    Some(address) => Ok(Some((address, bytes, what.fingerprint))),
+                    None => Err(self.group.corrupt(peer, format!("{bytes} bytes at {}", what.offset))),
+                }
+            }
+            Ok(None) if left => Err(Error::PeerLost {
+                rank: self.group.segments.rank(),
+                peer: self.group.rank_of(peer),
+                how: format!("left before call {sequence} of its group"),
+            }),
+            Ok(None) => Ok(None),
+            Err(other) => {
+                Err(self.group.corrupt(peer, format!("call {other} where {sequence} was being read")))
+            }
+        }
+    }
+
+    #[inline]
+    fn finish(&mut self, sequence: u64) {
+        slots::finish(self.group.own.done(sequence), sequence);
+        self.ring_all();
+    }
+
+    #[inline]
+    fn finished(&mut self, peer: usize, sequence: u64) -> bool {
+        // Whoever has left reads nothing any more.
+        let left = self.watcher.gone[self.group.members[peer]];
+        left || self.group.block(peer).is_some_and(|block| slots::finished(block.done(sequence), sequence))
+    }
+}

@@ -1,0 +1,315 @@
+//! The segments of all ranks of a host, mapped here; what all groups and buffers of this process share.
+
+use super::arena::{self, Arena};
+use super::layout::{self, Block, Layout};
+use super::{budget, peers::Life};
+use crate::bootstrap::memfd::{self, SharedMap};
+use crate::bootstrap::{Board, Options, Rendezvous};
+use crate::buffer::{Memory, Place};
+use crate::error::{Error, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// All addresses of a process are below this on the machines we run on; all segments together take half of it.
+const ADDRESS_SPACE: u64 = 1 << 47;
+
+/// One per process and job: the mapped segments, and who owns them. Indices are those of the host's ranks.
+pub(super) struct Segments {
+    /// This process's index.
+    pub me: usize,
+    /// World rank of each index.
+    pub ranks: Vec<usize>,
+    maps: Vec<SharedMap>,
+    arena: Arena,
+    world: Layout,
+    /// Life signs of each process; None for this one.
+    pub lives: Vec<Option<Life>>,
+    pub board: Option<Arc<Board>>,
+    /// Transports of this process over these segments; the last one to go departs.
+    users: AtomicUsize,
+    retired: Mutex<Vec<Retired>>,
+}
+
+/// The control block of a subgroup that this process has left and whose memory peers may still touch.
+struct Retired {
+    key: u64,
+    offset: usize,
+    layout: Layout,
+    /// Indices of the members, in group order.
+    members: Vec<usize>,
+    /// Places in the group that have not been told yet, because their block was not there.
+    untold: Vec<usize>,
+}
+
+impl Segments {
+    /// Creates this rank's segment and maps those of all ranks of the host.
+    pub fn connect(rendezvous: &mut Rendezvous, options: &Options) -> Result<Arc<Self>> {
+        let ranks = rendezvous.local_ranks();
+        let rank = rendezvous.rank();
+        let size = ranks.len();
+        let me = ranks.iter().position(|&r| r == rank).unwrap_or(0);
+        let world = Layout::new(size);
+        let fixed = layout::HEADER + world.bytes();
+        let arena_bytes = arena_bytes(options, size);
+        let bytes = fixed.next_multiple_of(arena::HUGE) + arena_bytes;
+
+        let fd = memfd::create("caravan", bytes)?;
+        let own = SharedMap::new(fd.as_fd())?.keeping(fd.try_clone().map_err(|e| Error::system("dup", e))?);
+        arena::reserve(&own, 0, fixed).map_err(|why| {
+            let fixed = budget::human(fixed as u64);
+            Error::system(format!("reserving {fixed} of shared memory for the channels of rank {rank}"), why)
+        })?;
+        own.u64(8).store(u64::from(layout::VERSION), Ordering::Relaxed);
+        own.u64(16).store(rank as u64, Ordering::Relaxed);
+        own.u64(0).store(layout::MAGIC, Ordering::Release);
+
+        let (life, card) = Life::of_this_process();
+        let cards = rendezvous.exchange_local(card.as_bytes())?;
+        // Without pidfds (Linux before 5.3) the segment goes twice, so that all send equally many.
+        let second: &OwnedFd = life.as_ref().unwrap_or(&fd);
+        let fds = rendezvous.exchange_fds(&[fd.as_fd(), second.as_fd()])?;
+
+        let (mut maps, mut lives) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        let mut own = Some(own);
+        for (index, (mut fds, card)) in fds.into_iter().zip(cards).enumerate() {
+            let pidfd = fds.pop();
+            let fd = fds.pop().ok_or_else(|| Error::Launch("a rank sent no segment".into()))?;
+            let map = match own.take_if(|_| index == me) {
+                Some(own) => own,
+                None => SharedMap::new(fd.as_fd())?,
+            };
+            check_segment(&map, ranks[index], fixed)?;
+            huge_pages(&map, fixed);
+            maps.push(map);
+            lives.push((index != me).then(|| Life::from_card(&card, pidfd)));
+        }
+        Ok(Arc::new(Segments {
+            me,
+            ranks,
+            arena: Arena::new(fixed, bytes),
+            maps,
+            world,
+            lives,
+            board: rendezvous.board(),
+            users: AtomicUsize::new(0),
+            retired: Mutex::new(Vec::new()),
+        }))
+    }
+
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// World rank of this process.
+    pub fn rank(&self) -> usize {
+        self.ranks[self.me]
+    }
+
+    pub fn own(&self) -> &SharedMap {
+        &self.maps[self.me]
+    }
+
+    pub fn map(&self, index: usize) -> &SharedMap {
+        &self.maps[index]
+    }
+
+    /// The control block of the world group in the segment of `index`.
+    pub fn world_block(&self, index: usize) -> Block {
+        // SAFETY: reserved at the start of every segment; whoever holds the block holds these segments.
+        unsafe { Block::new(self.maps[index].at(layout::HEADER, self.world.bytes()), self.world) }
+    }
+
+    pub fn world_layout(&self) -> Layout {
+        self.world
+    }
+
+    /// The offset in the own segment of a range, if it is inside the part that `alloc` hands out.
+    #[inline(always)]
+    pub fn offset_of(&self, src: *const u8, bytes: usize) -> Option<usize> {
+        let map = self.own();
+        let offset = (src as usize).wrapping_sub(map.at(0, 0).as_ptr() as usize);
+        (offset >= layout::HEADER && offset.checked_add(bytes).is_some_and(|end| end <= map.bytes()))
+            .then_some(offset)
+    }
+
+    /// A buffer in the own segment.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Memory> {
+        let offset = self.arena.alloc(self.own(), bytes, self.rank())?;
+        let ptr = self.own().at(offset, bytes);
+        let owner = Range { segments: self.clone(), offset, bytes };
+        // SAFETY: a range of its own, zero, page-aligned, mapped for as long as the owner holds the segments.
+        Ok(unsafe { Memory::from_raw(ptr, bytes, Place::Shared { offset }, Box::new(owner)) })
+    }
+
+    /// Creates the own control block of a subgroup and shows it to the other members.
+    pub fn enter(&self, key: u64, layout: Layout) -> Result<(Block, usize)> {
+        self.reap();
+        let own = self.own();
+        if self.find(self.me, key, layout).is_some() {
+            return Err(Error::Argument {
+                call: "subgroup",
+                rank: self.rank(),
+                problem: "a group with this context and these members is still in use".into(),
+            });
+        }
+        let offset = self.arena.alloc(own, layout.bytes(), self.rank())?;
+        let Some(entry) = entries().find(|&e| own.u64(e).load(Ordering::Relaxed) == 0) else {
+            self.arena.release(own, offset, layout.bytes());
+            let problem =
+                format!("this rank is in {} groups already, the most it can be in", layout::REGISTRY_ENTRIES);
+            return Err(Error::Argument { call: "subgroup", rank: self.rank(), problem });
+        };
+        own.u64(entry + 8).store(offset as u64, Ordering::Relaxed);
+        own.u64(entry).store(key, Ordering::Release);
+        // SAFETY: allocated and zero; released only after every member has left.
+        Ok((unsafe { Block::new(own.at(offset, layout.bytes()), layout) }, offset))
+    }
+
+    /// The control block that `index` shows for a subgroup, once it does.
+    pub fn find(&self, index: usize, key: u64, layout: Layout) -> Option<Block> {
+        let map = &self.maps[index];
+        let entry = entries().find(|&e| map.u64(e).load(Ordering::Acquire) == key)?;
+        let offset = map.u64(entry + 8).load(Ordering::Relaxed) as usize;
+        let inside = offset.checked_add(layout.bytes()).is_some_and(|end| end <= map.bytes());
+        // SAFETY: inside the mapping and, by its owner's entry, a block of this layout that stays until all have left.
+        (inside && offset.is_multiple_of(layout::LINE))
+            .then(|| unsafe { Block::new(map.at(offset, layout.bytes()), layout) })
+    }
+
+    /// Leaves a subgroup. The own block is freed when all members have left too.
+    pub fn leave(&self, key: u64, offset: usize, layout: Layout, members: Vec<usize>) {
+        let untold = (0..members.len()).collect();
+        self.lock_retired().push(Retired { key, offset, layout, members, untold });
+        self.reap();
+    }
+
+    /// Tells those who could not be told before, and frees blocks that nobody will touch again.
+    fn reap(&self) {
+        self.lock_retired().retain_mut(|old| {
+            let mine = old.members.iter().position(|&m| m == self.me).unwrap_or(0);
+            old.untold.retain(|&place| match self.find(old.members[place], old.key, old.layout) {
+                Some(block) => {
+                    block.left(mine).store(1, Ordering::Release);
+                    false
+                }
+                None => true,
+            });
+            let own = self.own();
+            // SAFETY: the block has not been released yet.
+            let block = unsafe { Block::new(own.at(old.offset, old.layout.bytes()), old.layout) };
+            let all_left = (0..old.members.len()).all(|m| block.left(m).load(Ordering::Acquire) != 0);
+            let over = old.untold.is_empty() && all_left;
+            if over {
+                if let Some(entry) = entries().find(|&e| own.u64(e).load(Ordering::Relaxed) == old.key) {
+                    own.u64(entry).store(0, Ordering::Release);
+                }
+                self.arena.release(own, old.offset, old.layout.bytes());
+            }
+            !over
+        });
+    }
+
+    fn lock_retired(&self) -> std::sync::MutexGuard<'_, Vec<Retired>> {
+        self.retired.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// One more transport uses the segments.
+    pub fn arrive(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less; the last tells the peers, unless it goes because of a panic.
+    pub fn depart(&self) {
+        if self.users.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        if std::thread::panicking() {
+            self.give_up(self.rank(), "panicked");
+        } else {
+            self.own().u32(layout::DEPARTED).store(1, Ordering::Release);
+        }
+    }
+
+    /// Whether `index` left in good order.
+    pub fn departed(&self, index: usize) -> bool {
+        self.maps[index].u32(layout::DEPARTED).load(Ordering::Acquire) != 0
+    }
+
+    /// Shows the peers that this process gives up because of world rank `culprit`, and how that one failed.
+    pub fn give_up(&self, culprit: usize, how: &str) {
+        self.own().note(layout::ABORT).write(culprit as u32, how);
+        if culprit == self.rank()
+            && let Some(board) = &self.board
+        {
+            board.announce(culprit, how.strip_prefix("failed: ").unwrap_or(how));
+        }
+    }
+
+    /// Why `index` gave up, if it did.
+    pub fn gave_up(&self, index: usize) -> Option<(usize, String)> {
+        self.maps[index].note(layout::ABORT).read().map(|(culprit, how)| (culprit as usize, how))
+    }
+}
+
+fn entries() -> impl Iterator<Item = usize> {
+    (0..layout::REGISTRY_ENTRIES).map(|i| layout::REGISTRY + 16 * i)
+}
+
+/// A range of the own segment, given back when its buffer drops.
+struct Range {
+    segments: Arc<Segments>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        self.segments.arena.release(self.segments.own(), self.offset, self.bytes);
+    }
+}
+
+/// Address space for one rank's buffers: what the machine has, unless told otherwise, and so little that all
+/// segments fit into a process, also under `ulimit -v`.
+fn arena_bytes(options: &Options, size: usize) -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    let space = limit.map_or(ADDRESS_SPACE, |l| l.min(ADDRESS_SPACE)) / 2 / size as u64;
+    let wanted = options.segment_limit.map_or_else(budget::total, |l| l as u64);
+    (wanted.min(space) as usize).next_multiple_of(arena::HUGE)
+}
+
+fn check_segment(map: &SharedMap, rank: usize, fixed: usize) -> Result<()> {
+    let bad = |what: String| {
+        Err(Error::Launch(format!(
+            "the shared segment of rank {rank} {what}; start all ranks from the same build"
+        )))
+    };
+    if map.bytes() < fixed || map.u64(0).load(Ordering::Acquire) != layout::MAGIC {
+        return bad("is not one of caravan's".into());
+    }
+    let version = map.u64(8).load(Ordering::Relaxed);
+    if version != u64::from(layout::VERSION) {
+        return bad(format!("has layout {version} instead of {}", layout::VERSION));
+    }
+    let owner = map.u64(16).load(Ordering::Relaxed);
+    if owner != rank as u64 {
+        return bad(format!("belongs to rank {owner}"));
+    }
+    Ok(())
+}
+
+/// Asks for huge pages where the system gives them on request; they are a matter of speed only.
+fn huge_pages(map: &SharedMap, fixed: usize) {
+    let start = fixed.next_multiple_of(arena::HUGE);
+    let bytes = map.bytes().saturating_sub(start);
+    if bytes > 0 {
+        // SAFETY: advice about a range inside the mapping; changes no byte.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                map.at(start, bytes).as_ptr().cast(),
+                bytes,
+                rustix::mm::Advice::LinuxHugepage,
+            )
+        };
+    }
+}
