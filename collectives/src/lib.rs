@@ -5,6 +5,8 @@ pub mod bootstrap;
 mod bucket;
 mod buffer;
 mod communicator;
+#[doc(hidden)]
+pub mod conformance;
 mod element;
 mod engine;
 mod error;

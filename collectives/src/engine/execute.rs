@@ -144,7 +144,7 @@ fn each(peers: Peers, rank: usize, size: usize) -> impl Iterator<Item = usize> {
 
 /// Runs `state` as far as it goes.
 pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<Outcome> {
-    let (rank, size) = (schedule.rank, schedule.size);
+    let (rank, size) = (schedule.group.rank, schedule.group.size);
     let mut worked = 0;
     while let Some(step) = schedule.steps.get(state.at) {
         match *step {
@@ -162,14 +162,20 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let src = state.read(span.space, span.offset);
                 // SAFETY: the buffers live and stay as they are until the call is done, which `Wait` precedes.
                 let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
-                let request = request.map_err(|e| in_words(e, schedule, state))?;
+                let request = request.map_err(|e| in_words(e, schedule, state, to))?;
                 state.posted.push(Posted { group, peer: to, request });
             }
             Step::Recv { from, slot, group, span } => {
                 let tag = Tag(state.tag + slot as u64);
+                let dst = state.write(span);
+                if slot == 0 && span.space == Space::Scratch {
+                    // A frame: if anything of the peer's arrives here, it is told from what was here before.
+                    // SAFETY: frames start with the eight bytes of a fingerprint.
+                    unsafe { dst.cast::<u64>().write_unaligned(0) };
+                }
                 // SAFETY: as for a send; nothing else touches the span until `Wait`.
-                let request = unsafe { env.transport.recv(from, tag, state.write(span), span.bytes) };
-                let request = request.map_err(|e| in_words(e, schedule, state))?;
+                let request = unsafe { env.transport.recv(from, tag, dst, span.bytes) };
+                let request = request.map_err(|e| in_words(e, schedule, state, from))?;
                 state.posted.push(Posted { group, peer: from, request });
             }
             Step::Wait { group } => {
@@ -178,11 +184,12 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 while i < state.posted.len() {
                     let p = &state.posted[i];
                     if p.group == group {
-                        if env.transport.test(p.request).map_err(|e| in_words(e, schedule, state))? {
+                        let peer = p.peer;
+                        if env.transport.test(p.request).map_err(|e| in_words(e, schedule, state, peer))? {
                             state.posted.swap_remove(i);
                             continue;
                         }
-                        waits_for.get_or_insert(p.peer);
+                        waits_for.get_or_insert(peer);
                     }
                     i += 1;
                 }
@@ -379,23 +386,32 @@ fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint)
     }
     Err(Error::Diverged {
         sequence: state.sequence,
-        rank: schedule.rank,
+        rank: schedule.group.rank,
         mine: state.fingerprint.to_string(),
         peer,
         theirs: theirs.to_string(),
     })
 }
 
-/// A transport knows lengths only; this adds what the call was.
-fn in_words(error: Error, schedule: &Schedule, state: &State) -> Error {
-    match error {
-        Error::Diverged { rank, mine, peer, theirs, .. } => Error::Diverged {
-            sequence: state.sequence,
-            rank,
-            mine: format!("{} and expects {mine}", schedule.call),
-            peer,
-            theirs: format!("something that sent {theirs}"),
-        },
-        other => other,
-    }
+/// A transport knows lengths only; this adds what the calls were. The first bytes of a message of another length
+/// may have arrived, and they say what the peer called.
+fn in_words(error: Error, schedule: &Schedule, state: &State, peer: usize) -> Error {
+    let Error::Diverged { rank, mine, theirs, .. } = error else { return error };
+    let frame = schedule.steps.iter().find_map(|step| match *step {
+        Step::Check { from, at } if from == peer => Some(at),
+        _ => None,
+    });
+    let header = frame.map_or(0, |at| {
+        // SAFETY: the schedule reserved these eight bytes, and its receives cleared them.
+        unsafe { state.read(Space::Scratch, at).cast::<u64>().read_unaligned() }
+    });
+    let header = Fingerprint::from_bits(header);
+    let (mine, theirs) = match header.bits() != 0 && header != state.fingerprint {
+        true => (schedule.call.to_string(), header.to_string()),
+        false => (
+            format!("{}, for which it expects {mine}", schedule.call),
+            format!("something for which it sent {theirs}"),
+        ),
+    };
+    Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs }
 }

@@ -1,6 +1,6 @@
 //! Posting messages so that the first one between two ranks in a call carries the call's fingerprint.
 
-use super::{Build, Span, Step};
+use super::{Build, Kind, Span, Step};
 
 /// What has been posted so far, per peer.
 pub(super) struct Messages {
@@ -17,11 +17,6 @@ impl Messages {
     pub fn new(size: usize) -> Self {
         Messages { sent: vec![0; size], received: vec![0; size], after: Vec::new() }
     }
-
-    fn slot(counter: &mut usize) -> usize {
-        *counter += 1;
-        *counter - 1
-    }
 }
 
 impl Build {
@@ -32,6 +27,13 @@ impl Build {
         (payload - HEADER, Span::scratch(payload, bytes))
     }
 
+    /// The next slot of a pair. A user's message has one tag for all its parts, which arrive in order.
+    fn slot(&self, counter: &mut usize) -> usize {
+        let slot = if matches!(self.call.kind, Kind::Send | Kind::Recv) { 0 } else { *counter };
+        *counter += 1;
+        slot
+    }
+
     /// Posts `span` to `to`. Both sides decide alike, from the length, whether the fingerprint comes in the same
     /// message or in one before.
     pub(super) fn send(&mut self, m: &mut Messages, to: usize, span: Span, group: usize) {
@@ -40,14 +42,14 @@ impl Build {
             let payload = if together { span } else { Span { bytes: 0, ..span } };
             let (at, room) = self.frame(payload.bytes);
             self.push(Step::Frame { at, payload });
-            let slot = Messages::slot(&mut m.sent[to]);
+            let slot = self.slot(&mut m.sent[to]);
             self.push(Step::Send { to, slot, group, span: Span::scratch(at, HEADER + room.bytes) });
             if together {
                 return;
             }
         }
         if span.bytes > 0 {
-            let slot = Messages::slot(&mut m.sent[to]);
+            let slot = self.slot(&mut m.sent[to]);
             self.push(Step::Send { to, slot, group, span });
         }
     }
@@ -73,7 +75,7 @@ impl Build {
         if m.received[from] == 0 {
             let together = bytes <= self.group.tuning.frame;
             let (at, room) = self.frame(if together { bytes } else { 0 });
-            let slot = Messages::slot(&mut m.received[from]);
+            let slot = self.slot(&mut m.received[from]);
             self.push(Step::Recv { from, slot, group, span: Span::scratch(at, HEADER + room.bytes) });
             m.after.push((group, Step::Check { from, at }));
             if together {
@@ -83,7 +85,7 @@ impl Build {
         let window = *window.get_or_insert_with(|| self.scratch(bytes));
         let span = window.slice(0, bytes);
         if bytes > 0 {
-            let slot = Messages::slot(&mut m.received[from]);
+            let slot = self.slot(&mut m.received[from]);
             self.push(Step::Recv { from, slot, group, span });
         }
         span

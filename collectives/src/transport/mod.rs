@@ -1,9 +1,8 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
-pub mod ucx;
-
 pub mod shm;
 pub mod threads;
+pub mod ucx;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
@@ -39,13 +38,16 @@ pub trait Transport: Send {
     /// `src..src+bytes` stays readable and unchanged until [`test`](Self::test) says that it is done.
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request>;
 
-    /// Posts the receive of exactly `bytes` from `from`.
+    /// Posts the receive of exactly `bytes` from `from`. A message of another length is an [`Error::Diverged`] of
+    /// the receiver with both lengths, and its first bytes are there as far as that is possible: they tell what
+    /// the sender called.
     ///
     /// # Safety
     /// `dst..dst+bytes` stays writable and untouched until [`test`](Self::test) says that it is done.
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request>;
 
-    /// Moves everything forward that can move; true once `request` is complete (and then forgotten).
+    /// Moves everything forward that can move; true once `request` is complete (and then forgotten). Fails when it
+    /// can never complete because the peer has left or is lost.
     fn test(&mut self, request: Request) -> Result<bool>;
 
     /// Reading peers' memory directly, where the transport can.
@@ -57,8 +59,9 @@ pub trait Transport: Send {
     /// from every other group by `context`. All members call it together.
     fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>>;
 
-    /// Whether every peer is still there and none has aborted; called while waiting, so it may take
-    /// microseconds but not milliseconds.
+    /// Whether no peer is lost and none has aborted; called while waiting, so it may take microseconds but not
+    /// milliseconds. A peer that dropped its transport in good order has left and is not lost: what it did before
+    /// still counts.
     fn check(&mut self) -> Result<()>;
 
     /// Gives up the processor until something may have changed, at most about `limit`. Called after
@@ -67,15 +70,17 @@ pub trait Transport: Send {
         std::thread::sleep(limit.min(std::time::Duration::from_micros(50)));
     }
 
-    /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`.
+    /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`. Afterwards, and
+    /// after a drop, no memory of a request is touched any more.
     fn abort(&mut self, why: &Error);
 }
 
 /// Direct reading of peers' memory. A call is named by its sequence number on the group; the same on all
 /// ranks because all make the same calls in the same order.
 ///
-/// Per call each rank publishes one range, reads its peers', then says `finish`; a published range must stay
-/// unchanged until all peers have finished (unless `publish` copied it, which it reports).
+/// Per call each rank publishes at most one range, reads peers', then says `finish`; a published range must stay
+/// unchanged until all peers have finished (unless `publish` copied it). Every rank finishes every call, also one
+/// that it neither published nor read for, and never call `s` before call `s - depth()`.
 pub trait Direct {
     /// How many calls may be in flight at once; call `s` reuses the place of call `s - depth()`.
     fn depth(&self) -> u64;
@@ -101,12 +106,12 @@ pub trait Direct {
     ) -> Result<bool>;
 
     /// What `peer` published for call `sequence`, once it has: address in this process, bytes, fingerprint.
-    /// Readable until this rank calls `finish`.
+    /// Readable until this rank calls `finish`. Fails when the peer has left without publishing it.
     fn published(&mut self, peer: usize, sequence: u64) -> Result<Option<(*const u8, usize, u64)>>;
 
     /// This rank has read all it will read of call `sequence`.
     fn finish(&mut self, sequence: u64);
 
-    /// Whether `peer` has finished reading for call `sequence`.
+    /// Whether `peer` has finished reading for call `sequence`, or a later one in the same place, or has left.
     fn finished(&mut self, peer: usize, sequence: u64) -> bool;
 }

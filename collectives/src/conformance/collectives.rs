@@ -1,0 +1,324 @@
+//! Every collective, type, operation and algorithm, in place or not, blocking or not.
+
+use super::{Keep, Sample, data, dawdle, everyone, same};
+use crate::communicator::Communicator;
+use crate::element::ReduceOp;
+use crate::oracle;
+use crate::schedule::Kind;
+use half::{bf16, f16};
+
+pub(super) const CASES: &[(&str, fn(Communicator))] = &[
+    ("reduce_scatter", |c| types!(reduce_scatter, &c, SIZES)),
+    ("all_gather", |c| types!(all_gather, &c, SIZES)),
+    ("all_reduce", |c| types!(all_reduce, &c, SIZES)),
+    ("broadcast", |c| types!(broadcast, &c, SIZES)),
+    ("reduce", |c| types!(reduce, &c, SIZES)),
+    ("gather", |c| types!(gather, &c, SIZES)),
+    ("scatter", |c| types!(scatter, &c, SIZES)),
+    ("all_to_all", |c| types!(all_to_all, &c, SIZES)),
+    ("barrier", barrier),
+];
+
+/// With the sizes that real calls have: around the default switch points.
+pub(super) const LARGE: &[(&str, fn(Communicator))] = &[
+    ("large reduce_scatter", |c| {
+        reduce_scatter::<f32>(&c, LARGE_SIZES);
+        reduce_scatter::<bf16>(&c, LARGE_SIZES);
+    }),
+    ("large all_gather", |c| all_gather::<bf16>(&c, LARGE_SIZES)),
+    ("large all_reduce", |c| all_reduce::<f32>(&c, LARGE_SIZES)),
+    ("large broadcast", |c| broadcast::<f64>(&c, LARGE_SIZES)),
+    ("large reduce", |c| reduce::<f32>(&c, LARGE_SIZES)),
+    ("large all_to_all", |c| all_to_all::<u8>(&c, LARGE_SIZES)),
+];
+
+const SIZES: &[usize] = &[0, 1, 3, 17, 64, 65, 130, 515];
+const LARGE_SIZES: &[usize] = &[4097, 70_001];
+
+macro_rules! types {
+    ($run:ident, $comm:expr, $sizes:expr) => {{
+        $run::<f32>($comm, $sizes);
+        $run::<f64>($comm, $sizes);
+        $run::<f16>($comm, $sizes);
+        $run::<bf16>($comm, $sizes);
+        $run::<i32>($comm, $sizes);
+        $run::<u32>($comm, $sizes);
+        $run::<i64>($comm, $sizes);
+        $run::<u64>($comm, $sizes);
+        $run::<i8>($comm, $sizes);
+        $run::<u8>($comm, $sizes);
+    }};
+}
+use types;
+
+/// Runs `body` with every algorithm that can carry `kind`, and last with the tuner's own choice. Every third
+/// combination of sizes and operations does, to save time: which one is decided by `index`.
+fn algorithms(comm: &Communicator, kind: Kind, index: usize, mut body: impl FnMut(Keep, &str)) {
+    let keep = Keep::ALL[index % 3];
+    let all = comm.algorithms(kind);
+    if all.len() > 1 {
+        for &algorithm in all {
+            comm.force(kind, Some(algorithm)).expect("a candidate");
+            body(keep, algorithm.name());
+        }
+        comm.force(kind, None).expect("no algorithm");
+    }
+    body(keep, "auto");
+}
+
+fn reduce_scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        let all = everyone::<T>(count + 1, n, n * count);
+        let own = rank * count..(rank + 1) * count;
+        let shards: Vec<&[T]> = all.iter().map(|x| &x[own.clone()]).collect();
+        for (o, op) in ReduceOp::ALL.into_iter().enumerate() {
+            let expected = oracle::reduce(op, &shards);
+            let wide = oracle::reduce_wide(op, &shards);
+            algorithms(comm, Kind::ReduceScatter, s + o, |keep, how| {
+                let what = format!("reduce_scatter of {count} {}, {op}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &all[rank]);
+                let mut recv = keep.empty(comm, count);
+                comm.reduce_scatter(&send, &mut recv, op).expect("works");
+                same(recv.host(), &expected, &what);
+                let mut acc = keep.empty(comm, count);
+                comm.reduce_scatter_acc(&send, &mut acc, op).expect("works");
+                same(acc.host(), &wide, format_args!("{what}, acc"));
+                same(send.host(), &all[rank], format_args!("{what}: the input"));
+
+                let mut data = keep.buffer(comm, &all[rank]);
+                comm.reduce_scatter_in_place(&mut data, op).expect("works");
+                let mut full = all[rank].clone();
+                full[own.clone()].copy_from_slice(&expected);
+                same(data.host(), &full, format_args!("{what}, in place"));
+
+                recv.host_mut().fill(T::default());
+                dawdle(comm, s);
+                let a = comm.start_reduce_scatter(send, recv, op).expect("starts");
+                let b =
+                    comm.start_reduce_scatter_acc(keep.buffer(comm, &all[rank]), acc, op).expect("starts");
+                data.host_mut().copy_from_slice(&all[rank]);
+                let c = comm.start_reduce_scatter_in_place(data, op).expect("starts");
+                same(c.wait().expect("works").host(), &full, format_args!("{what}, started in place"));
+                same(b.wait().expect("works").1.host(), &wide, format_args!("{what}, started, acc"));
+                same(a.wait().expect("works").1.host(), &expected, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn all_gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        let all = everyone::<T>(count + 2, n, count);
+        let expected = all.concat();
+        let own = rank * count..(rank + 1) * count;
+        for turn in 0..3 {
+            algorithms(comm, Kind::AllGather, s + turn, |keep, how| {
+                let what = format!("all_gather of {count} {}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &all[rank]);
+                let mut recv = keep.empty(comm, n * count);
+                comm.all_gather(&send, &mut recv).expect("works");
+                same(recv.host(), &expected, &what);
+                let mut data = keep.empty(comm, n * count);
+                data.host_mut()[own.clone()].copy_from_slice(&all[rank]);
+                comm.all_gather_in_place(&mut data).expect("works");
+                same(data.host(), &expected, format_args!("{what}, in place"));
+                dawdle(comm, s);
+                recv.host_mut().fill(T::default());
+                data.host_mut().fill(T::default());
+                data.host_mut()[own.clone()].copy_from_slice(&all[rank]);
+                let a = comm.start_all_gather(send, recv).expect("starts");
+                let b = comm.start_all_gather_in_place(data).expect("starts");
+                same(b.wait().expect("works").host(), &expected, format_args!("{what}, started in place"));
+                same(a.wait().expect("works").1.host(), &expected, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn all_reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        let all = everyone::<T>(count + 3, n, count);
+        let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
+        for (o, op) in ReduceOp::ALL.into_iter().enumerate() {
+            let expected = oracle::reduce(op, &slices);
+            algorithms(comm, Kind::AllReduce, s + o, |keep, how| {
+                let what = format!("all_reduce of {count} {}, {op}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &all[rank]);
+                let mut recv = keep.empty(comm, count);
+                comm.all_reduce(&send, &mut recv, op).expect("works");
+                same(recv.host(), &expected, &what);
+                same(send.host(), &all[rank], format_args!("{what}: the input"));
+                let mut data = keep.buffer(comm, &all[rank]);
+                comm.all_reduce_in_place(&mut data, op).expect("works");
+                same(data.host(), &expected, format_args!("{what}, in place"));
+                recv.host_mut().fill(T::default());
+                dawdle(comm, s);
+                let a = comm.start_all_reduce(send, recv, op).expect("starts");
+                let again = keep.buffer(comm, &all[rank]);
+                let b = comm.start_all_reduce_in_place(again, op).expect("starts");
+                same(b.wait().expect("works").host(), &expected, format_args!("{what}, started in place"));
+                same(a.wait().expect("works").1.host(), &expected, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn broadcast<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        for root in 0..n {
+            let expected = data::<T>(count + 4, root, count);
+            let mine = if rank == root { expected.clone() } else { vec![T::default(); count] };
+            algorithms(comm, Kind::Broadcast, s + root, |keep, how| {
+                let what = format!("broadcast of {count} {} from {root}, {keep:?}, {how}", T::DTYPE);
+                let mut buffer = keep.buffer(comm, &mine);
+                comm.broadcast(&mut buffer, root).expect("works");
+                same(buffer.host(), &expected, &what);
+                dawdle(comm, s);
+                let started = comm.start_broadcast(keep.buffer(comm, &mine), root).expect("starts");
+                same(started.wait().expect("works").host(), &expected, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        let all = everyone::<T>(count + 5, n, count);
+        let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
+        for (o, op) in ReduceOp::ALL.into_iter().enumerate() {
+            let root = (s + o) % n;
+            let expected = oracle::reduce(op, &slices);
+            algorithms(comm, Kind::Reduce, s / 2 + o, |keep, how| {
+                let what = format!("reduce of {count} {}, {op}, to {root}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &all[rank]);
+                let mut recv = keep.empty(comm, count);
+                let at_root = rank == root;
+                comm.reduce(&send, at_root.then(|| recv.view_mut()), op, root).expect("works");
+                if at_root {
+                    same(recv.host(), &expected, &what);
+                }
+                let kept = if at_root { &expected } else { &all[rank] };
+                let mut data = keep.buffer(comm, &all[rank]);
+                comm.reduce_in_place(&mut data, op, root).expect("works");
+                same(data.host(), kept, format_args!("{what}, in place"));
+                dawdle(comm, s);
+                let started = comm.start_reduce_in_place(send, op, root).expect("starts");
+                same(started.wait().expect("works").host(), kept, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        let all = everyone::<T>(count + 6, n, count);
+        let expected = all.concat();
+        for root in 0..n {
+            let at_root = rank == root;
+            algorithms(comm, Kind::Gather, s + root, |keep, how| {
+                let what = format!("gather of {count} {} to {root}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &all[rank]);
+                let mut recv = keep.empty(comm, n * count);
+                comm.gather(&send, at_root.then(|| recv.view_mut()), root).expect("works");
+                if at_root {
+                    same(recv.host(), &expected, &what);
+                }
+                let mut whole = vec![T::default(); n * count];
+                whole[rank * count..(rank + 1) * count].copy_from_slice(&all[rank]);
+                let mut data = if at_root { keep.buffer(comm, &whole) } else { send };
+                comm.gather_in_place(&mut data, root).expect("works");
+                let kept = if at_root { &expected } else { &all[rank] };
+                same(data.host(), kept, format_args!("{what}, in place"));
+                let again = keep.buffer(comm, if at_root { &whole } else { &all[rank] });
+                let started = comm.start_gather_in_place(again, root).expect("starts");
+                same(started.wait().expect("works").host(), kept, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        for root in 0..n {
+            let at_root = rank == root;
+            let whole = data::<T>(count + 7, root, n * count);
+            let expected = &whole[rank * count..(rank + 1) * count];
+            algorithms(comm, Kind::Scatter, s + root, |keep, how| {
+                let what = format!("scatter of {count} {} from {root}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &whole);
+                let mut recv = keep.empty(comm, count);
+                comm.scatter(at_root.then(|| send.view()), &mut recv, root).expect("works");
+                same(recv.host(), expected, &what);
+                let kept = if at_root { &whole } else { expected };
+                let mut data = if at_root { send } else { keep.empty(comm, count) };
+                comm.scatter_in_place(&mut data, root).expect("works");
+                same(data.host(), kept, format_args!("{what}, in place"));
+                let again = if at_root { keep.buffer(comm, &whole) } else { keep.empty(comm, count) };
+                let started = comm.start_scatter_in_place(again, root).expect("starts");
+                same(started.wait().expect("works").host(), kept, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+fn all_to_all<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for (s, &count) in sizes.iter().enumerate() {
+        let all = everyone::<T>(count + 8, n, n * count);
+        let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
+        let expected = oracle::all_to_all(&slices, rank);
+        for turn in 0..3 {
+            algorithms(comm, Kind::AllToAll, s + turn, |keep, how| {
+                let what = format!("all_to_all of {count} {}, {keep:?}, {how}", T::DTYPE);
+                let send = keep.buffer(comm, &all[rank]);
+                let mut recv = keep.empty(comm, n * count);
+                comm.all_to_all(&send, &mut recv).expect("works");
+                same(recv.host(), &expected, &what);
+                let mut data = keep.buffer(comm, &all[rank]);
+                comm.all_to_all_in_place(&mut data).expect("works");
+                same(data.host(), &expected, format_args!("{what}, in place"));
+                // One rank in place, another not, is one call too.
+                if rank % 2 == 0 {
+                    comm.all_to_all(&send, &mut recv).expect("works");
+                } else {
+                    data.host_mut().copy_from_slice(&all[rank]);
+                    comm.all_to_all_in_place(&mut data).expect("works");
+                }
+                let found = if rank % 2 == 0 { &recv } else { &data };
+                same(found.host(), &expected, format_args!("{what}, mixed"));
+                dawdle(comm, s);
+                recv.host_mut().fill(T::default());
+                data.host_mut().copy_from_slice(&all[rank]);
+                let a = comm.start_all_to_all(send, recv).expect("starts");
+                let b = comm.start_all_to_all_in_place(data).expect("starts");
+                same(b.wait().expect("works").host(), &expected, format_args!("{what}, started in place"));
+                same(a.wait().expect("works").1.host(), &expected, format_args!("{what}, started"));
+            });
+        }
+    }
+}
+
+/// Nobody leaves a barrier before the last has entered: each round, one rank sets the next value and comes late.
+fn barrier(comm: Communicator) {
+    let n = comm.size();
+    for step in 0..3 * n {
+        algorithms(&comm, Kind::Barrier, step, |_, _| {
+            if comm.rank() == step % n {
+                std::thread::sleep(std::time::Duration::from_micros(200));
+            }
+            // A rank that has left the barrier sees what everybody brought before it.
+            let mut late = [comm.stats().calls];
+            comm.barrier().expect("works");
+            comm.all_reduce_in_place(&mut late[..], ReduceOp::Max).expect("works");
+            assert!(late[0] < comm.stats().calls);
+            comm.start_barrier().expect("starts").wait().expect("works");
+        });
+    }
+}

@@ -1,0 +1,122 @@
+//! What goes wrong on one rank becomes an error on every rank, and never a hang.
+
+use super::{small, standard};
+use crate::communicator::Communicator;
+use crate::element::ReduceOp;
+use crate::engine::Options;
+use crate::error::{Error, Result};
+use std::time::Duration;
+
+type Failing = (&'static str, fn(Communicator), fn() -> Options);
+
+pub(super) const CASES: &[Failing] = &[
+    ("different kinds", |c| diverge(c, "all_reduce of 10 f32, sum", "all_gather of 10 f32", kinds), small),
+    (
+        "different counts",
+        |c| diverge(c, "all_reduce of 10 f32, sum", "all_reduce of 11 f32, sum", counts),
+        small,
+    ),
+    (
+        "different large counts",
+        |c| diverge(c, "reduce_scatter of 5000 f32", "reduce_scatter of 10000 f32", large_counts),
+        standard,
+    ),
+    ("different types", |c| diverge(c, "all_reduce of 8 f32, sum", "all_reduce of 8 u32, sum", types), small),
+    (
+        "different operations",
+        |c| diverge(c, "all_reduce of 9 f32, sum", "all_reduce of 9 f32, max", ops),
+        small,
+    ),
+    ("a rank that leaves", leaves, small),
+    ("a silent rank", silent, impatient),
+    ("poisoned", poisoned, small),
+];
+
+fn impatient() -> Options {
+    Options { deadline: Duration::from_millis(300), ..small() }
+}
+
+/// The last rank calls something else; every rank gets an error, and somebody's names both sides.
+fn diverge(comm: Communicator, ours: &str, theirs: &str, call: fn(&Communicator, bool) -> Result<()>) {
+    let odd = comm.rank() == comm.size() - 1;
+    let error = call(&comm, odd).and_then(|()| comm.barrier()).expect_err("ranks diverged");
+    let text = error.to_string();
+    match &error {
+        Error::Diverged { .. } | Error::PeerLost { .. } => {
+            assert!(text.contains("diverged"), "{text}");
+            assert!(text.contains(ours) && text.contains(theirs), "'{text}' names '{ours}' and '{theirs}'");
+        }
+        _ => panic!("not a divergence: {text}"),
+    }
+    // Whatever is called now fails in the same way.
+    assert_eq!(comm.barrier().expect_err("poisoned").to_string(), text);
+}
+
+fn kinds(comm: &Communicator, odd: bool) -> Result<()> {
+    match odd {
+        false => comm.all_reduce_in_place(&mut [1f32; 10][..], ReduceOp::Sum),
+        true => comm.all_gather(&[1f32; 10][..], &mut vec![0f32; 10 * comm.size()][..]),
+    }
+}
+
+fn counts(comm: &Communicator, odd: bool) -> Result<()> {
+    comm.all_reduce_in_place(&mut vec![1f32; 10 + usize::from(odd)][..], ReduceOp::Sum)
+}
+
+fn large_counts(comm: &Communicator, odd: bool) -> Result<()> {
+    let count = 5000 * (1 + usize::from(odd)) * comm.size();
+    comm.reduce_scatter_in_place(&mut vec![1f32; count][..], ReduceOp::Sum)
+}
+
+fn types(comm: &Communicator, odd: bool) -> Result<()> {
+    match odd {
+        false => comm.all_reduce_in_place(&mut [1f32; 8][..], ReduceOp::Sum),
+        true => comm.all_reduce_in_place(&mut [1u32; 8][..], ReduceOp::Sum),
+    }
+}
+
+fn ops(comm: &Communicator, odd: bool) -> Result<()> {
+    let op = if odd { ReduceOp::Max } else { ReduceOp::Sum };
+    comm.all_reduce_in_place(&mut [1f32; 9][..], op)
+}
+
+/// A rank that ends without a word while others still count on it is named.
+fn leaves(comm: Communicator) {
+    comm.barrier().expect("works");
+    let last = comm.size() - 1;
+    if comm.rank() == last {
+        return;
+    }
+    let error = comm.all_gather_in_place(&mut vec![0u8; 10_000 * comm.size()][..]).expect_err("a rank left");
+    let text = error.to_string();
+    assert!(matches!(error, Error::PeerLost { .. }), "{text}");
+    assert!(text.contains(&format!("rank {last}")), "{text}");
+}
+
+/// A rank that is there but does not take part is named after the deadline.
+fn silent(comm: Communicator) {
+    comm.barrier().expect("works");
+    let last = comm.size() - 1;
+    if comm.rank() == last {
+        std::thread::sleep(Duration::from_millis(900));
+        assert!(comm.barrier().is_err(), "the others gave up long ago");
+        return;
+    }
+    let error = comm.all_reduce_in_place(&mut [0f32; 3][..], ReduceOp::Sum).expect_err("a rank is silent");
+    let text = error.to_string();
+    assert!(text.contains(&format!("no answer from rank {last} within 300ms")), "{text}");
+}
+
+/// A call in flight when something else fails ends with that failure.
+fn poisoned(comm: Communicator) {
+    let started = comm.start_all_reduce_in_place(crate::Buffer::<f32>::zeroed(5000), ReduceOp::Sum);
+    let started = started.expect("starts");
+    let odd = comm.rank() == comm.size() - 1;
+    let first = ops(&comm, odd).and_then(|()| comm.barrier()).expect_err("ranks diverged").to_string();
+    if let Err(error) = started.wait() {
+        assert_eq!(error.to_string(), first);
+    }
+    let after = comm.start_barrier().expect_err("poisoned").to_string();
+    assert_eq!(after, first);
+    assert_eq!(comm.progress().expect_err("poisoned").to_string(), first);
+}

@@ -1,0 +1,59 @@
+//! Groups made from a group.
+
+use super::{data, same};
+use crate::communicator::Communicator;
+use crate::element::ReduceOp;
+use crate::oracle;
+
+pub(super) const CASES: &[(&str, fn(Communicator))] = &[("split", split), ("nested groups", nested)];
+
+/// Checks a group whose rank r is rank `members[r]` of the first.
+fn works(comm: &Communicator, members: &[usize]) {
+    assert_eq!(comm.size(), members.len());
+    let all: Vec<Vec<f32>> = members.iter().map(|&m| data(77, m, 600)).collect();
+    let slices: Vec<&[f32]> = all.iter().map(Vec::as_slice).collect();
+    let mut mine = all[comm.rank()].clone();
+    comm.all_reduce_in_place(&mut mine[..], ReduceOp::Sum).expect("works");
+    same(&mine, &oracle::reduce(ReduceOp::Sum, &slices), format_args!("all_reduce of {members:?}"));
+    let mut root = [members[comm.rank()] as u64];
+    comm.broadcast(&mut root[..], 0).expect("works");
+    assert_eq!(root[0], members[0] as u64);
+}
+
+fn split(comm: Communicator) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for turn in 0..3 {
+        // Odd and even, in reverse order.
+        let color = rank as u32 % 2;
+        let half = comm.split(Some(color), -(rank as i64)).expect("works").expect("a color was given");
+        let members: Vec<usize> = (0..n).rev().filter(|r| r % 2 == color as usize).collect();
+        works(&half, &members);
+        // Equal keys keep the order of ranks; rank 0 stays out.
+        let rest = comm.split((rank > 0).then_some(7), 0).expect("works");
+        assert_eq!(rest.is_none(), rank == 0);
+        // Groups work at once, in different orders of calls.
+        if let Some(rest) = rest {
+            works(&rest, &(1..n).collect::<Vec<usize>>());
+        }
+        works(&half, &members);
+        works(&comm, &(0..n).collect::<Vec<usize>>());
+        assert!(comm.split(None, turn).expect("works").is_none());
+    }
+}
+
+fn nested(comm: Communicator) {
+    let (rank, n) = (comm.rank(), comm.size());
+    let low = rank < n.div_ceil(2);
+    let part = comm.split(Some(u32::from(low)), 0).expect("works").expect("a color was given");
+    let same_color = comm.clone().split(Some(0), 0).expect("works").expect("a color was given");
+    let members: Vec<usize> = (0..n).filter(|r| (*r < n.div_ceil(2)) == low).collect();
+    let inner = part.split(Some(part.rank() as u32 % 2), 0).expect("works").expect("a color was given");
+    let inner_members: Vec<usize> =
+        members.iter().enumerate().filter(|(i, _)| i % 2 == part.rank() % 2).map(|(_, &m)| m).collect();
+    drop(comm);
+    works(&inner, &inner_members);
+    works(&part, &members);
+    drop(part);
+    works(&inner, &inner_members);
+    works(&same_color, &(0..n).collect::<Vec<usize>>());
+}
