@@ -70,6 +70,8 @@ fn what_we_saved_loads_in_transformers() {
     let python = std::env::var("CARAVAN_PYTHON").unwrap_or("python3".into());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/check_saved.py");
     let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(&python);
+    command.arg(&script);
     for name in VARIANTS {
         let reference = Reference::open(name);
         let dir = home.path().join(name);
@@ -81,19 +83,16 @@ fn what_we_saved_loads_in_transformers() {
             _ => (DType::Bf16, u64::MAX),
         };
         copy(&reference.checkpoint(), &dir, dtype, limit);
-        let mut command = Command::new(&python);
-        command.arg(&script).arg(&dir).arg(reference.dir.join("reference.safetensors"));
-        let out = match command.output() {
-            Ok(out) => out,
-            Err(e) => return println!("skipped: no {python}: {e}; CARAVAN_PYTHON can name another"),
-        };
-        let said = String::from_utf8_lossy(&out.stdout);
-        match out.status.code() {
-            Some(0) => println!("{name}: {}", said.trim()),
-            Some(77) => {
-                return println!("skipped: {python}: {}; CARAVAN_PYTHON can name another", said.trim());
-            }
-            _ => panic!("{name}: {said}{}", String::from_utf8_lossy(&out.stderr)),
-        }
+        command.arg(&dir).arg(reference.dir.join("reference.safetensors"));
+    }
+    let out = match command.output() {
+        Ok(out) => out,
+        Err(e) => return println!("skipped: no {python}: {e}; CARAVAN_PYTHON can name another"),
+    };
+    let said = String::from_utf8_lossy(&out.stdout);
+    match out.status.code() {
+        Some(0) => println!("{}", said.trim()),
+        Some(77) => println!("skipped: {python}: {}; CARAVAN_PYTHON can name another", said.trim()),
+        _ => panic!("{said}{}", String::from_utf8_lossy(&out.stderr)),
     }
 }

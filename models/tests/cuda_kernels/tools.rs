@@ -1,0 +1,85 @@
+//! Data, runs in several orders, and comparisons.
+
+use crate::emulator::{Emulator, emulator};
+use collectives::{Buffer, Element, Float};
+use models::cuda::Launch;
+
+/// Numbers that look random: functions of a seed and an index, roughly normal with deviation 1.
+pub fn noise(seed: u64, index: usize) -> f64 {
+    let mut sum = 0.0;
+    for part in 0..4u64 {
+        let mut x = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed * 4 + part).wrapping_mul(0xd134_2543_de82_ef95);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        sum += ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64 - 0.5;
+    }
+    sum * 3f64.sqrt()
+}
+
+/// `len` elements of noise, `scale` wide.
+pub fn random<T: Float>(seed: u64, len: usize, scale: f64) -> Buffer<T> {
+    let mut buffer = Buffer::zeroed(len);
+    for (i, x) in buffer.host_mut().iter_mut().enumerate() {
+        *x = T::from_f32((noise(seed, i) * scale) as f32);
+    }
+    buffer
+}
+
+/// Elements that no kernel has written: NaN.
+pub fn unwritten<T: Float>(len: usize) -> Buffer<T> {
+    let mut buffer = Buffer::zeroed(len);
+    buffer.host_mut().fill(T::from_f32(f32::NAN));
+    buffer
+}
+
+/// What oracles compute with.
+pub fn wide<T: Float>(buffer: &Buffer<T>) -> Vec<f64> {
+    buffer.host().iter().map(|x| f64::from(x.to_f32())).collect()
+}
+
+/// The bytes of a buffer.
+pub fn bytes<T: Element>(buffer: &Buffer<T>) -> Vec<u8> {
+    collectives::oracle::bytes(buffer.host()).to_vec()
+}
+
+/// Runs launches one after the other.
+pub struct Stream<'a> {
+    emulator: &'a Emulator,
+    seed: u64,
+}
+
+impl Stream<'_> {
+    pub fn run<'b>(&self, launches: impl IntoIterator<Item = Launch<'b>>) {
+        for launch in launches {
+            self.emulator.run(&launch, self.seed).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}
+
+/// Runs `case` in several orders of execution; what it returns, the bytes of its results, must always be the same.
+/// Does nothing where the kernels cannot be emulated.
+pub fn in_every_order(case: impl Fn(&Stream<'_>) -> Vec<Vec<u8>>) {
+    let Some(emulator) = emulator() else { return };
+    let first = case(&Stream { emulator, seed: 0 });
+    for seed in [1, 2] {
+        assert!(case(&Stream { emulator, seed }) == first, "the order of execution (seed {seed}) changes the result");
+    }
+}
+
+/// The largest difference relative to |want| and the root mean square of all that is wanted.
+pub fn distance<T: Float>(got: &Buffer<T>, want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let rms = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
+    let errors = got.host().iter().zip(want).map(|(got, want)| {
+        let error = (f64::from(got.to_f32()) - want).abs() / (want.abs() + rms + 1e-30);
+        if error.is_nan() { f64::INFINITY } else { error }
+    });
+    errors.fold(0.0, f64::max)
+}
+
+/// What agreement means: one rounding of 16-bit results, and nearly all of f32.
+pub fn assert_close<T: Float>(what: &str, got: &Buffer<T>, want: &[f64]) {
+    let tolerance = if size_of::<T>() == 2 { 1e-2 } else { 1e-5 };
+    let error = distance(got, want);
+    assert!(error < tolerance, "{what} of {}: error {error:.2e}, {tolerance:.0e} allowed", T::DTYPE);
+}
