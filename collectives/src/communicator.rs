@@ -14,6 +14,7 @@ use crate::ledger::Account;
 use crate::schedule::{Algorithm, Call, Kind, Schedule};
 use crate::transport::{Transport, threads};
 use crate::watch::MAX_SIZE;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 /// A group of ranks that call collectives together. All ranks of the group make the same collective calls in the
@@ -121,17 +122,18 @@ impl Communicator {
     /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank
     /// that gave no color. Every rank of this communicator takes part.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let sequence = self.handle.shared.lock().sequence();
-        let mine = [i64::from(color.is_some()), i64::from(color.unwrap_or(0)), key];
-        let mut all = vec![0i64; 3 * self.size];
+        // Whatever the lowest member draws names the new group, apart from every other that ever was.
+        let nonce = RandomState::new().build_hasher().finish() as i64;
+        let mine = [i64::from(color.is_some()), i64::from(color.unwrap_or(0)), key, nonce];
+        let mut all = vec![0i64; 4 * self.size];
         self.all_gather(&mine[..], &mut all[..])?;
+        let rows: Vec<&[i64]> = all.chunks(4).collect();
         let Some(color) = color else { return Ok(None) };
         let mut members: Vec<usize> =
-            (0..self.size).filter(|r| all[3 * r] == 1 && all[3 * r + 1] == i64::from(color)).collect();
-        members.sort_by_key(|&r| (all[3 * r + 2], r));
+            (0..self.size).filter(|&r| rows[r][..2] == [1, i64::from(color)]).collect();
+        let context = rows[members[0]][3] as u64;
+        members.sort_by_key(|&r| (rows[r][2], r));
         let mut engine = self.handle.shared.lock();
-        // The same on all members, and no other split of this group has it.
-        let context = sequence << 32 | u64::from(color);
         let transport = engine.subgroup(&members, context)?;
         let options = engine.options();
         drop(engine);

@@ -169,10 +169,6 @@ impl Engine {
         self.options
     }
 
-    pub fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
     pub fn failure(&self) -> Option<&Error> {
         self.failed.as_ref()
     }

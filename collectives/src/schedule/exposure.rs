@@ -24,6 +24,8 @@ pub(super) struct Exposure {
     staging: Option<Span>,
     /// Publishing copies, so that nobody has to wait for readers.
     copied: bool,
+    /// What is read replaces what is exposed, so a round is read only after it has been staged.
+    replaced: bool,
 }
 
 /// Part of every piece, as one step reads it.
@@ -50,14 +52,15 @@ impl Part {
 
 impl Build {
     /// Memory of this rank for peers to read. `most` is the largest number of pieces that any rank has and
-    /// `largest` the largest piece: the same on every rank. `copy` asks for a copy even of registered memory.
+    /// `largest` the largest piece: the same on every rank. `replaced` says that what is read of a piece replaces
+    /// that piece, so that peers must read a copy even of registered memory.
     pub(super) fn expose(
         &mut self,
         base: Span,
         pieces: Vec<Range<usize>>,
         most: usize,
         largest: usize,
-        copy: bool,
+        replaced: bool,
     ) -> Exposure {
         let (per_round, rounds) = self.group.tuning.cut(most, largest, self.group.tuning.staging);
         let first_round = self.schedule.rounds;
@@ -68,7 +71,7 @@ impl Build {
             super::Space::Recv => self.local.recv_registered,
             super::Space::Scratch => true,
         };
-        let staged = !copied && (copy || !registered);
+        let staged = !copied && (replaced || !registered);
         let staging = staged.then(|| {
             if !self.schedule.scratch_published {
                 self.push(Step::Claim);
@@ -76,7 +79,7 @@ impl Build {
             }
             self.scratch(WINDOW.min(rounds) * pieces.len() * per_round)
         });
-        Exposure { base, pieces, per_round, rounds, first_round, staging, copied }
+        Exposure { base, pieces, per_round, rounds, first_round, staging, copied, replaced }
     }
 
     /// Nothing of this rank; it takes part because the rounds are everybody's.
@@ -119,8 +122,7 @@ impl Build {
         mut read: impl FnMut(&mut Build, Part),
     ) {
         let (first, last) = (e.first_round, e.first_round + e.rounds - 1);
-        let part = |range| Part { range, per_round: e.per_round };
-        let whole = part(0..e.rounds * e.per_round);
+        let whole = Part { range: 0..e.rounds * e.per_round, per_round: e.per_round };
         for k in 0..WINDOW.min(e.rounds) {
             self.publish(e, k, readers);
         }
@@ -136,6 +138,10 @@ impl Build {
             self.push(Step::Finish { first, last });
             return self.release(e, readers, release);
         }
+        if e.replaced {
+            self.rounds(e, peers, readers, &mut read);
+            return self.release(e, readers, release);
+        }
         let branch = self.here();
         self.push(Step::UnlessInPlace { peers, go: 0 });
         read(self, whole);
@@ -144,19 +150,31 @@ impl Build {
         let skip = self.here();
         self.push(Step::Go { to: 0 });
         self.schedule.steps[branch] = Step::UnlessInPlace { peers, go: self.here() };
+        self.rounds(e, peers, readers, &mut read);
+        self.schedule.steps[skip] = Step::Go { to: self.here() };
+        self.release(e, readers, release);
+    }
+
+    /// Reads round by round, and stages the round after next once one is read.
+    fn rounds(
+        &mut self,
+        e: &Exposure,
+        peers: Peers,
+        readers: Peers,
+        read: &mut impl FnMut(&mut Build, Part),
+    ) {
         for k in 0..e.rounds {
-            let round = first + k;
+            let round = e.first_round + k;
             if k > 0 {
                 self.push(Step::Await { round, first: false, peers });
             }
-            read(self, part(k * e.per_round..(k + 1) * e.per_round));
+            let range = k * e.per_round..(k + 1) * e.per_round;
+            read(self, Part { range, per_round: e.per_round });
             self.push(Step::Finish { first: round, last: round });
             if k + WINDOW < e.rounds {
                 self.publish(e, k + WINDOW, readers);
             }
         }
-        self.schedule.steps[skip] = Step::Go { to: self.here() };
-        self.release(e, readers, release);
     }
 
     fn publish_rest(&mut self, e: &Exposure, readers: Peers) {

@@ -1,0 +1,86 @@
+//! The suite that every transport passes, here over shared memory, where each rank is a process.
+
+mod shm_ranks;
+
+use collectives::bootstrap::Ending;
+use collectives::bootstrap::spawn::supervise;
+use collectives::conformance::{Case, cases};
+use collectives::{Communicator, Options, Progress};
+use shm_ranks::{connect, is_rank, rank_of, run};
+use std::time::Instant;
+
+/// Runs every case that leaves its processes alive, each in a group of its own.
+fn suite(test: &str, n: usize, chosen: fn(&Case) -> bool, progress: Progress) {
+    run(test, &[n], |mut transport| {
+        let (rank, all) = (transport.rank(), (0..n).collect::<Vec<usize>>());
+        for (i, case) in cases().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
+            let start = Instant::now();
+            let group = transport.subgroup(&all, 1_000_000 + i as u64).expect("a group");
+            let options = Options { progress, ..(case.options)() };
+            (case.run)(Communicator::new(group, options).expect("a communicator"));
+            if rank == 0 {
+                eprintln!("{n} ranks, {}: {:.2?}", case.name, start.elapsed());
+            }
+        }
+    });
+}
+
+#[test]
+fn one_rank() {
+    suite("one_rank", 1, |_| true, Progress::Inline);
+}
+
+#[test]
+fn two_ranks() {
+    suite("two_ranks", 2, |_| true, Progress::Inline);
+}
+
+#[test]
+fn three_ranks() {
+    suite("three_ranks", 3, |_| true, Progress::Inline);
+}
+
+#[test]
+fn four_ranks() {
+    suite("four_ranks", 4, |_| true, Progress::Inline);
+}
+
+#[test]
+fn five_ranks() {
+    suite("five_ranks", 5, |_| true, Progress::Inline);
+}
+
+#[test]
+fn with_progress_threads() {
+    let chosen = |case: &Case| !["reduce", "all_reduce", "reduce_scatter"].contains(&case.name);
+    suite("with_progress_threads", 2, chosen, Progress::Thread { cpu: None });
+}
+
+/// Cases after which nothing of the job works any more: one job each.
+#[test]
+fn failures() {
+    const CASE: &str = "CARAVAN_TEST_CASE";
+    let failing: Vec<Case> = cases().into_iter().filter(|c| c.fails).collect();
+    if is_rank("failures") {
+        let name = std::env::var(CASE).expect("a case");
+        let case = failing.iter().find(|c| c.name == name).expect("a known case");
+        let transport = connect().expect("a group");
+        (case.run)(Communicator::new(transport, (case.options)()).expect("a communicator"));
+        std::process::exit(0);
+    }
+    for case in failing {
+        for n in [2, 3] {
+            let start = Instant::now();
+            let with_case = |_| {
+                let mut command = rank_of("failures");
+                command.env(CASE, case.name);
+                command
+            };
+            let report = supervise(n, with_case).expect("a job");
+            // Some rank has failed, as it should; but no rank panicked over it or had to be killed.
+            let fine = report.killed.is_empty() && report.endings.iter().all(|e| *e == Ending::Exited(0));
+            assert!(fine, "{} with {n} ranks: {:?}", case.name, report.sentence());
+            println!("{n} ranks, {}: {:.2?}", case.name, start.elapsed());
+        }
+    }
+}
