@@ -1,6 +1,7 @@
 //! The command line as typed: literal flags with their help, nothing checked beyond their types.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use collectives::DType;
 use std::path::PathBuf;
 
 /// Trains Llamas over many ranks, with ZeRO stages 0 to 3 over one collectives crate.
@@ -17,6 +18,10 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Train a Llama on text, token files or random tokens.
+    Train(TrainArgs),
+    /// Mean loss of a model directory on given tokens.
+    Eval(EvalArgs),
     /// Turn text into a token file that train and eval map instead of reading.
     Tokenize(TokenizeArgs),
     /// What this machine offers, and why something is missing.
@@ -50,11 +55,11 @@ impl Precision {
         }
     }
 
-    /// Bytes of one element.
-    pub fn bytes(self) -> u64 {
+    /// The type of elements.
+    pub fn dtype(self) -> DType {
         match self {
-            Precision::Bf16 => 2,
-            Precision::F32 => 4,
+            Precision::Bf16 => DType::Bf16,
+            Precision::F32 => DType::F32,
         }
     }
 }

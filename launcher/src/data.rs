@@ -84,21 +84,29 @@ impl Feed {
         Ok(Feed { tokens, train: 0..len, held_out: len..len, about, made })
     }
 
-    /// Holds out the last `fraction` of the tokens for validation on sequences of `length`.
+    /// Holds out the last `fraction` of the tokens for validation.
     ///
     /// # Errors
-    /// The part held out is shorter than one sequence.
-    pub fn hold_out(mut self, fraction: f64, length: usize) -> Result<Self> {
+    /// A fraction outside 0 to below 1.
+    pub fn hold_out(mut self, fraction: f64) -> Result<Self> {
         (self.train, self.held_out) = self.tokens.split(fraction).map_err(Failure::usage)?;
-        if fraction > 0.0 && self.held_out.len() <= length {
-            return Err(Failure::usage(format!(
+        Ok(self)
+    }
+
+    /// Whether what is held out, if anything, holds a sequence of `length`.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check_held_out(&self, fraction: f64, length: usize) -> Result<()> {
+        match fraction > 0.0 && self.held_out.len() <= length {
+            false => Ok(()),
+            true => Err(Failure::usage(format!(
                 "--val-fraction {fraction} holds out {} of {} tokens, less than one sequence of {length} and its \
                  next token: give more data, a shorter --seq, or --val-fraction 0",
                 self.held_out.len(),
                 self.tokens.len()
-            )));
+            ))),
         }
-        Ok(self)
     }
 
     /// All tokens.

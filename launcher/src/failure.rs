@@ -11,6 +11,23 @@ pub enum Failure {
     /// It made sense, and went wrong: exit code 1.
     #[error("{0}")]
     Run(String),
+    /// Another rank failed, and this one stopped for it: exit code 1.
+    #[error("{0}")]
+    Consequence(String),
+    /// What the supervisor of the ranks says, with the exit code that it found.
+    #[error("{text}")]
+    Ranks {
+        /// The sentence.
+        text: String,
+        /// Of the rank that failed first, or 128 and the signal that interrupted.
+        code: u8,
+    },
+    /// The sentence is on the job board, and the supervisor prints it.
+    #[error("told to the supervisor")]
+    Told {
+        /// The exit code.
+        code: u8,
+    },
 }
 
 /// Results of the launcher.
@@ -30,20 +47,36 @@ impl Failure {
     /// The exit code that says so.
     pub fn code(&self) -> u8 {
         match self {
-            Failure::Run(_) => 1,
+            Failure::Run(_) | Failure::Consequence(_) => 1,
             Failure::Usage(_) => 2,
+            Failure::Ranks { code, .. } | Failure::Told { code } => *code,
         }
     }
 
-    /// Prints the sentence and gives the exit code.
+    /// Prints the sentence, unless it is told already, and gives the exit code.
     pub fn report(&self) -> ExitCode {
-        eprintln!("caravan: {self}");
+        if !matches!(self, Failure::Told { .. }) {
+            eprintln!("caravan: {self}");
+        }
         ExitCode::from(self.code())
     }
 }
 
 impl From<collectives::Error> for Failure {
     fn from(e: collectives::Error) -> Self {
-        Failure::run(e)
+        match e {
+            collectives::Error::PeerLost { .. } => Failure::Consequence(e.to_string()),
+            collectives::Error::Unavailable { .. } => Failure::usage(e),
+            e => Failure::run(e),
+        }
+    }
+}
+
+impl From<zero::Error> for Failure {
+    fn from(e: zero::Error) -> Self {
+        match e {
+            zero::Error::Collective(e) => e.into(),
+            e => Failure::run(e),
+        }
     }
 }

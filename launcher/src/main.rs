@@ -3,24 +3,38 @@
 mod args;
 mod data;
 mod doctor;
+mod eval;
+mod evaluate;
 mod failure;
 mod human;
 mod machine;
 mod metrics;
+mod plan;
 mod progress;
+mod ranks;
 mod rate;
+mod report;
+mod sample;
 mod text;
 mod tokenize;
 mod tokenizer;
+mod train;
 mod transports;
 
-use args::{Cli, Command};
+use args::{Cli, Command, EvalArgs, Precision, TrainArgs};
 use clap::Parser;
+use collectives::bf16;
+use collectives::bootstrap::Identity;
+use eval::EvalPlan;
+use failure::{Failure, Result};
+use plan::TrainPlan;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
+        Command::Train(args) => train(args),
+        Command::Eval(args) => eval(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Doctor(args) => doctor::doctor(args),
     };
@@ -28,4 +42,23 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+fn train(args: &TrainArgs) -> Result<()> {
+    let identity = Identity::from_env().map_err(Failure::usage)?;
+    let plan = TrainPlan::new(args, identity.as_ref().map(|i| i.world))?;
+    let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
+    ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| match plan.dtype {
+        Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
+        Precision::F32 => train::rank::<f32>(&plan, comm, show),
+    })
+}
+
+fn eval(args: &EvalArgs) -> Result<()> {
+    let identity = Identity::from_env().map_err(Failure::usage)?;
+    let plan = EvalPlan::new(args, identity.as_ref().map(|i| i.world))?;
+    ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| match plan.dtype {
+        Precision::Bf16 => eval::rank::<bf16>(&plan, &comm),
+        Precision::F32 => eval::rank::<f32>(&plan, &comm),
+    })
 }

@@ -40,6 +40,19 @@ impl Tokenizer {
         }
     }
 
+    /// The content of the tokenizer.json, for a saved model; None for bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be read any more.
+    pub fn file(&self) -> Result<Option<Vec<u8>>> {
+        match self {
+            Tokenizer::Bytes => Ok(None),
+            Tokenizer::HuggingFace(_, path) => std::fs::read(path)
+                .map(Some)
+                .map_err(|e| Failure::run(format!("cannot read tokenizer {path} again: {e}"))),
+        }
+    }
+
     /// One more than the largest token it can make.
     pub fn vocab(&self) -> usize {
         match self {

@@ -39,10 +39,17 @@ fn flags_that_make_no_sense_are_refused() {
         ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
         ("--metrics .", &["--metrics", "directory"]),
         ("--save text.txt", &["text.txt", "not a directory"]),
+        (
+            "--model llama-3.1-405b --data random --seq 64 --micro-batch 1",
+            &["2 ranks would hold", "TiB", "--recompute full"],
+        ),
         ("--micro-batch 1000000000 --accumulate 1000000000", &["2^40", "--micro-batch"]),
     ];
     for (flags, words) in cases {
-        bench.run(&format!("train --model nano --data text.txt {flags}")).refusal(2, words);
+        // A flag that the case gives itself is not given twice.
+        let model = if flags.contains("--model") { "" } else { "--model nano" };
+        let data = if flags.contains("--data") { "" } else { "--data text.txt" };
+        bench.run(&format!("train {model} {data} {flags}")).refusal(2, words);
     }
     bench.nothing_left();
     let left: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
@@ -66,9 +73,26 @@ fn unknown_flags_and_commands_are_refused_by_name() {
 }
 
 #[test]
+fn a_launcher_that_disagrees_is_named() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let run = |flags: &str, variables: &[(&str, &str)]| {
+        let mut command = bench.command(&format!("train --model nano --data text.txt {flags}"));
+        command.envs(variables.iter().copied());
+        bench.finish(command.spawn().unwrap())
+    };
+    let two = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
+    run("--ranks 3", &two).refusal(2, &["--ranks 3", "started 2"]);
+    run("--transport threads", &two).refusal(2, &["threads", "--transport shm"]);
+    run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["CARAVAN_RANK=2"]);
+    run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);
+}
+
+#[test]
 fn data_that_cannot_be_used_are_refused() {
     let bench = bench();
     bench.text("short.txt", 100);
+    bench.text("middling.txt", 200);
     bench.file("empty.txt", "");
     bench.file("latin1.txt", b"na\xefve ".repeat(2000));
     bench.file("void/picture.png", "no text");
@@ -80,7 +104,7 @@ fn data_that_cannot_be_used_are_refused() {
         ("--data void", &["no text below void"]),
         ("--data torn.bin", &["torn.bin", "12 bytes"]),
         ("--data short.txt", &["shorter than one batch", "2 ranks", "--micro-batch"]),
-        ("--data short.txt --val-fraction 0.5", &["holds out 50 of 100", "--val-fraction 0"]),
+        ("--data middling.txt --micro-batch 1", &["holds out 20 of 200", "--val-fraction 0"]),
         ("--data random short.txt", &["random"]),
         ("", &["no text below"]),
     ];

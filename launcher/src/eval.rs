@@ -1,0 +1,129 @@
+//! `caravan eval`: mean loss of a model directory on given tokens.
+
+use crate::args::{EvalArgs, Precision};
+use crate::data::Feed;
+use crate::evaluate::mean_loss;
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
+use collectives::{Buffer, Communicator, Float, View};
+use models::tokens::Windows;
+use models::{Accounts, Recompute, Unit, Weights};
+use serde_json::json;
+use std::time::Instant;
+
+/// The longest default sequence.
+const LONGEST: usize = 1024;
+
+/// An evaluation in which everything is known and checked.
+pub struct EvalPlan {
+    /// What is evaluated.
+    pub model: ModelChoice,
+    /// The tokens.
+    pub feed: Feed,
+    /// Windows over all tokens.
+    pub windows: Windows,
+    /// Who evaluates.
+    pub ranks: Ranks,
+    /// Of weights and activations.
+    pub dtype: Precision,
+    /// Sequences of a batch.
+    pub rows: usize,
+    json: bool,
+    quiet: bool,
+}
+
+impl EvalPlan {
+    /// Checks every flag of `eval`.
+    ///
+    /// # Errors
+    /// The first thing that cannot be done, in one sentence.
+    pub fn new(args: &EvalArgs, launched: Option<usize>) -> Result<Self> {
+        let ranks = Ranks::plan(&args.ranks, launched)?;
+        at_least_one("--micro-batch", args.micro_batch)?;
+        let model = ModelChoice::directory(&args.model)?;
+        let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
+        let length = model.sequence(args.seq, LONGEST)?;
+        let feed = Feed::open(&args.data, &tokenizer, model.config.vocab)?;
+        let windows = feed.windows(length)?;
+        // A batch larger than the data would only reserve memory.
+        let rows = args.micro_batch.min(windows.count());
+        let (dtype, json, quiet) = (args.dtype, args.json, args.ranks.quiet);
+        Ok(EvalPlan { model, feed, windows, ranks, dtype, rows, json, quiet })
+    }
+}
+
+/// Evaluates as one rank of the run; rank 0 shows.
+pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
+    let start = Instant::now();
+    let length = plan.windows.length();
+    let batch =
+        MicroBatch { rows: plan.rows, length, recompute: Recompute::Full, threads: plan.ranks.threads };
+    let mut model = plan.model.build::<T>(&batch, &Accounts::default())?;
+    let weights = Whole::<T>::load(&plan.model, model.units())?;
+    let last = model.units().len() - 1;
+    let loss = mean_loss(plan.feed.tokens(), &plan.windows, plan.rows, comm, |batch| {
+        let Some(batch) = batch else { return Ok(0.0) };
+        model.begin(batch, 0.0);
+        (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
+        Ok(model.loss())
+    })?;
+    if comm.rank() > 0 {
+        return Ok(());
+    }
+    let tokens = plan.windows.count() * length;
+    let seconds = start.elapsed().as_secs_f64();
+    if plan.json {
+        println!(
+            "{}",
+            json!({
+                "model": plan.model.name,
+                "data": plan.feed.json(),
+                "loss": loss,
+                "perplexity": loss.exp(),
+                "tokens": tokens,
+                "windows": plan.windows.count(),
+                "seq": length,
+                "dtype": plan.dtype.name(),
+                "ranks": plan.ranks.world,
+                "transport": plan.ranks.transport.name(),
+                "seconds": seconds,
+            })
+        );
+    } else if plan.quiet {
+        println!("{loss}");
+    } else {
+        println!(
+            "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {} windows of {length}, {}, in {}",
+            loss.exp(),
+            plan.windows.count(),
+            plan.dtype.name(),
+            human::seconds(seconds)
+        );
+    }
+    Ok(())
+}
+
+/// All weights of a model, held whole.
+struct Whole<T: Float>(Vec<Vec<Buffer<T>>>);
+
+impl<T: Float> Whole<T> {
+    fn load(model: &ModelChoice, units: &[Unit]) -> Result<Self> {
+        let Some(weights) = &model.weights else {
+            return Err(Failure::run(format!("model {} has no weights to evaluate", model.name)));
+        };
+        let tensor = |spec: &models::TensorSpec| {
+            let mut buffer = Buffer::zeroed(spec.len());
+            weights.read_range(&spec.name, 0..spec.len(), buffer.host_mut()).map_err(Failure::run)?;
+            Ok(buffer)
+        };
+        let unit = |unit: &Unit| unit.tensors.iter().map(tensor).collect::<Result<_>>();
+        Ok(Whole(units.iter().map(unit).collect::<Result<_>>()?))
+    }
+}
+
+impl<T: Float> Weights<T> for Whole<T> {
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
+        self.0[unit][tensor].view()
+    }
+}

@@ -1,0 +1,39 @@
+//! Mean loss over windows of tokens: the same bits for any number of ranks.
+
+use crate::failure::{Failure, Result};
+use collectives::{Communicator, ReduceOp};
+use models::Batch;
+use models::tokens::{Tokens, Windows};
+
+/// Deals the windows out in batches of `rows`, batch b to rank b modulo `world`, and gives the mean loss of all.
+/// `loss` gives the sum of the token losses of a batch; ranks that got one batch less are called without one in
+/// the last round, because on stage 3 every rank takes part in every forward.
+pub fn mean_loss(
+    tokens: &Tokens,
+    windows: &Windows,
+    rows: usize,
+    comm: &Communicator,
+    mut loss: impl FnMut(Option<&Batch<'_>>) -> Result<f64>,
+) -> Result<f64> {
+    let length = windows.length();
+    let batches = windows.count().div_ceil(rows);
+    let mut sums = vec![0f64; batches];
+    let mut inputs = vec![0u32; rows * length];
+    let mut targets = vec![0u32; rows * length];
+    for round in 0..batches.div_ceil(comm.size()) {
+        let batch = round * comm.size() + comm.rank();
+        if batch >= batches {
+            loss(None)?;
+            continue;
+        }
+        let first = batch * rows;
+        let rows = rows.min(windows.count() - first);
+        let (inputs, targets) = (&mut inputs[..rows * length], &mut targets[..rows * length]);
+        windows.read(tokens, first, inputs, targets).map_err(Failure::run)?;
+        sums[batch] = loss(Some(&Batch { tokens: inputs, targets, rows, length }))?;
+    }
+    // Each sum is on one rank and zero on the others, so adding over ranks is exact; then the order is that of
+    // the batches, whoever had them.
+    comm.all_reduce_in_place(&mut sums[..], ReduceOp::Sum)?;
+    Ok(sums.iter().sum::<f64>() / (windows.count() * length) as f64)
+}

@@ -1,0 +1,251 @@
+//! What each rank held, what it sent and where its time went: gathered over the ranks, shown as a table.
+
+use crate::human;
+use collectives::Communicator;
+use serde_json::{Value, json};
+use zero::Memory;
+
+/// More ranks than this are shown as least, mean and most.
+const COLUMNS: usize = 6;
+
+/// One rank's account of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankReport {
+    /// Bytes held per class, as measured.
+    pub memory: Memory,
+    /// Bytes held in all, as predicted.
+    pub predicted: usize,
+    /// The process's peak resident set in bytes, shared memory included.
+    pub peak_rss: u64,
+    /// Bytes sent over all steps.
+    pub bytes_sent: u64,
+    /// Seconds of all steps: in forward and backward.
+    pub compute: f64,
+    /// In collectives that nothing hid.
+    pub exposed: f64,
+    /// In clipping and the optimizer.
+    pub optimizer: f64,
+    /// In making batches.
+    pub data: f64,
+    /// In evaluation.
+    pub evaluation: f64,
+    /// Of the whole loop.
+    pub total: f64,
+}
+
+impl RankReport {
+    /// Numbers of one rank on the wire.
+    const WIDTH: usize = 15;
+
+    fn pack(&self) -> [f64; Self::WIDTH] {
+        let mut wire = [0.0; Self::WIDTH];
+        for (place, (_, bytes)) in wire.iter_mut().zip(self.memory.classes()) {
+            *place = bytes as f64;
+        }
+        let rest = [
+            self.predicted as f64,
+            self.peak_rss as f64,
+            self.bytes_sent as f64,
+            self.compute,
+            self.exposed,
+            self.optimizer,
+            self.data,
+            self.evaluation,
+            self.total,
+        ];
+        wire[6..].copy_from_slice(&rest);
+        wire
+    }
+
+    fn unpack(wire: &[f64]) -> Self {
+        RankReport {
+            memory: Memory {
+                parameters: wire[0] as usize,
+                gradients: wire[1] as usize,
+                optimizer: wire[2] as usize,
+                buckets: wire[3] as usize,
+                activations: wire[4] as usize,
+                workspace: wire[5] as usize,
+            },
+            predicted: wire[6] as usize,
+            peak_rss: wire[7] as u64,
+            bytes_sent: wire[8] as u64,
+            compute: wire[9],
+            exposed: wire[10],
+            optimizer: wire[11],
+            data: wire[12],
+            evaluation: wire[13],
+            total: wire[14],
+        }
+    }
+
+    /// The accounts of all ranks, on every rank. Byte counts below 2^53 travel exactly.
+    pub fn gather(&self, comm: &Communicator) -> collectives::Result<Vec<RankReport>> {
+        let mut all = vec![0.0f64; Self::WIDTH * comm.size()];
+        comm.all_gather(&self.pack()[..], &mut all[..])?;
+        Ok(all.chunks(Self::WIDTH).map(Self::unpack).collect())
+    }
+
+    /// What was neither compute, nor communication, nor any other named thing.
+    fn other(&self) -> f64 {
+        let named = self.compute + self.exposed + self.optimizer + self.data + self.evaluation;
+        (self.total - named).max(0.0)
+    }
+
+    /// The same as JSON.
+    pub fn json(&self, rank: usize) -> Value {
+        json!({
+            "rank": rank,
+            "memory": memory_json(&self.memory),
+            "predicted_bytes": self.predicted,
+            "peak_rss_bytes": self.peak_rss,
+            "bytes_sent": self.bytes_sent,
+            "compute_seconds": self.compute,
+            "exposed_communication_seconds": self.exposed,
+            "optimizer_seconds": self.optimizer,
+            "data_seconds": self.data,
+            "evaluation_seconds": self.evaluation,
+            "seconds": self.total,
+        })
+    }
+}
+
+/// Bytes per class by name, and their sum.
+pub fn memory_json(memory: &Memory) -> Value {
+    let mut map: serde_json::Map<String, Value> =
+        memory.classes().iter().map(|(name, bytes)| (name.to_string(), json!(bytes))).collect();
+    map.insert("total".into(), json!(memory.total()));
+    Value::Object(map)
+}
+
+/// The process's peak resident set in bytes; 0 where the system does not say.
+pub fn peak_rss() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// The table of a run of `steps` steps.
+pub fn table(ranks: &[RankReport], steps: usize) -> String {
+    let mut table = Table { ranks, text: String::new() };
+    table.header();
+    for (index, (name, _)) in ranks[0].memory.classes().iter().enumerate() {
+        table.row(name, |r| r.memory.classes()[index].1 as f64, |x| human::bytes(x as u64));
+    }
+    table.row("all classes", |r| r.memory.total() as f64, |x| human::bytes(x as u64));
+    table.row("as predicted", |r| r.predicted as f64, |x| human::bytes(x as u64));
+    table.row("peak resident", |r| r.peak_rss as f64, |x| human::bytes(x as u64));
+    table.title("sent");
+    table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
+    table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
+    table.title("time");
+    let parts: [(&str, fn(&RankReport) -> f64); 6] = [
+        ("compute", |r| r.compute),
+        ("exposed communication", |r| r.exposed),
+        ("optimizer", |r| r.optimizer),
+        ("data", |r| r.data),
+        ("evaluation", |r| r.evaluation),
+        ("other", RankReport::other),
+    ];
+    for (name, of) in parts {
+        let whole = ranks.iter().map(|r| r.total).fold(0.0, f64::max).max(1e-9);
+        table.row(name, of, |x| format!("{} {:>3.0}%", human::seconds(x), 100.0 * x / whole));
+    }
+    table.text
+}
+
+/// Lines in the making.
+struct Table<'a> {
+    ranks: &'a [RankReport],
+    text: String,
+}
+
+impl Table<'_> {
+    fn columns(&self, of: impl Fn(&RankReport) -> f64) -> Vec<f64> {
+        let values: Vec<f64> = self.ranks.iter().map(of).collect();
+        if values.len() <= COLUMNS {
+            return values;
+        }
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        vec![least, values.iter().sum::<f64>() / values.len() as f64, most]
+    }
+
+    fn line(&mut self, name: &str, cells: impl Iterator<Item = String>) {
+        self.text.push_str(&format!("{name:<24}"));
+        cells.for_each(|cell| self.text.push_str(&format!("{cell:>16}")));
+        self.text.push('\n');
+    }
+
+    fn header(&mut self) {
+        let names = match self.ranks.len() {
+            n if n <= COLUMNS => (0..n).map(|r| format!("rank {r}")).collect(),
+            _ => ["least", "mean", "most"].map(String::from).to_vec(),
+        };
+        self.line("held", names.into_iter());
+    }
+
+    fn title(&mut self, name: &str) {
+        self.text.push_str(name);
+        self.text.push('\n');
+    }
+
+    fn row(&mut self, name: &str, of: impl Fn(&RankReport) -> f64, show: impl Fn(f64) -> String) {
+        let cells = self.columns(of);
+        self.line(&format!("  {name}"), cells.into_iter().map(show));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(rank: usize) -> RankReport {
+        RankReport {
+            memory: Memory {
+                parameters: (rank + 1) << 20,
+                gradients: 2 << 20,
+                optimizer: 3 << 20,
+                buckets: 4,
+                activations: 5,
+                workspace: 6,
+            },
+            predicted: 7,
+            peak_rss: 8,
+            bytes_sent: 1 << 30,
+            compute: 6.0,
+            exposed: 1.0,
+            optimizer: 1.5,
+            data: 0.25,
+            evaluation: 0.25,
+            total: 10.0,
+        }
+    }
+
+    #[test]
+    fn reports_travel_whole() {
+        let r = report(3);
+        assert_eq!(RankReport::unpack(&r.pack()), r);
+        assert_eq!(r.other(), 1.0);
+        assert_eq!(r.json(3)["memory"]["total"], (9 << 20) + 15);
+    }
+
+    #[test]
+    fn the_table_has_a_column_a_rank_or_the_spread_of_many() {
+        let two = table(&[report(0), report(1)], 512);
+        let line = |text: &str, name: &str| {
+            let line = text.lines().find(|l| l.trim_start().starts_with(name)).unwrap();
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(line(&two, "held"), "held rank 0 rank 1");
+        assert_eq!(line(&two, "parameters"), "parameters 1.00 MiB 2.00 MiB");
+        assert_eq!(line(&two, "a step"), "a step 2.00 MiB 2.00 MiB");
+        assert_eq!(line(&two, "compute"), "compute 6.0 s 60% 6.0 s 60%");
+        assert_eq!(line(&two, "other"), "other 1.0 s 10% 1.0 s 10%");
+        let many: Vec<_> = (0..9).map(report).collect();
+        let many = table(&many, 1);
+        assert_eq!(line(&many, "held"), "held least mean most");
+        assert_eq!(line(&many, "parameters"), "parameters 1.00 MiB 5.00 MiB 9.00 MiB");
+    }
+}

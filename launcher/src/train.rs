@@ -1,0 +1,344 @@
+//! One rank's training run: batches, steps, evaluations, what is shown and what is written.
+
+use crate::evaluate::mean_loss;
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::machine::{Machine, versions};
+use crate::metrics::Metrics;
+use crate::plan::TrainPlan;
+use crate::progress::{Progress, Tick};
+use crate::report::{self, RankReport, memory_json};
+use crate::sample;
+use collectives::{Communicator, Float};
+use models::hf::{SaveOptions, Writer};
+use models::{Accounts, Batch, Recompute};
+use serde_json::json;
+use std::path::Path;
+use std::time::Instant;
+use zero::{Batches, Ledger, Step, Trainer};
+
+/// What a user wants to see of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Show {
+    /// Nothing but errors.
+    pub quiet: bool,
+    /// When to colour.
+    pub colour: crate::args::Colour,
+}
+
+/// Steps over which shown speed is averaged.
+const RECENT: f64 = 20.0;
+
+/// Trains as one rank of the run; rank 0 shows and writes.
+pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Result<()> {
+    let lead = comm.rank() == 0;
+    let me = comm.rank();
+    let mut metrics = match &plan.metrics {
+        Some(path) if lead => Some(Metrics::create(path)?),
+        _ => None,
+    };
+    if let Some(metrics) = &mut metrics {
+        metrics.line(&json!({"run": describe(plan)}))?;
+    }
+    let mut progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
+    progress.line(&headline(plan));
+
+    let ledger = Ledger::default();
+    let accounts = Accounts { activations: ledger.activations.clone(), workspace: ledger.workspace.clone() };
+    let model = plan.model.build::<T>(&plan.batch, &accounts)?;
+    let mut trainer = Trainer::new(model, comm, &plan.zero, ledger, &mut plan.model.source(plan.seed))?;
+    let predicted = plan.predict()?;
+
+    let mut loader = Loader::new(plan, me);
+    let mut account = RankReport { predicted: predicted.total(), ..RankReport::default() };
+    let mut last = Step::default();
+    let mut pace = Pace::default();
+    let held_out = plan.feed.held_out(plan.batch.length);
+    let mut validation = None;
+    let start = Instant::now();
+    for step in 0..plan.steps {
+        let began = Instant::now();
+        let lr = plan.rate.at(step);
+        loader.start(step);
+        let done = trainer.step(&mut loader, lr as f32)?;
+        loader.check()?;
+        let seconds = began.elapsed().as_secs_f64();
+        let compute = (done.compute_seconds - loader.seconds).max(0.0);
+        account.compute += compute;
+        account.exposed += done.exposed_communication_seconds;
+        account.optimizer += done.optimizer_seconds;
+        account.data += loader.seconds;
+        account.bytes_sent += done.bytes_sent;
+        pace.add(done.tokens, seconds);
+        let held = trainer.ledger().held();
+        if let Some(metrics) = &mut metrics {
+            metrics.line(&json!({
+                "step": step + 1,
+                "loss": done.loss,
+                "grad_norm": done.grad_norm,
+                "lr": lr,
+                "tokens": done.tokens,
+                "seconds": seconds,
+                "tokens_per_second": done.tokens as f64 / seconds,
+                "compute_seconds": compute,
+                "exposed_communication_seconds": done.exposed_communication_seconds,
+                "optimizer_seconds": done.optimizer_seconds,
+                "bytes_sent": done.bytes_sent,
+                "memory": memory_json(&held),
+            }))?;
+        }
+        progress.tick(&Tick {
+            step: step + 1,
+            loss: done.loss,
+            grad_norm: done.grad_norm,
+            tokens_per_second: pace.tokens_per_second(),
+            memory: held.total() as u64,
+        });
+        last = done;
+        let due = plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
+        let held_out = held_out.as_ref().filter(|_| due || step + 1 == plan.steps);
+        if let Some(windows) = held_out {
+            let began = Instant::now();
+            let comm = trainer.comm().clone();
+            let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, &comm, |batch| {
+                Ok(trainer.evaluate(batch)?)
+            })?;
+            account.evaluation += began.elapsed().as_secs_f64();
+            progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
+            if let Some(metrics) = &mut metrics {
+                metrics.line(&json!({"evaluation": {"step": step + 1, "loss": loss}}))?;
+            }
+            validation = Some(loss);
+        }
+    }
+    account.total = start.elapsed().as_secs_f64();
+    account.memory = trainer.ledger().held();
+    account.peak_rss = report::peak_rss();
+    progress.finish();
+    let ranks = account.gather(trainer.comm())?;
+    let text = sample::generate(&mut trainer, plan)?;
+    if let Some(dir) = &plan.save {
+        save(&mut trainer, plan, dir)?;
+    }
+    if !lead {
+        return Ok(());
+    }
+    let tokens = plan.steps * plan.step_tokens;
+    let speed = tokens as f64 / (account.total - account.evaluation);
+    if let Some(metrics) = &mut metrics {
+        metrics.line(&json!({"summary": {
+            "steps": plan.steps,
+            "tokens": tokens,
+            "seconds": account.total,
+            "tokens_per_second": speed,
+            "loss": last.loss,
+            "validation_loss": validation,
+            "predicted_memory": memory_json(&predicted),
+            "ranks": ranks.iter().enumerate().map(|(r, report)| report.json(r)).collect::<Vec<_>>(),
+            "sample": text,
+            "saved": plan.save,
+        }}))?;
+    }
+    if !show.quiet {
+        if let Some(text) = text {
+            println!("sample\n{}\n", indent(&text));
+        }
+        println!("{}", report::table(&ranks, plan.steps));
+        let held_out = validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
+        println!(
+            "{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}",
+            plan.steps,
+            human::count(tokens as f64),
+            human::seconds(account.total),
+            human::count(speed),
+            last.loss
+        );
+        if let Some(dir) = &plan.save {
+            println!("saved to {}", dir.display());
+        }
+    }
+    Ok(())
+}
+
+/// Writes the model; rank 0 holds the pen.
+fn save<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan, dir: &Path) -> Result<()> {
+    let failed = |e: models::Error| Failure::run(format!("--save: {e}"));
+    let mut writer = None;
+    if trainer.comm().rank() == 0 {
+        let extra = plan.model.weights.as_ref().map(|w| w.token_ids().clone()).unwrap_or_default();
+        let options = SaveOptions { extra, ..SaveOptions::default() };
+        let mut new = Writer::create(dir, &plan.model.config, T::DTYPE, &options).map_err(failed)?;
+        if let Some(text) = plan.tokenizer.file()? {
+            new.add_file("tokenizer.json", &text).map_err(failed)?;
+        }
+        writer = Some(new);
+    }
+    let mut refused = None;
+    let exported = trainer.export(&mut |spec, values| match &mut writer {
+        None => Ok(()),
+        Some(writer) => writer.add(&spec.name, values).map_err(|e| {
+            let text = e.to_string();
+            refused = Some(e);
+            text
+        }),
+    });
+    if let Some(e) = refused {
+        return Err(failed(e));
+    }
+    exported?;
+    match writer {
+        Some(writer) => writer.finish().map_err(failed),
+        None => Ok(()),
+    }
+}
+
+/// Makes the micro-batches of one rank.
+struct Loader<'a> {
+    plan: &'a TrainPlan,
+    rank: usize,
+    step: usize,
+    tokens: Vec<u32>,
+    targets: Vec<u32>,
+    /// Spent on this step's batches.
+    seconds: f64,
+    failed: Option<Failure>,
+}
+
+impl<'a> Loader<'a> {
+    fn new(plan: &'a TrainPlan, rank: usize) -> Self {
+        let n = plan.batch.rows * plan.batch.length;
+        Loader { plan, rank, step: 0, tokens: vec![0; n], targets: vec![0; n], seconds: 0.0, failed: None }
+    }
+
+    fn start(&mut self, step: usize) {
+        self.step = step;
+        self.seconds = 0.0;
+    }
+
+    /// What went wrong with a batch of this step.
+    fn check(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Batches for Loader<'_> {
+    fn micro_batch(&mut self, index: usize) -> Batch<'_> {
+        let began = Instant::now();
+        let plan = self.plan;
+        let number = plan.batches.index(self.step as u64, index, self.rank);
+        if let Err(e) = plan.batches.read(plan.feed.tokens(), number, &mut self.tokens, &mut self.targets) {
+            // The step takes what is there; the run ends before anything is made of it.
+            self.failed.get_or_insert(Failure::run(e));
+            self.tokens.fill(0);
+            self.targets.fill(0);
+        }
+        self.seconds += began.elapsed().as_secs_f64();
+        Batch {
+            tokens: &self.tokens,
+            targets: &self.targets,
+            rows: plan.batch.rows,
+            length: plan.batch.length,
+        }
+    }
+}
+
+/// A moving average of speed.
+#[derive(Default)]
+struct Pace {
+    tokens: f64,
+    seconds: f64,
+}
+
+impl Pace {
+    fn add(&mut self, tokens: usize, seconds: f64) {
+        let keep = 1.0 - 1.0 / RECENT;
+        self.tokens = self.tokens * keep + tokens as f64;
+        self.seconds = self.seconds * keep + seconds;
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        self.tokens / self.seconds.max(1e-9)
+    }
+}
+
+/// One line that says what is about to happen.
+fn headline(plan: &TrainPlan) -> String {
+    let micro = match plan.zero.accumulate {
+        1 => String::new(),
+        n => format!(" x {n} micro-batches"),
+    };
+    format!(
+        "training {} ({} parameters) on {} x {} threads over {}, ZeRO stage {}, {}\n\
+         {}; {} steps of {} ranks{micro} x {} sequences x {} tokens",
+        plan.model.name,
+        human::count(plan.model.config.parameters() as f64),
+        match plan.ranks.world {
+            1 => "1 rank".into(),
+            n => format!("{n} ranks"),
+        },
+        plan.ranks.threads,
+        plan.ranks.transport.name(),
+        plan.zero.stage,
+        plan.dtype.name(),
+        plan.feed.describe(),
+        plan.steps,
+        plan.ranks.world,
+        plan.batch.rows,
+        plan.batch.length
+    )
+}
+
+/// The configuration of the run, the machine and the versions.
+fn describe(plan: &TrainPlan) -> serde_json::Value {
+    let model = &plan.model.config;
+    json!({
+        "model": {
+            "name": plan.model.name,
+            "parameters": model.parameters(),
+            "hidden": model.hidden,
+            "layers": model.layers,
+            "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "head_dim": model.head_dim,
+            "ffn": model.ffn,
+            "vocab": model.vocab,
+            "context": model.context,
+            "tied": model.tied,
+            "from_directory": plan.model.weights.is_some(),
+        },
+        "data": plan.feed.json(),
+        "tokenizer": plan.tokenizer.name(),
+        "ranks": plan.ranks.world,
+        "transport": plan.ranks.transport.name(),
+        "threads": plan.ranks.threads,
+        "stage": plan.zero.stage.level(),
+        "dtype": plan.dtype.name(),
+        "steps": plan.steps,
+        "micro_batch": plan.batch.rows,
+        "accumulate": plan.zero.accumulate,
+        "seq": plan.batch.length,
+        "lr": plan.rate.peak,
+        "min_lr": plan.rate.floor,
+        "warmup": plan.rate.warmup,
+        "schedule": plan.rate.shape.name(),
+        "weight_decay": plan.zero.adamw.weight_decay,
+        "beta1": plan.zero.adamw.beta1,
+        "beta2": plan.zero.adamw.beta2,
+        "eps": plan.zero.adamw.eps,
+        "clip": plan.zero.clip,
+        "seed": plan.seed,
+        "order": plan.order.name(),
+        "recompute": if plan.batch.recompute == Recompute::Full { "full" } else { "none" },
+        "prefetch": plan.zero.prefetch,
+        "bucket_bytes": plan.zero.bucket_bytes,
+        "eval_every": plan.eval_every,
+        "machine": Machine::probe().json(),
+        "versions": versions(),
+    })
+}
+
+/// Text of a model, indented, without what a terminal would obey.
+fn indent(text: &str) -> String {
+    let shown = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
+    shown.lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
