@@ -30,8 +30,6 @@ pub(super) const HEADER: usize = 8192;
 pub(super) const DEPTH: u64 = 64;
 /// Bytes that `publish` copies into its slot.
 pub(super) const INLINE: usize = 4096;
-/// Large messages in flight at once from one rank to another.
-pub(super) const LARGE: usize = 64;
 
 pub(super) const LINE: usize = 64;
 const SLOT: usize = LINE + INLINE;
@@ -82,12 +80,8 @@ impl Layout {
         self.head(self.size) + to * LINE
     }
 
-    fn ack(&self, from: usize, index: usize) -> usize {
-        self.tail(self.size) + (from * LARGE + index) * 8
-    }
-
     fn ring(&self, to: usize) -> usize {
-        self.ack(self.size, 0).next_multiple_of(4096) + to * self.ring
+        self.tail(self.size).next_multiple_of(4096) + to * self.ring
     }
 }
 
@@ -167,11 +161,6 @@ impl Block {
         self.u64(self.layout.tail(to))
     }
 
-    /// The owner's answer to large message `index` of `from`.
-    pub fn ack(&self, from: usize, index: usize) -> &AtomicU64 {
-        self.u64(self.layout.ack(from, index))
-    }
-
     /// The owner's ring of messages to `to`.
     pub fn ring(&self, to: usize) -> NonNull<u8> {
         self.at(self.layout.ring(to))
@@ -190,8 +179,7 @@ mod tests {
             assert_eq!(l.done(DEPTH - 1) + LINE, l.slot(0));
             assert_eq!(l.slot(DEPTH - 1) + SLOT, l.head(0));
             assert_eq!(l.head(size - 1) + LINE, l.tail(0));
-            assert_eq!(l.tail(size - 1) + LINE, l.ack(0, 0));
-            assert!(l.ack(size - 1, LARGE - 1) + 8 <= l.ring(0));
+            assert!(l.tail(size - 1) + LINE <= l.ring(0));
             assert_eq!(l.ring(size - 1) + l.ring_bytes(), l.bytes());
             assert!(l.ring_bytes().is_power_of_two() && l.ring_bytes() >= 16 << 10);
             for line in [l.done(3), l.slot(3), l.head(0), l.tail(0)] {

@@ -1,64 +1,23 @@
 //! Messages between two ranks: a ring per ordered pair, written by the sender in its own segment.
 //!
 //! Small messages travel in the ring. A larger one that lies in the sender's segment is only described there; the
-//! receiver copies it straight from where it is and acknowledges. Any other is announced, and once a receive for it
-//! is posted it comes through the ring in pieces. Messages with one tag stay in order; others may overtake.
+//! receiver copies it straight from where it is and says so. Any other is announced, and once a receive for it is
+//! posted it comes through the ring in pieces. Messages with one tag stay in order; others may overtake, so a
+//! receiver may wait for any of them first.
 
 use super::bell;
 use super::group::Group;
-use super::layout::{Block, LARGE};
+use super::layout::Block;
 use super::requests::Requests;
+use super::ring::{DONE, HEADER, MESSAGE, PIECE, RANGE, READY, Reader, Record, STAGED, Writer};
 use crate::error::{Error, Result};
 use crate::transport::{Request, Tag};
 use std::collections::VecDeque;
-use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 
 /// Bytes up to which a message travels in the ring at once, if a ring is large enough.
 const EAGER: usize = 8 << 10;
 /// Bytes moved per look at one peer, so that one large message does not hold up the others.
 const STEP: usize = 1 << 20;
-/// Words at the start of a record: kind with index and generation, tag, bytes, offset.
-const HEADER: usize = 32;
-
-const MESSAGE: u64 = 1;
-const RANGE: u64 = 2;
-const STAGED: u64 = 3;
-const PIECE: u64 = 4;
-const SKIP: u64 = 5;
-
-/// States of an acknowledgement word, below the message's generation.
-const READY: u64 = 1;
-const DONE: u64 = 2;
-
-struct Record {
-    kind: u64,
-    index: usize,
-    generation: u32,
-    tag: Tag,
-    bytes: usize,
-    offset: u64,
-}
-
-impl Record {
-    fn words(&self) -> [u64; 4] {
-        let first = self.kind | (self.index as u64) << 8 | u64::from(self.generation) << 32;
-        [first, self.tag.0, self.bytes as u64, self.offset]
-    }
-
-    fn from_words([first, tag, bytes, offset]: [u64; 4]) -> Self {
-        let index = (first >> 8 & 0xff_ffff) as usize;
-        Record {
-            kind: first & 0xff,
-            index,
-            generation: (first >> 32) as u32,
-            tag: Tag(tag),
-            bytes: bytes as usize,
-            offset,
-        }
-    }
-}
-
 /// A posted send that has not left yet.
 struct Waiting {
     request: Request,
@@ -70,21 +29,35 @@ struct Waiting {
 /// A large message that the receiver knows of.
 struct Large {
     request: Request,
-    index: usize,
-    generation: u32,
-    /// What still has to go through the ring, when the receiver is ready; None when it copies by itself.
+    number: u32,
+    /// What still has to go through the ring; None when the receiver copies by itself.
     rest: Option<(*const u8, usize)>,
+    /// The receiver waits for the pieces.
+    ready: bool,
+}
+
+/// Something to tell the sender of a large message.
+struct Answer {
+    kind: u64,
+    number: u32,
+    /// A receive that is complete once the sender is told.
+    request: Option<Request>,
 }
 
 #[derive(Default)]
 struct Outgoing {
-    tail: u64,
-    /// The receiver's head when last looked at.
-    head: u64,
+    ring: Writer,
+    answers: VecDeque<Answer>,
     waiting: VecDeque<Waiting>,
     large: Vec<Large>,
-    /// Generations of the acknowledgement words; odd ones are in use.
-    generations: Vec<u32>,
+    /// Large messages announced so far.
+    announced: u32,
+}
+
+impl Outgoing {
+    fn idle(&self) -> bool {
+        self.answers.is_empty() && self.waiting.is_empty() && self.large.is_empty()
+    }
 }
 
 /// A posted receive.
@@ -98,14 +71,13 @@ struct Posted {
 /// A message that came before its receive.
 enum Early {
     Whole(Vec<u8>),
-    Announced { kind: u64, index: usize, generation: u32, bytes: usize, offset: u64 },
+    Announced { kind: u64, number: u32, bytes: usize, offset: u64 },
 }
 
 /// A large message on its way into place.
 struct Arriving {
     request: Request,
-    index: usize,
-    generation: u32,
+    number: u32,
     dst: *mut u8,
     bytes: usize,
     got: usize,
@@ -115,7 +87,7 @@ struct Arriving {
 
 #[derive(Default)]
 struct Incoming {
-    head: u64,
+    ring: Reader,
     posted: VecDeque<Posted>,
     early: VecDeque<(Tag, Early)>,
     arriving: Vec<Arriving>,
@@ -126,8 +98,8 @@ pub(super) struct Mail {
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     requests: Requests,
-    ring: usize,
     eager: usize,
+    piece: usize,
     /// Buffers of early messages, for reuse.
     spare: Vec<Vec<u8>>,
 }
@@ -138,14 +110,13 @@ unsafe impl Send for Mail {}
 
 impl Mail {
     pub fn new(group: &Group) -> Self {
-        let (size, ring) = (group.size(), group.layout.ring_bytes());
-        let outgoing = || Outgoing { generations: vec![0; LARGE], ..Outgoing::default() };
+        let (size, piece) = (group.size(), group.layout.ring_bytes() / 4 - HEADER);
         Mail {
-            outgoing: (0..size).map(|_| outgoing()).collect(),
+            outgoing: (0..size).map(|_| Outgoing::default()).collect(),
             incoming: (0..size).map(|_| Incoming::default()).collect(),
             requests: Requests::default(),
-            ring,
-            eager: EAGER.min(ring / 4 - HEADER),
+            eager: EAGER.min(piece),
+            piece,
             spare: Vec::new(),
         }
     }
@@ -193,13 +164,11 @@ impl Mail {
             return Ok(true);
         }
         for member in 0..group.size() {
-            let out = &self.outgoing[member];
-            if !out.waiting.is_empty() || !out.large.is_empty() {
+            if !self.outgoing[member].idle() {
                 let stuck = !self.push(group, member)?;
                 self.still_there(group, member, stuck, gone)?;
             }
-            let incoming = &self.incoming[member];
-            if !incoming.posted.is_empty() || !incoming.arriving.is_empty() {
+            if self.awaits(member) {
                 let stuck = !self.pull(group, member)?;
                 self.still_there(group, member, stuck, gone)?;
             }
@@ -215,207 +184,137 @@ impl Mail {
         Ok(())
     }
 
+    /// Whether anything is expected in the ring of `from`: a message, or an answer about one.
+    fn awaits(&self, from: usize) -> bool {
+        let incoming = &self.incoming[from];
+        !(incoming.posted.is_empty() && incoming.arriving.is_empty() && self.outgoing[from].large.is_empty())
+    }
+
     /// Writes to the ring of `to` what fits; false when something waits and nothing moved.
     fn push(&mut self, group: &mut Group, to: usize) -> Result<bool> {
         let Some(peer) = group.block(to) else { return Ok(false) };
-        let tail = self.outgoing[to].tail;
-        let mut moved = self.look_at_acks(group, to, peer);
-        let mut at = 0;
-        while at < self.outgoing[to].waiting.len() {
-            let out = &self.outgoing[to];
-            // A message that could not leave holds back those with its tag, and only those.
-            let tag = out.waiting[at].tag;
-            if out.waiting.iter().take(at).any(|w| w.tag == tag) || !self.depart(group, to, peer, at) {
-                at += 1;
+        while let Some(&Answer { kind, number, request }) = self.outgoing[to].answers.front() {
+            if !self.write(group, to, peer, &Record::new(kind, number, 0), std::ptr::null()) {
+                break;
+            }
+            self.outgoing[to].answers.pop_front();
+            if let Some(request) = request {
+                self.requests.complete(request);
             }
         }
-        self.push_pieces(group, to, peer);
-        if self.outgoing[to].tail != tail {
-            moved = true;
-            group.own.tail(to).store(self.outgoing[to].tail, Ordering::Release);
-            bell::before_ringing();
-            bell::ring(peer);
-        }
-        let out = &self.outgoing[to];
-        Ok(moved || (out.waiting.is_empty() && out.large.is_empty()))
+        while self.depart(group, to, peer) {}
+        let mut moved = self.outgoing[to].ring.show(group, to, peer);
+        moved |= self.push_pieces(group, to, peer);
+        Ok(moved || self.outgoing[to].idle())
     }
 
-    /// Completes large messages that the receiver has copied.
-    fn look_at_acks(&mut self, group: &Group, to: usize, peer: Block) -> bool {
-        let (out, requests, me) = (&mut self.outgoing[to], &mut self.requests, group.me);
-        let before = out.large.len();
-        let generations = &mut out.generations;
-        out.large.retain(|large| {
-            let ack = peer.ack(me, large.index).load(Ordering::Acquire);
-            let over = ack == u64::from(large.generation) << 2 | DONE;
-            if over {
-                generations[large.index] = large.generation.wrapping_add(1);
-                requests.complete(large.request);
-            }
-            !over
-        });
-        out.large.len() < before
+    fn write(&mut self, group: &Group, to: usize, peer: Block, record: &Record, src: *const u8) -> bool {
+        // SAFETY: what callers of `send` promise; nothing longer than `eager` or `piece` is written.
+        unsafe { self.outgoing[to].ring.write(group, to, peer, record, src) }
     }
 
-    /// Lets the waiting message at `at` leave, if there is room.
-    fn depart(&mut self, group: &Group, to: usize, peer: Block, at: usize) -> bool {
-        let (eager, out) = (self.eager, &self.outgoing[to]);
-        let Waiting { request, tag, src, bytes } = out.waiting[at];
-        if bytes <= eager {
-            let record = Record { kind: MESSAGE, index: 0, generation: 0, tag, bytes, offset: 0 };
-            if !self.write(group, to, peer, &record, src, bytes) {
+    /// Lets the first waiting message leave, if there is one and room for it.
+    fn depart(&mut self, group: &Group, to: usize, peer: Block) -> bool {
+        let Some(&Waiting { request, tag, src, bytes }) = self.outgoing[to].waiting.front() else {
+            return false;
+        };
+        if bytes <= self.eager {
+            let record = Record { tag, ..Record::new(MESSAGE, 0, bytes) };
+            if !self.write(group, to, peer, &record, src) {
                 return false;
             }
             self.requests.complete(request);
         } else {
-            let Some(index) = out.generations.iter().position(|g| g % 2 == 0) else { return false };
-            let generation = out.generations[index].wrapping_add(1);
+            let number = self.outgoing[to].announced;
             let offset = group.segments.offset_of(src, bytes);
-            let kind = if offset.is_some() { RANGE } else { STAGED };
-            let record = Record { kind, index, generation, tag, bytes, offset: offset.unwrap_or(0) as u64 };
-            if !self.write(group, to, peer, &record, src, 0) {
+            let (kind, rest) = match offset {
+                Some(_) => (RANGE, None),
+                None => (STAGED, Some((src, bytes))),
+            };
+            let record =
+                Record { tag, offset: offset.unwrap_or(0) as u64, ..Record::new(kind, number, bytes) };
+            if !self.write(group, to, peer, &record, src) {
                 return false;
             }
             let out = &mut self.outgoing[to];
-            out.generations[index] = generation;
-            let rest = offset.is_none().then_some((src, bytes));
-            out.large.push(Large { request, index, generation, rest });
+            out.announced = number.wrapping_add(1);
+            out.large.push(Large { request, number, rest, ready: false });
         }
-        self.outgoing[to].waiting.remove(at);
+        self.outgoing[to].waiting.pop_front();
         true
     }
 
     /// Puts pieces of announced messages into the ring, as their receivers are ready.
-    fn push_pieces(&mut self, group: &Group, to: usize, peer: Block) {
-        let most = self.ring / 4 - HEADER;
-        for i in 0..self.outgoing[to].large.len() {
-            let Large { index, generation, rest: Some((mut src, mut left)), .. } = self.outgoing[to].large[i]
+    fn push_pieces(&mut self, group: &Group, to: usize, peer: Block) -> bool {
+        let (mut at, mut moved) = (0, false);
+        while at < self.outgoing[to].large.len() {
+            let Large { number, rest: Some((mut src, mut left)), ready: true, .. } =
+                self.outgoing[to].large[at]
             else {
+                at += 1;
                 continue;
             };
-            // Only READY: when all has gone through the ring the receiver says DONE.
-            let ready = u64::from(generation) << 2 | READY;
-            if left == 0 || peer.ack(group.me, index).load(Ordering::Acquire) != ready {
-                continue;
-            }
             while left > 0 {
-                let bytes = left.min(most);
-                let record = Record { kind: PIECE, index, generation, tag: Tag(0), bytes, offset: 0 };
-                if !self.write(group, to, peer, &record, src, bytes) {
+                let bytes = left.min(self.piece);
+                if !self.write(group, to, peer, &Record::new(PIECE, number, bytes), src) {
                     break;
                 }
                 // SAFETY: stays inside the message, or one past its end.
                 src = unsafe { src.add(bytes) };
                 left -= bytes;
-                // Pieces are shown one by one, so that the receiver copies while the next is written.
-                group.own.tail(to).store(self.outgoing[to].tail, Ordering::Release);
-                bell::before_ringing();
-                bell::ring(peer);
+                // Shown one by one, so that the receiver copies while the next is written.
+                moved |= self.outgoing[to].ring.show(group, to, peer);
             }
-            self.outgoing[to].large[i].rest = Some((src, left));
-        }
-    }
-
-    /// Writes one record with `payload` bytes behind it, without showing it yet; false when the ring is full.
-    fn write(
-        &mut self,
-        group: &Group,
-        to: usize,
-        peer: Block,
-        record: &Record,
-        src: *const u8,
-        payload: usize,
-    ) -> bool {
-        let (ring, out) = (self.ring as u64, &mut self.outgoing[to]);
-        let len = (HEADER + payload).next_multiple_of(64) as u64;
-        let to_end = ring - out.tail % ring;
-        let needed = if len <= to_end { len } else { to_end + len };
-        if out.tail + needed - out.head > ring {
-            out.head = peer.head(group.me).load(Ordering::Acquire);
-            if out.tail + needed - out.head > ring {
-                return false;
+            if left > 0 {
+                self.outgoing[to].large[at].rest = Some((src, left));
+                return moved;
             }
+            let large = self.outgoing[to].large.remove(at);
+            self.requests.complete(large.request);
         }
-        let base = group.own.ring(to);
-        if len > to_end {
-            let bytes = to_end as usize;
-            let skip = Record { kind: SKIP, index: 0, generation: 0, tag: Tag(0), bytes, offset: 0 };
-            // SAFETY: the rest of the ring, at least one line, which the receiver has read.
-            unsafe { base.add((out.tail % ring) as usize).cast().write(skip.words()) };
-            out.tail += to_end;
-        }
-        // SAFETY: `len` bytes inside the ring that the receiver has read; the caller's source is readable.
-        unsafe {
-            let place = base.add((out.tail % ring) as usize);
-            place.cast().write(record.words());
-            place.add(HEADER).as_ptr().copy_from_nonoverlapping(src, payload);
-        }
-        out.tail += len;
-        true
+        moved
     }
 
     /// Reads the ring of `from` and copies large messages; false when something is awaited and nothing moved.
     fn pull(&mut self, group: &mut Group, from: usize) -> Result<bool> {
         let Some(peer) = group.block(from) else { return Ok(false) };
-        let mut moved = self.copy_ranges(group, from);
-        let tail = peer.tail(group.me).load(Ordering::Acquire);
-        let start = self.incoming[from].head;
-        while self.incoming[from].head != tail && self.incoming[from].head - start < STEP as u64 {
-            let at = (self.incoming[from].head % self.ring as u64) as usize;
-            // SAFETY: inside the ring; written before the tail that was acquired, and kept until the head passes.
-            let place = unsafe { peer.ring(group.me).add(at) };
-            // SAFETY: a record starts here, aligned to a line.
-            let record = Record::from_words(unsafe { place.cast().read() });
-            let len = self.take(group, from, record, place, self.ring - at)?;
-            self.incoming[from].head += len as u64;
-            // Shown record by record, so that the sender fills the room while the next one is read.
-            group.own.head(from).store(self.incoming[from].head, Ordering::Release);
-        }
-        if self.incoming[from].head != start || moved {
+        let mut moved = self.copy_ranges(group, from)?;
+        let tail = Reader::tail(group, peer);
+        let start = self.incoming[from].ring;
+        while self.incoming[from].ring.since(start) < STEP as u64 {
+            let Some((record, data)) = self.incoming[from].ring.next(group, from, peer, tail)? else { break };
+            self.take(group, from, &record, data)?;
+            self.incoming[from].ring.done(group, from, &record);
             moved = true;
+        }
+        if moved {
+            // The sender may wait for room.
             bell::before_ringing();
             bell::ring(peer);
         }
-        let incoming = &self.incoming[from];
-        Ok(moved || (incoming.posted.is_empty() && incoming.arriving.is_empty()))
+        Ok(moved || !self.awaits(from))
     }
 
-    /// Takes one record from the ring, and says how long it was.
-    fn take(
-        &mut self,
-        group: &mut Group,
-        from: usize,
-        record: Record,
-        place: NonNull<u8>,
-        to_end: usize,
-    ) -> Result<usize> {
-        let Record { kind, index, generation, tag, bytes, offset } = record;
-        let payload = if matches!(kind, MESSAGE | PIECE) { bytes } else { 0 };
-        let len = payload.checked_add(HEADER + 63).map_or(usize::MAX, |l| l & !63);
-        if len > to_end || index >= LARGE || !(MESSAGE..=SKIP).contains(&kind) {
-            return Err(group.corrupt(from, format!("a record of kind {kind} and {bytes} bytes")));
-        }
-        // SAFETY: a record has at least its header.
-        let data = unsafe { place.add(HEADER) }.as_ptr().cast_const();
+    /// Takes one record from the ring; `data` is its payload.
+    fn take(&mut self, group: &mut Group, from: usize, record: &Record, data: *const u8) -> Result<()> {
+        let &Record { kind, number, tag, bytes, offset } = record;
         match kind {
-            SKIP if bytes == to_end => return Ok(bytes),
-            SKIP => return Err(group.corrupt(from, format!("{bytes} bytes to skip of {to_end}"))),
+            READY | DONE => self.answered(group, from, kind, number)?,
             PIECE => {
-                let incoming = &mut self.incoming[from];
-                let same = |a: &Arriving| a.index == index && a.generation == generation && a.src.is_none();
-                let Some(at) = incoming.arriving.iter().position(same) else {
+                let arriving = &mut self.incoming[from].arriving;
+                let Some(at) = arriving.iter().position(|a| a.number == number && a.src.is_none()) else {
                     return Err(group.corrupt(from, "a piece of no message".into()));
                 };
-                let arriving = &mut incoming.arriving[at];
-                if bytes > arriving.bytes - arriving.got {
-                    return Err(group.corrupt(from, format!("a piece of {bytes} bytes too many")));
+                let whole = &mut arriving[at];
+                if bytes > whole.bytes - whole.got {
+                    return Err(group.corrupt(from, format!("a piece of {bytes} bytes, which is too many")));
                 }
-                // SAFETY: inside the posted receive; the payload is inside the ring by the check of `len`.
-                unsafe { arriving.dst.add(arriving.got).copy_from_nonoverlapping(data, bytes) };
-                arriving.got += bytes;
-                if arriving.got == arriving.bytes {
-                    let arriving = incoming.arriving.swap_remove(at);
-                    self.arrived(group, from, &arriving);
+                // SAFETY: inside the posted receive; the payload is inside the ring.
+                unsafe { whole.dst.add(whole.got).copy_from_nonoverlapping(data, bytes) };
+                whole.got += bytes;
+                if whole.got == whole.bytes {
+                    self.requests.complete(whole.request);
+                    arriving.swap_remove(at);
                 }
             }
             _ => {
@@ -435,7 +334,7 @@ impl Mail {
                         self.incoming[from].early.push_back((tag, Early::Whole(copy)));
                     }
                     (found, _) => {
-                        let early = Early::Announced { kind, index, generation, bytes, offset };
+                        let early = Early::Announced { kind, number, bytes, offset };
                         match found {
                             Some(posted) => self.accept(group, from, posted, early)?,
                             None => self.incoming[from].early.push_back((tag, early)),
@@ -444,7 +343,20 @@ impl Mail {
                 }
             }
         }
-        Ok(len)
+        Ok(())
+    }
+
+    /// The receiver of a large message is ready for its pieces, or has copied it.
+    fn answered(&mut self, group: &Group, from: usize, kind: u64, number: u32) -> Result<()> {
+        let large = &mut self.outgoing[from].large;
+        match large.iter().position(|l| l.number == number && l.rest.is_some() == (kind == READY)) {
+            Some(at) if kind == READY => large[at].ready = true,
+            Some(at) => self.requests.complete(large.remove(at).request),
+            None => {
+                return Err(group.corrupt(from, format!("an answer to message {number}, which is not open")));
+            }
+        }
+        Ok(())
     }
 
     /// Brings a message that came early, or was announced, together with its receive.
@@ -458,35 +370,30 @@ impl Mail {
                 copy.clear();
                 self.spare.push(copy);
             }
-            Early::Announced { kind, index, generation, bytes, offset } => {
+            Early::Announced { kind, number, bytes, offset } => {
                 self.same_length(group, from, &posted, bytes)?;
                 let src = if kind == RANGE {
                     let address = group.address(from, offset, bytes);
                     Some(address.ok_or_else(|| group.corrupt(from, format!("{bytes} bytes at {offset}")))?)
                 } else {
-                    group.own.ack(from, index).store(u64::from(generation) << 2 | READY, Ordering::Release);
-                    bell::before_ringing();
-                    // It announced something, so its block is there.
-                    group.block(from).into_iter().for_each(bell::ring);
+                    self.answer(group, from, Answer { kind: READY, number, request: None })?;
                     None
                 };
                 let Posted { request, dst, .. } = posted;
-                self.incoming[from].arriving.push(Arriving {
-                    request,
-                    index,
-                    generation,
-                    dst,
-                    bytes,
-                    got: 0,
-                    src,
-                });
+                self.incoming[from].arriving.push(Arriving { request, number, dst, bytes, got: 0, src });
             }
         }
         Ok(())
     }
 
+    /// Tells a sender, now or as soon as there is room.
+    fn answer(&mut self, group: &mut Group, to: usize, answer: Answer) -> Result<()> {
+        self.outgoing[to].answers.push_back(answer);
+        self.push(group, to).map(drop)
+    }
+
     /// Copies messages that lie in the sender's segment, a step at a time.
-    fn copy_ranges(&mut self, group: &Group, from: usize) -> bool {
+    fn copy_ranges(&mut self, group: &mut Group, from: usize) -> Result<bool> {
         let mut left = STEP;
         let mut at = 0;
         while left > 0 && at < self.incoming[from].arriving.len() {
@@ -497,22 +404,17 @@ impl Mail {
             };
             let bytes = left.min(arriving.bytes - arriving.got);
             // SAFETY: both inside the message: the source was checked against the sender's segment and stays
-            // unchanged until it is acknowledged, the destination is the posted receive.
+            // unchanged until the sender is told, the destination is the posted receive.
             unsafe { arriving.dst.add(arriving.got).copy_from_nonoverlapping(src.add(arriving.got), bytes) };
             arriving.got += bytes;
             left -= bytes;
             if arriving.got == arriving.bytes {
-                let arriving = self.incoming[from].arriving.remove(at);
-                self.arrived(group, from, &arriving);
+                let Arriving { request, number, .. } = self.incoming[from].arriving.remove(at);
+                // Complete only once the sender is told: nobody may look here again after the last request.
+                self.answer(group, from, Answer { kind: DONE, number, request: Some(request) })?;
             }
         }
-        left < STEP
-    }
-
-    fn arrived(&mut self, group: &Group, from: usize, arriving: &Arriving) {
-        self.requests.complete(arriving.request);
-        let ack = u64::from(arriving.generation) << 2 | DONE;
-        group.own.ack(from, arriving.index).store(ack, Ordering::Release);
+        Ok(left < STEP)
     }
 
     fn same_length(&self, group: &Group, from: usize, posted: &Posted, bytes: usize) -> Result<()> {

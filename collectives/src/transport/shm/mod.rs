@@ -12,6 +12,7 @@ mod layout;
 mod mail;
 mod peers;
 mod requests;
+mod ring;
 mod segments;
 mod slots;
 

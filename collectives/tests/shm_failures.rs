@@ -1,0 +1,219 @@
+//! What happens when a rank fails, leaves or dies.
+
+mod shm_ranks;
+
+use collectives::bootstrap::Ending;
+use collectives::bootstrap::spawn::supervise;
+use collectives::transport::{Tag, Transport};
+use collectives::{Error, Result};
+use rustix::process::{Signal, kill_process};
+use shm_ranks::{connect, job, until, wait};
+use std::process::{Command, exit};
+use std::time::Duration;
+
+/// Exit code of a rank that saw what it should.
+const AS_EXPECTED: i32 = 77;
+
+/// Waits for a message that never comes.
+fn wait_in_vain(t: &mut dyn Transport, from: usize) -> Error {
+    let mut room = [0u8; 8];
+    // SAFETY: the room outlives the wait.
+    let request = match unsafe { t.recv(from, Tag(1 << 40), room.as_mut_ptr(), 8) } {
+        Ok(request) => request,
+        Err(error) => return error,
+    };
+    wait(t, request).expect_err("nobody sends this")
+}
+
+/// Ends this rank with the code that says whether the error was the right one.
+fn expect(error: &Error, words: &[&str]) -> ! {
+    let text = error.to_string();
+    match words.iter().find(|w| !text.contains(**w)) {
+        None => exit(AS_EXPECTED),
+        Some(word) => {
+            eprintln!("{text:?} does not say {word:?}");
+            exit(99)
+        }
+    }
+}
+
+fn pair(t: &mut dyn Transport, peer: usize, tag: u64) -> Result<()> {
+    let (mine, mut theirs) = ([tag as u8; 3], [0u8; 3]);
+    // SAFETY: both live until both requests are complete.
+    let (a, b) = unsafe {
+        (t.send(peer, Tag(tag), mine.as_ptr(), 3)?, t.recv(peer, Tag(tag), theirs.as_mut_ptr(), 3)?)
+    };
+    wait(t, a)?;
+    wait(t, b)?;
+    assert_eq!(mine, theirs);
+    Ok(())
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_by_name() {
+    let reports = job("a_killed_rank_ends_the_others_by_name", &[4], || {
+        let mut t = connect().expect("a group");
+        let me = t.rank();
+        for tag in 0..50 {
+            pair(&mut *t, me ^ 1, tag).expect("a message");
+        }
+        if me == 2 {
+            kill_process(rustix::process::getpid(), Signal::KILL).expect("killed");
+        }
+        // Rank 0 and 1 wait for each other, not for the dead one.
+        let error = wait_in_vain(&mut *t, me ^ 1);
+        expect(&error, &["rank 2 was killed by signal 9", &format!("rank {me} stops")]);
+    });
+    for report in reports {
+        let survivor = Ending::Exited(AS_EXPECTED as u8);
+        assert_eq!(report.endings, [survivor, survivor, Ending::Killed(9), survivor]);
+        assert_eq!(report.killed, [], "all ended by themselves within the grace");
+        assert_eq!((report.exit_code(), report.interrupted), (1, None));
+        assert_eq!(
+            report.sentence().as_deref(),
+            Some("rank 2 was killed by signal 9; the other ranks were stopped")
+        );
+    }
+}
+
+#[test]
+fn a_failing_rank_says_why_to_all() {
+    let reports = job("a_failing_rank_says_why_to_all", &[3], || {
+        let mut t = connect().expect("a group");
+        if t.rank() == 1 {
+            t.abort(&Error::Launch("the disk is full".into()));
+            exit(4);
+        }
+        let other = 2 - t.rank();
+        let error = wait_in_vain(&mut *t, other);
+        // What a rank passes on names the culprit, not the messenger.
+        t.abort(&error);
+        expect(&error, &["rank 1 failed: launch: the disk is full"]);
+    });
+    for report in reports {
+        assert_eq!(report.exit_code(), 4);
+        let sentence = report.sentence().expect("a failure");
+        assert!(sentence.starts_with("rank 1 failed: launch: the disk is full"), "{sentence}");
+        assert_eq!(report.endings[0], Ending::Exited(AS_EXPECTED as u8));
+        assert_eq!(report.endings[2], Ending::Exited(AS_EXPECTED as u8));
+    }
+}
+
+#[test]
+fn a_panicking_rank_is_named() {
+    let reports = job("a_panicking_rank_is_named", &[2], || {
+        let mut t = connect().expect("a group");
+        if t.rank() == 1 {
+            panic!("on purpose");
+        }
+        expect(&wait_in_vain(&mut *t, 1), &["rank 1 failed: panicked"]);
+    });
+    for report in reports {
+        let first = report.first_failure.expect("a failure");
+        assert_eq!((first.0, report.endings[0]), (1, Ending::Exited(AS_EXPECTED as u8)));
+    }
+}
+
+#[test]
+fn leaving_in_order_is_no_failure_until_somebody_waits_for_it() {
+    let reports = job("leaving_in_order_is_no_failure_until_somebody_waits_for_it", &[3], || {
+        let mut t = connect().expect("a group");
+        let me = t.rank();
+        if me == 0 {
+            // Sent, and gone before anybody receives it.
+            let data = [5u8; 100];
+            for to in [1, 2] {
+                // SAFETY: waited for.
+                let request = unsafe { t.send(to, Tag(7), data.as_ptr(), 100) }.expect("posted");
+                wait(&mut *t, request).expect("sent");
+            }
+            return;
+        }
+        // Rank 0's process ends meanwhile, which concerns nobody.
+        for tag in 0..100 {
+            std::thread::sleep(Duration::from_millis(3));
+            t.check().expect("no failure");
+            pair(&mut *t, 3 - me, tag).expect("a message");
+        }
+        let mut room = [0u8; 100];
+        // SAFETY: waited for.
+        let request = unsafe { t.recv(0, Tag(7), room.as_mut_ptr(), 100) }.expect("posted");
+        wait(&mut *t, request).expect("what was sent before");
+        assert_eq!(room, [5u8; 100]);
+        let published = until(&mut *t, |t| t.direct().expect("direct access").published(0, 0));
+        let text = published.expect_err("it never will be").to_string();
+        assert!(text.contains("rank 0 left before call 0"), "{text}");
+        assert!(t.direct().expect("d").finished(0, 0), "it reads nothing any more");
+        let text = wait_in_vain(&mut *t, 0).to_string();
+        assert!(text.contains("rank 0 left before"), "{text}");
+    });
+    for report in reports {
+        assert_eq!((report.exit_code(), report.sentence()), (0, None));
+    }
+}
+
+#[test]
+fn a_rank_that_vanishes_without_leaving_is_lost() {
+    let reports = job("a_rank_that_vanishes_without_leaving_is_lost", &[2], || {
+        let mut t = connect().expect("a group");
+        if t.rank() == 1 {
+            exit(0);
+        }
+        expect(&wait_in_vain(&mut *t, 1), &["rank 1 exited with code 0"]);
+    });
+    for report in reports {
+        assert_eq!(report.endings[0], Ending::Exited(AS_EXPECTED as u8));
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_end_is_killed_after_the_grace() {
+    let reports = job("a_rank_that_does_not_end_is_killed_after_the_grace", &[2], || {
+        let t = connect().expect("a group");
+        if t.rank() == 0 {
+            exit(3);
+        }
+        loop {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+    });
+    for report in reports {
+        assert_eq!((report.exit_code(), &report.killed[..]), (3, &[1][..]));
+        let sentence = report.sentence().expect("a failure");
+        assert!(sentence.contains("rank 0 exited with code 3; rank 1 did not end by itself"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_before_the_rendezvous_ends_it() {
+    let reports = job("a_rank_that_dies_before_the_rendezvous_ends_it", &[3], || {
+        if std::env::var("CARAVAN_RANK").is_ok_and(|r| r == "1") {
+            exit(5);
+        }
+        match connect() {
+            Err(error) => expect(&error, &["rank 1 exited with code 5"]),
+            Ok(_) => exit(99),
+        }
+    });
+    for report in reports {
+        assert_eq!((report.exit_code(), &report.killed[..]), (5, &[][..]));
+        assert_eq!(report.endings[0], Ending::Exited(AS_EXPECTED as u8));
+    }
+}
+
+#[test]
+fn nothing_is_started_when_nothing_can_be() {
+    assert!(supervise(0, |_| Command::new("true")).unwrap_err().to_string().contains("0 ranks"));
+    // The first rank starts and has to go again.
+    let text = supervise(2, |rank| match rank {
+        0 => {
+            let mut command = Command::new("sleep");
+            command.arg("1000");
+            command
+        }
+        _ => Command::new("/nonexistent/program"),
+    })
+    .unwrap_err()
+    .to_string();
+    assert!(text.contains("starting rank 1 of 2") && text.contains("/nonexistent/program"), "{text}");
+}

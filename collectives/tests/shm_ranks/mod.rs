@@ -1,0 +1,93 @@
+//! Runs a test's body as several processes: the test starts its own executable again, once per rank.
+#![allow(dead_code)]
+
+use collectives::Result;
+use collectives::bootstrap::spawn::{Report, supervise};
+use collectives::bootstrap::{Identity, Options, shm_group};
+use collectives::transport::{Request, Transport};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Says to a process which test's rank it is.
+const ROLE: &str = "CARAVAN_TEST_ROLE";
+
+/// The command that runs the part of `test` that only a rank runs.
+pub fn rank_of(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, test).stdout(Stdio::null());
+    command
+}
+
+/// Whether this process is a rank of `test`.
+pub fn is_rank(test: &str) -> bool {
+    std::env::var(ROLE).is_ok_and(|role| role == test)
+}
+
+/// In a rank: runs `body`. In the test itself: starts jobs of each size, and says how they ended.
+pub fn job(test: &str, sizes: &[usize], body: impl FnOnce()) -> Vec<Report> {
+    if is_rank(test) {
+        body();
+        // The ranks are done; what the test does with the reports is not theirs.
+        std::process::exit(0);
+    }
+    sizes.iter().map(|&n| supervise(n, |_| rank_of(test)).expect("a job")).collect()
+}
+
+/// As `job` with the connected transport, where every rank must succeed.
+pub fn run(test: &str, sizes: &[usize], body: impl FnOnce(Box<dyn Transport>)) {
+    for report in job(test, sizes, || body(connect().expect("a group"))) {
+        assert_eq!(report.exit_code(), 0, "{:?}", report.sentence());
+    }
+}
+
+/// The transport of this rank.
+pub fn connect() -> Result<Box<dyn Transport>> {
+    shm_group(&identity(), &options())
+}
+
+/// This rank's identity.
+pub fn identity() -> Identity {
+    Identity::from_env().expect("good variables").expect("a rank")
+}
+
+/// A short timeout: a hang should fail soon.
+pub fn options() -> Options {
+    Options { timeout: Duration::from_secs(30), ..Options::default() }
+}
+
+/// Waits as an engine does: looks, spins a little, yields, parks, and notices lost peers.
+pub fn until<T>(
+    transport: &mut dyn Transport,
+    mut look: impl FnMut(&mut dyn Transport) -> Result<Option<T>>,
+) -> Result<T> {
+    for tries in 0u64.. {
+        if let Some(found) = look(transport)? {
+            return Ok(found);
+        }
+        match tries {
+            0..100 => std::hint::spin_loop(),
+            100..110 => std::thread::yield_now(),
+            _ => {
+                transport.check()?;
+                transport.park(Duration::from_millis(50));
+            }
+        }
+    }
+    unreachable!("u64 tries")
+}
+
+/// Waits for a request.
+pub fn wait(transport: &mut dyn Transport, request: Request) -> Result<()> {
+    until(transport, |t| Ok(t.test(request)?.then_some(())))
+}
+
+/// Bytes that differ for each rank and call.
+pub fn pattern(rank: usize, call: u64, bytes: usize) -> Vec<u8> {
+    let mut state = call.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64 + 1) << 40;
+    (0..bytes)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}

@@ -1,0 +1,147 @@
+//! Ranks that do not all come, come twice, disagree, or are not of the job.
+
+mod shm_ranks;
+
+use collectives::bootstrap::{Options, Rendezvous, shm_group};
+use shm_ranks::{identity, is_rank, rank_of};
+use std::io::Write;
+use std::process::{Child, Stdio, exit};
+use std::time::Duration;
+
+/// Starts one rank by hand, as an unknown launcher would.
+fn start(test: &str, rank: usize, world: usize, more: &[(&str, &str)]) -> Child {
+    let job = format!("{test}-{}", std::process::id());
+    rank_of(test)
+        .env("CARAVAN_RANK", rank.to_string())
+        .env("CARAVAN_WORLD", world.to_string())
+        .env("CARAVAN_JOB", job)
+        .envs(more.iter().copied())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a rank")
+}
+
+/// The rank's part: meet, build the group, exchange; the error goes to standard error.
+fn meet(timeout: Duration) -> ! {
+    let me = identity();
+    let options = Options { timeout, ..Options::default() };
+    let met = Rendezvous::join(&me, &options).and_then(|mut meeting| {
+        let all = meeting.exchange(format!("rank {}", me.rank).as_bytes())?;
+        assert!(all.iter().enumerate().all(|(r, blob)| *blob == format!("rank {r}").into_bytes()));
+        assert_eq!(meeting.local_ranks(), (0..me.world).collect::<Vec<_>>());
+        assert_eq!((meeting.host_of(), meeting.host_names().len()), (&vec![0; me.world][..], 1));
+        meeting.barrier()?;
+        drop(meeting);
+        // A second meeting of the same job at the same place.
+        shm_group(&me, &options)
+    });
+    match met {
+        Ok(group) => {
+            assert_eq!((group.rank(), group.size()), (me.rank, me.world));
+            exit(0)
+        }
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "{error}");
+            exit(1)
+        }
+    }
+}
+
+fn text(child: Child) -> String {
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stderr).trim().to_owned()
+}
+
+fn succeeds(child: Child) {
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn missing_ranks_are_named_to_all() {
+    let test = "missing_ranks_are_named_to_all";
+    if is_rank(test) {
+        meet(Duration::from_millis(700));
+    }
+    let ranks: Vec<Child> = [0, 2].map(|r| start(test, r, 5, &[])).into();
+    for child in ranks {
+        let text = text(child);
+        assert!(text.contains("ranks 1, 3 and 4 of 5 did not arrive"), "{text}");
+    }
+    let alone = text(start(test, 3, 5, &[]));
+    assert!(alone.contains("no answer from rank 0") && alone.contains(test), "{alone}");
+}
+
+#[test]
+fn worlds_must_agree_and_ranks_be_one() {
+    let test = "worlds_must_agree_and_ranks_be_one";
+    if is_rank(test) {
+        meet(Duration::from_secs(20));
+    }
+    for other in [start(test, 1, 3, &[]), start(test, 5, 8, &[])] {
+        let zero = start(test, 0, 4, &[]);
+        let (zero, other) = (text(zero), text(other));
+        assert!(zero.contains("rank 0 was started for 4 ranks but rank"), "{zero}");
+        assert!(zero.contains("for 3") || zero.contains("for 8"), "{zero}");
+        assert!(other.contains("was started for 4 ranks"), "{other}");
+    }
+    let twice = [start(test, 1, 3, &[]), start(test, 1, 3, &[])];
+    let zero = text(start(test, 0, 3, &[]));
+    assert!(zero.contains("two processes are rank 1"), "{zero}");
+    for child in twice {
+        assert!(text(child).contains("two processes are rank 1"));
+    }
+}
+
+#[test]
+fn a_stranger_is_sent_away_and_the_job_goes_on() {
+    let test = "a_stranger_is_sent_away_and_the_job_goes_on";
+    if is_rank(test) {
+        meet(Duration::from_secs(20));
+    }
+    let ours = [("CARAVAN_TOKEN", "secret")];
+    let zero = start(test, 0, 2, &ours);
+    let stranger = text(start(test, 1, 2, &[("CARAVAN_TOKEN", "guessed")]));
+    assert!(stranger.contains("secret of this process is not that of job"), "{stranger}");
+    let one = start(test, 1, 2, &ours);
+    succeeds(zero);
+    succeeds(one);
+}
+
+#[test]
+fn ranks_meet_over_tcp_too() {
+    let test = "ranks_meet_over_tcp_too";
+    if is_rank(test) {
+        meet(Duration::from_secs(20));
+    }
+    // A port that was free a moment ago.
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
+    let address = format!("127.0.0.1:{port}");
+    // What does not speak the protocol, or nothing at all, does no harm.
+    let more = [("CARAVAN_RENDEZVOUS", address.as_str()), ("CARAVAN_TOKEN", "secret")];
+    let zero = start(test, 0, 3, &more);
+    let silent = loop {
+        match std::net::TcpStream::connect(&address) {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let mut rude = std::net::TcpStream::connect(&address).expect("connected");
+    rude.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+    let others = [start(test, 1, 3, &more), start(test, 2, 3, &more)];
+    succeeds(zero);
+    others.into_iter().for_each(succeeds);
+    drop(silent);
+}
+
+#[test]
+fn several_hosts_need_an_address() {
+    let test = "several_hosts_need_an_address";
+    if is_rank(test) {
+        meet(Duration::from_secs(20));
+    }
+    let text = text(start(test, 0, 4, &[("CARAVAN_LOCAL_RANK", "0"), ("CARAVAN_LOCAL_SIZE", "2")]));
+    assert!(text.contains("CARAVAN_RENDEZVOUS=host:port"), "{text}");
+}

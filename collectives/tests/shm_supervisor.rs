@@ -1,0 +1,91 @@
+//! What a supervised job leaves behind when its supervisor is killed or interrupted: nothing. Not in the usual
+//! harness, whose second thread would take the signals.
+
+use collectives::bootstrap::spawn::supervise;
+use collectives::bootstrap::{Identity, Options, shm_group};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, exit};
+use std::time::Duration;
+
+fn main() {
+    match std::env::var("SUPERVISOR_TEST").as_deref() {
+        Ok("supervisor") => supervise_ranks(),
+        Ok(_) => wait_as_rank(),
+        Err(_) => {
+            for (signal, code) in [(Signal::KILL, None), (Signal::INT, Some(130)), (Signal::TERM, Some(143))]
+            {
+                assert_eq!(ended_by(signal), code, "{signal:?}");
+                println!("test a supervisor ended by {signal:?} leaves nothing behind ... ok");
+            }
+        }
+    }
+}
+
+/// This program in another role.
+fn again(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
+    command.env("SUPERVISOR_TEST", role);
+    command
+}
+
+/// A supervisor of its own whose ranks write their numbers into a directory and then wait; and those numbers.
+fn supervisor(directory: &Path) -> (Child, Vec<u32>) {
+    let child = again("supervisor").env("PIDS", directory).spawn().expect("a supervisor");
+    let pid = |rank: usize| std::fs::read_to_string(directory.join(rank.to_string())).ok()?.parse().ok();
+    loop {
+        if let (Some(a), Some(b), Some(c)) = (pid(0), pid(1), pid(2)) {
+            return (child, vec![a, b, c]);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn supervise_ranks() {
+    exit(supervise(3, |_| again("rank")).map_or(99, |report| report.exit_code().into()));
+}
+
+fn wait_as_rank() {
+    let me = Identity::from_env().expect("good variables").expect("a rank");
+    let mut t = shm_group(&me, &Options::default()).expect("a group");
+    let _memory = t.alloc(1 << 20).expect("memory");
+    let directory = PathBuf::from(std::env::var_os("PIDS").expect("a directory"));
+    let (partial, whole) =
+        (directory.join(format!("{}.new", t.rank())), directory.join(t.rank().to_string()));
+    std::fs::write(&partial, std::process::id().to_string()).expect("written");
+    std::fs::rename(partial, whole).expect("renamed");
+    // A rank that is busy elsewhere and notices nothing.
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+fn await_end(pids: &[u32]) {
+    while pids.iter().any(|&p| runs(p)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Files in /dev/shm and abstract sockets that could be ours.
+fn left_behind(job: &str) -> Vec<String> {
+    let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let files = files.map(|f| f.file_name().to_string_lossy().into_owned()).filter(|f| f.contains("caravan"));
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    files.chain(sockets.lines().filter(|l| l.contains(job)).map(str::to_owned)).collect()
+}
+
+fn ended_by(signal: Signal) -> Option<i32> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut child, pids) = supervisor(directory.path());
+    let parent = Pid::from_child(&child);
+    kill_process(parent, signal).expect("sent");
+    let status = child.wait().expect("ended");
+    await_end(&pids);
+    assert_eq!(left_behind(&format!("spawn-{}-", child.id())), Vec::<String>::new());
+    status.code()
+}
