@@ -74,6 +74,10 @@ impl Default for Options {
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
 
+/// Calls in flight that a new engine has places for. How many are in flight at once depends on timing, so that
+/// places made only when needed would be allocated in the middle of a steady training step.
+const READY: u32 = 32;
+
 /// One call's place in the engine.
 struct Flight {
     schedule: Option<Arc<Schedule>>,
@@ -83,6 +87,19 @@ struct Flight {
     blocked_on: usize,
     /// Buffers of a call that nobody waits for any more.
     orphan: Option<Box<dyn Any + Send>>,
+}
+
+impl Flight {
+    fn new(size: usize) -> Self {
+        Flight {
+            schedule: None,
+            state: State::empty(size),
+            stage: Stage::Free,
+            priority: Priority::default(),
+            blocked_on: 0,
+            orphan: None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,9 +152,9 @@ impl Engine {
             transport,
             group,
             options,
-            flights: Vec::new(),
-            free: Vec::new(),
-            order: Vec::new(),
+            flights: (0..READY).map(|_| Flight::new(group.size)).collect(),
+            free: (0..READY).rev().collect(),
+            order: Vec::with_capacity(READY as usize),
             cache: Cache::default(),
             forced: [None; Kind::ALL.len()],
             sequence: 0,
@@ -224,14 +241,7 @@ impl Engine {
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
         let schedule = self.cache.get(call, local, || Schedule::new(call, group, local, forced));
         let id = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(Flight {
-                schedule: None,
-                state: State::empty(),
-                stage: Stage::Free,
-                priority,
-                blocked_on: 0,
-                orphan: None,
-            });
+            self.flights.push(Flight::new(group.size));
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[id as usize];

@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::grads::{Grads, Reduced};
 use crate::plan::{NORM_BLOCK, Plan};
+use crate::step::Clock;
 use collectives::{Account, Buffer, Communicator, Float};
 
 /// Lanes of a block's sum: fixed, so that every instruction set adds in the same order.
@@ -40,12 +41,13 @@ impl Norm {
     }
 
     /// The norm of the reduced gradient over all ranks, and the sum of the ranks' `loss`.
-    pub fn global<T: Float>(
+    pub(crate) fn global<T: Float>(
         &mut self,
         plan: &Plan,
         comm: &Communicator,
         grads: &Grads<T>,
         loss: f64,
+        clock: &mut Clock,
     ) -> Result<Global> {
         let mine = plan.rank * self.stride;
         let partials = self.partials.host_mut();
@@ -60,7 +62,7 @@ impl Norm {
             }
             next += blocks;
         }
-        comm.all_gather_in_place(&mut self.partials)?;
+        clock.communicate(|| comm.all_gather_in_place(&mut self.partials))?;
 
         let partials = self.partials.host();
         let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();

@@ -11,6 +11,7 @@ use crate::plan::{Home, Plan};
 use collectives::{Account, Buffer, Communicator, Float, Pending, ReduceOp, ViewMut};
 use models::Gradients;
 use std::mem;
+use std::time::{Duration, Instant};
 
 /// One rank's gradients.
 pub struct Grads<T: Float> {
@@ -23,6 +24,8 @@ pub struct Grads<T: Float> {
     micro_batch: usize,
     /// A reduction that could not start: kept until the model's backward has returned.
     failed: Option<collectives::Error>,
+    /// Time that the model's backward spent in starting reductions.
+    reducing: Duration,
 }
 
 struct Bucket<T: Float> {
@@ -80,6 +83,7 @@ impl<T: Float> Grads<T> {
             partials: alloc_slots(comm, &plan.partial_slots, slots)?,
             micro_batch: 0,
             failed: None,
+            reducing: Duration::ZERO,
         })
     }
 
@@ -131,6 +135,11 @@ impl<T: Float> Grads<T> {
             "unit {unit} declared every tensor ready"
         );
         Ok(())
+    }
+
+    /// Time spent in starting reductions since this was last asked.
+    pub(crate) fn take_reducing(&mut self) -> Duration {
+        mem::take(&mut self.reducing)
     }
 
     /// Starts the reduction of a bucket whose tensors are all final.
@@ -288,7 +297,9 @@ impl<T: Float> Gradients<T> for Borrowed<'_, T> {
         let bucket = &mut self.grads.units[unit][b];
         bucket.awaited -= 1;
         if bucket.awaited == 0 && self.grads.failed.is_none() {
+            let start = Instant::now();
             self.grads.failed = self.grads.reduce(self.plan, self.comm, unit, b).err();
+            self.grads.reducing += start.elapsed();
         }
     }
 }

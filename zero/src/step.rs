@@ -15,7 +15,7 @@ use crate::plan::Plan;
 use crate::schedule::Action;
 use collectives::{Communicator, Float};
 use models::{Batch, Model, TensorSpec, Weights};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One rank of a training run.
 pub struct Trainer<T: Float> {
@@ -27,6 +27,7 @@ pub struct Trainer<T: Float> {
     optimizer: Optimizer,
     norm: Norm,
     ledger: Ledger,
+    clock: Clock,
 }
 
 /// Where the micro-batches of a step come from. All ranks give batches of one shape.
@@ -73,12 +74,13 @@ impl<T: Float> Trainer<T> {
         let mut optimizer = Optimizer::new(&plan, &ledger.optimizer);
         let norm = Norm::new(&plan, &comm, &ledger.workspace)?;
         optimizer.start(&plan, &comm, units, &mut params, source)?;
-        Ok(Trainer { model, comm, plan, params, grads, optimizer, norm, ledger })
+        Ok(Trainer { model, comm, plan, params, grads, optimizer, norm, ledger, clock: Clock::default() })
     }
 
     /// One optimizer step over `accumulate` micro-batches of every rank.
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
-        let mut clock = Clock::start(&self.comm);
+        let (start, before) = (Instant::now(), self.comm.stats());
+        self.clock = Clock::default();
         let mut report = Step::default();
         let micro_batches = self.plan.config.accumulate;
         let mut loss = 0.0;
@@ -92,39 +94,46 @@ impl<T: Float> Trainer<T> {
             }
             loss += self.model.loss();
         }
-        report.compute_seconds = clock.lap(&self.comm);
+        let Trainer { model, comm, plan, params, grads, optimizer, norm, clock, .. } = self;
+        clock.communicate(|| grads.finish(plan, comm))?;
 
-        self.grads.finish(&self.plan, &self.comm)?;
-        let global = self.norm.global(&self.plan, &self.comm, &self.grads, loss)?;
+        let (update, communication) = (Instant::now(), clock.communication);
+        let global = norm.global(plan, comm, grads, loss, clock)?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
-            return Err(Error::NotFinite { step: self.optimizer.steps() + 1, norm: global.norm });
+            return Err(Error::NotFinite { step: optimizer.steps() + 1, norm: global.norm });
         }
-        let clip = clip::factor(global.norm, self.plan.config.clip);
-        let units = self.model.units();
-        self.optimizer.update(&self.plan, &self.comm, units, &mut self.params, &self.grads, lr, clip)?;
-        report.optimizer_seconds = clock.lap(&self.comm);
-        clock.finish(&self.comm, &mut report);
+        let clip = clip::factor(global.norm, plan.config.clip);
+        optimizer.update(plan, comm, model.units(), params, grads, lr, clip, clock)?;
+
+        let exposed = clock.communication - communication;
+        report.optimizer_seconds = (update.elapsed() - exposed).as_secs_f64();
+        report.compute_seconds = clock.compute.as_secs_f64();
+        report.exposed_communication_seconds = clock.communication.as_secs_f64();
+        report.bytes_sent = comm.stats().since(&before).bytes_sent;
+        report.seconds = start.elapsed().as_secs_f64();
         Ok(report)
     }
 
     /// One action of a pass.
     fn perform(&mut self, action: Action) -> Result<()> {
-        let Trainer { model, comm, plan, params, grads, .. } = self;
+        let Trainer { model, comm, plan, params, grads, clock, .. } = self;
         match action {
-            Action::Prefetch(unit) => params.prefetch(plan, comm, unit)?,
-            Action::Gather(unit) => params.gather(plan, comm, unit)?,
-            Action::Forward(unit) => model.forward_unit(unit, &Lent { plan, params }),
-            Action::Open(unit) => grads.open(plan, unit)?,
+            Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, comm, unit))?,
+            Action::Gather(unit) => clock.communicate(|| params.gather(plan, comm, unit))?,
+            Action::Forward(unit) => clock.compute(|| model.forward_unit(unit, &Lent { plan, params })),
+            Action::Open(unit) => clock.communicate(|| grads.open(plan, unit))?,
             Action::Backward(unit) => {
-                model.backward_unit(unit, &Lent { plan, params }, &mut Borrowed { plan, comm, grads });
+                let gradients = &mut Borrowed { plan, comm, grads };
+                clock.compute(|| model.backward_unit(unit, &Lent { plan, params }, gradients));
+                clock.correct(grads.take_reducing());
             }
             Action::Close(unit) => grads.close(unit)?,
             Action::Release(unit) => params.release(plan, unit),
         }
         // Without a progress thread, what was started moves only when someone calls.
-        Ok(comm.progress()?)
+        Ok(clock.communicate(|| comm.progress())?)
     }
 
     /// The sum of the token losses of `batch`; a rank without one takes part in the gathers only.
@@ -191,39 +200,33 @@ impl<T: Float> Trainer<T> {
     }
 }
 
-/// Splits a step's wall time into its phases and what collectives took of each.
-struct Clock {
-    start: Instant,
-    lap: Instant,
-    /// Seconds in collectives, and bytes sent, when the step and the lap began.
-    first: (f64, u64),
-    exposed: f64,
+/// Where the wall time of this thread goes.
+#[derive(Default)]
+pub(crate) struct Clock {
+    compute: Duration,
+    communication: Duration,
 }
 
 impl Clock {
-    fn start(comm: &Communicator) -> Self {
-        let now = Instant::now();
-        let first = Clock::read(comm);
-        Clock { start: now, lap: now, first, exposed: first.0 }
+    /// Runs what computes the model.
+    fn compute<R>(&mut self, f: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = f();
+        self.compute += start.elapsed();
+        result
     }
 
-    fn read(comm: &Communicator) -> (f64, u64) {
-        let stats = comm.stats();
-        (stats.exposed_seconds, stats.bytes_sent)
+    /// Runs what starts, advances or awaits collectives.
+    pub(crate) fn communicate<R>(&mut self, f: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = f();
+        self.communication += start.elapsed();
+        result
     }
 
-    /// Seconds since the last lap outside collectives.
-    fn lap(&mut self, comm: &Communicator) -> f64 {
-        let (exposed, _) = Clock::read(comm);
-        let seconds = self.lap.elapsed().as_secs_f64() - (exposed - self.exposed);
-        (self.lap, self.exposed) = (Instant::now(), exposed);
-        seconds
-    }
-
-    fn finish(self, comm: &Communicator, report: &mut Step) {
-        let (exposed, bytes) = Clock::read(comm);
-        report.seconds = self.start.elapsed().as_secs_f64();
-        report.exposed_communication_seconds = exposed - self.first.0;
-        report.bytes_sent = bytes - self.first.1;
+    /// Part of what was booked as compute was communication.
+    fn correct(&mut self, communication: Duration) {
+        self.compute = self.compute.saturating_sub(communication);
+        self.communication += communication;
     }
 }

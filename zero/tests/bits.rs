@@ -1,9 +1,9 @@
-//! The same bits on every stage, bucketing, prefetching and rank; memory and traffic as planned.
+//! The same bits on every stage, transport, bucketing, prefetching and rank; memory and traffic as planned.
 
 mod common;
 
 use collectives::{Float, bf16};
-use common::{Ran, Trace, run};
+use common::{Over, Ran, Trace, run};
 use zero::{AdamW, Config, Stage};
 
 fn config(stage: u8, bucket_bytes: usize, prefetch: bool, accumulate: usize) -> Config {
@@ -21,10 +21,17 @@ fn check<T: Float>(world: usize, tied: bool, accumulate: usize) {
     let mut expected: Option<Trace> = None;
     let mut totals = [0; 4];
     for stage in 0..4 {
-        for (bucket_bytes, prefetch) in [(1 << 30, true), (4096, true), (9000, false)] {
+        for (bucket_bytes, prefetch, over) in [
+            (1 << 30, true, Over::Threads),
+            (1 << 30, true, Over::Shm),
+            (4096, true, Over::Shm),
+            (9000, false, Over::Threads),
+            (9000, false, Over::Shm),
+        ] {
             let config = config(stage, bucket_bytes, prefetch, accumulate);
-            let what = format!("{world} ranks, tied {tied}, {config:?}");
-            for Ran { trace, held, predicted, steps, planned_bytes } in run::<T>(world, &config, 3, tied, 4) {
+            let what = format!("{world} ranks over {over:?}, tied {tied}, {config:?}");
+            let ran = run::<T>(over, world, &config, 3, tied, 4);
+            for Ran { trace, held, predicted, steps, planned_bytes } in ran {
                 assert_eq!(held, predicted, "{what}");
                 for step in &steps {
                     assert_eq!(step.bytes_sent, planned_bytes, "{what}");

@@ -71,7 +71,8 @@ pub(super) struct Env<'a> {
 }
 
 impl State {
-    pub fn empty() -> Self {
+    /// Lists that need no more memory in a group of `size`.
+    pub fn empty(size: usize) -> Self {
         State {
             send: std::ptr::null(),
             recv: std::ptr::null_mut(),
@@ -84,8 +85,8 @@ impl State {
             finished: 0,
             at: 0,
             part: 0,
-            posted: Vec::new(),
-            peers: Vec::new(),
+            posted: Vec::with_capacity(2 * size),
+            peers: Vec::with_capacity(size),
         }
     }
 

@@ -254,7 +254,7 @@ impl Transport for Threads {
             let body = match own {
                 Some(request) => Body::Long { src, bytes, request },
                 None => {
-                    let mut buffer = inner.spare.pop().unwrap_or_default();
+                    let mut buffer = inner.spare.pop().unwrap_or_else(|| Vec::with_capacity(EAGER));
                     buffer.clear();
                     // SAFETY: readable by this function's contract.
                     buffer.extend_from_slice(unsafe { std::slice::from_raw_parts(src, bytes) });

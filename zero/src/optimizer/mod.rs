@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::grads::{Grads, Reduced};
 use crate::params::Params;
 use crate::plan::Plan;
+use crate::step::Clock;
 use adamw::{Coefficients, update_mixed, update_single};
 use collectives::{Account, Buffer, Communicator, DType, Float};
 use models::Unit;
@@ -92,7 +93,8 @@ impl Optimizer {
 
     /// One update of everything owned, bucket by bucket, each published while the next is updated.
     /// `clip` scales the gradient.
-    pub fn update<T: Float>(
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn update<T: Float>(
         &mut self,
         plan: &Plan,
         comm: &Communicator,
@@ -101,6 +103,7 @@ impl Optimizer {
         grads: &Grads<T>,
         lr: f32,
         clip: f32,
+        clock: &mut Clock,
     ) -> Result<()> {
         self.steps += 1;
         let c = plan.config.adamw.coefficients(self.steps, lr, clip);
@@ -119,7 +122,7 @@ impl Optimizer {
                 }
             }
             if plan.config.stage.shards_optimizer {
-                params.publish(comm, u, b)?;
+                clock.communicate(|| params.publish(comm, u, b))?;
             }
         }
         Ok(())

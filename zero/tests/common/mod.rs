@@ -1,8 +1,10 @@
 //! A toy model whose gradients depend on weights, data and position, so that any mistake in gathering,
 //! reducing, accumulating or publishing changes the bits; and a run of it on ranks as threads.
 
+use collectives::bootstrap::{Identity, shm_group};
 use collectives::{Communicator, Float};
 use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use zero::{Batches, Config, Ledger, Step, Trainer};
 
 pub struct Toy {
@@ -154,14 +156,54 @@ pub struct Ran {
     pub planned_bytes: u64,
 }
 
+/// What carries the bytes between the threads that are ranks here.
+#[derive(Clone, Copy, Debug)]
+pub enum Over {
+    /// Messages.
+    Threads,
+    /// Peers' memory, read directly.
+    Shm,
+}
+
+impl Over {
+    /// Ways for `world` ranks to get their communicator, each to be called on its own thread.
+    fn ranks(self, world: usize) -> Vec<Box<dyn FnOnce() -> Communicator + Send>> {
+        static JOBS: AtomicUsize = AtomicUsize::new(0);
+        let job = format!("caravan-test-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
+        let shm = |rank| {
+            let identity = Identity {
+                rank,
+                world,
+                local_rank: Some(rank),
+                local_size: Some(world),
+                job: Some(job.clone()),
+                ..Identity::alone()
+            };
+            move || {
+                let transport = shm_group(&identity, &Default::default()).unwrap();
+                Communicator::new(transport, Default::default()).unwrap()
+            }
+        };
+        match self {
+            Over::Threads => Communicator::threads(world).into_iter().map(|c| Box::new(|| c) as _).collect(),
+            Over::Shm => (0..world).map(|rank| Box::new(shm(rank)) as _).collect(),
+        }
+    }
+}
+
 /// Trains `steps` steps on `world` threads.
-pub fn run<T: Float>(world: usize, config: &Config, blocks: usize, tied: bool, steps: usize) -> Vec<Ran> {
-    let ranks = Communicator::threads(world);
+pub fn run<T: Float>(
+    over: Over,
+    world: usize,
+    config: &Config,
+    blocks: usize,
+    tied: bool,
+    steps: usize,
+) -> Vec<Ran> {
     std::thread::scope(|scope| {
-        let handles: Vec<_> = ranks
-            .into_iter()
-            .map(|comm| scope.spawn(move || rank::<T>(comm, config, blocks, tied, steps)))
-            .collect();
+        let ranks = over.ranks(world).into_iter();
+        let handles: Vec<_> =
+            ranks.map(|comm| scope.spawn(move || rank::<T>(comm(), config, blocks, tied, steps))).collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()
     })
 }
