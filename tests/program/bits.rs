@@ -76,6 +76,5 @@ fn two_ranks_that_accumulate() {
 
 #[test]
 fn threads_of_a_rank_change_nothing() {
-    let variants = ["--threads 2", "--threads 3 --stage 1"];
-    compare("--ranks 2 --micro-batch 2 --threads 1", &variants.map(|v| v));
+    compare("--ranks 2 --micro-batch 2", &["--threads 2 --transport threads", "--threads 3 --stage 3"]);
 }

@@ -1,7 +1,7 @@
 //! Runs that end before their time: killed ranks, signals, full disks. Every rank ends, and nothing stays.
 
 use crate::bench;
-use harness::{Bench, is_root, signal, skip};
+use harness::{Bench, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command};
@@ -70,21 +70,70 @@ fn ranks_do_not_outlive_a_killed_parent() {
     bench.nothing_left();
 }
 
+/// Runs shell commands with a disk of this size at `disk`, in a mount name space that goes with the process. None,
+/// and a skip, where that cannot be.
+fn with_disk(bench: &Bench, size: &str, run: &str) -> Option<Outcome> {
+    if !is_root() {
+        skip("mounting a small disk needs root");
+        return None;
+    }
+    fs::create_dir(bench.path("disk")).unwrap();
+    let run = format!("mount -t tmpfs -o size={size} none disk || exit 77; {run}");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", &run]);
+    bench.prepare(&mut command);
+    let outcome = match command.spawn() {
+        Ok(child) => bench.finish(child),
+        Err(e) => {
+            skip(&format!("unshare cannot be started: {e}"));
+            return None;
+        }
+    };
+    if outcome.code == Some(77) || outcome.stderr.starts_with("unshare:") {
+        skip(&format!("this machine lets root mount nothing: {}", outcome.stderr.trim()));
+        return None;
+    }
+    Some(outcome)
+}
+
+const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
+
 #[test]
 fn a_disk_that_is_full_when_saving_leaves_nothing() {
+    for flags in ["--ranks 2", "--ranks 2 --transport threads", "--ranks 1"] {
+        let bench = bench();
+        bench.text("text.txt", 8000);
+        // There is room for the 250496 bytes of weights, and not for all that goes with them.
+        let run = format!(
+            "{CARAVAN} train --model nano --data text.txt --steps 2 --micro-batch 1 --sample 0 --quiet {flags} \
+             --metrics m.jsonl --save disk/out; code=$?; ls -A disk; exit $code"
+        );
+        let Some(outcome) = with_disk(&bench, "248k", &run) else { return };
+        let outcome = outcome.refusal(1, &["--save", "disk/out", "No space left"]);
+        assert_eq!(outcome.stdout, "", "nothing of the model stays");
+        let lines = harness::json_lines(&bench.path("m.jsonl"));
+        assert_eq!(lines[2]["step"], 2);
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn a_file_that_may_not_grow_leaves_nothing() {
     let bench = bench();
     bench.text("text.txt", 8000);
-    for transport in ["shm", "threads"] {
-        // Files may not grow beyond 64 KiB, and the system says so instead of killing.
+    // Files may not grow beyond 64 KiB, and the system says so instead of killing. Shared memory is a file too.
+    for (transport, words) in [
+        ("threads", ["--save", "out", "File too large"]),
+        ("shm", ["shared memory", "memfd", "File too large"]),
+    ] {
         let run = format!(
-            "trap '' XFSZ; ulimit -f 64; exec {} train --model nano --data text.txt --steps 1 --micro-batch 1 \
-             --sample 0 --quiet --transport {transport} --save out",
-            env!("CARGO_BIN_EXE_caravan")
+            "trap '' XFSZ; ulimit -f 64; exec {CARAVAN} train --model nano --data text.txt --steps 1 \
+             --micro-batch 1 --sample 0 --quiet --transport {transport} --save out"
         );
         let mut command = Command::new("bash");
         command.args(["-c", &run]);
         bench.prepare(&mut command);
-        bench.finish(command.spawn().unwrap()).refusal(1, &["--save", "write", "out", "File too large"]);
+        bench.finish(command.spawn().unwrap()).refusal(1, &words);
         let names: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
         assert_eq!(names, ["text.txt"]);
         bench.nothing_left();
@@ -93,29 +142,12 @@ fn a_disk_that_is_full_when_saving_leaves_nothing() {
 
 #[test]
 fn a_disk_without_room_is_found_before_training() {
-    if !is_root() {
-        return skip("mounting a small disk needs root");
-    }
     let bench = bench();
     bench.text("text.txt", 8000);
-    fs::create_dir(bench.path("disk")).unwrap();
-    // A mount of its own name space goes with the process.
-    let run = format!(
-        "mount -t tmpfs -o size=128k none disk || exit 77; exec {} train --model nano --data text.txt \
-         --save disk/out",
-        env!("CARGO_BIN_EXE_caravan")
-    );
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "bash", "-c", &run]);
-    bench.prepare(&mut command);
-    let outcome = match command.spawn() {
-        Ok(child) => bench.finish(child),
-        Err(e) => return skip(&format!("unshare cannot be started: {e}")),
-    };
-    if outcome.code == Some(77) || outcome.stderr.starts_with("unshare:") {
-        return skip(&format!("this machine lets root mount nothing: {}", outcome.stderr.trim()));
+    let run = format!("exec {CARAVAN} train --model nano --data text.txt --save disk/out");
+    if let Some(outcome) = with_disk(&bench, "128k", &run) {
+        outcome.refusal(2, &["250496 bytes", "131072 free"]);
     }
-    outcome.refusal(2, &["250496 bytes", "131072 free"]);
 }
 
 #[test]
