@@ -68,6 +68,9 @@ pub fn small() -> Options {
     Options { tuning, ..standard() }
 }
 
+/// A case that leaves the communicator usable.
+type Part = (&'static str, fn(Communicator));
+
 /// An element made from noise.
 trait Sample: Element {
     fn sample(noise: u64) -> Self;

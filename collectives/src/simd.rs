@@ -117,12 +117,12 @@ macro_rules! simd_dispatch {
                     $body $(::<$($generic),+>)? ($($argument),*)
                 }
                 match $crate::simd::level() {
-                    // SAFETY: `level` never exceeds what the processor was detected to have.
                     $crate::simd::Level::Avx512 => {
+                        // SAFETY: `level` never exceeds what the processor was detected to have.
                         return unsafe { avx512 $(::<$($generic),+>)? ($($argument),*) };
                     }
-                    // SAFETY: as above.
                     $crate::simd::Level::Avx2 => {
+                        // SAFETY: as above.
                         return unsafe { avx2 $(::<$($generic),+>)? ($($argument),*) };
                     }
                     $crate::simd::Level::Baseline => {}

@@ -9,6 +9,9 @@ use crate::pending::Pending;
 use crate::schedule::Kind;
 use std::sync::Arc;
 
+/// A buffer and one of its accumulator's type.
+type Wide<T> = (Buffer<T>, Buffer<<T as Element>::Acc>);
+
 /// With n ranks; lengths in elements; `with_priority` gives a handle whose calls are urgent. What can go wrong
 /// with the arguments is returned at once, in which case the buffers are dropped; the rest by [`Pending::wait`].
 impl Communicator {
@@ -43,7 +46,7 @@ impl Communicator {
         send: Buffer<T>,
         mut recv: Buffer<T::Acc>,
         op: ReduceOp,
-    ) -> Result<Pending<(Buffer<T>, Buffer<T::Acc>)>> {
+    ) -> Result<Pending<Wide<T>>> {
         let arms = (Arm::input(send.view()), Arm::output(&mut recv.view_mut()));
         self.launch(self.check_reduce_scatter(arms.0, arms.1, op, true)?, None, (send, recv))
     }

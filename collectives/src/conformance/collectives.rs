@@ -1,13 +1,13 @@
 //! Every collective, type, operation and algorithm, in place or not, blocking or not.
 
-use super::{Keep, Sample, data, dawdle, everyone, same};
+use super::{Keep, Part, Sample, data, dawdle, everyone, same};
 use crate::communicator::Communicator;
 use crate::element::ReduceOp;
 use crate::oracle;
 use crate::schedule::Kind;
 use half::{bf16, f16};
 
-pub(super) const CASES: &[(&str, fn(Communicator))] = &[
+pub(super) const CASES: &[Part] = &[
     ("reduce_scatter", |c| types!(reduce_scatter, &c, SIZES)),
     ("all_gather", |c| types!(all_gather, &c, SIZES)),
     ("all_reduce", |c| types!(all_reduce, &c, SIZES)),
@@ -20,7 +20,7 @@ pub(super) const CASES: &[(&str, fn(Communicator))] = &[
 ];
 
 /// With the sizes that real calls have: around the default switch points.
-pub(super) const LARGE: &[(&str, fn(Communicator))] = &[
+pub(super) const LARGE: &[Part] = &[
     ("large reduce_scatter", |c| {
         reduce_scatter::<f32>(&c, LARGE_SIZES);
         reduce_scatter::<bf16>(&c, LARGE_SIZES);

@@ -1,12 +1,12 @@
 //! Several calls in flight, ended out of order, dropped, with priorities, with messages in between.
 
-use super::{Keep, data, dawdle, everyone, same};
+use super::{Keep, Part, data, dawdle, everyone, same};
 use crate::communicator::Communicator;
 use crate::element::ReduceOp;
 use crate::engine::Priority;
 use crate::oracle;
 
-pub(super) const CASES: &[(&str, fn(Communicator))] = &[
+pub(super) const CASES: &[Part] = &[
     ("many in flight", many_in_flight),
     ("dropped calls", dropped),
     ("messages", messages),

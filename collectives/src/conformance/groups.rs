@@ -1,11 +1,11 @@
 //! Groups made from a group.
 
-use super::{data, same};
+use super::{Part, data, same};
 use crate::communicator::Communicator;
 use crate::element::ReduceOp;
 use crate::oracle;
 
-pub(super) const CASES: &[(&str, fn(Communicator))] = &[("split", split), ("nested groups", nested)];
+pub(super) const CASES: &[Part] = &[("split", split), ("nested groups", nested)];
 
 /// Checks a group whose rank r is rank `members[r]` of the first.
 fn works(comm: &Communicator, members: &[usize]) {
