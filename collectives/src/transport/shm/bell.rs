@@ -4,11 +4,49 @@
 //! its bell. Whoever changes something for it first makes the change visible and then looks whether it announced
 //! itself. With a sequentially consistent fence between the two steps on both sides, at least one sees the other:
 //! either the sleeper finds the change, or the changer finds the sleeper and rings.
+//!
+//! Changes are frequent and sleeping is rare, so where the kernel can, the sleeper pays for both fences: membarrier(2)
+//! makes all running threads of the registered processes pass one.
 
 use super::layout::Block;
-use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use rustix::thread::{MembarrierCommand, futex, membarrier};
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
+
+/// Who passes the fences between announcing and looking; the same for all ranks of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fences {
+    /// The sleeper, for everybody.
+    Sleeper,
+    /// Each for itself.
+    Both,
+}
+
+impl Fences {
+    /// Makes this process pass a fence when a sleeper asks for it; false where the kernel cannot.
+    pub fn register() -> bool {
+        membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+            && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
+    }
+
+    /// Between announcing oneself as a sleeper and looking once more.
+    fn announced(self) {
+        fence(Ordering::SeqCst);
+        if self == Fences::Sleeper && membarrier(MembarrierCommand::GlobalExpedited).is_err() {
+            // It worked in `register`; should it fail now, sleeping without it could last until the limit.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Between making a change visible and [`ring`].
+    #[inline(always)]
+    pub fn changed(self) {
+        match self {
+            Fences::Sleeper => compiler_fence(Ordering::SeqCst),
+            Fences::Both => fence(Ordering::SeqCst),
+        }
+    }
+}
 
 /// The sleeping side, one per group.
 #[derive(Default)]
@@ -20,11 +58,11 @@ pub(super) struct Sleeper {
 impl Sleeper {
     /// Called after each fruitless look. The first call announces; the next one, if still nothing was found, sleeps
     /// until rung or until `limit` has passed.
-    pub fn park(&mut self, own: Block, limit: Duration) {
+    pub fn park(&mut self, own: Block, fences: Fences, limit: Duration) {
         if !self.armed {
             self.epoch = own.bell().load(Ordering::Acquire);
             own.parked().store(1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
+            fences.announced();
             self.armed = true;
             return;
         }
@@ -47,13 +85,7 @@ impl Sleeper {
     }
 }
 
-/// To be called between making changes visible and [`ring`].
-#[inline(always)]
-pub(super) fn before_ringing() {
-    fence(Ordering::SeqCst);
-}
-
-/// Wakes the owner of `block` if it sleeps or is about to.
+/// Wakes the owner of `block` if it sleeps or is about to; after [`Fences::changed`].
 #[inline(always)]
 pub(super) fn ring(block: Block) {
     if block.parked().load(Ordering::Relaxed) != 0 {
@@ -76,7 +108,7 @@ mod tests {
     use loom::sync::atomic::{AtomicU32, Ordering, fence};
     use loom::thread;
 
-    /// The protocol above on loom's atomics, a futex that sleeps being one that saw the bell unchanged.
+    /// The protocol above on loom's atomics with a fence on both sides, which is what membarrier amounts to; a futex that sleeps being one that saw the bell unchanged.
     #[test]
     fn no_interleaving_sleeps_through_a_change() {
         loom::model(|| {

@@ -1,5 +1,6 @@
 //! The ranks of one group as one of them sees them: its own control block and those of its peers.
 
+use super::bell::Fences;
 use super::layout::{self, Block, Layout};
 use super::segments::Segments;
 use crate::error::{Error, Result};
@@ -15,6 +16,7 @@ pub(super) struct Group {
     pub layout: Layout,
     /// The own control block.
     pub own: Block,
+    fences: Fences,
     /// Control blocks by member; those of a subgroup appear once their owners have created them.
     blocks: Vec<Option<Block>>,
     /// Key and offset of a subgroup's own block.
@@ -27,8 +29,17 @@ impl Group {
         segments.arrive();
         let me = segments.me;
         let blocks = (0..segments.size()).map(|i| Some(segments.world_block(i))).collect();
-        let (own, layout) = (segments.world_block(me), segments.world_layout());
-        Group { members: (0..segments.size()).collect(), me, layout, own, blocks, subgroup: None, segments }
+        let (own, layout, fences) = (segments.world_block(me), segments.world_layout(), segments.fences);
+        Group {
+            members: (0..segments.size()).collect(),
+            me,
+            layout,
+            own,
+            fences,
+            blocks,
+            subgroup: None,
+            segments,
+        }
     }
 
     /// Some members of this group, in their new order.
@@ -49,12 +60,18 @@ impl Group {
         self.segments.arrive();
         let mut blocks = vec![None; members.len()];
         blocks[me] = Some(own);
-        let segments = self.segments.clone();
-        Ok(Group { segments, members, me, layout, own, blocks, subgroup: Some((key, offset)) })
+        let (segments, fences) = (self.segments.clone(), self.fences);
+        Ok(Group { segments, members, me, layout, own, fences, blocks, subgroup: Some((key, offset)) })
     }
 
     pub fn size(&self) -> usize {
         self.members.len()
+    }
+
+    /// How sleepers and wakers of this host see each other.
+    #[inline(always)]
+    pub fn fences(&self) -> Fences {
+        self.fences
     }
 
     /// World rank of a member.

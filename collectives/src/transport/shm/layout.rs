@@ -28,8 +28,9 @@ pub(super) const HEADER: usize = 8192;
 
 /// Calls in flight at once.
 pub(super) const DEPTH: u64 = 64;
-/// Bytes that `publish` copies into its slot.
-pub(super) const INLINE: usize = 4096;
+/// Bytes that `publish` copies into its slot. Small: the slot's lines were last read by the peers, so that writing
+/// them costs about as much as the peers' reading; from here on it is cheaper to wait until they have read the buffer.
+pub(super) const INLINE: usize = 256;
 
 pub(super) const LINE: usize = 64;
 const SLOT: usize = LINE + INLINE;

@@ -289,7 +289,7 @@ impl Mail {
         }
         if moved {
             // The sender may wait for room.
-            bell::before_ringing();
+            group.fences().changed();
             bell::ring(peer);
         }
         Ok(moved || !self.awaits(from))

@@ -59,7 +59,7 @@ impl ShmTransport {
     /// Wakes every peer that sleeps, after something was made visible to all.
     #[inline(always)]
     fn ring_all(&mut self) {
-        bell::before_ringing();
+        self.group.fences().changed();
         self.group.known().for_each(bell::ring);
     }
 
@@ -122,7 +122,7 @@ impl Transport for ShmTransport {
     }
 
     fn park(&mut self, limit: Duration) {
-        self.sleeper.park(self.group.own, limit.min(LONGEST_SLEEP));
+        self.sleeper.park(self.group.own, self.group.fences(), limit.min(LONGEST_SLEEP));
     }
 
     fn abort(&mut self, why: &Error) {

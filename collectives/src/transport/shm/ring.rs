@@ -128,7 +128,7 @@ impl Writer {
         }
         self.shown = self.tail;
         group.own.tail(to).store(self.tail, Ordering::Release);
-        bell::before_ringing();
+        group.fences().changed();
         bell::ring(peer);
         true
     }

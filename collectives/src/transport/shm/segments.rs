@@ -1,6 +1,7 @@
 //! The segments of all ranks of a host, mapped here; what all groups and buffers of this process share.
 
 use super::arena::{self, Arena};
+use super::bell::Fences;
 use super::layout::{self, Block, Layout};
 use super::{budget, peers::Life};
 use crate::bootstrap::memfd::{self, SharedMap};
@@ -26,6 +27,7 @@ pub(super) struct Segments {
     /// Life signs of each process; None for this one.
     pub lives: Vec<Option<Life>>,
     pub board: Option<Arc<Board>>,
+    pub fences: Fences,
     /// Transports of this process over these segments; the last one to go departs.
     users: AtomicUsize,
     retired: Mutex<Vec<Retired>>,
@@ -65,7 +67,9 @@ impl Segments {
         own.u64(0).store(layout::MAGIC, Ordering::Release);
 
         let (life, card) = Life::of_this_process();
+        let card = format!("{} {card}", u8::from(Fences::register()));
         let cards = rendezvous.exchange_local(card.as_bytes())?;
+        let all_fence = cards.iter().all(|card| card.first() == Some(&b'1'));
         // Without pidfds (Linux before 5.3) the segment goes twice, so that all send equally many.
         let second: &OwnedFd = life.as_ref().unwrap_or(&fd);
         let fds = rendezvous.exchange_fds(&[fd.as_fd(), second.as_fd()])?;
@@ -82,7 +86,7 @@ impl Segments {
             check_segment(&map, ranks[index], fixed)?;
             huge_pages(&map, fixed);
             maps.push(map);
-            lives.push((index != me).then(|| Life::from_card(&card, pidfd)));
+            lives.push((index != me).then(|| Life::from_card(card.get(2..).unwrap_or_default(), pidfd)));
         }
         Ok(Arc::new(Segments {
             me,
@@ -92,6 +96,7 @@ impl Segments {
             world,
             lives,
             board: rendezvous.board(),
+            fences: if all_fence { Fences::Sleeper } else { Fences::Both },
             users: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
         }))
