@@ -1,0 +1,56 @@
+//! Ranks started by other people's launchers find each other. A launcher that is not installed is skipped, aloud.
+
+mod shm_ranks;
+
+use collectives::bootstrap::{Identity, Launcher};
+use collectives::{Communicator, Options, ReduceOp};
+use shm_ranks::{connect, identity, is_rank, rank_of};
+use std::process::Command;
+
+/// In a rank: who it is, and a sum over all ranks that proves that they met.
+fn sum(launcher: Launcher) {
+    let me: Identity = identity();
+    assert_eq!((me.launcher, me.world, me.local_size), (launcher, 3, Some(3)));
+    let comm = Communicator::new(connect().expect("a group"), Options::default()).expect("a communicator");
+    let mut numbers = [me.rank as i64, 1];
+    comm.all_reduce_in_place(&mut numbers[..], ReduceOp::Sum).expect("a sum");
+    assert_eq!(numbers, [3, 3]);
+}
+
+/// Runs this test's ranks under `program`, twice, the second time with a shell in between as job scripts have it.
+fn under(test: &str, program: &str, arguments: &[&str], launcher: Launcher) {
+    if is_rank(test) {
+        return sum(launcher);
+    }
+    if Command::new(program).arg("--version").output().is_err() {
+        eprintln!("skipped: {program} is not installed");
+        return;
+    }
+    let rank = rank_of(test);
+    for shell in [false, true] {
+        let mut command = Command::new(program);
+        command.args(arguments).args(["-n", "3"]);
+        if shell {
+            command.args(["sh", "-c", r#""$0" "$@"; exit $?"#]);
+        }
+        command.arg(rank.get_program()).args(rank.get_args());
+        for (name, value) in rank.get_envs() {
+            command.env(name, value.expect("a value"));
+        }
+        let output = command.output().expect("a launcher");
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program}, shell: {shell}: {text}");
+        assert_eq!(text.matches("1 passed").count(), 3, "{text}");
+    }
+}
+
+#[test]
+fn open_mpi() {
+    let root = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"];
+    under("open_mpi", "mpirun.openmpi", &root, Launcher::OpenMpi);
+}
+
+#[test]
+fn mpich() {
+    under("mpich", "mpirun.mpich", &[], Launcher::Pmi);
+}
