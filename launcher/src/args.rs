@@ -22,6 +22,8 @@ pub enum Command {
     Train(TrainArgs),
     /// Mean loss of a model directory on given tokens.
     Eval(EvalArgs),
+    /// Measure collectives, their overlap with computation, and what suits this machine.
+    Bench(crate::bench::BenchArgs),
     /// Turn text into a token file that train and eval map instead of reading.
     Tokenize(TokenizeArgs),
     /// What this machine offers, and why something is missing.
@@ -135,6 +137,9 @@ pub struct RankArgs {
     /// How ranks reach each other: auto (shm), shm (processes over shared memory) or threads (one process).
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
+    /// A tuning table from 'bench tune' for the choice of algorithms [default: $CARAVAN_TUNING, else a cost model].
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
     /// Compute threads of each rank [default: cores / ranks, at least 1].
     #[arg(long, value_name = "K")]
     pub threads: Option<usize>,

@@ -1,6 +1,7 @@
 //! The `caravan` program: literal flags, a validated plan, a run.
 
 mod args;
+mod bench;
 mod data;
 mod doctor;
 mod eval;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Train(args) => train(args),
         Command::Eval(args) => eval(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Doctor(args) => doctor::doctor(args),
     };

@@ -1,6 +1,7 @@
 //! From literal flags to a validated plan: everything that can be checked is checked before any rank starts.
 
 use crate::args::{Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
+use crate::bench::tuning;
 use crate::data::{self, Feed};
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -32,6 +33,8 @@ pub struct Ranks {
     pub threads: usize,
     /// How long they wait for each other at the start.
     pub rendezvous_timeout: Duration,
+    /// How their communicators behave.
+    pub options: collectives::Options,
 }
 
 impl Ranks {
@@ -62,11 +65,14 @@ impl Ranks {
                 "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
             ));
         }
+        let transport = Transport::choose(&args.transport, &Machine::probe())?;
+        let tuning = tuning::load(args.tuning.as_ref(), transport.name(), world)?;
         Ok(Ranks {
             world,
-            transport: Transport::choose(&args.transport, &Machine::probe())?,
+            transport,
             threads,
             rendezvous_timeout: Duration::from_secs_f64(seconds),
+            options: collectives::Options { tuning, ..Default::default() },
         })
     }
 }

@@ -59,12 +59,12 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<Communicator> {
     }
     let options = bootstrap::Options { timeout: ranks.rendezvous_timeout, ..Default::default() };
     let transport = bootstrap::shm_group(identity, &options)?;
-    Ok(Communicator::new(transport, collectives::Options::default())?)
+    Ok(Communicator::new(transport, ranks.options)?)
 }
 
 /// Ranks as threads of this process.
 fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync)) -> Result<()> {
-    let members = Communicator::threads(ranks.world);
+    let members = Communicator::threads_with(ranks.world, ranks.options)?;
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = members.into_iter().map(|comm| scope.spawn(move || body(comm))).collect();
         let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<()>>)| {

@@ -1,0 +1,105 @@
+//! Whether all ranks were started with the same arguments, and who they are.
+
+use crate::failure::{Failure, Result};
+use collectives::{Communicator, ReduceOp};
+
+/// What must be the same on every rank: flags with their meaning, in a fixed order.
+pub type Signature = Vec<(&'static str, String)>;
+
+/// Every rank's text, in rank order.
+///
+/// # Errors
+/// The transport's.
+pub fn exchange(comm: &Communicator, text: &str) -> Result<Vec<String>> {
+    let mut longest = [0u64];
+    comm.all_reduce(&[text.len() as u64][..], &mut longest[..], ReduceOp::Max)?;
+    // A length, the text, and zeros up to the longest.
+    let width = longest[0] as usize + 8;
+    let mut mine = vec![0u8; width];
+    mine[..8].copy_from_slice(&(text.len() as u64).to_le_bytes());
+    mine[8..8 + text.len()].copy_from_slice(text.as_bytes());
+    let mut all = vec![0u8; width * comm.size()];
+    comm.all_gather(&mine[..], &mut all[..])?;
+    let decode = |part: &[u8]| {
+        let (head, body) = part.split_at(8);
+        let length = u64::from_le_bytes(head.try_into().unwrap_or_default()) as usize;
+        String::from_utf8_lossy(&body[..length.min(body.len())]).into_owned()
+    };
+    Ok(all.chunks_exact(width).map(decode).collect())
+}
+
+/// Fails, on every rank alike, unless all ranks have the same signature.
+///
+/// # Errors
+/// The first rank that differs from rank 0, in what, and both values.
+pub fn check(comm: &Communicator, signature: &Signature) -> Result<()> {
+    let lines: Vec<String> = signature.iter().map(|(flag, value)| format!("{flag} {value}")).collect();
+    let text = lines.join("\n");
+    // A digest is enough in the usual case; the text is exchanged only when digests differ.
+    let mut all = vec![0u64; comm.size()];
+    comm.all_gather(&[digest(&text)][..], &mut all[..])?;
+    if all.iter().all(|&d| d == all[0]) {
+        return Ok(());
+    }
+    match difference(&exchange(comm, &text)?) {
+        Some(sentence) => Err(Failure::usage(sentence)),
+        None => Ok(()),
+    }
+}
+
+fn difference(texts: &[String]) -> Option<String> {
+    let first: Vec<&str> = texts.first()?.lines().collect();
+    let (rank, other) = texts.iter().enumerate().find(|(_, t)| *t != &texts[0])?;
+    let other: Vec<&str> = other.lines().collect();
+    let at = (0..first.len().max(other.len())).find(|&i| first.get(i) != other.get(i))?;
+    let show = |lines: &[&str]| lines.get(at).map_or("nothing".to_owned(), |l| format!("'{l}'"));
+    Some(format!(
+        "ranks were started with different arguments: rank {rank} with {}, rank 0 with {}; start all ranks alike",
+        show(&other),
+        show(&first)
+    ))
+}
+
+/// FNV-1a.
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_ranks<R: Send>(n: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+        std::thread::scope(|scope| {
+            let body = &body;
+            let all: Vec<_> =
+                Communicator::threads(n).into_iter().map(|c| scope.spawn(move || body(c))).collect();
+            all.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn texts_of_different_lengths_reach_every_rank() {
+        let all = on_ranks(3, |comm| exchange(&comm, &"é".repeat(comm.rank() * 5)).unwrap());
+        for texts in all {
+            assert_eq!(texts, ["".to_owned(), "é".repeat(5), "é".repeat(10)]);
+        }
+    }
+
+    #[test]
+    fn the_rank_and_flag_that_differ_are_named_on_every_rank() {
+        let signature = |e: usize| vec![("-b", "1024".to_owned()), ("-e", e.to_string())];
+        let all = on_ranks(3, |comm| check(&comm, &signature(4096 + 4096 * (comm.rank() / 2))));
+        for done in all {
+            let e = done.unwrap_err();
+            assert!(e.code() == 2, "{e:?}");
+            let text = e.to_string();
+            assert!(text.contains("rank 2 with '-e 8192', rank 0 with '-e 4096'"), "{text}");
+        }
+        assert!(on_ranks(3, |comm| check(&comm, &signature(1))).iter().all(Result::is_ok));
+        let longer = on_ranks(2, |comm| check(&comm, &signature(1)[comm.rank()..].to_vec()));
+        assert!(
+            longer[0].as_ref().unwrap_err().to_string().contains("rank 1 with '-e 1', rank 0 with '-b 1024'")
+        );
+    }
+}

@@ -1,0 +1,342 @@
+//! The flags of `caravan bench`: those of nccl-tests where they mean something here, by the same letters.
+
+use super::operation::Operation;
+use crate::args::RankArgs;
+use clap::{Args, Subcommand, ValueEnum};
+use collectives::Progress;
+use std::path::PathBuf;
+
+/// Flags of `bench`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan bench all_reduce
+      f32 sums from 1 KiB to 64 MiB over 2 local ranks, in nccl-tests' table
+  caravan bench reduce_scatter -b 64K -e 64M -f 2 -d bfloat16 --ranks 4 --json rs.json --plot rs.svg
+  mpirun -n 4 caravan bench all_gather --transport mpi --algo native
+  caravan bench all_reduce -b 1M -e 1M --min-busbw 10
+      exit code 1 if the average bus bandwidth is below 10 GB/s
+  caravan bench overlap reduce_scatter -b 1M -e 64M
+  caravan bench tune --out tuning.json
+  caravan bench plot shm.json mpi.json -o both.svg")]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// What `bench` measures.
+#[derive(Subcommand, Debug, Clone)]
+pub enum BenchCommand {
+    /// Every rank gets the reduction of all ranks' data.
+    #[command(name = "all_reduce", alias = "all-reduce", alias = "allreduce")]
+    AllReduce(CollectiveArgs),
+    /// Rank r gets part r of the reduction.
+    #[command(name = "reduce_scatter", alias = "reduce-scatter", alias = "reducescatter")]
+    ReduceScatter(CollectiveArgs),
+    /// Every rank gets every rank's part.
+    #[command(name = "all_gather", alias = "all-gather", alias = "allgather")]
+    AllGather(CollectiveArgs),
+    /// Every rank gets the root's data.
+    #[command(name = "broadcast", alias = "bcast")]
+    Broadcast(CollectiveArgs),
+    /// The root gets the reduction.
+    #[command(name = "reduce")]
+    Reduce(CollectiveArgs),
+    /// The root gets every rank's part.
+    #[command(name = "gather")]
+    Gather(CollectiveArgs),
+    /// Rank r gets part r of the root's data.
+    #[command(name = "scatter")]
+    Scatter(CollectiveArgs),
+    /// Rank r gets part r of every rank's data.
+    #[command(name = "all_to_all", alias = "all-to-all", alias = "alltoall")]
+    AllToAll(CollectiveArgs),
+    /// Every rank sends to the next and receives from the one before.
+    #[command(name = "send_recv", alias = "send-recv", alias = "sendrecv")]
+    SendRecv(CollectiveArgs),
+    /// Nobody leaves before all have entered.
+    #[command(name = "barrier")]
+    Barrier(CollectiveArgs),
+    /// How much of a collective hides behind computation, and what it costs the computation.
+    Overlap(OverlapArgs),
+    /// Measure which algorithm is fastest at which size here, for --algo auto to use.
+    Tune(TuneArgs),
+    /// Draw the results of several runs into one figure.
+    Plot(PlotArgs),
+}
+
+impl BenchCommand {
+    /// The operation and its flags, if it is one.
+    pub fn collective(&self) -> Option<(Operation, &CollectiveArgs)> {
+        Some(match self {
+            BenchCommand::AllReduce(a) => (Operation::AllReduce, a),
+            BenchCommand::ReduceScatter(a) => (Operation::ReduceScatter, a),
+            BenchCommand::AllGather(a) => (Operation::AllGather, a),
+            BenchCommand::Broadcast(a) => (Operation::Broadcast, a),
+            BenchCommand::Reduce(a) => (Operation::Reduce, a),
+            BenchCommand::Gather(a) => (Operation::Gather, a),
+            BenchCommand::Scatter(a) => (Operation::Scatter, a),
+            BenchCommand::AllToAll(a) => (Operation::AllToAll, a),
+            BenchCommand::SendRecv(a) => (Operation::SendRecv, a),
+            BenchCommand::Barrier(a) => (Operation::Barrier, a),
+            BenchCommand::Overlap(_) | BenchCommand::Tune(_) | BenchCommand::Plot(_) => return None,
+        })
+    }
+}
+
+/// Which sizes are measured, and how often.
+#[derive(Args, Debug, Clone)]
+pub struct SweepArgs {
+    /// The first size in bytes; suffixes K, M and G are powers of 1024.
+    #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "1K")]
+    pub begin: String,
+    /// The last size in bytes [default: 64M, or -b if that is more].
+    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES")]
+    pub end: Option<String>,
+    /// Each size is the last times this [default: 4, unless -i is given].
+    #[arg(short = 'f', long = "stepfactor", value_name = "N")]
+    pub factor: Option<usize>,
+    /// Each size is the last plus this many bytes.
+    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", conflicts_with = "factor")]
+    pub step: Option<String>,
+    /// Timed calls of each size [default: 1000 up to 8K, 100 up to 1M, 20 above].
+    #[arg(short = 'n', long = "iters", value_name = "N")]
+    pub iterations: Option<usize>,
+    /// Untimed calls before those [default: a tenth of them, at least 2].
+    #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
+    pub warmup: Option<usize>,
+}
+
+/// How a rank's time becomes the reported time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Average {
+    /// Rank 0's.
+    First,
+    /// The mean over ranks.
+    Mean,
+    /// The fastest rank's.
+    Min,
+    /// The slowest rank's.
+    Max,
+}
+
+/// When ranks wait for each other between calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocking {
+    /// Never: one call follows the other.
+    Streaming,
+    /// A barrier after each call, inside the time.
+    Barrier,
+    /// Each call is waited for; no barrier.
+    Wait,
+    /// A barrier after each timed iteration, outside the time.
+    Isolated,
+}
+
+/// Which form of the calls is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Calls {
+    /// The call returns when it is done.
+    Blocking,
+    /// The call starts and is waited for.
+    Started,
+}
+
+/// Flags of one operation.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan bench all_reduce -b 8 -e 128M -f 2
+  caravan bench reduce_scatter -d all -o all -b 1M -e 1M
+  caravan bench all_gather -b 64K -e 64M -f 4 -z 3 -n 100 --json run.json --csv run.csv --plot run.svg
+
+Parts per rank are rounded down to 16 bytes, and bandwidths counted, as nccl-tests does.")]
+pub struct CollectiveArgs {
+    /// Sizes and repetitions.
+    #[command(flatten)]
+    pub sweep: SweepArgs,
+    /// Element type (f32, bf16, float, half, int8, ...) or 'all'.
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float")]
+    pub dtype: String,
+    /// Reduction (sum, prod, min, max, avg) or 'all'.
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
+    pub op: String,
+    /// The root, for operations that have one, or 'all'.
+    #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
+    pub root: String,
+    /// Calls whose results are checked, each with other data; 0 checks nothing.
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
+    pub check: usize,
+    /// Which rank's time is reported: 0 rank 0's, 1 the mean, 2 the fastest, 3 the slowest.
+    #[arg(short = 'a', long, value_name = "0..3", default_value = "1")]
+    pub average: String,
+    /// Calls in flight at once in each timed iteration; more than 1 starts them all before waiting.
+    #[arg(short = 'm', long = "agg-iters", alias = "agg_iters", value_name = "N", default_value_t = 1)]
+    pub aggregate: usize,
+    /// Times that the sweep is repeated and printed.
+    #[arg(short = 'N', long = "run-cycles", alias = "run_cycles", value_name = "N", default_value_t = 1)]
+    pub cycles: usize,
+    /// 0 back to back; 1 a barrier after each call, inside the time; 2 back to back, each call waited for;
+    /// 3 a barrier after each iteration, outside the time.
+    #[arg(short = 'z', long, value_name = "0..3", default_value = "0")]
+    pub blocking: String,
+    /// Whether calls return when done, or are started and then waited for (always so with -m above 1).
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Calls::Blocking)]
+    pub calls: Calls,
+    /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap.
+    #[arg(
+        short = 'R',
+        long = "local-register",
+        alias = "local_register",
+        value_name = "0|1",
+        default_value = "1"
+    )]
+    pub register: String,
+    /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation.
+    #[arg(
+        short = 'I',
+        long = "per-iter-timing",
+        alias = "per_iter_timing",
+        value_name = "0|1",
+        default_value = "0"
+    )]
+    pub per_call: String,
+    /// 1 adds a column with the time of day (UTC).
+    #[arg(
+        short = 'S',
+        long = "report-timestamps",
+        alias = "report_timestamps",
+        value_name = "0|1",
+        default_value = "0"
+    )]
+    pub timestamps: String,
+    /// How ranks share the work of a call: 'auto' (a tuning table, else the cost model), the name of an
+    /// algorithm, or 'native' (the collectives of the transport's own library).
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub algo: String,
+    /// Exit with 1 if the average bus bandwidth is below this many GB/s.
+    #[arg(long, value_name = "GBPS")]
+    pub min_busbw: Option<f64>,
+    /// Write configuration, machine, algorithms with reasons, and every timing.
+    #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write one line per size and placement.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Draw bandwidth and time against size.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Ranks and how they talk.
+    #[command(flatten)]
+    pub ranks: RankArgs,
+}
+
+/// Flags of `bench overlap`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan bench overlap reduce_scatter
+  caravan bench overlap all_gather -b 1M -e 64M --json overlap.json
+
+Columns: Pure comm. is a call alone; Compute is the matrix products alone, as many as take as long as the call;
+Overall is the call started, the products, then the wait. Two formulas of overlap, in per cent, and two costs:
+  OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
+  IMB      = 100 max(0, min(1, (pure + compute - overall) / max(pure, compute)))
+  Exposed  = overall - compute
+  Slowdown = compute while communicating / compute")]
+pub struct OverlapArgs {
+    /// What is overlapped [default: all of them].
+    #[arg(value_enum, value_name = "OPERATION")]
+    pub operations: Vec<Overlapped>,
+    /// Sizes and repetitions.
+    #[command(flatten)]
+    pub sweep: SweepArgs,
+    /// Element type.
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float")]
+    pub dtype: String,
+    /// Who moves calls forward while ranks compute.
+    #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Thread)]
+    pub progress: Mover,
+    /// Calls to the library's progress between slices of computation, for transports that need them.
+    #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
+    pub tests: usize,
+    /// Write everything, with every timing.
+    #[arg(short = 'J', long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Ranks and how they talk.
+    #[command(flatten)]
+    pub ranks: RankArgs,
+}
+
+/// Who moves started calls forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mover {
+    /// A thread of each rank.
+    Thread,
+    /// The computing thread, at the start, in tests and in the wait.
+    Inline,
+}
+
+impl Mover {
+    /// As `--progress` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mover::Thread => "thread",
+            Mover::Inline => "inline",
+        }
+    }
+
+    /// As the communicator takes it.
+    pub fn options(self) -> Progress {
+        match self {
+            Mover::Thread => Progress::Thread { cpu: None },
+            Mover::Inline => Progress::Inline,
+        }
+    }
+}
+
+/// What `bench overlap` can overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Overlapped {
+    /// Part r of the reduction on rank r.
+    #[value(name = "reduce_scatter", alias = "reduce-scatter")]
+    ReduceScatter,
+    /// Every part on every rank.
+    #[value(name = "all_gather", alias = "all-gather")]
+    AllGather,
+    /// The reduction on every rank.
+    #[value(name = "all_reduce", alias = "all-reduce")]
+    AllReduce,
+}
+
+/// Flags of `bench tune`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan bench tune --ranks 2 --out tuning.json
+  caravan bench all_reduce --tuning tuning.json
+  CARAVAN_TUNING=tuning.json caravan train
+
+A table holds for the transport and the number of ranks that it was measured with; others in the file are kept.")]
+pub struct TuneArgs {
+    /// The table to write; entries of other transports and worlds in it are kept.
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.json")]
+    pub out: PathBuf,
+    /// Sizes and repetitions.
+    #[command(flatten)]
+    pub sweep: SweepArgs,
+    /// Ranks and how they talk.
+    #[command(flatten)]
+    pub ranks: RankArgs,
+}
+
+/// Flags of `bench plot`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan bench plot run.json -o run.svg
+  caravan bench plot shm.json mpi.json ucx.json -o transports.svg")]
+pub struct PlotArgs {
+    /// What --json wrote.
+    #[arg(value_name = "FILE.json", required = true)]
+    pub inputs: Vec<PathBuf>,
+    /// The figure.
+    #[arg(short = 'o', long, value_name = "FILE.svg")]
+    pub out: PathBuf,
+}

@@ -1,0 +1,311 @@
+//! The calls that are measured: one slot of buffers per call in flight, and each operation in each form.
+
+use super::args::Calls;
+use super::exact::{Exact, next, previous};
+use super::operation::{Counts, Operation};
+use crate::failure::Result;
+use collectives::schedule::{Call, Kind};
+use collectives::{Buffer, Communicator, Element, Pending, ReduceOp, View, ViewMut};
+
+/// Where the result of a call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Into its own buffer.
+    Out,
+    /// Into the buffer of the input.
+    In,
+}
+
+impl Operation {
+    /// The placements that the two halves of a row measure. They are the same where an operation has one form.
+    pub fn placements(self, calls: Calls) -> [Placement; 2] {
+        use Placement::{In, Out};
+        match (self, calls) {
+            (Operation::Broadcast, _) => [In, In],
+            (Operation::SendRecv | Operation::Barrier, _) => [Out, Out],
+            (Operation::Reduce | Operation::Gather | Operation::Scatter, Calls::Started) => [In, In],
+            _ => [Out, In],
+        }
+    }
+
+    /// The collective that carries it.
+    pub fn kind(self) -> Kind {
+        match self {
+            Operation::AllReduce => Kind::AllReduce,
+            Operation::ReduceScatter => Kind::ReduceScatter,
+            Operation::AllGather => Kind::AllGather,
+            Operation::Broadcast => Kind::Broadcast,
+            Operation::Reduce => Kind::Reduce,
+            Operation::Gather => Kind::Gather,
+            Operation::Scatter => Kind::Scatter,
+            Operation::AllToAll => Kind::AllToAll,
+            Operation::SendRecv => Kind::Send,
+            Operation::Barrier => Kind::Barrier,
+        }
+    }
+}
+
+/// One operation on elements of one type, with what all its calls have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    pub operation: Operation,
+    pub calls: Calls,
+    pub placement: Placement,
+    pub op: ReduceOp,
+    pub root: usize,
+}
+
+/// The buffers of one call. `send` is unused in place; `receive` then is the one buffer.
+pub struct Slot<T: Element> {
+    send: Option<Buffer<T>>,
+    receive: Option<Buffer<T>>,
+}
+
+/// Elements of the two buffers of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lengths {
+    send: usize,
+    receive: usize,
+}
+
+/// A started call.
+pub enum InFlight<T: Element> {
+    Two(Pending<(Buffer<T>, Buffer<T>)>),
+    One(Pending<Buffer<T>>),
+    Message { send: Pending<Buffer<T>>, receive: Pending<Buffer<T>> },
+    Nothing(Pending<()>),
+}
+
+impl Work {
+    /// What this rank's buffers hold for a call of `counts`. A rank that is not the root has no use for the long
+    /// side of a gather or scatter.
+    fn lengths(&self, counts: &Counts, rank: usize) -> Lengths {
+        let Counts { send, receive, .. } = *counts;
+        let at_root = rank == self.root;
+        match (self.operation, self.placement) {
+            (Operation::Gather, Placement::In) => {
+                Lengths { send: 0, receive: if at_root { receive } else { send } }
+            }
+            (Operation::Scatter, Placement::In) => {
+                Lengths { send: 0, receive: if at_root { send } else { receive } }
+            }
+            (Operation::Gather, _) if !at_root => Lengths { send, receive: 0 },
+            (Operation::Scatter, _) if !at_root => Lengths { send: 0, receive },
+            (_, Placement::In) => Lengths { send: 0, receive: send.max(receive) },
+            (_, Placement::Out) => Lengths { send, receive },
+        }
+    }
+
+    /// What the tuner is asked about, for calls of `counts`.
+    pub fn call<T: Element>(&self, counts: &Counts, comm: &Communicator) -> Call {
+        let root = match self.operation {
+            Operation::SendRecv => next(comm.rank(), comm.size()),
+            o if o.rooted() => self.root,
+            _ => 0,
+        };
+        let in_place = self.placement == Placement::In;
+        Call { op: self.op, root, in_place, ..Call::new(self.operation.kind(), T::DTYPE, counts.count) }
+    }
+
+    /// Makes one call and waits for it.
+    ///
+    /// # Errors
+    /// The call's.
+    pub fn once<T: Exact>(&self, comm: &Communicator, slot: &mut Slot<T>) -> Result<()> {
+        if self.calls == Calls::Started || self.operation == Operation::SendRecv {
+            let flight = self.start(comm, slot)?;
+            return slot.finish(flight);
+        }
+        let Work { op, root, .. } = *self;
+        let at_root = comm.rank() == root;
+        let Slot { send: Some(send), receive: Some(receive) } = slot else { return Ok(()) };
+        let (send, receive): (View<'_, T>, ViewMut<'_, T>) = (send.view(), receive.view_mut());
+        match (self.operation, self.placement) {
+            (Operation::AllReduce, Placement::Out) => comm.all_reduce(send, receive, op),
+            (Operation::AllReduce, Placement::In) => comm.all_reduce_in_place(receive, op),
+            (Operation::ReduceScatter, Placement::Out) => comm.reduce_scatter(send, receive, op),
+            (Operation::ReduceScatter, Placement::In) => comm.reduce_scatter_in_place(receive, op),
+            (Operation::AllGather, Placement::Out) => comm.all_gather(send, receive),
+            (Operation::AllGather, Placement::In) => comm.all_gather_in_place(receive),
+            (Operation::Broadcast, _) => comm.broadcast(receive, root),
+            (Operation::Reduce, Placement::Out) => comm.reduce(send, at_root.then_some(receive), op, root),
+            (Operation::Reduce, Placement::In) => comm.reduce_in_place(receive, op, root),
+            (Operation::Gather, Placement::Out) => comm.gather(send, at_root.then_some(receive), root),
+            (Operation::Gather, Placement::In) => comm.gather_in_place(receive, root),
+            (Operation::Scatter, Placement::Out) => comm.scatter(at_root.then_some(send), receive, root),
+            (Operation::Scatter, Placement::In) => comm.scatter_in_place(receive, root),
+            (Operation::AllToAll, Placement::Out) => comm.all_to_all(send, receive),
+            (Operation::AllToAll, Placement::In) => comm.all_to_all_in_place(receive),
+            (Operation::SendRecv | Operation::Barrier, _) => comm.barrier(),
+        }?;
+        Ok(())
+    }
+
+    /// Starts one call on each slot, then waits for all.
+    ///
+    /// # Errors
+    /// The calls'.
+    pub fn several<T: Exact>(&self, comm: &Communicator, slots: &mut [Slot<T>]) -> Result<()> {
+        if let [slot] = slots {
+            return self.once(comm, slot);
+        }
+        let flights = slots.iter_mut().map(|slot| self.start(comm, slot)).collect::<Result<Vec<_>>>()?;
+        flights.into_iter().zip(slots).try_for_each(|(flight, slot)| slot.finish(flight))
+    }
+
+    /// Starts one call, which takes the slot's buffers until [`Slot::finish`].
+    ///
+    /// # Errors
+    /// The call's.
+    pub fn start<T: Exact>(&self, comm: &Communicator, slot: &mut Slot<T>) -> Result<InFlight<T>> {
+        let Work { op, root, .. } = *self;
+        let (Some(send), Some(receive)) = (slot.send.take(), slot.receive.take()) else {
+            return Ok(InFlight::Nothing(comm.start_barrier()?));
+        };
+        // In place the other buffer stays in its slot.
+        let flight = match (self.operation, self.placement) {
+            (Operation::AllReduce, Placement::Out) => {
+                InFlight::Two(comm.start_all_reduce(send, receive, op)?)
+            }
+            (Operation::ReduceScatter, Placement::Out) => {
+                InFlight::Two(comm.start_reduce_scatter(send, receive, op)?)
+            }
+            (Operation::AllGather, Placement::Out) => InFlight::Two(comm.start_all_gather(send, receive)?),
+            (Operation::AllToAll, Placement::Out) => InFlight::Two(comm.start_all_to_all(send, receive)?),
+            (Operation::SendRecv, _) => {
+                let (rank, ranks) = (comm.rank(), comm.size());
+                let receive = comm.start_recv(receive, previous(rank, ranks), 0)?;
+                InFlight::Message { send: comm.start_send(send, next(rank, ranks), 0)?, receive }
+            }
+            (operation, _) => {
+                slot.send = Some(send);
+                match operation {
+                    Operation::AllReduce => InFlight::One(comm.start_all_reduce_in_place(receive, op)?),
+                    Operation::ReduceScatter => {
+                        InFlight::One(comm.start_reduce_scatter_in_place(receive, op)?)
+                    }
+                    Operation::AllGather => InFlight::One(comm.start_all_gather_in_place(receive)?),
+                    Operation::Broadcast => InFlight::One(comm.start_broadcast(receive, root)?),
+                    Operation::Reduce => InFlight::One(comm.start_reduce_in_place(receive, op, root)?),
+                    Operation::Gather => InFlight::One(comm.start_gather_in_place(receive, root)?),
+                    Operation::Scatter => InFlight::One(comm.start_scatter_in_place(receive, root)?),
+                    Operation::AllToAll => InFlight::One(comm.start_all_to_all_in_place(receive)?),
+                    Operation::SendRecv | Operation::Barrier => {
+                        slot.receive = Some(receive);
+                        InFlight::Nothing(comm.start_barrier()?)
+                    }
+                }
+            }
+        };
+        Ok(flight)
+    }
+
+    /// Where in the buffer this rank puts its input of a call of `counts`: its range in the buffer that holds it.
+    fn input<'a, T: Exact>(&self, slot: &'a mut Slot<T>, counts: &Counts, rank: usize) -> &'a mut [T] {
+        let buffer = match self.placement {
+            Placement::Out => &mut slot.send,
+            Placement::In => &mut slot.receive,
+        };
+        let whole: &mut [T] = buffer.as_mut().map_or(&mut [], |b| b.host_mut());
+        match (self.operation, self.placement) {
+            // In place, a rank's part starts at its place.
+            (Operation::AllGather, Placement::In) => &mut whole[rank * counts.send..(rank + 1) * counts.send],
+            (Operation::Gather, Placement::In) if rank == self.root => {
+                &mut whole[rank * counts.send..(rank + 1) * counts.send]
+            }
+            // Only the root has something to give.
+            (Operation::Scatter | Operation::Broadcast, _) if rank != self.root => &mut [],
+            _ => whole,
+        }
+    }
+
+    /// Where in the buffer this rank finds its result.
+    fn output<'a, T: Exact>(&self, slot: &'a Slot<T>, counts: &Counts, rank: usize) -> &'a [T] {
+        let whole: &[T] = slot.receive.as_ref().map_or(&[], |b| b.host());
+        match (self.operation, self.placement) {
+            (Operation::ReduceScatter, Placement::In) => {
+                &whole[rank * counts.receive..(rank + 1) * counts.receive]
+            }
+            (Operation::Scatter, Placement::In) if rank == self.root => {
+                &whole[rank * counts.receive..(rank + 1) * counts.receive]
+            }
+            (Operation::Gather, _) if rank != self.root => &[],
+            _ => whole,
+        }
+    }
+}
+
+impl<T: Exact> Slot<T> {
+    /// Buffers for calls of up to `counts`; `registered` takes them from the transport.
+    ///
+    /// # Errors
+    /// The transport has no more memory.
+    pub fn new(comm: &Communicator, send: usize, receive: usize, registered: bool) -> Result<Self> {
+        let new = |len: usize| -> Result<Buffer<T>> {
+            Ok(if registered { comm.alloc(len)? } else { Buffer::zeroed(len) })
+        };
+        Ok(Slot { send: Some(new(send)?), receive: Some(new(receive)?) })
+    }
+
+    /// The longest `send` and `receive` of this rank over several calls.
+    pub fn capacity<'a>(calls: impl Iterator<Item = (Work, Counts)> + 'a, rank: usize) -> (usize, usize) {
+        calls.fold((0, 0), |most, (work, counts)| {
+            let lengths = work.lengths(&counts, rank);
+            (most.0.max(lengths.send), most.1.max(lengths.receive))
+        })
+    }
+
+    /// Sets the buffers' lengths for calls of `counts`.
+    pub fn fit(&mut self, work: &Work, counts: &Counts, rank: usize) {
+        let lengths = work.lengths(counts, rank);
+        self.send = self.send.take().map(|b| b.with_len(lengths.send));
+        self.receive = self.receive.take().map(|b| b.with_len(lengths.receive));
+    }
+
+    /// Puts this rank's contribution where the call takes it, and something else everywhere else.
+    pub fn fill(&mut self, work: &Work, counts: &Counts, rank: usize, from: &super::exact::Expectation<T>) {
+        for buffer in [&mut self.send, &mut self.receive].into_iter().flatten() {
+            let junk = T::from_bits(0x5a5a_5a5a_5a5a_5a5a);
+            buffer.host_mut().fill(junk);
+        }
+        from.fill(work.input(self, counts, rank));
+    }
+
+    /// Wrong elements of this rank's result.
+    pub fn wrong(
+        &self,
+        work: &Work,
+        counts: &Counts,
+        rank: usize,
+        from: &super::exact::Expectation<T>,
+    ) -> u64 {
+        from.wrong(work.output(self, counts, rank))
+    }
+
+    /// Writes to all memory, so that its pages are there.
+    pub fn touch(&mut self) {
+        for buffer in [&mut self.send, &mut self.receive].into_iter().flatten() {
+            buffer.host_mut().fill(T::from_number(1.0));
+        }
+    }
+
+    /// Waits for a started call and takes its buffers back.
+    ///
+    /// # Errors
+    /// The call's.
+    pub fn finish(&mut self, flight: InFlight<T>) -> Result<()> {
+        match flight {
+            InFlight::Two(pending) => {
+                let (send, receive) = pending.wait()?;
+                (self.send, self.receive) = (Some(send), Some(receive));
+            }
+            InFlight::One(pending) => self.receive = Some(pending.wait()?),
+            InFlight::Message { send, receive } => {
+                self.receive = Some(receive.wait()?);
+                self.send = Some(send.wait()?);
+            }
+            InFlight::Nothing(pending) => pending.wait()?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,511 @@
+//! Data whose reduction is exact in its own type, in any order, so that a wrong element is one whose bits differ
+//! from the expected ones, and no tolerance hides anything.
+//!
+//! Contributions are a pure function of (seed, index, rank). They repeat every [`TILE`] elements, a prime, so
+//! that a part that lands at the place of another differs, and so that filling and checking cost a copy and a
+//! comparison.
+//!
+//! - Sum: integers of the whole range, which wrap; floats that are whole numbers times one power of two per
+//!   element, few enough and small enough that every partial sum over any set of ranks is representable.
+//! - Average: the same with every contribution a multiple of the number of ranks where the type has room for
+//!   that, so that even a reciprocal multiplied in early is exact; integers do not wrap, and truncate at the end.
+//! - Product: odd integers, which wrap without collapsing to zero; floats that are powers of two and, on three
+//!   ranks at most, 3, 5 or 7, within the range of exponents.
+//! - Min, max: any value but zero (whose sign an order may choose) and NaN.
+
+use super::operation::Operation;
+use collectives::{DType, Element, ReduceOp, bf16, f16};
+
+/// Elements after which contributions repeat.
+pub const TILE: usize = 65521;
+
+/// An element that test data can be made of, by its bits.
+pub trait Exact: Element {
+    /// Bits of the largest whole number up to which all are representable; 0 for integers.
+    const PRECISION: u32;
+    /// The largest `e` with 2^e and 2^-e both normal; 0 for integers.
+    const EXPONENT: i32;
+    /// Whether the type has negative numbers.
+    const SIGNED: bool;
+
+    /// From a number that is representable.
+    fn from_number(x: f64) -> Self;
+    /// From the low bits.
+    fn from_bits(bits: u64) -> Self;
+    /// All bits, zero extended.
+    fn bits(self) -> u64;
+    /// The number. Exact for floats; integers above 2^53 are rounded.
+    fn number(self) -> f64;
+}
+
+macro_rules! integer {
+    ($($t:ty, $unsigned:ty, $signed:literal;)*) => {$(
+        impl Exact for $t {
+            const PRECISION: u32 = 0;
+            const EXPONENT: i32 = 0;
+            const SIGNED: bool = $signed;
+            fn from_number(x: f64) -> Self { x as $t }
+            fn from_bits(bits: u64) -> Self { bits as $t }
+            fn bits(self) -> u64 { self as $unsigned as u64 }
+            fn number(self) -> f64 { self as f64 }
+        }
+    )*};
+}
+
+integer! {
+    i8, u8, true; u8, u8, false; i32, u32, true; u32, u32, false; i64, u64, true; u64, u64, false;
+}
+
+macro_rules! float {
+    ($($t:ty, $bits:ty, $precision:literal, $exponent:literal, $from:expr, $to:expr;)*) => {$(
+        impl Exact for $t {
+            const PRECISION: u32 = $precision;
+            const EXPONENT: i32 = $exponent;
+            const SIGNED: bool = true;
+            fn from_number(x: f64) -> Self { $from(x) }
+            fn from_bits(bits: u64) -> Self { <$t>::from_bits(bits as $bits) }
+            fn bits(self) -> u64 { <$t>::to_bits(self) as u64 }
+            fn number(self) -> f64 { $to(self) }
+        }
+    )*};
+}
+
+float! {
+    f32, u32, 24, 126, |x| x as f32, f64::from;
+    f64, u64, 53, 1022, |x| x, |x| x;
+    f16, u16, 11, 14, f16::from_f64, f16::to_f64;
+    bf16, u16, 8, 126, bf16::from_f64, bf16::to_f64;
+}
+
+/// What is moved or reduced.
+#[derive(Clone, Copy, Debug)]
+pub struct Data {
+    /// Changes everything.
+    pub seed: u64,
+    /// Ranks that contribute.
+    pub ranks: usize,
+    /// How contributions are combined; None where they are only moved.
+    pub op: Option<ReduceOp>,
+}
+
+/// Mixes all bits of `x` (the finalizer of MurmurHash3 by its published constants).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+impl Data {
+    /// Random bits of (index) or of (index, rank).
+    fn draw(&self, index: usize, rank: Option<usize>) -> u64 {
+        let index = (index % TILE) as u64;
+        let rank = rank.map_or(0, |r| r as u64 + 1);
+        mix(mix(self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            ^ rank.wrapping_mul(0xd6e8_feb8_6659_fd93))
+    }
+
+    /// What `rank` contributes at `index`.
+    pub fn contribution<T: Exact>(&self, index: usize, rank: usize) -> T {
+        let bits = self.draw(index, Some(rank));
+        match self.op {
+            None => T::from_bits(bits),
+            Some(ReduceOp::Sum) if T::PRECISION == 0 => T::from_bits(bits),
+            Some(ReduceOp::Sum) => self.summand(index, rank, 1),
+            Some(ReduceOp::Average) => self.summand(index, rank, self.step::<T>()),
+            Some(ReduceOp::Product) if T::PRECISION == 0 => T::from_bits(bits | 1),
+            Some(ReduceOp::Product) => self.factor(index, rank),
+            Some(ReduceOp::Min | ReduceOp::Max) => ordered(bits),
+        }
+    }
+
+    /// The most that the magnitudes of all contributions to one element may come to, in units.
+    fn budget<T: Exact>() -> u64 {
+        match (T::PRECISION, T::SIGNED) {
+            (0, signed) => (1u64 << (8 * size_of::<T>().min(7) - usize::from(signed)).min(52)) - 1,
+            (precision, _) => 1 << precision,
+        }
+    }
+
+    /// For an average, what contributions are a multiple of: the number of ranks if the type has room for that.
+    fn step<T: Exact>(&self) -> u64 {
+        let ranks = self.ranks as u64;
+        if T::PRECISION > 0 && Self::budget::<T>() / ranks >= 4 * ranks { ranks } else { 1 }
+    }
+
+    /// One of at most `most` ranks takes part at `index`: every `stride`-th, from a place that varies.
+    fn takes_part(&self, index: usize, rank: usize, stride: usize) -> bool {
+        (rank + self.draw(index, None) as usize % stride).is_multiple_of(stride)
+    }
+
+    /// A contribution to a sum: a whole number times `step` times one power of two per element.
+    fn summand<T: Exact>(&self, index: usize, rank: usize, step: u64) -> T {
+        let budget = Self::budget::<T>() / step;
+        // Where there are more ranks than units to go round, only every so many take part.
+        let stride = (4 * self.ranks as u64).div_ceil(budget).max(1) as usize;
+        if !self.takes_part(index, rank, stride) {
+            return T::default();
+        }
+        let most = (budget / self.ranks.div_ceil(stride) as u64).min(1 << 40);
+        let bits = self.draw(index, Some(rank));
+        let whole = (bits >> 8) % (most + 1) * step;
+        let sign = if T::SIGNED && bits & 1 == 1 && whole > 0 { -1.0 } else { 1.0 };
+        let scale = match T::PRECISION {
+            0 => 1.0,
+            _ => 2f64.powi((self.draw(index, None) >> 32) as i32 % 7 - if T::EXPONENT < 20 { 6 } else { 3 }),
+        };
+        T::from_number(whole as f64 * sign * scale)
+    }
+
+    /// A contribution to a product of floats.
+    fn factor<T: Exact>(&self, index: usize, rank: usize) -> T {
+        let bits = self.draw(index, Some(rank));
+        // Three odd factors need 9 bits of exponent together; what is left is for powers of two.
+        let stride = self.ranks.div_ceil((T::EXPONENT - 7) as usize / 2).max(1);
+        let mut x = if bits & 1 == 1 { -1.0 } else { 1.0 };
+        if self.takes_part(index, rank, stride) {
+            x *= 2f64.powi((bits >> 8) as i32 % 3 - 1);
+        }
+        // 3 * 5 * 7 = 105 has 7 bits: every partial product fits the 8 of bf16.
+        let place = (rank + self.draw(index, None) as usize % self.ranks) % self.ranks;
+        T::from_number(x * [3.0, 5.0, 7.0].get(place).copied().unwrap_or(1.0))
+    }
+
+    /// What all ranks' contributions at `index` come to.
+    pub fn reduced<T: Exact>(&self, index: usize) -> T {
+        let op = self.op.expect("a reduction");
+        let all = (0..self.ranks).map(|rank| self.contribution::<T>(index, rank));
+        match op {
+            ReduceOp::Sum if T::PRECISION == 0 => T::from_bits(all.fold(0, |a, x| a.wrapping_add(x.bits()))),
+            ReduceOp::Product if T::PRECISION == 0 => {
+                T::from_bits(all.fold(1, |a: u64, x| a.wrapping_mul(x.bits())))
+            }
+            ReduceOp::Sum => T::from_number(all.map(T::number).sum()),
+            ReduceOp::Product => T::from_number(all.map(T::number).product()),
+            ReduceOp::Average => average(all.map(T::number).sum(), self.ranks),
+            ReduceOp::Min => all.reduce(|a, b| if below(b, a) { b } else { a }).unwrap_or_default(),
+            ReduceOp::Max => all.reduce(|a, b| if below(a, b) { b } else { a }).unwrap_or_default(),
+        }
+    }
+}
+
+/// `sum / ranks`: integers truncate; 16-bit floats and f32 divide as f32, so that only one rounding follows.
+fn average<T: Exact>(sum: f64, ranks: usize) -> T {
+    match T::DTYPE {
+        DType::F64 => T::from_number(sum / ranks as f64),
+        DType::F16 | DType::Bf16 | DType::F32 => T::from_number(f64::from(sum as f32 / ranks as f32)),
+        _ => T::from_number((sum / ranks as f64).trunc()),
+    }
+}
+
+/// A value to compare: any but zero and, for floats, of moderate size.
+fn ordered<T: Exact>(bits: u64) -> T {
+    if T::PRECISION == 0 {
+        return T::from_bits(bits | 1);
+    }
+    let whole = (bits >> 8) % (1 << T::PRECISION) + 1;
+    let sign = if bits & 1 == 1 { -1.0 } else { 1.0 };
+    T::from_number(
+        sign * whole as f64 * 2f64.powi((bits >> 1) as i32 % 4 - if T::EXPONENT < 20 { 8 } else { 1 }),
+    )
+}
+
+fn below<T: Exact>(a: T, b: T) -> bool {
+    match (T::PRECISION, T::SIGNED) {
+        (0, true) => {
+            let shift = 64 - 8 * size_of::<T>();
+            ((a.bits() << shift) as i64) < ((b.bits() << shift) as i64)
+        }
+        (0, false) => a.bits() < b.bits(),
+        _ => a.number() < b.number(),
+    }
+}
+
+/// One period of a sequence, to fill from and compare with.
+pub struct Tile<T>(Vec<T>);
+
+impl<T: Exact> Tile<T> {
+    /// The first `count` elements of a sequence that repeats, or all of its period.
+    fn of(count: usize, at: impl Fn(usize) -> T) -> Self {
+        Tile((0..count.min(TILE)).map(at).collect())
+    }
+
+    /// What `rank` contributes to a range of up to `count` elements.
+    pub fn contribution(data: &Data, rank: usize, count: usize) -> Self {
+        Self::of(count, |i| data.contribution(i, rank))
+    }
+
+    /// What the reduction comes to over a range of up to `count` elements.
+    pub fn reduced(data: &Data, count: usize) -> Self {
+        Self::of(count, |i| data.reduced(i))
+    }
+
+    /// The pieces of `0..len` that start at sequence index `start`, each with its part of the tile.
+    fn pieces(&self, start: usize, len: usize) -> impl Iterator<Item = (std::ops::Range<usize>, &[T])> {
+        let period = self.0.len().max(1);
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let from = (start + at) % period;
+            let n = (period - from).min(len - at);
+            let piece = (n > 0).then(|| (at..at + n, &self.0[from..from + n]));
+            at += n;
+            piece
+        })
+    }
+
+    /// Writes elements `start..start + out.len()` of the sequence.
+    pub fn fill(&self, start: usize, out: &mut [T]) {
+        for (range, part) in self.pieces(start, out.len()) {
+            out[range].copy_from_slice(part);
+        }
+    }
+
+    /// How many of `found` differ in any bit from elements `start..` of the sequence.
+    pub fn wrong(&self, start: usize, found: &[T]) -> u64 {
+        let pieces = self.pieces(start, found.len());
+        pieces
+            .map(|(range, part)| {
+                found[range].iter().zip(part).filter(|(a, b)| a.bits() != b.bits()).count() as u64
+            })
+            .sum()
+    }
+}
+
+/// What one rank passes in and must get back, for one call.
+pub struct Expectation<T> {
+    operation: Operation,
+    rank: usize,
+    ranks: usize,
+    root: usize,
+    /// Per rank what it contributes; only those that this rank needs are there.
+    given: Vec<Option<Tile<T>>>,
+    /// What reductions come to.
+    reduced: Option<Tile<T>>,
+}
+
+impl<T: Exact> Expectation<T> {
+    /// For calls whose buffers hold at most `longest` elements.
+    pub fn new(operation: Operation, data: &Data, rank: usize, root: usize, longest: usize) -> Self {
+        let ranks = data.ranks;
+        let needs = |from: usize| {
+            from == rank
+                || match operation {
+                    Operation::AllGather | Operation::AllToAll => true,
+                    Operation::Gather => rank == root,
+                    Operation::Broadcast | Operation::Scatter => from == root,
+                    Operation::SendRecv => from == previous(rank, ranks),
+                    _ => false,
+                }
+        };
+        Expectation {
+            operation,
+            rank,
+            ranks,
+            root,
+            given: (0..ranks).map(|r| needs(r).then(|| Tile::contribution(data, r, longest))).collect(),
+            reduced: data.op.map(|_| Tile::reduced(data, longest)),
+        }
+    }
+
+    /// Fills what this rank passes in: `send` has the elements of the call's send side.
+    pub fn fill(&self, send: &mut [T]) {
+        if let Some(tile) = &self.given[self.rank] {
+            tile.fill(0, send);
+        }
+    }
+
+    /// Counts wrong elements in what this rank got back; what is undefined on this rank is not looked at.
+    pub fn wrong(&self, received: &[T]) -> u64 {
+        let part = received.len() / self.ranks.max(1);
+        let from = |rank: usize, start: usize, found: &[T]| {
+            self.given[rank].as_ref().map_or(0, |tile| tile.wrong(start, found))
+        };
+        let reduced = |start: usize| self.reduced.as_ref().map_or(0, |tile| tile.wrong(start, received));
+        match self.operation {
+            Operation::AllReduce => reduced(0),
+            Operation::Reduce if self.rank == self.root => reduced(0),
+            Operation::ReduceScatter => reduced(self.rank * received.len()),
+            Operation::Broadcast => from(self.root, 0, received),
+            Operation::Scatter => from(self.root, self.rank * received.len(), received),
+            Operation::SendRecv => from(previous(self.rank, self.ranks), 0, received),
+            Operation::AllGather => self.parts(received, part).map(|(r, found)| from(r, 0, found)).sum(),
+            Operation::Gather if self.rank == self.root => {
+                self.parts(received, part).map(|(r, found)| from(r, 0, found)).sum()
+            }
+            Operation::AllToAll => {
+                self.parts(received, part).map(|(r, found)| from(r, self.rank * part, found)).sum()
+            }
+            Operation::Reduce | Operation::Gather | Operation::Barrier => 0,
+        }
+    }
+
+    fn parts<'a>(&self, received: &'a [T], part: usize) -> impl Iterator<Item = (usize, &'a [T])> {
+        (0..self.ranks).map(move |r| (r, &received[r * part..(r + 1) * part]))
+    }
+}
+
+/// From whom `rank` receives in a ring.
+pub fn previous(rank: usize, ranks: usize) -> usize {
+    (rank + ranks - 1) % ranks
+}
+
+/// To whom `rank` sends in a ring.
+pub fn next(rank: usize, ranks: usize) -> usize {
+    (rank + 1) % ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Combines in the type itself, in the given order, rounding after each step.
+    fn fold<T: Exact>(op: ReduceOp, values: &[T]) -> T {
+        let float = T::PRECISION > 0;
+        let mut acc = values[0];
+        for &x in &values[1..] {
+            acc = match op {
+                ReduceOp::Sum | ReduceOp::Average if float => T::from_number(acc.number() + x.number()),
+                ReduceOp::Product if float => T::from_number(acc.number() * x.number()),
+                ReduceOp::Sum | ReduceOp::Average => T::from_bits(acc.bits().wrapping_add(x.bits())),
+                ReduceOp::Product => T::from_bits(acc.bits().wrapping_mul(x.bits())),
+                ReduceOp::Min => {
+                    if below(x, acc) {
+                        x
+                    } else {
+                        acc
+                    }
+                }
+                ReduceOp::Max => {
+                    if below(acc, x) {
+                        x
+                    } else {
+                        acc
+                    }
+                }
+            };
+        }
+        acc
+    }
+
+    fn exact_in_any_order<T: Exact>() {
+        for ranks in [1, 2, 3, 4, 5, 8, 16, 100, 300] {
+            for op in ReduceOp::ALL {
+                let data = Data { seed: 7, ranks, op: Some(op) };
+                let mut distinct = std::collections::HashSet::new();
+                for index in 0..200 {
+                    let values: Vec<T> = (0..ranks).map(|r| data.contribution(index, r)).collect();
+                    let expected = data.reduced::<T>(index);
+                    distinct.insert(expected.bits());
+                    let reversed: Vec<T> = values.iter().rev().copied().collect();
+                    let middle: Vec<T> =
+                        values[ranks / 2..].iter().chain(&values[..ranks / 2]).copied().collect();
+                    for order in [&values, &reversed, &middle] {
+                        let mut got = fold(op, order);
+                        if op == ReduceOp::Average {
+                            got = average(got.number(), ranks);
+                        }
+                        assert_eq!(got.bits(), expected.bits(), "{} {op} {ranks} ranks, {index}", T::DTYPE);
+                    }
+                    assert!(expected.number().is_finite());
+                }
+                // The mean of a hundred bytes that do not overflow together is next to nothing, the largest of
+                // three hundred is next to 127.
+                let least = if T::PRECISION == 0 && ranks > 16 { 0 } else { 2 };
+                assert!(distinct.len() > least, "{} {op} {ranks}: {} values", T::DTYPE, distinct.len());
+            }
+        }
+    }
+
+    #[test]
+    fn reductions_are_exact_in_every_type_and_any_order() {
+        exact_in_any_order::<f32>();
+        exact_in_any_order::<f64>();
+        exact_in_any_order::<f16>();
+        exact_in_any_order::<bf16>();
+        exact_in_any_order::<i8>();
+        exact_in_any_order::<u8>();
+        exact_in_any_order::<i32>();
+        exact_in_any_order::<u32>();
+        exact_in_any_order::<i64>();
+        exact_in_any_order::<u64>();
+    }
+
+    #[test]
+    fn an_average_is_exact_even_when_divided_first() {
+        for ranks in [2, 3, 4, 5, 7] {
+            let data = Data { seed: 3, ranks, op: Some(ReduceOp::Average) };
+            assert_eq!(data.step::<f32>(), ranks as u64);
+            for index in 0..500 {
+                let mean: f32 = (0..ranks).map(|r| data.contribution::<f32>(index, r) / ranks as f32).sum();
+                assert_eq!(mean.to_bits(), data.reduced::<f32>(index).to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn every_rank_and_most_elements_count() {
+        // Leaving one rank out, or taking one twice, must show in most elements.
+        for ranks in [2, 4, 7] {
+            for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product] {
+                let data = Data { seed: 1, ranks, op: Some(op) };
+                for left_out in 0..ranks {
+                    let differ = (0..1000).filter(|&i| {
+                        let values: Vec<bf16> =
+                            (0..ranks).filter(|&r| r != left_out).map(|r| data.contribution(i, r)).collect();
+                        let mut got = fold(op, &values);
+                        if op == ReduceOp::Average {
+                            got = average(got.number(), ranks);
+                        }
+                        got.bits() != data.reduced::<bf16>(i).bits()
+                    });
+                    assert!(differ.count() > 600, "{op} over {ranks} without {left_out}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_single_wrong_bit_is_counted() {
+        let data = Data { seed: 5, ranks: 3, op: Some(ReduceOp::Sum) };
+        let len = TILE + 1000;
+        let expectation = Expectation::<f32>::new(Operation::ReduceScatter, &data, 2, 0, 3 * len);
+        let mut received: Vec<f32> = (2 * len..3 * len).map(|i| data.reduced(i)).collect();
+        assert_eq!(expectation.wrong(&received), 0);
+        received[TILE + 1] = f32::from_bits(received[TILE + 1].to_bits() ^ 1);
+        received[0] = f32::NAN;
+        assert_eq!(expectation.wrong(&received), 2);
+        received.rotate_left(64);
+        assert!(expectation.wrong(&received) as usize > len * 9 / 10, "a shifted result passes for right");
+    }
+
+    #[test]
+    fn each_operation_expects_its_own_layout() {
+        let data = Data { seed: 9, ranks: 3, op: None };
+        let part = 10;
+        let given: Vec<Vec<i32>> =
+            (0..3).map(|r| (0..3 * part).map(|i| data.contribution(i, r)).collect()).collect();
+        let rank = 1;
+        let root = 2;
+        let of = |operation| Expectation::<i32>::new(operation, &data, rank, root, 3 * part);
+        let gathered: Vec<i32> = given.iter().flat_map(|g| g[..part].to_vec()).collect();
+        let exchanged: Vec<i32> =
+            given.iter().flat_map(|g| g[rank * part..(rank + 1) * part].to_vec()).collect();
+        for (operation, right) in [
+            (Operation::AllGather, gathered.clone()),
+            (Operation::AllToAll, exchanged),
+            (Operation::Broadcast, given[root].clone()),
+            (Operation::Scatter, given[root][part..2 * part].to_vec()),
+            (Operation::SendRecv, given[0].clone()),
+        ] {
+            assert_eq!(of(operation).wrong(&right), 0, "{operation:?}");
+            let zeros = vec![0; right.len()];
+            assert_eq!(of(operation).wrong(&zeros) as usize, right.len(), "{operation:?}");
+        }
+        // Gather's result is undefined but on the root.
+        assert_eq!(of(Operation::Gather).wrong(&gathered[..0]), 0);
+        let at_root = Expectation::<i32>::new(Operation::Gather, &data, root, root, 3 * part);
+        assert_eq!((at_root.wrong(&gathered), at_root.wrong(&[0; 30])), (0, 30));
+        let mut send = vec![0; part];
+        of(Operation::AllGather).fill(&mut send);
+        assert_eq!(send, given[rank][..part]);
+    }
+}

@@ -1,0 +1,246 @@
+//! One rank's part of measuring an operation over a sweep of sizes.
+
+use super::args::{Average, Blocking, Calls};
+use super::calls::{Placement, Slot, Work};
+use super::exact::{Data, Exact, Expectation};
+use super::operation::{Counts, Operation, bandwidth};
+use super::plan::{Algo, Plan};
+use super::record::{Measured, Row, now};
+use super::statistics::Summary;
+use super::table::{Half, Label, dtype_name, op_name};
+use crate::failure::{Failure, Result};
+use collectives::schedule::Algorithm;
+use collectives::{Communicator, DType, ReduceOp, bf16, f16};
+use std::time::Instant;
+
+/// Measures everything that `plan` asks for. `row` is called on rank 0 as soon as a row is complete.
+///
+/// # Errors
+/// What a call or the transport said.
+pub fn run(plan: &Plan, comm: &Communicator, row: &mut dyn FnMut(Row)) -> Result<()> {
+    force(plan, comm)?;
+    for &dtype in &plan.dtypes {
+        match dtype {
+            DType::F32 => typed::<f32>(plan, comm, row)?,
+            DType::F64 => typed::<f64>(plan, comm, row)?,
+            DType::F16 => typed::<f16>(plan, comm, row)?,
+            DType::Bf16 => typed::<bf16>(plan, comm, row)?,
+            DType::I8 => typed::<i8>(plan, comm, row)?,
+            DType::U8 => typed::<u8>(plan, comm, row)?,
+            DType::I32 => typed::<i32>(plan, comm, row)?,
+            DType::U32 => typed::<u32>(plan, comm, row)?,
+            DType::I64 => typed::<i64>(plan, comm, row)?,
+            DType::U64 => typed::<u64>(plan, comm, row)?,
+        }
+    }
+    Ok(())
+}
+
+/// Makes the communicator take the algorithm that was asked for.
+fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
+    let Algo::Named(name) = &plan.algo else { return Ok(()) };
+    let kind = plan.operation.kind();
+    let possible = comm.algorithms(kind);
+    let names = || possible.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ");
+    let found: Option<Algorithm> = possible.iter().copied().find(|a| a.name() == name);
+    let Some(algorithm) = found else {
+        return Err(Failure::usage(format!(
+            "--algo {name}: over {} with {} ranks, {} can be carried by {}, or auto",
+            comm.transport_name(),
+            comm.size(),
+            plan.operation.name(),
+            names()
+        )));
+    };
+    Ok(comm.force(kind, Some(algorithm))?)
+}
+
+/// Everything for one element type, with buffers that are allocated once.
+fn typed<T: Exact>(plan: &Plan, comm: &Communicator, row: &mut dyn FnMut(Row)) -> Result<()> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let sizes: Vec<usize> = match plan.operation {
+        Operation::Barrier => vec![0],
+        _ => plan.repeats.sweep.sizes().collect(),
+    };
+    let roots = plan.roots(ranks);
+    let placements = plan.operation.placements(plan.calls);
+    let mut all = Vec::new();
+    for (&bytes, &root) in sizes.iter().flat_map(|b| roots.iter().map(move |r| (b, r))) {
+        for placement in placements {
+            let work = Work {
+                operation: plan.operation,
+                calls: plan.calls,
+                placement,
+                op: ReduceOp::Sum,
+                root: root.unwrap_or(0),
+            };
+            all.push((work, plan.operation.counts(bytes, size_of::<T>(), ranks)));
+        }
+    }
+    let (send, receive) = Slot::<T>::capacity(all.into_iter(), rank);
+    let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, plan.registered));
+    let mut bench = Bench { plan, comm, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
+    for &op in &plan.ops {
+        for &root in &roots {
+            for _ in 0..plan.cycles {
+                for &bytes in &sizes {
+                    let counts = plan.operation.counts(bytes, size_of::<T>(), ranks);
+                    let halves = placements.map(|placement| bench.half(bytes, &counts, op, root, placement));
+                    let [out_of_place, in_place] = halves;
+                    let (out_of_place, in_place) = (out_of_place?, in_place?);
+                    let label = Label {
+                        bytes: counts.bytes(size_of::<T>()),
+                        count: counts.count,
+                        dtype: dtype_name(T::DTYPE),
+                        op: op_name(op),
+                        root: root.map_or(-1, |r| r as i64),
+                    };
+                    if rank == 0 {
+                        row(Row { label, out_of_place, in_place, printed: now() });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a, T: Exact> {
+    plan: &'a Plan,
+    comm: &'a Communicator,
+    slots: Vec<Slot<T>>,
+    /// Of the data of the next check.
+    seed: u64,
+}
+
+impl<T: Exact> Bench<'_, T> {
+    fn half(
+        &mut self,
+        bytes: usize,
+        counts: &Counts,
+        op: Option<ReduceOp>,
+        root: Option<usize>,
+        placement: Placement,
+    ) -> Result<Measured> {
+        let plan = self.plan;
+        let work = Work {
+            operation: plan.operation,
+            calls: plan.calls,
+            placement,
+            op: op.unwrap_or(ReduceOp::Sum),
+            root: root.unwrap_or(0),
+        };
+        for slot in &mut self.slots {
+            slot.fit(&work, counts, self.comm.rank());
+        }
+        self.fill(&work, counts, op);
+        for _ in 0..plan.repeats.warmup(bytes) {
+            work.several(self.comm, &mut self.slots)?;
+        }
+        let mine = self.times(&work, plan.repeats.iterations(bytes))?;
+        let times = over_ranks(self.comm, &mine, plan.average)?;
+        let wrong = self.check(&work, counts, op)?;
+        let seconds = times.iter().sum::<f64>() / times.len() as f64;
+        let (algorithm_bandwidth, bus_bandwidth) =
+            bandwidth(plan.operation, counts.bytes(size_of::<T>()), seconds, self.comm.size());
+        let choice = self.comm.explain(work.call::<T>(counts, self.comm), plan.registered).choice;
+        let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;
+        Ok(Measured {
+            half: Half { seconds, algorithm_bandwidth, bus_bandwidth, wrong, calls },
+            times,
+            algorithm: choice.algorithm.to_string(),
+            why: choice.why.to_string(),
+        })
+    }
+
+    /// New data in all slots.
+    fn fill(&mut self, work: &Work, counts: &Counts, op: Option<ReduceOp>) -> Vec<Expectation<T>> {
+        let (rank, ranks) = (self.comm.rank(), self.comm.size());
+        let longest = counts.send.max(counts.receive);
+        let seed = &mut self.seed;
+        let fill = |slot: &mut Slot<T>| {
+            *seed += 1;
+            let data = Data { seed: *seed, ranks, op };
+            let expected = Expectation::new(work.operation, &data, rank, work.root, longest);
+            slot.fill(work, counts, rank, &expected);
+            expected
+        };
+        self.slots.iter_mut().map(fill).collect()
+    }
+
+    /// Seconds of each timed iteration on this rank, per call.
+    fn times(&mut self, work: &Work, iterations: usize) -> Result<Vec<f64>> {
+        let Bench { plan, comm, slots, .. } = self;
+        let mut stamps = Vec::with_capacity(iterations);
+        let iteration = |slots: &mut [Slot<T>]| -> Result<()> {
+            match plan.blocking {
+                Blocking::Streaming | Blocking::Isolated => work.several(comm, slots),
+                Blocking::Wait => slots.iter_mut().try_for_each(|slot| work.once(comm, slot)),
+                Blocking::Barrier => slots.iter_mut().try_for_each(|slot| {
+                    work.once(comm, slot)?;
+                    Ok(comm.barrier()?)
+                }),
+            }
+        };
+        comm.barrier()?;
+        let mut last = Instant::now();
+        for _ in 0..iterations {
+            iteration(slots)?;
+            let now = Instant::now();
+            stamps.push((now - last).as_secs_f64() / slots.len() as f64);
+            last = now;
+            if plan.blocking == Blocking::Isolated {
+                comm.barrier()?;
+                last = Instant::now();
+            }
+        }
+        Ok(stamps)
+    }
+
+    /// Wrong elements on all ranks in calls with new data; None where there is nothing to check.
+    fn check(&mut self, work: &Work, counts: &Counts, op: Option<ReduceOp>) -> Result<Option<u64>> {
+        if self.plan.check == 0 || work.operation == Operation::Barrier {
+            return Ok(None);
+        }
+        let rank = self.comm.rank();
+        for _ in 0..self.plan.check {
+            let expected = self.fill(work, counts, op);
+            work.several(self.comm, &mut self.slots)?;
+            let found = self.slots.iter().zip(&expected).map(|(slot, e)| slot.wrong(work, counts, rank, e));
+            let mut all = [0];
+            self.comm.all_reduce(&[found.sum::<u64>()][..], &mut all[..], ReduceOp::Sum)?;
+            if all[0] > 0 {
+                return Ok(Some(all[0]));
+            }
+        }
+        Ok(Some(0))
+    }
+}
+
+/// Every rank's timings as one, by iteration: the same on all ranks.
+pub fn over_ranks(comm: &Communicator, mine: &[f64], average: Average) -> Result<Vec<f64>> {
+    if average == Average::First {
+        let mut first = mine.to_vec();
+        comm.broadcast(&mut first[..], 0)?;
+        return Ok(first);
+    }
+    let op = match average {
+        Average::Min => ReduceOp::Min,
+        Average::Max => ReduceOp::Max,
+        Average::Mean | Average::First => ReduceOp::Average,
+    };
+    let mut all = vec![0.0; mine.len()];
+    comm.all_reduce(mine, &mut all[..], op)?;
+    Ok(all)
+}
+
+/// A sentence when the two halves of a row measure the same thing.
+pub fn remark(operation: Operation, calls: Calls) -> Option<String> {
+    let [first, second] = operation.placements(calls);
+    (first == second).then(|| match (operation, calls) {
+        (Operation::Broadcast, _) => "broadcast works in one buffer: both halves measure that".to_owned(),
+        (Operation::Barrier, _) => "barrier has no data: both halves measure the same".to_owned(),
+        (Operation::SendRecv, _) => "send_recv needs two buffers: both halves measure that".to_owned(),
+        _ => format!("{} is started in one buffer only: both halves measure that", operation.name()),
+    })
+}

@@ -1,0 +1,362 @@
+//! `caravan bench`: collectives measured by nccl-tests' conventions over any transport, how much of them hides
+//! behind computation, and the tuning of this machine.
+
+mod agree;
+mod args;
+mod calls;
+mod exact;
+mod measure;
+mod operation;
+mod overlap;
+mod plan;
+mod plot;
+mod record;
+mod statistics;
+mod sweep;
+mod table;
+mod tune;
+pub mod tuning;
+
+pub use args::BenchArgs;
+
+use crate::failure::{Failure, Result};
+use crate::machine::{Machine, versions};
+use crate::plan::Ranks;
+use crate::ranks;
+use agree::Signature;
+use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
+use collectives::Communicator;
+use collectives::bootstrap::Identity;
+use operation::Operation;
+use plan::{Algo, Plan, Roots};
+use plot::Series;
+use record::{Row, Run};
+use serde_json::{Value, json};
+use std::io::Write;
+use sweep::Step;
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// One sentence: usage, or what went wrong.
+pub fn bench(args: &BenchArgs) -> Result<()> {
+    if let Some((operation, flags)) = args.command.collective() {
+        return collective(operation, flags);
+    }
+    match &args.command {
+        BenchCommand::Overlap(flags) => overlap::overlap(flags),
+        BenchCommand::Tune(flags) => tune::tune(flags),
+        BenchCommand::Plot(flags) => plot(flags),
+        _ => Err(Failure::usage("this is no operation")),
+    }
+}
+
+fn plot(args: &PlotArgs) -> Result<()> {
+    record::check_writable("-o", &args.out)?;
+    let series = Series::read(&args.inputs)?;
+    record::write_whole(&args.out, plot::svg(&series, "caravan bench")?.as_bytes())
+}
+
+fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
+    let plan = Plan::new(operation, args)?;
+    let identity = Identity::from_env().map_err(Failure::usage)?;
+    let ranks = Ranks::plan(&args.ranks, identity.as_ref().map(|i| i.world))?;
+    plan.check(ranks.world)?;
+    if plan.algo == Algo::Native {
+        return Err(Failure::usage(format!(
+            "--algo native runs the collectives of the transport's own library, and {} has none: take --transport mpi",
+            ranks.transport.name()
+        )));
+    }
+    let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
+    for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
+        record::check_writable(flag, path)?;
+    }
+    ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(&plan, args, comm))
+}
+
+/// One rank's part; rank 0 shows and writes.
+fn rank(plan: &Plan, args: &CollectiveArgs, comm: Communicator) -> Result<()> {
+    agree::check(&comm, &signature(plan, args))?;
+    let started = record::now();
+    let who = agree::exchange(&comm, &introduce())?;
+    let mut run = Run {
+        operation: plan.operation,
+        transport: comm.transport_name().to_owned(),
+        ranks: comm.size(),
+        about: Value::Null,
+        rows: Vec::new(),
+    };
+    let quiet = args.ranks.quiet || comm.rank() != 0;
+    let mut out = Out { quiet, failed: None };
+    out.text(&header(plan, &comm, &who));
+    let rows = &mut run.rows;
+    measure::run(plan, &comm, &mut |row| {
+        out.text(&line(plan, &row));
+        rows.push(row);
+    })?;
+    if comm.rank() != 0 {
+        return Ok(());
+    }
+    run.about = about(plan, &comm, &who, &started);
+    let average = run.average_bus_bandwidth();
+    let passed = plan.min_busbw.map(|least| average >= least);
+    out.text(&algorithms(&run.rows));
+    out.text(&table::footer(run.failures(), average, passed));
+    out.text(&format!("# Collective test concluded: {}\n#\n\n", plan.operation.name()));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&run.json(plan.min_busbw)).map_err(Failure::run)?;
+        record::write_whole(path, text.as_bytes())?;
+    }
+    if let Some(path) = &args.csv {
+        record::write_whole(path, run.csv().as_bytes())?;
+    }
+    if let Some(path) = &args.plot {
+        let title = format!("{} over {}, {} ranks", plan.operation.name(), run.transport, run.ranks);
+        record::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())?;
+    }
+    out.end()?;
+    verdict(plan, &run)
+}
+
+/// What makes a run that went through a failure all the same.
+fn verdict(plan: &Plan, run: &Run) -> Result<()> {
+    let (wrong, average) = (run.wrong(), run.average_bus_bandwidth());
+    if wrong > 0 {
+        return Err(Failure::run(format!(
+            "{wrong} elements of {} over {} were wrong, in {} of {} measurements",
+            plan.operation.name(),
+            run.transport,
+            run.failures(),
+            2 * run.rows.len()
+        )));
+    }
+    match plan.min_busbw {
+        Some(least) if average < least => Err(Failure::run(format!(
+            "the average bus bandwidth of {} is {average:.3} GB/s, below --min-busbw {least}",
+            plan.operation.name()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Standard output, whose loss (a closed pipe) must not stop a rank in the middle of a collective.
+pub struct Out {
+    quiet: bool,
+    failed: Option<std::io::Error>,
+}
+
+impl Out {
+    /// Prints unless this rank is quiet.
+    pub fn text(&mut self, text: &str) {
+        if self.quiet || self.failed.is_some() {
+            return;
+        }
+        let mut stdout = std::io::stdout().lock();
+        self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
+    }
+
+    /// The first thing that went wrong.
+    pub fn end(self) -> Result<()> {
+        match self.failed {
+            None => Ok(()),
+            Some(e) => Err(Failure::run(format!("writing to standard output: {e}"))),
+        }
+    }
+}
+
+/// What this rank says about itself: process, host and processor.
+pub fn introduce() -> String {
+    let machine = Machine::probe();
+    format!("{}\t{}\t{}", std::process::id(), machine.host, machine.cpu)
+}
+
+fn header(plan: &Plan, comm: &Communicator, who: &[String]) -> String {
+    let sweep = plan.repeats.sweep;
+    let (step, unit) = match sweep.step {
+        Step::Factor(factor) => (factor, "factor"),
+        Step::Bytes(bytes) => (bytes, "bytes"),
+    };
+    let mut text = format!(
+        "# caravan version {} transport {} ranks {} algo {}\n\
+         # Collective test starting: {}\n\
+         # nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({unit}) warmup iters: {} iters: {} agg iters: {} \
+         validation: {} graph: 0 unalign: 0\n",
+        env!("CARGO_PKG_VERSION"),
+        comm.transport_name(),
+        comm.size(),
+        algo_name(&plan.algo),
+        plan.operation.name(),
+        sweep.begin,
+        sweep.end,
+        plan.repeats.warmup(sweep.end),
+        plan.repeats.iterations(sweep.end),
+        plan.aggregate,
+        plan.check,
+    );
+    if plan.repeats.adaptive() {
+        text += "# Iterations by size: 1000 up to 8K, 100 up to 1M, 20 above; -n sets one number for all\n";
+    }
+    text += match plan.blocking {
+        Blocking::Streaming => "",
+        Blocking::Barrier => "# Blocking Enabled: wait and barrier after each inner iteration (-m) \n",
+        Blocking::Wait => "# Blocking Enabled: wait after each inner iteration (-m), no barrier \n",
+        Blocking::Isolated => {
+            "# Blocking Enabled: wait and barrier after each outer iteration (-n); time excludes barrier \n"
+        }
+    };
+    if plan.calls == Calls::Started {
+        text += "# Calls are started, then waited for\n";
+    }
+    if !plan.registered {
+        text += "# Buffers are from the heap, not from the transport\n";
+    }
+    if let Some(remark) = measure::remark(plan.operation, plan.calls) {
+        text += &format!("# {remark}\n");
+    }
+    text += "#\n# Using devices\n";
+    for (rank, line) in who.iter().enumerate() {
+        let mut fields = line.split('\t');
+        let mut next = || fields.next().unwrap_or("?");
+        let (pid, host, cpu) = (next(), next(), next());
+        text +=
+            &format!("#  Rank {rank:2} Group  0 Pid {pid:>6} on {host:>10} device  0 [0000:00:00] {cpu}\n");
+    }
+    text + &plan.columns.header()
+}
+
+fn line(plan: &Plan, row: &Row) -> String {
+    let columns = plan.columns;
+    row.label.text()
+        + &columns.half(&row.out_of_place.half)
+        + &columns.half(&row.in_place.half)
+        + &columns.end(&row.printed)
+}
+
+/// Which algorithm carried which sizes, and why: a comment line for each run of rows with the same answer.
+fn algorithms(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let mut last = None;
+    for (row, name, m) in
+        rows.iter().flat_map(|r| [(r, "out-of-place", &r.out_of_place), (r, "in-place", &r.in_place)])
+    {
+        let answer = (&m.algorithm, &m.why);
+        if last != Some(answer) {
+            text +=
+                &format!("# Algorithm from {} bytes {name}: {}, {}\n", row.label.bytes, m.algorithm, m.why);
+            last = Some(answer);
+        }
+    }
+    text
+}
+
+fn algo_name(algo: &Algo) -> &str {
+    match algo {
+        Algo::Auto => "auto",
+        Algo::Native => "native",
+        Algo::Named(name) => name,
+    }
+}
+
+/// Everything that ranks must agree on.
+fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
+    let list = |names: Vec<&str>| names.join(",");
+    let sweep = plan.repeats.sweep;
+    let mut all = vec![
+        ("operation", plan.operation.name().to_owned()),
+        ("-b", sweep.begin.to_string()),
+        ("-e", sweep.end.to_string()),
+        match sweep.step {
+            Step::Factor(factor) => ("-f", factor.to_string()),
+            Step::Bytes(bytes) => ("-i", bytes.to_string()),
+        },
+        ("-n", args.sweep.iterations.map_or("by size".into(), |n| n.to_string())),
+        ("-w", args.sweep.warmup.map_or("by size".into(), |n| n.to_string())),
+        ("-d", list(plan.dtypes.iter().map(|d| d.name()).collect())),
+        ("-o", list(plan.ops.iter().map(|o| table::op_name(*o)).collect())),
+        ("-c", plan.check.to_string()),
+        ("-m", plan.aggregate.to_string()),
+        ("-N", plan.cycles.to_string()),
+        ("-z", format!("{:?}", plan.blocking).to_lowercase()),
+        ("-a", average_name(plan.average).to_owned()),
+        ("--calls", format!("{:?}", plan.calls).to_lowercase()),
+        ("-R", u8::from(plan.registered).to_string()),
+        ("--algo", algo_name(&plan.algo).to_owned()),
+    ];
+    if plan.operation.rooted() {
+        let root = match plan.roots {
+            Roots::All => "all".to_owned(),
+            Roots::One(root) => root.to_string(),
+        };
+        all.push(("-r", root));
+    }
+    all
+}
+
+fn average_name(average: Average) -> &'static str {
+    match average {
+        Average::First => "rank 0",
+        Average::Mean => "mean",
+        Average::Min => "min",
+        Average::Max => "max",
+    }
+}
+
+/// The part of the JSON that says what ran where.
+fn about(plan: &Plan, comm: &Communicator, who: &[String], started: &str) -> Value {
+    let sweep = plan.repeats.sweep;
+    let devices = who.iter().enumerate().map(|(rank, line)| {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let field = |i: usize| fields.get(i).copied().unwrap_or("");
+        json!({
+            "rank": rank, "group": 0, "pid": field(0).parse::<u64>().ok(), "hostname": field(1), "device": 0,
+            "device_info": field(2),
+        })
+    });
+    let mut config = json!({
+        "nthreads": 1,
+        "ngpus": 1,
+        "minimum_bytes": sweep.begin,
+        "maximum_bytes": sweep.end,
+        "warmup_iters": plan.repeats.warmup(sweep.end),
+        "iterations": plan.repeats.iterations(sweep.end),
+        "iterations_by_size": plan.repeats.adaptive(),
+        "aggregated_iterations": plan.aggregate,
+        "validation": plan.check,
+        "average": average_name(plan.average),
+        "blocking": format!("{:?}", plan.blocking).to_lowercase(),
+        "calls": format!("{:?}", plan.calls).to_lowercase(),
+        "registered_buffers": plan.registered,
+        "algo": algo_name(&plan.algo),
+        "devices": devices.collect::<Vec<_>>(),
+    });
+    match sweep.step {
+        Step::Factor(factor) => config["step_factor"] = json!(factor),
+        Step::Bytes(bytes) => config["step_bytes"] = json!(bytes),
+    }
+    json!({
+        "version": 3,
+        "generator": format!("caravan {}", env!("CARGO_PKG_VERSION")),
+        "start_time": started,
+        "end_time": record::now(),
+        "args": std::env::args().collect::<Vec<_>>(),
+        "env": environment(),
+        "machine": Machine::probe().json(),
+        "versions": versions(),
+        "config": config,
+        "transport_name": comm.transport_name(),
+    })
+}
+
+/// Settings of communication libraries in the environment; nothing else of it, for it may hold secrets.
+fn environment() -> Vec<String> {
+    let prefixes =
+        ["UCX_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll", "MPIR_CVAR_", "NCCL_", "CARAVAN_TUNING"];
+    let mut all: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    all.sort();
+    all
+}

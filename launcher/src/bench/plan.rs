@@ -1,0 +1,302 @@
+//! From literal flags to what one run of an operation does: everything that can be checked without ranks is.
+
+use super::args::{Average, Blocking, Calls, CollectiveArgs, SweepArgs};
+use super::operation::Operation;
+use super::sweep::{Step, Sweep, default_iterations, default_warmup};
+use super::table::Columns;
+use crate::failure::{Failure, Result};
+use crate::human;
+use collectives::{DType, ReduceOp};
+
+/// A sweep with its repetitions.
+#[derive(Clone, Debug)]
+pub struct Repeats {
+    pub sweep: Sweep,
+    /// Timed calls of each size; None: by size.
+    iterations: Option<usize>,
+    warmup: Option<usize>,
+}
+
+impl Repeats {
+    /// Checks the flags.
+    ///
+    /// # Errors
+    /// Sizes that cannot be read, an end below the beginning, no iterations.
+    pub fn plan(args: &SweepArgs) -> Result<Self> {
+        let bytes = |flag: &str, text: &str| {
+            human::parse_bytes(text).map_err(|e| Failure::usage(format!("{flag} {e}")))
+        };
+        let begin = bytes("-b", &args.begin)?;
+        let end = args.end.as_deref().map(|e| bytes("-e", e)).transpose()?;
+        let step = match (&args.step, args.factor) {
+            (Some(step), _) => Step::Bytes(bytes("-i", step)?),
+            (None, factor) => Step::Factor(factor.unwrap_or(4)),
+        };
+        let end = end.unwrap_or(begin.max(64 << 20));
+        let sweep = Sweep::new(begin, end, step).map_err(Failure::usage)?;
+        if args.iterations == Some(0) {
+            return Err(Failure::usage("-n 0 times nothing: give at least 1"));
+        }
+        Ok(Repeats { sweep, iterations: args.iterations, warmup: args.warmup })
+    }
+
+    /// Timed calls of a size.
+    pub fn iterations(&self, bytes: usize) -> usize {
+        self.iterations.unwrap_or_else(|| default_iterations(bytes))
+    }
+
+    /// Untimed calls before them.
+    pub fn warmup(&self, bytes: usize) -> usize {
+        self.warmup.unwrap_or_else(|| default_warmup(self.iterations(bytes)))
+    }
+
+    /// Whether the number of iterations depends on the size.
+    pub fn adaptive(&self) -> bool {
+        self.iterations.is_none()
+    }
+}
+
+/// Which ranks are roots in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roots {
+    One(usize),
+    All,
+}
+
+/// Which algorithm carries calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Algo {
+    /// The tuner's choice.
+    Auto,
+    /// This one.
+    Named(String),
+    /// The collectives of the transport's library.
+    Native,
+}
+
+/// One run of one operation.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub operation: Operation,
+    pub repeats: Repeats,
+    pub dtypes: Vec<DType>,
+    /// None once where nothing is reduced.
+    pub ops: Vec<Option<ReduceOp>>,
+    pub roots: Roots,
+    pub check: usize,
+    pub average: Average,
+    pub aggregate: usize,
+    pub cycles: usize,
+    pub blocking: Blocking,
+    pub calls: Calls,
+    pub registered: bool,
+    pub columns: Columns,
+    pub algo: Algo,
+    pub min_busbw: Option<f64>,
+}
+
+impl Plan {
+    /// Checks the flags of one operation.
+    ///
+    /// # Errors
+    /// One sentence with the flag, what was given and what would work.
+    pub fn new(operation: Operation, args: &CollectiveArgs) -> Result<Self> {
+        let repeats = Repeats::plan(&args.sweep)?;
+        let dtypes = dtypes(&args.dtype)?;
+        let ops = match (operation.reduces(), args.op.as_str()) {
+            (true, "all") => ReduceOp::ALL.map(Some).to_vec(),
+            (true, op) => {
+                vec![Some(op.parse().map_err(|e| Failure::usage(format!("-o {op}: {e}, and all")))?)]
+            }
+            // Scripts pass -o to every test of nccl-tests; a name that nobody knows is still an error.
+            (false, op) if op == "all" || op.parse::<ReduceOp>().is_ok() || op == "none" => vec![None],
+            (false, op) => {
+                return Err(Failure::usage(format!("-o {op}: {}", op.parse::<ReduceOp>().unwrap_err())));
+            }
+        };
+        let roots =
+            match args.root.as_str() {
+                "all" => Roots::All,
+                text => Roots::One(text.parse().map_err(|_| {
+                    Failure::usage(format!("-r {text}: the root is a rank such as 0, or all"))
+                })?),
+            };
+        if args.aggregate == 0 || args.aggregate > 1024 {
+            return Err(Failure::usage(format!("-m {}: 1 to 1024 calls can be in flight", args.aggregate)));
+        }
+        if args.cycles == 0 {
+            return Err(Failure::usage("-N 0 repeats nothing: give at least 1"));
+        }
+        if args.min_busbw.is_some_and(|b| !(b.is_finite() && b >= 0.0)) {
+            return Err(Failure::usage("--min-busbw needs a number of GB/s of at least 0"));
+        }
+        let columns =
+            Columns { per_call: switch("-I", &args.per_call)?, timestamps: switch("-S", &args.timestamps)? };
+        Ok(Plan {
+            operation,
+            repeats,
+            dtypes,
+            ops,
+            roots,
+            check: args.check,
+            average: *choice(
+                "-a",
+                &args.average,
+                &[Average::First, Average::Mean, Average::Min, Average::Max],
+            )?,
+            aggregate: args.aggregate,
+            cycles: args.cycles,
+            blocking: *choice(
+                "-z",
+                &args.blocking,
+                &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
+            )?,
+            calls: if args.aggregate > 1 { Calls::Started } else { args.calls },
+            registered: switch("-R", &args.register)?,
+            columns,
+            algo: algo(&args.algo),
+            min_busbw: args.min_busbw,
+        })
+    }
+
+    /// Checks what depends on the number of ranks.
+    ///
+    /// # Errors
+    /// A root that is no rank, or sizes that leave a rank nothing.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        match self.roots {
+            Roots::One(root) if self.operation.rooted() && root >= ranks => {
+                let most = ranks - 1;
+                return Err(Failure::usage(format!("-r {root}: the {ranks} ranks count from 0 to {most}")));
+            }
+            _ => {}
+        }
+        if self.operation == Operation::SendRecv && ranks < 2 {
+            return Err(Failure::usage("send_recv goes from rank to rank: give --ranks 2 or more"));
+        }
+        for &dtype in &self.dtypes {
+            self.repeats.sweep.check(self.operation, dtype, ranks).map_err(Failure::usage)?;
+        }
+        Ok(())
+    }
+
+    /// The roots to go through over `ranks`; None once where there is no root.
+    pub fn roots(&self, ranks: usize) -> Vec<Option<usize>> {
+        match (self.operation.rooted(), self.roots) {
+            (false, _) => vec![None],
+            (true, Roots::One(root)) => vec![Some(root)],
+            (true, Roots::All) => (0..ranks).map(Some).collect(),
+        }
+    }
+}
+
+/// Element types by name, or all of them.
+///
+/// # Errors
+/// An unknown name.
+pub fn dtypes(text: &str) -> Result<Vec<DType>> {
+    match text {
+        "all" => Ok(DType::ALL.to_vec()),
+        _ => Ok(vec![text.parse().map_err(|e| Failure::usage(format!("-d {text}: {e}, and all")))?]),
+    }
+}
+
+fn algo(text: &str) -> Algo {
+    match text {
+        "auto" => Algo::Auto,
+        "native" => Algo::Native,
+        name => Algo::Named(name.to_owned()),
+    }
+}
+
+/// One of numbered choices.
+fn choice<'a, T>(flag: &str, text: &str, choices: &'a [T]) -> Result<&'a T> {
+    let found = text.parse::<usize>().ok().and_then(|i| choices.get(i));
+    found.ok_or_else(|| {
+        Failure::usage(format!("{flag} {text}: give a number from 0 to {}", choices.len() - 1))
+    })
+}
+
+fn switch(flag: &str, text: &str) -> Result<bool> {
+    choice(flag, text, &[false, true]).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::bench::args::BenchCommand;
+    use clap::Parser;
+
+    fn plan(flags: &str) -> Result<Plan> {
+        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(bench) = Cli::try_parse_from(words).expect(flags).command else {
+            panic!("{flags}")
+        };
+        let (operation, args) = bench.command.collective().expect(flags);
+        Plan::new(operation, args)
+    }
+
+    #[test]
+    fn flags_of_nccl_tests_mean_what_they_mean_there() {
+        let p = plan("all_reduce -b 8 -e 128M -f 2 -n 50 -w 5 -d bfloat16 -o avg -a 3 -z 1 -c 0 -m 2 -N 3")
+            .unwrap();
+        assert_eq!(p.operation, Operation::AllReduce);
+        assert_eq!(p.repeats.sweep, Sweep { begin: 8, end: 128 << 20, step: Step::Factor(2) });
+        assert_eq!((p.repeats.iterations(8), p.repeats.warmup(8)), (50, 5));
+        assert_eq!((p.dtypes, p.ops), (vec![DType::Bf16], vec![Some(ReduceOp::Average)]));
+        assert_eq!((p.average, p.blocking, p.check, p.cycles), (Average::Max, Blocking::Barrier, 0, 3));
+        assert_eq!((p.aggregate, p.calls), (2, Calls::Started));
+        let long =
+            plan("reduce_scatter --minbytes 1M --maxbytes 4M --stepbytes 1M --warmup_iters 1 --agg_iters 1");
+        assert_eq!(long.unwrap().repeats.sweep.sizes().count(), 4);
+    }
+
+    #[test]
+    fn defaults_sweep_from_a_kibibyte_to_64_mebibytes() {
+        let p = plan("all_gather -o all -d all").unwrap();
+        assert_eq!(p.repeats.sweep, Sweep { begin: 1024, end: 64 << 20, step: Step::Factor(4) });
+        assert!(p.repeats.adaptive());
+        assert_eq!((p.dtypes.len(), p.ops), (10, vec![None]));
+        assert_eq!(plan("all_reduce -b 1G").unwrap().repeats.sweep.end, 1 << 30);
+        assert_eq!(plan("broadcast -r all").unwrap().roots(3), [Some(0), Some(1), Some(2)]);
+        assert_eq!(plan("all_to_all -r all").unwrap().roots(3), [None]);
+    }
+
+    #[test]
+    fn nonsense_is_named_with_its_flag() {
+        for (flags, words) in [
+            ("all_reduce -b 2M -e 1M", &["-e", "-b"][..]),
+            ("all_reduce -b many", &["-b", "'many'"]),
+            ("all_reduce -d f12", &["-d f12", "bf16", "all"]),
+            ("all_reduce -o xor", &["-o xor", "sum"]),
+            ("all_gather -o xor", &["-o xor", "sum"]),
+            ("broadcast -r first", &["-r first", "all"]),
+            ("all_reduce -a 4", &["-a 4", "0 to 3"]),
+            ("all_reduce -z x", &["-z x", "0 to 3"]),
+            ("all_reduce -n 0", &["-n 0"]),
+            ("all_reduce -m 0", &["-m 0"]),
+            ("all_reduce -N 0", &["-N 0"]),
+            ("all_reduce -f 1", &["-f 1", "-i"]),
+            ("all_reduce --min-busbw nan", &["--min-busbw"]),
+        ] {
+            let e = plan(flags).expect_err(flags);
+            assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
+        }
+        let e = plan("broadcast -r 2").unwrap().check(2).unwrap_err().to_string();
+        assert!(e.contains("-r 2") && e.contains("2 ranks"), "{e}");
+        assert!(
+            plan("all_reduce -b 6").unwrap().check(2).unwrap_err().to_string().contains("does not divide")
+        );
+    }
+
+    #[test]
+    fn every_operation_is_a_command() {
+        for operation in Operation::ALL {
+            assert_eq!(plan(operation.name()).unwrap().operation, operation);
+        }
+        let words = ["caravan", "bench", "alltoall"];
+        let Command::Bench(bench) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+        assert!(matches!(bench.command, BenchCommand::AllToAll(_)));
+    }
+}

@@ -1,0 +1,328 @@
+//! What a run found, and the machine-readable files it is written to.
+
+use super::operation::Operation;
+use super::table::{Half, Label};
+use crate::failure::{Failure, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+/// One placement of one size.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    pub half: Half,
+    /// Seconds of each timed call, over ranks as `-a` says.
+    pub times: Vec<f64>,
+    /// What carried the calls.
+    pub algorithm: String,
+    /// Why that one.
+    pub why: String,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub label: Label,
+    pub out_of_place: Measured,
+    pub in_place: Measured,
+    /// When, as [`now`] says it.
+    pub printed: String,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub operation: Operation,
+    pub transport: String,
+    pub ranks: usize,
+    /// Flags and machine, as JSON.
+    pub about: Value,
+    pub rows: Vec<Row>,
+}
+
+impl Run {
+    /// Wrong elements over all rows.
+    pub fn wrong(&self) -> u64 {
+        self.halves().filter_map(|h| h.wrong).sum()
+    }
+
+    /// The footer's first number: halves of rows with anything wrong.
+    pub fn failures(&self) -> u64 {
+        self.halves().filter(|h| h.wrong.is_some_and(|w| w > 0)).count() as u64
+    }
+
+    /// The mean bus bandwidth over both halves of all rows, in GB/s.
+    pub fn average_bus_bandwidth(&self) -> f64 {
+        let n = self.halves().count().max(1) as f64;
+        self.halves().map(|h| h.bus_bandwidth).sum::<f64>() / n
+    }
+
+    fn halves(&self) -> impl Iterator<Item = &Half> {
+        self.rows.iter().flat_map(|r| [&r.out_of_place.half, &r.in_place.half])
+    }
+
+    /// nccl-tests' JSON (their keys and units: microseconds, GB/s) with ours beside it.
+    pub fn json(&self, min_busbw: Option<f64>) -> Value {
+        let average = self.average_bus_bandwidth();
+        let mut all = self.about.clone();
+        all["operation"] = json!(self.operation.name());
+        all["transport"] = json!(self.transport);
+        all["ranks"] = json!(self.ranks);
+        all["results"] = self.rows.iter().map(Row::json).collect();
+        all["out_of_bounds"] = json!({"count": self.failures(), "okay": self.failures() == 0});
+        all["average_bus_bandwidth"] = json!({
+            "bandwidth": average,
+            "okay": min_busbw.map_or(json!("unchecked"), |least| json!(average >= least)),
+        });
+        all
+    }
+
+    /// One line per size and placement.
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,busbw_gbps,\
+             wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why\n",
+        );
+        for row in &self.rows {
+            for (placement, m) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
+                let (l, h, s) = (&row.label, &m.half, &m.half.calls);
+                text += &format!(
+                    "{},{},{},{placement},{},{},{},{},{},{:.3},{:.6},{:.6},{},{:.3},{:.3},{:.3},{:.3},{:.3},{},{}\n",
+                    self.operation.name(),
+                    quoted(&self.transport),
+                    self.ranks,
+                    l.bytes,
+                    l.count,
+                    l.dtype,
+                    l.op,
+                    l.root,
+                    h.seconds * 1e6,
+                    h.algorithm_bandwidth,
+                    h.bus_bandwidth,
+                    h.wrong.map_or(String::new(), |w| w.to_string()),
+                    s.min * 1e6,
+                    s.p50 * 1e6,
+                    s.p95 * 1e6,
+                    s.p99 * 1e6,
+                    s.max * 1e6,
+                    quoted(&m.algorithm),
+                    quoted(&m.why),
+                );
+            }
+        }
+        text
+    }
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        let l = &self.label;
+        let mut row = json!({
+            "size": l.bytes, "count": l.count, "type": l.dtype, "redop": l.op, "root": l.root.to_string(),
+            "actual_iterations": self.out_of_place.times.len(),
+        });
+        for (name, m) in [("out_of_place", &self.out_of_place), ("in_place", &self.in_place)] {
+            row[name] = json!({
+                "time": m.half.seconds * 1e6,
+                "alg_bw": m.half.algorithm_bandwidth,
+                "bus_bw": m.half.bus_bandwidth,
+                "nwrong": m.half.wrong,
+                "algorithm": m.algorithm,
+                "why": m.why,
+            });
+            let mut calls = m.half.calls.json();
+            calls["times_us"] = m.times.iter().map(|t| t * 1e6).collect();
+            row[format!("{name}_per_iter")] = calls;
+        }
+        row
+    }
+}
+
+/// A field of a comma-separated line.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Finds out whether `path` can be written before anything is measured for it; leaves nothing behind.
+///
+/// # Errors
+/// The flag, the path and the system's words.
+pub fn check_writable(flag: &str, path: &Path) -> Result<()> {
+    let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
+    if path.is_dir() {
+        return Err(refuse(&"is a directory; give a file"));
+    }
+    let probe = partial(path);
+    fs::File::create(&probe).map_err(|e| refuse(&e))?;
+    fs::remove_file(&probe).map_err(|e| refuse(&e))
+}
+
+/// Writes all of `content`, or leaves what was there.
+///
+/// # Errors
+/// The path and the system's words.
+pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
+    let part = partial(path);
+    let written = fs::File::create(&part)
+        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&part, path));
+    written.map_err(|e| {
+        let _ = fs::remove_file(&part);
+        Failure::run(format!("writing {}: {e}", path.display()))
+    })
+}
+
+fn partial(path: &Path) -> std::path::PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.partial", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// The time of day, UTC, as nccl-tests prints it.
+pub fn now() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    stamp(since.as_secs())
+}
+
+/// `%Y-%m-%d %H:%M:%S` of seconds since 1970.
+fn stamp(seconds: u64) -> String {
+    let (mut days, rest) = (seconds / 86400, seconds % 86400);
+    let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    format!(
+        "{year:04}-{:02}-{:02} {:02}:{:02}:{:02}",
+        month + 1,
+        days + 1,
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::bench::statistics::Summary;
+
+    /// A run with one row per (bytes, seconds).
+    pub fn example(transport: &str, points: &[(usize, f64)]) -> Run {
+        let measured = |bytes: usize, seconds: f64, wrong| Measured {
+            half: Half {
+                seconds,
+                algorithm_bandwidth: bytes as f64 / 1e9 / seconds,
+                bus_bandwidth: bytes as f64 / 2e9 / seconds,
+                wrong,
+                calls: Summary::of(&[seconds]).unwrap(),
+            },
+            times: vec![seconds],
+            algorithm: "direct-read".into(),
+            why: "one pass, no messages".into(),
+        };
+        let row = |&(bytes, seconds): &(usize, f64)| Row {
+            label: Label { bytes, count: bytes / 4, dtype: "float", op: "none", root: -1 },
+            out_of_place: measured(bytes, seconds, Some(0)),
+            in_place: measured(bytes, seconds, None),
+            printed: now(),
+        };
+        Run {
+            operation: Operation::AllGather,
+            transport: transport.into(),
+            ranks: 2,
+            about: json!({"version": 1}),
+            rows: points.iter().map(row).collect(),
+        }
+    }
+
+    #[test]
+    fn json_has_the_keys_of_nccl_tests_and_the_reasons() {
+        let run = example("shm", &[(1000, 1e-6), (2000, 1e-6)]);
+        let json = run.json(Some(1.0));
+        let row = &json["results"][1];
+        assert_eq!(
+            (row["size"].as_u64(), row["count"].as_u64(), row["root"].as_str()),
+            (Some(2000), Some(500), Some("-1"))
+        );
+        assert_eq!(row["out_of_place"]["nwrong"], 0);
+        assert!(row["in_place"]["nwrong"].is_null());
+        assert!((row["out_of_place"]["bus_bw"].as_f64().unwrap() - 1.0).abs() < 1e-12);
+        assert_eq!(row["out_of_place"]["why"], "one pass, no messages");
+        assert_eq!(row["out_of_place_per_iter"]["times_us"].as_array().unwrap().len(), 1);
+        assert_eq!(json["average_bus_bandwidth"]["okay"], false);
+        assert_eq!(run.json(None)["average_bus_bandwidth"]["okay"], "unchecked");
+    }
+
+    #[test]
+    fn csv_lines_have_as_many_fields_as_names() {
+        let text = example("shm over, say, \"veth\"", &[(1024, 2e-6)]).csv();
+        let fields = |line: &str| {
+            let mut quoted = false;
+            line.chars()
+                .filter(|&c| {
+                    quoted ^= c == '"';
+                    c == ',' && !quoted
+                })
+                .count()
+                + 1
+        };
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines.iter().all(|l| fields(l) == 20), "{text}");
+        assert!(lines[1].contains("out_of_place,1024,256,float,none,-1,2.000,0.512000,0.256000,0,"));
+    }
+
+    #[test]
+    fn anything_wrong_counts_once_per_half() {
+        let mut run = example("shm", &[(1024, 1e-6), (2048, 1e-6)]);
+        assert_eq!((run.wrong(), run.failures()), (0, 0));
+        run.rows[0].in_place.half.wrong = Some(7);
+        run.rows[1].out_of_place.half.wrong = Some(5);
+        assert_eq!((run.wrong(), run.failures()), (12, 2));
+        assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 2, "okay": false}));
+    }
+
+    #[test]
+    fn files_are_written_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.json");
+        check_writable("--json", &path).unwrap();
+        assert!(!path.exists() && fs::read_dir(dir.path()).unwrap().count() == 0);
+        write_whole(&path, b"{}").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"{}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let e = check_writable("--json", &dir.path().join("no/such/out.json")).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().starts_with("--json "), "{e}");
+        assert!(check_writable("--json", dir.path()).unwrap_err().to_string().contains("is a directory"));
+        // A directory in the way: the rename fails, and nothing of ours stays.
+        let taken = dir.path().join("taken");
+        fs::create_dir(&taken).unwrap();
+        assert_eq!(write_whole(&taken, b"x").unwrap_err().code(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_827_696, "2000-02-29 12:34:56"),
+            (1_795_132_799, "2026-11-19 23:59:59"),
+            (4_102_444_800, "2100-01-01 00:00:00"),
+        ] {
+            assert_eq!(stamp(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! `bench tune`: which algorithm is fastest at which size here, written as a table that `auto` goes by.
+
+use super::agree;
+use super::args::{Average, Calls, TuneArgs};
+use super::calls::{Slot, Work};
+use super::measure::over_ranks;
+use super::operation::{Counts, Operation};
+use super::plan::Repeats;
+use super::statistics::median;
+use super::sweep::Step;
+use super::{Out, record, tuning};
+use crate::failure::{Failure, Result};
+use crate::plan::Ranks;
+use crate::ranks;
+use collectives::schedule::{Algorithm, Rule, TuningTable};
+use collectives::{Communicator, ReduceOp};
+use std::time::Instant;
+
+/// Rounds over all algorithms of a size: the best round counts, so that a disturbance hits one of them only.
+const ROUNDS: usize = 3;
+/// A change of algorithm has to gain this much, as a sum of logarithms over sizes: 5 per cent at one size.
+const WORTH: f64 = 0.05;
+
+/// Measures and writes the table.
+///
+/// # Errors
+/// Usage, or what a call said.
+pub fn tune(args: &TuneArgs) -> Result<()> {
+    let repeats = Repeats::plan(&args.sweep)?;
+    let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
+    let ranks = Ranks::plan(&args.ranks, identity.as_ref().map(|i| i.world))?;
+    if ranks.world < 2 {
+        return Err(Failure::usage("one rank has nothing to tune: give --ranks 2 or more"));
+    }
+    for operation in Operation::ALL {
+        repeats.sweep.check(operation, collectives::DType::F32, ranks.world).map_err(Failure::usage)?;
+    }
+    let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
+    record::check_writable("-o", &args.out)?;
+    ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))
+}
+
+fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Communicator) -> Result<()> {
+    let sweep = repeats.sweep;
+    let step = match sweep.step {
+        Step::Factor(factor) => ("-f", factor.to_string()),
+        Step::Bytes(bytes) => ("-i", bytes.to_string()),
+    };
+    let count = |n: Option<usize>| n.map_or("by size".to_owned(), |n| n.to_string());
+    let signature = vec![
+        ("operation", "tune".to_owned()),
+        ("-b", sweep.begin.to_string()),
+        ("-e", sweep.end.to_string()),
+        step,
+        ("-n", count(args.sweep.iterations)),
+        ("-w", count(args.sweep.warmup)),
+    ];
+    agree::check(&comm, &signature)?;
+    let lead = comm.rank() == 0;
+    let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
+    out.text(&format!(
+        "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, fastest first\n",
+        env!("CARGO_PKG_VERSION"),
+        comm.transport_name(),
+        comm.size(),
+        "collective",
+        "size (B)"
+    ));
+    for operation in Operation::ALL {
+        let kind = operation.kind();
+        let algorithms = comm.algorithms(kind);
+        if algorithms.len() < 2 {
+            continue;
+        }
+        let measured = measure(operation, repeats, algorithms, &comm, &mut out)?;
+        let rule = fit(&measured, algorithms);
+        out.text(&format!("# {}\n", sentence(operation, &rule)));
+        table.set(comm.transport_name(), comm.size(), kind, rule);
+    }
+    if lead {
+        record::write_whole(&args.out, table.to_string().as_bytes())?;
+        out.text(&format!(
+            "# written to {}; use it with --tuning or {}\n",
+            args.out.display(),
+            tuning::VARIABLE
+        ));
+    }
+    out.end()
+}
+
+fn sentence(operation: Operation, rule: &Rule) -> String {
+    match rule.up_to {
+        usize::MAX => format!("{}: {} at every size", operation.name(), rule.small),
+        bytes => {
+            format!("{}: {} up to {bytes} bytes a call, {} above", operation.name(), rule.small, rule.large)
+        }
+    }
+}
+
+/// One size of one collective: the call's bytes, and seconds per algorithm.
+#[derive(Clone, Debug)]
+struct Point {
+    bytes: usize,
+    seconds: Vec<f64>,
+}
+
+fn measure(
+    operation: Operation,
+    repeats: &Repeats,
+    algorithms: &[Algorithm],
+    comm: &Communicator,
+    out: &mut Out,
+) -> Result<Vec<Point>> {
+    let placement = operation.placements(Calls::Blocking)[0];
+    let work = Work { operation, calls: Calls::Blocking, placement, op: ReduceOp::Sum, root: 0 };
+    let sizes: Vec<usize> =
+        if operation == Operation::Barrier { vec![0] } else { repeats.sweep.sizes().collect() };
+    let counts = |bytes: usize| operation.counts(bytes, size_of::<f32>(), comm.size());
+    let all = sizes.iter().map(|&bytes| (work, counts(bytes)));
+    let (send, receive) = Slot::<f32>::capacity(all, comm.rank());
+    let mut slot = Slot::<f32>::new(comm, send, receive, true)?;
+    slot.touch();
+    let mut points = Vec::new();
+    for bytes in sizes {
+        let counts = counts(bytes);
+        slot.fit(&work, &counts, comm.rank());
+        let mut seconds = vec![f64::INFINITY; algorithms.len()];
+        for _ in 0..ROUNDS {
+            for (best, &algorithm) in seconds.iter_mut().zip(algorithms) {
+                comm.force(operation.kind(), Some(algorithm))?;
+                *best = best.min(time(&work, &mut slot, repeats, bytes, comm)?);
+            }
+        }
+        comm.force(operation.kind(), None)?;
+        out.text(&row(operation, &counts, &seconds, algorithms));
+        points.push(Point { bytes: counts.count * size_of::<f32>(), seconds });
+    }
+    Ok(points)
+}
+
+/// The median over calls of the slowest rank's time: the same on all ranks, as the table has to be.
+fn time(
+    work: &Work,
+    slot: &mut Slot<f32>,
+    repeats: &Repeats,
+    bytes: usize,
+    comm: &Communicator,
+) -> Result<f64> {
+    // Three rounds of a fifth each take about as long as a plain run.
+    let iterations = repeats.iterations(bytes).div_ceil(5).max(3);
+    for _ in 0..repeats.warmup(bytes).div_ceil(5).max(2) {
+        work.once(comm, slot)?;
+    }
+    let mut mine = Vec::with_capacity(iterations);
+    for _ in 0..iterations {
+        comm.barrier()?;
+        let start = Instant::now();
+        work.once(comm, slot)?;
+        mine.push(start.elapsed().as_secs_f64());
+    }
+    Ok(median(&over_ranks(comm, &mine, Average::Max)?))
+}
+
+fn row(operation: Operation, counts: &Counts, seconds: &[f64], algorithms: &[Algorithm]) -> String {
+    let mut sorted: Vec<(f64, Algorithm)> = seconds.iter().copied().zip(algorithms.iter().copied()).collect();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let times: Vec<String> = sorted.iter().map(|(s, a)| format!("{a} {:.2}", s * 1e6)).collect();
+    format!("{:>17} {:>12}  {}\n", operation.name(), counts.bytes(size_of::<f32>()), times.join("  "))
+}
+
+/// The two algorithms and the size between them that cost least over all sizes, each size weighing the same: the
+/// least sum of logarithms of times. One algorithm for all unless two are worth it.
+fn fit(points: &[Point], algorithms: &[Algorithm]) -> Rule {
+    let cost = |algorithm: usize, range: &[Point]| -> f64 {
+        range.iter().map(|p| p.seconds[algorithm].max(1e-9).ln()).sum()
+    };
+    let best = |range: &[Point]| {
+        (0..algorithms.len())
+            .map(|a| (cost(a, range), a))
+            .min_by(|x, y| x.0.total_cmp(&y.0))
+            .unwrap_or((0.0, 0))
+    };
+    let (alone, single) = best(points);
+    let mut rule = Rule { small: algorithms[single], up_to: usize::MAX, large: algorithms[single] };
+    let mut least = alone - WORTH;
+    for split in 1..points.len() {
+        let ((below, small), (above, large)) = (best(&points[..split]), best(&points[split..]));
+        if below + above < least {
+            least = below + above;
+            // Between two measured sizes nothing is known; their geometric mean is the fairest guess.
+            let up_to = (points[split - 1].bytes as f64 * points[split].bytes as f64).sqrt() as usize;
+            rule = Rule { small: algorithms[small], up_to, large: algorithms[large] };
+        }
+    }
+    rule
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: [Algorithm; 2] = [Algorithm::Linear, Algorithm::Pairwise];
+
+    fn points(seconds: &[[f64; 2]]) -> Vec<Point> {
+        seconds
+            .iter()
+            .enumerate()
+            .map(|(i, s)| Point { bytes: 1024 << (2 * i), seconds: s.to_vec() })
+            .collect()
+    }
+
+    #[test]
+    fn a_rule_changes_where_the_measurements_cross() {
+        let rule = fit(&points(&[[1.0, 5.0], [2.0, 6.0], [20.0, 7.0], [90.0, 20.0]]), &TWO);
+        assert_eq!(rule, Rule { small: TWO[0], up_to: 8192, large: TWO[1] });
+    }
+
+    #[test]
+    fn one_algorithm_stays_one_rule_and_noise_does_not_split_it() {
+        let all = Rule { small: TWO[1], up_to: usize::MAX, large: TWO[1] };
+        assert_eq!(fit(&points(&[[2.0, 1.0], [3.0, 2.0], [9.0, 4.0]]), &TWO), all);
+        assert_eq!(fit(&points(&[[0.99, 1.0], [3.0, 2.0], [9.0, 4.0]]), &TWO), all);
+        assert_eq!(fit(&points(&[[2.0, 1.0]]), &TWO), all);
+    }
+}

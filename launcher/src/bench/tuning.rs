@@ -1,0 +1,64 @@
+//! Tuning tables on disk, and the choice of one.
+
+use crate::failure::{Failure, Result};
+use collectives::schedule::{Tuning, TuningTable};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Where a table is named when no flag does.
+pub const VARIABLE: &str = "CARAVAN_TUNING";
+
+/// The table that a flag, or else the environment, names.
+pub fn named(flag: Option<&PathBuf>) -> Option<PathBuf> {
+    flag.cloned().or_else(|| std::env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from))
+}
+
+/// Reads a table.
+///
+/// # Errors
+/// The path, and what is wrong with what is there.
+pub fn read(path: &Path) -> Result<TuningTable> {
+    let refuse = |what: OsString| {
+        Failure::usage(format!("tuning table {}: {}", path.display(), what.to_string_lossy()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string().into()))?;
+    text.parse().map_err(|e: String| refuse(e.into()))
+}
+
+/// What `auto` goes by in a group: the table that was named, else the cost model.
+///
+/// # Errors
+/// A table that cannot be read, or has no entry for the group.
+pub fn load(flag: Option<&PathBuf>, transport: &str, ranks: usize) -> Result<Tuning> {
+    let Some(path) = named(flag) else { return Ok(Tuning::default()) };
+    let table = read(&path)?;
+    table.apply(transport, ranks, Tuning::default()).ok_or_else(|| {
+        let has: Vec<String> = table.groups().iter().map(|(t, n)| format!("{t} with {n} ranks")).collect();
+        let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
+        Failure::usage(format!(
+            "tuning table {} is for {has}, not for {transport} with {ranks} ranks: \
+             'caravan bench tune --transport {transport} --ranks {ranks} -o FILE' measures that",
+            path.display()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_for_its_groups_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        std::fs::write(&path, "caravan-tuning 1\nshm 2 all_reduce 64 direct-read-all direct-rs-ag\n")
+            .unwrap();
+        assert!(load(Some(&path), "shm", 2).unwrap().measured.iter().flatten().count() == 1);
+        let e = load(Some(&path), "shm", 3).unwrap_err().to_string();
+        assert!(e.contains("shm with 2 ranks, not for shm with 3 ranks") && e.contains("bench tune"), "{e}");
+        std::fs::write(&path, "caravan-tuning 1\nshm two\n").unwrap();
+        assert!(load(Some(&path), "shm", 2).unwrap_err().to_string().contains("line 2"));
+        let missing = load(Some(&dir.path().join("none")), "shm", 2).unwrap_err();
+        assert!(missing.code() == 2 && missing.to_string().contains("none"), "{missing}");
+    }
+}
