@@ -2,7 +2,7 @@
 //! its result, so that a fast wrong kernel shows as a failure and not as progress.
 
 use collectives::reduce::reduce;
-use collectives::{Element, Float, ReduceOp, bf16};
+use collectives::{Float, ReduceOp, bf16};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 
@@ -16,10 +16,10 @@ fn sums<T: Float>(c: &mut Criterion) {
                 |rank: usize| -> Vec<T> { (0..len).map(|i| T::from_f32(((i + rank) % 13) as f32)).collect() };
             let inputs: Vec<Vec<T>> = (0..ranks).map(input).collect();
             let views: Vec<&[T]> = inputs.iter().map(|v| &v[..]).collect();
-            let mut out = vec![T::ZERO; len];
+            let mut out = vec![T::from_f32(0.0); len];
             reduce(ReduceOp::Sum, &views, &mut out);
             for (i, sum) in out.iter().enumerate() {
-                let expected = (0..ranks).map(|rank| ((i + rank) % 13) as f32).sum();
+                let expected = (0..ranks).map(|rank| ((i + rank) % 13) as f32).sum::<f32>();
                 assert_eq!(sum.to_f32(), expected, "element {i}");
             }
             group.throughput(Throughput::Bytes((len * size_of::<T>() * (ranks + 1)) as u64));

@@ -19,7 +19,7 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Train a Llama on text, token files or random tokens.
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     /// Mean loss of a model directory on given tokens.
     Eval(EvalArgs),
     /// Measure collectives, their overlap with computation, and what suits this machine.
@@ -232,7 +232,7 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = Recompute::None)]
     pub recompute: Recompute,
     /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only.
-    #[arg(long, value_name = "N", default_value_t = 250)]
+    #[arg(long, value_name = "N", default_value_t = 500)]
     pub eval_every: usize,
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 with --order sequential].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]

@@ -10,7 +10,7 @@ use serde_json::json;
 /// Prints the findings.
 pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let machine = Machine::probe();
-    let transports = transports::survey(&machine);
+    let transports = transports::survey();
     if args.json {
         let rows: Vec<_> = transports
             .iter()
@@ -34,7 +34,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     row("memory", format!("{all}, {free} available{limit}"));
     match machine.shm {
         Some((all, free)) => row("/dev/shm", format!("{}, {} free", human::bytes(all), human::bytes(free))),
-        None => row("/dev/shm", "missing: mount a tmpfs there, or use --transport threads".into()),
+        None => row("/dev/shm", "missing (MPI and UCX want it; the transports here do not)".into()),
     }
     println!("\ntransports");
     for (name, usable, remark) in transports {

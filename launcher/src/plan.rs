@@ -65,7 +65,7 @@ impl Ranks {
                 "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
             ));
         }
-        let transport = Transport::choose(&args.transport, &Machine::probe())?;
+        let transport = Transport::choose(&args.transport)?;
         let tuning = tuning::load(args.tuning.as_ref(), transport.name(), world)?;
         Ok(Ranks {
             world,

@@ -126,6 +126,9 @@ pub fn peak_rss() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
+/// One part of a rank's time.
+type Seconds = fn(&RankReport) -> f64;
+
 /// The table of a run of `steps` steps.
 pub fn table(ranks: &[RankReport], steps: usize) -> String {
     let mut table = Table { ranks, text: String::new() };
@@ -140,7 +143,7 @@ pub fn table(ranks: &[RankReport], steps: usize) -> String {
     table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
     table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
     table.title("time");
-    let parts: [(&str, fn(&RankReport) -> f64); 6] = [
+    let parts: [(&str, Seconds); 6] = [
         ("compute", |r| r.compute),
         ("exposed communication", |r| r.exposed),
         ("optimizer", |r| r.optimizer),
