@@ -137,8 +137,8 @@ fn messages_of_every_size_between_all_pairs() {
                     unsafe { t.recv(from, Tag(step as u64), room.as_mut_ptr(), bytes) }.expect("posted"),
                 );
             }
-            for to in 0..n {
-                let source = kept.get(to).map_or(&data[to][..], |b| b.host());
+            for (to, own) in data.iter().enumerate() {
+                let source = kept.get(to).map_or(&own[..], |b| b.host());
                 requests.push(send(t, to, step as u64, source));
             }
             for request in requests {
@@ -221,8 +221,8 @@ fn groups_are_apart_and_their_memory_comes_back() {
             // The same tags and calls at once in both groups.
             let t = &mut *group;
             publish(t, 0, round, &[me as u8]);
-            for peer in 0..t.size() {
-                assert_eq!(read(t, peer, 0), (vec![parity[peer] as u8], round));
+            for (peer, &rank) in parity.iter().enumerate() {
+                assert_eq!(read(t, peer, 0), (vec![rank as u8], round));
             }
             t.direct().expect("direct access").finish(0);
             let (next, previous) = ((t.rank() + 1) % t.size(), (t.rank() + t.size() - 1) % t.size());

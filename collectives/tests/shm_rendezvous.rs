@@ -3,9 +3,11 @@
 mod shm_ranks;
 
 use collectives::bootstrap::{Options, Rendezvous, shm_group};
+use collectives::transport::Transport;
+use collectives::transport::shm::ShmTransport;
 use shm_ranks::{identity, is_rank, rank_of};
 use std::io::Write;
-use std::process::{Child, Stdio, exit};
+use std::process::{Child, Command, Stdio, exit};
 use std::time::Duration;
 
 /// Starts one rank by hand, as an unknown launcher would.
@@ -79,11 +81,11 @@ fn worlds_must_agree_and_ranks_be_one() {
     if is_rank(test) {
         meet(Duration::from_secs(20));
     }
-    for other in [start(test, 1, 3, &[]), start(test, 5, 8, &[])] {
-        let zero = start(test, 0, 4, &[]);
+    for (rank, world) in [(1, 3), (5, 8)] {
+        let (zero, other) = (start(test, 0, 4, &[]), start(test, rank, world, &[]));
         let (zero, other) = (text(zero), text(other));
         assert!(zero.contains("rank 0 was started for 4 ranks but rank"), "{zero}");
-        assert!(zero.contains("for 3") || zero.contains("for 8"), "{zero}");
+        assert!(zero.contains(&format!("for {world}")), "{zero}");
         assert!(other.contains("was started for 4 ranks"), "{other}");
     }
     let twice = [start(test, 1, 3, &[]), start(test, 1, 3, &[])];
@@ -144,4 +146,92 @@ fn several_hosts_need_an_address() {
     }
     let text = text(start(test, 0, 4, &[("CARAVAN_LOCAL_RANK", "0"), ("CARAVAN_LOCAL_SIZE", "2")]));
     assert!(text.contains("CARAVAN_RENDEZVOUS=host:port"), "{text}");
+}
+
+/// Two network namespaces joined by a veth pair are two hosts for everything that matters here.
+struct TwoHosts([String; 2]);
+
+impl TwoHosts {
+    fn new() -> Result<Self, String> {
+        let ip = |arguments: &str| {
+            let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| e.to_string())?;
+            match output.status.success() {
+                true => Ok(()),
+                false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            }
+        };
+        let id = std::process::id() % 100_000;
+        let hosts = TwoHosts([format!("cvn{id}a"), format!("cvn{id}b")]);
+        let [a, b] = &hosts.0;
+        ip(&format!("netns add {a}"))?;
+        ip(&format!("netns add {b}"))?;
+        ip(&format!("link add {a} netns {a} type veth peer name {b} netns {b}"))?;
+        for (host, address) in [(a, "10.77.9.1"), (b, "10.77.9.2")] {
+            ip(&format!("-n {host} addr add {address}/24 dev {host}"))?;
+            ip(&format!("-n {host} link set {host} up"))?;
+            ip(&format!("-n {host} link set lo up"))?;
+        }
+        Ok(hosts)
+    }
+}
+
+impl Drop for TwoHosts {
+    fn drop(&mut self) {
+        for host in &self.0 {
+            // Removes the veth pair too; what was never created cannot be removed.
+            let _ = Command::new("ip").args(["netns", "del", host]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// The part of a rank of two hosts: who is where, descriptors within the host, and what shared memory says.
+fn meet_across_hosts() {
+    let me = identity();
+    let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
+    let mut meeting = Rendezvous::join(&me, &options).expect("a meeting");
+    assert_eq!((meeting.host_of(), meeting.host_names().len()), (&[0, 1, 0, 1, 1][..], 2));
+    let local: Vec<usize> = (0..5).filter(|r| [0, 1, 0, 1, 1][*r] == [0, 1, 0, 1, 1][me.rank]).collect();
+    assert_eq!(meeting.local_ranks(), local);
+    let blobs = meeting.exchange_local(&[me.rank as u8]).expect("blobs");
+    assert_eq!(blobs, local.iter().map(|&r| vec![r as u8]).collect::<Vec<_>>());
+    let mut group = ShmTransport::connect(&mut meeting, &options).expect("the host's group");
+    assert_eq!((group.size(), local[group.rank()]), (local.len(), me.rank));
+    assert!(group.alloc(1000).is_ok());
+    meeting.barrier().expect("all");
+    drop((group, meeting));
+    let Err(error) = shm_group(&me, &options) else { panic!("shared memory between hosts") };
+    let text = error.to_string();
+    assert!(text.contains("transport shm cannot be used") && text.contains("are on 2"), "{text}");
+    exit(0);
+}
+
+#[test]
+fn several_hosts_meet_and_know_who_shares_one() {
+    let test = "several_hosts_meet_and_know_who_shares_one";
+    if is_rank(test) {
+        return meet_across_hosts();
+    }
+    let hosts = match TwoHosts::new() {
+        Ok(hosts) => hosts,
+        Err(why) => return eprintln!("skipped: no network namespaces: {why}"),
+    };
+    let ranks: Vec<Child> = (0..5)
+        .map(|rank| {
+            let host = &hosts.0[[0, 1, 0, 1, 1][rank]];
+            let command = rank_of(test);
+            let mut inside = Command::new("ip");
+            inside.args(["netns", "exec", host]).arg(command.get_program()).args(command.get_args());
+            inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            inside
+                .env("CARAVAN_RANK", rank.to_string())
+                .env("CARAVAN_WORLD", "5")
+                .env("CARAVAN_JOB", format!("{test}-{}", std::process::id()))
+                .env("CARAVAN_RENDEZVOUS", "10.77.9.1:20777")
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("a rank")
+        })
+        .collect();
+    ranks.into_iter().for_each(succeeds);
 }

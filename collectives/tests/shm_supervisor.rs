@@ -18,6 +18,8 @@ fn main() {
                 assert_eq!(ended_by(signal), code, "{signal:?}");
                 println!("test a supervisor ended by {signal:?} leaves nothing behind ... ok");
             }
+            stops_and_goes_on();
+            println!("test a stopped supervisor stops its ranks ... ok");
         }
     }
 }
@@ -33,12 +35,12 @@ fn again(role: &str) -> Command {
 fn supervisor(directory: &Path) -> (Child, Vec<u32>) {
     let child = again("supervisor").env("PIDS", directory).spawn().expect("a supervisor");
     let pid = |rank: usize| std::fs::read_to_string(directory.join(rank.to_string())).ok()?.parse().ok();
-    loop {
-        if let (Some(a), Some(b), Some(c)) = (pid(0), pid(1), pid(2)) {
-            return (child, vec![a, b, c]);
-        }
+    let all = || [0, 1, 2].into_iter().map(pid).collect::<Option<Vec<u32>>>();
+    let pids = std::iter::repeat_with(all).find_map(|pids| {
         std::thread::sleep(Duration::from_millis(10));
-    }
+        pids
+    });
+    (child, pids.expect("an endless search"))
 }
 
 fn supervise_ranks() {
@@ -60,9 +62,33 @@ fn wait_as_rank() {
     }
 }
 
-fn runs(pid: u32) -> bool {
+/// The state of a process as ps shows it; Z when it is no more.
+fn state(pid: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('Z')
+}
+
+fn runs(pid: u32) -> bool {
+    !matches!(state(pid), 'Z' | 'X')
+}
+
+/// Ctrl-Z at a terminal reaches only the supervisor.
+fn stops_and_goes_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut child, pids) = supervisor(directory.path());
+    let parent = Pid::from_child(&child);
+    let all_are = |wanted: fn(char) -> bool| {
+        while !pids.iter().chain([&child.id()]).all(|&p| wanted(state(p))) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    kill_process(parent, Signal::TSTP).expect("sent");
+    all_are(|s| s == 'T');
+    kill_process(parent, Signal::CONT).expect("sent");
+    all_are(|s| s != 'T');
+    kill_process(parent, Signal::TERM).expect("sent");
+    assert_eq!(child.wait().expect("ended").code(), Some(143));
+    await_end(&pids);
 }
 
 fn await_end(pids: &[u32]) {

@@ -17,7 +17,7 @@ pub use board::{Board, Ending};
 pub use identity::{Identity, Launcher, variables};
 pub use rendezvous::Rendezvous;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::transport::Transport;
 use crate::transport::shm::ShmTransport;
 use std::time::Duration;
@@ -40,9 +40,20 @@ impl Default for Options {
 /// The shared-memory transport over all ranks of the job, which must run on one host.
 ///
 /// # Errors
-/// As [`Rendezvous::join`], and [`Error::Unavailable`](crate::Error::Unavailable) when the ranks are on several
+/// As [`Rendezvous::join`], and [`Error::Unavailable`] when the ranks are on several
 /// hosts.
 pub fn shm_group(identity: &Identity, options: &Options) -> Result<Box<dyn Transport>> {
     let mut rendezvous = Rendezvous::join(identity, options)?;
+    let names = rendezvous.host_names();
+    if names.len() > 1 {
+        return Err(Error::Unavailable {
+            name: "shm".into(),
+            why: format!(
+                "it joins ranks of one host, and these are on {} ({}); use --transport mpi or ucx",
+                names.len(),
+                names.join(", ")
+            ),
+        });
+    }
     Ok(Box::new(ShmTransport::connect(&mut rendezvous, options)?))
 }

@@ -65,7 +65,7 @@ impl Report {
 }
 
 /// Starts `ranks` processes, each the command that `command` makes for its rank, with the job's variables added
-/// (see [`variables`](super::variables)) and no standard input, and returns when all have ended.
+/// (see [`variables`]) and no standard input, and returns when all have ended.
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
 /// killed. SIGINT, SIGTERM and SIGHUP are passed on likewise, a stop (Ctrl-Z) too. If this process dies in any way,

@@ -8,6 +8,7 @@ use crate::bootstrap::memfd::{self, SharedMap};
 use crate::bootstrap::{Board, Options, Rendezvous};
 use crate::buffer::{Memory, Place};
 use crate::error::{Error, Result};
+use rustix::mm::{Advice, madvise};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -84,7 +85,7 @@ impl Segments {
                 None => SharedMap::new(fd.as_fd())?,
             };
             check_segment(&map, ranks[index], fixed)?;
-            huge_pages(&map, fixed);
+            advise(&map, fixed, index == me);
             maps.push(map);
             lives.push((index != me).then(|| Life::from_card(card.get(2..).unwrap_or_default(), pidfd)));
         }
@@ -303,18 +304,17 @@ fn check_segment(map: &SharedMap, rank: usize, fixed: usize) -> Result<()> {
     Ok(())
 }
 
-/// Asks for huge pages where the system gives them on request; they are a matter of speed only.
-fn huge_pages(map: &SharedMap, fixed: usize) {
+/// Asks for huge pages where the system gives them on request, and keeps the peers' memory out of this process's
+/// core dump: each rank's own holds it. Neither is needed for anything to work.
+fn advise(map: &SharedMap, fixed: usize, own: bool) {
     let start = fixed.next_multiple_of(arena::HUGE);
     let bytes = map.bytes().saturating_sub(start);
-    if bytes > 0 {
-        // SAFETY: advice about a range inside the mapping; changes no byte.
-        let _ = unsafe {
-            rustix::mm::madvise(
-                map.at(start, bytes).as_ptr().cast(),
-                bytes,
-                rustix::mm::Advice::LinuxHugepage,
-            )
-        };
+    let range = map.at(start, bytes).as_ptr().cast();
+    // SAFETY: advice about a range inside the mapping; changes no byte.
+    unsafe {
+        let _ = madvise(range, bytes, Advice::LinuxHugepage);
+        if !own {
+            let _ = madvise(range, bytes, Advice::LinuxDontDump);
+        }
     }
 }
