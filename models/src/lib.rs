@@ -3,6 +3,7 @@
 
 mod config;
 mod cpu;
+pub mod cuda;
 mod error;
 pub mod hf;
 mod init;

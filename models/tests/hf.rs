@@ -203,7 +203,8 @@ fn a_wrong_directory_or_index_is_named() {
         Checkpoint::open(&dir).map_err(|e| e.to_string())
     };
     sharded(&|_| ()).unwrap();
-    let cases: [(&dyn Fn(&mut serde_json::Value), &str); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut serde_json::Value);
+    let cases: [(Change<'_>, &str); 5] = [
         (
             &|i| i["weight_map"]["lm_head.weight"] = "model-00001-of-00004.safetensors".into(),
             "lm_head.weight should be in",

@@ -4,10 +4,10 @@
 //! thing that is quadratic, and only that much of it exists at once. Tiles above the diagonal are skipped. The
 //! backward computes the probabilities again from the logarithms of the denominators.
 
-use super::kernel::{Isa, Kernel, Task};
+use super::kernel::{Ends, Isa, Kernel, Task};
 use super::math::{dot, exp, exp_sum, ln, max};
-use super::pack::{self, DEPTH, LEFT_PANEL, LEFT_STRIDE, Mat};
-use super::product::Sweep;
+use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, WIDE_PANEL};
+use super::product::{Left, Sweep, Tiles};
 use crate::ops::AttentionShape;
 use collectives::Float;
 use std::ops::Range;
@@ -18,9 +18,6 @@ const QUERIES: usize = 112;
 const KEYS: usize = 168;
 /// A multiple of every kernel's `NR`.
 const COLUMNS: usize = 32;
-
-/// No lanes, and not even zeros are wanted: see [`Sweep::run`].
-const SKIP: Range<usize> = 1..1;
 
 /// One thread's memory for one sequence and key/value head.
 struct Scratch<'a> {
@@ -51,7 +48,8 @@ impl<'a> Scratch<'a> {
         let (long, wide) = (length.next_multiple_of(COLUMNS), width.next_multiple_of(COLUMNS));
         let tall = length.next_multiple_of(KEYS);
         let left = KEYS.max(QUERIES) * LEFT_STRIDE;
-        let scores = QUERIES * long;
+        // The last tile may reach over the end, here and below.
+        let scores = (QUERIES + WIDE_PANEL) * long;
         [
             width * long,
             width * long,
@@ -61,8 +59,7 @@ impl<'a> Scratch<'a> {
             QUERIES * wide,
             scores,
             scores,
-            // The last tile may reach over the end.
-            (QUERIES + LEFT_PANEL) * wide,
+            (QUERIES + WIDE_PANEL) * wide,
             tall * wide,
             tall * wide,
         ]
@@ -184,29 +181,25 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                 let mut inverse = [0f32; QUERIES];
                 // SAFETY: this is compiled and called for the kernel's processor.
                 unsafe { scores::<K, T>(rows, width, first, count, s.keys_t, s.left, s.scores, long) };
-                for r in 0..count {
+                for (r, inverse) in inverse[..count].iter_mut().enumerate() {
                     let (row, masked) = s.scores[r * long..][..first + count].split_at_mut(first + r + 1);
                     let largest = max(row) * scale;
                     let sum = exp_sum(row, scale, largest);
                     masked.fill(0.0);
-                    inverse[r] = 1.0 / sum;
+                    *inverse = 1.0 / sum;
                     let index = (sequence * heads + head) * length + first + r;
                     // SAFETY: a row of this sequence and group.
                     unsafe { *log_sums.add(index) = largest + ln(sum) };
                 }
-                let finish = |rows: Range<usize>, columns: Range<usize>, sums: *const f32| {
-                    for (i, r) in rows.enumerate() {
-                        let at = queries.start + (first + r) * queries.stride + head * width + columns.start;
-                        for c in 0..columns.len() {
-                            // SAFETY: a head of this group, in a row of this sequence.
-                            unsafe { *out.add(at + c) = T::from_f32(*sums.add(i * K::NR + c) * inverse[r]) };
-                        }
-                    }
-                };
                 let weights = Mat::rows(&*s.scores, long);
                 let right = Right { packed: s.rows, length, width };
-                // SAFETY: as above; the probabilities are (count, first + count).
-                unsafe { weighted::<K>(weights, first, count, right, s.left, s.sums, finish) };
+                // SAFETY: as above; the probabilities are (count, first + count), and the result is a head of
+                // this group in rows of this sequence.
+                unsafe {
+                    let out = out.add(queries.start + first * queries.stride + head * width);
+                    let to = Rows { out, stride: queries.stride, factors: &inverse };
+                    weighted::<K, T>(weights, first, count, right, s.left, s.sums, to);
+                }
             }
         }
     }
@@ -256,20 +249,14 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 }
                 pack::right::<K, T>(d_rows, count, width, count * K::NR, s.d_out);
                 pack::right::<K, T>(rows, count, width, count * K::NR, s.queries);
-                let finish = |rows: Range<usize>, columns: Range<usize>, sums: *const f32| {
-                    for (i, r) in rows.enumerate() {
-                        let at = queries.start + (first + r) * queries.stride + head * width + columns.start;
-                        for c in 0..columns.len() {
-                            // SAFETY: a head of this group, in a row of this sequence.
-                            unsafe { *d_q.add(at + c) = T::from_f32(*sums.add(i * K::NR + c)) };
-                        }
-                    }
-                };
                 let right = Right { packed: s.rows, length, width };
                 let d_weights = Mat::rows(&*s.d_scores, long);
-                // SAFETY: as above; the matrices are (count, end).
+                // SAFETY: as above; the matrices are (count, end), and the result is a head of this group in
+                // rows of this sequence.
                 unsafe {
-                    weighted::<K>(d_weights, first, count, right, s.left, s.sums, finish);
+                    let out = d_q.add(queries.start + first * queries.stride + head * width);
+                    let to = Rows { out, stride: queries.stride, factors: &[1.0; QUERIES] };
+                    weighted::<K, T>(d_weights, first, count, right, s.left, s.sums, to);
                     let weights = Mat { data: &*s.scores, row: 1, column: long };
                     let d_weights = Mat { data: &*s.d_scores, row: 1, column: long };
                     add_transposed::<K>(weights, first, count, s.d_out, width, s.left, s.d_values);
@@ -316,19 +303,38 @@ unsafe fn scores<K: Kernel, T: Float>(
     stride: usize,
 ) {
     pack::left_along::<K, T>(rows, count, width, left);
-    let mut tile = [0f32; 14 * 32];
     let sweep = Sweep { rows: count, columns: first + count, right, panel: width * K::NR };
-    let span = |r: Range<usize>, c: Range<usize>| if c.start < first + r.end { 0..width } else { SKIP };
-    let finish = |r: Range<usize>, c: Range<usize>, sums: *const f32| {
-        for (i, row) in r.enumerate() {
-            let out = &mut out[row * stride + c.start..][..c.len()];
-            // SAFETY: a row of the tile.
-            out.copy_from_slice(unsafe { std::slice::from_raw_parts(sums.add(i * K::NR), c.len()) });
+    let mut tiles = Scores { out, stride, width, first };
+    // SAFETY: the caller's promise; the operands are packed as said.
+    unsafe { sweep.run::<K>(Left::Along(left, LEFT_STRIDE), &mut tiles) };
+}
+
+/// Scores on and below the diagonal, written where they belong: there is room for whole tiles.
+struct Scores<'a> {
+    out: &'a mut [f32],
+    stride: usize,
+    width: usize,
+    first: usize,
+}
+
+impl Tiles for Scores<'_> {
+    #[inline(always)]
+    fn place<K: Kernel>(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(Range<usize>, Ends)> {
+        if columns.start >= self.first + rows.end {
+            return None;
         }
-    };
-    let step = K::MR * LEFT_STRIDE;
-    // SAFETY: the caller's promise; the operands are packed as the constants say.
-    unsafe { sweep.run::<K, LEFT_STRIDE, 1>(left, step, span, false, |_, _| tile.as_mut_ptr(), finish) };
+        let out = &mut self.out[rows.start * self.stride + columns.start..];
+        assert!(out.len() >= (K::MR - 1) * self.stride + K::NR, "room for a tile of scores");
+        let (start, add) = (std::ptr::null(), std::ptr::null());
+        Some((0..self.width, Ends { start, add, out: out.as_mut_ptr(), stride: self.stride }))
+    }
+
+    #[inline(always)]
+    fn finish<K: Kernel>(&mut self, _: Range<usize>, _: Range<usize>, _: *const f32) {}
 }
 
 /// A packed right operand (length, width) of one block along k.
@@ -339,40 +345,86 @@ struct Right<'a> {
     width: usize,
 }
 
-/// `finish(weights (count, first + count) * right (.., width))`; weights above the diagonal are zero.
+/// Where rows of a result go, each multiplied by its factor.
+struct Rows<'a, T> {
+    out: *mut T,
+    stride: usize,
+    factors: &'a [f32; QUERIES],
+}
+
+/// `to = weights (count, first + count) * right (.., width)`; weights above the diagonal are zero.
 ///
 /// # Safety
-/// As for [`Kernel::tile`].
+/// As for [`Kernel::tile`]; `to` has `count` rows of `width` elements that nobody else touches.
 #[inline(always)]
-unsafe fn weighted<K: Kernel>(
+unsafe fn weighted<K: Kernel, T: Float>(
     weights: Mat<'_, f32>,
     first: usize,
     count: usize,
     right: Right<'_>,
     left: &mut [u32],
     sums: &mut [f32],
-    mut finish: impl FnMut(Range<usize>, Range<usize>, *const f32),
+    to: Rows<'_, T>,
 ) {
-    let end = first + count;
+    let (end, width) = (first + count, right.width);
+    let mut tiles = Weighted { sums, to, width, seen: 0, depth: 0, resume: false, last: false };
     for key in (0..end).step_by(DEPTH) {
         let depth = DEPTH.min(end - key);
         pack::left_along::<K, f32>(weights.from(0, key), count, depth, left);
         let packed = &right.packed[key * K::NR..];
-        let sweep = Sweep { rows: count, columns: right.width, right: packed, panel: right.length * K::NR };
+        let sweep = Sweep { rows: count, columns: width, right: packed, panel: right.length * K::NR };
+        (tiles.depth, tiles.resume, tiles.last) = (depth, key > 0, key + depth == end);
+        // Before this block, even the first row sees so many keys: a negative number wraps, and adding wraps back.
+        tiles.seen = first.wrapping_sub(key);
+        // SAFETY: the caller's promise; the operands are packed as said.
+        unsafe { sweep.run::<K>(Left::Along(left, LEFT_STRIDE), &mut tiles) };
+    }
+}
+
+/// Sums over keys, and where they go after the last block of keys.
+struct Weighted<'a, 'b, T> {
+    sums: &'a mut [f32],
+    to: Rows<'b, T>,
+    width: usize,
+    /// Keys of this block that precede the first row's own.
+    seen: usize,
+    /// Keys of this block.
+    depth: usize,
+    resume: bool,
+    last: bool,
+}
+
+impl<T: Float> Tiles for Weighted<'_, '_, T> {
+    #[inline(always)]
+    fn place<K: Kernel>(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(Range<usize>, Ends)> {
+        let at = tile_at::<K>(rows.start, columns.start, self.width);
+        let ends = Ends::tile::<K>(&mut self.sums[at..], self.resume);
         // The last row of a tile sees the keys up to itself.
-        let span = |r: Range<usize>, _: Range<usize>| 0..depth.min((first + r.end).saturating_sub(key));
-        let last = |r: Range<usize>, c: Range<usize>, sums: *const f32| {
-            if key + depth == end {
-                finish(r, c, sums);
+        let seen = (self.seen.wrapping_add(rows.end) as isize).max(0) as usize;
+        Some((0..self.depth.min(seen), ends))
+    }
+
+    #[inline(always)]
+    fn finish<K: Kernel>(&mut self, rows: Range<usize>, columns: Range<usize>, sums: *const f32) {
+        if !self.last {
+            return;
+        }
+        for (i, r) in rows.enumerate() {
+            let factor = self.to.factors[r];
+            // SAFETY: a row of the tile, and of the result, as the caller of `weighted` promised.
+            unsafe {
+                let sums = std::slice::from_raw_parts(sums.add(i * K::NR), columns.len());
+                let out = self.to.out.add(r * self.to.stride + columns.start);
+                let out = std::slice::from_raw_parts_mut(out, columns.len());
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = T::from_f32(sum * factor);
+                }
             }
-        };
-        let sums = |r: usize, c: usize| {
-            let at = tile_at::<K>(r, c, right.width);
-            sums[at..at + K::MR * K::NR].as_mut_ptr()
-        };
-        let step = K::MR * LEFT_STRIDE;
-        // SAFETY: the caller's promise; the operands are packed as the constants say.
-        unsafe { sweep.run::<K, LEFT_STRIDE, 1>(left, step, span, key > 0, sums, last) };
+        }
     }
 }
 
@@ -396,14 +448,35 @@ unsafe fn add_transposed<K: Kernel>(
         let keys = KEYS.min(end - key);
         pack::left_across::<K, f32>(weights.from(key, 0), keys, count, left);
         let sweep = Sweep { rows: keys, columns: width, right, panel: count * K::NR };
-        // The first key of a tile is seen by the queries from itself on.
-        let span = |r: Range<usize>, _: Range<usize>| (key + r.start).saturating_sub(first)..count;
-        let tiles = |r: usize, c: usize| {
-            let at = tile_at::<K>(key + r, c, width);
-            sums[at..at + K::MR * K::NR].as_mut_ptr()
-        };
-        let step = count * LEFT_PANEL;
-        // SAFETY: the caller's promise; the operands are packed as the constants say.
-        unsafe { sweep.run::<K, 1, LEFT_PANEL>(left, step, span, true, tiles, |_, _, _| ()) };
+        let mut tiles = AddTransposed { sums, key, first, count, width };
+        // SAFETY: the caller's promise; the operands are packed as said.
+        unsafe { sweep.run::<K>(Left::Across(left, count), &mut tiles) };
     }
+}
+
+/// Sums over queries, which stay in tiles.
+struct AddTransposed<'a> {
+    sums: &'a mut [f32],
+    key: usize,
+    first: usize,
+    count: usize,
+    width: usize,
+}
+
+impl Tiles for AddTransposed<'_> {
+    #[inline(always)]
+    fn place<K: Kernel>(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(Range<usize>, Ends)> {
+        let key = self.key + rows.start;
+        let at = tile_at::<K>(key, columns.start, self.width);
+        // The first key of a tile is seen by the queries from itself on.
+        let queries = key.saturating_sub(self.first)..self.count;
+        Some((queries, Ends::tile::<K>(&mut self.sums[at..], true)))
+    }
+
+    #[inline(always)]
+    fn finish<K: Kernel>(&mut self, _: Range<usize>, _: Range<usize>, _: *const f32) {}
 }

@@ -5,6 +5,7 @@
 //! on every machine, for every blocking and however the work is split. Only the kernel of native bf16
 //! instructions, which adds two products at a time, has bits of its own.
 
+use collectives::Float;
 use collectives::simd::{self, Level};
 
 /// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
@@ -16,33 +17,73 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Elements along k in one lane.
     const STEP: usize;
 
-    /// `tile[r * NR + c] (+)= sum over k of a[r * RS + k * KS] * b[k * NR + c]`, in lanes along k; `resume`
-    /// continues from what `tile` holds. Rows are rounded up to what a compiled tile has, at most `MR`.
+    /// `ends.out[r][c] = ends.start[r][c] + sum over k of a[r][k] * b[k * NR + c] + ends.add[r][c]`, in lanes
+    /// along k. Element `a[r][k]` is at `r * stride + k` if KS is 1, and at `r + k * KS` otherwise. Rows are
+    /// rounded up to even ones.
     ///
     /// # Safety
-    /// The processor has this kernel's instructions; `a`, `b` and `tile` reach as far as the formula says for
+    /// The processor has this kernel's instructions; `a`, `b` and `ends` reach as far as the formula says for
     /// rows rounded up to even and at most `MR`.
-    unsafe fn tile<const RS: usize, const KS: usize>(
+    unsafe fn tile<const KS: usize>(
         rows: usize,
         k: usize,
         a: *const u32,
+        stride: usize,
         b: *const u32,
-        tile: *mut f32,
-        resume: bool,
+        ends: Ends,
     );
 
-    /// Transposes a block: `out[c * stride + r] = block[r][c]`.
+    /// Transposes a block of 16 x 16 lanes: lane i of row r, which starts at `source + r * row` elements, goes
+    /// to `out[i * NR + r]`.
     ///
     /// # Safety
-    /// The processor has this kernel's instructions; `out` has 15 * stride + 16 lanes.
+    /// The processor has this kernel's instructions; 16 rows of 16 lanes can be read, and `out` has
+    /// 15 * NR + 16 lanes.
     #[inline(always)]
-    unsafe fn transpose(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
-        for c in 0..16 {
-            for (r, row) in block.iter().enumerate() {
-                // SAFETY: c and r are below 16.
-                unsafe { *out.add(c * stride + r) = row[c] };
+    unsafe fn transpose<E: Float>(source: *const E, row: usize, out: *mut u32) {
+        for r in 0..16 {
+            for i in 0..16 {
+                // SAFETY: r and i are below 16.
+                unsafe {
+                    let at = source.add(r * row + i * Self::STEP);
+                    *out.add(i * Self::NR + r) = lane::<Self, E>(*at, *at.add(Self::STEP - 1));
+                }
             }
         }
+    }
+}
+
+/// Where the sums of a tile start and end.
+#[derive(Clone, Copy)]
+pub(super) struct Ends {
+    /// Sums to go on from, with rows NR apart; null for zeros.
+    pub start: *const f32,
+    /// What is added to the finished sums, with rows `stride` apart; null for nothing.
+    pub add: *const f32,
+    /// Where they go, with rows `stride` apart.
+    pub out: *mut f32,
+    /// Between rows.
+    pub stride: usize,
+}
+
+impl Ends {
+    /// A whole tile of its own, started at zero or from what it holds.
+    #[inline(always)]
+    pub(super) fn tile<K: Kernel>(sums: &mut [f32], resume: bool) -> Self {
+        let out = sums[..K::MR * K::NR].as_mut_ptr();
+        let start = if resume { out.cast_const() } else { std::ptr::null() };
+        Ends { start, add: std::ptr::null(), out, stride: K::NR }
+    }
+}
+
+/// One lane: an element widened to f32, or a pair of bf16, the first one low.
+#[inline(always)]
+pub(super) fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
+    if K::STEP == 1 {
+        low.to_f32().to_bits()
+    } else {
+        // A bf16 is the upper half of its f32.
+        (low.to_f32().to_bits() >> 16) | (high.to_f32().to_bits() & 0xffff_0000)
     }
 }
 
@@ -137,14 +178,14 @@ fn vendor() -> [u8; 12] {
 macro_rules! pick {
     ($rows:expr, [$($r:literal),+], $call:ident $arguments:tt) => {
         match $rows {
-            $(r if r <= $r => $call::<$r, RS, KS> $arguments,)+
+            $(r if r <= $r => $call::<$r, KS> $arguments,)+
             _ => unreachable!("a tile higher than the kernel's"),
         }
     };
 }
 
 mod portable {
-    use super::Kernel;
+    use super::{Ends, Kernel};
 
     /// Plain loops. `mul_add` is one instruction on aarch64; where the processor has none, it is slow but has
     /// the same bits.
@@ -157,52 +198,56 @@ mod portable {
         const STEP: usize = 1;
 
         #[inline(always)]
-        unsafe fn tile<const RS: usize, const KS: usize>(
+        unsafe fn tile<const KS: usize>(
             rows: usize,
             k: usize,
             a: *const u32,
+            stride: usize,
             b: *const u32,
-            tile: *mut f32,
-            resume: bool,
+            ends: Ends,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { pick!(rows, [2, 4, 8], rows_of(k, a, b, tile, resume)) }
+            unsafe { pick!(rows, [2, 4, 6, 8], rows_of(k, a, stride, b, ends)) }
         }
     }
 
     #[inline(never)]
-    unsafe fn rows_of<const ROWS: usize, const RS: usize, const KS: usize>(
+    unsafe fn rows_of<const ROWS: usize, const KS: usize>(
         k: usize,
         a: *const u32,
+        stride: usize,
         b: *const u32,
-        tile: *mut f32,
-        resume: bool,
+        ends: Ends,
     ) {
         // Eight columns at a time: with eight rows they fill half of NEON's registers.
         for half in 0..2 {
-            let mut sums = [[0f32; 8]; ROWS];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    if resume {
-                        // SAFETY: the tile has ROWS rows of 16.
-                        *sum = unsafe { *tile.add(r * 16 + half * 8 + c) };
+            // SAFETY: the caller's promise: k steps of 16 lanes, and ROWS rows of 16 at each end.
+            unsafe {
+                let mut sums = [[0f32; 8]; ROWS];
+                if !ends.start.is_null() {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        *sums = *ends.start.add(r * 16 + half * 8).cast::<[f32; 8]>();
                     }
                 }
-            }
-            for i in 0..k {
-                // SAFETY: the caller's promise: k steps of 16 lanes.
-                let b = unsafe { *b.add(i * 16 + half * 8).cast::<[f32; 8]>() };
+                for i in 0..k {
+                    let b = *b.add(i * 16 + half * 8).cast::<[f32; 8]>();
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let at = if KS == 1 { r * stride + i } else { r + i * KS };
+                        let a = f32::from_bits(*a.add(at));
+                        for (sum, b) in sums.iter_mut().zip(b) {
+                            *sum = a.mul_add(b, *sum);
+                        }
+                    }
+                }
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: the caller's promise.
-                    let a = f32::from_bits(unsafe { *a.add(r * RS + i * KS) });
-                    for (sum, b) in sums.iter_mut().zip(b) {
-                        *sum = a.mul_add(b, *sum);
+                    let at = r * ends.stride + half * 8;
+                    if !ends.add.is_null() {
+                        for (sum, add) in sums.iter_mut().zip(*ends.add.add(at).cast::<[f32; 8]>()) {
+                            *sum += add;
+                        }
                     }
+                    *ends.out.add(at).cast::<[f32; 8]>() = *sums;
                 }
-            }
-            for (r, sums) in sums.iter().enumerate() {
-                // SAFETY: the tile has ROWS rows of 16.
-                unsafe { *tile.add(r * 16 + half * 8).cast::<[f32; 8]>() = *sums };
             }
         }
     }
@@ -210,7 +255,8 @@ mod portable {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Kernel, Task};
+    use super::{Ends, Kernel, Task, lane};
+    use collectives::{DType, Float};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx2,fma")]
@@ -231,7 +277,7 @@ mod x86 {
     /// Defines the loop over k once for each kernel: only the vector type and the step differ.
     macro_rules! kernel {
         ($name:ident, $doc:literal, $features:literal, $mr:literal, $lanes:literal, $step:literal, [$($rows:literal),+],
-         $zero:ident, $load:ident, $store:ident, $splat:ident, $fma:expr $(, $transpose:item)?) => {
+         $zero:ident, $load:ident, $store:ident, $splat:ident, $add:ident, $fma:expr $(, $transpose:item)?) => {
             #[doc = $doc]
             #[derive(Clone, Copy)]
             pub(in super::super) struct $name;
@@ -239,34 +285,41 @@ mod x86 {
             impl $name {
                 // Not inlined: one copy serves every product and attention.
                 #[target_feature(enable = $features)]
-                unsafe fn rows_of<const ROWS: usize, const RS: usize, const KS: usize>(
+                unsafe fn rows_of<const ROWS: usize, const KS: usize>(
                     k: usize,
                     a: *const u32,
+                    stride: usize,
                     b: *const u32,
-                    tile: *mut f32,
-                    resume: bool,
+                    ends: Ends,
                 ) {
                     // SAFETY: the caller's promise covers every address; the instructions are there.
                     unsafe {
                         let mut sums = [[$zero(); 2]; ROWS];
-                        if resume {
+                        if !ends.start.is_null() {
                             for (r, sums) in sums.iter_mut().enumerate() {
-                                sums[0] = $load(tile.add(r * 2 * $lanes));
-                                sums[1] = $load(tile.add(r * 2 * $lanes + $lanes));
+                                sums[0] = $load(ends.start.add(r * 2 * $lanes));
+                                sums[1] = $load(ends.start.add(r * 2 * $lanes + $lanes));
                             }
                         }
                         for i in 0..k {
                             let b0 = $load(b.add(i * 2 * $lanes).cast());
                             let b1 = $load(b.add(i * 2 * $lanes + $lanes).cast());
                             for (r, sums) in sums.iter_mut().enumerate() {
-                                let a = $splat(*a.add(r * RS + i * KS).cast());
+                                let at = if KS == 1 { r * stride + i } else { r + i * KS };
+                                let a = $splat(*a.add(at).cast());
                                 sums[0] = $fma(a, b0, sums[0]);
                                 sums[1] = $fma(a, b1, sums[1]);
                             }
                         }
                         for (r, sums) in sums.iter().enumerate() {
-                            $store(tile.add(r * 2 * $lanes), sums[0]);
-                            $store(tile.add(r * 2 * $lanes + $lanes), sums[1]);
+                            let at = r * ends.stride;
+                            let (mut low, mut high) = (sums[0], sums[1]);
+                            if !ends.add.is_null() {
+                                low = $add(low, $load(ends.add.add(at)));
+                                high = $add(high, $load(ends.add.add(at + $lanes)));
+                            }
+                            $store(ends.out.add(at), low);
+                            $store(ends.out.add(at + $lanes), high);
                         }
                     }
                 }
@@ -278,27 +331,27 @@ mod x86 {
                 const STEP: usize = $step;
 
                 #[inline(always)]
-                unsafe fn tile<const RS: usize, const KS: usize>(
+                unsafe fn tile<const KS: usize>(
                     rows: usize,
                     k: usize,
                     a: *const u32,
+                    stride: usize,
                     b: *const u32,
-                    tile: *mut f32,
-                    resume: bool,
+                    ends: Ends,
                 ) {
                     #[inline(always)]
-                    unsafe fn call<const ROWS: usize, const RS: usize, const KS: usize>(
+                    unsafe fn call<const ROWS: usize, const KS: usize>(
                         k: usize,
                         a: *const u32,
+                        stride: usize,
                         b: *const u32,
-                        tile: *mut f32,
-                        resume: bool,
+                        ends: Ends,
                     ) {
                         // SAFETY: the caller's promise, passed on.
-                        unsafe { $name::rows_of::<ROWS, RS, KS>(k, a, b, tile, resume) }
+                        unsafe { $name::rows_of::<ROWS, KS>(k, a, stride, b, ends) }
                     }
                     // SAFETY: the caller's promise, passed on.
-                    unsafe { pick!(rows, [$($rows),+], call(k, a, b, tile, resume)) }
+                    unsafe { pick!(rows, [$($rows),+], call(k, a, stride, b, ends)) }
                 }
 
                 $($transpose)?
@@ -318,6 +371,7 @@ mod x86 {
         _mm256_loadu_ps,
         _mm256_storeu_ps,
         _mm256_set1_ps,
+        _mm256_add_ps,
         |a, b, c| _mm256_fmadd_ps(a, b, c)
     );
 
@@ -333,11 +387,12 @@ mod x86 {
         _mm512_loadu_ps,
         _mm512_storeu_ps,
         _mm512_set1_ps,
+        _mm512_add_ps,
         |a, b, c| _mm512_fmadd_ps(a, b, c),
         #[inline(always)]
-        unsafe fn transpose(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
+        unsafe fn transpose<E: Float>(source: *const E, row: usize, out: *mut u32) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { transpose16(block, out, stride) }
+            unsafe { transpose16::<Self, E>(source, row, out) }
         }
     );
 
@@ -353,28 +408,53 @@ mod x86 {
         _mm512_loadu_ps,
         _mm512_storeu_ps,
         _mm512_set1_ps,
+        _mm512_add_ps,
         |a: __m512, b: __m512, c| _mm512_dpbf16_ps(
             c,
             std::mem::transmute::<__m512, __m512bh>(a),
             std::mem::transmute::<__m512, __m512bh>(b)
         ),
         #[inline(always)]
-        unsafe fn transpose(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
+        unsafe fn transpose<E: Float>(source: *const E, row: usize, out: *mut u32) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { transpose16(block, out, stride) }
+            unsafe { transpose16::<Self, E>(source, row, out) }
         }
     );
 
+    /// Sixteen lanes of a row.
+    ///
     /// # Safety
-    /// AVX-512 F; `out` has 15 * stride + 16 lanes.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn transpose16(block: &[[u32; 16]; 16], out: *mut u32, stride: usize) {
-        // SAFETY: the block has 16 rows of 16; the caller's promise covers `out`.
+    /// AVX-512 F, and sixteen lanes to read.
+    #[inline(always)]
+    unsafe fn load<K: Kernel, E: Float>(source: *const E) -> __m512i {
+        // SAFETY: the caller's promise; the type says how wide an element is.
+        unsafe {
+            match (E::DTYPE, K::STEP) {
+                (DType::F32, 1) | (DType::Bf16, 2) => _mm512_loadu_si512(source.cast()),
+                (DType::Bf16, _) => {
+                    _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast())))
+                }
+                _ => {
+                    let lane = |i: usize| {
+                        let at = source.add(i * K::STEP);
+                        lane::<K, E>(*at, *at.add(K::STEP - 1))
+                    };
+                    _mm512_loadu_si512(std::array::from_fn::<u32, 16, _>(lane).as_ptr().cast())
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Kernel::transpose`], with AVX-512 F.
+    #[inline(always)]
+    unsafe fn transpose16<K: Kernel, E: Float>(source: *const E, row: usize, out: *mut u32) {
+        // SAFETY: the caller's promise covers every address.
         unsafe {
             // Within each quarter of a register: the 4 x 4 blocks.
             let mut quads = [[_mm512_setzero_si512(); 4]; 4];
             for (g, quad) in quads.iter_mut().enumerate() {
-                let row = |r: usize| _mm512_loadu_si512(block[4 * g + r].as_ptr().cast());
+                let row = |r: usize| load::<K, E>(source.add((4 * g + r) * row));
                 let (r0, r1, r2, r3) = (row(0), row(1), row(2), row(3));
                 let (low01, high01) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpackhi_epi32(r0, r1));
                 let (low23, high23) = (_mm512_unpacklo_epi32(r2, r3), _mm512_unpackhi_epi32(r2, r3));
@@ -397,7 +477,7 @@ mod x86 {
                     _mm512_shuffle_i32x4::<0xdd>(odd01, odd23),
                 ];
                 for (l, column) in columns.into_iter().enumerate() {
-                    _mm512_storeu_si512(out.add((4 * l + c) * stride).cast(), column);
+                    _mm512_storeu_si512(out.add((4 * l + c) * K::NR).cast(), column);
                 }
             }
         }

@@ -3,8 +3,9 @@
 //! The left operand is (m, k), the right one (k, n). Either may be contiguous along k or across it. Lanes past
 //! the last row or column are left as they are: the tile computes with them, and nobody reads the results.
 
-use super::kernel::Kernel;
+use super::kernel::{Kernel, lane};
 use collectives::Float;
+use std::ops::Range;
 
 /// Lanes along k that one packed block holds at most.
 pub(super) const DEPTH: usize = 1024;
@@ -13,8 +14,17 @@ pub(super) const DEPTH: usize = 1024;
 /// fall into different cache sets; a constant, so that the kernel addresses them with fixed offsets.
 pub(super) const LEFT_STRIDE: usize = DEPTH + 16;
 
-/// Distance between steps of a left operand packed across k: one panel of any kernel's `MR` rows.
-pub(super) const LEFT_PANEL: usize = 14;
+/// Distance between steps of a left operand packed across k: a panel of `MR` rows, and room to copy whole
+/// vectors.
+pub(super) const WIDE_PANEL: usize = 16;
+/// The same for kernels of at most eight rows.
+pub(super) const NARROW_PANEL: usize = 8;
+
+/// Which of the two a kernel's left operands have.
+#[inline(always)]
+pub(super) const fn left_panel<K: Kernel>() -> usize {
+    if K::MR > NARROW_PANEL { WIDE_PANEL } else { NARROW_PANEL }
+}
 
 /// A matrix in someone's memory: element (i, j) is `data[i * row + j * column]`, and one of the strides is 1.
 #[derive(Clone, Copy)]
@@ -47,16 +57,6 @@ pub(super) fn lanes<K: Kernel>(k: usize) -> usize {
     k.div_ceil(K::STEP)
 }
 
-#[inline(always)]
-fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
-    if K::STEP == 1 {
-        low.to_f32().to_bits()
-    } else {
-        // A bf16 is the upper half of its f32.
-        (low.to_f32().to_bits() >> 16) | (high.to_f32().to_bits() & 0xffff_0000)
-    }
-}
-
 /// Elements that lie along k into consecutive lanes.
 #[inline(always)]
 fn along<K: Kernel, E: Float>(source: &[E], out: &mut [u32]) {
@@ -70,7 +70,7 @@ fn along<K: Kernel, E: Float>(source: &[E], out: &mut [u32]) {
             *out = lane::<K, E>(pair[0], pair[1]);
         }
         if let Some(&last) = rest.first() {
-            out[pairs.len()] = lane::<K, E>(last, E::default());
+            out[pairs.len()] = lane::<K, E>(last, last) & 0xffff;
         }
     }
 }
@@ -86,29 +86,73 @@ pub(super) fn left_along<K: Kernel, E: Float>(a: Mat<'_, E>, m: usize, k: usize,
 }
 
 /// Packs rows `0..m`, columns `0..k` of a left operand that is contiguous across k into panels of `MR` rows:
-/// lane s of row r of panel p is at `(p * lanes + s) * LEFT_PANEL + r`.
+/// lane s of row r of panel p is at `(p * lanes + s) * left_panel + r`.
 #[inline(always)]
 pub(super) fn left_across<K: Kernel, E: Float>(a: Mat<'_, E>, m: usize, k: usize, out: &mut [u32]) {
-    debug_assert!(a.row == 1 && K::MR <= LEFT_PANEL);
-    let steps = lanes::<K>(k);
-    for s in 0..steps {
-        let low = &a.data[s * K::STEP * a.column..][..m];
-        let high = match s * K::STEP + 1 < k {
-            true => &a.data[(s * K::STEP + K::STEP - 1) * a.column..][..m],
-            false => low,
-        };
-        // The step past an odd k is multiplied by zero on the right.
-        for (p, (low, high)) in low.chunks(K::MR).zip(high.chunks(K::MR)).enumerate() {
-            let out = &mut out[(p * steps + s) * LEFT_PANEL..][..K::MR];
-            if low.len() == K::MR {
-                // The full panel has a constant length, which vectorises.
-                for r in 0..K::MR {
-                    out[r] = lane::<K, E>(low[r], high[r]);
-                }
+    debug_assert!(a.row == 1);
+    let (steps, panel) = (lanes::<K>(k), left_panel::<K>());
+    let panels = m.div_ceil(K::MR);
+    // Eight rows of memory at a time, so that both sides are touched in long stretches.
+    for s0 in (0..steps).step_by(8) {
+        for p in 0..panels {
+            // A whole vector, even though the last two of its rows belong to the next panel.
+            let width = panel.min(m - p * K::MR);
+            let part = Mat { data: &a.data[p * K::MR..], row: a.column, column: 1 };
+            let out = &mut out[p * steps * panel..][..steps * panel];
+            let steps = s0..steps.min(s0 + 8);
+            if panel == WIDE_PANEL {
+                across::<K, E, WIDE_PANEL>(part, k, width, panel, steps, out);
             } else {
-                for (out, (&low, &high)) in out.iter_mut().zip(low.iter().zip(high)) {
-                    *out = lane::<K, E>(low, high);
+                across::<K, E, NARROW_PANEL>(part, k, width, panel, steps, out);
+            }
+        }
+    }
+}
+
+/// Packs some steps of the first `width` columns of a matrix with rows along k into one panel, `stride` lanes a
+/// step. Whole vectors of N have a constant length.
+#[inline(always)]
+fn across<K: Kernel, E: Float, const N: usize>(
+    source: Mat<'_, E>,
+    k: usize,
+    width: usize,
+    stride: usize,
+    steps: Range<usize>,
+    out: &mut [u32],
+) {
+    if steps.is_empty() {
+        return;
+    }
+    let (last, whole) = (steps.end - 1, width / N * N);
+    assert!(
+        (last * K::STEP + K::STEP - 1).min(k - 1) * source.row + width <= source.data.len(),
+        "rows of the operand"
+    );
+    assert!(last * stride + width <= out.len(), "room in the panel");
+    let (data, out) = (source.data.as_ptr(), out.as_mut_ptr());
+    for s in steps {
+        // The step past an odd k is zero, whatever the other operand has there.
+        let paired = (s + 1) * K::STEP <= k;
+        let (keep, next) = if paired { (u32::MAX, (K::STEP - 1) * source.row) } else { (0xffff, 0) };
+        // SAFETY: the rows of step s, and of the one after it within the step, end inside the operand, and its
+        // lanes inside the panel, as asserted for the last one; c stays below `width`.
+        unsafe {
+            let low = data.add(s * K::STEP * source.row);
+            let out = out.add(s * stride);
+            let mut c = 0;
+            while c < whole {
+                let a = *low.add(c).cast::<[E; N]>();
+                let b = *low.add(next + c).cast::<[E; N]>();
+                let mut lanes = [0; N];
+                for i in 0..N {
+                    lanes[i] = lane::<K, E>(a[i], b[i]) & keep;
                 }
+                *out.add(c).cast::<[u32; N]>() = lanes;
+                c += N;
+            }
+            while c < width {
+                *out.add(c) = lane::<K, E>(*low.add(c), *low.add(next + c)) & keep;
+                c += 1;
             }
         }
     }
@@ -127,24 +171,12 @@ pub(super) fn right<K: Kernel, E: Float>(b: Mat<'_, E>, k: usize, n: usize, pane
 
 #[inline(always)]
 fn right_across<K: Kernel, E: Float>(b: Mat<'_, E>, k: usize, n: usize, panel: usize, out: &mut [u32]) {
-    for s in 0..lanes::<K>(k) {
-        let row = |i: usize| &b.data[i * b.row..][..n];
-        let low = row(s * K::STEP);
-        let paired = s * K::STEP + K::STEP <= k;
-        let high = if paired { row(s * K::STEP + K::STEP - 1) } else { low };
-        // The step past an odd k is zero here, whatever the left operand has there.
-        let keep = if paired { u32::MAX } else { 0xffff };
-        for (p, (low, high)) in low.chunks(K::NR).zip(high.chunks(K::NR)).enumerate() {
-            let out = &mut out[p * panel + s * K::NR..][..K::NR];
-            if low.len() == K::NR {
-                for c in 0..K::NR {
-                    out[c] = lane::<K, E>(low[c], high[c]) & keep;
-                }
-            } else {
-                for (out, (&low, &high)) in out.iter_mut().zip(low.iter().zip(high)) {
-                    *out = lane::<K, E>(low, high) & keep;
-                }
-            }
+    let steps = lanes::<K>(k);
+    for s0 in (0..steps).step_by(8) {
+        for (p, c0) in (0..n).step_by(K::NR).enumerate() {
+            let part = Mat { data: &b.data[c0..], ..b };
+            let steps = s0..steps.min(s0 + 8);
+            across::<K, E, 16>(part, k, K::NR.min(n - c0), K::NR, steps, &mut out[p * panel..]);
         }
     }
 }
@@ -152,34 +184,29 @@ fn right_across<K: Kernel, E: Float>(b: Mat<'_, E>, k: usize, n: usize, panel: u
 #[inline(always)]
 fn right_along<K: Kernel, E: Float>(b: Mat<'_, E>, k: usize, n: usize, panel: usize, out: &mut [u32]) {
     let steps = lanes::<K>(k);
-    let mut block = [[0u32; 16]; 16];
+    // Whole lanes: an odd k has one more, of half.
+    let whole = k / K::STEP / 16 * 16;
     for c0 in (0..n).step_by(16) {
         let columns = 16.min(n - c0);
-        let base = (c0 / K::NR) * panel + c0 % K::NR;
-        for s0 in (0..steps).step_by(16) {
-            let depth = 16.min(steps - s0);
-            for (c, block) in block.iter_mut().take(columns).enumerate() {
-                let source = &b.data[(c0 + c) * b.column + s0 * K::STEP..];
-                if depth == 16 && source.len() >= 16 * K::STEP && (s0 + 16) * K::STEP <= k {
-                    along::<K, E>(&source[..16 * K::STEP], block);
-                } else {
-                    along::<K, E>(
-                        &source[..k.min((s0 + depth) * K::STEP) - s0 * K::STEP],
-                        &mut block[..depth],
-                    );
-                }
+        let column = |c: usize| &b.data[(c0 + c) * b.column..][..k];
+        let out = &mut out[(c0 / K::NR) * panel + c0 % K::NR..];
+        let mut done = 0;
+        if columns == 16 {
+            let source = &b.data[c0 * b.column..][..15 * b.column + k];
+            for s in (0..whole).step_by(16) {
+                let out = &mut out[s * K::NR..][..15 * K::NR + 16];
+                // SAFETY: this is compiled and called for the kernel's processor; `source` has 16 rows of at
+                // least `whole` lanes, and `out` has the length.
+                unsafe { K::transpose::<E>(source.as_ptr().add(s * K::STEP), b.column, out.as_mut_ptr()) };
             }
-            let out = &mut out[base + s0 * K::NR..];
-            if depth == 16 {
-                assert!(out.len() >= 15 * K::NR + 16, "a packed panel of whole blocks");
-                // SAFETY: this is compiled and called for the kernel's processor; the length is asserted.
-                unsafe { K::transpose(&block, out.as_mut_ptr(), K::NR) };
-            } else {
-                for s in 0..depth {
-                    for c in 0..columns {
-                        out[s * K::NR + c] = block[c][s];
-                    }
-                }
+            done = whole;
+        }
+        for c in 0..columns {
+            let column = column(c);
+            for s in done..steps {
+                let (low, high) = (s * K::STEP, (s + 1) * K::STEP - 1);
+                let half = lane::<K, E>(column[low], column[high.min(k - 1)]);
+                out[s * K::NR + c] = if high < k { half } else { half & 0xffff };
             }
         }
     }

@@ -1,16 +1,34 @@
 //! The blocked matrix product over packed operands.
 
-use super::kernel::{Isa, Kernel, Task};
-use super::pack::{self, DEPTH, LEFT_PANEL, LEFT_STRIDE, Mat};
-use collectives::Float;
+use super::kernel::{Ends, Isa, Kernel, Task};
+use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL, WIDE_PANEL};
+use collectives::{DType, Float};
 use std::ops::Range;
 
 /// Rows of the left operand packed at a time; a multiple of every kernel's `MR`.
 const ROWS: usize = 168;
-/// Columns of the right operand packed at a time; a multiple of every kernel's `NR`.
-const COLUMNS: usize = 512;
+/// Lanes of the right operand packed at a time: with the rows of the left, about the second cache level.
+const RIGHT: usize = 1 << 19;
+/// Columns of the right operand packed at a time are a multiple of this, and of every kernel's `NR`.
+const COLUMNS: usize = 64;
+/// Lanes of a packed left operand: rows along k, or the most panels that any kernel makes of them (28 of six
+/// rows).
+const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
+    ROWS * LEFT_STRIDE
+} else {
+    28 * NARROW_PANEL * DEPTH
+};
 /// Rows whose unfinished sums are kept when k has more than one block; a multiple of `ROWS`.
 const UNFINISHED: usize = 6 * ROWS;
+
+/// Sums of the largest kernel's tile.
+const TILE: usize = 14 * 32;
+
+/// Columns packed at a time when k has blocks of this many lanes.
+const fn columns(depth: usize) -> usize {
+    let fit = RIGHT / if depth > 0 { depth } else { 1 } / COLUMNS * COLUMNS;
+    if fit > 1024 { 1024 } else { fit }
+}
 
 /// What is added to a product, element by element, before the one rounding.
 #[derive(Clone, Copy)]
@@ -64,14 +82,15 @@ pub(super) struct Scratch<'a> {
 impl<'a> Scratch<'a> {
     /// 32-bit words that `new` needs for products whose k is at most `depth`.
     pub(super) fn words(depth: usize) -> usize {
-        let unfinished = if depth > DEPTH { UNFINISHED * COLUMNS } else { 0 };
-        ROWS * LEFT_STRIDE + DEPTH * COLUMNS + unfinished
+        // Blocks along k are at least half of DEPTH deep when there are several.
+        let unfinished = if depth > DEPTH { UNFINISHED * columns(DEPTH / 2) } else { 0 };
+        LEFT + RIGHT + unfinished
     }
 
     /// Divides `words`.
     pub(super) fn new(words: &'a mut [u32]) -> Self {
-        let (left, rest) = words.split_at_mut(ROWS * LEFT_STRIDE);
-        let (right, unfinished) = rest.split_at_mut(DEPTH * COLUMNS);
+        let (left, rest) = words.split_at_mut(LEFT);
+        let (right, unfinished) = rest.split_at_mut(RIGHT);
         // SAFETY: u32 and f32 have the same size and alignment, and every bit pattern is a value of both.
         let unfinished =
             unsafe { std::slice::from_raw_parts_mut(unfinished.as_mut_ptr().cast(), unfinished.len()) };
@@ -112,10 +131,14 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
         let blocks = lanes.div_ceil(DEPTH).max(1);
         let depth = lanes.div_ceil(blocks);
         let stripe = if blocks > 1 { UNFINISHED } else { m.max(1) };
-        let mut tile = [0f32; 14 * 32];
+        let across = columns(depth);
+        // Rows of f32 that do not all fall into the same cache sets are read where they are; but an odd last
+        // row would be rounded up to one that does not exist.
+        let spread = !left.row.is_multiple_of(1024) && m.is_multiple_of(2);
+        let in_place = E::DTYPE == DType::F32 && left.column == 1 && spread;
         for m0 in (0..m).step_by(stripe) {
-            for n0 in (0..n).step_by(COLUMNS) {
-                let columns = COLUMNS.min(n - n0);
+            for n0 in (0..n).step_by(across) {
+                let columns = across.min(n - n0);
                 for block in 0..blocks {
                     let lane0 = (block * depth).min(lanes);
                     let depth = depth.min(lanes - lane0);
@@ -125,51 +148,32 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
                     for i0 in (m0..m.min(m0 + stripe)).step_by(ROWS) {
                         let rows = ROWS.min(m - i0).min(m0 + stripe - i0);
                         let part = left.from(i0, k0);
+                        let left = if in_place {
+                            // SAFETY: f32 and u32 have the same size and alignment, and E is f32.
+                            let words = unsafe {
+                                std::slice::from_raw_parts(part.data.as_ptr().cast(), part.data.len())
+                            };
+                            Left::Along(words, part.row)
+                        } else if part.column == 1 {
+                            pack::left_along::<K, E>(part, rows, k1 - k0, scratch.left);
+                            Left::Along(scratch.left, LEFT_STRIDE)
+                        } else {
+                            pack::left_across::<K, E>(part, rows, k1 - k0, scratch.left);
+                            Left::Across(scratch.left, depth)
+                        };
                         let sweep = Sweep { rows, columns, right: scratch.right, panel };
-                        let unfinished = &mut scratch.unfinished[..];
-                        let sums = |r: usize, c: usize| match blocks {
-                            1 => tile.as_mut_ptr(),
-                            _ => {
-                                let index = (i0 - m0 + r) * COLUMNS + c * K::MR;
-                                unfinished[index..index + K::MR * K::NR].as_mut_ptr()
-                            }
+                        let unfinished = match blocks {
+                            1 => &mut [][..],
+                            _ => &mut scratch.unfinished[(i0 - m0) * across..],
                         };
-                        let finish = |r: Range<usize>, c: Range<usize>, sums: *const f32| {
-                            if block + 1 == blocks {
-                                // SAFETY: rows and columns of this part of the result.
-                                unsafe {
-                                    let out = out.from(i0 + r.start, n0 + c.start);
-                                    store::<O>(sums, K::NR, r.len(), c.len(), out);
-                                }
-                            }
-                        };
-                        let all = |_: Range<usize>, _: Range<usize>| 0..depth;
                         // SAFETY: this is compiled and called for the kernel's processor; the operands are
-                        // packed to the depth that `all` gives, in the layout that the constants say.
+                        // packed to `depth`, in the layout that `left` says; the part of the result exists.
                         unsafe {
-                            if part.column == 1 {
-                                pack::left_along::<K, E>(part, rows, k1 - k0, scratch.left);
-                                let step = K::MR * LEFT_STRIDE;
-                                sweep.run::<K, LEFT_STRIDE, 1>(
-                                    scratch.left,
-                                    step,
-                                    all,
-                                    block > 0,
-                                    sums,
-                                    finish,
-                                );
-                            } else {
-                                pack::left_across::<K, E>(part, rows, k1 - k0, scratch.left);
-                                let step = depth * LEFT_PANEL;
-                                sweep.run::<K, 1, LEFT_PANEL>(
-                                    scratch.left,
-                                    step,
-                                    all,
-                                    block > 0,
-                                    sums,
-                                    finish,
-                                );
-                            }
+                            let out = out.from(i0, n0);
+                            let (first, last) = (block == 0, block + 1 == blocks);
+                            let tile = [0.0; TILE];
+                            let mut target = Target { out, depth, first, last, unfinished, across, tile };
+                            sweep.run::<K>(left, &mut target);
                         }
                     }
                 }
@@ -178,7 +182,90 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
     }
 }
 
-/// All tiles of a packed block of rows times a packed block of columns.
+/// Where the tiles of a block of a product go.
+struct Target<'a, O> {
+    /// The block's place in the result.
+    out: Out<O>,
+    /// Lanes along k.
+    depth: usize,
+    /// Whether this is the first block along k, and the last.
+    first: bool,
+    last: bool,
+    /// Tiles between blocks along k, or nothing when there is only one.
+    unfinished: &'a mut [f32],
+    /// Columns of `unfinished`.
+    across: usize,
+    tile: [f32; TILE],
+}
+
+impl<O: Float> Target<'_, O> {
+    /// Whole tiles of an f32 result are written by the kernel itself.
+    #[inline(always)]
+    fn direct<K: Kernel>(&self, rows: &Range<usize>, columns: &Range<usize>) -> bool {
+        self.last && O::DTYPE == DType::F32 && rows.len().is_multiple_of(2) && columns.len() == K::NR
+    }
+}
+
+impl<O: Float> Tiles for Target<'_, O> {
+    #[inline(always)]
+    fn place<K: Kernel>(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(Range<usize>, Ends)> {
+        // SAFETY: rows and columns of this part of the result.
+        let out = unsafe { self.out.from(rows.start, columns.start) };
+        let direct = self.direct::<K>(&rows, &columns);
+        let sums = if self.unfinished.is_empty() {
+            &mut self.tile[..]
+        } else {
+            &mut self.unfinished[rows.start * self.across + columns.start * K::MR..]
+        };
+        let mut ends = Ends::tile::<K>(sums, !self.first);
+        if direct {
+            ends.add = match out.addend {
+                Addend::None => std::ptr::null(),
+                Addend::Old => out.pointer.cast_const().cast(),
+                Addend::Other(other) => other.cast(),
+            };
+            (ends.out, ends.stride) = (out.pointer.cast(), out.stride);
+        }
+        Some((0..self.depth, ends))
+    }
+
+    #[inline(always)]
+    fn finish<K: Kernel>(&mut self, rows: Range<usize>, columns: Range<usize>, sums: *const f32) {
+        if self.last && !self.direct::<K>(&rows, &columns) {
+            // SAFETY: rows and columns of this part of the result.
+            unsafe {
+                let out = self.out.from(rows.start, columns.start);
+                store::<K, O>(sums, rows.len(), columns.len(), out);
+            }
+        }
+    }
+}
+
+/// A left operand in lanes.
+#[derive(Clone, Copy)]
+pub(super) enum Left<'a> {
+    /// Rows along k, so far apart.
+    Along(&'a [u32], usize),
+    /// By [`pack::left_across`], with so many lanes along k.
+    Across(&'a [u32], usize),
+}
+
+/// Where the tiles of a [`Sweep`] go. Its methods must be `#[inline(always)]`, which closures cannot be, so that
+/// they are compiled with the kernel's instructions.
+pub(super) trait Tiles {
+    /// The lanes along k and the memory for the tile of these rows and columns; none skips the tile.
+    fn place<K: Kernel>(&mut self, rows: Range<usize>, columns: Range<usize>)
+    -> Option<(Range<usize>, Ends)>;
+
+    /// The tile's sums are complete.
+    fn finish<K: Kernel>(&mut self, rows: Range<usize>, columns: Range<usize>, sums: *const f32);
+}
+
+/// All tiles of a block of rows times a packed block of columns.
 pub(super) struct Sweep<'a> {
     pub rows: usize,
     pub columns: usize,
@@ -188,39 +275,49 @@ pub(super) struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Computes each tile over the lanes that `span` gives for its rows and columns (none: the tile is
-    /// skipped), in the memory that `sums` gives for its first row and column, and hands it to `finish`.
-    /// `left` has its panels of `MR` rows `step` lanes apart.
+    /// Computes each tile.
     ///
     /// # Safety
-    /// As for [`Kernel::tile`], with the layouts that RS, KS, `step` and `panel` say; `sums` gives MR * NR.
+    /// As for [`Kernel::tile`], with operands packed as `left` and `panel` say.
     #[inline(always)]
-    pub(super) unsafe fn run<K: Kernel, const RS: usize, const KS: usize>(
+    pub(super) unsafe fn run<K: Kernel>(&self, left: Left<'_>, tiles: &mut impl Tiles) {
+        // SAFETY: the caller's promise, in the layout's constants.
+        unsafe {
+            match left {
+                Left::Along(left, stride) => self.tiles::<K, 1>(left, stride, K::MR * stride, tiles),
+                Left::Across(left, depth) if pack::left_panel::<K>() == WIDE_PANEL => {
+                    self.tiles::<K, WIDE_PANEL>(left, 1, depth * WIDE_PANEL, tiles);
+                }
+                Left::Across(left, depth) => {
+                    self.tiles::<K, NARROW_PANEL>(left, 1, depth * NARROW_PANEL, tiles);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `run`; `left` has its panels of `MR` rows `step` lanes apart.
+    #[inline(always)]
+    unsafe fn tiles<K: Kernel, const KS: usize>(
         &self,
         left: &[u32],
+        stride: usize,
         step: usize,
-        span: impl Fn(Range<usize>, Range<usize>) -> Range<usize>,
-        resume: bool,
-        mut sums: impl FnMut(usize, usize) -> *mut f32,
-        mut finish: impl FnMut(Range<usize>, Range<usize>, *const f32),
+        tiles: &mut impl Tiles,
     ) {
         // A panel of the right operand stays in the first cache while the rows go by.
         for (p, c) in (0..self.columns).step_by(K::NR).enumerate() {
             let columns = c..self.columns.min(c + K::NR);
             for (q, r) in (0..self.rows).step_by(K::MR).enumerate() {
                 let rows = r..self.rows.min(r + K::MR);
-                let lanes = span(rows.clone(), columns.clone());
-                if lanes.is_empty() && lanes.start != 0 {
-                    continue;
-                }
+                let Some((lanes, ends)) = tiles.place::<K>(rows.clone(), columns.clone()) else { continue };
                 let a = &left[q * step + lanes.start * KS..];
                 let b = &self.right[p * self.panel + lanes.start * K::NR..];
-                let tile = sums(r, c);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    K::tile::<RS, KS>(rows.len(), lanes.len(), a.as_ptr(), b.as_ptr(), tile, resume);
+                    K::tile::<KS>(rows.len(), lanes.len(), a.as_ptr(), stride, b.as_ptr(), ends);
                 }
-                finish(rows, columns.clone(), tile);
+                tiles.finish::<K>(rows, columns.clone(), ends.out);
             }
         }
     }
@@ -229,32 +326,40 @@ impl Sweep<'_> {
 /// Rounds a tile into the result.
 ///
 /// # Safety
-/// `sums` has `rows` rows `stride` apart, `out` and its addend as many.
+/// `sums` has `rows` rows `NR` apart, `out` and its addend as many.
 #[inline(always)]
-unsafe fn store<O: Float>(sums: *const f32, stride: usize, rows: usize, columns: usize, out: Out<O>) {
+unsafe fn store<K: Kernel, O: Float>(sums: *const f32, rows: usize, columns: usize, out: Out<O>) {
     for r in 0..rows {
-        // SAFETY: the caller's promise; the addend is another matrix or the result itself, read before it is
-        // written.
+        // SAFETY: the caller's promise; the addend is another matrix or the result itself, whose part is read
+        // before it is written.
         unsafe {
-            let sums = std::slice::from_raw_parts(sums.add(r * stride), columns);
+            let sums = sums.add(r * K::NR);
             let to = out.pointer.add(r * out.stride);
-            match out.addend {
-                Addend::None => {
-                    for (c, &sum) in sums.iter().enumerate() {
-                        *to.add(c) = O::from_f32(sum);
+            let add = match out.addend {
+                Addend::None => std::ptr::null(),
+                Addend::Old => to.cast_const(),
+                Addend::Other(other) => other.add(r * out.stride),
+            };
+            let mut c = 0;
+            while c + 16 <= columns {
+                let mut x = *sums.add(c).cast::<[f32; 16]>();
+                if !add.is_null() {
+                    let add = *add.add(c).cast::<[O; 16]>();
+                    for i in 0..16 {
+                        x[i] += add[i].to_f32();
                     }
                 }
-                Addend::Old => {
-                    for (c, &sum) in sums.iter().enumerate() {
-                        *to.add(c) = O::from_f32(sum + (*to.add(c)).to_f32());
-                    }
+                let mut y = [O::default(); 16];
+                for i in 0..16 {
+                    y[i] = O::from_f32(x[i]);
                 }
-                Addend::Other(other) => {
-                    let other = other.add(r * out.stride);
-                    for (c, &sum) in sums.iter().enumerate() {
-                        *to.add(c) = O::from_f32(sum + (*other.add(c)).to_f32());
-                    }
-                }
+                *to.add(c).cast::<[O; 16]>() = y;
+                c += 16;
+            }
+            while c < columns {
+                let more = if add.is_null() { 0.0 } else { (*add.add(c)).to_f32() };
+                *to.add(c) = O::from_f32(*sums.add(c) + more);
+                c += 1;
             }
         }
     }

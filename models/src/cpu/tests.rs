@@ -1,1 +1,477 @@
+//! Each kernel against a naive one in f64: on every instruction set, on odd shapes, and bit for bit between
+//! instruction sets and numbers of threads.
 
+use super::kernel::Isa;
+use super::*;
+use crate::ops::{AttentionBackward, AttentionShape};
+use collectives::bf16;
+use collectives::simd::{Level, with_level};
+
+fn cpu(threads: usize) -> Cpu {
+    let shape = CpuShape { threads, rows: 300, hidden: 80, length: 260, width: 80, depth: 3000 };
+    let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
+    Cpu::new(&shape, memory).unwrap()
+}
+
+fn values<T: Float>(len: usize, seed: u32) -> Vec<T> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        T::from_f32((state >> 8) as f32 / 8_388_608.0 - 1.0)
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn wide<T: Float>(x: &[T]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(x.to_f32())).collect()
+}
+
+/// The largest distance, over the largest value.
+fn distance<T: Float>(got: &[T], exact: &[f64]) -> f64 {
+    assert_eq!(got.len(), exact.len());
+    let largest = exact.iter().fold(1e-30, |m: f64, x| m.max(x.abs()));
+    wide(got).iter().zip(exact).map(|(g, e)| (g - e).abs()).fold(0.0, f64::max) / largest
+}
+
+fn bits<T: Float>(x: &[T]) -> Vec<u32> {
+    x.iter().map(|x| x.to_f32().to_bits()).collect()
+}
+
+/// Runs `f` with the kernels of each instruction set that this processor has.
+fn at_each_level(mut f: impl FnMut(Level)) {
+    for level in Level::available() {
+        with_level(level, || f(level));
+    }
+}
+
+const SHAPES: [(usize, usize, usize); 9] = [
+    (1, 1, 1),
+    (2, 32, 16),
+    (3, 5, 7),
+    (14, 32, 33),
+    (15, 33, 17),
+    (64, 64, 65),
+    (31, 70, 130),
+    (170, 100, 19),
+    // More than one block along k, and two of columns.
+    (29, 530, 1100),
+];
+
+fn product_of<E: Float, O: Float>(
+    cpu: &mut Cpu,
+    shape: (usize, usize, usize),
+    layout: u32,
+    plus: u32,
+) -> (Vec<O>, Vec<f64>)
+where
+    Cpu: Ops<E>,
+{
+    let (m, n, k) = shape;
+    let (a, b) = (values::<E>(m * k, 1), values::<E>(k * n, 2));
+    let (old, other) = (values::<O>(m * n, 3), values::<O>(m * n, 4));
+    let (ta, tb) = (layout & 1 > 0, layout & 2 > 0);
+    let left = if ta { Matrix::new(a.as_slice(), k, m).t() } else { Matrix::new(a.as_slice(), m, k) };
+    let right = if tb { Matrix::new(b.as_slice(), n, k).t() } else { Matrix::new(b.as_slice(), k, n) };
+    let (wide_a, wide_b) = (wide(&a), wide(&b));
+    let added = match plus {
+        0 => vec![0.0; m * n],
+        1 => wide(&old),
+        _ => wide(&other),
+    };
+    let mut exact = added;
+    for i in 0..m {
+        for j in 0..n {
+            let a = |p: usize| wide_a[if ta { p * m + i } else { i * k + p }];
+            let b = |p: usize| wide_b[if tb { j * k + p } else { p * n + j }];
+            exact[i * n + j] += (0..k).map(|p| a(p) * b(p)).sum::<f64>();
+        }
+    }
+    let mut out = old;
+    let plus = [Plus::Nothing, Plus::Old, Plus::Other(other.as_slice().into())][plus as usize];
+    Ops::<E>::product(cpu, out.as_mut_slice().into(), plus, left, right);
+    (out, exact)
+}
+
+fn check_products<E: Float, O: Float>(tolerance: f64) {
+    for shape in SHAPES {
+        for layout in 0..4 {
+            for plus in 0..3 {
+                let at = format!("{} -> {} {shape:?} layout {layout} plus {plus}", E::DTYPE, O::DTYPE);
+                let mut first = None;
+                at_each_level(|level| {
+                    // Without fused multiply-add the baseline is exact but slow.
+                    if level == Level::Baseline && shape.0 * shape.1 * shape.2 > 100_000 {
+                        return;
+                    }
+                    let (out, exact) = product_of::<E, O>(&mut cpu(1), shape, layout, plus);
+                    let far = distance(&out, &exact);
+                    assert!(far < tolerance, "{at} {level:?}: {far}");
+                    let (threaded, _) = product_of::<E, O>(&mut cpu(3), shape, layout, plus);
+                    assert_eq!(distance(&threaded, &wide(&out)), 0.0, "{at} {level:?} with three threads");
+                    let first = first.get_or_insert_with(|| bits(&out));
+                    assert_eq!(*first, bits(&out), "{at} {level:?}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_f32() {
+    check_products::<f32, f32>(2e-6);
+}
+
+#[test]
+fn products_of_bf16() {
+    check_products::<bf16, f32>(2e-6);
+    check_products::<bf16, bf16>(5e-3);
+}
+
+#[test]
+fn products_of_f16() {
+    check_products::<collectives::f16, f32>(2e-6);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn native_bf16_products_where_the_processor_has_them() {
+    if !Isa::Avx512Bf16.available() {
+        println!("skipped: no avx512_bf16");
+        return;
+    }
+    for shape in SHAPES {
+        for layout in 0..4 {
+            let mut cpu = cpu(1);
+            cpu.native_bf16 = true;
+            let (out, exact) = product_of::<bf16, f32>(&mut cpu, shape, layout, 2);
+            assert!(distance(&out, &exact) < 2e-6, "{shape:?} {layout}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_inner_dimension_gives_zeros() {
+    let (out, _) = product_of::<f32, f32>(&mut cpu(1), (3, 4, 0), 0, 0);
+    assert_eq!(out, [0.0; 12]);
+}
+
+/// The forward and backward of attention by its definition: out, log sums, d_q, d_k, d_v.
+fn attention64(s: AttentionShape, q: &[f64], k: &[f64], v: &[f64], d_out: &[f64]) -> [Vec<f64>; 5] {
+    let AttentionShape { rows, length, heads, kv_heads, width } = s;
+    let scale = 1.0 / (width as f64).sqrt();
+    let mut out = vec![0.0; q.len()];
+    let mut log_sums = vec![0.0; rows * heads * length];
+    let (mut d_q, mut d_k, mut d_v) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    for row in 0..rows {
+        for head in 0..heads {
+            for i in 0..length {
+                let at = ((row * length + i) * heads + head) * width;
+                let key = |j: usize| ((row * length + j) * kv_heads + head / (heads / kv_heads)) * width;
+                let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                let own = &q[at..at + width];
+                let scores: Vec<f64> = (0..=i).map(|j| dot(own, &k[key(j)..][..width]) * scale).collect();
+                let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+                log_sums[(row * heads + head) * length + i] = largest + sum.ln();
+                let p: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
+                for c in 0..width {
+                    out[at + c] = (0..=i).map(|j| p[j] * v[key(j) + c]).sum();
+                }
+                let d_own = &d_out[at..at + width];
+                let d_p: Vec<f64> = (0..=i).map(|j| dot(d_own, &v[key(j)..][..width])).collect();
+                let mean: f64 = dot(&p, &d_p);
+                for j in 0..=i {
+                    let d_score = p[j] * (d_p[j] - mean) * scale;
+                    for c in 0..width {
+                        d_q[at + c] += d_score * k[key(j) + c];
+                        d_k[key(j) + c] += d_score * own[c];
+                        d_v[key(j) + c] += p[j] * d_own[c];
+                    }
+                }
+            }
+        }
+    }
+    [out, log_sums, d_q, d_k, d_v]
+}
+
+fn attention_of<T: Float>(cpu: &mut Cpu, s: AttentionShape) -> ([Vec<T>; 4], Vec<f32>, [Vec<f64>; 5]) {
+    let n = s.rows * s.length;
+    let q = values::<T>(n * s.heads * s.width, 1);
+    let (k, v) = (values::<T>(n * s.kv_heads * s.width, 2), values::<T>(n * s.kv_heads * s.width, 3));
+    let d_out = values::<T>(q.len(), 4);
+    let exact = attention64(s, &wide(&q), &wide(&k), &wide(&v), &wide(&d_out));
+    let mut out = vec![T::default(); q.len()];
+    let mut log_sums = vec![0.0; n * s.heads];
+    let [q, k, v] = [&q, &k, &v].map(|x| View::from(x.as_slice()));
+    cpu.attention(s, q, k, v, out.as_mut_slice().into(), log_sums.as_mut_slice().into());
+    let (mut d_q, mut d_k) = (vec![T::default(); q.len()], vec![T::default(); k.len()]);
+    let mut d_v = d_k.clone();
+    let a = AttentionBackward {
+        q,
+        k,
+        v,
+        out: out.as_slice().into(),
+        log_sums: log_sums.as_slice().into(),
+        d_out: d_out.as_slice().into(),
+        d_q: d_q.as_mut_slice().into(),
+        d_k: d_k.as_mut_slice().into(),
+        d_v: d_v.as_mut_slice().into(),
+    };
+    cpu.attention_backward(s, a);
+    ([out, d_q, d_k, d_v], log_sums, exact)
+}
+
+#[test]
+fn attention_agrees_with_its_definition() {
+    let shape =
+        |rows, length, heads, kv_heads, width| AttentionShape { rows, length, heads, kv_heads, width };
+    let shapes = [
+        shape(1, 1, 1, 1, 2),
+        shape(2, 7, 4, 2, 6),
+        shape(1, 65, 2, 1, 34),
+        shape(3, 15, 3, 3, 16),
+        shape(1, 250, 2, 1, 32),
+        shape(1, 113, 1, 1, 80),
+    ];
+    for s in shapes {
+        let mut first = None;
+        at_each_level(|level| {
+            if level == Level::Baseline && s.length > 70 {
+                return;
+            }
+            let (got, log_sums, exact) = attention_of::<f32>(&mut cpu(1), s);
+            for (got, exact) in got.iter().zip([&exact[0], &exact[2], &exact[3], &exact[4]]) {
+                // With one token nothing depends on queries and keys.
+                let zero = exact.iter().all(|x| x.abs() < 1e-12);
+                let far = if zero {
+                    bits(got).iter().map(|&b| f64::from(f32::from_bits(b))).fold(0.0, f64::max)
+                } else {
+                    distance(got, exact)
+                };
+                assert!(far < 5e-6, "{s:?} {level:?}: {far}");
+            }
+            assert!(distance(&log_sums, &exact[1]) < 1e-6, "{s:?} {level:?}");
+            let (threaded, ..) = attention_of::<f32>(&mut cpu(3), s);
+            assert_eq!(threaded.each_ref().map(|x| bits(x)), got.each_ref().map(|x| bits(x)));
+            let first = first.get_or_insert_with(|| got.each_ref().map(|x| bits(x)));
+            assert_eq!(*first, got.each_ref().map(|x| bits(x)), "{s:?} {level:?}");
+        });
+        let (got, _, exact) = attention_of::<bf16>(&mut cpu(1), s);
+        if s.length > 1 {
+            for (got, exact) in got.iter().zip([&exact[0], &exact[2], &exact[3], &exact[4]]) {
+                assert!(distance(got, exact) < 2e-2, "{s:?} {}", distance(got, exact));
+            }
+        }
+    }
+}
+
+/// A central difference of `f` at `x` along `direction`.
+fn slope(f: impl Fn(&[f64]) -> f64, x: &[f64], direction: &[f64]) -> f64 {
+    let at = |h: f64| f(&x.iter().zip(direction).map(|(x, d)| x + h * d).collect::<Vec<_>>());
+    (at(1e-6) - at(-1e-6)) / 2e-6
+}
+
+fn dot64(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn norm64(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
+    let row = |x: &[f64]| {
+        let s = 1.0 / (dot64(x, x) / w.len() as f64 + eps).sqrt();
+        x.iter().zip(w).map(|(x, w)| x * s * w).collect::<Vec<_>>()
+    };
+    x.chunks(w.len()).flat_map(row).collect()
+}
+
+#[test]
+fn norms_agree_with_their_definition_and_differences() {
+    for (rows, h) in [(1, 2), (3, 17), (70, 33), (130, 64)] {
+        let (x, w) = (values::<f32>(rows * h, 1), values::<f32>(h, 2));
+        let (d_out, before) = (values::<f32>(rows * h, 3), values::<f32>(rows * h, 4));
+        let eps = 1e-5;
+        let mut results = Vec::new();
+        at_each_level(|_| {
+            for threads in [1, 3] {
+                let mut cpu = cpu(threads);
+                let (mut out, mut d_x, mut d_w) = (vec![0.0; x.len()], before.clone(), vec![0.0; h]);
+                let v = |x: &[f32]| -> Vec<f32> { x.to_vec() };
+                Ops::<f32>::norm(
+                    &mut cpu,
+                    x.as_slice().into(),
+                    w.as_slice().into(),
+                    eps,
+                    out.as_mut_slice().into(),
+                );
+                cpu.norm_backward(
+                    x.as_slice().into(),
+                    w.as_slice().into(),
+                    eps,
+                    d_out.as_slice().into(),
+                    d_x.as_mut_slice().into(),
+                    true,
+                    d_w.as_mut_slice().into(),
+                );
+                results.push([v(&out), v(&d_x), v(&d_w)]);
+            }
+        });
+        assert!(results.windows(2).all(|r| r[0] == r[1]), "{rows} x {h}: the same bits everywhere");
+        let [out, d_x, d_w] = &results[0];
+        let (x, w, d_out) = (wide(&x), wide(&w), wide(&d_out));
+        let eps = f64::from(eps);
+        assert!(distance(out, &norm64(&x, &w, eps)) < 1e-6);
+        let d_x: Vec<f64> = wide(d_x).iter().zip(wide(&before)).map(|(d, b)| d - b).collect();
+        let direction = wide(&values::<f32>(x.len(), 5));
+        let numeric = slope(|x| dot64(&norm64(x, &w, eps), &d_out), &x, &direction);
+        assert!(
+            (numeric - dot64(&d_x, &direction)).abs()
+                < 1e-4 * dot64(&d_x, &d_x).sqrt() * (x.len() as f64).sqrt()
+        );
+        let direction = wide(&values::<f32>(h, 6));
+        let numeric = slope(|w| dot64(&norm64(&x, w, eps), &d_out), &w, &direction);
+        assert!(
+            (numeric - dot64(&wide(d_w), &direction)).abs()
+                < 1e-4 * dot64(&wide(d_w), &wide(d_w)).sqrt() * (h as f64).sqrt()
+        );
+    }
+}
+
+#[test]
+fn swiglu_agrees_with_its_definition_and_derivatives() {
+    for len in [1, 7, 33, 1000] {
+        let scale = |x: Vec<f32>| x.into_iter().map(|x| x * 9.0).collect::<Vec<f32>>();
+        let (gate, up, d) = (scale(values(len, 1)), values::<f32>(len, 2), values::<f32>(len, 3));
+        let mut results = Vec::new();
+        at_each_level(|_| {
+            let mut cpu = cpu(1);
+            let mut out = vec![0.0; len];
+            cpu.swiglu(gate.as_slice().into(), up.as_slice().into(), out.as_mut_slice().into());
+            let (mut d_gate, mut d_up, mut again) = (gate.clone(), up.clone(), d.clone());
+            cpu.swiglu_backward(
+                d_gate.as_mut_slice().into(),
+                d_up.as_mut_slice().into(),
+                again.as_mut_slice().into(),
+            );
+            assert_eq!(again, out);
+            results.push([out, d_gate, d_up]);
+        });
+        assert!(results.windows(2).all(|r| r[0] == r[1]), "the same bits everywhere");
+        let of = |f: fn(f64, f64, f64) -> f64| -> Vec<f64> {
+            (0..len).map(|i| f(f64::from(gate[i]), f64::from(up[i]), f64::from(d[i]))).collect()
+        };
+        let [out, d_gate, d_up] = &results[0];
+        assert!(distance(out, &of(|g, u, _| g / (1.0 + (-g).exp()) * u)) < 1e-6);
+        assert!(distance(d_up, &of(|g, _, d| g / (1.0 + (-g).exp()) * d)) < 1e-6);
+        let slope = |g: f64, u: f64, d: f64| {
+            let s = 1.0 / (1.0 + (-g).exp());
+            d * u * (s + g * s * (1.0 - s))
+        };
+        assert!(distance(d_gate, &of(slope)) < 1e-6);
+    }
+}
+
+#[test]
+fn rotary_embedding_turns_and_turns_back() {
+    let (heads, width, length, rows) = (3, 10, 7, 2);
+    let angles: Vec<f32> = (0..length)
+        .flat_map(|p| {
+            let angle = move |i: usize| p as f64 * 0.7f64.powi(i as i32);
+            let cos = (0..width / 2).map(move |i| angle(i).cos() as f32);
+            cos.chain((0..width / 2).map(move |i| angle(i).sin() as f32))
+        })
+        .collect();
+    let x = values::<f32>(rows * length * heads * width, 1);
+    for threads in [1, 3] {
+        let mut cpu = cpu(threads);
+        let mut y = x.clone();
+        let view = View::from(angles.as_slice());
+        cpu.rope(ViewMut::<f32>::from(y.as_mut_slice()), view, heads, width, length, Turn::Forward);
+        for (i, (x, y)) in x.chunks(width).zip(y.chunks(width)).enumerate() {
+            let p = i / heads % length;
+            for j in 0..width / 2 {
+                let (s, c) = (p as f64 * 0.7f64.powi(j as i32)).sin_cos();
+                let (a, b) = (f64::from(x[j]), f64::from(x[j + width / 2]));
+                assert!((f64::from(y[j]) - (a * c - b * s)).abs() < 1e-6);
+                assert!((f64::from(y[j + width / 2]) - (b * c + a * s)).abs() < 1e-6);
+            }
+        }
+        cpu.rope(ViewMut::<f32>::from(y.as_mut_slice()), view, heads, width, length, Turn::Back);
+        assert!(distance(&y, &wide(&x)) < 1e-6);
+    }
+}
+
+#[test]
+fn cross_entropy_agrees_with_its_definition() {
+    for (rows, vocab) in [(1, 1), (5, 37), (9, 256)] {
+        let logits: Vec<f32> = values::<f32>(rows * vocab, 1).into_iter().map(|x| x * 20.0).collect();
+        let targets: Vec<u32> = (0..rows).map(|r| (r * 11 % vocab) as u32).collect();
+        for threads in [1, 2] {
+            let mut cpu = cpu(threads);
+            let (mut losses, mut alone) = (vec![0.0; rows], vec![0.0; rows]);
+            let mut d = vec![0f32; rows * vocab];
+            let run = |cpu: &mut Cpu, losses: &mut [f32], d: Option<&mut [f32]>| {
+                let mut lost = logits.clone();
+                let d = d.map(ViewMut::from);
+                Ops::<f32>::cross_entropy(
+                    cpu,
+                    lost.as_mut_slice().into(),
+                    targets.as_slice().into(),
+                    losses.into(),
+                    d,
+                    0.25,
+                );
+            };
+            run(&mut cpu, &mut losses, Some(&mut d));
+            run(&mut cpu, &mut alone, None);
+            assert_eq!(losses, alone);
+            for r in 0..rows {
+                let row = wide(&logits[r * vocab..][..vocab]);
+                let largest = row.iter().copied().fold(f64::MIN, f64::max);
+                let sum: f64 = row.iter().map(|x| (x - largest).exp()).sum();
+                let target = targets[r] as usize;
+                assert!((f64::from(losses[r]) - (largest + sum.ln() - row[target])).abs() < 2e-5);
+                for (j, x) in row.iter().enumerate() {
+                    let exact = ((x - largest).exp() / sum - f64::from(u8::from(j == target))) * 0.25;
+                    assert!((f64::from(d[r * vocab + j]) - exact).abs() < 1e-6);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn embedding_gradients_are_summed_by_token() {
+    let (vocab, hidden) = (11, 70);
+    let tokens = [3u32, 0, 3, 10, 3, 7, 0];
+    let mut order: Vec<u64> =
+        tokens.iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
+    order.sort_unstable();
+    let d = values::<f32>(tokens.len() * hidden, 1);
+    for (threads, add) in [(1, false), (1, true), (3, true), (3, false)] {
+        let mut table = values::<f32>(vocab * hidden, 2);
+        let mut exact = if add { wide(&table) } else { vec![0.0; vocab * hidden] };
+        for (i, &t) in tokens.iter().enumerate() {
+            for c in 0..hidden {
+                exact[t as usize * hidden + c] += f64::from(d[i * hidden + c]);
+            }
+        }
+        let table_view = table.as_mut_slice().into();
+        cpu(threads).embed_backward(
+            order.as_slice().into(),
+            View::<f32>::from(d.as_slice()),
+            table_view,
+            add,
+        );
+        assert!(distance(&table, &exact) < 1e-6);
+    }
+}
+
+#[test]
+fn grids_never_exceed_the_matrix_or_lose_a_part() {
+    for (m, n, threads) in [(1, 1, 8), (1024, 512, 2), (1024, 512, 7), (28, 4096, 16), (5, 33, 3)] {
+        let (down, across) = grid(m, n, threads);
+        assert!(down * across <= threads && down * across >= 1);
+        let rows: usize = (0..down).map(|i| cut(m, down, 14, i).len()).sum();
+        let columns: usize = (0..across).map(|i| cut(n, across, 32, i).len()).sum();
+        assert_eq!((rows, columns), (m, n));
+    }
+}

@@ -6,7 +6,7 @@ use crate::unit::{Gradients, Weights};
 use collectives::Float;
 
 impl<T: Float, O: Ops<T>> Llama<T, O> {
-    /// stream (n, H) = table[tokens]
+    /// stream (n, H) = table at tokens
     pub(super) fn embed(&mut self, weights: &dyn Weights<T>) {
         let (n, h) = (self.now.n, self.shape.hidden);
         let out = self.state.streams[0].view_mut().slice(0..n * h);

@@ -94,6 +94,12 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
         Llama { config: config.clone(), units: config.units(), shape, state, ops, now: Now::default() }
     }
 
+    /// The same model on other kernels made from its own, such as ones that measure them.
+    pub fn with_ops<P: Ops<T>>(self, make: impl FnOnce(O) -> P) -> Llama<T, P> {
+        let Llama { config, shape, units, state, ops, now } = self;
+        Llama { config, shape, units, state, ops: make(ops), now }
+    }
+
     fn head(&self) -> usize {
         self.shape.layers + 1
     }

@@ -325,3 +325,119 @@ fn bf16_agrees_with_a_naive_model_within_its_rounding() {
         assert!(loss < 1e-2 && logits < 3e-2 && gradients < 5e-2, "{loss} {logits} {gradients} {at}");
     }
 }
+
+fn same<T: Float>(a: &Run<T>, b: &Run<T>) -> bool {
+    let bits = |run: &Run<T>| -> Vec<u32> {
+        run.gradients.units.iter().flatten().flatten().map(|x| x.to_f32().to_bits()).collect()
+    };
+    a.loss.to_bits() == b.loss.to_bits() && a.logits == b.logits && bits(a) == bits(b)
+}
+
+fn bits_do_not_depend<T: Float>() {
+    for case in cases() {
+        let Case { config, rows, length } = &case;
+        let mut first = model::<T>(config, *rows, *length, Recompute::None, 1);
+        let weights = Tensors::random(first.units());
+        let once = run(&mut first, &weights, *rows, *length, 0.5);
+        assert!(same(&once, &run(&mut first, &weights, *rows, *length, 0.5)), "run to run");
+        for (recompute, threads) in [(Recompute::Full, 1), (Recompute::None, 2), (Recompute::Full, 3)] {
+            let mut other = model::<T>(config, *rows, *length, recompute, threads);
+            let got = run(&mut other, &weights, *rows, *length, 0.5);
+            assert!(same(&once, &got), "{config:?} {recompute:?} {threads}");
+        }
+        // Built for more than the micro-batch.
+        let mut large = model::<T>(config, rows + 1, length + 3, Recompute::None, 1);
+        run(&mut large, &weights, rows + 1, length + 3, 1.0);
+        assert!(same(&once, &run(&mut large, &weights, *rows, *length, 0.5)), "{config:?} in a larger model");
+    }
+}
+
+#[test]
+fn bits_depend_neither_on_recomputation_nor_threads_nor_room() {
+    bits_do_not_depend::<f32>();
+    bits_do_not_depend::<bf16>();
+}
+
+#[test]
+fn several_chunks_of_logits_give_the_gradients_of_one() {
+    let config = LlamaConfig { layers: 1, tied: true, ..nano() };
+    let (rows, length) = (3, 200);
+    let mut whole = model::<f32>(&config, rows, length, Recompute::None, 1);
+    let weights = Tensors::random(whole.units());
+    let once = run(&mut whole, &weights, rows, length, 0.5);
+    let mut chunked = model::<f32>(&config, rows, length, Recompute::None, 1);
+    chunked.shape.chunk = 256;
+    let got = run(&mut chunked, &weights, rows, length, 0.5);
+    assert_eq!(once.loss, got.loss);
+    for (a, b) in once.gradients.units.iter().flatten().zip(got.gradients.units.iter().flatten()) {
+        let largest = a.iter().fold(0f32, |m, x| m.max(x.abs()));
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * largest));
+    }
+}
+
+#[test]
+fn what_is_held_is_what_was_predicted() {
+    for case in cases() {
+        for (recompute, threads) in [(Recompute::None, 1), (Recompute::Full, 3)] {
+            let Case { config, rows, length } = &case;
+            let accounts = Accounts::default();
+            let held = |a: &Accounts| Footprint {
+                activations: a.activations.bytes(),
+                workspace: a.workspace.bytes(),
+            };
+            let model = Llama::<bf16>::new(config, *rows, *length, recompute, threads, &accounts).unwrap();
+            assert_eq!(
+                held(&accounts),
+                footprint(config, *rows, *length, DType::Bf16, recompute, threads).unwrap()
+            );
+            drop(model);
+            assert_eq!(held(&accounts), Footprint::default());
+            let model = Llama::<f32>::new(config, *rows, *length, recompute, threads, &accounts).unwrap();
+            assert_eq!(
+                held(&accounts),
+                footprint(config, *rows, *length, DType::F32, recompute, threads).unwrap()
+            );
+            drop(model);
+        }
+    }
+}
+
+#[test]
+fn footprints_of_large_models_are_arithmetic() {
+    let config = LlamaConfig::preset("llama-3.1-405b").unwrap();
+    let of = |recompute| footprint(&config, 1, 8192, DType::Bf16, recompute, 1).unwrap();
+    let (none, full) = (of(Recompute::None), of(Recompute::Full));
+    // One residual stream for each block and one after the last; one block's own activations instead of 126.
+    let stream = 8192 * 16384 * 2;
+    let own = (none.activations - 127 * stream) / 126;
+    assert_eq!(full.activations, 127 * stream + own);
+    // Attention's share grows linearly.
+    let longer = footprint(&config, 1, 16384, DType::Bf16, Recompute::None, 1).unwrap();
+    assert_eq!(longer.activations, 2 * none.activations);
+    assert!(longer.workspace < 3 * none.workspace);
+}
+
+#[test]
+fn what_cannot_be_built_is_an_error() {
+    let config = nano();
+    let build = |config: &LlamaConfig, rows, length, threads| {
+        let accounts = Accounts::default();
+        Llama::<f32>::new(config, rows, length, Recompute::None, threads, &accounts)
+            .err()
+            .map(|e| e.to_string())
+    };
+    assert_eq!(build(&config, 1, 8, 1), None);
+    let cases = [
+        (build(&config, 0, 8, 1), "0 sequences of 8"),
+        (build(&config, 1, 0, 1), "1 sequences of 0"),
+        (build(&config, 1, 257, 1), "context is 256"),
+        (build(&config, usize::MAX, 8, 1), "2^28"),
+        (build(&config, 1, 8, 0), "0 compute threads"),
+        (build(&LlamaConfig { heads: 3, ..config.clone() }, 1, 8, 1), "3 heads"),
+        (build(&LlamaConfig { head_dim: 1026, ..config.clone() }, 1, 8, 1), "at most 1024"),
+        (footprint(&config, 1, 8, DType::I32, Recompute::None, 1).err().map(|e| e.to_string()), "i32"),
+    ];
+    for (error, expected) in cases {
+        assert!(error.as_ref().is_some_and(|e| e.contains(expected)), "{error:?} {expected}");
+    }
+}

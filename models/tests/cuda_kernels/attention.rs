@@ -5,54 +5,67 @@ use collectives::{Buffer, Float, bf16, f16};
 use models::cuda;
 use models::{AttentionBackward, AttentionShape};
 
-/// The definition in f64: results, logarithms, and gradients of q, k, v.
-struct Oracle {
-    out: Vec<f64>,
-    log_sums: Vec<f64>,
-    d_q: Vec<f64>,
-    d_k: Vec<f64>,
-    d_v: Vec<f64>,
-}
-
-fn oracle(s: AttentionShape, q: &[f64], k: &[f64], v: &[f64], d_out: &[f64]) -> Oracle {
-    let (group, scale) = (s.heads / s.kv_heads, 1.0 / (s.width as f64).sqrt());
-    let mut o = Oracle {
-        out: vec![0.0; q.len()],
-        log_sums: vec![0.0; s.rows * s.heads * s.length],
-        d_q: vec![0.0; q.len()],
-        d_k: vec![0.0; k.len()],
-        d_v: vec![0.0; k.len()],
-    };
-    for (row, head, i) in (0..s.rows)
-        .flat_map(|r| (0..s.heads).flat_map(move |h| (0..s.length).map(move |i| (r, h, i))))
-    {
-        let at = |token: usize, head: usize, heads: usize| ((row * s.length + token) * heads + head) * s.width;
-        let own = at(i, head, s.heads);
-        let key = |j: usize| at(j, head / group, s.kv_heads);
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let row_of = |x: &[f64], at: usize| x[at..at + s.width].to_vec();
-        let (mine, d) = (row_of(q, own), row_of(d_out, own));
-        let scores: Vec<f64> = (0..=i).map(|j| dot(&mine, &k[key(j)..key(j) + s.width]) * scale).collect();
-        let most = scores.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
-        let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
-        o.log_sums[(row * s.heads + head) * s.length + i] = most + sum.ln();
-        let p: Vec<f64> = scores.iter().map(|s| (s - most).exp() / sum).collect();
-        for (j, p) in p.iter().enumerate() {
-            for c in 0..s.width {
-                o.out[own + c] += p * v[key(j) + c];
-                o.d_v[key(j) + c] += p * d[c];
-            }
-        }
-        let delta = dot(&o.out[own..own + s.width], &d);
-        for (j, p) in p.iter().enumerate() {
-            let ds = p * (dot(&d, &v[key(j)..key(j) + s.width]) - delta) * scale;
-            for c in 0..s.width {
-                o.d_q[own + c] += ds * k[key(j) + c];
-                o.d_k[key(j) + c] += ds * q[own + c];
+/// A query: its sequence, its head, its position, and the places of its element 0 and of its keys'.
+fn each_query(s: AttentionShape, mut one: impl FnMut(usize, usize, &dyn Fn(usize) -> usize)) {
+    for row in 0..s.rows {
+        for head in 0..s.heads {
+            for i in 0..s.length {
+                let own = ((row * s.length + i) * s.heads + head) * s.width;
+                let kv_head = head / (s.heads / s.kv_heads);
+                let key = |j: usize| ((row * s.length + j) * s.kv_heads + kv_head) * s.width;
+                one(i, own, &key);
             }
         }
     }
-    o
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The probabilities of a query over its keys, and the logarithm of their denominator.
+fn probabilities(scores: &[f64]) -> (Vec<f64>, f64) {
+    let most = scores.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
+    let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
+    (scores.iter().map(|s| (s - most).exp() / sum).collect(), most + sum.ln())
+}
+
+/// The definition in f64: results and logarithms.
+fn forward(s: AttentionShape, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let (mut out, mut log_sums) = (vec![0.0; q.len()], Vec::new());
+    let scale = 1.0 / (s.width as f64).sqrt();
+    each_query(s, |i, own, key| {
+        let scores: Vec<f64> =
+            (0..=i).map(|j| dot(&q[own..own + s.width], &k[key(j)..key(j) + s.width]) * scale).collect();
+        let (p, log_sum) = probabilities(&scores);
+        log_sums.push(log_sum);
+        for (j, p) in p.iter().enumerate() {
+            (0..s.width).for_each(|c| out[own + c] += p * v[key(j) + c]);
+        }
+    });
+    (out, log_sums)
+}
+
+/// Gradients of q, k and v in f64. `out` is what the forward stored: that its rounding is felt where terms cancel is
+/// a property of the algorithm, not an error of its implementation.
+fn backward(s: AttentionShape, q: &[f64], k: &[f64], v: &[f64], out: &[f64], d_out: &[f64]) -> [Vec<f64>; 3] {
+    let (mut d_q, mut d_k, mut d_v) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]);
+    let scale = 1.0 / (s.width as f64).sqrt();
+    each_query(s, |i, own, key| {
+        let all = own..own + s.width;
+        let scores: Vec<f64> =
+            (0..=i).map(|j| dot(&q[all.clone()], &k[key(j)..key(j) + s.width]) * scale).collect();
+        let delta = dot(&out[all.clone()], &d_out[all.clone()]);
+        for (j, p) in probabilities(&scores).0.iter().enumerate() {
+            let ds = p * (dot(&d_out[all.clone()], &v[key(j)..key(j) + s.width]) - delta) * scale;
+            for c in 0..s.width {
+                d_q[own + c] += ds * k[key(j) + c];
+                d_k[key(j) + c] += ds * q[own + c];
+                d_v[key(j) + c] += p * d_out[own + c];
+            }
+        }
+    });
+    [d_q, d_k, d_v]
 }
 
 fn check<T: Float>(rows: usize, length: usize, heads: usize, kv_heads: usize, width: usize) {
@@ -60,15 +73,15 @@ fn check<T: Float>(rows: usize, length: usize, heads: usize, kv_heads: usize, wi
     let n = rows * length;
     let (q, k) = (random::<T>(1, n * heads * width, 1.5), random::<T>(2, n * kv_heads * width, 1.5));
     let (v, d_out) = (random::<T>(3, n * kv_heads * width, 1.0), random::<T>(4, n * heads * width, 1.0));
-    let want = oracle(s, &wide(&q), &wide(&k), &wide(&v), &wide(&d_out));
+    let (want, want_log_sums) = forward(s, &wide(&q), &wide(&k), &wide(&v));
     in_every_order(|stream| {
         let (mut out, mut log_sums) = (unwritten::<T>(q.len()), unwritten::<f32>(n * heads));
         let launch = cuda::attention(s, q.view(), k.view(), v.view(), out.view_mut(), log_sums.view_mut());
         stream.run([launch]);
         let name = format!("{rows} x {length}, {heads} heads over {kv_heads}, width {width}:");
-        assert_close(&format!("{name} attention"), &out, &want.out);
+        assert_close(&format!("{name} attention"), &out, &want);
         // Probabilities are summed as they are multiplied, so rounded to 16 bits.
-        let error = log_sums.host().iter().zip(&want.log_sums).map(|(a, b)| (f64::from(*a) - b).abs());
+        let error = log_sums.host().iter().zip(&want_log_sums).map(|(a, b)| (f64::from(*a) - b).abs());
         let allowed = if size_of::<T>() == 2 { 4e-3 } else { 1e-5 };
         let error = error.fold(0.0, f64::max);
         assert!(error < allowed, "{name} logarithms: error {error:.2e}");
@@ -87,16 +100,20 @@ fn check<T: Float>(rows: usize, length: usize, heads: usize, kv_heads: usize, wi
             d_v: d_v.view_mut(),
         };
         stream.run(cuda::attention_backward(s, a, &mut delta.view_mut()));
-        assert_close(&format!("{name} d_q"), &d_q, &want.d_q);
-        assert_close(&format!("{name} d_k"), &d_k, &want.d_k);
-        assert_close(&format!("{name} d_v"), &d_v, &want.d_v);
+        let want = backward(s, &wide(&q), &wide(&k), &wide(&v), &wide(&out), &wide(&d_out));
+        // With a single key, the gradients of its score cancel to nothing.
+        for (what, got, want) in [("d_q", &d_q, &want[0]), ("d_k", &d_k, &want[1]), ("d_v", &d_v, &want[2])] {
+            assert_close_sums(&format!("{name} {what}"), got, want, 0.1);
+        }
         vec![bytes(&out), bytes(&log_sums), bytes(&d_q), bytes(&d_k), bytes(&d_v)]
     });
 }
 
 #[test]
 fn heads_of_64_on_tensor_cores() {
-    for (rows, length, heads, kv_heads) in [(2, 1, 1, 1), (1, 7, 2, 1), (1, 63, 1, 1), (2, 65, 3, 1), (1, 200, 4, 2)] {
+    for (rows, length, heads, kv_heads) in
+        [(2, 1, 1, 1), (1, 7, 2, 1), (1, 63, 1, 1), (2, 65, 3, 1), (1, 200, 4, 2)]
+    {
         check::<bf16>(rows, length, heads, kv_heads, 64);
     }
     check::<f16>(1, 130, 2, 1, 64);
@@ -104,7 +121,9 @@ fn heads_of_64_on_tensor_cores() {
 
 #[test]
 fn heads_of_128_on_tensor_cores() {
-    for (rows, length, heads, kv_heads) in [(1, 1, 2, 2), (2, 7, 1, 1), (1, 63, 2, 1), (1, 65, 1, 1), (1, 200, 2, 1)] {
+    for (rows, length, heads, kv_heads) in
+        [(1, 1, 2, 2), (2, 7, 1, 1), (1, 63, 2, 1), (1, 65, 1, 1), (1, 200, 2, 1)]
+    {
         check::<bf16>(rows, length, heads, kv_heads, 128);
     }
 }
@@ -123,11 +142,11 @@ fn large_scores_neither_overflow_nor_vanish() {
     let s = AttentionShape { rows: 1, length: 80, heads: 1, kv_heads: 1, width: 64 };
     let (q, k) = (random::<bf16>(5, 80 * 64, 20.0), random::<bf16>(6, 80 * 64, 20.0));
     let v = random::<bf16>(7, 80 * 64, 1.0);
-    let want = oracle(s, &wide(&q), &wide(&k), &wide(&v), &vec![0.0; q.len()]);
+    let want = forward(s, &wide(&q), &wide(&k), &wide(&v)).0;
     in_every_order(|stream| {
         let (mut out, mut log_sums) = (unwritten::<bf16>(q.len()), unwritten::<f32>(80));
         stream.run([cuda::attention(s, q.view(), k.view(), v.view(), out.view_mut(), log_sums.view_mut())]);
-        assert_close("attention of large scores", &out, &want.out);
+        assert_close("attention of large scores", &out, &want);
         vec![bytes(&out)]
     });
 }
@@ -138,12 +157,13 @@ fn memory_at_odd_addresses_goes_through_the_plain_kernel() {
     let s = AttentionShape { rows: 1, length: 20, heads: 2, kv_heads: 1, width: 16 };
     let (q, k): (Buffer<bf16>, Buffer<bf16>) = (random(1, 20 * 32 + 1, 1.0), random(2, 20 * 16 + 1, 1.0));
     let (q, k) = (q.view().slice(1..641), k.view().slice(1..321));
-    let widened = |x: collectives::View<'_, bf16>| x.host().iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
-    let want = oracle(s, &widened(q), &widened(k), &widened(k), &vec![0.0; 640]);
+    let widened =
+        |x: collectives::View<'_, bf16>| x.host().iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
+    let want = forward(s, &widened(q), &widened(k), &widened(k)).0;
     in_every_order(|stream| {
         let (mut out, mut log_sums) = (unwritten::<bf16>(640), unwritten::<f32>(40));
         stream.run([cuda::attention(s, q, k, k, out.view_mut(), log_sums.view_mut())]);
-        assert_close("attention", &out, &want.out);
+        assert_close("attention", &out, &want);
         vec![bytes(&out)]
     });
 }

@@ -48,7 +48,8 @@ fn check_norm<T: Float>(rows: usize, width: usize) {
             ));
             let want: Vec<f64> =
                 dx.iter().zip(wide(&before)).map(|(d, b)| if add { d + b } else { *d }).collect();
-            assert_close(&format!("{name} d_x"), &d_x, &want);
+            // In rows of one element the two terms of the gradient cancel.
+            assert_close_above(&format!("{name} d_x"), &d_x, &want, if width == 1 { 1.0 } else { 0.0 });
             assert_close(&format!("{name} d_weight"), &d_weight, &dw);
             results.extend([bytes(&d_x), bytes(&d_weight)]);
         }
@@ -72,7 +73,13 @@ fn a_residual_is_added_before_the_norm() {
     let weight = random::<bf16>(3, width, 1.0);
     let added: Vec<bf16> =
         x.host().iter().zip(r.host()).map(|(a, b)| Float::from_f32(a.to_f32() + b.to_f32())).collect();
-    let want = norm_oracle(&added.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>(), &wide(&weight), 1e-6, &vec![0.0; n]).0;
+    let want = norm_oracle(
+        &added.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>(),
+        &wide(&weight),
+        1e-6,
+        &vec![0.0; n],
+    )
+    .0;
     in_every_order(|stream| {
         let (mut sum, mut out) = (unwritten::<bf16>(n), unwritten::<bf16>(n));
         let residual = Some((r.view(), sum.view_mut()));
@@ -91,7 +98,8 @@ fn check_rope<T: Float>(rows: usize, length: usize, heads: usize, width: usize) 
     let mut angles = collectives::Buffer::<f32>::zeroed((length + 1) * width);
     for (i, a) in angles.host_mut().iter_mut().enumerate() {
         let (position, pair) = (i / width, i % width % (width / 2));
-        *a = if i % width < width / 2 { angle(position, pair).cos() } else { angle(position, pair).sin() } as f32;
+        *a = if i % width < width / 2 { angle(position, pair).cos() } else { angle(position, pair).sin() }
+            as f32;
     }
     let turned = |x: &[f64], sign: f64| -> Vec<f64> {
         let mut y = x.to_vec();
@@ -118,7 +126,9 @@ fn check_rope<T: Float>(rows: usize, length: usize, heads: usize, width: usize) 
 
 #[test]
 fn rotary_embeddings() {
-    for (rows, length, heads, width) in [(1, 1, 1, 2), (2, 7, 3, 6), (1, 63, 2, 64), (3, 5, 1, 128), (2, 9, 5, 16)] {
+    for (rows, length, heads, width) in
+        [(1, 1, 1, 2), (2, 7, 3, 6), (1, 63, 2, 64), (3, 5, 1, 128), (2, 9, 5, 16)]
+    {
         check_rope::<f32>(rows, length, heads, width);
         check_rope::<bf16>(rows, length, heads, width);
     }
@@ -126,7 +136,8 @@ fn rotary_embeddings() {
 }
 
 fn check_swiglu<T: Float>(n: usize, offset: usize) {
-    let (gate, up, d) = (random::<T>(1, n + offset, 3.0), random::<T>(2, n + offset, 1.0), random::<T>(3, n + offset, 1.0));
+    let (gate, up, d) =
+        (random::<T>(1, n + offset, 3.0), random::<T>(2, n + offset, 1.0), random::<T>(3, n + offset, 1.0));
     let sigmoid = |g: f64| 1.0 / (1.0 + (-g).exp());
     let (g, u, w) = (wide(&gate), wide(&up), wide(&d));
     let each = |f: &dyn Fn(usize) -> f64| (offset..n + offset).map(f).collect::<Vec<f64>>();
@@ -139,10 +150,18 @@ fn check_swiglu<T: Float>(n: usize, offset: usize) {
     let all = offset..n + offset;
     in_every_order(|stream| {
         let mut out = unwritten::<T>(n);
-        stream.run([cuda::swiglu(gate.view().slice(all.clone()), up.view().slice(all.clone()), out.view_mut())]);
+        stream.run([cuda::swiglu(
+            gate.view().slice(all.clone()),
+            up.view().slice(all.clone()),
+            out.view_mut(),
+        )]);
         assert_close(&format!("swiglu of {n}"), &out, &want_out);
         let mut results = vec![bytes(&out)];
-        let mut inout = [random::<T>(1, n + offset, 3.0), random::<T>(2, n + offset, 1.0), random::<T>(3, n + offset, 1.0)];
+        let mut inout = [
+            random::<T>(1, n + offset, 3.0),
+            random::<T>(2, n + offset, 1.0),
+            random::<T>(3, n + offset, 1.0),
+        ];
         let [a, b, c] = inout.each_mut().map(|x| x.view_mut().slice(all.clone()));
         stream.run([cuda::swiglu_backward(a, b, c)]);
         for (x, want) in inout.iter().zip([&want_gate, &want_up, &want_out]) {

@@ -7,11 +7,13 @@ use models::cuda;
 fn check_embedding<T: Float>(n: usize, vocab: usize, width: usize) {
     let table = random::<T>(1, vocab * width, 1.0);
     // One token is in half of the places.
-    let tokens: Vec<u32> =
-        (0..n).map(|i| if i % 2 == 0 { 3 % vocab as u32 } else { (i * i + 5) as u32 % vocab as u32 }).collect();
+    let tokens: Vec<u32> = (0..n)
+        .map(|i| if i % 2 == 0 { 3 % vocab as u32 } else { (i * i + 5) as u32 % vocab as u32 })
+        .collect();
     let tokens = Buffer::copy_of(&tokens);
     let d_out = random::<T>(2, n * width, 1.0);
-    let mut order: Vec<u64> = tokens.host().iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
+    let mut order: Vec<u64> =
+        tokens.host().iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
     order.sort_unstable();
     let order = Buffer::copy_of(&order);
     let mut sums = vec![0.0; vocab * width];
@@ -71,7 +73,13 @@ fn check_cross_entropy<T: Float>(rows: usize, vocab: usize) {
     in_every_order(|stream| {
         let (mut got, mut d) = (unwritten::<f32>(rows), unwritten::<T>(rows * vocab));
         let d_view = Some(d.view_mut());
-        stream.run([cuda::cross_entropy(logits.view(), targets.view(), got.view_mut(), d_view, scale as f32)]);
+        stream.run([cuda::cross_entropy(
+            logits.view(),
+            targets.view(),
+            got.view_mut(),
+            d_view,
+            scale as f32,
+        )]);
         assert_close(&format!("loss of {rows} x {vocab}"), &got, &losses);
         assert_close(&format!("d_logits of {rows} x {vocab}"), &d, &gradient);
         let mut alone = unwritten::<f32>(rows);
@@ -95,7 +103,13 @@ fn a_target_outside_the_vocabulary_gives_nan() {
     let (logits, targets) = (random::<f32>(1, 20, 1.0), Buffer::copy_of(&[10u32, 3]));
     in_every_order(|stream| {
         let mut losses = unwritten::<f32>(2);
-        stream.run([cuda::cross_entropy::<bf16>(logits.view(), targets.view(), losses.view_mut(), None, 1.0)]);
+        stream.run([cuda::cross_entropy::<bf16>(
+            logits.view(),
+            targets.view(),
+            losses.view_mut(),
+            None,
+            1.0,
+        )]);
         assert!(losses.host()[0].is_nan() && losses.host()[1].is_finite());
         vec![bytes(&losses)]
     });

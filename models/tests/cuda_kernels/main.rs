@@ -8,6 +8,7 @@
 mod attention;
 mod elementwise;
 mod emulator;
+mod faults;
 mod head;
 mod optimizer;
 mod reduction;

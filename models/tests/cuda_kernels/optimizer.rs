@@ -87,7 +87,12 @@ fn check_squares<T: Float, G: Float>(blocks: usize) {
     in_every_order(|stream| {
         let mut out = Buffer::<f64>::copy_of(&vec![f64::NAN; blocks]);
         stream.run([cuda::squares::<T, G>(g.view(), out.view_mut())]);
-        assert_eq!(out.host().iter().map(|x| x.to_bits()).collect::<Vec<_>>(), want, "{blocks} of {}", T::DTYPE);
+        assert_eq!(
+            out.host().iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+            want,
+            "{blocks} of {}",
+            T::DTYPE
+        );
         vec![bytes(&out)]
     });
 }
@@ -138,7 +143,9 @@ fn casts_round_once() {
 #[test]
 fn what_is_not_finite_is_found_wherever_it_is() {
     for n in [1, 65, 3001] {
-        for (at, value) in [(None, 0.0), (Some(0), f32::NAN), (Some(n - 1), f32::INFINITY), (Some(n / 2), f32::NEG_INFINITY)] {
+        for (at, value) in
+            [(None, 0.0), (Some(0), f32::NAN), (Some(n - 1), f32::INFINITY), (Some(n / 2), f32::NEG_INFINITY)]
+        {
             let mut x = random::<bf16>(1, n, 1.0);
             if let Some(at) = at {
                 x.host_mut()[at] = Float::from_f32(value);

@@ -5,7 +5,9 @@ use collectives::{Buffer, Element, ReduceOp, bf16, f16};
 use models::cuda;
 
 fn check<T: Element>(make: impl Fn(u64) -> T) {
-    for (ranks, n) in [(1, 9), (2, 300), (3, 65), (4, 7), (5, 40), (7, 33), (8, 200), (9, 17), (16, 5), (33, 70)] {
+    for (ranks, n) in
+        [(1, 9), (2, 300), (3, 65), (4, 7), (5, 40), (7, 33), (8, 200), (9, 17), (16, 5), (33, 70)]
+    {
         let inputs: Vec<Buffer<T>> = (0..ranks)
             .map(|rank| {
                 let data: Vec<T> = (0..n).map(|i| make((rank * 7919 + i * 104_729 + 1) as u64)).collect();
@@ -22,10 +24,19 @@ fn check<T: Element>(make: impl Fn(u64) -> T) {
             in_every_order(|stream| {
                 let mut out = Buffer::<T>::zeroed(n);
                 stream.run([cuda::reduce(op, &views, addresses.view(), out.view_mut())]);
-                assert_eq!(bytes(&out), collectives::oracle::bytes(&want), "{op} of {ranks} x {n} {}", T::DTYPE);
+                assert_eq!(
+                    bytes(&out),
+                    collectives::oracle::bytes(&want),
+                    "{op} of {ranks} x {n} {}",
+                    T::DTYPE
+                );
                 let mut wide = Buffer::<T::Acc>::zeroed(n);
                 stream.run([cuda::reduce(op, &views, addresses.view(), wide.view_mut())]);
-                assert_eq!(bytes(&wide), collectives::oracle::bytes(&want_wide), "{op} of {ranks} x {n} wide");
+                assert_eq!(
+                    bytes(&wide),
+                    collectives::oracle::bytes(&want_wide),
+                    "{op} of {ranks} x {n} wide"
+                );
                 vec![bytes(&out), bytes(&wide)]
             });
         }

@@ -8,7 +8,8 @@ use models::cuda::Launch;
 pub fn noise(seed: u64, index: usize) -> f64 {
     let mut sum = 0.0;
     for part in 0..4u64 {
-        let mut x = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed * 4 + part).wrapping_mul(0xd134_2543_de82_ef95);
+        let mut x = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ (seed * 4 + part).wrapping_mul(0xd134_2543_de82_ef95);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         sum += ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64 - 0.5;
@@ -62,16 +63,19 @@ pub fn in_every_order(case: impl Fn(&Stream<'_>) -> Vec<Vec<u8>>) {
     let Some(emulator) = emulator() else { return };
     let first = case(&Stream { emulator, seed: 0 });
     for seed in [1, 2] {
-        assert!(case(&Stream { emulator, seed }) == first, "the order of execution (seed {seed}) changes the result");
+        assert!(
+            case(&Stream { emulator, seed }) == first,
+            "the order of execution (seed {seed}) changes the result"
+        );
     }
 }
 
-/// The largest difference relative to |want| and the root mean square of all that is wanted.
-pub fn distance<T: Float>(got: &Buffer<T>, want: &[f64]) -> f64 {
+/// The largest difference relative to |want|, the root mean square of all that is wanted, and `floor`.
+pub fn distance<T: Float>(got: &Buffer<T>, want: &[f64], floor: f64) -> f64 {
     assert_eq!(got.len(), want.len());
     let rms = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
     let errors = got.host().iter().zip(want).map(|(got, want)| {
-        let error = (f64::from(got.to_f32()) - want).abs() / (want.abs() + rms + 1e-30);
+        let error = (f64::from(got.to_f32()) - want).abs() / (want.abs() + rms + floor + 1e-30);
         if error.is_nan() { f64::INFINITY } else { error }
     });
     errors.fold(0.0, f64::max)
@@ -79,7 +83,30 @@ pub fn distance<T: Float>(got: &Buffer<T>, want: &[f64]) -> f64 {
 
 /// What agreement means: one rounding of 16-bit results, and nearly all of f32.
 pub fn assert_close<T: Float>(what: &str, got: &Buffer<T>, want: &[f64]) {
-    let tolerance = if size_of::<T>() == 2 { 1e-2 } else { 1e-5 };
-    let error = distance(got, want);
+    assert_close_above(what, got, want, 0.0);
+}
+
+/// Agreement where terms of about the size `floor` may cancel.
+pub fn assert_close_above<T: Float>(what: &str, got: &Buffer<T>, want: &[f64], floor: f64) {
+    assert_within(what, got, want, floor, tolerance::<T>());
+}
+
+/// Agreement of sums of many products of 16-bit roundings: as a whole to the tolerance, and the worst of thousands of
+/// elements to three times that.
+pub fn assert_close_sums<T: Float>(what: &str, got: &Buffer<T>, want: &[f64], floor: f64) {
+    let square = |x: f64| x * x;
+    let errors = got.host().iter().zip(want).map(|(got, want)| square(f64::from(got.to_f32()) - want));
+    let size: f64 = want.iter().map(|x| square(*x) + square(floor)).sum();
+    let error = (errors.sum::<f64>() / size).sqrt();
+    assert!(error < tolerance::<T>(), "{what} of {}: error {error:.2e} as a whole", T::DTYPE);
+    assert_within(what, got, want, floor, 3.0 * tolerance::<T>());
+}
+
+fn tolerance<T: Float>() -> f64 {
+    if size_of::<T>() == 2 { 1e-2 } else { 1e-5 }
+}
+
+fn assert_within<T: Float>(what: &str, got: &Buffer<T>, want: &[f64], floor: f64, tolerance: f64) {
+    let error = distance(got, want, floor);
     assert!(error < tolerance, "{what} of {}: error {error:.2e}, {tolerance:.0e} allowed", T::DTYPE);
 }

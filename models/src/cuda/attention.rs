@@ -1,0 +1,161 @@
+//! Attention: on tensor cores for 16-bit elements and head sizes 64 and 128, plainly otherwise.
+
+use super::elementwise::twice;
+use super::launch::{Launch, address, aligned};
+use super::module::{Module, Source};
+use crate::ops::{AttentionBackward, AttentionShape};
+use collectives::{DType, Float, View, ViewMut};
+
+/// The widest head of the plain kernels.
+pub const WIDEST_HEAD: usize = 256;
+
+/// Tiles of the kernels on tensor cores, as in their sources.
+struct Tiles {
+    /// Queries of a block of the forward; rows of either backward.
+    rows: usize,
+    /// Keys of a stage of the forward.
+    keys: usize,
+    /// Rows of a stage of the backward.
+    others: usize,
+    backward_threads: usize,
+}
+
+fn tiles(width: usize) -> Tiles {
+    match width {
+        64 => Tiles { rows: 128, keys: 64, others: 64, backward_threads: 128 },
+        _ => Tiles { rows: 128, keys: 48, others: 64, backward_threads: 256 },
+    }
+}
+
+/// Queries or keys of a block of the plain kernels, and rows of its tiles.
+const PLAIN_ROWS: usize = 8;
+const PLAIN_TILE: usize = 32;
+const PLAIN_THREADS: usize = 32 * PLAIN_ROWS;
+
+fn plain_shared(width: usize) -> usize {
+    size_of::<f32>() * (2 * PLAIN_TILE * (width + 1) + PLAIN_ROWS * (2 * width + 2 * PLAIN_TILE))
+}
+
+fn on_tensor_cores<T: Float>(width: usize, addresses: &[u64]) -> bool {
+    matches!(T::DTYPE, DType::Bf16 | DType::F16) && matches!(width, 64 | 128) && aligned(addresses)
+}
+
+fn check<T: Float>(shape: AttentionShape, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) {
+    let AttentionShape { rows, length, heads, kv_heads, width } = shape;
+    assert!(heads.is_multiple_of(kv_heads), "{heads} heads over {kv_heads} key/value heads");
+    assert!(width <= WIDEST_HEAD, "a head of {width}: at most {WIDEST_HEAD} is possible on CUDA");
+    assert_eq!(q.len(), rows * length * heads * width, "queries of attention");
+    assert!(
+        k.len() == rows * length * kv_heads * width && v.len() == k.len(),
+        "keys and values of attention"
+    );
+}
+
+fn scale(width: usize) -> f32 {
+    (1.0 / (width as f64).sqrt()) as f32
+}
+
+/// Causal softmax attention: `q` and `out` (n, heads * width), `k` and `v` (n, kv_heads * width); `log_sums` (rows,
+/// heads, length) gets the logarithm of each softmax's denominator.
+///
+/// # Panics
+/// A head wider than 256, or lengths that do not fit the shape.
+pub fn attention<'a, T: Float>(
+    shape: AttentionShape,
+    q: View<'a, T>,
+    k: View<'a, T>,
+    v: View<'a, T>,
+    out: ViewMut<'a, T>,
+    log_sums: ViewMut<'a, f32>,
+) -> Launch<'a> {
+    check(shape, q, k, v);
+    let AttentionShape { rows, length, heads, kv_heads, width } = shape;
+    assert!(out.len() == q.len() && log_sums.len() == rows * heads * length, "results of attention");
+    let fast = on_tensor_cores::<T>(width, &[address(q), address(k), address(v), address(out.as_view())]);
+    let launch = if fast {
+        let Tiles { rows: queries, keys, .. } = tiles(width);
+        let module = Module::with_head(Source::AttentionForward, T::DTYPE, width);
+        Launch::new(module, "attention_forward", [heads, rows, length.div_ceil(queries)], 128)
+            .shared((queries + 4 * keys) * width * size_of::<T>())
+    } else {
+        let module = Module::with_head(Source::AttentionPlain, T::DTYPE, width);
+        let grid = [heads, rows, length.div_ceil(PLAIN_ROWS)];
+        Launch::new(module, "attention_forward", grid, PLAIN_THREADS).shared(plain_shared(width))
+    };
+    // The kernel on tensor cores keeps scores in powers of two.
+    let scale = if fast { scale(width) * std::f32::consts::LOG2_E } else { scale(width) };
+    launch
+        .write(out)
+        .write(log_sums)
+        .read(q)
+        .read(k)
+        .read(v)
+        .int(length)
+        .int(heads / kv_heads)
+        .int(heads * width)
+        .int(kv_heads * width)
+        .float(scale)
+}
+
+/// Backward of [`attention`]; `delta` (rows, heads, length) is workspace. To be run in order.
+///
+/// # Panics
+/// As [`attention`].
+pub fn attention_backward<'a, T: Float>(
+    shape: AttentionShape,
+    a: AttentionBackward<'a, T>,
+    delta: &'a mut ViewMut<'_, f32>,
+) -> [Launch<'a>; 3] {
+    check(shape, a.q, a.k, a.v);
+    let AttentionShape { rows, length, heads, kv_heads, width } = shape;
+    let n = rows * length;
+    assert!(a.out.len() == n * heads * width && a.d_out.len() == a.out.len(), "results of attention");
+    assert!(a.d_q.len() == a.q.len(), "gradients of queries");
+    assert!(a.d_k.len() == a.k.len() && a.d_v.len() == a.k.len(), "gradients of keys and values");
+    assert_eq!(a.log_sums.len(), n * heads, "one logarithm for each query and head");
+    let delta = delta.reborrow().slice(0..n * heads);
+    let inputs = [address(a.q), address(a.k), address(a.v), address(a.out), address(a.d_out)];
+    let outputs = [address(a.d_q.as_view()), address(a.d_k.as_view()), address(a.d_v.as_view())];
+    let fast = on_tensor_cores::<T>(width, &inputs) && aligned(&outputs);
+    let source = if fast { Source::AttentionBackward } else { Source::AttentionPlain };
+    let module = Module::with_head(source, T::DTYPE, width);
+    let (per_block, threads, shared_q, shared_kv) = if fast {
+        let Tiles { rows, others, backward_threads, .. } = tiles(width);
+        let shared = (2 * rows + 4 * others) * width * size_of::<T>();
+        (rows, backward_threads, shared, shared + 4 * others * size_of::<f32>())
+    } else {
+        (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width))
+    };
+    let [written, delta] = twice(delta);
+    let delta = View::from(delta);
+    let deltas = Launch::new(module, "attention_delta", [(n * heads).div_ceil(8), 1, 1], 256)
+        .write(written)
+        .read(a.out)
+        .read(a.d_out)
+        .long(n * heads)
+        .int(length)
+        .int(heads);
+    let common = |launch: Launch<'a>| {
+        launch
+            .read(a.q)
+            .read(a.k)
+            .read(a.v)
+            .read(a.d_out)
+            .read(a.log_sums)
+            .read(delta)
+            .int(length)
+            .int(heads / kv_heads)
+            .int(heads * width)
+            .int(kv_heads * width)
+            .float(scale(width))
+    };
+    let blocks = length.div_ceil(per_block);
+    let queries = Launch::new(module, "attention_backward_q", [heads, rows, blocks], threads)
+        .shared(shared_q)
+        .write(a.d_q);
+    let keys = Launch::new(module, "attention_backward_kv", [kv_heads, rows, blocks], threads)
+        .shared(shared_kv)
+        .write(a.d_k)
+        .write(a.d_v);
+    [deltas, common(queries), common(keys)]
+}

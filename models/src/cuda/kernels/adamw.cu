@@ -1,0 +1,86 @@
+// AdamW, with the formulas and the bits of zero/src/optimizer/adamw.rs: every operation is one IEEE rounding. ELEMENT is the
+// parameters' type.
+#include "vector.cuh"
+
+using T = ELEMENT;
+
+constexpr int THREADS = 256;
+constexpr int N = 8; // elements of a thread
+
+struct Coefficients {
+    float one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, clip;
+};
+
+DEVICE float element(const Coefficients &c, float w, float g, float &m, float &v) {
+    g = mul_rn(g, c.clip);
+    m = add_rn(m, mul_rn(sub_rn(g, m), c.one_minus_beta1));
+    v = add_rn(mul_rn(v, c.beta2), mul_rn(mul_rn(g, g), c.one_minus_beta2));
+    float step = div_rn(mul_rn(c.step_size, m), add_rn(mul_rn(sqrt_rn(v), c.root_correction), c.eps));
+    return sub_rn(mul_rn(w, c.keep), step);
+}
+
+// N elements from a 16-byte boundary.
+template <class E> DEVICE void load_many(const E *p, float (&x)[N]) {
+    UNROLL
+    for (int part = 0; part < N; part += LANES<E>) {
+        float v[LANES<E>];
+        load_vector_once(p + part, v);
+        UNROLL
+        for (int k = 0; k < LANES<E>; k++) x[part + k] = v[k];
+    }
+}
+template <class E> DEVICE void store_many(E *p, const float (&x)[N]) {
+    UNROLL
+    for (int part = 0; part < N; part += LANES<E>) {
+        float v[LANES<E>];
+        UNROLL
+        for (int k = 0; k < LANES<E>; k++) v[k] = x[part + k];
+        store_vector(p + part, v);
+    }
+}
+
+// Elements begin..end of arrays that start at 16-byte boundaries. A gradient kept in f32 (`wide`) is rounded to T first, so
+// that it equals one that was stored as T. Without `master`, the parameters are their own master. The first thread takes
+// the elements from begin rounded down to N; elements outside the range are left alone.
+KERNEL(THREADS, 2, adamw, T *param, float *master, float *m, float *v, const void *grad, i64 begin, i64 end, int wide,
+       float one_minus_beta1, float beta2, float one_minus_beta2, float eps, float step_size, float root_correction, float keep,
+       float clip) {
+    Coefficients c{one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, clip};
+    i64 at = begin / N * N + ((i64)block_x() * THREADS + thread_index()) * N;
+    if (at >= end) return;
+    const T *narrow_grad = static_cast<const T *>(grad);
+    const float *wide_grad = static_cast<const float *>(grad);
+    if (at >= begin && at + N <= end) {
+        float w[N], g[N], ms[N], vs[N];
+        if (wide) {
+            load_many(wide_grad + at, g);
+            UNROLL
+            for (int k = 0; k < N; k++) g[k] = rounded<T>(g[k]);
+        } else {
+            load_many(narrow_grad + at, g);
+        }
+        if (master)
+            load_many(master + at, w);
+        else
+            load_many(param + at, w);
+        load_many(m + at, ms);
+        load_many(v + at, vs);
+        UNROLL
+        for (int k = 0; k < N; k++) w[k] = element(c, w[k], g[k], ms[k], vs[k]);
+        if (master) store_many(master + at, w);
+        store_many(param + at, w);
+        store_many(m + at, ms);
+        store_many(v + at, vs);
+        return;
+    }
+    i64 last = at + N < end ? at + N : end;
+    for (i64 i = at < begin ? begin : at; i < last; i++) {
+        float g = wide ? rounded<T>(load(wide_grad + i)) : load_wide(narrow_grad + i);
+        float mi = load(m + i), vi = load(v + i), w = master ? load(master + i) : load_wide(param + i);
+        w = element(c, w, g, mi, vi);
+        if (master) store(master + i, w);
+        store_narrow(param + i, w);
+        store(m + i, mi);
+        store(v + i, vi);
+    }
+}

@@ -1,0 +1,55 @@
+// 16 bytes of elements at a time, as f32.
+#pragma once
+#include "device.cuh"
+
+// Elements of T in 16 bytes.
+template <class T> constexpr int LANES = 16 / (int)sizeof(T);
+
+DEVICE void unpack(Words words, float (&v)[4], float) {
+    UNROLL
+    for (int i = 0; i < 4; i++) v[i] = float_of(words.w[i]);
+}
+template <class T> DEVICE void unpack(Words words, float (&v)[8], T) {
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = widen(T{(u16)words.w[i]});
+        v[2 * i + 1] = widen(T{(u16)(words.w[i] >> 16)});
+    }
+}
+template <class T> DEVICE Words repack(const float (&v)[8], T) {
+    Words words;
+    UNROLL
+    for (int i = 0; i < 4; i++) words.w[i] = pack<T>(v[2 * i], v[2 * i + 1]);
+    return words;
+}
+DEVICE Words repack(const float (&v)[4], float) {
+    Words words;
+    UNROLL
+    for (int i = 0; i < 4; i++) words.w[i] = bits_of(v[i]);
+    return words;
+}
+
+// `p` must be aligned to 16 bytes.
+template <class T> DEVICE void load_vector(const T *p, float (&v)[LANES<T>]) {
+    unpack(load(reinterpret_cast<const Words *>(p)), v, T{});
+}
+// For what this kernel reads once and no kernel soon.
+template <class T> DEVICE void load_vector_once(const T *p, float (&v)[LANES<T>]) {
+    unpack(load_once(reinterpret_cast<const Words *>(p)), v, T{});
+}
+template <class T> DEVICE void store_vector(T *p, const float (&v)[LANES<T>]) {
+    store(reinterpret_cast<Words *>(p), repack(v, T{}));
+}
+
+template <class T> DEVICE float load_wide(const T *p) { return widen(load(p)); }
+template <class T> DEVICE void store_narrow(T *p, float x) {
+    T y;
+    narrow(x, y);
+    store(p, y);
+}
+// To T and back.
+template <class T> DEVICE float rounded(float x) {
+    T y;
+    narrow(x, y);
+    return widen(y);
+}

@@ -1,0 +1,165 @@
+//! One launch of a kernel, as a value.
+
+use super::module::Module;
+use collectives::{Element, Place, View, ViewMut};
+use std::marker::PhantomData;
+
+/// Arguments that a launch can have.
+const MOST: usize = 20;
+
+/// A kernel with its grid and arguments, ready to run. The lifetime is that of the memory it touches.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    /// What to load.
+    pub module: Module,
+    /// The entry in it.
+    pub kernel: &'static str,
+    /// Blocks in x, y, z; a launch with none of them does nothing.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    slots: [u64; MOST],
+    arguments: usize,
+    ranges: [Range; MOST],
+    arrays: usize,
+    place: Option<Place>,
+    _memory: PhantomData<&'a ()>,
+}
+
+/// An array that a launch may touch.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Range {
+    /// Its address.
+    pub start: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// 1 if the kernel writes it, else 0.
+    pub writable: u64,
+    /// If not 0: the array holds addresses of arrays of so many bytes, which the kernel reads.
+    pub reaches: u64,
+}
+
+impl<'a> Launch<'a> {
+    pub(super) fn new(module: Module, kernel: &'static str, grid: [usize; 3], threads: usize) -> Self {
+        let size = |n: usize| u32::try_from(n).expect("a grid below 2^32 blocks");
+        Launch {
+            module,
+            kernel,
+            grid: grid.map(size),
+            threads: size(threads),
+            shared: 0,
+            slots: [0; MOST],
+            arguments: 0,
+            ranges: [Range::default(); MOST],
+            arrays: 0,
+            place: None,
+            _memory: PhantomData,
+        }
+    }
+
+    pub(super) fn shared(mut self, bytes: usize) -> Self {
+        self.shared = bytes as u32;
+        self
+    }
+
+    fn slot(mut self, bits: u64) -> Self {
+        self.slots[self.arguments] = bits;
+        self.arguments += 1;
+        self
+    }
+
+    fn array(mut self, start: u64, bytes: usize, place: Place, writable: bool) -> Self {
+        let known = *self.place.get_or_insert(place);
+        let same = match (known, place) {
+            (Place::Device(a), Place::Device(b)) => a == b,
+            (a, b) => a.is_host() == b.is_host(),
+        };
+        assert!(same, "{} with arrays in {known:?} and {place:?}", self.kernel);
+        self.ranges[self.arrays] =
+            Range { start, bytes: bytes as u64, writable: u64::from(writable), reaches: 0 };
+        self.arrays += 1;
+        self.slot(start)
+    }
+
+    pub(super) fn read<E: Element>(self, view: View<'a, E>) -> Self {
+        self.array(address(view), view.len() * size_of::<E>(), view.place(), false)
+    }
+
+    pub(super) fn write<E: Element>(self, view: ViewMut<'a, E>) -> Self {
+        let view = view.as_view();
+        self.array(address(view), view.len() * size_of::<E>(), view.place(), true)
+    }
+
+    pub(super) fn maybe_read<E: Element>(self, view: Option<View<'a, E>>) -> Self {
+        match view {
+            Some(view) => self.read(view),
+            None => self.slot(0),
+        }
+    }
+
+    pub(super) fn maybe_write<E: Element>(self, view: Option<ViewMut<'a, E>>) -> Self {
+        match view {
+            Some(view) => self.write(view),
+            None => self.slot(0),
+        }
+    }
+
+    /// An array of addresses of arrays of `bytes` bytes.
+    pub(super) fn read_addresses(self, view: View<'a, u64>, bytes: usize) -> Self {
+        let mut launch = self.read(view);
+        launch.ranges[launch.arrays - 1].reaches = bytes as u64;
+        launch
+    }
+
+    /// A 32-bit integer.
+    pub(super) fn int(self, x: usize) -> Self {
+        let x = i32::try_from(x).unwrap_or_else(|_| panic!("{x} as a 32-bit argument"));
+        self.slot(x as u64)
+    }
+
+    /// A 64-bit integer.
+    pub(super) fn long(self, x: usize) -> Self {
+        self.slot(x as u64)
+    }
+
+    pub(super) fn float(self, x: f32) -> Self {
+        self.slot(u64::from(x.to_bits()))
+    }
+
+    pub(super) fn flag(self, x: bool) -> Self {
+        self.slot(u64::from(x))
+    }
+
+    /// The arguments, each in the low bytes of a word.
+    pub fn slots(&self) -> &[u64] {
+        &self.slots[..self.arguments]
+    }
+
+    /// The arrays that it may touch.
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges[..self.arrays]
+    }
+
+    /// Where its arrays are.
+    pub fn place(&self) -> Option<Place> {
+        self.place
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.grid.contains(&0)
+    }
+}
+
+/// Whether a kernel may move 16 bytes at once at all of these addresses.
+pub(super) fn aligned(addresses: &[u64]) -> bool {
+    addresses.iter().all(|a| a % 16 == 0)
+}
+
+/// The address of a view's first element.
+pub(super) fn address<E: Element>(view: View<'_, E>) -> u64 {
+    view.as_ptr() as u64
+}

@@ -1,0 +1,140 @@
+//! What the optimizer does to a shard: AdamW, norms, casts. Elementwise, or with the bits of the CPU's.
+
+use super::elementwise::threads_for;
+use super::launch::{Launch, address, aligned};
+use super::module::{Module, Source};
+use collectives::{DType, Element, Float, View, ViewMut};
+
+const THREADS: usize = 256;
+/// Elements of a block of [`squares`].
+const NORM_BLOCK: usize = 1024;
+/// Elements of one thread of AdamW.
+const ADAMW_AT_ONCE: usize = 8;
+
+/// What is the same for every element of one step of AdamW.
+#[derive(Clone, Copy, Debug)]
+pub struct Coefficients {
+    /// 1 - beta1
+    pub one_minus_beta1: f32,
+    /// beta2
+    pub beta2: f32,
+    /// 1 - beta2
+    pub one_minus_beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// lr / (1 - beta1^t)
+    pub step_size: f32,
+    /// 1 / sqrt(1 - beta2^t)
+    pub root_correction: f32,
+    /// 1 - lr * weight_decay
+    pub keep: f32,
+    /// The factor of clipping.
+    pub clip: f32,
+}
+
+/// One step of AdamW on elements `range` of a shard, whose arrays are equally long. `G` is `T`, or f32 for a
+/// gradient that was kept wide. Without `master`, the parameters are their own.
+#[allow(clippy::too_many_arguments)]
+pub fn adamw<'a, T: Float, G: Float>(
+    c: &Coefficients,
+    grad: View<'a, G>,
+    master: Option<ViewMut<'a, f32>>,
+    m: ViewMut<'a, f32>,
+    v: ViewMut<'a, f32>,
+    param: ViewMut<'a, T>,
+    range: std::ops::Range<usize>,
+) -> Launch<'a> {
+    let n = param.len();
+    let same =
+        grad.len() == n && m.len() == n && v.len() == n && master.as_ref().is_none_or(|w| w.len() == n);
+    assert!(same && range.end <= n && range.start <= range.end, "arrays of one shard, and a range of it");
+    let wide = kept_wide::<T, G>();
+    let start = [address(grad), address(m.as_view()), address(v.as_view()), address(param.as_view())];
+    let master_start = master.as_ref().map_or(0, |w| address(w.as_view()));
+    assert!(aligned(&start) && aligned(&[master_start]), "shards that start at 16-byte boundaries");
+    let threads =
+        range.end.saturating_sub(range.start / ADAMW_AT_ONCE * ADAMW_AT_ONCE).div_ceil(ADAMW_AT_ONCE);
+    let blocks = if range.is_empty() { 0 } else { threads.div_ceil(THREADS) };
+    let launch = Launch::new(Module::new(Source::AdamW, T::DTYPE), "adamw", [blocks, 1, 1], THREADS)
+        .write(param)
+        .maybe_write(master)
+        .write(m)
+        .write(v)
+        .read(grad)
+        .long(range.start)
+        .long(range.end)
+        .flag(wide);
+    let values = [
+        c.one_minus_beta1,
+        c.beta2,
+        c.one_minus_beta2,
+        c.eps,
+        c.step_size,
+        c.root_correction,
+        c.keep,
+        c.clip,
+    ];
+    values.into_iter().fold(launch, Launch::float)
+}
+
+/// Whether gradients of `G` for parameters of `T` were kept in f32, and have to be rounded first.
+fn kept_wide<T: Float, G: Float>() -> bool {
+    assert!(G::DTYPE == T::DTYPE || G::DTYPE == DType::F32, "gradients of {} for {}", G::DTYPE, T::DTYPE);
+    G::DTYPE != T::DTYPE
+}
+
+/// The sum of squares in f64 of each block of 1024 elements, rounded to `T` first, in the order of the CPU's.
+pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, out: ViewMut<'a, f64>) -> Launch<'a> {
+    let blocks = out.len();
+    assert_eq!(grad.len(), blocks * NORM_BLOCK, "whole blocks of a gradient");
+    Launch::new(Module::new(Source::Squares, T::DTYPE), "squares", [blocks.div_ceil(16), 1, 1], THREADS)
+        .write(out)
+        .read(grad)
+        .long(blocks)
+        .flag(kept_wide::<T, G>())
+}
+
+fn cast<'a, T: Float, From: Element, To: Element>(
+    kernel: &'static str,
+    from: View<'a, From>,
+    to: ViewMut<'a, To>,
+) -> (Launch<'a>, bool) {
+    let n = from.len();
+    assert_eq!(to.len(), n, "as many results as inputs of {kernel}");
+    let vectors = aligned(&[address(from), address(to.as_view())]);
+    // Vectors are as long as those of the narrower type.
+    let at_once = 16 / size_of::<From>().min(size_of::<To>());
+    let blocks = threads_for(n, at_once, vectors).div_ceil(THREADS);
+    let launch = Launch::new(Module::new(Source::Cast, T::DTYPE), kernel, [blocks, 1, 1], THREADS);
+    (launch.write(to).read(from).long(n), vectors)
+}
+
+/// `to = from * scale`, rounded once to `T`.
+pub fn narrow<'a, T: Float>(from: View<'a, f32>, to: ViewMut<'a, T>, scale: f32) -> Launch<'a> {
+    let (launch, vectors) = cast::<T, f32, T>("narrow_scaled", from, to);
+    launch.float(scale).flag(vectors)
+}
+
+/// `to = from * scale` in f32.
+pub fn widen<'a, T: Float>(from: View<'a, T>, to: ViewMut<'a, f32>, scale: f32) -> Launch<'a> {
+    let (launch, vectors) = cast::<T, T, f32>("widen_scaled", from, to);
+    launch.float(scale).flag(vectors)
+}
+
+/// `to += from` in f32.
+pub fn accumulate<'a, T: Float>(from: View<'a, T>, to: ViewMut<'a, f32>) -> Launch<'a> {
+    let (launch, vectors) = cast::<T, T, f32>("accumulate", from, to);
+    launch.flag(vectors)
+}
+
+/// Sets bit 0 of `found` if any element of `x` is infinite or not a number.
+pub fn find_nonfinite<'a, T: Float>(x: View<'a, T>, found: ViewMut<'a, u32>) -> Launch<'a> {
+    assert_eq!(found.len(), 1, "one word for what is found");
+    let vectors = aligned(&[address(x)]);
+    let blocks = threads_for(x.len(), 16 / size_of::<T>(), vectors).div_ceil(THREADS);
+    Launch::new(Module::new(Source::Cast, T::DTYPE), "find_nonfinite", [blocks, 1, 1], THREADS)
+        .write(found)
+        .read(x)
+        .long(x.len())
+        .flag(vectors)
+}

@@ -1,0 +1,80 @@
+//! After construction a Llama on one thread allocates nothing.
+
+use collectives::{Float, View, ViewMut, bf16};
+use models::{Accounts, Batch, Gradients, Llama, LlamaConfig, Model, Recompute, Weights};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|c| c.set(c.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+struct Tensors<T>(Vec<Vec<Vec<T>>>);
+
+impl<T: Float> Weights<T> for Tensors<T> {
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
+        self.0[unit][tensor].as_slice().into()
+    }
+}
+
+impl<T: Float> Gradients<T> for Tensors<T> {
+    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
+        self.0[unit][tensor].as_mut_slice().into()
+    }
+
+    fn ready(&mut self, _: usize, _: usize) {}
+}
+
+fn nothing_is_allocated<T: Float>(recompute: Recompute) {
+    let config = LlamaConfig::preset("nano").unwrap();
+    let (rows, length) = (2, 33);
+    let mut model = Llama::<T>::new(&config, rows, length, recompute, 1, &Accounts::default()).unwrap();
+    let filled = |value: f32| {
+        let units = config.units();
+        let tensor = |t: &models::TensorSpec| vec![T::from_f32(value); t.len()];
+        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
+    };
+    let (weights, mut gradients) = (filled(0.01), filled(0.0));
+    let tokens: Vec<u32> = (0..(rows * length) as u32).map(|i| i * 7 % 256).collect();
+    let batch = Batch { tokens: &tokens, targets: &tokens, rows, length };
+    let mut logits = vec![0.0; config.vocab];
+    let last = model.units().len() - 1;
+    let before = COUNT.with(Cell::get);
+    for _ in 0..2 {
+        model.begin(&batch, 1.0);
+        (0..=last).for_each(|u| model.forward_unit(u, &weights));
+        model.logits(5, &weights, &mut logits);
+        (0..=last).rev().for_each(|u| model.backward_unit(u, &weights, &mut gradients));
+    }
+    let loss = model.loss();
+    let allocations = COUNT.with(Cell::get) - before;
+    assert!(loss.is_finite());
+    assert_eq!(allocations, 0, "{} {recompute:?}", T::DTYPE);
+}
+
+#[test]
+fn a_step_on_one_thread_allocates_nothing() {
+    for recompute in [Recompute::None, Recompute::Full] {
+        nothing_is_allocated::<f32>(recompute);
+        nothing_is_allocated::<bf16>(recompute);
+    }
+}

@@ -1,0 +1,52 @@
+//! That the emulation notices mistakes, so that its silence means something.
+
+use crate::emulator::emulator;
+use models::cuda::Range;
+
+#[test]
+fn every_kind_of_mistake_is_noticed() {
+    let Some(emulator) = emulator() else { return };
+    let mut x = vec![[0f32; 4]; 8];
+    let y = [[1f32; 4]; 8];
+    let run = |kernel: &str, seed: u64, x: &mut [[f32; 4]]| {
+        let (start_x, start_y) = (x.as_mut_ptr() as u64, y.as_ptr() as u64);
+        let range = |start, writable| Range { start, bytes: 128, writable, reaches: 0 };
+        let ranges = [range(start_x, 1), range(start_y, 0)];
+        emulator.run_parts("faults", kernel, &[2, 1, 1], 64, 1024, &[start_x, start_y, 32], &ranges, seed)
+    };
+    let mistakes = [
+        ("out_of_bounds", "writes 4 bytes at byte 128 of array 0, which has 128 bytes"),
+        ("write_to_input", "writes 4 bytes of array 1, which is read-only"),
+        ("misaligned", "not aligned"),
+        ("no_barrier", "without a barrier between"),
+        ("no_warp_barrier", "without a barrier between"),
+        ("overwrite_too_early", "without a barrier between"),
+        ("nobody_wrote", "that nobody wrote"),
+        ("no_wait", "into which a copy is under way"),
+        ("waits_for_too_few", "into which a copy is under way"),
+        ("outside_shared", "outside the block's 1024 bytes"),
+        ("written_twice", "writes an element that thread"),
+        ("result_of_another_block", "reads a result of another block"),
+        ("diverges", "waits for ever"),
+        ("meets_at_different_places", "another warp operation"),
+        ("leaves_before_the_barrier", "waits for ever"),
+        ("no_such_kernel", "no kernel no_such_kernel in module faults"),
+    ];
+    for seed in 0..4 {
+        for (kernel, message) in mistakes {
+            let error = run(kernel, seed, &mut x).expect_err(kernel);
+            assert!(error.contains(message), "{kernel}: {error}");
+        }
+        // After each mistake the emulation goes on as if nothing had happened. One block, or both would write x.
+        run("correct", seed, &mut x).expect_err("two blocks write the same elements");
+    }
+    let ranges = [
+        Range { start: x.as_mut_ptr() as u64, bytes: 128, writable: 1, reaches: 0 },
+        Range { start: y.as_ptr() as u64, bytes: 128, writable: 0, reaches: 0 },
+    ];
+    let slots = [ranges[0].start, ranges[1].start, 32];
+    for seed in 0..4 {
+        emulator.run_parts("faults", "correct", &[1, 1, 1], 64, 1024, &slots, &ranges, seed).unwrap();
+        assert!(x.as_flattened().iter().enumerate().all(|(i, x)| *x == 64.0 - i as f32));
+    }
+}
