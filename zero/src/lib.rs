@@ -25,4 +25,4 @@ pub use optimizer::{AdamW, Source};
 pub use plan::{Home, NORM_BLOCK, Plan};
 pub use schedule::{Action, Schedule};
 pub use stage::Stage;
-pub use step::{Batches, Step, Trainer};
+pub use step::{Batches, Sink, Step, Trainer};

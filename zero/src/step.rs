@@ -36,6 +36,9 @@ pub trait Batches {
     fn micro_batch(&mut self, index: usize) -> Batch<'_>;
 }
 
+/// Where exported weights go: called with every tensor in order, whole.
+pub type Sink<'a, T> = dyn FnMut(&TensorSpec, &[T]) -> std::result::Result<(), String> + 'a;
+
 /// What one step did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Step {
@@ -168,10 +171,7 @@ impl<T: Float> Trainer<T> {
     }
 
     /// Gathers every tensor in order and shows it to `sink`. Every rank calls it and sees the same values.
-    pub fn export(
-        &mut self,
-        sink: &mut dyn FnMut(&TensorSpec, &[T]) -> std::result::Result<(), String>,
-    ) -> Result<()> {
+    pub fn export(&mut self, sink: &mut Sink<'_, T>) -> Result<()> {
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, &self.comm, unit)?;
             for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
