@@ -77,7 +77,7 @@ pub fn with_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Compiles portable bodies for every [`Level`](crate::simd::Level) and makes functions that pick one.
+/// Compiles portable bodies for every [`Level`] and makes functions that pick one.
 ///
 /// ```
 /// collectives::simd_dispatch! {

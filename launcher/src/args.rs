@@ -23,7 +23,7 @@ pub enum Command {
     /// Mean loss of a model directory on given tokens.
     Eval(EvalArgs),
     /// Measure collectives, their overlap with computation, and what suits this machine.
-    Bench(crate::bench::BenchArgs),
+    Bench(Box<crate::bench::BenchArgs>),
     /// Turn text into a token file that train and eval map instead of reading.
     Tokenize(TokenizeArgs),
     /// What this machine offers, and why something is missing.

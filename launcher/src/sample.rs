@@ -73,12 +73,12 @@ mod tests {
         // Probabilities 1/4, 1/4, 1/2 at this temperature.
         let logits = [0.0, 0.0, TEMPERATURE * 2f32.ln()];
         let mut random = Random(3);
-        let mut seen = [0; 3];
+        let mut seen = [0i32; 3];
         for _ in 0..40_000 {
             seen[choose(&logits, random.uniform()) as usize] += 1;
         }
         for (count, expected) in seen.into_iter().zip([10_000, 10_000, 20_000]) {
-            assert!((count as i32 - expected).abs() < 500, "{seen:?}");
+            assert!((count - expected).abs() < 500, "{seen:?}");
         }
         assert_eq!(choose(&[f32::NEG_INFINITY, 5.0], 0.0), 1);
         assert_eq!(choose(&[5.0, f32::NEG_INFINITY], 1.0 - f64::EPSILON), 0);

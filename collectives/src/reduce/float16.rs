@@ -90,7 +90,7 @@ unsafe fn merge(join: Kernel, levels: &mut Levels, depth: usize, len: usize) {
     unsafe { join(&[left.cast_const(), right], left, len) };
 }
 
-/// to[i] = from[i], exactly.
+/// `to[i] = from[i]`, exactly.
 fn widen(from: &[f16], to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if hardware() {
@@ -102,7 +102,7 @@ fn widen(from: &[f16], to: &mut [f32]) {
     }
 }
 
-/// to[i] = from[i], to nearest even.
+/// `to[i] = from[i]`, to nearest even.
 fn narrow(from: &[f32], to: &mut [f16]) {
     #[cfg(target_arch = "x86_64")]
     if hardware() {

@@ -1,5 +1,8 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
+mod farewell;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod shm;
 pub mod threads;
 pub mod ucx;
@@ -26,6 +29,12 @@ pub trait Transport: Send {
 
     /// Ranks in the group.
     fn size(&self) -> usize;
+
+    /// How many ranks share each host, where all hosts have equally many, consecutive ranks and there are several
+    /// hosts to tell apart; `None` where hosts make no difference.
+    fn ranks_per_host(&self) -> Option<usize> {
+        None
+    }
 
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {

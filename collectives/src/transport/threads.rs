@@ -217,10 +217,12 @@ impl Threads {
         }
     }
 
-    fn announce(&self, why: String) {
+    fn announce(&self, culprit: usize, how: String) {
         let family = &self.group.family;
         let mut failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        failure.get_or_insert((self.group.members[self.rank], why));
+        // A rank of another group keeps the number that it has there.
+        let culprit = self.group.members.get(culprit).copied().unwrap_or(culprit);
+        failure.get_or_insert((culprit, how));
         drop(failure);
         family.failed.store(true, Ordering::Release);
         self.wake_all();
@@ -383,20 +385,25 @@ impl Transport for Threads {
     }
 
     fn abort(&mut self, why: &Error) {
+        // Before closing: who finds this rank closed must find the reason too.
+        match why {
+            // Pass on who is to blame, not that this rank noticed.
+            Error::PeerLost { peer, how, .. } => self.announce(*peer, how.clone()),
+            other => self.announce(self.rank, format!("failed: {other}")),
+        }
         self.close();
-        self.announce(format!("failed: {why}"));
+        self.wake_all();
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.announce(self.rank, "panicked".into());
+        }
         self.close();
         self.mine().left.store(true, Ordering::Release);
-        if std::thread::panicking() {
-            self.announce("panicked".into());
-        } else {
-            self.wake_all();
-        }
+        self.wake_all();
     }
 }
 

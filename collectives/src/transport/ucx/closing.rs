@@ -24,7 +24,7 @@ impl UcxTransport {
         }
         let tag = tags::control(tags::NOTICE, self.rank, 0);
         for peer in 0..self.cards.len() {
-            if peer != self.rank && self.left[peer].is_none() && self.failures.of(peer) == UCS_OK {
+            if peer != self.rank && !self.farewells.has_left(peer) && self.failures.of(peer) == UCS_OK {
                 // A peer that cannot be told finds out by itself.
                 let _ = self.control(peer, tag, text.as_bytes()[..cut].into());
             }
@@ -55,7 +55,7 @@ impl UcxTransport {
         for peer in 0..self.cards.len() {
             let watches = self.local(peer) && self.cards[peer].pid != me;
             let connected = !self.endpoints[peer].is_null();
-            if peer != self.rank && (watches || connected) && self.left[peer].is_none() {
+            if peer != self.rank && (watches || connected) && !self.farewells.has_left(peer) {
                 // Who cannot be told will report a loss if it still waits for this rank, and is right then.
                 let _ = self.control(peer, tag, Box::new([]));
             }
@@ -86,16 +86,17 @@ impl UcxTransport {
     }
 }
 
-impl Drop for UcxTransport {
-    fn drop(&mut self) {
+impl UcxTransport {
+    /// Ends the worker, in order where nothing was lost. Afterwards no memory of a request is touched any more.
+    pub(super) fn close(&mut self) {
         let failed = self.lost.is_some() || std::thread::panicking();
         let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
         self.requests.cancel_receives(&self.worker);
         let sent = self.wait(until, |this| {
             let (sends, _) = this.requests.settle(&this.worker);
-            sends == 0 || this.check().is_err()
+            sends == 0 || !failed && this.check().is_err()
         });
-        if sent && self.lost.is_none() && !std::thread::panicking() {
+        if sent && self.lost.is_none() && !failed {
             self.say_goodbye();
             self.wait(until, |this| this.settle_outgoing() || this.check().is_err());
         }
@@ -111,6 +112,16 @@ impl Drop for UcxTransport {
             self.notice_request = null_mut();
         }
         self.wait(until, |this| this.requests.settle(&this.worker) == (0, 0) && this.settle_outgoing());
-        // The worker goes now and takes with it whatever could not be closed in time.
+        // This takes with it whatever could not be closed in time.
+        self.worker.destroy();
+        self.closed = true;
+    }
+}
+
+impl Drop for UcxTransport {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.close();
+        }
     }
 }

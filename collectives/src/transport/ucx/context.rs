@@ -253,9 +253,19 @@ impl Worker {
     }
 }
 
+impl Worker {
+    /// Ends the worker: nothing touches memory of its requests any more, and no other method may be called.
+    pub(super) fn destroy(&mut self) {
+        let handle = std::mem::replace(&mut self.handle, null_mut());
+        if !handle.is_null() {
+            // SAFETY: the only owner; endpoints that are still open go with it.
+            unsafe { (self.context.ucp.ucp_worker_destroy)(handle) }
+        }
+    }
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SAFETY: the only owner; endpoints that are still open go with it.
-        unsafe { (self.context.ucp.ucp_worker_destroy)(self.handle) }
+        self.destroy();
     }
 }

@@ -11,25 +11,29 @@ mod peers;
 mod requests;
 mod tags;
 
+use super::farewell::Farewells;
 use super::{Request, Tag, Transport};
 use crate::error::{Error, Result};
 use context::{Context, Worker};
 use peers::{Card, Watch};
-use requests::{Kind, Requests};
+use requests::{Kind, Outcome, Requests};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_err_handler_t, ucp_tag_recv_info_t, ucs_status_t};
+use ucx_sys::{
+    Handle, Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_INPROGRESS, UCS_OK, ucp_err_handler_t,
+    ucp_tag_recv_info_t, ucs_status_t,
+};
 
 /// How long the members of a new subgroup wait for each other.
 const MEETING: Duration = Duration::from_secs(60);
 /// A card or a notice never comes near this.
 const CONTROL_BYTES: usize = 64 << 10;
 const NOTICE_BYTES: usize = 1 << 10;
-/// After a peer has left in order, what it sent before may still be on its way for this long.
-const AFTER_LEAVING: Duration = Duration::from_secs(1);
+/// How long to wait for a peer's explanation of what went wrong.
+const HEARSAY: Duration = Duration::from_millis(300);
 
 /// UCX between the ranks of one group.
 pub struct UcxTransport {
@@ -40,11 +44,11 @@ pub struct UcxTransport {
     requests: Requests,
     failures: Failures,
     watch: Watch,
-    /// Peers that have left in order, and when.
-    left: Vec<Option<Instant>>,
-    leavers: usize,
-    /// Set by the first loss; everything fails with it from then on.
+    farewells: Farewells,
+    /// Set by the first loss; nothing new is posted from then on.
     lost: Option<Error>,
+    /// The worker is gone, after an abort.
+    closed: bool,
     notice: Box<[u8]>,
     /// The posted receive of the next notice, or null.
     notice_request: *mut c_void,
@@ -147,9 +151,9 @@ impl UcxTransport {
             requests: Requests::default(),
             failures: Failures::none(size),
             watch,
-            left: vec![None; size],
-            leavers: 0,
+            farewells: Farewells::none(size),
             lost: None,
+            closed: false,
             notice: vec![0; NOTICE_BYTES].into(),
             notice_request: null_mut(),
             outgoing: Vec::new(),
@@ -197,9 +201,9 @@ impl UcxTransport {
         Ok(())
     }
 
-    fn length_problem(&self, peer: usize, expected: usize, text: String) -> Error {
-        let text = format!("a message from rank {peer} for which {expected} bytes were posted: {text}");
-        self.worker.context.error_text("ucp_tag_recv_nbx", text)
+    fn other_length(&self, peer: usize, expected: usize, came: String) -> Error {
+        let (mine, theirs) = (format!("{expected} bytes"), came);
+        Error::Diverged { sequence: 0, rank: self.rank, mine, peer, theirs }
     }
 
     /// Posts the receive of the next notice from anybody.
@@ -218,9 +222,7 @@ impl UcxTransport {
             return;
         }
         if info.length == 0 {
-            if self.left[peer].replace(Instant::now()).is_none() {
-                self.leavers += 1;
-            }
+            self.farewells.note(peer);
         } else if self.lost.is_none() {
             let text = String::from_utf8_lossy(&self.notice[..info.length.min(NOTICE_BYTES)]).into_owned();
             self.lost = Some(Error::PeerLost { rank: self.rank, peer, how: format!("gave up: {text}") });
@@ -277,31 +279,24 @@ impl UcxTransport {
             for peer in 0..self.cards.len() {
                 let status = self.failures.of(peer);
                 // A peer that has left in order closes its connections; that is no loss.
-                if status != UCS_OK && self.left[peer].is_none() {
+                if status != UCS_OK && !self.farewells.has_left(peer) {
                     let how = format!("is unreachable ({})", self.worker.context.ucp.status(status));
                     return Some(Error::PeerLost { rank: self.rank, peer, how });
                 }
             }
         }
-        let left = &self.left;
-        if let Some(peer) = self.watch.ended(|peer| left[peer].is_some()) {
+        let farewells = &self.farewells;
+        if let Some(peer) = self.watch.ended(|peer| farewells.has_left(peer)) {
             // Its farewell may have been on its way.
             let until = Instant::now() + Duration::from_millis(20);
-            while self.left[peer].is_none() && self.lost.is_none() && Instant::now() < until {
+            while !self.farewells.has_left(peer) && self.lost.is_none() && Instant::now() < until {
                 self.worker.progress();
                 if let Err(error) = self.poll_notice() {
                     return Some(error);
                 }
             }
-            if self.left[peer].is_none() && self.lost.is_none() {
+            if !self.farewells.has_left(peer) && self.lost.is_none() {
                 let how = format!("ended (process {}) without leaving the group", self.cards[peer].pid);
-                return Some(Error::PeerLost { rank: self.rank, peer, how });
-            }
-        }
-        if self.leavers > 0 {
-            let late = |peer: usize| self.left[peer].is_some_and(|at| at.elapsed() > AFTER_LEAVING);
-            if let Some(peer) = self.requests.awaited_from().find(|&peer| late(peer)) {
-                let how = "left the group while a message from it was awaited".into();
                 return Some(Error::PeerLost { rank: self.rank, peer, how });
             }
         }
@@ -376,7 +371,7 @@ impl Transport for UcxTransport {
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         self.check_peer("send", to)?;
-        if self.left[to].is_some() {
+        if self.farewells.has_left(to) {
             let how = "left the group before a message to it was sent".into();
             return Err(Error::PeerLost { rank: self.rank, peer: to, how });
         }
@@ -404,13 +399,16 @@ impl Transport for UcxTransport {
         if request == Requests::DONE {
             return Ok(true);
         }
+        if let (true, Some(error)) = (self.closed, &self.lost) {
+            return Err(error.clone());
+        }
         match self.requests.test(&self.worker, request) {
             None => {}
             Some(done) => return self.completed(done),
         }
         self.worker.progress();
         match self.requests.test(&self.worker, request) {
-            None => Ok(false),
+            None => self.still_possible(request),
             Some(done) => self.completed(done),
         }
     }
@@ -437,7 +435,7 @@ impl Transport for UcxTransport {
         if self.lost.is_none() {
             self.lost = self.find_loss();
         }
-        if !self.outgoing.is_empty() {
+        if !self.closed && !self.outgoing.is_empty() {
             self.settle_outgoing();
         }
         match &self.lost {
@@ -447,27 +445,52 @@ impl Transport for UcxTransport {
     }
 
     fn abort(&mut self, why: &Error) {
-        self.announce_failure(why);
+        if !self.closed {
+            self.announce_failure(why);
+            self.close();
+        }
     }
 }
 
 impl UcxTransport {
-    /// The outcome of a request that is no longer under way.
-    fn completed(&mut self, done: requests::Outcome) -> Result<bool> {
-        let requests::Outcome { kind, peer, bytes, status, length } = done;
-        if status == UCS_OK && (kind == Kind::Send || length == bytes) {
-            return Ok(true);
-        }
-        // A loss that explains the failure is the better message.
-        self.check()?;
-        Err(match kind {
-            Kind::Send => {
-                let text =
-                    format!("{} bytes to rank {peer}: {}", bytes, self.worker.context.ucp.status(status));
-                self.worker.context.error_text("ucp_tag_send_nbx", text)
+    /// False for a request that is under way, an error if its peer has left without serving it.
+    fn still_possible(&self, request: Request) -> Result<bool> {
+        match self.requests.awaits(request) {
+            Some(peer) if self.farewells.nothing_comes_from(peer) => {
+                let how = "left the group while a message from it was awaited".into();
+                Err(Error::PeerLost { rank: self.rank, peer, how })
             }
-            Kind::Recv if status == UCS_OK => self.length_problem(peer, bytes, format!("{length} came")),
-            Kind::Recv => self.length_problem(peer, bytes, self.worker.context.ucp.status(status)),
-        })
+            _ => Ok(false),
+        }
+    }
+
+    /// The outcome of a request that is no longer under way.
+    fn completed(&mut self, done: Outcome) -> Result<bool> {
+        let Outcome { kind, peer, bytes, status, length } = done;
+        match (kind, status) {
+            (Kind::Send, UCS_OK) => Ok(true),
+            (Kind::Recv, UCS_OK) if length == bytes => Ok(true),
+            (Kind::Recv, UCS_OK) => Err(self.other_length(peer, bytes, format!("{length} bytes"))),
+            (Kind::Recv, UCS_ERR_MESSAGE_TRUNCATED) => {
+                // UCX drops such a message whole, so nothing here tells what the peer called. If it was the peer's
+                // turn to receive as well, it got the shorter message, knows more, and says so in a moment.
+                let until = Instant::now() + HEARSAY;
+                while self.lost.is_none() && Instant::now() < until {
+                    self.worker.progress();
+                    self.check()?;
+                }
+                Err(self.other_length(peer, bytes, "more".into()))
+            }
+            (kind, status) => {
+                // A loss that explains the failure is the better message.
+                self.check()?;
+                let (call, way) = match kind {
+                    Kind::Send => ("ucp_tag_send_nbx", "to"),
+                    Kind::Recv => ("ucp_tag_recv_nbx", "from"),
+                };
+                let text = self.worker.context.ucp.status(status);
+                Err(self.worker.context.error_text(call, format!("{bytes} bytes {way} rank {peer}: {text}")))
+            }
+        }
     }
 }

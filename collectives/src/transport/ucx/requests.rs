@@ -80,9 +80,10 @@ impl Requests {
         Some(Outcome { kind: slot.kind, peer: slot.peer, bytes: slot.bytes, status, length: info.length })
     }
 
-    /// The peers from which messages are awaited.
-    pub(super) fn awaited_from(&self) -> impl Iterator<Item = usize> {
-        self.slots.iter().filter(|s| !s.pointer.is_null() && s.kind == Kind::Recv).map(|s| s.peer)
+    /// From whom `request` awaits a message, if it is a receive.
+    pub(super) fn awaits(&self, request: Request) -> Option<usize> {
+        let slot = &self.slots[request.0 as u32 as usize];
+        (slot.kind == Kind::Recv).then_some(slot.peer)
     }
 
     /// Takes over a receive that nobody awaits any more, with its memory.

@@ -2,13 +2,15 @@
 //! source too; the group needs no bits, because each group has a worker of its own.
 //!
 //! ```text
-//! 63       62..48   47..0
-//! control  source   the low 48 bits of our tag
+//! 63       62..48   47    46..0
+//! control  source   user  the low 47 bits of our tag
 //! ```
 //!
-//! Our tags have 64 bits. Dropping the upper 16 cannot mix up messages, because what a schedule has under way at one
-//! time lies in a window of numbers that is far narrower than 2^48: tags grow with the calls of a group, and a call
-//! cannot run ahead of a peer by more than what is queued.
+//! Of our 64 bits the engine uses the highest to tell users' messages from those of collectives, and that one is
+//! kept. Users' tags have 32 bits and fit. A collective's tag is its number on the group, then 16 bits for the message
+//! within the call, so dropping the upper bits makes the numbers repeat after 2^31 calls. That cannot mix up messages:
+//! UCX matches equal tags in the order of posting, and for one to be posted out of order, 2^31 calls would have to be
+//! under way on one rank at once.
 
 use crate::transport::Tag;
 
@@ -20,6 +22,8 @@ pub(super) const SOURCE_MASK: u64 = (MOST_RANKS as u64 - 1) << SOURCE_SHIFT;
 pub(super) const MOST_RANKS: usize = 1 << 15;
 const SOURCE_SHIFT: u32 = 48;
 const TAG_MASK: u64 = (1 << SOURCE_SHIFT) - 1;
+/// Where the engine marks users' messages, and where this transport does.
+const USER: (u32, u32) = (63, SOURCE_SHIFT - 1);
 
 /// The kind of control message in the lowest byte.
 pub(super) const NOTICE: u64 = CONTROL | 1;
@@ -32,7 +36,8 @@ pub(super) const EXACT: u64 = u64::MAX;
 
 /// The tag of a message from `source`.
 pub(super) fn message(source: usize, tag: Tag) -> u64 {
-    (source as u64) << SOURCE_SHIFT | tag.0 & TAG_MASK
+    let user = tag.0 >> USER.0 << USER.1;
+    (source as u64) << SOURCE_SHIFT | user | tag.0 & (TAG_MASK >> 1)
 }
 
 /// The tag of a control message of `kind` from `source`; `about` is cut to 40 bits.
@@ -55,11 +60,14 @@ mod tests {
         for tag in [0, 1, TAG_MASK, u64::MAX] {
             for from in [0, 1, top] {
                 let m = message(from, Tag(tag));
-                assert_eq!((source(m), m & CONTROL, m & TAG_MASK), (from, 0, tag & TAG_MASK));
+                let kept = tag & (TAG_MASK >> 1) | (tag >> 63) << 47;
+                assert_eq!((source(m), m & CONTROL, m & TAG_MASK), (from, 0, kept));
                 let c = control(EXCHANGE, from, tag);
                 assert_eq!((source(c), c & KIND_MASK), (from, EXCHANGE));
             }
         }
+        // A user's message 5 and the message 5 of the first collective.
+        assert_ne!(message(0, Tag(1 << 63 | 5)), message(0, Tag(5)));
         assert_ne!(control(EXCHANGE, 0, 1), control(EXCHANGE, 0, 2));
         assert_eq!(SOURCE_MASK | CONTROL | TAG_MASK, u64::MAX);
     }

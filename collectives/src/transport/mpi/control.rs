@@ -1,0 +1,204 @@
+//! What ranks tell each other beside their messages: that they leave a group, that they give up and why, that they
+//! have come to form a group.
+//!
+//! All groups share one communicator for this, which lives as long as MPI. On a group's own communicators a farewell
+//! could reach a rank that is done with the group; Open MPI keeps such a message for the next communicator of the same
+//! number, where it takes the place of a message that is then lost.
+
+use super::ffi;
+use super::session::Session;
+use crate::error::Result;
+use std::collections::VecDeque;
+use std::os::raw::c_int;
+
+const TAG: c_int = 1;
+const LARGEST: usize = 1 << 10;
+const HEADER: usize = 8 + 4 + 1;
+/// Words that nobody took, such as farewells to groups that are gone, are forgotten beyond this many.
+const MOST_KEPT: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// The sender leaves in order.
+    Farewell = 0,
+    /// The sender gives up; the text says why.
+    Failure = 1,
+    /// The sender has come to form a group.
+    Meeting = 2,
+}
+
+/// Something a rank said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Word {
+    /// Which group it is about.
+    pub(super) group: u64,
+    pub(super) kind: Kind,
+    /// The sender's rank in that group.
+    pub(super) from: usize,
+    pub(super) text: String,
+}
+
+impl Word {
+    fn to_bytes(&self) -> Box<[u8]> {
+        let mut cut = self.text.len().min(LARGEST - HEADER);
+        while !self.text.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        let (group, from) = (self.group.to_le_bytes(), (self.from as u32).to_le_bytes());
+        [&group[..], &from, &[self.kind as u8], &self.text.as_bytes()[..cut]].concat().into()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Word> {
+        let (group, rest) = bytes.split_first_chunk()?;
+        let (from, rest) = rest.split_first_chunk()?;
+        let (kind, text) = rest.split_first()?;
+        let kind = [Kind::Farewell, Kind::Failure, Kind::Meeting].into_iter().find(|k| *k as u8 == *kind)?;
+        let (group, from) = (u64::from_le_bytes(*group), u32::from_le_bytes(*from) as usize);
+        Some(Word { group, kind, from, text: String::from_utf8_lossy(text).into_owned() })
+    }
+}
+
+/// The channel of one process.
+pub(super) struct Control {
+    comm: ffi::MPI_Comm,
+    space: Box<[u8]>,
+    /// The posted receive of the next word from anybody.
+    receive: Option<ffi::MPI_Request>,
+    inbox: VecDeque<Word>,
+    /// Words under way, with their bytes.
+    outgoing: Vec<(Box<[u8]>, ffi::MPI_Request)>,
+}
+
+// SAFETY: handles of the process; the session lets one thread at a time use them.
+unsafe impl Send for Control {}
+
+impl Control {
+    /// On `comm`, whose ranks are those of the job.
+    pub(super) fn on(comm: ffi::MPI_Comm) -> Self {
+        Control {
+            comm,
+            space: vec![0; LARGEST].into(),
+            receive: None,
+            inbox: VecDeque::new(),
+            outgoing: Vec::new(),
+        }
+    }
+
+    /// Says `word` to a rank of the job. It is this thread's turn, here and below.
+    pub(super) fn say(&mut self, session: &Session, to: c_int, word: &Word) -> Result<()> {
+        let bytes = word.to_bytes();
+        // SAFETY: the boxed bytes stay where they are until `settle` sees the request done.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let (from, count) = (bytes.as_ptr().cast(), bytes.len() as c_int);
+            let code = ffi::MPI_Isend(from, count, ffi::RSMPI_UINT8_T, to, TAG, self.comm, &mut request);
+            session.check("MPI_Isend", code)?;
+            request
+        };
+        self.outgoing.push((bytes, request));
+        Ok(())
+    }
+
+    /// Takes the first word about `group` that `wanted` accepts, of all that have arrived.
+    pub(super) fn hear(
+        &mut self,
+        session: &Session,
+        group: u64,
+        wanted: impl Fn(&Word) -> bool,
+    ) -> Result<Option<Word>> {
+        while self.listen(session)? {}
+        self.settle();
+        let at = self.inbox.iter().position(|w| w.group == group && wanted(w));
+        Ok(at.and_then(|at| self.inbox.remove(at)))
+    }
+
+    /// Puts the next word that has arrived into the inbox; whether there was one.
+    fn listen(&mut self, session: &Session) -> Result<bool> {
+        let receive = match &mut self.receive {
+            Some(receive) => receive,
+            // SAFETY: `space` lives and is left alone until the receive is complete or cancelled.
+            None => unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let (to, any) = (self.space.as_mut_ptr().cast(), ffi::RSMPI_ANY_SOURCE);
+                let code = ffi::MPI_Irecv(
+                    to,
+                    LARGEST as c_int,
+                    ffi::RSMPI_UINT8_T,
+                    any,
+                    TAG,
+                    self.comm,
+                    &mut request,
+                );
+                session.check("MPI_Irecv", code)?;
+                self.receive.insert(request)
+            },
+        };
+        let (mut flag, mut length) = (0, 0);
+        let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
+        // SAFETY: a request that was posted and not yet reported complete; valid places.
+        unsafe {
+            session.check("MPI_Test", ffi::MPI_Test(receive, &mut flag, status.as_mut_ptr()))?;
+            if flag == 0 {
+                return Ok(false);
+            }
+            ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut length);
+        }
+        self.receive = None;
+        self.inbox.extend(Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]));
+        if self.inbox.len() > MOST_KEPT {
+            self.inbox.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Forgets the words that have gone; whether none is under way.
+    pub(super) fn settle(&mut self) -> bool {
+        self.outgoing.retain_mut(|(_, request)| {
+            let mut flag = 0;
+            // SAFETY: a request that was posted and not yet reported complete.
+            let code = unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+            code == ffi::MPI_SUCCESS as c_int && flag == 0
+        });
+        self.outgoing.is_empty()
+    }
+
+    /// Before MPI is finalised.
+    pub(super) fn end(&mut self) {
+        if let Some(mut receive) = self.receive.take() {
+            // SAFETY: a request that was posted and not yet reported complete; cancelling an unmatched receive lets the
+            // wait return, and a matched one is of a word, which arrives at once.
+            unsafe {
+                ffi::MPI_Cancel(&mut receive);
+                ffi::MPI_Wait(&mut receive, ffi::RSMPI_STATUS_IGNORE);
+            }
+        }
+    }
+
+    /// Where MPI is not finalised: the memory of what is under way stays.
+    pub(super) fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.space));
+        std::mem::forget(std::mem::take(&mut self.outgoing));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_the_wire() {
+        for (kind, text) in [(Kind::Farewell, ""), (Kind::Failure, "größe"), (Kind::Meeting, "x")] {
+            let word = Word { group: 0xfedc_ba98_7654_3210, kind, from: 70_000, text: text.into() };
+            assert_eq!(Word::from_bytes(&word.to_bytes()), Some(word));
+        }
+        // Cut between characters.
+        let long = Word { group: 1, kind: Kind::Failure, from: 0, text: "é".repeat(5000) };
+        let bytes = long.to_bytes();
+        assert!(bytes.len() <= LARGEST);
+        assert!(Word::from_bytes(&bytes).unwrap().text.chars().all(|c| c == 'é'));
+        for bad in [&[][..], &[0; 12], &[9; 13]] {
+            assert_eq!(Word::from_bytes(bad), None);
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Messages over MPI, whichever library the program was built against (Cargo feature `mpi`).
+//!
+//! rsmpi starts MPI and gives its C interface; messages go as bytes through `MPI_Isend`, `MPI_Irecv` and `MPI_Test`
+//! on communicators of our own, whose errors come back as codes with MPI's own text. MPI is asked for
+//! `MPI_THREAD_SERIALIZED`, and a lock makes callers take turns; where a library grants less, only the thread that
+//! started it may use the transport.
+//!
+//! A rank that fails tells its peers and ends without `MPI_Finalize`, which would wait for them; the launcher then
+//! ends the job. A rank that panics calls `MPI_Abort` after the panic's message. When the last transport goes in
+//! order, MPI is finalised.
+
+mod comm;
+mod control;
+pub mod native;
+mod requests;
+mod session;
+mod tags;
+
+use super::farewell::Farewells;
+use super::{Request, Tag, Transport};
+use crate::error::{Error, Result};
+use comm::Comm;
+use control::Word;
+use mpi::ffi;
+use requests::{Kind, Outcome, Requests, Route};
+use session::Session;
+use std::collections::HashMap;
+use std::os::raw::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tags::{Mapped, Tags};
+
+/// Bytes of one of MPI's messages at most: its counts are `int`.
+const CHUNK: usize = 1 << 30;
+/// Up to this many bytes Open MPI sends at once over every network that it has, and a longer message than was posted
+/// does no harm; see [`requests`].
+const SMALL: usize = 4000;
+/// The same to a rank itself.
+const SMALL_TO_SELF: usize = 900;
+/// How long the members of a new subgroup wait for each other.
+const MEETING: Duration = Duration::from_secs(60);
+/// How long a rank that leaves waits for its peers to take what it sent.
+const LINGER: Duration = Duration::from_secs(30);
+/// How long a rank that failed does so.
+const LINGER_FAILED: Duration = Duration::from_millis(300);
+
+/// The name and version of the MPI library that this program is built against; MPI need not be started.
+pub fn library() -> String {
+    session::library_name()
+}
+
+/// MPI between the ranks of one group.
+pub struct MpiTransport {
+    rank: usize,
+    /// The ranks of this group in the job.
+    members: Vec<c_int>,
+    /// Tells this group's words from those of others.
+    identity: u64,
+    collectives: Channel,
+    users: Channel,
+    /// Whether the library has to be kept from receiving more than was posted.
+    guarded: bool,
+    tags: Tags,
+    requests: Requests,
+    /// Set by the first loss; nothing new is posted from then on.
+    lost: Option<Error>,
+    farewells: Farewells,
+    /// How often each group was formed out of this one, by its hash.
+    formed: HashMap<u64, u64>,
+    /// No message is under way any more, and none will be.
+    closed: bool,
+}
+
+/// Communicators for messages of one kind: the same one twice where large messages need no guard.
+struct Channel {
+    small: Arc<Comm>,
+    large: Arc<Comm>,
+}
+
+impl Channel {
+    fn new(small: Comm, guarded: bool) -> Result<Self> {
+        let small = Arc::new(small);
+        let large = match guarded {
+            true => Arc::new(Comm::duplicate(small.session(), small.raw)?),
+            false => small.clone(),
+        };
+        Ok(Channel { small, large })
+    }
+}
+
+// SAFETY: the handles are of the process; `&mut self` and the session's turns keep calls apart. Addresses of buffers
+// are those that callers of `send` and `recv` have vouched for.
+unsafe impl Send for MpiTransport {}
+
+impl MpiTransport {
+    /// All ranks of the job, in MPI's order. Starts MPI in this process unless a transport already has. All ranks call
+    /// this together.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where MPI was finalised or started by something else; [`Error::Library`] with MPI's text.
+    pub fn world() -> Result<Self> {
+        let session = Session::start()?;
+        // SAFETY: a predefined communicator.
+        let messages = Comm::duplicate(&session, unsafe { ffi::RSMPI_COMM_WORLD })?;
+        let (_, size) = messages.rank_and_size()?;
+        Self::over(messages, (0..size as c_int).collect(), 1)
+    }
+
+    /// The name that MPI has for this host.
+    ///
+    /// # Errors
+    /// When the name is not UTF-8.
+    pub fn processor(&self) -> Result<String> {
+        let _turn = self.session().turn()?;
+        let name = mpi::environment::processor_name();
+        name.map_err(|e| self.session().error_text("MPI_Get_processor_name", e.to_string()))
+    }
+
+    /// MPI's own collectives over the same ranks, for comparison. All ranks of the group call this together.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn native(&self) -> Result<native::Native> {
+        let comm = Comm::duplicate(self.session(), self.collectives.small.raw)?;
+        Ok(native::Native::new(comm, self.rank, self.members.len()))
+    }
+
+    /// Splits messages above `bytes`, the same on all ranks; for tests of what otherwise takes gigabytes.
+    #[doc(hidden)]
+    pub fn split_above(&mut self, bytes: usize) {
+        self.requests.chunk = bytes.clamp(1, CHUNK);
+    }
+
+    /// Says that a failure of some group was expected and is over, so that MPI is finalised in the end after all.
+    #[doc(hidden)]
+    pub fn forgive(&self) {
+        self.session().forgive();
+    }
+
+    fn over(messages: Comm, members: Vec<c_int>, identity: u64) -> Result<Self> {
+        let session = messages.session().clone();
+        let guarded = session.library().starts_with("Open MPI");
+        let (rank, size) = messages.rank_and_size()?;
+        let limit = messages.tag_limit()?;
+        if limit < tags::LEAST_LIMIT {
+            let why =
+                format!("{} takes tags up to {limit}; {} are needed", session.library(), tags::LEAST_LIMIT);
+            return Err(Error::Unavailable { name: "mpi".into(), why });
+        }
+        let users = Channel::new(Comm::duplicate(&session, messages.raw)?, guarded)?;
+        Ok(MpiTransport {
+            rank,
+            members,
+            identity,
+            collectives: Channel::new(messages, guarded)?,
+            users,
+            guarded,
+            tags: Tags::new(limit),
+            requests: Requests::new(CHUNK),
+            lost: None,
+            farewells: Farewells::none(size),
+            formed: HashMap::new(),
+            closed: false,
+        })
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.collectives.small.session()
+    }
+
+    fn check_peer(&self, call: &'static str, peer: usize) -> Result<()> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        if peer >= self.members.len() {
+            let problem = format!("rank {peer} asked for, the group has {}", self.members.len());
+            return Err(Error::Argument { call, rank: self.rank, problem });
+        }
+        Ok(())
+    }
+
+    /// Where a message goes.
+    fn route(&mut self, call: &'static str, peer: usize, tag: Tag) -> Result<Route> {
+        self.check_peer(call, peer)?;
+        let (channel, tag, unique) = match self.tags.map(tag) {
+            Ok(Mapped::Collective(tag)) => (&self.collectives, tag, true),
+            Ok(Mapped::User(tag)) => (&self.users, tag, false),
+            Err(problem) => return Err(Error::Argument { call, rank: self.rank, problem }),
+        };
+        let limit = match (self.guarded, peer == self.rank) {
+            (false, _) => usize::MAX,
+            (true, false) => SMALL,
+            (true, true) => SMALL_TO_SELF,
+        };
+        Ok(Route { small: channel.small.raw, large: channel.large.raw, tag, limit, unique })
+    }
+
+    /// What the end of a message means.
+    fn completed(&mut self, done: Outcome) -> Result<bool> {
+        let Outcome { kind, peer, bytes, length, code } = done;
+        let (fine, truncated) = (code == ffi::MPI_SUCCESS as c_int, session::is_truncation(code));
+        if fine && (kind == Kind::Send || length == bytes) {
+            return Ok(true);
+        }
+        if kind == Kind::Recv && (fine || truncated) {
+            let theirs = if truncated { "more".into() } else { format!("{length} bytes") };
+            return Err(Error::Diverged {
+                sequence: 0,
+                rank: self.rank,
+                mine: format!("{bytes} bytes"),
+                peer,
+                theirs,
+            });
+        }
+        // A loss that explains the failure is the better message.
+        self.check()?;
+        let (call, way) = match kind {
+            Kind::Send => ("MPI_Isend", "to"),
+            Kind::Recv => ("MPI_Irecv", "from"),
+        };
+        Err(self
+            .session()
+            .error_text(call, format!("{bytes} bytes {way} rank {peer}: {}", session::text(code))))
+    }
+
+    /// Says something to every peer that is still there. Who cannot be told is ended by the launcher.
+    fn tell(
+        &self,
+        kind: control::Kind,
+        group: u64,
+        text: &str,
+        to: impl Iterator<Item = c_int>,
+        from: usize,
+    ) {
+        let session = self.session();
+        if let Ok(_turn) = session.turn() {
+            let word = Word { group, kind, from, text: text.to_owned() };
+            let mut control = session.control();
+            for peer in to {
+                let _ = control.say(session, peer, &word);
+            }
+        }
+    }
+
+    fn tell_peers(&self, kind: control::Kind, text: &str) {
+        let present = |&peer: &usize| peer != self.rank && !self.farewells.has_left(peer);
+        let peers = (0..self.members.len()).filter(present).map(|peer| self.members[peer]);
+        self.tell(kind, self.identity, text, peers, self.rank);
+    }
+
+    /// Takes note of what peers have said about this group.
+    fn listen(&mut self) -> Result<()> {
+        let session = self.session().clone();
+        loop {
+            let word = {
+                let _turn = session.turn()?;
+                session.control().hear(&session, self.identity, |w| w.kind != control::Kind::Meeting)?
+            };
+            match word {
+                None => return Ok(()),
+                Some(word) if word.from >= self.members.len() => {}
+                Some(Word { kind: control::Kind::Failure, from, text, .. }) => {
+                    session.fail();
+                    let how = format!("gave up: {text}");
+                    self.lost.get_or_insert(Error::PeerLost { rank: self.rank, peer: from, how });
+                }
+                Some(word) => self.farewells.note(word.from),
+            }
+        }
+    }
+
+    /// Returns once every member has come to form the group `identity`, so that the call of MPI that forms it, which
+    /// blocks, returns at once.
+    fn meet(&mut self, members: &[usize], identity: u64) -> Result<()> {
+        let mine = members.iter().position(|&m| m == self.rank).unwrap_or(0);
+        let others = members.iter().filter(|&&m| m != self.rank).map(|&m| self.members[m]);
+        self.tell(control::Kind::Meeting, identity, "", others, mine);
+        let session = self.session().clone();
+        let mut here = vec![false; members.len()];
+        here[mine] = true;
+        let until = Instant::now() + MEETING;
+        while let Some(missing) = here.iter().position(|h| !h) {
+            let word = {
+                let _turn = session.turn()?;
+                session.control().hear(&session, identity, |w| w.kind == control::Kind::Meeting)?
+            };
+            match word {
+                Some(word) if word.from < here.len() => here[word.from] = true,
+                Some(_) => {}
+                None => {
+                    self.check()?;
+                    if Instant::now() > until {
+                        let (what, peer) =
+                            (format!("forming a group of {} ranks", members.len()), members[missing]);
+                        return Err(Error::Timeout { what, rank: self.rank, peer, after: MEETING });
+                    }
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves messages forward until `done` or the deadline.
+    fn wait(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        loop {
+            if done(self) {
+                return true;
+            }
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Moves all messages forward; whether none is under way any more.
+    fn settle_requests(&mut self) -> bool {
+        let session = self.session().clone();
+        match session.turn() {
+            Ok(_turn) => self.requests.settle(&session).unwrap_or(true),
+            Err(_) => true,
+        }
+    }
+
+    /// Whether everything that this process has said has gone.
+    fn settle_words(&mut self) -> bool {
+        let session = self.session();
+        match session.turn() {
+            Ok(_turn) => session.control().settle(),
+            Err(_) => true,
+        }
+    }
+
+    /// Ends every message, in order where nothing was lost. Afterwards no memory of a request is touched any more: what
+    /// cannot be ended in time ends with all use of MPI by this process.
+    fn close(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();
+        let linger = |failed: bool| Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+        if let Ok(_turn) = self.session().turn() {
+            self.requests.cancel_receives();
+        }
+        self.wait(linger(failed(self)), |this| {
+            // A peer that gives up now must not be waited for.
+            this.settle_requests() || this.lost.is_none() && this.check().is_err()
+        });
+        if !failed(self) {
+            // Only now, because what was sent before must not come after the farewell.
+            self.tell_peers(control::Kind::Farewell, "");
+        }
+        let settled = self.wait(linger(failed(self)), |this| this.settle_requests() && this.settle_words());
+        if !settled {
+            self.session().give_up();
+        }
+    }
+}
+
+impl Transport for MpiTransport {
+    fn name(&self) -> &'static str {
+        "mpi"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
+        let route = self.route("send", to, tag)?;
+        let session = self.collectives.small.session();
+        let _turn = session.turn()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.requests.send(session, to, route, src, bytes) }
+    }
+
+    unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+        let route = self.route("recv", from, tag)?;
+        let session = self.collectives.small.session();
+        let _turn = session.turn()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.requests.recv(session, from, route, dst, bytes) }
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        if let (true, Some(error)) = (self.closed, &self.lost) {
+            return Err(error.clone());
+        }
+        let outcome = {
+            let session = self.collectives.small.session();
+            let _turn = session.turn()?;
+            self.requests.test(session, request)?
+        };
+        match outcome {
+            Some(done) => self.completed(done),
+            None => match self.requests.awaits(request) {
+                Some(peer) if self.farewells.nothing_comes_from(peer) => {
+                    let how = "left the group while a message from it was awaited".into();
+                    Err(Error::PeerLost { rank: self.rank, peer, how })
+                }
+                _ => Ok(false),
+            },
+        }
+    }
+
+    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+        if !members.contains(&self.rank) {
+            let problem = format!("ranks {members:?} form a group without this rank");
+            return Err(Error::Argument { call: "subgroup", rank: self.rank, problem });
+        }
+        if let Some(&bad) = members.iter().find(|&&m| m >= self.members.len()) {
+            self.check_peer("subgroup", bad)?;
+        }
+        // Any number that differs between groups: FNV-1a over what makes one.
+        let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+        let in_job: Vec<c_int> = members.iter().map(|&m| self.members[m]).collect();
+        let same = in_job.iter().fold(mix(self.identity, context), |h, &m| mix(h, m as u64));
+        // Its members have formed it equally often.
+        let times = self.formed.entry(same).or_insert(0);
+        *times += 1;
+        let identity = mix(same, *times);
+        self.meet(members, identity)?;
+        let mut group = Self::over(self.collectives.small.of_members(members)?, in_job, identity)?;
+        group.requests.chunk = self.requests.chunk;
+        Ok(Box::new(group))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if self.lost.is_none() {
+            self.listen()?;
+        }
+        match &self.lost {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    fn abort(&mut self, why: &Error) {
+        if !self.closed {
+            self.tell_peers(control::Kind::Failure, &why.to_string());
+            self.session().fail();
+            self.lost.get_or_insert_with(|| why.clone());
+            self.close();
+        }
+    }
+}
+
+impl Drop for MpiTransport {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,353 @@
+//! MPI's own collectives, for comparison with ours (`--algo native`): the library's algorithms, in its order of
+//! reduction, so the bits are the library's affair. There are no 16-bit floats and no average in MPI.
+//!
+//! Blocking calls block inside MPI: no deadline, no progress of anything else. Both are reasons for our own schedules.
+
+use super::comm::Comm;
+use super::ffi;
+use crate::buffer::Buffer;
+use crate::element::{DType, Element, ReduceOp};
+use crate::error::{Error, Result};
+use crate::schedule::{Call, Kind};
+use std::ffi::c_void;
+use std::os::raw::c_int;
+use std::time::Duration;
+
+/// MPI's collectives on one group.
+pub struct Native {
+    comm: Comm,
+    rank: usize,
+    size: usize,
+    /// `MPI_IN_PLACE`, where this library is known.
+    in_place: Option<*const c_void>,
+}
+
+// SAFETY: `in_place` is a number that only looks like a pointer; the communicator is Send.
+unsafe impl Send for Native {}
+
+/// A collective under way, with its buffers.
+pub struct Started<'n, T: Element> {
+    native: &'n Native,
+    request: Option<ffi::MPI_Request>,
+    buffers: Option<(Buffer<T>, Buffer<T>)>,
+}
+
+/// The arguments as MPI takes them.
+struct Arguments {
+    send: *const c_void,
+    recv: *mut c_void,
+    count: c_int,
+    dtype: ffi::MPI_Datatype,
+    op: Option<ffi::MPI_Op>,
+    root: c_int,
+}
+
+impl Native {
+    pub(super) fn new(comm: Comm, rank: usize, size: usize) -> Self {
+        // The bindings lack MPI_IN_PLACE, which is a macro; these are the two values that exist.
+        let library = comm.session().library();
+        let in_place = match library {
+            l if l.starts_with("Open MPI") => Some(1isize),
+            l if l.starts_with("MPICH") || l.starts_with("Intel") || l.starts_with("MVAPICH") => Some(-1),
+            _ => None,
+        };
+        Native { comm, rank, size, in_place: in_place.map(|v| v as *const c_void) }
+    }
+
+    /// Runs `call` from `send` into `recv`, whose lengths are those of our collectives: `reduce_scatter` takes n times
+    /// `count` elements and gives `count`, `all_gather` the other way round, `all_to_all` n times `count` both ways,
+    /// `gather` and `scatter` n times `count` on the root, all others `count`. Where a rank has nothing to give or to
+    /// get, its slice may be empty. `broadcast` is in place only.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for what MPI cannot do (16-bit floats, averages, more than 2^31-1 elements, messages) and for
+    /// lengths that do not fit; [`Error::Library`] with MPI's text.
+    pub fn run<T: Element>(&self, call: Call, send: &[T], recv: &mut [T]) -> Result<()> {
+        let arguments = self.arguments(&call, send, recv)?;
+        // SAFETY: lengths were checked, and the slices are borrowed until the call has returned.
+        unsafe { self.blocking(&call, &arguments) }
+    }
+
+    /// Runs `call` in one buffer: `reduce_scatter` leaves the result in this rank's part of `data`, `all_gather` takes
+    /// it from there, as ours do (MPI itself leaves the former at the start, which is then copied).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); also where the value of `MPI_IN_PLACE` in this library is not known, and for kinds that
+    /// have no such form.
+    pub fn run_in_place<T: Element>(&self, call: Call, data: &mut [T]) -> Result<()> {
+        let arguments = self.arguments_in_place(&call, data)?;
+        // SAFETY: the length was checked, and the slice is borrowed until the call has returned.
+        unsafe { self.blocking(&call, &arguments)? };
+        if call.kind == Kind::ReduceScatter && self.rank > 0 {
+            data.copy_within(..call.count, self.rank * call.count);
+        }
+        Ok(())
+    }
+
+    /// Starts `call`; the buffers come back from [`Started::wait`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn start<T: Element>(
+        &self,
+        call: Call,
+        send: Buffer<T>,
+        mut recv: Buffer<T>,
+    ) -> Result<Started<'_, T>> {
+        let arguments = self.arguments(&call, send.host(), recv.host_mut())?;
+        // SAFETY: lengths were checked; `Started` owns the buffers until the call is complete.
+        let request = unsafe { self.nonblocking(&call, &arguments)? };
+        Ok(Started { native: self, request: Some(request), buffers: Some((send, recv)) })
+    }
+
+    fn refuse(&self, call: &Call, problem: String) -> Error {
+        Error::Argument { call: call.kind.name(), rank: self.rank, problem }
+    }
+
+    fn common<T: Element>(&self, call: &Call) -> Result<Arguments> {
+        if call.dtype != T::DTYPE {
+            let problem = format!("the call says {}, the buffers hold {}", call.dtype, T::DTYPE);
+            return Err(self.refuse(call, problem));
+        }
+        if call.root >= self.size {
+            return Err(self.refuse(call, format!("root {} of {} ranks", call.root, self.size)));
+        }
+        let count = c_int::try_from(call.count).map_err(|_| {
+            self.refuse(
+                call,
+                format!("{} elements; MPI's own collectives take up to {}", call.count, c_int::MAX),
+            )
+        })?;
+        let (dtype, op) = (self.dtype(call)?, self.op(call)?);
+        let (send, recv) = (std::ptr::null(), std::ptr::null_mut());
+        Ok(Arguments { send, recv, count, dtype, op, root: call.root as c_int })
+    }
+
+    fn arguments<T: Element>(&self, call: &Call, send: &[T], recv: &mut [T]) -> Result<Arguments> {
+        let mut arguments = self.common::<T>(call)?;
+        if call.kind == Kind::Broadcast {
+            return Err(self.refuse(call, "MPI broadcasts in place only".into()));
+        }
+        let (sends, receives) = self.lengths(call);
+        if send.len() < sends || recv.len() < receives {
+            let (s, r) = (send.len(), recv.len());
+            let problem =
+                format!("{s} elements in and {r} out were given, {sends} and {receives} are needed");
+            return Err(self.refuse(call, problem));
+        }
+        (arguments.send, arguments.recv) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+        Ok(arguments)
+    }
+
+    fn arguments_in_place<T: Element>(&self, call: &Call, data: &mut [T]) -> Result<Arguments> {
+        let mut arguments = self.common::<T>(call)?;
+        let (sends, receives) = self.lengths(call);
+        if data.len() < sends.max(receives) {
+            let problem = format!("{} elements were given, {} are needed", data.len(), sends.max(receives));
+            return Err(self.refuse(call, problem));
+        }
+        (arguments.send, arguments.recv) = (data.as_ptr().cast(), data.as_mut_ptr().cast());
+        match call.kind {
+            Kind::Broadcast | Kind::Barrier => {}
+            Kind::Reduce if self.rank != call.root => {}
+            Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce | Kind::AllToAll | Kind::Reduce => {
+                arguments.send = self.in_place.ok_or_else(|| {
+                    let library = self.comm.session().library();
+                    self.refuse(
+                        call,
+                        format!("in place over {library}, whose MPI_IN_PLACE is not known here"),
+                    )
+                })?;
+            }
+            _ => return Err(self.refuse(call, "MPI's form of it is out of place here".into())),
+        }
+        Ok(arguments)
+    }
+
+    /// Elements in and out.
+    fn lengths(&self, call: &Call) -> (usize, usize) {
+        let (one, all) = (call.count, call.count * self.size);
+        let at_root = self.rank == call.root;
+        match call.kind {
+            Kind::ReduceScatter => (all, one),
+            Kind::AllGather => (one, all),
+            Kind::AllToAll => (all, all),
+            Kind::AllReduce => (one, one),
+            Kind::Broadcast => (one, one),
+            Kind::Reduce => (one, if at_root { one } else { 0 }),
+            Kind::Gather => (one, if at_root { all } else { 0 }),
+            Kind::Scatter => (if at_root { all } else { 0 }, one),
+            Kind::Barrier | Kind::Send | Kind::Recv => (0, 0),
+        }
+    }
+
+    fn dtype(&self, call: &Call) -> Result<ffi::MPI_Datatype> {
+        // SAFETY: predefined values of the library.
+        unsafe {
+            Ok(match call.dtype {
+                DType::F32 => ffi::RSMPI_FLOAT,
+                DType::F64 => ffi::RSMPI_DOUBLE,
+                DType::I8 => ffi::RSMPI_INT8_T,
+                DType::I32 => ffi::RSMPI_INT32_T,
+                DType::I64 => ffi::RSMPI_INT64_T,
+                DType::U8 => ffi::RSMPI_UINT8_T,
+                DType::U32 => ffi::RSMPI_UINT32_T,
+                DType::U64 => ffi::RSMPI_UINT64_T,
+                // Moving bits needs no arithmetic.
+                DType::F16 | DType::Bf16 if !call.kind.reduces() => ffi::RSMPI_UINT16_T,
+                DType::F16 | DType::Bf16 => {
+                    let problem =
+                        format!("MPI has no {}; use f32, or our own algorithms, which have it", call.dtype);
+                    return Err(self.refuse(call, problem));
+                }
+            })
+        }
+    }
+
+    fn op(&self, call: &Call) -> Result<Option<ffi::MPI_Op>> {
+        if !call.kind.reduces() {
+            return Ok(None);
+        }
+        // SAFETY: predefined values of the library.
+        unsafe {
+            Ok(Some(match call.op {
+                ReduceOp::Sum => ffi::RSMPI_SUM,
+                ReduceOp::Product => ffi::RSMPI_PROD,
+                ReduceOp::Min => ffi::RSMPI_MIN,
+                ReduceOp::Max => ffi::RSMPI_MAX,
+                ReduceOp::Average => {
+                    let problem = "MPI has no average; use sum, or our own algorithms, which have it".into();
+                    return Err(self.refuse(call, problem));
+                }
+            }))
+        }
+    }
+
+    /// # Safety
+    /// The arguments are valid for `call`.
+    unsafe fn blocking(&self, call: &Call, a: &Arguments) -> Result<()> {
+        let (comm, n, t) = (self.comm.raw, a.count, a.dtype);
+        let op = a.op;
+        let session = self.comm.session();
+        let _turn = session.turn()?;
+        // SAFETY: by the caller; `op` is there for the kinds that reduce.
+        let (name, code) = unsafe {
+            match (call.kind, op) {
+                (Kind::ReduceScatter, Some(op)) => (
+                    "MPI_Reduce_scatter_block",
+                    ffi::MPI_Reduce_scatter_block(a.send, a.recv, n, t, op, comm),
+                ),
+                (Kind::AllReduce, Some(op)) => {
+                    ("MPI_Allreduce", ffi::MPI_Allreduce(a.send, a.recv, n, t, op, comm))
+                }
+                (Kind::Reduce, Some(op)) => {
+                    ("MPI_Reduce", ffi::MPI_Reduce(a.send, a.recv, n, t, op, a.root, comm))
+                }
+                (Kind::AllGather, _) => {
+                    ("MPI_Allgather", ffi::MPI_Allgather(a.send, n, t, a.recv, n, t, comm))
+                }
+                (Kind::AllToAll, _) => ("MPI_Alltoall", ffi::MPI_Alltoall(a.send, n, t, a.recv, n, t, comm)),
+                (Kind::Broadcast, _) => ("MPI_Bcast", ffi::MPI_Bcast(a.recv, n, t, a.root, comm)),
+                (Kind::Gather, _) => {
+                    ("MPI_Gather", ffi::MPI_Gather(a.send, n, t, a.recv, n, t, a.root, comm))
+                }
+                (Kind::Scatter, _) => {
+                    ("MPI_Scatter", ffi::MPI_Scatter(a.send, n, t, a.recv, n, t, a.root, comm))
+                }
+                (Kind::Barrier, _) => ("MPI_Barrier", ffi::MPI_Barrier(comm)),
+                _ => return Err(self.refuse(call, "not a collective of MPI".into())),
+            }
+        };
+        session.check(name, code)
+    }
+
+    /// # Safety
+    /// The arguments are valid for `call` and stay so until the request is complete.
+    unsafe fn nonblocking(&self, call: &Call, a: &Arguments) -> Result<ffi::MPI_Request> {
+        let (comm, n, t) = (self.comm.raw, a.count, a.dtype);
+        let session = self.comm.session();
+        let _turn = session.turn()?;
+        // SAFETY: a predefined value.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let r = &mut request;
+        // SAFETY: by the caller; `op` is there for the kinds that reduce.
+        let (name, code) = unsafe {
+            match (call.kind, a.op) {
+                (Kind::ReduceScatter, Some(op)) => (
+                    "MPI_Ireduce_scatter_block",
+                    ffi::MPI_Ireduce_scatter_block(a.send, a.recv, n, t, op, comm, r),
+                ),
+                (Kind::AllReduce, Some(op)) => {
+                    ("MPI_Iallreduce", ffi::MPI_Iallreduce(a.send, a.recv, n, t, op, comm, r))
+                }
+                (Kind::Reduce, Some(op)) => {
+                    ("MPI_Ireduce", ffi::MPI_Ireduce(a.send, a.recv, n, t, op, a.root, comm, r))
+                }
+                (Kind::AllGather, _) => {
+                    ("MPI_Iallgather", ffi::MPI_Iallgather(a.send, n, t, a.recv, n, t, comm, r))
+                }
+                (Kind::AllToAll, _) => {
+                    ("MPI_Ialltoall", ffi::MPI_Ialltoall(a.send, n, t, a.recv, n, t, comm, r))
+                }
+                (Kind::Gather, _) => {
+                    ("MPI_Igather", ffi::MPI_Igather(a.send, n, t, a.recv, n, t, a.root, comm, r))
+                }
+                (Kind::Scatter, _) => {
+                    ("MPI_Iscatter", ffi::MPI_Iscatter(a.send, n, t, a.recv, n, t, a.root, comm, r))
+                }
+                (Kind::Barrier, _) => ("MPI_Ibarrier", ffi::MPI_Ibarrier(comm, r)),
+                _ => return Err(self.refuse(call, "not a non-blocking collective of MPI".into())),
+            }
+        };
+        session.check(name, code)?;
+        Ok(request)
+    }
+}
+
+impl<T: Element> Started<'_, T> {
+    /// Moves it forward; whether it is complete.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn test(&mut self) -> Result<bool> {
+        let Some(request) = &mut self.request else { return Ok(true) };
+        let session = self.native.comm.session();
+        let _turn = session.turn()?;
+        let mut flag = 0;
+        // SAFETY: a request that was posted and not yet reported complete.
+        let code = unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+        if code != ffi::MPI_SUCCESS as c_int || flag != 0 {
+            self.request = None;
+        }
+        session.check("MPI_Test", code)?;
+        Ok(flag != 0)
+    }
+
+    /// Returns the buffers (in, out) once it is complete.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn wait(mut self) -> Result<(Buffer<T>, Buffer<T>)> {
+        let mut looks = 0u32;
+        while !self.test()? {
+            looks += 1;
+            if looks > 1000 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(self.buffers.take().expect("taken only here"))
+    }
+}
+
+impl<T: Element> Drop for Started<'_, T> {
+    fn drop(&mut self) {
+        // MPI cannot cancel a collective: it has to run, unless the job fails, and then the memory stays.
+        while self.request.is_some() {
+            if self.native.comm.session().has_failed() || self.test().is_err() {
+                std::mem::forget(self.buffers.take());
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}

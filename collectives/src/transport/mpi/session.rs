@@ -1,0 +1,244 @@
+//! MPI as a process has it: started once, finalised once, and called by one thread at a time.
+//!
+//! MPI is state of the whole process, so this is the one place of the crate with statics.
+
+use super::control::Control;
+use super::ffi;
+use crate::error::{Error, Result};
+use mpi::Threading;
+use mpi::environment::Universe;
+use std::os::raw::{c_char, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, TryLockError, Weak};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// Held around each call of MPI: `MPI_THREAD_SERIALIZED` asks its users to take turns, whoever they are.
+static TURN: Mutex<()> = Mutex::new(());
+/// The session that transports of this process share.
+static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
+/// Whether a panic has to take the job down.
+static RUNNING: AtomicBool = AtomicBool::new(false);
+static HOOK: Once = Once::new();
+
+/// MPI between `MPI_Init_thread` and `MPI_Finalize`.
+pub(super) struct Session {
+    universe: Mutex<Option<Universe>>,
+    library: String,
+    rank: usize,
+    control: Mutex<Control>,
+    failed: AtomicBool,
+    /// A message of a failed group could not be ended: MPI must not move any further in this process.
+    given_up: AtomicBool,
+    /// Where the library grants less than `MPI_THREAD_SERIALIZED`: the only thread that may call it.
+    only: Option<ThreadId>,
+}
+
+impl Session {
+    /// The running session, or a new one.
+    pub(super) fn start() -> Result<Arc<Self>> {
+        let mut current = CURRENT.lock().unwrap_or_else(|p| p.into_inner());
+        if let Some(session) = current.upgrade() {
+            return Ok(session);
+        }
+        let unavailable = |why: &str| Error::Unavailable { name: "mpi".into(), why: why.into() };
+        if mpi::environment::is_finalized() {
+            return Err(unavailable("MPI was finalised in this process, and it cannot be started again"));
+        }
+        let (universe, granted) = mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| {
+            unavailable(
+                "MPI was started by something else in this process; start it through this transport only",
+            )
+        })?;
+        let library = library_name();
+        let mut rank = 0;
+        // SAFETY: MPI is initialised, and the places are valid.
+        let control = unsafe {
+            // Errors of requests, which have no communicator any more, go to one of these two in MPICH.
+            ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN);
+            ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_SELF, ffi::RSMPI_ERRORS_RETURN);
+            ffi::MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank);
+            let mut comm = ffi::RSMPI_COMM_NULL;
+            let code = ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut comm);
+            if code != ffi::MPI_SUCCESS as c_int {
+                return Err(unavailable(&format!("MPI_Comm_dup: {}", text(code))));
+            }
+            Mutex::new(Control::on(comm))
+        };
+        let only = (granted < Threading::Serialized).then(|| std::thread::current().id());
+        RUNNING.store(true, Ordering::SeqCst);
+        HOOK.call_once(install_hook);
+        let session = Arc::new(Session {
+            universe: Mutex::new(Some(universe)),
+            library,
+            rank: rank as usize,
+            control,
+            failed: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
+            only,
+        });
+        *current = Arc::downgrade(&session);
+        Ok(session)
+    }
+
+    /// This thread's turn to call MPI.
+    pub(super) fn turn(&self) -> Result<MutexGuard<'static, ()>> {
+        if self.only.is_some_and(|thread| thread != std::thread::current().id()) {
+            let why = format!(
+                "{} grants only MPI_THREAD_FUNNELED, and this is not the thread that started it; use progress without \
+                 a thread, from the thread that made the communicator",
+                self.library
+            );
+            return Err(Error::Unavailable { name: "mpi".into(), why });
+        }
+        if self.given_up.load(Ordering::SeqCst) {
+            return Err(self.error_text("progress", "messages of a failed group could not be ended".into()));
+        }
+        // A thread that panicked in its turn has left MPI as it was between two calls.
+        Ok(TURN.lock().unwrap_or_else(|p| p.into_inner()))
+    }
+
+    /// The channel for words between ranks; for the thread whose turn it is.
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// MPI's name and version.
+    pub(super) fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// MPI's refusal, in its own words.
+    pub(super) fn error(&self, call: &'static str, code: c_int) -> Error {
+        self.error_text(call, text(code))
+    }
+
+    /// A refusal in our own words.
+    pub(super) fn error_text(&self, call: &'static str, text: String) -> Error {
+        Error::Library { library: self.library.clone(), call, rank: self.rank, text }
+    }
+
+    /// The result of a call.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == ffi::MPI_SUCCESS as c_int { Ok(()) } else { Err(self.error(call, code)) }
+    }
+
+    /// From now on the job cannot end in order: its end must not wait for the others.
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Nothing calls MPI from now on.
+    pub(super) fn give_up(&self) {
+        self.fail();
+        self.given_up.store(true, Ordering::SeqCst);
+    }
+
+    /// The failure was expected, and is over.
+    pub(super) fn forgive(&self) {
+        self.failed.store(false, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _turn = TURN.lock().unwrap_or_else(|p| p.into_inner());
+        let universe = self.universe.lock().unwrap_or_else(|p| p.into_inner()).take();
+        if self.has_failed() || std::thread::panicking() {
+            // Finalising would wait for ranks that may wait for this one. The process ends without it, with its own
+            // message and exit code, and the launcher then ends the rest of the job.
+            self.control().abandon();
+            std::mem::forget(universe);
+        } else {
+            self.control().end();
+            drop(universe);
+            RUNNING.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The library's name and version; MPI need not be started.
+pub(super) fn library_name() -> String {
+    library(&mpi::environment::library_version().unwrap_or_default())
+}
+
+/// MPI's text for an error code.
+pub(super) fn text(code: c_int) -> String {
+    let mut buffer = [0 as c_char; 4096];
+    let mut length = 0;
+    // SAFETY: the buffer is larger than any library's MPI_MAX_ERROR_STRING.
+    let known = unsafe { ffi::MPI_Error_string(code, buffer.as_mut_ptr(), &mut length) };
+    if known != ffi::MPI_SUCCESS as c_int {
+        return format!("error code {code}");
+    }
+    let bytes: Vec<u8> = buffer[..(length as usize).min(buffer.len())].iter().map(|&c| c as u8).collect();
+    // MPICH's texts are stacks of several lines.
+    let text = String::from_utf8_lossy(&bytes);
+    text.split(['\n', '\0']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+/// Whether a code says that a longer message came than was posted.
+pub(super) fn is_truncation(code: c_int) -> bool {
+    let mut class = ffi::MPI_SUCCESS as c_int;
+    // SAFETY: a valid place.
+    let known = unsafe { ffi::MPI_Error_class(code, &mut class) };
+    known == ffi::MPI_SUCCESS as c_int && class == ffi::MPI_ERR_TRUNCATE as c_int
+}
+
+/// `Open MPI v4.1.4, package: …` as `Open MPI 4.1.4`, `MPICH Version:\t4.0.2\n…` as `MPICH 4.0.2`, others by their
+/// first line.
+fn library(version: &str) -> String {
+    let first = version.split(['\n', ',']).next().unwrap_or_default();
+    let words: Vec<&str> = first.split_whitespace().filter(|&w| w != "Version:").collect();
+    let name = words.join(" ").replace("Open MPI v", "Open MPI ");
+    if name.is_empty() { "MPI".into() } else { name }
+}
+
+/// After a panic's own message: the job ends, because the other ranks would wait for this one for ever.
+fn install_hook() {
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        previous(info);
+        if RUNNING.load(Ordering::SeqCst) {
+            abort_job();
+        }
+    }));
+}
+
+/// Ends all ranks of the job with the exit code of a panic.
+fn abort_job() -> ! {
+    // Another thread may be inside MPI; it gets a moment to come out, but no more.
+    let until = Instant::now() + Duration::from_secs(1);
+    let _turn = loop {
+        match TURN.try_lock() {
+            Ok(turn) => break Some(turn),
+            Err(TryLockError::Poisoned(turn)) => break Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() > until => break None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    // SAFETY: MPI is initialised and not finalised, by RUNNING.
+    unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 101) };
+    std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::library;
+
+    #[test]
+    fn versions_are_short() {
+        let ompi = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022";
+        assert_eq!(library(ompi), "Open MPI 4.1.4");
+        assert_eq!(library("MPICH Version:\t4.0.2\nMPICH Release date:\tThu Apr  7"), "MPICH 4.0.2");
+        assert_eq!(
+            library("Intel(R) MPI Library 2021.9 for Linux* OS\n"),
+            "Intel(R) MPI Library 2021.9 for Linux* OS"
+        );
+        assert_eq!(library(""), "MPI");
+    }
+}

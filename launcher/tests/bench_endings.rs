@@ -1,0 +1,135 @@
+//! `bench` asked for what cannot be: one sentence, the right exit code, and nothing left behind.
+
+use harness::{Bench, signal};
+use rustix::process::Signal;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+fn bench() -> Bench {
+    Bench::new(env!("CARGO_BIN_EXE_caravan"))
+}
+
+#[test]
+fn nonsense_is_refused_before_any_rank_starts() {
+    let bench = bench();
+    bench.file("bad.json", "{}");
+    bench.file("bad.txt", "something else");
+    for (flags, words) in [
+        ("all_reduce -b 2M -e 1M", &["-e 1048576", "-b 2097152"][..]),
+        ("all_reduce -b 1022", &["-b 1022", "f32", "1024"]),
+        ("all_gather -b 8", &["-b 8", "all_gather", "least size is 32"]),
+        ("all_reduce -d f12", &["-d f12", "bf16", "all"]),
+        ("all_reduce -o xor", &["-o xor", "sum", "all"]),
+        ("broadcast -r 2 --ranks 2", &["-r 2", "from 0 to 1"]),
+        ("all_reduce -b 64X", &["-b", "'64X'"]),
+        ("all_reduce -f 1", &["-f 1"]),
+        ("all_reduce -b 0", &["-b 0", "-i"]),
+        ("all_reduce -n 0", &["-n 0"]),
+        ("all_reduce -z 9", &["-z 9", "0 to 3"]),
+        ("all_reduce --ranks 0", &["--ranks 0"]),
+        ("send_recv --ranks 1", &["send_recv", "--ranks 2"]),
+        ("all_reduce --transport carrier-pigeon", &["'carrier-pigeon'", "shm"]),
+        ("all_reduce --json no/such/folder/r.json", &["--json", "no/such/folder/r.json"]),
+        ("all_reduce --plot .", &["--plot", "directory"]),
+        ("all_reduce --tuning none.txt", &["none.txt"]),
+        ("all_reduce --tuning bad.txt", &["bad.txt", "line 1"]),
+        ("all_reduce --algo native", &["--algo native", "--transport mpi"]),
+        ("overlap -d all", &["-d all"]),
+        ("tune --ranks 1", &["--ranks 2"]),
+        ("plot bad.json -o x.svg", &["bad.json", "'results'"]),
+        ("plot none.json -o x.svg", &["none.json"]),
+    ] {
+        bench.run(&format!("bench {flags}")).refusal(2, words);
+        bench.nothing_left();
+    }
+    assert!(!bench.path("x.svg").exists());
+}
+
+#[test]
+fn an_algorithm_that_cannot_carry_the_operation_names_those_that_can() {
+    bench()
+        .run("bench all_gather --algo binomial --ranks 2")
+        .refusal(2, &["--algo binomial", "all_gather", "direct-read, pairwise"]);
+}
+
+#[test]
+fn a_bandwidth_below_the_gate_fails_after_the_table() {
+    let bench = bench();
+    let outcome = bench
+        .run("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 1e9 --json r.json")
+        .refusal(1, &["all_reduce", "GB/s, below --min-busbw 1000000000"]);
+    assert!(outcome.stdout.contains(" FAILED\n#\n"), "{}", outcome.stdout);
+    assert!(bench.path("r.json").exists(), "what was measured is kept");
+    let outcome = bench.run("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 0").success();
+    assert!(outcome.stdout.contains(" OK\n#\n# Collective test concluded"), "{}", outcome.stdout);
+}
+
+/// A rank that another launcher would have started.
+fn rank(bench: &Bench, job: &str, rank: usize, world: usize, args: &str) -> Child {
+    let mut command = bench.command(args);
+    command
+        .env("CARAVAN_RANK", rank.to_string())
+        .env("CARAVAN_WORLD", world.to_string())
+        .env("CARAVAN_LOCAL_RANK", rank.to_string())
+        .env("CARAVAN_LOCAL_SIZE", world.to_string())
+        .env("CARAVAN_JOB", job);
+    command.spawn().expect("the program starts")
+}
+
+#[test]
+fn ranks_with_different_arguments_name_the_difference() {
+    for (flags, words) in [
+        (["-e 4K", "-e 8K"], ["rank 1 with '-e 8192'", "rank 0 with '-e 4096'"]),
+        (["-n 5", "-n 6"], ["rank 1 with '-n 6'", "rank 0 with '-n 5'"]),
+        (["-d float", "-d half"], ["rank 1 with '-d f16'", "rank 0 with '-d f32'"]),
+        (["-o sum", "-o max"], ["rank 1 with '-o max'", "rank 0 with '-o sum'"]),
+    ] {
+        let bench = bench();
+        let job = format!("mixed-{}-{}", std::process::id(), flags[1].replace(' ', ""));
+        let args = |i: usize| format!("bench all_reduce {}", flags[i]);
+        let both = [0, 1].map(|r| rank(&bench, &job, r, 2, &args(r)));
+        for child in both {
+            bench.finish(child).refusal(2, &words);
+        }
+        bench.nothing_left();
+    }
+    let bench = bench();
+    let job = format!("mixed-{}-operation", std::process::id());
+    let both = ["all_reduce", "all_gather"].map(|op| format!("bench {op} -n 2 -e 4K"));
+    let both = [0, 1].map(|r| rank(&bench, &job, r, 2, &both[r]));
+    for child in both {
+        bench.finish(child).refusal(2, &["'operation all_gather'", "'operation all_reduce'"]);
+    }
+}
+
+#[test]
+fn an_interrupt_leaves_nothing() {
+    for command in ["all_reduce -N 1000000 -n 100", "overlap -n 1000000", "tune -n 1000000"] {
+        let bench = bench();
+        let child = bench.command(&format!("bench {command} --ranks 3 -b 64K")).spawn().unwrap();
+        while bench.ranks().len() < 3 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Somewhere in the middle.
+        std::thread::sleep(Duration::from_millis(200));
+        signal(child.id(), Signal::INT);
+        let outcome = bench.finish(child);
+        assert_eq!(outcome.code, Some(130), "{}", outcome.stderr);
+        bench.nothing_left();
+        assert_eq!(std::fs::read_dir(bench.path(".")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run_in_order() {
+    let bench = bench();
+    let mut child =
+        bench.command("bench all_reduce -b 1K -e 16K -n 3 -N 50").stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    let code = child.wait().unwrap().code();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("standard output") && !said.contains("panicked"), "{said}");
+    bench.nothing_left();
+}
