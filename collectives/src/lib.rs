@@ -7,6 +7,7 @@ mod buffer;
 mod communicator;
 #[doc(hidden)]
 pub mod conformance;
+pub mod device;
 mod element;
 mod engine;
 mod error;

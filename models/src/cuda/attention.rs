@@ -1,9 +1,8 @@
 //! Attention: on tensor cores for 16-bit elements and head sizes 64 and 128, plainly otherwise.
 
-use super::elementwise::twice;
-use super::launch::{Launch, address, aligned};
-use super::module::{Module, Source};
+use super::sources;
 use crate::ops::{AttentionBackward, AttentionShape};
+use collectives::device::{Launch, Module, address, aligned, twice};
 use collectives::{DType, Float, View, ViewMut};
 
 /// The widest head of the plain kernels.
@@ -74,11 +73,11 @@ pub fn attention<'a, T: Float>(
     let fast = on_tensor_cores::<T>(width, &[address(q), address(k), address(v), address(out.as_view())]);
     let launch = if fast {
         let Tiles { rows: queries, keys, .. } = tiles(width);
-        let module = Module::with_head(Source::AttentionForward, T::DTYPE, width);
+        let module = Module::with_head(&sources::ATTENTION_FORWARD, T::DTYPE, width);
         Launch::new(module, "attention_forward", [heads, rows, length.div_ceil(queries)], 128)
             .shared((queries + 4 * keys) * width * size_of::<T>())
     } else {
-        let module = Module::with_head(Source::AttentionPlain, T::DTYPE, width);
+        let module = Module::with_head(&sources::ATTENTION_PLAIN, T::DTYPE, width);
         let grid = [heads, rows, length.div_ceil(PLAIN_ROWS)];
         Launch::new(module, "attention_forward", grid, PLAIN_THREADS).shared(plain_shared(width))
     };
@@ -117,7 +116,7 @@ pub fn attention_backward<'a, T: Float>(
     let inputs = [address(a.q), address(a.k), address(a.v), address(a.out), address(a.d_out)];
     let outputs = [address(a.d_q.as_view()), address(a.d_k.as_view()), address(a.d_v.as_view())];
     let fast = on_tensor_cores::<T>(width, &inputs) && aligned(&outputs);
-    let source = if fast { Source::AttentionBackward } else { Source::AttentionPlain };
+    let source = if fast { &sources::ATTENTION_BACKWARD } else { &sources::ATTENTION_PLAIN };
     let module = Module::with_head(source, T::DTYPE, width);
     let (per_block, threads, shared_q, shared_kv) = if fast {
         let Tiles { rows, others, backward_threads, .. } = tiles(width);

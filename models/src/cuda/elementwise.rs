@@ -1,8 +1,8 @@
 //! RMSNorm, the rotary embedding and SwiGLU.
 
-use super::launch::{Launch, address, aligned};
-use super::module::{Module, Source};
+use super::sources;
 use crate::ops::Turn;
+use collectives::device::{Launch, Module, address, aligned, twice};
 use collectives::{Float, View, ViewMut};
 
 const THREADS: usize = 256;
@@ -30,7 +30,7 @@ pub fn norm<'a, T: Float>(
             "a residual as long as the input of a norm"
         );
     }
-    let module = Module::new(Source::RmsNorm, T::DTYPE);
+    let module = Module::new(&sources::RMSNORM, T::DTYPE);
     Launch::new(module, "rmsnorm_forward", [x.len() / width, 1, 1], row_threads::<T>(width))
         .write(out)
         .maybe_write(sum)
@@ -75,7 +75,7 @@ pub fn norm_backward<'a, T: Float>(
     let parts = norm_partials(rows);
     let partials = partials.reborrow().slice(0..parts * width);
     let [partials, sums] = twice(partials);
-    let module = Module::new(Source::RmsNorm, T::DTYPE);
+    let module = Module::new(&sources::RMSNORM, T::DTYPE);
     let rows_launch = Launch::new(module, "rmsnorm_backward", [parts, 1, 1], row_threads::<T>(width))
         .shared(width * size_of::<f32>())
         .write(d_x)
@@ -94,14 +94,6 @@ pub fn norm_backward<'a, T: Float>(
         .int(width)
         .flag(false);
     [rows_launch, sum_launch]
-}
-
-/// The same memory for two launches that run one after the other.
-pub(super) fn twice<'a, E: collectives::Element>(mut view: ViewMut<'a, E>) -> [ViewMut<'a, E>; 2] {
-    let (ptr, len, place) = (view.as_mut_ptr(), view.len(), view.place());
-    // SAFETY: the exclusive borrow is consumed, and launches of one stream run in order, so that the two are never
-    // in use at once; neither is handed out as a slice.
-    unsafe { [ViewMut::from_raw(ptr, len, place), ViewMut::from_raw(ptr, len, place)] }
 }
 
 /// Turns each head of `x` (tokens, heads * width) in place; token t stands at position t % length. `angles` (length
@@ -123,7 +115,7 @@ pub fn rope<'a, T: Float>(
     let vectors = (width / 2).is_multiple_of(at_once) && aligned(&[address(x.as_view()), address(angles)]);
     let items = x.len() / 2 / if vectors { at_once } else { 1 };
     assert!(items < 1 << 32, "a rotary embedding of at most 2^32 items");
-    let module = Module::new(Source::Rope, T::DTYPE);
+    let module = Module::new(&sources::ROPE, T::DTYPE);
     Launch::new(module, "rope", [items.div_ceil(THREADS), 1, 1], THREADS)
         .write(x)
         .read(angles)
@@ -141,7 +133,7 @@ pub fn swiglu<'a, T: Float>(gate: View<'a, T>, up: View<'a, T>, out: ViewMut<'a,
     assert!(up.len() == n && out.len() == n, "gate, up and their product");
     let vectors = aligned(&[address(gate), address(up), address(out.as_view())]);
     let threads = threads_for(n, 16 / size_of::<T>(), vectors);
-    let module = Module::new(Source::SwiGlu, T::DTYPE);
+    let module = Module::new(&sources::SWIGLU, T::DTYPE);
     Launch::new(module, "swiglu_forward", [threads.div_ceil(THREADS), 1, 1], THREADS)
         .write(out)
         .read(gate)
@@ -160,7 +152,7 @@ pub fn swiglu_backward<'a, T: Float>(
     assert!(up.len() == n && d_out.len() == n, "gate, up and their gradient");
     let vectors = aligned(&[address(gate.as_view()), address(up.as_view()), address(d_out.as_view())]);
     let threads = threads_for(n, 16 / size_of::<T>(), vectors);
-    let module = Module::new(Source::SwiGlu, T::DTYPE);
+    let module = Module::new(&sources::SWIGLU, T::DTYPE);
     Launch::new(module, "swiglu_backward", [threads.div_ceil(THREADS), 1, 1], THREADS)
         .write(gate)
         .write(up)

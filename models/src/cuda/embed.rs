@@ -1,7 +1,7 @@
 //! Rows of the embedding's table.
 
-use super::launch::{Launch, address, aligned};
-use super::module::{Module, Source};
+use super::sources;
+use collectives::device::{Launch, Module, address, aligned};
 use collectives::{Float, View, ViewMut};
 
 const THREADS: usize = 256;
@@ -15,7 +15,7 @@ pub fn embed<'a, T: Float>(tokens: View<'a, u32>, table: View<'a, T>, out: ViewM
     let groups = if vectors { width / at_once } else { width };
     let items = tokens.len() * groups;
     assert!(items < 1 << 32, "an embedding of at most 2^32 items");
-    let module = Module::new(Source::Embedding, T::DTYPE);
+    let module = Module::new(&sources::EMBEDDING, T::DTYPE);
     Launch::new(module, "embed_forward", [items.div_ceil(THREADS), 1, 1], THREADS)
         .write(out)
         .read(table)
@@ -43,7 +43,7 @@ pub fn embed_backward<'a, T: Float>(
     let at_once = if vectors { at_once } else { 1 };
     // As the kernel splits positions over y and z.
     let (y, z) = (n.min(65535), n.div_ceil(65535));
-    let module = Module::new(Source::Embedding, T::DTYPE);
+    let module = Module::new(&sources::EMBEDDING, T::DTYPE);
     Launch::new(module, "embed_backward", [width.div_ceil(32 * at_once), y, z], THREADS)
         .shared(THREADS * at_once * size_of::<f32>())
         .write(d_table)

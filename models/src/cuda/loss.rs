@@ -1,7 +1,7 @@
 //! Cross-entropy.
 
-use super::launch::Launch;
-use super::module::{Module, Source};
+use super::sources;
+use collectives::device::{Launch, Module};
 use collectives::{Float, View, ViewMut};
 
 const THREADS: usize = 512;
@@ -19,7 +19,7 @@ pub fn cross_entropy<'a, T: Float>(
     let width = logits.len() / rows.max(1);
     assert!(logits.len() == rows * width && losses.len() == rows, "one loss for each row of logits");
     assert!(d_logits.as_ref().is_none_or(|d| d.len() == logits.len()), "one gradient for each logit");
-    Launch::new(Module::new(Source::CrossEntropy, T::DTYPE), "cross_entropy", [rows, 1, 1], THREADS)
+    Launch::new(Module::new(&sources::CROSS_ENTROPY, T::DTYPE), "cross_entropy", [rows, 1, 1], THREADS)
         .write(losses)
         .maybe_write(d_logits)
         .read(logits)

@@ -1,8 +1,8 @@
 //! What the optimizer does to a shard: AdamW, norms, casts. Elementwise, or with the bits of the CPU's.
 
 use super::elementwise::threads_for;
-use super::launch::{Launch, address, aligned};
-use super::module::{Module, Source};
+use super::sources;
+use collectives::device::{Launch, Module, address, aligned};
 use collectives::{DType, Element, Float, View, ViewMut};
 
 const THREADS: usize = 256;
@@ -55,7 +55,7 @@ pub fn adamw<'a, T: Float, G: Float>(
     let threads =
         range.end.saturating_sub(range.start / ADAMW_AT_ONCE * ADAMW_AT_ONCE).div_ceil(ADAMW_AT_ONCE);
     let blocks = if range.is_empty() { 0 } else { threads.div_ceil(THREADS) };
-    let launch = Launch::new(Module::new(Source::AdamW, T::DTYPE), "adamw", [blocks, 1, 1], THREADS)
+    let launch = Launch::new(Module::new(&sources::ADAMW, T::DTYPE), "adamw", [blocks, 1, 1], THREADS)
         .write(param)
         .maybe_write(master)
         .write(m)
@@ -87,7 +87,7 @@ fn kept_wide<T: Float, G: Float>() -> bool {
 pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, out: ViewMut<'a, f64>) -> Launch<'a> {
     let blocks = out.len();
     assert_eq!(grad.len(), blocks * NORM_BLOCK, "whole blocks of a gradient");
-    Launch::new(Module::new(Source::Squares, T::DTYPE), "squares", [blocks.div_ceil(16), 1, 1], THREADS)
+    Launch::new(Module::new(&sources::SQUARES, T::DTYPE), "squares", [blocks.div_ceil(16), 1, 1], THREADS)
         .write(out)
         .read(grad)
         .long(blocks)
@@ -105,7 +105,7 @@ fn cast<'a, T: Float, From: Element, To: Element>(
     // Vectors are as long as those of the narrower type.
     let at_once = 16 / size_of::<From>().min(size_of::<To>());
     let blocks = threads_for(n, at_once, vectors).div_ceil(THREADS);
-    let launch = Launch::new(Module::new(Source::Cast, T::DTYPE), kernel, [blocks, 1, 1], THREADS);
+    let launch = Launch::new(Module::new(&sources::CAST, T::DTYPE), kernel, [blocks, 1, 1], THREADS);
     (launch.write(to).read(from).long(n), vectors)
 }
 
@@ -132,7 +132,7 @@ pub fn find_nonfinite<'a, T: Float>(x: View<'a, T>, found: ViewMut<'a, u32>) -> 
     assert_eq!(found.len(), 1, "one word for what is found");
     let vectors = aligned(&[address(x)]);
     let blocks = threads_for(x.len(), 16 / size_of::<T>(), vectors).div_ceil(THREADS);
-    Launch::new(Module::new(Source::Cast, T::DTYPE), "find_nonfinite", [blocks, 1, 1], THREADS)
+    Launch::new(Module::new(&sources::CAST, T::DTYPE), "find_nonfinite", [blocks, 1, 1], THREADS)
         .write(found)
         .read(x)
         .long(x.len())

@@ -1,18 +1,18 @@
 //! That the emulation notices mistakes, so that its silence means something.
 
 use crate::emulator::emulator;
-use models::cuda::Range;
+use collectives::Buffer;
+use collectives::device::Range;
 
 #[test]
 fn every_kind_of_mistake_is_noticed() {
     let Some(emulator) = emulator() else { return };
-    let mut x = vec![[0f32; 4]; 8];
-    let y = [[1f32; 4]; 8];
-    let run = |kernel: &str, seed: u64, x: &mut [[f32; 4]]| {
-        let (start_x, start_y) = (x.as_mut_ptr() as u64, y.as_ptr() as u64);
+    let (mut x, y) = (Buffer::<f32>::zeroed(32), Buffer::copy_of(&[1f32; 32]));
+    let run = |kernel: &str, seed: u64, x: &mut Buffer<f32>| {
+        let (start_x, start_y) = (x.host_mut().as_mut_ptr() as u64, y.host().as_ptr() as u64);
         let range = |start, writable| Range { start, bytes: 128, writable, reaches: 0 };
         let ranges = [range(start_x, 1), range(start_y, 0)];
-        emulator.run_parts("faults", kernel, &[2, 1, 1], 64, 1024, &[start_x, start_y, 32], &ranges, seed)
+        emulator.run("faults", kernel, &[2, 1, 1], 64, 1024, &[start_x, start_y, 32], &ranges, seed)
     };
     let mistakes = [
         ("out_of_bounds", "writes 4 bytes at byte 128 of array 0, which has 128 bytes"),
@@ -41,12 +41,12 @@ fn every_kind_of_mistake_is_noticed() {
         run("correct", seed, &mut x).expect_err("two blocks write the same elements");
     }
     let ranges = [
-        Range { start: x.as_mut_ptr() as u64, bytes: 128, writable: 1, reaches: 0 },
-        Range { start: y.as_ptr() as u64, bytes: 128, writable: 0, reaches: 0 },
+        Range { start: x.host_mut().as_mut_ptr() as u64, bytes: 128, writable: 1, reaches: 0 },
+        Range { start: y.host().as_ptr() as u64, bytes: 128, writable: 0, reaches: 0 },
     ];
     let slots = [ranges[0].start, ranges[1].start, 32];
     for seed in 0..4 {
-        emulator.run_parts("faults", "correct", &[1, 1, 1], 64, 1024, &slots, &ranges, seed).unwrap();
-        assert!(x.as_flattened().iter().enumerate().all(|(i, x)| *x == 64.0 - i as f32));
+        emulator.run("faults", "correct", &[1, 1, 1], 64, 1024, &slots, &ranges, seed).unwrap();
+        assert!(x.host().iter().enumerate().all(|(i, x)| *x == 64.0 - i as f32));
     }
 }

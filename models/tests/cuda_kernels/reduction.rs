@@ -1,8 +1,8 @@
 //! Reductions in canonical order, bit for bit against those of `collectives`.
 
 use crate::tools::*;
+use collectives::device;
 use collectives::{Buffer, Element, ReduceOp, bf16, f16};
-use models::cuda;
 
 fn check<T: Element>(make: impl Fn(u64) -> T) {
     for (ranks, n) in
@@ -23,7 +23,7 @@ fn check<T: Element>(make: impl Fn(u64) -> T) {
             let want_wide = collectives::oracle::reduce_wide(op, &slices);
             in_every_order(|stream| {
                 let mut out = Buffer::<T>::zeroed(n);
-                stream.run([cuda::reduce(op, &views, addresses.view(), out.view_mut())]);
+                stream.run([device::reduce(op, &views, addresses.view(), out.view_mut())]);
                 assert_eq!(
                     bytes(&out),
                     collectives::oracle::bytes(&want),
@@ -31,7 +31,7 @@ fn check<T: Element>(make: impl Fn(u64) -> T) {
                     T::DTYPE
                 );
                 let mut wide = Buffer::<T::Acc>::zeroed(n);
-                stream.run([cuda::reduce(op, &views, addresses.view(), wide.view_mut())]);
+                stream.run([device::reduce(op, &views, addresses.view(), wide.view_mut())]);
                 assert_eq!(
                     bytes(&wide),
                     collectives::oracle::bytes(&want_wide),

@@ -1,8 +1,19 @@
 //! Data, runs in several orders, and comparisons.
 
-use crate::emulator::{Emulator, emulator};
+use crate::emulator::emulator;
+use collectives::device::emulation::Emulator;
+use collectives::device::{Launch, Queue};
 use collectives::{Buffer, Element, Float};
-use models::cuda::Launch;
+use std::io::Write;
+
+/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
+pub fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
+        file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
+    }
+}
 
 /// Numbers that look random: functions of a seed and an index, roughly normal with deviation 1.
 pub fn noise(seed: u64, index: usize) -> f64 {
@@ -51,8 +62,9 @@ pub struct Stream<'a> {
 
 impl Stream<'_> {
     pub fn run<'b>(&self, launches: impl IntoIterator<Item = Launch<'b>>) {
+        let mut queue = self.emulator.queue(self.seed);
         for launch in launches {
-            self.emulator.run(&launch, self.seed).unwrap_or_else(|error| panic!("{error}"));
+            queue.launch(&launch).unwrap_or_else(|error| panic!("{error}"));
         }
     }
 }

@@ -1,11 +1,9 @@
 //! One launch of a kernel, as a value.
 
-use super::module::Module;
-use collectives::{Element, Place, View, ViewMut};
+use super::source::Module;
+use crate::buffer::{Place, View, ViewMut};
+use crate::element::Element;
 use std::marker::PhantomData;
-
-/// Arguments that a launch can have.
-const MOST: usize = 20;
 
 /// A kernel with its grid and arguments, ready to run. The lifetime is that of the memory it touches.
 #[derive(Clone, Debug)]
@@ -20,9 +18,9 @@ pub struct Launch<'a> {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    slots: [u64; MOST],
+    slots: [u64; Launch::MOST],
     arguments: usize,
-    ranges: [Range; MOST],
+    ranges: [Range; Launch::MOST],
     arrays: usize,
     place: Option<Place>,
     _memory: PhantomData<&'a ()>,
@@ -42,8 +40,17 @@ pub struct Range {
     pub reaches: u64,
 }
 
+impl Launch<'_> {
+    /// Arguments that a launch can have.
+    pub const MOST: usize = 20;
+}
+
 impl<'a> Launch<'a> {
-    pub(super) fn new(module: Module, kernel: &'static str, grid: [usize; 3], threads: usize) -> Self {
+    /// A launch of `threads` threads in each block, still without arguments, which are added in the kernel's order.
+    ///
+    /// # Panics
+    /// 2^32 blocks or more.
+    pub fn new(module: Module, kernel: &'static str, grid: [usize; 3], threads: usize) -> Self {
         let size = |n: usize| u32::try_from(n).expect("a grid below 2^32 blocks");
         Launch {
             module,
@@ -51,16 +58,17 @@ impl<'a> Launch<'a> {
             grid: grid.map(size),
             threads: size(threads),
             shared: 0,
-            slots: [0; MOST],
+            slots: [0; Launch::MOST],
             arguments: 0,
-            ranges: [Range::default(); MOST],
+            ranges: [Range::default(); Launch::MOST],
             arrays: 0,
             place: None,
             _memory: PhantomData,
         }
     }
 
-    pub(super) fn shared(mut self, bytes: usize) -> Self {
+    /// With so many bytes of dynamic shared memory.
+    pub fn shared(mut self, bytes: usize) -> Self {
         self.shared = bytes as u32;
         self
     }
@@ -84,23 +92,27 @@ impl<'a> Launch<'a> {
         self.slot(start)
     }
 
-    pub(super) fn read<E: Element>(self, view: View<'a, E>) -> Self {
+    /// An array that is read.
+    pub fn read<E: Element>(self, view: View<'a, E>) -> Self {
         self.array(address(view), view.len() * size_of::<E>(), view.place(), false)
     }
 
-    pub(super) fn write<E: Element>(self, view: ViewMut<'a, E>) -> Self {
+    /// An array that is written, and perhaps read.
+    pub fn write<E: Element>(self, view: ViewMut<'a, E>) -> Self {
         let view = view.as_view();
         self.array(address(view), view.len() * size_of::<E>(), view.place(), true)
     }
 
-    pub(super) fn maybe_read<E: Element>(self, view: Option<View<'a, E>>) -> Self {
+    /// An array that is read, or a null pointer.
+    pub fn maybe_read<E: Element>(self, view: Option<View<'a, E>>) -> Self {
         match view {
             Some(view) => self.read(view),
             None => self.slot(0),
         }
     }
 
-    pub(super) fn maybe_write<E: Element>(self, view: Option<ViewMut<'a, E>>) -> Self {
+    /// An array that is written, or a null pointer.
+    pub fn maybe_write<E: Element>(self, view: Option<ViewMut<'a, E>>) -> Self {
         match view {
             Some(view) => self.write(view),
             None => self.slot(0),
@@ -108,28 +120,33 @@ impl<'a> Launch<'a> {
     }
 
     /// An array of addresses of arrays of `bytes` bytes.
-    pub(super) fn read_addresses(self, view: View<'a, u64>, bytes: usize) -> Self {
+    pub fn read_addresses(self, view: View<'a, u64>, bytes: usize) -> Self {
         let mut launch = self.read(view);
         launch.ranges[launch.arrays - 1].reaches = bytes as u64;
         launch
     }
 
     /// A 32-bit integer.
-    pub(super) fn int(self, x: usize) -> Self {
+    ///
+    /// # Panics
+    /// 2^31 or more.
+    pub fn int(self, x: usize) -> Self {
         let x = i32::try_from(x).unwrap_or_else(|_| panic!("{x} as a 32-bit argument"));
         self.slot(x as u64)
     }
 
     /// A 64-bit integer.
-    pub(super) fn long(self, x: usize) -> Self {
+    pub fn long(self, x: usize) -> Self {
         self.slot(x as u64)
     }
 
-    pub(super) fn float(self, x: f32) -> Self {
+    /// A 32-bit float.
+    pub fn float(self, x: f32) -> Self {
         self.slot(u64::from(x.to_bits()))
     }
 
-    pub(super) fn flag(self, x: bool) -> Self {
+    /// A 32-bit integer, 0 or 1.
+    pub fn flag(self, x: bool) -> Self {
         self.slot(u64::from(x))
     }
 
@@ -155,11 +172,19 @@ impl<'a> Launch<'a> {
 }
 
 /// Whether a kernel may move 16 bytes at once at all of these addresses.
-pub(super) fn aligned(addresses: &[u64]) -> bool {
+pub fn aligned(addresses: &[u64]) -> bool {
     addresses.iter().all(|a| a % 16 == 0)
 }
 
 /// The address of a view's first element.
-pub(super) fn address<E: Element>(view: View<'_, E>) -> u64 {
+pub fn address<E: Element>(view: View<'_, E>) -> u64 {
     view.as_ptr() as u64
+}
+
+/// The same memory for two launches that run one after the other.
+pub fn twice<'a, E: Element>(mut view: ViewMut<'a, E>) -> [ViewMut<'a, E>; 2] {
+    let (ptr, len, place) = (view.as_mut_ptr(), view.len(), view.place());
+    // SAFETY: the exclusive borrow is consumed, and launches of one queue run in order, so that the two are never in
+    // use at once.
+    unsafe { [ViewMut::from_raw(ptr, len, place), ViewMut::from_raw(ptr, len, place)] }
 }

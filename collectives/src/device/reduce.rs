@@ -1,8 +1,9 @@
-//! The reduction of several ranks' contributions, with the bits of `collectives::reduce`.
+//! The reduction of several ranks' contributions, with the bits of [`crate::reduce`].
 
 use super::launch::{Launch, address, aligned};
-use super::module::{Module, Source};
-use collectives::{Element, ReduceOp, View, ViewMut};
+use super::source::Module;
+use crate::buffer::{View, ViewMut};
+use crate::element::{Element, ReduceOp};
 
 const THREADS: usize = 256;
 
@@ -32,8 +33,7 @@ pub fn reduce<'a, T: Element, O: Element>(
         ReduceOp::Min => 3,
         ReduceOp::Max => 4,
     };
-    let module = Module::new(Source::Reduce, T::DTYPE);
-    Launch::new(module, "reduce", [threads.div_ceil(THREADS), 1, 1], THREADS)
+    Launch::new(Module::reduce(T::DTYPE), "reduce", [threads.div_ceil(THREADS), 1, 1], THREADS)
         .write(out)
         .read_addresses(addresses, n * size_of::<T>())
         .int(inputs.len())

@@ -1,11 +1,11 @@
 // Everything that is special to the device, under short names. Kernels use this header and the language, nothing
-// else, so that emulation/device.h can put a processor in the place of the GPU and run the same sources in tests.
+// else, so that the emulation can put a processor in the place of the GPU and run the same sources in tests.
 //
 // Lanes are the 32 threads of a warp. Functions marked "warp" must be called by all lanes together.
 #pragma once
 
 #if !defined(__CUDACC__)
-#include "../emulation/device.h"
+#include "emulation.h"
 #else
 
 using u8 = unsigned char;

@@ -1,5 +1,5 @@
 // Kernels with one mistake each, to show that the emulation notices it, and one without.
-#include "../kernels/device.cuh"
+#include "device.cuh"
 
 KERNEL(64, 1, correct, float *x, const float *y, int n) {
     SHARED_ARRAY(float, own, 64);

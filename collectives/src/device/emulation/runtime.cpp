@@ -1,6 +1,6 @@
 // The emulated GPU: runs the blocks of a launch one after another, the threads of a block as fibers, and keeps for
 // each byte of memory who wrote and read it. One launch per thread of the process; several may run at once.
-#include "device.h"
+#include "emulation.h"
 
 #include <csetjmp>
 #include <cstdarg>

@@ -1,0 +1,148 @@
+//! Where CUDA's libraries are: the loader's own search, Python environments, and the usual folders.
+
+use libloading::Library;
+use std::path::{Path, PathBuf};
+
+/// An opened library.
+pub struct Opened {
+    library: Library,
+    file: String,
+}
+
+impl Opened {
+    /// # Safety
+    /// `F` is the type of the symbol; `name` ends with a NUL.
+    pub(crate) unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F, String> {
+        // SAFETY: by the caller.
+        let symbol = unsafe { self.library.get::<F>(name.as_bytes()) };
+        symbol.map(|s| *s).map_err(|_| {
+            format!(
+                "{} has no function {}: another version is needed",
+                self.file,
+                name.trim_end_matches('\0')
+            )
+        })
+    }
+
+    /// What was opened: a path, or the name that the loader found.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+}
+
+/// Opens the first of `names` that is found: for each name in turn by the loader (`LD_LIBRARY_PATH`, the system's
+/// folders), then in [`folders`]. `what` and `hint` are for the error: what the library is, and what brings it.
+pub fn open(what: &str, names: &[&str], hint: &str) -> Result<Opened, String> {
+    let folders = folders();
+    let mut problem = None;
+    for name in names {
+        let paths = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());
+        for candidate in std::iter::once(PathBuf::from(name)).chain(paths) {
+            // SAFETY: NVIDIA's libraries are made to be opened like this; their initialisers have no conditions.
+            match unsafe { Library::new(&candidate) } {
+                Ok(library) => return Ok(Opened { library, file: candidate.display().to_string() }),
+                // A file that is there and cannot be opened says more than one that is not.
+                Err(error) if candidate.is_absolute() => problem = Some(error.to_string()),
+                Err(_) => {}
+            }
+        }
+    }
+    let tried = names.join(", ");
+    Err(match problem {
+        Some(problem) => format!("{what} is there but cannot be opened: {problem}"),
+        None => format!(
+            "{what} was not found ({tried}, in the loader's path, Python environments and /usr/local/cuda): {hint}"
+        ),
+    })
+}
+
+/// Folders that hold CUDA's libraries: those of `CARAVAN_CUDA_LIBRARIES` (separated by colons), of Python
+/// environments with NVIDIA's wheels, and of toolkits.
+pub fn folders() -> Vec<PathBuf> {
+    let listed = std::env::var_os("CARAVAN_CUDA_LIBRARIES");
+    let mut folders: Vec<PathBuf> = listed.iter().flat_map(std::env::split_paths).collect();
+    for prefix in python_prefixes() {
+        for lib in ["lib", "lib64", "local/lib"] {
+            for python in children(&prefix.join(lib), "python3") {
+                for packages in ["site-packages", "dist-packages"] {
+                    let nvidia = python.join(packages).join("nvidia");
+                    folders.extend(children(&nvidia, "").into_iter().map(|package| package.join("lib")));
+                }
+            }
+        }
+    }
+    let mut toolkits = children(Path::new("/usr/local"), "cuda");
+    // The plain name is the one that the administrator chose; then the newest.
+    toolkits.sort_by_key(|path| {
+        (path.file_name().is_some_and(|name| name != "cuda"), std::cmp::Reverse(path.clone()))
+    });
+    for root in
+        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from).chain(toolkits)
+    {
+        folders.extend(
+            ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|lib| root.join(lib)),
+        );
+    }
+    folders.retain(|folder| folder.is_dir());
+    let mut seen = std::collections::HashSet::new();
+    folders.retain(|folder| seen.insert(folder.clone()));
+    folders
+}
+
+/// Where Python lives: the active environments, and whatever `python3` in the path belongs to.
+fn python_prefixes() -> Vec<PathBuf> {
+    let environments =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut prefixes: Vec<PathBuf> = environments.collect();
+    for folder in std::env::split_paths(&path) {
+        let python = folder.join("python3");
+        // As named, and as what the name links to: an environment's python is a link to the system's.
+        for file in [Some(python.clone()), python.canonicalize().ok()].into_iter().flatten() {
+            if let (true, Some(prefix)) = (file.exists(), file.parent().and_then(Path::parent)) {
+                prefixes.push(prefix.to_path_buf());
+            }
+        }
+    }
+    prefixes
+}
+
+/// Entries of a folder whose names start with `start`, sorted; none if it cannot be read.
+fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(start))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_said_to_be_missing() {
+        let error = open("a test", &["libcaravan-no-such-thing.so.1"], "install it").err().unwrap();
+        assert!(error.contains("libcaravan-no-such-thing.so.1") && error.contains("install it"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_function_names_the_file() {
+        let opened = open("the C library", &["libc.so.6"], "").unwrap();
+        // SAFETY: the type is never used, because the symbol is not there.
+        let error = unsafe { opened.symbol::<usize>("caravan_no_such_function\0") }.unwrap_err();
+        assert!(error.contains("libc.so.6") && error.contains("caravan_no_such_function"), "{error}");
+    }
+
+    #[test]
+    fn folders_exist_and_are_listed_once() {
+        let folders = folders();
+        assert!(folders.iter().all(|folder| folder.is_dir()));
+        let set: std::collections::HashSet<_> = folders.iter().collect();
+        assert_eq!(set.len(), folders.len());
+    }
+}

@@ -1,0 +1,14 @@
+//! GPUs: [`Gpu`] is a device with its libraries, [`Stream`] a queue of it, [`Event`] a moment of a stream.
+//!
+//! Streams wait for each other only through events that the caller records: nothing is tracked behind the caller's
+//! back, and no call but [`synchronize`](super::Queue::synchronize) and the allocations waits for the device.
+
+mod event;
+mod gpu;
+mod memory;
+mod product;
+mod stream;
+
+pub use event::{Event, Graph};
+pub use gpu::{Gpu, Properties};
+pub use stream::{Stream, Urgency};

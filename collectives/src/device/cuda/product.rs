@@ -1,0 +1,253 @@
+//! Products with cuBLASLt. Descriptions and the heuristic's choice are kept for each shape.
+
+use super::gpu::Gpu;
+use crate::buffer::Buffer;
+use crate::device::compile::missing;
+use crate::device::product::Product;
+use crate::element::DType;
+use crate::error::{Error, Result};
+use cuda_sys::cublaslt::{self, Algorithm, Choice, CublasLt, Status};
+use cuda_sys::driver::Handle;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// What cuBLAS recommends for Hopper; older GPUs need less.
+const WORKSPACE: usize = 32 << 20;
+
+/// Everything that a choice depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    m: usize,
+    n: usize,
+    k: usize,
+    inputs: DType,
+    output: DType,
+    left_transposed: bool,
+    right_transposed: bool,
+    added: bool,
+    /// Bytes to which left, right, added and out are aligned, at most 16.
+    alignment: [u32; 4],
+}
+
+impl Key {
+    fn of(p: &Product<'_>) -> Self {
+        let alignment = |address: u64| 1 << address.trailing_zeros().min(4);
+        Key {
+            m: p.m,
+            n: p.n,
+            k: p.k,
+            inputs: p.inputs,
+            output: p.output,
+            left_transposed: p.left.1,
+            right_transposed: p.right.1,
+            added: p.added.is_some(),
+            alignment: [p.left.0, p.right.0, p.added.unwrap_or(p.out), p.out].map(alignment),
+        }
+    }
+}
+
+/// What is kept for a shape.
+struct Prepared {
+    product: Object,
+    /// Of the library's left (our right), right (our left), and result.
+    layouts: [Object; 3],
+    algorithm: Algorithm,
+}
+
+/// A description of the library, destroyed when dropped.
+struct Object {
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> Status,
+    _library: Arc<CublasLt>,
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: created by this library, used no more.
+        unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+/// The products of one stream.
+pub(super) struct Products {
+    prepared: HashMap<Key, Prepared>,
+    handle: Object,
+    library: Arc<CublasLt>,
+    workspace: Buffer<u8>,
+    gpu: Gpu,
+}
+
+impl Products {
+    pub(super) fn open(gpu: &Gpu) -> Result<Self> {
+        let library = Arc::new(CublasLt::load(gpu.newest_cuda().0).map_err(missing)?);
+        gpu.enter()?;
+        let create = library.create;
+        // SAFETY: a valid place to write to, in the GPU's context.
+        let handle = object(&library, "cublasLtCreate", library.destroy, |out| unsafe { create(out) })?;
+        let workspace = Buffer::from_memory(gpu.memory(WORKSPACE)?);
+        Ok(Products { prepared: HashMap::new(), handle, library, workspace, gpu: gpu.clone() })
+    }
+
+    pub(super) fn run(&mut self, p: &Product<'_>, stream: Handle) -> Result<()> {
+        if p.m == 0 || p.n == 0 {
+            return Ok(());
+        }
+        let key = Key::of(p);
+        if !self.prepared.contains_key(&key) {
+            let prepared = self.prepare(&key)?;
+            self.prepared.insert(key, prepared);
+        }
+        let prepared = &self.prepared[&key];
+        let (one, zero) = (1f32, 0f32);
+        let beta = if key.added { &one } else { &zero };
+        let [left, right, out] = &prepared.layouts;
+        let workspace = self.workspace.view().as_ptr();
+        // SAFETY: the matrices exist, as `Product` has checked, and stay until the stream has used them; scales are
+        // read before the call returns. Our row-major result is the library's column-major transpose, so that its
+        // left matrix is our right one.
+        let status = unsafe {
+            (self.library.product)(
+                self.handle.handle,
+                prepared.product.handle,
+                std::ptr::from_ref(&one).cast(),
+                p.right.0 as *const c_void,
+                left.handle,
+                p.left.0 as *const c_void,
+                right.handle,
+                std::ptr::from_ref(beta).cast(),
+                p.added.unwrap_or(p.out) as *const c_void,
+                out.handle,
+                p.out as *mut c_void,
+                out.handle,
+                &prepared.algorithm,
+                workspace.cast_mut().cast(),
+                WORKSPACE,
+                stream,
+            )
+        };
+        self.check("cublasLtMatmul", &key, status)
+    }
+
+    fn prepare(&self, key: &Key) -> Result<Prepared> {
+        let lib = &self.library;
+        let (input, output) = (data_type(key.inputs)?, data_type(key.output)?);
+        let create = lib.product_create;
+        // SAFETY: valid places to write to.
+        let product = object(lib, "cublasLtMatmulDescCreate", lib.product_destroy, |out| unsafe {
+            create(out, cublaslt::COMPUTE_F32, cublaslt::TYPE_F32)
+        })?;
+        let operation = |transposed| match transposed {
+            true => cublaslt::OPERATION_TRANSPOSE,
+            false => cublaslt::OPERATION_NONE,
+        };
+        let set = |attribute: c_int, value: i32| {
+            // SAFETY: a live description, and a value of the attribute's size.
+            let status = unsafe {
+                (lib.product_set)(
+                    product.handle,
+                    attribute,
+                    std::ptr::from_ref(&value).cast(),
+                    size_of::<i32>(),
+                )
+            };
+            self.check("cublasLtMatmulDescSetAttribute", key, status)
+        };
+        set(cublaslt::PRODUCT_LEFT, operation(key.right_transposed))?;
+        set(cublaslt::PRODUCT_RIGHT, operation(key.left_transposed))?;
+        let create = lib.layout_create;
+        // A row-major matrix (rows, columns) in memory is the library's (columns, rows).
+        let layout = |kind: c_int, rows: usize, columns: usize| {
+            // SAFETY: a valid place to write to.
+            object(lib, "cublasLtMatrixLayoutCreate", lib.layout_destroy, |out| unsafe {
+                create(out, kind, columns as u64, rows as u64, columns as i64)
+            })
+        };
+        let Key { m, n, k, .. } = *key;
+        let right = if key.right_transposed { layout(input, n, k)? } else { layout(input, k, n)? };
+        let left = if key.left_transposed { layout(input, k, m)? } else { layout(input, m, k)? };
+        let out = layout(output, m, n)?;
+
+        let create = lib.preference_create;
+        // SAFETY: a valid place to write to.
+        let preference =
+            object(lib, "cublasLtMatmulPreferenceCreate", lib.preference_destroy, |out| unsafe {
+                create(out)
+            })?;
+        let prefer = |attribute: c_int, value: *const c_void, bytes: usize| {
+            // SAFETY: a live description, and a value of the attribute's size.
+            let status = unsafe { (lib.preference_set)(preference.handle, attribute, value, bytes) };
+            self.check("cublasLtMatmulPreferenceSetAttribute", key, status)
+        };
+        let workspace = WORKSPACE as u64;
+        prefer(cublaslt::PREFERENCE_WORKSPACE, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;
+        let [of_left, of_right, of_added, of_out] = key.alignment;
+        for (attribute, alignment) in [
+            (cublaslt::PREFERENCE_ALIGNMENT_LEFT, of_right),
+            (cublaslt::PREFERENCE_ALIGNMENT_RIGHT, of_left),
+            (cublaslt::PREFERENCE_ALIGNMENT_ADDED, of_added),
+            (cublaslt::PREFERENCE_ALIGNMENT_RESULT, of_out),
+        ] {
+            prefer(attribute, std::ptr::from_ref(&alignment).cast(), size_of::<u32>())?;
+        }
+        let (mut choice, mut found) = (Choice::default(), 0);
+        // SAFETY: live descriptions, and room for the one choice that is asked for.
+        let status = unsafe {
+            (lib.heuristic)(
+                self.handle.handle,
+                product.handle,
+                right.handle,
+                left.handle,
+                out.handle,
+                out.handle,
+                preference.handle,
+                1,
+                &mut choice,
+                &mut found,
+            )
+        };
+        self.check("cublasLtMatmulAlgoGetHeuristic", key, status)?;
+        let usable = if found == 0 { 15 } else { choice.status };
+        self.check("cublasLtMatmulAlgoGetHeuristic", key, usable)?;
+        Ok(Prepared { product, layouts: [right, left, out], algorithm: choice.algorithm })
+    }
+
+    fn check(&self, call: &str, key: &Key, status: Status) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        let Key { m, n, k, inputs, output, .. } = key;
+        let gpu = self.gpu.ordinal();
+        Err(Error::System {
+            what: format!(
+                "a product of {m} x {k} and {k} x {n} from {inputs} to {output} on GPU {gpu} ({call})"
+            ),
+            source_text: CublasLt::text(status),
+        })
+    }
+}
+
+fn object(
+    library: &Arc<CublasLt>,
+    call: &str,
+    destroy: unsafe extern "C" fn(Handle) -> Status,
+    create: impl FnOnce(*mut Handle) -> Status,
+) -> Result<Object> {
+    let mut handle = std::ptr::null_mut();
+    match create(&mut handle) {
+        0 => Ok(Object { handle, destroy, _library: library.clone() }),
+        status => Err(Error::System { what: call.to_string(), source_text: CublasLt::text(status) }),
+    }
+}
+
+fn data_type(dtype: DType) -> Result<c_int> {
+    match dtype {
+        DType::F32 => Ok(cublaslt::TYPE_F32),
+        DType::F16 => Ok(cublaslt::TYPE_F16),
+        DType::Bf16 => Ok(cublaslt::TYPE_BF16),
+        other => Err(Error::System {
+            what: format!("a product of {other}"),
+            source_text: "f32, f16 and bf16 are possible".into(),
+        }),
+    }
+}

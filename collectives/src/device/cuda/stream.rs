@@ -1,0 +1,183 @@
+//! A stream: work of a GPU in order.
+
+use super::event::Event;
+use super::gpu::Gpu;
+use super::product::Products;
+use crate::buffer::Place;
+use crate::device::Queue;
+use crate::device::launch::Launch;
+use crate::device::product::Product;
+use crate::error::{Error, Result};
+use cuda_sys::driver::{self, Handle};
+use std::ffi::c_void;
+
+/// Which streams go first where several have work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// For compute, and for what nobody waits for yet.
+    Normal,
+    /// For what compute waits for.
+    High,
+}
+
+/// Work of a GPU in order.
+pub struct Stream {
+    gpu: Gpu,
+    handle: Handle,
+    /// cuBLASLt, opened at the first product.
+    products: Option<Products>,
+}
+
+// SAFETY: the driver's streams belong to no thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A stream of `gpu`, apart from all others.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(gpu: &Gpu, urgency: Urgency) -> Result<Self> {
+        gpu.enter()?;
+        let (mut least, mut greatest, mut handle) = (0, 0, std::ptr::null_mut());
+        // SAFETY: valid places to write to.
+        unsafe {
+            gpu.check("asking for priorities", (gpu.driver().priorities)(&mut least, &mut greatest))?;
+            let priority = if urgency == Urgency::High { greatest } else { least };
+            let flags = driver::STREAM_NON_BLOCKING;
+            gpu.check("creating a stream", (gpu.driver().stream_create)(&mut handle, flags, priority))?;
+        }
+        Ok(Stream { gpu: gpu.clone(), handle, products: None })
+    }
+
+    /// Its GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Makes `event` the moment after everything that was given so far.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record(&mut self, event: &Event) -> Result<()> {
+        // SAFETY: a live event and stream.
+        let status = unsafe { (self.gpu.driver().event_record)(event.handle(), self.handle) };
+        self.gpu.check("recording an event", status)
+    }
+
+    /// What is given from now on starts after `event`. An event that was never recorded is no obstacle.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn after(&mut self, event: &Event) -> Result<()> {
+        // SAFETY: a live event and stream.
+        let status = unsafe { (self.gpu.driver().stream_wait)(self.handle, event.handle(), 0) };
+        self.gpu.check("waiting for another stream", status)
+    }
+
+    /// Whether everything is done.
+    ///
+    /// # Errors
+    /// Some of it failed.
+    pub fn idle(&self) -> Result<bool> {
+        // SAFETY: a live stream.
+        match unsafe { (self.gpu.driver().stream_query)(self.handle) } {
+            driver::NOT_READY => Ok(false),
+            status => self.gpu.check("asking for a stream", status).map(|()| true),
+        }
+    }
+
+    fn accepts(&self, what: &str, place: Option<Place>) -> Result<()> {
+        match place {
+            Some(Place::Device(ordinal)) if ordinal == self.gpu.ordinal() => Ok(()),
+            Some(Place::Pinned) | None => Ok(()),
+            Some(other) => Err(Error::System {
+                what: what.to_string(),
+                source_text: format!("memory in {other:?} was given to GPU {}", self.gpu.ordinal()),
+            }),
+        }
+    }
+}
+
+impl Queue for Stream {
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        if launch.is_empty() {
+            return Ok(());
+        }
+        self.accepts(launch.kernel, launch.place())?;
+        self.gpu.enter()?;
+        let function = self.gpu.function(launch)?;
+        let mut arguments = [std::ptr::null_mut::<c_void>(); Launch::MOST];
+        for (argument, slot) in arguments.iter_mut().zip(launch.slots()) {
+            *argument = std::ptr::from_ref(slot).cast_mut().cast();
+        }
+        let ([x, y, z], null) = (launch.grid, std::ptr::null_mut());
+        // SAFETY: the kernel has these parameters (tests launch the same values in the emulation, which counts them);
+        // each is read from the low bytes of its slot.
+        let status = unsafe {
+            (self.gpu.driver().launch)(
+                function,
+                x,
+                y,
+                z,
+                launch.threads,
+                1,
+                1,
+                launch.shared,
+                self.handle,
+                arguments.as_mut_ptr(),
+                null,
+            )
+        };
+        match status {
+            0 => Ok(()),
+            _ => self.gpu.check(&format!("launching {} of {}", launch.kernel, launch.module), status),
+        }
+    }
+
+    fn product(&mut self, product: &Product<'_>) -> Result<()> {
+        self.accepts("a product", Some(product.place()))?;
+        self.gpu.enter()?;
+        if self.products.is_none() {
+            self.products = Some(Products::open(&self.gpu)?);
+        }
+        let products = self.products.as_mut().expect("just opened");
+        products.run(product, self.handle)
+    }
+
+    unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.gpu.enter()?;
+        // SAFETY: by the caller.
+        let status = unsafe { (self.gpu.driver().copy)(to, from, bytes, self.handle) };
+        self.gpu.check("copying", status)
+    }
+
+    unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.enter()?;
+        // SAFETY: by the caller.
+        let status = unsafe { (self.gpu.driver().fill)(at, 0, bytes, self.handle) };
+        self.gpu.check("clearing", status)
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.gpu.enter()?;
+        // SAFETY: a live stream.
+        self.gpu.check("waiting for a stream", unsafe { (self.gpu.driver().stream_synchronize)(self.handle) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // What was given may still use memory that is about to be freed.
+        let _ = self.synchronize();
+        self.products = None;
+        // SAFETY: a live stream without work.
+        unsafe { (self.gpu.driver().stream_destroy)(self.handle) };
+    }
+}

@@ -1,0 +1,84 @@
+//! A product of matrices, as a value.
+
+use super::launch::address;
+use crate::buffer::{Place, View, ViewMut};
+use crate::element::{DType, Element, Float};
+use std::marker::PhantomData;
+
+/// `out (m, n) = left (m, k) * right (k, n) + added`, accumulated in f32 and rounded once; matrices are row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// Rows of left and out.
+    pub m: usize,
+    /// Columns of right and out.
+    pub n: usize,
+    /// Columns of left, rows of right.
+    pub k: usize,
+    /// The type of left and right.
+    pub inputs: DType,
+    /// The type of added and out.
+    pub output: DType,
+    /// Where left is, and whether memory holds its transpose.
+    pub left: (u64, bool),
+    /// Where right is, and whether memory holds its transpose.
+    pub right: (u64, bool),
+    /// Where added is; it may be out itself.
+    pub added: Option<u64>,
+    /// Where out is.
+    pub out: u64,
+    place: Place,
+    _memory: PhantomData<&'a ()>,
+}
+
+impl<'a> Product<'a> {
+    /// A product of left (m, k) and right (k, n), each with whether memory holds its transpose.
+    ///
+    /// # Panics
+    /// Lengths that do not fit.
+    pub fn new<T: Float, O: Float>(
+        [m, k, n]: [usize; 3],
+        left: (View<'a, T>, bool),
+        right: (View<'a, T>, bool),
+        out: ViewMut<'a, O>,
+    ) -> Self {
+        assert_eq!(left.0.len(), m * k, "the left matrix of a product of {m} x {k} and {k} x {n}");
+        assert_eq!(right.0.len(), k * n, "the right matrix of a product of {m} x {k} and {k} x {n}");
+        assert_eq!(out.len(), m * n, "the result of a product of {m} x {k} and {k} x {n}");
+        let place = out.place();
+        for other in [left.0.place(), right.0.place()] {
+            assert_eq!(other.is_host(), place.is_host(), "a product of matrices in {other:?} into {place:?}");
+        }
+        Product {
+            m,
+            n,
+            k,
+            inputs: T::DTYPE,
+            output: O::DTYPE,
+            left: (address(left.0), left.1),
+            right: (address(right.0), right.1),
+            added: None,
+            out: address(out.as_view()),
+            place,
+            _memory: PhantomData,
+        }
+    }
+
+    /// Adds what the result holds.
+    pub fn plus_old(self) -> Self {
+        Product { added: Some(self.out), ..self }
+    }
+
+    /// Adds another matrix of the result's shape.
+    ///
+    /// # Panics
+    /// Another length or type.
+    pub fn plus<E: Element>(self, other: View<'a, E>) -> Self {
+        assert!(other.len() == self.m * self.n && E::DTYPE == self.output, "an addend of the result's shape");
+        Product { added: Some(address(other)), ..self }
+    }
+
+    /// Where the result is.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+}
