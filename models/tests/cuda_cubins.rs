@@ -12,6 +12,9 @@ const SM80: Machine = Machine { capability: 80 };
 const SM90: Machine = Machine { capability: 90 };
 const SM100: Machine = Machine { capability: 100 };
 
+/// What a module's kernels take, or why it does not compile.
+type Compiled = Result<Vec<Resources>, String>;
+
 /// What training needs, for the architectures that the kernels are tuned for or must run on.
 fn jobs() -> Vec<(Module, Machine)> {
     let mut jobs = Vec::new();
@@ -44,8 +47,7 @@ fn every_kernel_compiles_and_attention_fits_its_registers() {
         Err(error) => return skip(&format!("CUDA kernels to machine code: {error}")),
     };
     let jobs = jobs();
-    let results: Vec<Mutex<Option<Result<Vec<Resources>, String>>>> =
-        jobs.iter().map(|_| Mutex::default()).collect();
+    let results: Vec<Mutex<Option<Compiled>>> = jobs.iter().map(|_| Mutex::default()).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {

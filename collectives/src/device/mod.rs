@@ -21,6 +21,7 @@ pub use product::Product;
 pub use reduce::reduce;
 pub use source::{Header, Module, Source};
 
+use crate::buffer::Memory;
 use crate::error::Result;
 
 /// Runs launches, products and copies in the order of calls, behind the caller's back.
@@ -28,6 +29,16 @@ use crate::error::Result;
 /// Memory that a call was given must stay, and not be used otherwise, until a later [`synchronize`](Self::synchronize)
 /// or whatever else the queue offers to order work has shown that the call is done.
 pub trait Queue: Send {
+    /// Takes zeroed memory for what launches and products work on.
+    fn memory(&mut self, bytes: usize) -> Result<Memory>;
+
+    /// Takes zeroed memory of the host that copies to and from the queue's memory like best.
+    fn host_memory(&mut self, bytes: usize) -> Result<Memory>;
+
+    /// Compiles and loads what launches of `modules` need, and opens what products need, so that nothing of that can
+    /// be missing later.
+    fn prepare(&mut self, modules: &[Module]) -> Result<()>;
+
     /// Runs a kernel. A launch without blocks does nothing.
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;
 
@@ -39,6 +50,22 @@ pub trait Queue: Send {
     /// # Safety
     /// Both ranges exist, do not overlap, and stay as the trait says.
     unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()>;
+
+    /// Copies from the host; `from` is free when the call returns, even if the copy has not been made yet.
+    ///
+    /// # Safety
+    /// The range at `to` exists and stays as the trait says.
+    unsafe fn upload(&mut self, from: &[u8], to: u64) -> Result<()>;
+
+    /// Copies to the host, after everything before is done.
+    ///
+    /// # Safety
+    /// The range at `from` exists and is initialised.
+    unsafe fn download(&mut self, from: u64, to: &mut [u8]) -> Result<()> {
+        // SAFETY: by the caller; the borrow of `to` lasts until the copy is done.
+        unsafe { self.copy(from, to.as_mut_ptr() as u64, to.len())? };
+        self.synchronize()
+    }
 
     /// Sets `bytes` to zero.
     ///

@@ -2,7 +2,7 @@
 
 use super::sources;
 use crate::ops::{AttentionBackward, AttentionShape};
-use collectives::device::{Launch, Module, address, aligned, twice};
+use collectives::device::{Launch, Module, Source, address, aligned, twice};
 use collectives::{DType, Float, View, ViewMut};
 
 /// The widest head of the plain kernels.
@@ -35,8 +35,22 @@ fn plain_shared(width: usize) -> usize {
     size_of::<f32>() * (2 * PLAIN_TILE * (width + 1) + PLAIN_ROWS * (2 * width + 2 * PLAIN_TILE))
 }
 
+/// Whether the kernels on tensor cores take these elements and heads.
+fn suits_tensor_cores(element: DType, width: usize) -> bool {
+    matches!(element, DType::Bf16 | DType::F16) && matches!(width, 64 | 128)
+}
+
 fn on_tensor_cores<T: Float>(width: usize, addresses: &[u64]) -> bool {
-    matches!(T::DTYPE, DType::Bf16 | DType::F16) && matches!(width, 64 | 128) && aligned(addresses)
+    suits_tensor_cores(T::DTYPE, width) && aligned(addresses)
+}
+
+/// What attention of such heads in aligned memory launches.
+pub(super) fn modules(element: DType, width: usize) -> Vec<Module> {
+    let sources: &[&'static Source] = match suits_tensor_cores(element, width) {
+        true => &[&sources::ATTENTION_FORWARD, &sources::ATTENTION_BACKWARD],
+        false => &[&sources::ATTENTION_PLAIN],
+    };
+    sources.iter().map(|source| Module::with_head(source, element, width)).collect()
 }
 
 fn check<T: Float>(shape: AttentionShape, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) {

@@ -8,6 +8,7 @@ mod attention;
 mod elementwise;
 mod embed;
 mod loss;
+mod ops;
 mod optimizer;
 pub mod sources;
 
@@ -15,4 +16,6 @@ pub use attention::{WIDEST_HEAD, attention, attention_backward};
 pub use elementwise::{norm, norm_backward, norm_partials, rope, swiglu, swiglu_backward};
 pub use embed::{embed, embed_backward};
 pub use loss::cross_entropy;
+pub use ops::Cuda;
+pub(crate) use ops::CudaShape;
 pub use optimizer::{Coefficients, accumulate, adamw, find_nonfinite, narrow, squares, widen};

@@ -3,7 +3,7 @@
 use crate::config::LlamaConfig;
 use crate::cpu::{CpuMemory, CpuShape};
 use crate::error::{Error, Result};
-use collectives::{Account, Buffer, Element, Float};
+use collectives::{Account, Buffer, Element, Float, Memory};
 
 /// Whether a block's activations are kept for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -127,40 +127,67 @@ impl Shape {
     }
 }
 
+/// Takes memory of a device: bytes, and whether it is the host that uses them.
+pub(super) type DeviceMemory<'a> = dyn FnMut(usize, bool) -> collectives::Result<Memory> + 'a;
+
 /// Gives buffers and counts their bytes; a planning one gives empty buffers.
 pub(super) struct Allocator<'a> {
     accounts: Option<&'a Accounts>,
     counted: Footprint,
+    device: Option<&'a mut DeviceMemory<'a>>,
+    /// What the device refused first.
+    refused: Option<collectives::Error>,
 }
 
 impl<'a> Allocator<'a> {
     pub(super) fn booking(accounts: &'a Accounts) -> Self {
-        Allocator { accounts: Some(accounts), counted: Footprint::default() }
+        Allocator { accounts: Some(accounts), counted: Footprint::default(), device: None, refused: None }
+    }
+
+    /// Memory of a device instead of the process's.
+    pub(super) fn on_device(accounts: &'a Accounts, device: &'a mut DeviceMemory<'a>) -> Self {
+        Allocator { device: Some(device), ..Allocator::booking(accounts) }
     }
 
     pub(super) fn planning() -> Self {
-        Allocator { accounts: None, counted: Footprint::default() }
+        Allocator { accounts: None, counted: Footprint::default(), device: None, refused: None }
     }
 
     pub(super) fn counted(&self) -> Footprint {
         self.counted
     }
 
+    /// What the device refused, if it did.
+    pub(super) fn refused(self) -> Option<collectives::Error> {
+        self.refused
+    }
+
     fn activation<E: Element>(&mut self, len: usize) -> Buffer<E> {
         self.counted.activations += len * size_of::<E>();
-        take(self.accounts.map(|a| &a.activations), len)
+        self.take(self.accounts.map(|a| &a.activations), len, false)
     }
 
-    fn workspace<E: Element>(&mut self, len: usize) -> Buffer<E> {
+    pub(super) fn workspace<E: Element>(&mut self, len: usize) -> Buffer<E> {
         self.counted.workspace += len * size_of::<E>();
-        take(self.accounts.map(|a| &a.workspace), len)
+        self.take(self.accounts.map(|a| &a.workspace), len, false)
     }
-}
 
-fn take<E: Element>(account: Option<&Account>, len: usize) -> Buffer<E> {
-    match account {
-        Some(account) => Buffer::zeroed(len).booked(account),
-        None => Buffer::zeroed(0),
+    /// Workspace that the host reads and writes.
+    fn host_workspace<E: Element>(&mut self, len: usize) -> Buffer<E> {
+        self.counted.workspace += len * size_of::<E>();
+        self.take(self.accounts.map(|a| &a.workspace), len, true)
+    }
+
+    fn take<E: Element>(&mut self, account: Option<&Account>, len: usize, host: bool) -> Buffer<E> {
+        let Some(account) = account.filter(|_| self.refused.is_none()) else { return Buffer::zeroed(0) };
+        let Some(device) = &mut self.device else { return Buffer::zeroed(len).booked(account) };
+        match device(len * size_of::<E>(), host) {
+            Ok(memory) => Buffer::from_memory(memory).booked(account),
+            Err(error) => {
+                self.refused = Some(error);
+                Buffer::zeroed(0)
+            }
+        }
     }
 }
 
@@ -244,11 +271,11 @@ impl<T: Float> State<T> {
             logits: a.workspace(s.chunk * s.vocab),
             d_logits: a.workspace(s.chunk * s.vocab),
             losses: a.workspace(n),
-            host_losses: a.workspace(n),
+            host_losses: a.host_workspace(n),
             tokens: a.workspace(n),
             targets: a.workspace(n),
             order: a.workspace(n),
-            host_order: a.workspace(n),
+            host_order: a.host_workspace(n),
             angles: a.workspace(s.length * s.width),
         }
     }

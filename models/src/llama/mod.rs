@@ -4,6 +4,7 @@
 //! feed-forward, V vocabulary. Gradients of activations and of weights overwrite (`=`) unless a line says `+=`.
 
 mod block;
+mod device;
 mod embed;
 mod head;
 mod memory;

@@ -10,6 +10,7 @@ mod elementwise;
 mod emulator;
 mod faults;
 mod head;
+mod model;
 mod optimizer;
 mod reduction;
 mod tools;

@@ -3,6 +3,7 @@
 use crate::device::cache::Cache;
 use crate::device::compile::{Compiler, Machine, missing};
 use crate::device::launch::Launch;
+use crate::device::source::Module;
 use crate::element::DType;
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Device, Driver, Handle, Status};
@@ -178,7 +179,7 @@ impl Gpu {
         if let Some(function) = self.inner.functions.lock().expect("no panic while locked").get(&entry) {
             return Ok(function.0);
         }
-        let module = self.module(launch)?;
+        let module = self.module(&launch.module)?;
         let kernel = CString::new(launch.kernel).expect("a name without NUL");
         let (mut function, mut fixed) = (std::ptr::null_mut(), 0);
         let driver = self.driver();
@@ -197,18 +198,19 @@ impl Gpu {
         Ok(function)
     }
 
-    fn module(&self, launch: &Launch<'_>) -> Result<Handle> {
+    /// A module, compiled and loaded when first asked for.
+    pub(super) fn module(&self, module: &Module) -> Result<Handle> {
         let mut modules = self.inner.modules.lock().expect("no panic while locked");
-        if let Some(module) = modules.get(&launch.module.key()) {
-            return Ok(module.0);
+        if let Some(loaded) = modules.get(&module.key()) {
+            return Ok(loaded.0);
         }
-        let code = self.inner.cache.load(self.compiler()?, &launch.module, self.inner.properties.machine)?;
-        let mut module = std::ptr::null_mut();
+        let code = self.inner.cache.load(self.compiler()?, module, self.inner.properties.machine)?;
+        let mut loaded = std::ptr::null_mut();
         // SAFETY: whole machine code, which the driver copies.
-        let status = unsafe { (self.driver().module_load)(&mut module, code.as_ptr().cast()) };
-        self.check(&format!("loading {}", launch.module), status)?;
-        modules.insert(launch.module.key(), SendHandle(module));
-        Ok(module)
+        let status = unsafe { (self.driver().module_load)(&mut loaded, code.as_ptr().cast()) };
+        self.check(&format!("loading {module}"), status)?;
+        modules.insert(module.key(), SendHandle(loaded));
+        Ok(loaded)
     }
 
     /// NVRTC, opened when first needed.

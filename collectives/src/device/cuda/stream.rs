@@ -3,10 +3,11 @@
 use super::event::Event;
 use super::gpu::Gpu;
 use super::product::Products;
-use crate::buffer::Place;
+use crate::buffer::{Buffer, Memory, Place};
 use crate::device::Queue;
 use crate::device::launch::Launch;
 use crate::device::product::Product;
+use crate::device::source::Module;
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Handle};
 use std::ffi::c_void;
@@ -24,8 +25,10 @@ pub enum Urgency {
 pub struct Stream {
     gpu: Gpu,
     handle: Handle,
-    /// cuBLASLt, opened at the first product.
+    /// cuBLASLt, opened when first needed.
     products: Option<Products>,
+    /// Page-locked memory that uploads go through, each with the moment when it is free again.
+    staging: Vec<(Buffer<u8>, Event)>,
 }
 
 // SAFETY: the driver's streams belong to no thread.
@@ -46,7 +49,7 @@ impl Stream {
             let flags = driver::STREAM_NON_BLOCKING;
             gpu.check("creating a stream", (gpu.driver().stream_create)(&mut handle, flags, priority))?;
         }
-        Ok(Stream { gpu: gpu.clone(), handle, products: None })
+        Ok(Stream { gpu: gpu.clone(), handle, products: None, staging: Vec::new() })
     }
 
     /// Its GPU.
@@ -90,6 +93,25 @@ impl Stream {
         }
     }
 
+    fn products(&mut self) -> Result<&mut Products> {
+        if self.products.is_none() {
+            self.products = Some(Products::open(&self.gpu)?);
+        }
+        Ok(self.products.as_mut().expect("just opened"))
+    }
+
+    /// The number of a free piece of staging memory of at least `bytes`; after the first steps there always is one.
+    fn staging(&mut self, bytes: usize) -> Result<usize> {
+        for (i, (buffer, free)) in self.staging.iter().enumerate() {
+            if buffer.len() >= bytes && free.happened()? {
+                return Ok(i);
+            }
+        }
+        let buffer = Buffer::from_memory(self.gpu.pinned(bytes.next_power_of_two())?);
+        self.staging.push((buffer, Event::new(&self.gpu)?));
+        Ok(self.staging.len() - 1)
+    }
+
     fn accepts(&self, what: &str, place: Option<Place>) -> Result<()> {
         match place {
             Some(Place::Device(ordinal)) if ordinal == self.gpu.ordinal() => Ok(()),
@@ -103,6 +125,20 @@ impl Stream {
 }
 
 impl Queue for Stream {
+    fn memory(&mut self, bytes: usize) -> Result<Memory> {
+        self.gpu.memory(bytes)
+    }
+
+    fn host_memory(&mut self, bytes: usize) -> Result<Memory> {
+        self.gpu.pinned(bytes)
+    }
+
+    fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        self.gpu.enter()?;
+        modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))?;
+        self.products().map(drop)
+    }
+
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         if launch.is_empty() {
             return Ok(());
@@ -141,11 +177,8 @@ impl Queue for Stream {
     fn product(&mut self, product: &Product<'_>) -> Result<()> {
         self.accepts("a product", Some(product.place()))?;
         self.gpu.enter()?;
-        if self.products.is_none() {
-            self.products = Some(Products::open(&self.gpu)?);
-        }
-        let products = self.products.as_mut().expect("just opened");
-        products.run(product, self.handle)
+        let handle = self.handle;
+        self.products()?.run(product, handle)
     }
 
     unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
@@ -153,6 +186,20 @@ impl Queue for Stream {
         // SAFETY: by the caller.
         let status = unsafe { (self.gpu.driver().copy)(to, from, bytes, self.handle) };
         self.gpu.check("copying", status)
+    }
+
+    unsafe fn upload(&mut self, from: &[u8], to: u64) -> Result<()> {
+        self.gpu.enter()?;
+        let piece = self.staging(from.len())?;
+        let buffer = &mut self.staging[piece].0;
+        buffer.host_mut()[..from.len()].copy_from_slice(from);
+        let staged = buffer.view().as_ptr() as u64;
+        // SAFETY: the piece stays until its event has happened, the target by the caller.
+        unsafe { self.copy(staged, to, from.len())? };
+        let (_, free) = &self.staging[piece];
+        // SAFETY: a live event and stream.
+        let status = unsafe { (self.gpu.driver().event_record)(free.handle(), self.handle) };
+        self.gpu.check("recording an event", status)
     }
 
     unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<()> {

@@ -6,6 +6,7 @@ use super::Queue;
 use super::launch::{Launch, Range};
 use super::product::Product;
 use super::source::{Header, Module};
+use crate::buffer::Memory;
 use crate::element::{DType, Float};
 use crate::error::{Error, Result};
 use libloading::Library;
@@ -25,6 +26,7 @@ const FAULTS: &str = include_str!("faults.cu");
 #[derive(Clone)]
 pub struct Emulator {
     library: Arc<Library>,
+    modules: Arc<[String]>,
 }
 
 type Emulate = unsafe extern "C" fn(
@@ -59,7 +61,8 @@ impl Emulator {
         let path = build(&compiler, modules, folder)?;
         // SAFETY: the library was just built from sources of this repository; its constructors only fill a table.
         let library = unsafe { Library::new(&path) }.map_err(|e| e.to_string())?;
-        Ok(Some(Emulator { library: Arc::new(library) }))
+        let modules = modules.iter().map(Module::to_string).collect();
+        Ok(Some(Emulator { library: Arc::new(library), modules }))
     }
 
     /// A queue that runs blocks and threads in the order of `seed`: 0 ascending, 1 descending, others shuffled.
@@ -118,6 +121,26 @@ pub struct EmulatedQueue {
 }
 
 impl Queue for EmulatedQueue {
+    fn memory(&mut self, bytes: usize) -> Result<Memory> {
+        Ok(Memory::host(bytes))
+    }
+
+    fn host_memory(&mut self, bytes: usize) -> Result<Memory> {
+        Ok(Memory::host(bytes))
+    }
+
+    fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        for module in modules {
+            if !self.emulator.modules.contains(&module.to_string()) {
+                return Err(Error::System {
+                    what: format!("preparing {module}"),
+                    source_text: "it was not built for the emulation".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         if launch.is_empty() {
             return Ok(());
@@ -166,6 +189,11 @@ impl Queue for EmulatedQueue {
         // SAFETY: by the caller, in host memory.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
+    }
+
+    unsafe fn upload(&mut self, from: &[u8], to: u64) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.copy(from.as_ptr() as u64, to, from.len()) }
     }
 
     unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<()> {

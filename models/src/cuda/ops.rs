@@ -1,0 +1,232 @@
+//! [`Ops`] on a queue of a device.
+
+use super::{attention, elementwise, embed, loss, sources};
+use crate::error::{Error, Result};
+use crate::ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
+use collectives::device::{Launch, Module, Product, Queue};
+use collectives::{Buffer, Element, Float, View, ViewMut};
+
+/// The kernels of a model on a queue: a GPU's stream, or the emulation.
+///
+/// Calls return as soon as their work is queued. What a device refuses in the middle of a step (its memory is
+/// damaged, its driver is gone) is no mistake that a caller could mend: it ends the rank with a panic that says what
+/// was refused, and the launcher ends the others.
+pub struct Cuda<Q> {
+    queue: Q,
+    /// Attention's delta (rows, heads, length).
+    delta: Buffer<f32>,
+    /// Partial sums of the norms' weights.
+    partials: Buffer<f32>,
+}
+
+/// The lengths that the workspace follows from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaShape {
+    /// Tokens of a micro-batch.
+    pub tokens: usize,
+    pub heads: usize,
+    pub hidden: usize,
+    /// Width of a head.
+    pub width: usize,
+}
+
+impl CudaShape {
+    /// Elements of attention's delta.
+    pub fn delta(&self) -> usize {
+        self.tokens * self.heads
+    }
+
+    /// Elements of the norms' partial sums.
+    pub fn partials(&self) -> usize {
+        elementwise::norm_partials(self.tokens) * self.hidden
+    }
+
+    /// What a model of elements `T` launches.
+    ///
+    /// # Errors
+    /// A head that the kernels do not take.
+    pub fn modules<T: Float>(&self) -> Result<Vec<Module>> {
+        if self.width > attention::WIDEST_HEAD {
+            return Err(Error::config(format!(
+                "heads of {} elements: on CUDA at most {} are possible",
+                self.width,
+                attention::WIDEST_HEAD
+            )));
+        }
+        let plain = [
+            &sources::RMSNORM,
+            &sources::ROPE,
+            &sources::SWIGLU,
+            &sources::EMBEDDING,
+            &sources::CROSS_ENTROPY,
+        ];
+        let mut modules = plain.map(|source| Module::new(source, T::DTYPE)).to_vec();
+        modules.extend(attention::modules(T::DTYPE, self.width));
+        Ok(modules)
+    }
+}
+
+impl<Q: Queue> Cuda<Q> {
+    /// Compiles and loads everything; `delta` and `partials` are as long as the shape says.
+    ///
+    /// # Errors
+    /// A head that the kernels do not take, or something of CUDA is missing.
+    pub(crate) fn new<T: Float>(
+        mut queue: Q,
+        shape: CudaShape,
+        delta: Buffer<f32>,
+        partials: Buffer<f32>,
+    ) -> Result<Self> {
+        queue.prepare(&shape.modules::<T>()?).map_err(|e| Error::config(e.to_string()))?;
+        Ok(Cuda { queue, delta, partials })
+    }
+
+    /// The queue, to order other work after the model's.
+    pub fn queue(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+
+    fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
+        launches.into_iter().for_each(|launch| run(&mut self.queue, &launch));
+    }
+}
+
+fn run<Q: Queue>(queue: &mut Q, launch: &Launch<'_>) {
+    done(queue.launch(launch));
+}
+
+fn done<R>(result: collectives::Result<R>) -> R {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What memory holds, and whether it is the transpose of what is meant.
+fn operand<'a, T: Element>(matrix: Matrix<'a, T>) -> (View<'a, T>, bool) {
+    (matrix.data, matrix.transposed)
+}
+
+fn bytes_of<E: Element>(data: &[E]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding; the borrow covers the result.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
+impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
+    fn upload<E: Element>(&mut self, from: &[E], mut to: ViewMut<'_, E>) {
+        assert_eq!(from.len(), to.len(), "as much memory as is uploaded");
+        // SAFETY: the view is that long; the model keeps its buffers for as long as its queue.
+        done(unsafe { self.queue.upload(bytes_of(from), to.as_mut_ptr() as u64) });
+    }
+
+    fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
+        assert_eq!(from.len(), to.len(), "as much memory as is downloaded");
+        // SAFETY: elements are plain numbers, of which any bits are valid; the view is that long.
+        done(unsafe {
+            let bytes = std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to));
+            self.queue.download(from.as_ptr() as u64, bytes)
+        });
+    }
+
+    fn product<O: Float>(
+        &mut self,
+        out: ViewMut<'_, O>,
+        plus: Plus<'_, O>,
+        left: Matrix<'_, T>,
+        right: Matrix<'_, T>,
+    ) {
+        assert_eq!(left.columns, right.rows, "inner dimensions of a product");
+        let sizes = [left.rows, left.columns, right.columns];
+        let product = Product::new(sizes, operand(left), operand(right), out);
+        let product = match plus {
+            Plus::Nothing => product,
+            Plus::Old => product.plus_old(),
+            Plus::Other(other) => product.plus(other),
+        };
+        done(self.queue.product(&product));
+    }
+
+    fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>) {
+        self.run([embed::embed(tokens, table, out)]);
+    }
+
+    fn embed_backward(
+        &mut self,
+        order: View<'_, u64>,
+        d_out: View<'_, T>,
+        mut d_table: ViewMut<'_, T>,
+        add: bool,
+    ) {
+        if !add {
+            let bytes = d_table.len() * size_of::<T>();
+            // SAFETY: the view is that long, and zero is a number of every type.
+            done(unsafe { self.queue.zero(d_table.as_mut_ptr() as u64, bytes) });
+        }
+        self.run([embed::embed_backward(order, d_out, d_table, add)]);
+    }
+
+    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>) {
+        self.run([elementwise::norm(x, None, weight, eps, out)]);
+    }
+
+    fn norm_backward(
+        &mut self,
+        x: View<'_, T>,
+        weight: View<'_, T>,
+        eps: f32,
+        d_out: View<'_, T>,
+        d_x: ViewMut<'_, T>,
+        add: bool,
+        d_weight: ViewMut<'_, T>,
+    ) {
+        let partials = &mut self.partials.view_mut();
+        let launches = elementwise::norm_backward(x, weight, eps, d_out, d_x, add, d_weight, partials);
+        launches.iter().for_each(|launch| run(&mut self.queue, launch));
+    }
+
+    fn rope(
+        &mut self,
+        x: ViewMut<'_, T>,
+        angles: View<'_, f32>,
+        heads: usize,
+        width: usize,
+        length: usize,
+        turn: Turn,
+    ) {
+        self.run([elementwise::rope(x, angles, heads, width, length, turn)]);
+    }
+
+    fn attention(
+        &mut self,
+        shape: AttentionShape,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        out: ViewMut<'_, T>,
+        log_sums: ViewMut<'_, f32>,
+    ) {
+        self.run([attention::attention(shape, q, k, v, out, log_sums)]);
+    }
+
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>) {
+        let delta = &mut self.delta.view_mut();
+        let launches = attention::attention_backward(shape, a, delta);
+        launches.iter().for_each(|launch| run(&mut self.queue, launch));
+    }
+
+    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>) {
+        self.run([elementwise::swiglu(gate, up, out)]);
+    }
+
+    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>) {
+        self.run([elementwise::swiglu_backward(gate, up, d_out)]);
+    }
+
+    fn cross_entropy(
+        &mut self,
+        logits: ViewMut<'_, f32>,
+        targets: View<'_, u32>,
+        losses: ViewMut<'_, f32>,
+        d_logits: Option<ViewMut<'_, T>>,
+        scale: f32,
+    ) {
+        self.run([loss::cross_entropy(logits.into(), targets, losses, d_logits, scale)]);
+    }
+}
