@@ -80,12 +80,9 @@ impl<'a> Launch<'a> {
     }
 
     fn array(mut self, start: u64, bytes: usize, place: Place, writable: bool) -> Self {
-        let known = *self.place.get_or_insert(place);
-        let same = match (known, place) {
-            (Place::Device(a), Place::Device(b)) => a == b,
-            (a, b) => a.is_host() == b.is_host(),
-        };
-        assert!(same, "{} with arrays in {known:?} and {place:?}", self.kernel);
+        let known = self.place.unwrap_or(place);
+        self.place = together(known, place);
+        assert!(self.place.is_some(), "{} with arrays in {known:?} and {place:?}", self.kernel);
         self.ranges[self.arrays] =
             Range { start, bytes: bytes as u64, writable: u64::from(writable), reaches: 0 };
         self.arrays += 1;
@@ -171,6 +168,17 @@ impl<'a> Launch<'a> {
     }
 }
 
+/// From where both are reached: a device reaches pinned memory too, the host everything but a device's.
+pub(super) fn together(a: Place, b: Place) -> Option<Place> {
+    match (a, b) {
+        (Place::Device(x), Place::Device(y)) => (x == y).then_some(a),
+        (Place::Device(_), Place::Pinned) => Some(a),
+        (Place::Pinned, Place::Device(_)) => Some(b),
+        (Place::Device(_), _) | (_, Place::Device(_)) => None,
+        (Place::Pinned, other) | (other, _) => Some(other),
+    }
+}
+
 /// Whether a kernel may move 16 bytes at once at all of these addresses.
 pub fn aligned(addresses: &[u64]) -> bool {
     addresses.iter().all(|a| a % 16 == 0)
@@ -187,4 +195,22 @@ pub fn twice<'a, E: Element>(mut view: ViewMut<'a, E>) -> [ViewMut<'a, E>; 2] {
     // SAFETY: the exclusive borrow is consumed, and launches of one queue run in order, so that the two are never in
     // use at once.
     unsafe { [ViewMut::from_raw(ptr, len, place), ViewMut::from_raw(ptr, len, place)] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_go_together_where_both_are_reached() {
+        let (host, pinned, gpu) = (Place::Host, Place::Pinned, Place::Device(0));
+        assert_eq!(together(gpu, pinned), Some(gpu));
+        assert_eq!(together(pinned, gpu), Some(gpu));
+        assert_eq!(together(pinned, pinned), Some(pinned));
+        assert_eq!(together(pinned, host), Some(host));
+        assert_eq!(together(host, Place::Shared { offset: 64 }), Some(host));
+        assert_eq!(together(gpu, host), None);
+        assert_eq!(together(host, gpu), None);
+        assert_eq!(together(gpu, Place::Device(1)), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! A product of matrices, as a value.
 
-use super::launch::address;
+use super::launch::{address, together};
 use crate::buffer::{Place, View, ViewMut};
 use crate::element::{DType, Element, Float};
 use std::marker::PhantomData;
@@ -44,10 +44,12 @@ impl<'a> Product<'a> {
         assert_eq!(left.0.len(), m * k, "the left matrix of a product of {m} x {k} and {k} x {n}");
         assert_eq!(right.0.len(), k * n, "the right matrix of a product of {m} x {k} and {k} x {n}");
         assert_eq!(out.len(), m * n, "the result of a product of {m} x {k} and {k} x {n}");
-        let place = out.place();
-        for other in [left.0.place(), right.0.place()] {
-            assert_eq!(other.is_host(), place.is_host(), "a product of matrices in {other:?} into {place:?}");
-        }
+        let inputs = together(left.0.place(), right.0.place());
+        let place = inputs.and_then(|inputs| together(inputs, out.place()));
+        let place = place.unwrap_or_else(|| {
+            let (a, b, c) = (left.0.place(), right.0.place(), out.place());
+            panic!("a product of matrices in {a:?} and {b:?} into {c:?}")
+        });
         Product {
             m,
             n,

@@ -95,7 +95,7 @@ fn check_rope<T: Float>(rows: usize, length: usize, heads: usize, width: usize) 
     let x = random::<T>(1, n, 1.0);
     // One position more than is used.
     let angle = |position: usize, pair: usize| (position as f64 * 0.37 + 1.0) / (pair as f64 + 1.3);
-    let mut angles = collectives::Buffer::<f32>::zeroed((length + 1) * width);
+    let mut angles = buffer::<f32>((length + 1) * width);
     for (i, a) in angles.host_mut().iter_mut().enumerate() {
         let (position, pair) = (i / width, i % width % (width / 2));
         *a = if i % width < width / 2 { angle(position, pair).cos() } else { angle(position, pair).sin() }
@@ -165,7 +165,7 @@ fn check_swiglu<T: Float>(n: usize, offset: usize) {
         let [a, b, c] = inout.each_mut().map(|x| x.view_mut().slice(all.clone()));
         stream.run([cuda::swiglu_backward(a, b, c)]);
         for (x, want) in inout.iter().zip([&want_gate, &want_up, &want_out]) {
-            let part = collectives::Buffer::copy_of(&x.host()[all.clone()]);
+            let part = copy_of(&x.host()[all.clone()]);
             assert_close(&format!("swiglu backward of {n}"), &part, want);
             results.push(bytes(x));
         }

@@ -1,7 +1,7 @@
 //! The embedding and the cross-entropy against their definitions.
 
 use crate::tools::*;
-use collectives::{Buffer, Float, bf16, f16};
+use collectives::{Float, bf16, f16};
 use models::cuda;
 
 fn check_embedding<T: Float>(n: usize, vocab: usize, width: usize) {
@@ -10,12 +10,12 @@ fn check_embedding<T: Float>(n: usize, vocab: usize, width: usize) {
     let tokens: Vec<u32> = (0..n)
         .map(|i| if i % 2 == 0 { 3 % vocab as u32 } else { (i * i + 5) as u32 % vocab as u32 })
         .collect();
-    let tokens = Buffer::copy_of(&tokens);
+    let tokens = copy_of(&tokens);
     let d_out = random::<T>(2, n * width, 1.0);
     let mut order: Vec<u64> =
         tokens.host().iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
     order.sort_unstable();
-    let order = Buffer::copy_of(&order);
+    let order = copy_of(&order);
     let mut sums = vec![0.0; vocab * width];
     for (i, &t) in tokens.host().iter().enumerate() {
         for c in 0..width {
@@ -60,7 +60,7 @@ fn embeddings() {
 fn check_cross_entropy<T: Float>(rows: usize, vocab: usize) {
     let logits = random::<f32>(1, rows * vocab, 4.0);
     let targets: Vec<u32> = (0..rows).map(|i| ((i * 7919 + vocab - 1) % vocab) as u32).collect();
-    let targets = Buffer::copy_of(&targets);
+    let targets = copy_of(&targets);
     let scale = 1.0 / 13.0;
     let (mut losses, mut gradient) = (Vec::new(), Vec::new());
     for (row, &target) in wide(&logits).chunks_exact(vocab).zip(targets.host()) {
@@ -100,7 +100,7 @@ fn cross_entropies() {
 
 #[test]
 fn a_target_outside_the_vocabulary_gives_nan() {
-    let (logits, targets) = (random::<f32>(1, 20, 1.0), Buffer::copy_of(&[10u32, 3]));
+    let (logits, targets) = (random::<f32>(1, 20, 1.0), copy_of(&[10u32, 3]));
     in_every_order(|stream| {
         let mut losses = unwritten::<f32>(2);
         stream.run([cuda::cross_entropy::<bf16>(

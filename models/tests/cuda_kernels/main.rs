@@ -3,7 +3,7 @@
 //!
 //! Each case runs in ascending, descending and shuffled order of blocks, warps and lanes, and must give the same
 //! bits: a missing barrier or a sum in no fixed order shows. The emulation itself reports accesses out of bounds,
-//! races on shared memory and elements written twice.
+//! races on shared memory and elements written twice. Where there is a GPU, the same cases run on it too.
 
 mod attention;
 mod elementwise;

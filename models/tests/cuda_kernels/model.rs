@@ -2,13 +2,16 @@
 //! arguments, strides, order and memory.
 
 use crate::emulator::emulator;
-use collectives::{Element, Float, View, ViewMut, bf16};
+use crate::tools::*;
+use collectives::device::{Queue, cuda};
+use collectives::{Buffer, Element, Float, View, ViewMut, bf16};
+use models::cuda::Cuda;
 use models::{
     Accounts, Batch, Gradients, Init, Llama, LlamaConfig, Model, Recompute, TensorSpec, Unit, Weights,
 };
 
 /// Weights or gradients by unit and tensor.
-struct Tensors<T>(Vec<Vec<Vec<T>>>);
+struct Tensors<T: Element>(Vec<Vec<Buffer<T>>>);
 
 impl<T: Float> Tensors<T> {
     fn random(units: &[Unit]) -> Self {
@@ -17,26 +20,26 @@ impl<T: Float> Tensors<T> {
             let drawn = TensorSpec { init: Init::Normal(deviation), ..spec.clone() };
             let mut values = vec![0.0; spec.len()];
             models::init_range(&drawn, 3, 0..spec.len(), &mut values);
-            values.into_iter().map(|x| T::from_f32(base + x)).collect()
+            copy_of(&values.into_iter().map(|x| T::from_f32(base + x)).collect::<Vec<T>>())
         };
         Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
     }
 
     fn unwritten(units: &[Unit]) -> Self {
-        let tensor = |spec: &TensorSpec| vec![T::from_f32(f32::NAN); spec.len()];
+        let tensor = |spec: &TensorSpec| unwritten(spec.len());
         Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
     }
 }
 
 impl<T: Element> Weights<T> for Tensors<T> {
     fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
-        self.0[unit][tensor].as_slice().into()
+        self.0[unit][tensor].view()
     }
 }
 
 impl<T: Element> Gradients<T> for Tensors<T> {
     fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
-        self.0[unit][tensor].as_mut_slice().into()
+        self.0[unit][tensor].view_mut()
     }
 
     fn ready(&mut self, _: usize, _: usize) {}
@@ -66,44 +69,57 @@ fn step<T: Float>(
 }
 
 fn check<T: Float>(config: &LlamaConfig, rows: usize, length: usize, tolerance: f64) {
-    let Some(emulator) = emulator() else { return };
-    let accounts = Accounts::default();
-    let mut cpu = Llama::<T>::new(config, rows, length, Recompute::None, 1, &accounts).unwrap();
-    let (want_loss, want, _) = step(&mut cpu, rows, length, config.vocab);
-    let mut first: Option<Tensors<T>> = None;
-    for (seed, recompute) in [(0, Recompute::None), (1, Recompute::None), (2, Recompute::Full)] {
+    let case = Case { config, rows, length, tolerance };
+    if let Some(emulator) = emulator() {
+        case.run::<T, _>(|seed| emulator.queue(seed));
+    }
+    if let Some(gpu) = gpu() {
+        case.run::<T, _>(|_| cuda::Stream::new(gpu, cuda::Urgency::Normal).unwrap());
+    }
+}
+
+struct Case<'a> {
+    config: &'a LlamaConfig,
+    rows: usize,
+    length: usize,
+    tolerance: f64,
+}
+
+impl Case<'_> {
+    fn run<T: Float, Q: Queue>(&self, queue: impl Fn(u64) -> Q) {
+        let Case { config, rows, length, tolerance } = *self;
         let accounts = Accounts::default();
-        let queue = emulator.queue(seed);
-        let mut device = Llama::<T, _>::on_device(config, rows, length, recompute, queue, &accounts).unwrap();
-        let planned =
-            Llama::<T, models::cuda::Cuda<collectives::device::emulation::EmulatedQueue>>::device_footprint(
-                config, rows, length, recompute,
-            )
-            .unwrap();
-        assert_eq!(planned.activations, accounts.activations.bytes(), "activations as planned");
-        assert_eq!(planned.workspace, accounts.workspace.bytes(), "workspace as planned");
-        let (loss, got, again) = step(&mut device, rows, length, config.vocab);
-        assert_eq!(loss, again, "the loss of the backward's forward and of a forward alone");
-        assert!((loss - want_loss).abs() < tolerance * want_loss, "loss {loss}, on the CPU {want_loss}");
-        for (unit, (got, want)) in got.0.iter().zip(&want.0).enumerate() {
-            for (tensor, (got, want)) in got.iter().zip(want).enumerate() {
-                let (mut error, mut size) = (0.0, 0.0);
-                for (got, want) in got.iter().zip(want) {
-                    let (got, want) = (f64::from(got.to_f32()), f64::from(want.to_f32()));
-                    error += (got - want) * (got - want);
-                    size += want * want;
+        let mut cpu = Llama::<T>::new(config, rows, length, Recompute::None, 1, &accounts).unwrap();
+        let (want_loss, want, _) = step(&mut cpu, rows, length, config.vocab);
+        let mut first: Option<Tensors<T>> = None;
+        for (seed, recompute) in [(0, Recompute::None), (1, Recompute::None), (2, Recompute::Full)] {
+            let accounts = Accounts::default();
+            let made = Llama::<T, _>::on_device(config, rows, length, recompute, queue(seed), &accounts);
+            let mut device = made.unwrap();
+            let planned = Llama::<T, Cuda<Q>>::device_footprint(config, rows, length, recompute).unwrap();
+            assert_eq!(planned.activations, accounts.activations.bytes(), "activations as planned");
+            assert_eq!(planned.workspace, accounts.workspace.bytes(), "workspace as planned");
+            let (loss, got, again) = step(&mut device, rows, length, config.vocab);
+            assert_eq!(loss, again, "the loss of the backward's forward and of a forward alone");
+            assert!((loss - want_loss).abs() < tolerance * want_loss, "loss {loss}, on the CPU {want_loss}");
+            for (unit, (got, want)) in got.0.iter().zip(&want.0).enumerate() {
+                for (tensor, (got, want)) in got.iter().zip(want).enumerate() {
+                    let (got, want) = (wide(got), wide(want));
+                    let error: f64 = got.iter().zip(&want).map(|(a, b)| (a - b) * (a - b)).sum();
+                    let size: f64 = want.iter().map(|b| b * b).sum();
+                    let error = (error / size).sqrt();
+                    assert!(error < tolerance, "gradient of {unit}.{tensor}: error {error:.2e}");
                 }
-                let error = (error / size).sqrt();
-                assert!(error < tolerance, "gradient of {unit}.{tensor}: error {error:.2e}");
             }
+            let bits = |t: &Tensors<T>| t.0.iter().flatten().map(bytes).collect::<Vec<_>>();
+            if let Some(first) = &first {
+                assert!(
+                    bits(first) == bits(&got),
+                    "neither the order of threads nor recomputing changes a bit"
+                );
+            }
+            first.get_or_insert(got);
         }
-        if let Some(first) = &first {
-            let bits = |t: &Tensors<T>| {
-                t.0.iter().flatten().flatten().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>()
-            };
-            assert!(bits(first) == bits(&got), "neither the order of threads nor recomputing changes a bit");
-        }
-        first.get_or_insert(got);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the optimizer runs, bit for bit against the loops of the CPU.
 
 use crate::tools::*;
-use collectives::{Buffer, Float, bf16, f16};
+use collectives::{Float, bf16, f16};
 use models::cuda::{self, Coefficients};
 use std::ops::Range;
 
@@ -85,7 +85,7 @@ fn check_squares<T: Float, G: Float>(blocks: usize) {
     let g = random::<G>(1, blocks * 1024, 1e3);
     let want: Vec<u64> = g.host().chunks_exact(1024).map(|b| block_squares::<T, G>(b).to_bits()).collect();
     in_every_order(|stream| {
-        let mut out = Buffer::<f64>::copy_of(&vec![f64::NAN; blocks]);
+        let mut out = copy_of::<f64>(&vec![f64::NAN; blocks]);
         stream.run([cuda::squares::<T, G>(g.view(), out.view_mut())]);
         assert_eq!(
             out.host().iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
@@ -151,7 +151,7 @@ fn what_is_not_finite_is_found_wherever_it_is() {
                 x.host_mut()[at] = Float::from_f32(value);
             }
             in_every_order(|stream| {
-                let mut found = Buffer::<u32>::zeroed(1);
+                let mut found = buffer::<u32>(1);
                 stream.run([cuda::find_nonfinite(x.view(), found.view_mut())]);
                 assert_eq!(found.host()[0], u32::from(at.is_some()), "{value} at {at:?} of {n}");
                 vec![bytes(&found)]

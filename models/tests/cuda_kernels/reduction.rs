@@ -11,18 +11,18 @@ fn check<T: Element>(make: impl Fn(u64) -> T) {
         let inputs: Vec<Buffer<T>> = (0..ranks)
             .map(|rank| {
                 let data: Vec<T> = (0..n).map(|i| make((rank * 7919 + i * 104_729 + 1) as u64)).collect();
-                Buffer::copy_of(&data)
+                copy_of(&data)
             })
             .collect();
         let slices: Vec<&[T]> = inputs.iter().map(|b| b.host()).collect();
         let views: Vec<_> = inputs.iter().map(|b| b.view()).collect();
         let addresses: Vec<u64> = views.iter().map(|v| v.as_ptr() as u64).collect();
-        let addresses = Buffer::copy_of(&addresses);
+        let addresses = copy_of(&addresses);
         for op in ReduceOp::ALL {
             let want = collectives::oracle::reduce(op, &slices);
             let want_wide = collectives::oracle::reduce_wide(op, &slices);
             in_every_order(|stream| {
-                let mut out = Buffer::<T>::zeroed(n);
+                let mut out = buffer::<T>(n);
                 stream.run([device::reduce(op, &views, addresses.view(), out.view_mut())]);
                 assert_eq!(
                     bytes(&out),
@@ -30,7 +30,7 @@ fn check<T: Element>(make: impl Fn(u64) -> T) {
                     "{op} of {ranks} x {n} {}",
                     T::DTYPE
                 );
-                let mut wide = Buffer::<T::Acc>::zeroed(n);
+                let mut wide = buffer::<T::Acc>(n);
                 stream.run([device::reduce(op, &views, addresses.view(), wide.view_mut())]);
                 assert_eq!(
                     bytes(&wide),

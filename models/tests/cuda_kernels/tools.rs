@@ -1,10 +1,12 @@
 //! Data, runs in several orders, and comparisons.
 
 use crate::emulator::emulator;
-use collectives::device::emulation::Emulator;
+use collectives::device::cuda::{self, Gpu};
 use collectives::device::{Launch, Queue};
 use collectives::{Buffer, Element, Float};
+use std::cell::RefCell;
 use std::io::Write;
+use std::sync::OnceLock;
 
 /// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
 pub fn skip(reason: &str) {
@@ -13,6 +15,34 @@ pub fn skip(reason: &str) {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
         file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
     }
+}
+
+/// The GPU, if there is one: then every case runs on it too.
+pub fn gpu() -> Option<&'static Gpu> {
+    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
+    let opened = GPU.get_or_init(|| match Gpu::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            skip(&format!("CUDA kernels on a GPU: {error}"));
+            None
+        }
+    });
+    opened.as_ref()
+}
+
+/// Zeros where both the host and the GPU, if there is one, reach them.
+pub fn buffer<E: Element>(len: usize) -> Buffer<E> {
+    match gpu() {
+        Some(gpu) => Buffer::from_memory(gpu.pinned(len * size_of::<E>()).unwrap()),
+        None => Buffer::zeroed(len),
+    }
+}
+
+/// The same with these elements.
+pub fn copy_of<E: Element>(data: &[E]) -> Buffer<E> {
+    let mut buffer = buffer(data.len());
+    buffer.host_mut().copy_from_slice(data);
+    buffer
 }
 
 /// Numbers that look random: functions of a seed and an index, roughly normal with deviation 1.
@@ -30,7 +60,7 @@ pub fn noise(seed: u64, index: usize) -> f64 {
 
 /// `len` elements of noise, `scale` wide.
 pub fn random<T: Float>(seed: u64, len: usize, scale: f64) -> Buffer<T> {
-    let mut buffer = Buffer::zeroed(len);
+    let mut buffer = buffer(len);
     for (i, x) in buffer.host_mut().iter_mut().enumerate() {
         *x = T::from_f32((noise(seed, i) * scale) as f32);
     }
@@ -39,7 +69,7 @@ pub fn random<T: Float>(seed: u64, len: usize, scale: f64) -> Buffer<T> {
 
 /// Elements that no kernel has written: NaN.
 pub fn unwritten<T: Float>(len: usize) -> Buffer<T> {
-    let mut buffer = Buffer::zeroed(len);
+    let mut buffer = buffer::<T>(len);
     buffer.host_mut().fill(T::from_f32(f32::NAN));
     buffer
 }
@@ -54,31 +84,34 @@ pub fn bytes<T: Element>(buffer: &Buffer<T>) -> Vec<u8> {
     collectives::oracle::bytes(buffer.host()).to_vec()
 }
 
-/// Runs launches one after the other.
-pub struct Stream<'a> {
-    emulator: &'a Emulator,
-    seed: u64,
-}
+/// Runs launches one after the other, on one of the two devices.
+pub struct Stream(RefCell<Box<dyn Queue>>);
 
-impl Stream<'_> {
+impl Stream {
+    /// Returns when they are done.
     pub fn run<'b>(&self, launches: impl IntoIterator<Item = Launch<'b>>) {
-        let mut queue = self.emulator.queue(self.seed);
+        let mut queue = self.0.borrow_mut();
         for launch in launches {
             queue.launch(&launch).unwrap_or_else(|error| panic!("{error}"));
         }
+        queue.synchronize().unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
-/// Runs `case` in several orders of execution; what it returns, the bytes of its results, must always be the same.
-/// Does nothing where the kernels cannot be emulated.
-pub fn in_every_order(case: impl Fn(&Stream<'_>) -> Vec<Vec<u8>>) {
-    let Some(emulator) = emulator() else { return };
-    let first = case(&Stream { emulator, seed: 0 });
-    for seed in [1, 2] {
-        assert!(
-            case(&Stream { emulator, seed }) == first,
-            "the order of execution (seed {seed}) changes the result"
-        );
+/// Runs `case` in the emulation in several orders of execution, and on a GPU twice; what it returns, the bytes of its
+/// results, must always be the same on one device.
+pub fn in_every_order(case: impl Fn(&Stream) -> Vec<Vec<u8>>) {
+    let run = |queue: Box<dyn Queue>| case(&Stream(RefCell::new(queue)));
+    if let Some(emulator) = emulator() {
+        let first = run(Box::new(emulator.queue(0)));
+        for seed in [1, 2] {
+            let again = run(Box::new(emulator.queue(seed)));
+            assert!(again == first, "the order of execution (seed {seed}) changes the result");
+        }
+    }
+    if let Some(gpu) = gpu() {
+        let queue = || Box::new(cuda::Stream::new(gpu, cuda::Urgency::Normal).unwrap());
+        assert!(run(queue()) == run(queue()), "a second run on the GPU changes the result");
     }
 }
 
