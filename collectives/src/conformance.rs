@@ -63,6 +63,7 @@ pub fn small() -> Options {
         read_all: 512,
         exchange_all: 512,
         tree: 512,
+        stream: 1500,
         ..Tuning::default()
     };
     Options { tuning, ..standard() }

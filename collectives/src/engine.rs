@@ -8,13 +8,13 @@ mod execute;
 mod scratch;
 mod shared;
 mod stats;
+mod stream;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule, Tuning};
 use crate::transport::Transport;
-use crate::watch::Fingerprint;
 use execute::{Env, Outcome, State};
 use scratch::Pool;
 pub(crate) use shared::{Handle, Shared};
@@ -136,6 +136,10 @@ pub(crate) struct Engine {
     rounds: u64,
     pool: Pool,
     pointers: Vec<*const u8>,
+    /// How often a waiting rank looks again at once before it does anything else.
+    looks: u32,
+    /// A progress thread does the work that nobody waits for.
+    threaded: bool,
     failed: Option<Error>,
     stats: Stats,
 }
@@ -161,6 +165,8 @@ impl Engine {
             rounds: 0,
             pool: Pool::default(),
             pointers: Vec::with_capacity(64),
+            looks: 0,
+            threaded: matches!(options.progress, Progress::Thread { .. }),
             failed: None,
             stats: Stats::default(),
         }
@@ -239,7 +245,7 @@ impl Engine {
         }
         let local = self.local(&call, &ends);
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
-        let schedule = self.cache.get(call, local, || Schedule::new(call, group, local, forced));
+        let schedule = self.cache.get(&call, local, || Schedule::new(call, group, local, forced));
         let id = self.free.pop().unwrap_or_else(|| {
             self.flights.push(Flight::new(group.size));
             self.flights.len() as u32 - 1
@@ -262,7 +268,7 @@ impl Engine {
             }
         }
         (state.send, state.recv) = (ends.send, ends.recv);
-        state.fingerprint = Fingerprint::of(&call);
+        state.fingerprint = schedule.fingerprint;
         state.base = self.rounds;
         state.sequence = self.sequence;
         state.tag = match tag {
@@ -274,10 +280,16 @@ impl Engine {
         };
         self.rounds += schedule.rounds as u64;
         self.stats.calls += 1;
-        self.stats.bytes_sent += call.volume(group.rank, group.size) as u64;
-        (flight.stage, flight.priority, flight.schedule) = (Stage::Running, priority, Some(schedule));
+        self.stats.bytes_sent += schedule.volume as u64;
+        (flight.stage, flight.priority) = (Stage::Running, priority);
+        // A repeated call often finds the schedule where it was: counting references would cost as much as a step.
+        if !flight.schedule.as_ref().is_some_and(|last| Arc::ptr_eq(last, schedule)) {
+            flight.schedule = Some(Arc::clone(schedule));
+        }
         self.order.push(id);
-        self.run(id).map(|_| id)
+        // With a thread to do the work, a start only tells peers what is ready.
+        let quantum = if self.threaded { 0 } else { usize::MAX };
+        self.run(id, 0, quantum).map(|_| id)
     }
 
     /// What peers can read where it is. Small inputs are copied anyway.
@@ -294,18 +306,20 @@ impl Engine {
         }
     }
 
-    /// Runs one call as far as it goes. True when it should have another look before others.
-    fn run(&mut self, id: u32) -> Result<bool> {
+    /// Runs one call as far as it goes, looking up to `looks` times more for what a peer publishes, and copying or
+    /// reducing about `quantum` bytes, or a little less for one of several calls. True when it could go on.
+    fn run(&mut self, id: u32, looks: u32, quantum: usize) -> Result<bool> {
         let alone = self.order.len() == 1;
         let floor = if alone { u64::MAX } else { self.floor(id) };
         let flight = &mut self.flights[id as usize];
-        let schedule = flight.schedule.as_ref().expect("a call in flight has a schedule");
+        let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
         let mut env = Env {
             transport: &mut *self.transport,
             stats: &mut self.stats,
             pointers: &mut self.pointers,
-            quantum: if alone { usize::MAX } else { QUANTUM },
+            quantum: if alone { quantum } else { quantum.min(QUANTUM) },
             floor,
+            looks,
         };
         match execute::run(schedule, &mut flight.state, &mut env) {
             Ok(Outcome::Done) => {
@@ -334,10 +348,13 @@ impl Engine {
     }
 
     fn done(&mut self, id: u32) {
-        self.order.retain(|&other| other != id);
+        match self.order[..] {
+            [_] => self.order.clear(),
+            _ => self.order.retain(|&other| other != id),
+        }
         let flight = &mut self.flights[id as usize];
         flight.stage = Stage::Done;
-        let schedule = flight.schedule.take().expect("a call in flight has a schedule");
+        let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
         if let Some(mut scratch) = flight.state.scratch.take() {
             if schedule.scratch_published {
                 scratch.busy_until = Some(flight.state.base + schedule.rounds as u64 - 1);
@@ -365,8 +382,10 @@ impl Engine {
             let flight = &mut self.flights[id as usize];
             flight.stage = Stage::Failed;
             if let Some(scratch) = flight.state.scratch.take() {
-                // Peers that have not heard of it yet may still read.
-                std::mem::forget(scratch);
+                // Peers that have not heard of it yet may still read what was published.
+                if scratch.published {
+                    std::mem::forget(scratch);
+                }
             }
             if flight.orphan.take().is_some() {
                 self.release(id);
@@ -380,33 +399,38 @@ impl Engine {
         if let Some(id) = awaited
             && self.order.len() == 1
         {
-            while self.flights[id as usize].stage == Stage::Running && self.run(id)? {}
-            return Ok(());
-        }
-        'again: loop {
-            for class in 0..3 {
-                let mut at = 0;
-                while let Some(&id) = self.order.get(at) {
-                    let of = match (awaited == Some(id), self.flights[id as usize].priority) {
-                        (true, _) => 0,
-                        (_, Priority::High) => 1,
-                        (_, Priority::Low) => 2,
-                    };
-                    if of == class {
-                        let more = self.run(id)?;
-                        if more || (self.flights[id as usize].stage == Stage::Done && awaited == Some(id)) {
-                            if !more {
-                                return Ok(());
-                            }
-                            continue 'again;
-                        }
-                    }
-                    // A call that is done has left the list.
-                    at += usize::from(self.order.get(at) == Some(&id));
-                }
+            while self.flights[id as usize].stage == Stage::Running && self.run(id, self.looks, usize::MAX)? {
             }
             return Ok(());
         }
+        while self.turn(awaited)? {}
+        Ok(())
+    }
+
+    /// Gives calls a turn, by priority, until one of them has worked for a quantum: then true, because those before
+    /// it should have another look.
+    fn turn(&mut self, awaited: Option<u32>) -> Result<bool> {
+        for class in 0..3 {
+            let mut at = 0;
+            while let Some(&id) = self.order.get(at) {
+                let of = match (awaited == Some(id), self.flights[id as usize].priority) {
+                    (true, _) => 0,
+                    (_, Priority::High) => 1,
+                    (_, Priority::Low) => 2,
+                };
+                if of == class {
+                    if self.run(id, 0, QUANTUM)? {
+                        return Ok(true);
+                    }
+                    if awaited == Some(id) && self.flights[id as usize].stage == Stage::Done {
+                        return Ok(false);
+                    }
+                }
+                // A call that is done has left the list.
+                at += usize::from(self.order.get(at) == Some(&id));
+            }
+        }
+        Ok(false)
     }
 
     /// Notices peers that are gone, and a peer that has been silent for too long since `since`.
@@ -425,7 +449,7 @@ impl Engine {
             return Ok(());
         }
         let flight = &self.flights[id as usize];
-        let Some(schedule) = &flight.schedule else { return Ok(()) };
+        let (Stage::Running, Some(schedule)) = (flight.stage, &flight.schedule) else { return Ok(()) };
         let (what, rank, peer) = (schedule.call.to_string(), self.group.rank, flight.blocked_on);
         Err(self.fail(Error::Timeout { what, rank, peer, after }))
     }
@@ -434,6 +458,11 @@ impl Engine {
 impl Drop for Engine {
     /// Lets calls that nobody waits for end, for a while; then gives up, aloud.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The transport tells the peers; nobody should wait for a rank that is coming down.
+            self.leak();
+            return self.pool.leak_busy(&mut *self.transport);
+        }
         let start = Instant::now();
         let grace = Duration::from_secs(5).min(self.options.deadline);
         // Nothing but published scratch or a call in flight can hold this rank up.

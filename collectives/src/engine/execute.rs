@@ -2,10 +2,13 @@
 
 use super::scratch::Scratch;
 use super::stats::Stats;
+use super::stream;
 use crate::error::{Error, Result};
+use crate::reduce::Kernel;
 use crate::schedule::{Operand, Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
+use std::mem::MaybeUninit;
 use std::time::Instant;
 
 /// Reductions and copies shorter than this many bytes are not timed: reading the clock would cost more.
@@ -68,6 +71,8 @@ pub(super) struct Env<'a> {
     pub quantum: usize,
     /// The first round of earlier calls that this rank has not finished.
     pub floor: u64,
+    /// How often to look again at once for what a peer publishes.
+    pub looks: u32,
 }
 
 impl State {
@@ -206,13 +211,13 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             }
             Step::Copy { from, to } => {
                 let (src, dst) = (state.read(from.space, from.offset), state.write(to));
-                if !copy(src, dst, to.bytes, state, env, &mut worked) {
+                if !copy(schedule, (src, dst), to.bytes, state, env, &mut worked) {
                     return Ok(Outcome::Yield);
                 }
             }
             Step::Read { from, to } => {
                 let (src, dst) = (state.remote(from), state.write(to));
-                if !copy(src, dst, to.bytes, state, env, &mut worked) {
+                if !copy(schedule, (src, dst), to.bytes, state, env, &mut worked) {
                     return Ok(Outcome::Yield);
                 }
             }
@@ -253,27 +258,12 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 }
             }
             Step::Await { round, first, peers } => {
-                let sequence = state.base + round as u64;
-                let mut waits_for = None;
-                let direct = direct(env.transport);
-                for p in each(peers, rank, size) {
-                    let seen = state.peers[p];
-                    if seen.seen > round || !(first || seen.staged) {
-                        continue;
+                let mut looks = env.looks;
+                while let Some(peer) = missing(schedule, state, env.transport, round, first, peers)? {
+                    if looks == 0 {
+                        return Ok(Outcome::Blocked(peer));
                     }
-                    match direct.published(p, sequence)? {
-                        Some((ptr, _, bits)) => {
-                            compare(schedule, state, p, Fingerprint::from_bits(bits))?;
-                            let staged = bits & Fingerprint::STAGED != 0;
-                            state.peers[p] = PeerAt { seen: round + 1, ptr, staged };
-                        }
-                        None => {
-                            waits_for.get_or_insert(p);
-                        }
-                    }
-                }
-                if let Some(peer) = waits_for {
-                    return Ok(Outcome::Blocked(peer));
+                    looks -= 1;
                 }
             }
             Step::UnlessInPlace { peers, go } => {
@@ -310,10 +300,45 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
     Ok(Outcome::Done)
 }
 
+/// Takes note of what peers have published for a round; the first of them that has not.
+#[inline(always)]
+fn missing(
+    schedule: &Schedule,
+    state: &mut State,
+    transport: &mut dyn Transport,
+    round: usize,
+    first: bool,
+    peers: Peers,
+) -> Result<Option<usize>> {
+    let sequence = state.base + round as u64;
+    let mut missing = None;
+    let direct = direct(transport);
+    for p in each(peers, schedule.group.rank, schedule.group.size) {
+        let seen = state.peers[p];
+        if seen.seen > round || !(first || seen.staged) {
+            continue;
+        }
+        match direct.published(p, sequence)? {
+            Some((ptr, _, bits)) => {
+                let theirs = Fingerprint::from_bits(bits);
+                if theirs != state.fingerprint {
+                    compare(schedule, state, p, theirs)?;
+                }
+                let staged = bits & Fingerprint::STAGED != 0;
+                state.peers[p] = PeerAt { seen: round + 1, ptr, staged };
+            }
+            None => {
+                missing.get_or_insert(p);
+            }
+        }
+    }
+    Ok(missing)
+}
+
 /// Copies what is left of a step, or as much as the quantum allows; true when all is copied.
 fn copy(
-    src: *const u8,
-    dst: *mut u8,
+    schedule: &Schedule,
+    (src, dst): (*const u8, *mut u8),
     bytes: usize,
     state: &mut State,
     env: &mut Env<'_>,
@@ -325,7 +350,15 @@ fn copy(
     let part = (bytes - state.part).min(env.quantum);
     let start = (part >= TIMED).then(Instant::now);
     // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
-    unsafe { std::ptr::copy_nonoverlapping(src.add(state.part), dst.add(state.part), part) };
+    unsafe {
+        let (src, dst) = (src.add(state.part), dst.add(state.part));
+        if bytes >= schedule.group.tuning.stream {
+            stream::copy(src, dst, part);
+            stream::fence();
+        } else {
+            std::ptr::copy_nonoverlapping(src, dst, part);
+        }
+    }
     if let Some(start) = start {
         env.stats.work_seconds += start.elapsed().as_secs_f64();
     }
@@ -368,7 +401,14 @@ fn reduce(
     let start = (part * element >= TIMED).then(Instant::now);
     // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their
     // size; the output is disjoint from them or, in place, this rank's operand itself.
-    unsafe { kernel(env.pointers, out.add(state.part * out_size), part) };
+    unsafe {
+        let out = out.add(state.part * out_size);
+        if count * out_size >= schedule.group.tuning.stream && !env.pointers.contains(&out.cast_const()) {
+            streamed(kernel, env.pointers, (out, out_size), part, element);
+        } else {
+            kernel(env.pointers, out, part);
+        }
+    }
     if let Some(start) = start {
         env.stats.work_seconds += start.elapsed().as_secs_f64();
     }
@@ -379,6 +419,34 @@ fn reduce(
         state.part = 0;
     }
     done
+}
+
+/// Reduces tile by tile and writes the tiles past the caches; moves `inputs` on meanwhile.
+///
+/// # Safety
+/// The contract of [`Kernel`], and the output is disjoint from all inputs.
+unsafe fn streamed(
+    kernel: Kernel,
+    inputs: &mut [*const u8],
+    (mut out, out_size): (*mut u8, usize),
+    count: usize,
+    element: usize,
+) {
+    let mut tile = [const { MaybeUninit::<u64>::uninit() }; stream::TILE / 8];
+    let tile = tile.as_mut_ptr().cast::<u8>();
+    let mut left = count;
+    while left > 0 {
+        let part = left.min(stream::TILE / out_size);
+        // SAFETY: the tile has room for the part, of which the inputs and the output have at least as much left.
+        unsafe {
+            kernel(inputs, tile, part);
+            stream::copy(tile, out, part * out_size);
+            out = out.add(part * out_size);
+        }
+        inputs.iter_mut().for_each(|input| *input = input.wrapping_add(part * element));
+        left -= part;
+    }
+    stream::fence();
 }
 
 fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint) -> Result<()> {

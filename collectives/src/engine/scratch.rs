@@ -11,7 +11,7 @@ pub(super) struct Scratch {
     /// Peers may read it until they have finished this round of the group.
     pub busy_until: Option<u64>,
     /// Whether it came from the transport, so that peers can read it.
-    published: bool,
+    pub published: bool,
 }
 
 /// All pieces that are not lent.

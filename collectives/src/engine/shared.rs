@@ -5,12 +5,15 @@ use crate::error::{Error, Result};
 use crate::schedule::Call;
 use crate::transport::Transport;
 use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Looks at a call before the processor is yielded: some tens of microseconds.
-const SPIN: u32 = 1000;
+/// Turns at a call before the processor is yielded: some tens of microseconds.
+const SPIN: u32 = 200;
+/// Looks within a turn.
+const LOOKS: u32 = 64;
 /// The same where ranks share processors: a peer may need this one to make progress.
 const SPIN_CROWDED: u32 = 10;
 /// Yields before parking.
@@ -22,14 +25,16 @@ pub(crate) struct Shared {
     engine: Mutex<Engine>,
     /// Wakes the progress thread.
     wake: Condvar,
-    threaded: bool,
+    /// Threads of the user that want the engine, which the progress thread then leaves alone for a moment; None
+    /// without such a thread.
+    wanted: Option<AtomicU32>,
     spin: u32,
 }
 
 /// A communicator's hold on its engine: when the last one goes, so does the thread.
 pub(crate) struct Handle {
     pub shared: Arc<Shared>,
-    thread: Option<(JoinHandle<()>, Arc<std::sync::atomic::AtomicBool>)>,
+    thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }
 
 impl Handle {
@@ -37,13 +42,15 @@ impl Handle {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = transport.size() > processors;
         let spin = options.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN });
-        let threaded = matches!(options.progress, Progress::Thread { .. });
+        let wanted = matches!(options.progress, Progress::Thread { .. }).then(AtomicU32::default);
         let rank = transport.rank();
-        let engine = Mutex::new(Engine::new(transport, options));
-        let shared = Arc::new(Shared { engine, wake: Condvar::new(), threaded, spin });
+        let mut engine = Engine::new(transport, options);
+        engine.looks = if crowded { 0 } else { LOOKS };
+        let engine = Mutex::new(engine);
+        let shared = Arc::new(Shared { engine, wake: Condvar::new(), wanted, spin });
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
-            let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            let stop = Arc::new(AtomicBool::new(false));
             let (inner, stopped) = (Arc::clone(&shared), Arc::clone(&stop));
             let (told, hear) = std::sync::mpsc::channel();
             let spawned = std::thread::Builder::new().name(format!("progress-{rank}")).spawn(move || {
@@ -65,7 +72,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some((thread, stop)) = self.thread.take() {
-            stop.store(true, std::sync::atomic::Ordering::Release);
+            stop.store(true, Ordering::Release);
             drop(self.shared.lock());
             self.shared.wake.notify_all();
             // The thread never panics on purpose; if it did, its message is already on standard error.
@@ -90,6 +97,14 @@ fn bind(cpu: usize) -> Result<()> {
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, Engine> {
+        let Some(wanted) = &self.wanted else { return self.lock_now() };
+        wanted.fetch_add(1, Ordering::Relaxed);
+        let engine = self.lock_now();
+        wanted.fetch_sub(1, Ordering::Relaxed);
+        engine
+    }
+
+    fn lock_now(&self) -> MutexGuard<'_, Engine> {
         // A panic under the lock is a bug in a schedule; the state is still good enough to fail with.
         self.engine.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -105,7 +120,7 @@ impl Shared {
     pub unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
         // SAFETY: the caller's.
         let id = unsafe { self.lock().start(call, ends, tag, priority) }?;
-        if self.threaded {
+        if self.wanted.is_some() {
             self.wake.notify_one();
         }
         Ok(id)
@@ -128,7 +143,7 @@ impl Shared {
     }
 
     fn wait_locked<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, id: u32) -> Result<()> {
-        let mut looks = 0u32;
+        let mut turns = 0u32;
         let mut since = None;
         loop {
             match engine.flights[id as usize].stage {
@@ -150,17 +165,20 @@ impl Shared {
             if engine.flights[id as usize].stage != Stage::Running {
                 continue;
             }
-            looks = looks.saturating_add(1);
-            if looks < self.spin {
-                if looks == 16 {
+            turns = turns.saturating_add(1);
+            if turns < self.spin {
+                if turns == 4 {
                     since = Some(Instant::now());
                 }
-                std::hint::spin_loop();
+                // Pausing takes long enough on some processors to be felt in the shortest calls.
+                if turns > 4 {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
             let start = *since.get_or_insert_with(Instant::now);
-            if looks < self.spin + YIELD {
-                if looks.is_multiple_of(16) {
+            if turns < self.spin + YIELD {
+                if turns.is_multiple_of(16) {
                     let _ = engine.check(Some(id), start);
                 }
                 drop(engine);
@@ -172,10 +190,8 @@ impl Shared {
                 {
                     engine.transport.park(PARK);
                 }
-                if self.threaded {
-                    drop(engine);
-                    engine = self.lock();
-                }
+                drop(engine);
+                engine = self.lock();
             }
         }
     }
@@ -211,11 +227,11 @@ impl Shared {
         }
     }
 
-    /// The progress thread: polls while there is something to do, sleeps while there is not.
-    fn drive(&self, stop: &std::sync::atomic::AtomicBool) {
+    /// The progress thread: gives calls turns while there is something to do, sleeps while there is not.
+    fn drive(&self, stop: &AtomicBool) {
         let mut idle = 0u32;
-        let mut engine = self.lock();
-        while !stop.load(std::sync::atomic::Ordering::Acquire) {
+        let mut engine = self.lock_now();
+        while !stop.load(Ordering::Acquire) {
             if engine.order.is_empty() {
                 idle = 0;
                 engine = self.wake.wait(engine).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -223,16 +239,18 @@ impl Shared {
             }
             let before = engine.progress_mark();
             // A failure is remembered; calls in flight are then none.
-            let _ = engine.poll(None);
-            idle = if engine.progress_mark() == before { idle.saturating_add(1) } else { 0 };
-            if idle < self.spin {
+            let more = engine.turn(None).unwrap_or(false);
+            let idles = !more && engine.progress_mark() == before;
+            idle = if idles { idle.saturating_add(1) } else { 0 };
+            if idle < self.spin + YIELD {
                 drop(engine);
-                std::hint::spin_loop();
-                engine = self.lock();
-            } else if idle < self.spin + YIELD {
-                drop(engine);
-                std::thread::yield_now();
-                engine = self.lock();
+                if idle >= self.spin {
+                    std::thread::yield_now();
+                }
+                while self.wanted.as_ref().is_some_and(|wanted| wanted.load(Ordering::Relaxed) > 0) {
+                    std::thread::yield_now();
+                }
+                engine = self.lock_now();
             } else {
                 let _ = engine.check(None, Instant::now());
                 let nap = Duration::from_micros(50);

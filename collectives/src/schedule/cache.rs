@@ -16,19 +16,16 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// The schedule for these arguments, built by `build` the first time.
-    pub fn get(&mut self, call: Call, local: Local, build: impl FnOnce() -> Schedule) -> Arc<Schedule> {
-        if let Some((c, l, schedule)) = &self.last
-            && *c == call
-            && *l == local
-        {
-            return Arc::clone(schedule);
+    pub fn get(&mut self, call: &Call, local: Local, build: impl FnOnce() -> Schedule) -> &Arc<Schedule> {
+        let same = |(c, l, _): &(Call, Local, Arc<Schedule>)| c == call && *l == local;
+        if !self.last.as_ref().is_some_and(same) {
+            if self.known.len() >= MOST {
+                self.known.clear();
+            }
+            let found = self.known.entry((*call, local)).or_insert_with(|| Arc::new(build()));
+            self.last = Some((*call, local, Arc::clone(found)));
         }
-        if self.known.len() >= MOST {
-            self.known.clear();
-        }
-        let schedule = Arc::clone(self.known.entry((call, local)).or_insert_with(|| Arc::new(build())));
-        self.last = Some((call, local, Arc::clone(&schedule)));
-        schedule
+        &self.last.as_ref().expect("just set or found").2
     }
 
     pub fn clear(&mut self) {

@@ -24,6 +24,7 @@ pub mod tuner;
 
 use crate::element::{DType, ReduceOp};
 use crate::reduce::Kernel;
+use crate::watch::Fingerprint;
 pub(crate) use cache::Cache;
 use std::fmt;
 pub use table::TuningTable;
@@ -399,6 +400,10 @@ pub struct Schedule {
     pub scratch_published: bool,
     /// Rounds in which memory is published: the same number on every rank.
     pub rounds: usize,
+    /// Payload in bytes that this rank sends; see [`Call::volume`].
+    pub volume: usize,
+    /// What peers compare.
+    pub fingerprint: Fingerprint,
     pub(crate) kernel: Option<Kernel>,
 }
 
@@ -458,6 +463,8 @@ impl Schedule {
             scratch: 0,
             scratch_published: false,
             rounds: 0,
+            volume: call.volume(group.rank, group.size),
+            fingerprint: Fingerprint::of(&call),
             kernel,
         }
     }

@@ -192,6 +192,8 @@ pub struct Tuning {
     pub exchange_all: usize,
     /// Up to this many bytes, trees beat chains in `broadcast`, and the root alone reduces in `reduce`.
     pub tree: usize,
+    /// From this many bytes on a copy or a reduction writes past the caches.
+    pub stream: usize,
     /// Measurements by kind, which go before the limits above; see [`TuningTable`](super::TuningTable).
     pub measured: [Option<Rule>; Kind::ALL.len()],
 }
@@ -206,6 +208,7 @@ impl Default for Tuning {
             read_all: 32 << 10,
             exchange_all: 16 << 10,
             tree: 64 << 10,
+            stream: 4 << 20,
             measured: [None; Kind::ALL.len()],
         }
     }
@@ -249,6 +252,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     };
     match (call.kind, group.direct) {
         (Kind::AllReduce, Some(inline)) => {
+            // Larger inputs would have to be copied first by ranks whose output replaces them.
             let limit = inline.min(tuning.read_all / (group.size - 1));
             by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
         }
