@@ -31,14 +31,14 @@ pub struct Communicator {
     handle: Arc<Handle>,
     rank: usize,
     size: usize,
-    transport: &'static str,
+    transport: Arc<str>,
     priority: Priority,
 }
 
 impl Communicator {
     /// A communicator over any transport.
     pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Communicator> {
-        let (rank, size, name) = (transport.rank(), transport.size(), transport.name());
+        let (rank, size, name) = (transport.rank(), transport.size(), Arc::from(transport.name()));
         if size > MAX_SIZE {
             return Err(Error::Launch(format!(
                 "{size} ranks were asked for; at most {MAX_SIZE} can be one group"
@@ -69,8 +69,8 @@ impl Communicator {
     }
 
     /// The name of what moves the bytes.
-    pub fn transport_name(&self) -> &'static str {
-        self.transport
+    pub fn transport_name(&self) -> &str {
+        &self.transport
     }
 
     /// Zeroed memory that the transport moves fastest.

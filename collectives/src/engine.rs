@@ -5,6 +5,7 @@
 //! by whoever waits, by [`progress`](crate::Communicator::progress), and by a thread if one was asked for.
 
 mod execute;
+mod join;
 mod scratch;
 mod shared;
 mod stats;
@@ -151,7 +152,13 @@ unsafe impl Send for Engine {}
 impl Engine {
     fn new(mut transport: Box<dyn Transport>, options: Options) -> Self {
         let direct = transport.direct().map(|d| d.inline_limit());
-        let group = Group { rank: transport.rank(), size: transport.size(), direct, tuning: options.tuning };
+        let group = Group {
+            rank: transport.rank(),
+            size: transport.size(),
+            direct,
+            block: transport.node_block(),
+            tuning: options.tuning,
+        };
         Engine {
             transport,
             group,

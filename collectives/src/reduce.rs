@@ -12,11 +12,13 @@
 mod float16;
 mod kernels;
 mod numbers;
+mod partial;
 
 use crate::element::{DType, Element, ReduceOp};
 use half::bf16;
 use kernels::{Four, One, Pairs, Reduce, Reduction, Tree, Two, halves, whole};
 use numbers::{Average, Deliver, Max, Min, Narrow, Pair, Product, Sum};
+pub use partial::{Stage, Staged, accumulator};
 
 /// Elements of one step through all inputs: small enough that the partial results of a deep tree stay in the
 /// first-level cache.

@@ -102,7 +102,7 @@ pub(super) fn port_of(job: &str) -> u16 {
 }
 
 /// FNV-1a: the same number in every build, unlike the standard library's hasher.
-pub(super) fn fnv(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 

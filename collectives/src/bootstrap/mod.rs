@@ -14,6 +14,7 @@ mod star;
 mod wire;
 
 pub use board::{Board, Ending};
+pub(crate) use hosts::fnv;
 pub use identity::{Identity, Launcher, variables};
 pub use rendezvous::Rendezvous;
 

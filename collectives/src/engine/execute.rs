@@ -1,5 +1,6 @@
 //! One call in flight: runs the steps of its schedule until it is done or has to wait for a peer.
 
+use super::join::join;
 use super::scratch::Scratch;
 use super::stats::Stats;
 use super::stream;
@@ -107,7 +108,7 @@ impl State {
         }
     }
 
-    fn read(&self, space: Space, offset: usize) -> *const u8 {
+    pub(super) fn read(&self, space: Space, offset: usize) -> *const u8 {
         let base = match space {
             Space::Send => self.send,
             Space::Recv => self.recv,
@@ -118,7 +119,7 @@ impl State {
         unsafe { base.add(offset) }
     }
 
-    fn write(&self, span: Span) -> *mut u8 {
+    pub(super) fn write(&self, span: Span) -> *mut u8 {
         let base = match span.space {
             // Only in place is the input written to, and then both are one buffer.
             Space::Send | Space::Recv => self.recv,
@@ -128,7 +129,7 @@ impl State {
         unsafe { base.add(span.offset) }
     }
 
-    fn remote(&self, remote: Remote) -> *const u8 {
+    pub(super) fn remote(&self, remote: Remote) -> *const u8 {
         let peer = &self.peers[remote.peer as usize];
         // SAFETY: the peer runs the same call (its fingerprint was compared), so it published as much as the
         // schedule reads.
@@ -233,6 +234,12 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                     env,
                     &mut worked,
                 ) {
+                    return Ok(Outcome::Yield);
+                }
+            }
+            Step::Join { stage, first, inputs, out, count } => {
+                let operands = &schedule.operands[first..first + inputs];
+                if !join(schedule, (stage, operands), (out, count), state, env, &mut worked) {
                     return Ok(Outcome::Yield);
                 }
             }

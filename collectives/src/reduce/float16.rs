@@ -103,7 +103,7 @@ fn widen(from: &[f16], to: &mut [f32]) {
 }
 
 /// `to[i] = from[i]`, to nearest even.
-fn narrow(from: &[f32], to: &mut [f16]) {
+pub(super) fn narrow(from: &[f32], to: &mut [f16]) {
     #[cfg(target_arch = "x86_64")]
     if hardware() {
         // SAFETY: the processor has what the function needs.

@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Operand, Peers, Space, Span, all_gather, part, reduce_scatter};
+use super::{Algorithm, Build, Operand, Peers, Space, Span, all_gather, hierarchical, part, reduce_scatter};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -23,6 +23,12 @@ pub(super) fn build(b: &mut Build) {
             all_gather::direct(b, own, &parts, |_| ());
         }
         Algorithm::ExchangeAll => exchange_all(b),
+        Algorithm::HierarchicalExchange => hierarchical::exchange(b),
+        Algorithm::Hierarchical => {
+            let mut m = Messages::new(size);
+            let group = hierarchical::reduce_scatter(b, &mut m, &parts, own);
+            hierarchical::all_gather(b, &mut m, own, &parts, group, |_| ());
+        }
         _ => {
             let mut m = Messages::new(size);
             reduce_scatter::pairwise(b, &mut m, &parts, own);

@@ -12,8 +12,10 @@ mod all_to_all;
 mod barrier;
 mod broadcast;
 mod cache;
+mod canonical;
 mod exposure;
 mod gather;
+mod hierarchical;
 mod messages;
 mod reduce;
 mod reduce_scatter;
@@ -23,7 +25,7 @@ mod table;
 pub mod tuner;
 
 use crate::element::{DType, ReduceOp};
-use crate::reduce::Kernel;
+use crate::reduce::{Kernel, Stage};
 use crate::watch::Fingerprint;
 pub(crate) use cache::Cache;
 use std::fmt;
@@ -326,6 +328,19 @@ pub enum Step {
         /// Elements.
         count: usize,
     },
+    /// Combine contributions of some ranks to a partial result, or partial results, in rank order.
+    Join {
+        /// What the operands and the result are.
+        stage: Stage,
+        /// The first in the schedule's list of operands.
+        first: usize,
+        /// How many.
+        inputs: usize,
+        /// Where the result goes.
+        out: Span,
+        /// Elements.
+        count: usize,
+    },
     /// Wait until no peer still reads from this scratch on behalf of an earlier call.
     Claim,
     /// Let peers read a span.
@@ -417,6 +432,8 @@ pub struct Group {
     pub size: usize,
     /// Whether peers' memory can be read, and then up to how many bytes publishing copies.
     pub direct: Option<usize>,
+    /// How many consecutive ranks share a node, where that makes a difference; the last block may have fewer.
+    pub block: Option<usize>,
     /// Sizes at which algorithms change.
     pub tuning: Tuning,
 }
@@ -592,6 +609,18 @@ impl fmt::Display for Schedule {
                         write!(f, " {operand}")?;
                     }
                     writeln!(f, " into {out}")?;
+                }
+                Step::Join { stage, first, inputs, out, count } => {
+                    let what = match stage {
+                        Stage::First => "contributions to a partial result",
+                        Stage::Middle => "partial results to one",
+                        Stage::Last => "partial results to the result",
+                    };
+                    write!(f, "join {count} of")?;
+                    for operand in &self.operands[*first..first + inputs] {
+                        write!(f, " {operand}")?;
+                    }
+                    writeln!(f, ", {what}, into {out}")?;
                 }
                 Step::Claim => writeln!(f, "claim the scratch")?,
                 Step::Publish { round, span, staged } => {

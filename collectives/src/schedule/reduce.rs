@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Operand, Peers, Space, Span, part, reduce_scatter};
+use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, part, reduce_scatter};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -85,7 +85,12 @@ fn scatter_gather(b: &mut Build) {
         true => Span::recv(parts[rank].start, parts[rank].len()),
         false => b.scratch(parts[rank].len()),
     };
-    reduce_scatter::pairwise(b, &mut m, &parts, own);
+    match b.algorithm() {
+        Algorithm::Hierarchical => {
+            hierarchical::reduce_scatter(b, &mut m, &parts, own);
+        }
+        _ => reduce_scatter::pairwise(b, &mut m, &parts, own),
+    }
     let group = usize::MAX;
     if rank == root {
         for from in b.others() {

@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Operand, Peers, Space, Span};
+use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -17,6 +17,11 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::DirectRead => {
             let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
             direct(b, &parts, out, true);
+        }
+        Algorithm::Hierarchical => {
+            let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
+            let mut m = Messages::new(size);
+            hierarchical::reduce_scatter(b, &mut m, &parts, Span::recv(out, out_bytes(b, shard)));
         }
         _ => {
             let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();

@@ -33,11 +33,15 @@ pub enum Algorithm {
     Dissemination,
     /// One message.
     Message,
+    /// Nodes as units: partial results of each node, or each rank's part once to each node, cross the network.
+    Hierarchical,
+    /// Each rank sends its whole input to those of its node, and the node's partial results to one of each other.
+    HierarchicalExchange,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 13] = [
+    pub const ALL: [Algorithm; 15] = [
         Algorithm::Local,
         Algorithm::DirectRead,
         Algorithm::DirectReadAll,
@@ -51,6 +55,8 @@ impl Algorithm {
         Algorithm::Linear,
         Algorithm::Dissemination,
         Algorithm::Message,
+        Algorithm::Hierarchical,
+        Algorithm::HierarchicalExchange,
     ];
 
     /// The name in reports and on command lines.
@@ -69,6 +75,8 @@ impl Algorithm {
             Algorithm::Linear => "linear",
             Algorithm::Dissemination => "dissemination",
             Algorithm::Message => "message",
+            Algorithm::Hierarchical => "hierarchical",
+            Algorithm::HierarchicalExchange => "hierarchical-exchange",
         }
     }
 
@@ -77,6 +85,21 @@ impl Algorithm {
         use Algorithm::*;
         if group.size == 1 {
             return &[Local];
+        }
+        if let (true, None) = (group.block.is_some(), group.direct) {
+            match kind {
+                Kind::ReduceScatter | Kind::AllGather => return &[Pairwise, Hierarchical],
+                Kind::AllReduce => {
+                    return &[
+                        ExchangeAll,
+                        PairwiseReduceScatterAllGather,
+                        HierarchicalExchange,
+                        Hierarchical,
+                    ];
+                }
+                Kind::Reduce => return &[Linear, PairwiseReduceScatterGather, Hierarchical],
+                _ => {}
+            }
         }
         match (kind, group.direct.is_some()) {
             (Kind::Send | Kind::Recv, _) => &[Message],
@@ -137,6 +160,8 @@ pub enum Why {
     Latency(usize),
     /// So many bytes that their volume counts: more than this.
     Bandwidth(usize),
+    /// Nodes of this many ranks send each other once what all their ranks would.
+    Nodes(usize),
     /// The tuning table's measurements: fastest up to this many bytes.
     MeasuredUpTo(usize),
     /// The tuning table's measurements: fastest above this many bytes.
@@ -157,6 +182,9 @@ impl fmt::Display for Why {
             Why::Direct => f.write_str("because peers' memory can be read: one pass, no messages"),
             Why::Latency(limit) => write!(f, "because up to {limit} bytes the number of steps decides"),
             Why::Bandwidth(limit) => write!(f, "because above {limit} bytes the volume decides"),
+            Why::Nodes(ranks) => {
+                write!(f, "because {ranks} ranks share a node, and least crosses between nodes so")
+            }
             Why::MeasuredUpTo(usize::MAX) => f.write_str("measured to be fastest at every size"),
             Why::MeasuredUpTo(limit) => write!(f, "measured to be fastest up to {limit} bytes"),
             Why::MeasuredAbove(limit) => write!(f, "measured to be fastest above {limit} bytes"),
@@ -225,6 +253,30 @@ impl Tuning {
     }
 }
 
+/// The algorithm for `call` that treats nodes as units, where that sends less between them and latency does not speak
+/// for another.
+fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
+    let block = group.block.filter(|_| group.direct.is_none())?;
+    let tuning = &group.tuning;
+    let choice = |algorithm, why| Some(Choice { algorithm, why });
+    let pays = !call.kind.reduces() || super::hierarchical::pays(group, call.dtype);
+    match call.kind {
+        Kind::AllReduce if pays => {
+            let messages = block - 1 + group.size.div_ceil(block) - 1;
+            let limit = tuning.exchange_all / messages;
+            match call.bytes() <= limit {
+                true => choice(Algorithm::HierarchicalExchange, Why::Latency(limit)),
+                false => choice(Algorithm::Hierarchical, Why::Nodes(block)),
+            }
+        }
+        Kind::Reduce if call.bytes() <= tuning.tree => None,
+        Kind::ReduceScatter | Kind::AllGather | Kind::Reduce if pays => {
+            choice(Algorithm::Hierarchical, Why::Nodes(block))
+        }
+        _ => None,
+    }
+}
+
 /// The algorithm for `call` in `group`.
 pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     if let Some(algorithm) = forced {
@@ -250,6 +302,9 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
         true => Choice { algorithm: small, why: Why::Latency(limit) },
         false => Choice { algorithm: large, why: Why::Bandwidth(limit) },
     };
+    if let Some(choice) = over_nodes(call, group) {
+        return choice;
+    }
     match (call.kind, group.direct) {
         (Kind::AllReduce, Some(inline)) => {
             // Larger inputs would have to be copied first by ranks whose output replaces them.

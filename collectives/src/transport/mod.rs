@@ -1,14 +1,18 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
+pub mod emulated;
 mod farewell;
+pub mod hierarchical;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod nodes;
 pub mod shm;
 pub mod threads;
 pub mod ucx;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
+pub use nodes::Nodes;
 
 /// What matches a send with its receive: unique per (call, step) on one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,8 +25,8 @@ pub struct Request(pub u64);
 /// Moves bytes between the ranks of one group. One thread at a time drives it (the engine's), which is
 /// why every method takes `&mut self`. No method blocks: waiting, deadlines and parking are the engine's.
 pub trait Transport: Send {
-    /// The name users choose it by.
-    fn name(&self) -> &'static str;
+    /// The name users choose it by; where it is made of others, whatever tells it from other such.
+    fn name(&self) -> &str;
 
     /// This rank in the group.
     fn rank(&self) -> usize;
@@ -30,10 +34,16 @@ pub trait Transport: Send {
     /// Ranks in the group.
     fn size(&self) -> usize;
 
-    /// How many ranks share each host, where all hosts have equally many, consecutive ranks and there are several
-    /// hosts to tell apart; `None` where hosts make no difference.
-    fn ranks_per_host(&self) -> Option<usize> {
+    /// How many consecutive ranks share a node, for algorithms that treat nodes as units: see [`Nodes::block`]. None
+    /// where nodes make no difference.
+    fn node_block(&self) -> Option<usize> {
         None
+    }
+
+    /// The number by which errors of this transport call a member of the group: its rank in it, unless the transport
+    /// knows the job's ranks.
+    fn called(&self, member: usize) -> usize {
+        member
     }
 
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.

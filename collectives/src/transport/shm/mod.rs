@@ -89,6 +89,10 @@ impl Transport for ShmTransport {
         self.group.size()
     }
 
+    fn called(&self, member: usize) -> usize {
+        self.group.rank_of(member)
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         self.group.segments.alloc(bytes)
     }

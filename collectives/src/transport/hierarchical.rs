@@ -1,0 +1,254 @@
+//! Two transports as one: what is fastest inside a node, and a network between nodes.
+//!
+//! Each message goes over the inner transport if its peer shares this rank's node and over the outer one otherwise,
+//! so every algorithm works unchanged; those that treat nodes as units ask for
+//! [`node_block`](Transport::node_block). Which ranks share a node is told by their rendezvous, or by hand
+//! ([`Nodes::blocks`]). Where all ranks share one node, peers' memory is read as the inner transport reads it.
+
+use super::{Direct, Nodes, Request, Tag, Transport};
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
+use std::time::Duration;
+
+/// Where a message went, with the request there.
+#[derive(Clone)]
+enum Way {
+    Free,
+    Inner(Request),
+    Outer(Request),
+    /// Found complete, or impossible, while another one was asked for.
+    Ended(Result<()>),
+}
+
+/// An inner transport among the ranks of one node and an outer one among all.
+pub struct Hierarchical {
+    name: String,
+    /// None where this rank is alone on its node.
+    inner: Option<Box<dyn Transport>>,
+    outer: Box<dyn Transport>,
+    nodes: Nodes,
+    /// The rank in `inner` of each rank of the group that shares this node.
+    local: Vec<Option<usize>>,
+    ways: Vec<Way>,
+    free: Vec<u32>,
+    /// Which transport was last looked at on behalf of requests of the other.
+    turn: usize,
+}
+
+impl Hierarchical {
+    /// `outer` reaches all ranks; `inner` those of this rank's node, in their order, and may be missing where this rank
+    /// is alone there. `name` is what users call the two together, the same on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Launch`] where the sizes contradict `nodes`.
+    pub fn new(
+        name: &str,
+        inner: Option<Box<dyn Transport>>,
+        outer: Box<dyn Transport>,
+        nodes: Nodes,
+    ) -> Result<Self> {
+        let rank = outer.rank();
+        if nodes.world() != outer.size() {
+            let (known, joined) = (nodes.world(), outer.size());
+            return Err(Error::Launch(format!(
+                "the nodes of {known} ranks are known, but transport {} joins {joined}",
+                outer.name()
+            )));
+        }
+        let sharing = nodes.with(rank);
+        let (place, joined) = inner.as_ref().map_or((0, 1), |t| (t.rank(), t.size()));
+        if joined != sharing.len() || sharing[place] != rank {
+            return Err(Error::Launch(format!(
+                "ranks {sharing:?} share the node of rank {rank}, but the transport inside the node joins {joined}, \
+                 with this rank as number {place}"
+            )));
+        }
+        let local = (0..nodes.world()).map(|r| sharing.iter().position(|&s| s == r)).collect();
+        let (ways, free) = (Vec::new(), Vec::new());
+        Ok(Hierarchical { name: name.into(), inner, outer, nodes, local, ways, free, turn: 0 })
+    }
+
+    /// The inner transport and the peer's rank in it, if that is the way to `peer`.
+    fn inside(&mut self, peer: usize) -> Option<(&mut Box<dyn Transport>, usize)> {
+        match (&mut self.inner, self.local.get(peer)) {
+            (Some(inner), Some(&Some(local))) => Some((inner, local)),
+            _ => None,
+        }
+    }
+
+    fn note(&mut self, way: Way) -> Request {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.ways.push(Way::Free);
+            self.ways.len() as u32 - 1
+        });
+        self.ways[index as usize] = way;
+        Request(u64::from(index))
+    }
+
+    fn look(&mut self, way: &Way) -> Result<bool> {
+        match (way, &mut self.inner) {
+            (Way::Inner(request), Some(inner)) => {
+                let request = *request;
+                inner.test(request).map_err(|error| self.in_group(error))
+            }
+            (Way::Outer(request), _) => self.outer.test(*request),
+            (Way::Ended(Err(error)), _) => Err(error.clone()),
+            _ => Ok(true),
+        }
+    }
+
+    /// Moves the transport forward that `waiting` does not use: peers may wait for what this rank has posted there.
+    fn move_other(&mut self, waiting: &Way) {
+        let inner = matches!(waiting, Way::Outer(_));
+        let other = |way: &Way| match way {
+            Way::Inner(_) => inner,
+            Way::Outer(_) => !inner,
+            _ => false,
+        };
+        let count = self.ways.len();
+        let found = (1..=count).map(|i| (self.turn + i) % count).find(|&i| other(&self.ways[i]));
+        let Some(index) = found else { return };
+        self.turn = index;
+        let way = self.ways[index].clone();
+        match self.look(&way) {
+            Ok(false) => {}
+            done => self.ways[index] = Way::Ended(done.map(drop)),
+        }
+    }
+
+    /// An error of the inner transport, with the ranks of this group.
+    fn in_group(&self, error: Error) -> Error {
+        let Some(inner) = &self.inner else { return error };
+        let outside = |number: usize| {
+            let here =
+                (0..self.local.len()).find(|&r| self.local[r].is_some_and(|l| inner.called(l) == number));
+            here.unwrap_or(number)
+        };
+        match error {
+            Error::PeerLost { rank, peer, how } => {
+                Error::PeerLost { rank: outside(rank), peer: outside(peer), how }
+            }
+            Error::Diverged { sequence, rank, mine, peer, theirs } => {
+                Error::Diverged { sequence, rank: outside(rank), mine, peer: outside(peer), theirs }
+            }
+            other => other,
+        }
+    }
+}
+
+impl Transport for Hierarchical {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.outer.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.outer.size()
+    }
+
+    fn node_block(&self) -> Option<usize> {
+        self.nodes.block()
+    }
+
+    fn called(&self, member: usize) -> usize {
+        self.outer.called(member)
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Memory> {
+        match &mut self.inner {
+            Some(inner) => inner.alloc(bytes),
+            None => self.outer.alloc(bytes),
+        }
+    }
+
+    unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
+        // SAFETY: the caller's promise, both times.
+        let posted = unsafe {
+            match self.inside(to) {
+                Some((inner, to)) => inner.send(to, tag, src, bytes).map(Way::Inner),
+                None => Ok(Way::Outer(self.outer.send(to, tag, src, bytes)?)),
+            }
+        };
+        let way = posted.map_err(|error| self.in_group(error))?;
+        Ok(self.note(way))
+    }
+
+    unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+        // SAFETY: the caller's promise, both times.
+        let posted = unsafe {
+            match self.inside(from) {
+                Some((inner, from)) => inner.recv(from, tag, dst, bytes).map(Way::Inner),
+                None => Ok(Way::Outer(self.outer.recv(from, tag, dst, bytes)?)),
+            }
+        };
+        let way = posted.map_err(|error| self.in_group(error))?;
+        Ok(self.note(way))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        let index = request.0 as usize;
+        let Some(way) = self.ways.get(index).cloned() else { return Ok(true) };
+        if matches!(way, Way::Free) {
+            return Ok(true);
+        }
+        let done = self.look(&way);
+        if let Ok(false) = done {
+            self.move_other(&way);
+            return Ok(false);
+        }
+        self.ways[index] = Way::Free;
+        self.free.push(index as u32);
+        done
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        let all = self.outer.size();
+        self.inner.as_mut().filter(|inner| inner.size() == all).and_then(|inner| inner.direct())
+    }
+
+    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+        // First the outer one, which complains about members that do not exist.
+        let outer = self.outer.subgroup(members, context)?;
+        let nodes = self.nodes.among(members);
+        let sharing = nodes.with(outer.rank());
+        let local: Vec<usize> = sharing.iter().filter_map(|&m| self.local[members[m]]).collect();
+        let inner = match &mut self.inner {
+            Some(inner) if local.len() > 1 => Some(inner.subgroup(&local, context)?),
+            _ => None,
+        };
+        Ok(Box::new(Hierarchical::new(&self.name, inner, outer, nodes)?))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        // The outer one knows all ranks, and so the cause.
+        self.outer.check()?;
+        let checked = self.inner.as_mut().map_or(Ok(()), |inner| inner.check());
+        checked.map_err(|error| self.in_group(error))
+    }
+
+    fn park(&mut self, limit: Duration) {
+        match &mut self.inner {
+            Some(inner) if inner.size() == self.outer.size() => inner.park(limit),
+            None => self.outer.park(limit),
+            // Neither side can wake this rank for the other.
+            _ => std::thread::sleep(limit.min(Duration::from_micros(50))),
+        }
+    }
+
+    fn abort(&mut self, why: &Error) {
+        self.outer.abort(why);
+        let Some(inner) = &mut self.inner else { return };
+        let called = |r: usize| self.local.get(r).copied().flatten().map_or(r, |l| inner.called(l));
+        let why = match why {
+            // Who is to blame may be on another node; the outer transport has told its name by now.
+            Error::PeerLost { rank, peer, how } => {
+                Error::PeerLost { rank: called(*rank), peer: called(*peer), how: how.clone() }
+            }
+            other => other.clone(),
+        };
+        inner.abort(&why);
+    }
+}
