@@ -7,6 +7,7 @@
 mod board;
 mod hosts;
 mod identity;
+mod inside;
 pub(crate) mod memfd;
 mod rendezvous;
 pub mod spawn;
@@ -16,6 +17,7 @@ mod wire;
 pub use board::{Board, Ending};
 pub(crate) use hosts::fnv;
 pub use identity::{Identity, Launcher, variables};
+pub use inside::{nodes_of, shm_inside};
 pub use rendezvous::Rendezvous;
 
 use crate::error::{Error, Result};

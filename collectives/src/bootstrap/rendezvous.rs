@@ -21,11 +21,11 @@ pub struct Rendezvous {
 
 /// Which rank is on which host.
 #[derive(Clone, Debug)]
-struct Hosts {
+pub(super) struct Hosts {
     /// Host of each rank, numbered in the order of their first ranks.
-    of: Vec<usize>,
+    pub of: Vec<usize>,
     /// Names of the hosts.
-    names: Vec<String>,
+    pub names: Vec<String>,
 }
 
 impl Rendezvous {
@@ -37,10 +37,7 @@ impl Rendezvous {
     /// that exist twice; [`Error::Timeout`] when rank 0 is not there; [`Error::PeerLost`] when a rank of an own
     /// spawn died meanwhile.
     pub fn join(identity: &Identity, options: &Options) -> Result<Self> {
-        let board = match identity.launcher {
-            Launcher::Caravan => Board::inherited()?.filter(|b| b.world() == identity.world).map(Arc::new),
-            _ => None,
-        };
+        let board = board(identity)?;
         let Identity { rank, world, .. } = *identity;
         let job = identity.job_name();
         let token = identity.token.clone().unwrap_or_default();
@@ -78,12 +75,30 @@ impl Rendezvous {
         Ok(joined)
     }
 
-    /// This rank.
-    pub fn rank(&self) -> usize {
-        self.star.index
+    /// The ranks of one node only, of which `identity` is one: for what they share, once it is known who they are.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn among(identity: &Identity, options: &Options, node: &[usize]) -> Result<Self> {
+        let board = board(identity)?;
+        let job = identity.job_name();
+        let token = identity.token.clone().unwrap_or_default();
+        let index = node.iter().position(|&r| r == identity.rank).ok_or_else(|| {
+            Error::Launch(format!("rank {} is not one of the ranks {node:?} of its node", identity.rank))
+        })?;
+        let place = Place::Unix(socket_name(&job, &format!("node of {}", node[0])));
+        let me = Member { ranks: node, index, world: identity.world, token: &token, job: &job };
+        let star = Star::meet(&place, &me, options.timeout, board.as_deref())?;
+        let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
+        Ok(Rendezvous { star, local: None, hosts, timeout: options.timeout, board })
     }
 
-    /// Ranks in the job.
+    /// This rank of the job.
+    pub fn rank(&self) -> usize {
+        self.star.ranks[self.star.index]
+    }
+
+    /// Ranks that have met: those of the job, or of one node.
     pub fn world(&self) -> usize {
         self.star.ranks.len()
     }
@@ -100,8 +115,9 @@ impl Rendezvous {
 
     /// The ranks of this rank's host, in order; this rank is one of them.
     pub fn local_ranks(&self) -> Vec<usize> {
-        let mine = self.hosts.of[self.rank()];
-        (0..self.world()).filter(|&r| self.hosts.of[r] == mine).collect()
+        let mine = self.hosts.of[self.star.index];
+        let here = (0..self.world()).filter(|&index| self.hosts.of[index] == mine);
+        here.map(|index| self.star.ranks[index]).collect()
     }
 
     /// The supervisor's board, when this is an own spawn.
@@ -145,7 +161,7 @@ impl Rendezvous {
 
 impl Hosts {
     /// From each rank's `key\nname`.
-    fn of(all: &[Vec<u8>]) -> Self {
+    pub(super) fn of(all: &[Vec<u8>]) -> Self {
         let (mut keys, mut names, mut of) = (Vec::<&[u8]>::new(), Vec::new(), Vec::new());
         for blob in all {
             let (key, name) = match blob.iter().position(|&b| b == b'\n') {
@@ -161,6 +177,14 @@ impl Hosts {
         }
         Hosts { of, names }
     }
+}
+
+/// The supervisor's board, if this is an own spawn.
+fn board(identity: &Identity) -> Result<Option<Arc<Board>>> {
+    Ok(match identity.launcher {
+        Launcher::Caravan => Board::inherited()?.filter(|b| b.world() == identity.world).map(Arc::new),
+        _ => None,
+    })
 }
 
 /// The abstract socket of a job: per user, and short enough for a socket's name whatever the launcher calls jobs.

@@ -3,6 +3,7 @@
 
 use super::{Call, Group, Kind};
 use std::fmt;
+use std::time::Duration;
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -243,6 +244,31 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    /// What the costs of a link between ranks say, before anything is measured. What the link carries while one more
+    /// message is under way (its latency and about 2 us of software, times its bandwidth) is worth one step:
+    ///
+    /// - sending everything to everybody saves an `all_reduce` of n ranks one step and sends n/2 times as much, so up
+    ///   to n/(n-2) times that many bytes sent per rank it is faster (for two ranks it sends no more, and stops where
+    ///   reducing all twice does not pay);
+    /// - a tree has fewer steps than a chain, and a root that reduces alone fewer than all together, which pay about up
+    ///   to that many bytes;
+    /// - rounds must be longer than that for the next to be under way while one is reduced.
+    pub fn for_link(self, ranks: usize, latency: Duration, bandwidth: f64) -> Tuning {
+        const SOFTWARE: f64 = 2e-6;
+        const MOST: f64 = (4 << 20) as f64;
+        let step = (latency.as_secs_f64() + SOFTWARE) * bandwidth;
+        let worth = match ranks {
+            0..=2 => MOST,
+            n => step * n as f64 / (n - 2) as f64,
+        };
+        Tuning {
+            exchange_all: worth.min(MOST) as usize,
+            tree: step.min(MOST) as usize,
+            round: self.round.max((2.0 * step).min(16.0 * MOST) as usize),
+            ..self
+        }
+    }
+
     /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`
     /// bytes: bytes of a piece per round, and rounds (at least one).
     pub(super) fn cut(&self, pieces: usize, largest: usize, budget: usize) -> (usize, usize) {
@@ -324,5 +350,60 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             by_size(bytes, tuning.tree, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
         }
         _ => Choice { algorithm: candidates[0], why: Why::Only },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DType;
+
+    fn all_reduce(group: &Group, bytes: usize) -> Choice {
+        choose(&Call::new(Kind::AllReduce, DType::U8, bytes), group, None)
+    }
+
+    #[test]
+    fn a_link_moves_the_sizes_at_which_algorithms_change() {
+        let group = |ranks, link: Option<(u64, f64)>| {
+            let plain = Tuning::default();
+            let tuning = link.map_or(plain, |(us, b)| plain.for_link(ranks, Duration::from_micros(us), b));
+            Group { rank: 0, size: ranks, direct: None, block: None, tuning }
+        };
+        // 22 us at 1.25 GB/s are 27500 bytes; with 4 ranks twice that many are sent, by 3 messages.
+        let cluster = group(4, Some((20, 1.25e9)));
+        assert_eq!((cluster.tuning.tree, cluster.tuning.exchange_all), (27_500, 55_000));
+        assert_eq!(all_reduce(&cluster, 18_333).algorithm, Algorithm::ExchangeAll);
+        assert_eq!(all_reduce(&cluster, 18_334).algorithm, Algorithm::PairwiseReduceScatterAllGather);
+        assert_eq!(all_reduce(&group(4, None), 18_333).algorithm, Algorithm::PairwiseReduceScatterAllGather);
+        // Over a continent a round must fill 50 ms.
+        let far = group(4, Some((50_000, 1e9))).tuning;
+        assert!(far.round >= 64 << 20 && far.exchange_all == 4 << 20, "{far:?}");
+        assert_eq!(group(2, Some((1, f64::INFINITY))).tuning.tree, 4 << 20);
+    }
+
+    #[test]
+    fn nodes_are_units_where_that_sends_less_between_them() {
+        let group = |size, block| {
+            let tuning = Tuning::default();
+            Group { rank: 0, size, direct: None, block: Some(block), tuning }
+        };
+        let of = |kind, dtype, count, group: &Group| choose(&Call::new(kind, dtype, count), group, None);
+        let large = 1 << 20;
+        for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::Reduce] {
+            let choice = of(kind, DType::F32, large, &group(8, 4));
+            assert_eq!((choice.algorithm, choice.why), (Algorithm::Hierarchical, Why::Nodes(4)), "{kind}");
+        }
+        assert_eq!(all_reduce(&group(8, 4), 64).algorithm, Algorithm::HierarchicalExchange);
+        assert_eq!(of(Kind::Reduce, DType::F32, 4, &group(8, 4)).algorithm, Algorithm::Linear);
+        // Two unrounded bf16 are as long as two ranks' own; three ranks have two partial results.
+        let pairs = of(Kind::ReduceScatter, DType::Bf16, large, &group(8, 2));
+        assert_eq!(pairs.algorithm, Algorithm::Pairwise);
+        assert_eq!(of(Kind::AllGather, DType::Bf16, large, &group(8, 2)).algorithm, Algorithm::Hierarchical);
+        assert_eq!(of(Kind::ReduceScatter, DType::Bf16, large, &group(9, 3)).algorithm, Algorithm::Pairwise);
+        assert_eq!(
+            of(Kind::ReduceScatter, DType::F32, large, &group(9, 3)).algorithm,
+            Algorithm::Hierarchical
+        );
+        assert_eq!(of(Kind::AllToAll, DType::F32, large, &group(8, 4)).algorithm, Algorithm::Pairwise);
     }
 }

@@ -1,0 +1,151 @@
+//! The suite that every transport passes, with shared memory inside nodes and messages between them: over shared
+//! memory too, and over UCX where that is installed. Every rank is a process of this machine, cut into nodes.
+
+mod shm_ranks;
+
+use collectives::bootstrap::{Rendezvous, nodes_of, shm_inside};
+use collectives::conformance::{Case, cases};
+use collectives::transport::emulated::Emulated;
+use collectives::transport::hierarchical::Hierarchical;
+use collectives::transport::shm::ShmTransport;
+use collectives::transport::ucx::UcxTransport;
+use collectives::transport::{Nodes, Transport};
+use collectives::{Communicator, Result};
+use shm_ranks::{identity, job, options};
+
+/// What joins the nodes.
+type Outer = fn(&mut Rendezvous) -> Result<Box<dyn Transport>>;
+
+fn shm(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
+    Ok(Box::new(ShmTransport::connect(rendezvous, &options())?))
+}
+
+fn ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
+    let (rank, world) = (rendezvous.rank(), rendezvous.world());
+    Ok(Box::new(UcxTransport::connect(rank, world, &mut |blob| rendezvous.exchange(&blob))?))
+}
+
+/// Behind a link that holds every message back.
+fn slow_ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
+    let (inner, apart) = (ucx(rendezvous)?, Nodes::apart(rendezvous.world()));
+    Ok(Box::new(Emulated::new("slow ucx", inner, "latency=5us,bandwidth=2GB/s".parse()?, apart)?))
+}
+
+fn nodes(outer: Outer, per_node: usize) -> Result<Box<dyn Transport>> {
+    let identity = identity();
+    let mut outer = outer(&mut Rendezvous::join(&identity, &options())?)?;
+    let nodes = nodes_of(&mut *outer, &options(), Some(per_node))?;
+    let inner = shm_inside(&identity, &options(), &nodes)?;
+    Ok(Box::new(Hierarchical::new("nodes", inner, outer, nodes)?))
+}
+
+/// Every case, or those `chosen`, that leaves its processes alive, each in a group of its own.
+fn suite(test: &str, outer: Outer, n: usize, per_node: usize, chosen: fn(&Case) -> bool) {
+    let rank = || {
+        let mut transport = nodes(outer, per_node).expect("a group");
+        let all: Vec<usize> = (0..n).collect();
+        for (i, case) in cases().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
+            let group = transport.subgroup(&all, 1_000_000 + i as u64).expect("a group");
+            (case.run)(Communicator::new(group, (case.options)()).expect("a communicator"));
+        }
+    };
+    for report in job(test, &[n], rank) {
+        assert_eq!(report.exit_code(), 0, "{:?}", report.sentence());
+    }
+}
+
+fn without_the_longest(case: &Case) -> bool {
+    !["all_reduce", "reduce", "all_to_all"].contains(&case.name)
+}
+
+#[test]
+fn nodes_of_two_over_shared_memory() {
+    suite("nodes_of_two_over_shared_memory", shm, 4, 2, |_| true);
+}
+
+#[test]
+fn uneven_nodes_over_shared_memory() {
+    suite("uneven_nodes_over_shared_memory", shm, 5, 3, without_the_longest);
+}
+
+#[test]
+fn nodes_of_one_over_shared_memory() {
+    suite("nodes_of_one_over_shared_memory", shm, 2, 1, without_the_longest);
+}
+
+#[test]
+fn one_node_over_shared_memory() {
+    suite("one_node_over_shared_memory", shm, 3, 3, without_the_longest);
+}
+
+/// Whether UCX is here; why not is printed.
+fn has_ucx() -> bool {
+    match ucx_sys::Ucp::load() {
+        Ok(_) => true,
+        Err(error) => {
+            println!("skipped: {error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn uneven_nodes_over_ucx() {
+    if has_ucx() {
+        suite("uneven_nodes_over_ucx", ucx, 3, 2, |_| true);
+    }
+}
+
+#[test]
+fn nodes_of_two_over_ucx() {
+    if has_ucx() {
+        suite("nodes_of_two_over_ucx", ucx, 5, 2, without_the_longest);
+    }
+}
+
+#[test]
+fn emulated_links_over_ucx() {
+    if has_ucx() {
+        suite("emulated_links_over_ucx", slow_ucx, 3, 1, without_the_longest);
+    }
+}
+
+#[test]
+fn nodes_behind_emulated_links_over_ucx() {
+    if has_ucx() {
+        suite("nodes_behind_emulated_links_over_ucx", slow_ucx, 4, 2, without_the_longest);
+    }
+}
+
+/// A rank of another node that gives up is named, with its reason.
+#[test]
+fn a_rank_of_another_node_that_fails_is_named() {
+    let reports = job("a_rank_of_another_node_that_fails_is_named", &[4], || {
+        let transport = nodes(shm, 2).expect("a group");
+        let rank = transport.rank();
+        let comm = Communicator::new(transport, collectives::Options::default()).expect("a communicator");
+        comm.barrier().expect("works");
+        if rank == 3 {
+            std::process::abort();
+        }
+        let error = comm.barrier().expect_err("rank 3 is gone").to_string();
+        assert!(error.contains("rank 3"), "{error}");
+        std::process::exit(0);
+    });
+    for report in reports {
+        let text = report.sentence().expect("a failure");
+        assert!(text.contains("rank 3"), "{text}");
+    }
+}
+
+/// Without a number of ranks per node, the machine is one.
+#[test]
+fn hosts_are_nodes() {
+    let reports = job("hosts_are_nodes", &[3], || {
+        let mut outer = shm(&mut Rendezvous::join(&identity(), &options()).expect("meets")).expect("a group");
+        let nodes = nodes_of(&mut *outer, &options(), None).expect("nodes");
+        assert_eq!((nodes.count(), nodes.block()), (1, None));
+        assert!(nodes_of(&mut *outer, &options(), Some(0)).is_err());
+    });
+    assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());
+}
