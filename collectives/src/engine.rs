@@ -14,7 +14,7 @@ mod stream;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule, Tuning};
+use crate::schedule::{Algorithm, Cache, Call, Group, KEPT, Kind, Local, Schedule, Tuning};
 use crate::transport::Transport;
 use execute::{Env, Outcome, State};
 use scratch::Pool;
@@ -260,7 +260,9 @@ impl Engine {
         let flight = &mut self.flights[id as usize];
         let state = &mut flight.state;
         state.reset(group.size, schedule.rounds);
-        if schedule.scratch > 0 {
+        if schedule.scratch <= KEPT && !schedule.scratch_published {
+            state.scratch_at = state.kept();
+        } else {
             let taken = self.pool.take(schedule.scratch, schedule.scratch_published, &mut *self.transport);
             match taken {
                 Ok(mut scratch) => {

@@ -6,7 +6,7 @@ use super::stats::Stats;
 use super::stream;
 use crate::error::{Error, Result};
 use crate::reduce::Kernel;
-use crate::schedule::{Operand, Peers, Remote, Schedule, Space, Span, Step};
+use crate::schedule::{KEPT, Operand, Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::mem::MaybeUninit;
@@ -36,7 +36,12 @@ pub(super) struct State {
     part: usize,
     posted: Vec<Posted>,
     peers: Vec<PeerAt>,
+    kept: Box<Kept>,
 }
+
+/// The scratch of calls that need little.
+#[repr(align(64))]
+struct Kept([u8; KEPT]);
 
 struct Posted {
     group: usize,
@@ -93,6 +98,7 @@ impl State {
             part: 0,
             posted: Vec::with_capacity(2 * size),
             peers: Vec::with_capacity(size),
+            kept: Box::new(Kept([0; KEPT])),
         }
     }
 
@@ -106,6 +112,11 @@ impl State {
         if rounds > 0 {
             self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), staged: false });
         }
+    }
+
+    /// [`KEPT`] bytes that stay where they are.
+    pub fn kept(&mut self) -> *mut u8 {
+        self.kept.0.as_mut_ptr()
     }
 
     pub(super) fn read(&self, space: Space, offset: usize) -> *const u8 {
@@ -439,7 +450,7 @@ unsafe fn streamed(
     count: usize,
     element: usize,
 ) {
-    let mut tile = [const { MaybeUninit::<u64>::uninit() }; stream::TILE / 8];
+    let mut tile = MaybeUninit::<stream::Tile>::uninit();
     let tile = tile.as_mut_ptr().cast::<u8>();
     let mut left = count;
     while left > 0 {
@@ -447,10 +458,13 @@ unsafe fn streamed(
         // SAFETY: the tile has room for the part, of which the inputs and the output have at least as much left.
         unsafe {
             kernel(inputs, tile, part);
+            for input in &mut *inputs {
+                *input = input.wrapping_add(part * element);
+                stream::prefetch(*input, part * element);
+            }
             stream::copy(tile, out, part * out_size);
             out = out.add(part * out_size);
         }
-        inputs.iter_mut().for_each(|input| *input = input.wrapping_add(part * element));
         left -= part;
     }
     stream::fence();

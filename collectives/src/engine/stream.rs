@@ -1,8 +1,15 @@
 //! Writing results that no cache can keep: past the caches, so that the processor does not first read what it is
 //! about to overwrite.
 
-/// Bytes that are reduced in the first-level cache before they are written.
-pub(super) const TILE: usize = 2 << 10;
+use crate::simd::{Level, level};
+
+/// Bytes that are reduced in the first-level cache before they are written: so few that the processor is fetching
+/// the next ones while it writes.
+pub(super) const TILE: usize = 1 << 10;
+
+/// Room for a tile, in whole cache lines.
+#[repr(align(64))]
+pub(super) struct Tile(#[allow(dead_code)] [u8; TILE]);
 
 /// Copies `bytes` from `src` to `dst` past the caches where the processor can. Other ranks see the result only
 /// after [`fence`].
@@ -13,26 +20,17 @@ pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's.
     unsafe {
-        use std::arch::x86_64::*;
         // Stores go to whole cache lines.
-        let head = dst.align_offset(64).min(bytes);
+        let head = dst.align_offset(LINE).min(bytes);
         std::ptr::copy_nonoverlapping(src, dst, head);
         let (src, dst, bytes) = (src.add(head), dst.add(head), bytes - head);
-        let lines = bytes / 64;
-        for line in 0..lines {
-            let (from, to) = (src.add(line * 64).cast::<__m128i>(), dst.add(line * 64).cast::<__m128i>());
-            let x = [
-                _mm_loadu_si128(from),
-                _mm_loadu_si128(from.add(1)),
-                _mm_loadu_si128(from.add(2)),
-                _mm_loadu_si128(from.add(3)),
-            ];
-            _mm_stream_si128(to, x[0]);
-            _mm_stream_si128(to.add(1), x[1]);
-            _mm_stream_si128(to.add(2), x[2]);
-            _mm_stream_si128(to.add(3), x[3]);
+        let lines = bytes / LINE;
+        match level() {
+            // SAFETY: `level` never exceeds what the processor was detected to have.
+            Level::Avx512 => lines_by_64(src, dst, lines),
+            _ => lines_by_16(src, dst, lines),
         }
-        let done = lines * 64;
+        let done = lines * LINE;
         std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), bytes - done);
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -40,6 +38,50 @@ pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
     unsafe {
         std::ptr::copy_nonoverlapping(src, dst, bytes)
     }
+}
+
+const LINE: usize = 64;
+
+/// # Safety
+/// Both ranges of `lines` cache lines are valid and disjoint, and `dst` starts at one.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn lines_by_64(src: *const u8, dst: *mut u8, lines: usize) {
+    use std::arch::x86_64::*;
+    for at in (0..lines).map(|line| line * LINE) {
+        // SAFETY: the caller's.
+        unsafe { _mm512_stream_si512(dst.add(at).cast(), _mm512_loadu_si512(src.add(at).cast())) };
+    }
+}
+
+/// # Safety
+/// As for [`lines_by_64`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn lines_by_16(src: *const u8, dst: *mut u8, lines: usize) {
+    use std::arch::x86_64::*;
+    for at in (0..lines).map(|line| line * LINE) {
+        // SAFETY: the caller's.
+        unsafe {
+            let (from, to) = (src.add(at).cast::<__m128i>(), dst.add(at).cast::<__m128i>());
+            let x = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+            for (i, x) in x.into_iter().enumerate() {
+                _mm_stream_si128(to.add(i), x);
+            }
+        }
+    }
+}
+
+/// Starts fetching what will be read next; what lies behind a buffer's end is never touched.
+#[inline(always)]
+pub(super) fn prefetch(src: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes).step_by(LINE) {
+        use std::arch::x86_64::*;
+        // SAFETY: a hint, which neither faults nor changes anything, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (src, bytes);
 }
 
 /// Orders what [`copy`] wrote before everything that follows.
@@ -54,9 +96,14 @@ pub(super) fn fence() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::with_level;
 
     #[test]
     fn copies_every_alignment_and_length() {
+        Level::available().for_each(|level| with_level(level, copies));
+    }
+
+    fn copies() {
         let src: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
         for from in [0, 1, 17] {
             for to in [0, 1, 63] {

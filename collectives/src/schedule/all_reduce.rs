@@ -2,7 +2,9 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Operand, Peers, Space, Span, all_gather, hierarchical, part, reduce_scatter};
+use super::{
+    Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, hierarchical, part, reduce_scatter,
+};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -38,20 +40,27 @@ pub(super) fn build(b: &mut Build) {
     }
 }
 
-/// Everybody publishes the whole input, by a copy when the output replaces it, and reduces everything.
+/// Everybody publishes the whole input and reduces everything. Where the output replaces the input, a small result
+/// is kept aside until the peers have read the input, and a large input is copied for them piece by piece.
 fn read_all(b: &mut Build) {
     let (rank, bytes, element) = (b.group.rank, b.call.bytes(), b.call.dtype.size());
     let whole = 0..bytes;
-    let exposure = b.expose(Span::send(0, bytes), vec![whole], 1, bytes, b.call.in_place);
+    let small = bytes <= KEPT;
+    let exposure = b.expose(Span::send(0, bytes), vec![whole], 1, bytes, b.call.in_place && !small);
+    let out = match b.call.in_place && small && !exposure.is_copied() {
+        true => b.scratch(bytes),
+        false => Span::recv(0, bytes),
+    };
     let read = move |b: &mut Build, part: Part| {
         let range = part.of(bytes);
         let operand = |r: usize| match r {
             r if r == rank => Operand::Own(Space::Send, range.start),
             r => Operand::Peer(part.remote(r, 0, 0)),
         };
-        b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
+        b.reduce(operand, out.slice(range.start, range.len()), range.len() / element);
     };
     b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |_| (), read);
+    b.copy(out, Span::recv(0, bytes));
 }
 
 /// Everybody sends the whole input to everybody.

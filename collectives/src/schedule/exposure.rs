@@ -50,6 +50,13 @@ impl Part {
     }
 }
 
+impl Exposure {
+    /// Whether all of it has been copied once it is published.
+    pub(super) fn is_copied(&self) -> bool {
+        self.copied
+    }
+}
+
 impl Build {
     /// Memory of this rank for peers to read. `most` is the largest number of pieces that any rank has and
     /// `largest` the largest piece: the same on every rank. `replaced` says that what is read of a piece replaces

@@ -184,6 +184,9 @@ impl fmt::Display for Call {
     }
 }
 
+/// Bytes of scratch that every call has, without asking for memory, if its peers need not reach it.
+pub(crate) const KEPT: usize = 4096;
+
 /// Part `rank` of `count` elements cut into `size` parts that differ by at most one element.
 pub fn part(count: usize, size: usize, rank: usize) -> std::ops::Range<usize> {
     let (base, extra) = (count / size, count % size);

@@ -1,7 +1,7 @@
 //! Which algorithm carries a call, and why: by kind, bytes, ranks and what the transport can do. The answer is
 //! the same on every rank, because it depends only on what is.
 
-use super::{Call, Group, Kind};
+use super::{Call, Group, KEPT, Kind};
 use std::fmt;
 use std::time::Duration;
 
@@ -237,7 +237,7 @@ impl Default for Tuning {
             read_all: 32 << 10,
             exchange_all: 16 << 10,
             tree: 64 << 10,
-            stream: 4 << 20,
+            stream: 2 << 20,
             measured: [None; Kind::ALL.len()],
         }
     }
@@ -332,9 +332,9 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
         return choice;
     }
     match (call.kind, group.direct) {
-        (Kind::AllReduce, Some(inline)) => {
+        (Kind::AllReduce, Some(_)) => {
             // Larger inputs would have to be copied first by ranks whose output replaces them.
-            let limit = inline.min(tuning.read_all / (group.size - 1));
+            let limit = KEPT.min(tuning.read_all / (group.size - 1));
             by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
         }
         (_, Some(_)) => Choice { algorithm: Algorithm::DirectRead, why: Why::Direct },

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// First word of a segment, once its owner has filled in the rest.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"caravanS");
 /// Changes with anything in this file.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Set when the owner left in good order.
 pub(super) const DEPARTED: usize = 64;
@@ -33,10 +33,12 @@ const _: () = assert!(ABORT + crate::bootstrap::memfd::NOTE_BYTES <= REGISTRY);
 pub(super) const DEPTH: u64 = 64;
 /// Bytes that `publish` copies into its slot. Small: the slot's lines were last read by the peers, so that writing
 /// them costs about as much as the peers' reading; from here on it is cheaper to wait until they have read the buffer.
-pub(super) const INLINE: usize = 256;
+pub(super) const INLINE: usize = 512;
 
 pub(super) const LINE: usize = 64;
-const SLOT: usize = LINE + INLINE;
+/// Processors fetch lines in pairs: a word that is polled must not draw its neighbour with it.
+const PAIR: usize = 2 * LINE;
+const SLOT: usize = (LINE + INLINE).next_multiple_of(PAIR);
 /// All rings of a rank together; one ring is never below 16 KiB.
 const RINGS: usize = 4 << 20;
 
@@ -69,11 +71,11 @@ impl Layout {
     }
 
     fn done(&self, sequence: u64) -> usize {
-        self.left(self.size).next_multiple_of(LINE) + (sequence % DEPTH) as usize * LINE
+        self.left(self.size).next_multiple_of(PAIR) + (sequence % DEPTH) as usize * PAIR
     }
 
     fn slot(&self, sequence: u64) -> usize {
-        self.done(0) + DEPTH as usize * LINE + (sequence % DEPTH) as usize * SLOT
+        self.done(0) + DEPTH as usize * PAIR + (sequence % DEPTH) as usize * SLOT
     }
 
     fn head(&self, from: usize) -> usize {
@@ -149,6 +151,14 @@ impl Block {
         [0, 8, 16, 24].map(|word| self.u64(base + word))
     }
 
+    /// Fetches the lines that the owner will write for `sequence`: the peers had them last, and getting them back
+    /// only when they are written would keep what is written to itself for that long.
+    #[inline(always)]
+    pub fn prepare(&self, sequence: u64) {
+        prefetch_to_write(self.at(self.layout.slot(sequence)));
+        prefetch_to_write(self.at(self.layout.done(sequence)));
+    }
+
     /// The place of an inline payload: up to half a line sits in the line of the slot's words, so that a small
     /// message moves one line between cores.
     pub fn inline(&self, sequence: u64, bytes: usize) -> NonNull<u8> {
@@ -171,6 +181,24 @@ impl Block {
     }
 }
 
+/// Only a hint: it changes nothing but where a line is.
+#[inline(always)]
+fn prefetch_to_write(line: NonNull<u8>) {
+    let line = line.as_ptr();
+    // SAFETY: prefetching neither faults nor changes memory, registers or flags.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,7 +208,7 @@ mod tests {
         for size in [1, 2, 5, 64, 300] {
             let l = Layout::new(size);
             assert!(l.left(size) <= l.done(0));
-            assert_eq!(l.done(DEPTH - 1) + LINE, l.slot(0));
+            assert_eq!(l.done(DEPTH - 1) + PAIR, l.slot(0));
             assert_eq!(l.slot(DEPTH - 1) + SLOT, l.head(0));
             assert_eq!(l.head(size - 1) + LINE, l.tail(0));
             assert!(l.tail(size - 1) + LINE <= l.ring(0));

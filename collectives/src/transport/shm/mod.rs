@@ -21,7 +21,6 @@ use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::transport::{Direct, Request, Tag, Transport};
 use group::Group;
-use layout::Block;
 use mail::Mail;
 use peers::Watcher;
 use segments::Segments;
@@ -38,7 +37,13 @@ pub struct ShmTransport {
     mail: Mail,
     sleeper: bell::Sleeper,
     watcher: Watcher,
+    /// All members have finished the calls before this one.
+    cleared: u64,
 }
+
+/// How many calls are checked at once for whether all members have finished them: their words are in the members'
+/// caches, and fetching several takes little longer than fetching one.
+const CLEARED_AT_ONCE: u64 = 16;
 
 impl ShmTransport {
     /// The group of all ranks of this host, in the order of their world ranks; called by all of them together.
@@ -53,7 +58,7 @@ impl ShmTransport {
 
     fn over(group: Group) -> Self {
         let (mail, watcher) = (Mail::new(&group), Watcher::new(&group.segments));
-        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher }
+        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher, cleared: 0 }
     }
 
     /// Wakes every peer that sleeps, after something was made visible to all.
@@ -61,6 +66,28 @@ impl ShmTransport {
     fn ring_all(&mut self) {
         self.group.fences().changed();
         self.group.known().for_each(bell::ring);
+    }
+
+    /// Whether nobody reads the slot of call `sequence` any more. The own word counts too: this rank reads what it
+    /// published like everybody else.
+    #[inline(always)]
+    fn reusable(&mut self, sequence: u64) -> bool {
+        let needed = (sequence + 1).saturating_sub(layout::DEPTH);
+        self.cleared >= needed || self.clear(needed)
+    }
+
+    #[cold]
+    fn clear(&mut self, needed: u64) -> bool {
+        let finished = |this: &mut Self, member: usize| {
+            let left = this.watcher.gone[this.group.members[member]];
+            let block = this.group.block(member);
+            left || block.is_some_and(|block| slots::finished(block.done(this.cleared), this.cleared))
+        };
+        let most = needed + CLEARED_AT_ONCE;
+        while self.cleared < most && (0..self.group.size()).all(|member| finished(self, member)) {
+            self.cleared += 1;
+        }
+        self.cleared >= needed
     }
 
     fn busy(&mut self) {
@@ -160,15 +187,8 @@ impl Direct for ShmTransport {
         bytes: usize,
     ) -> Result<bool> {
         let own = self.group.own;
-        if sequence >= layout::DEPTH {
-            for member in 0..self.group.size() {
-                // The own word counts too: this rank reads what it published like everybody else.
-                let free = |block: Block| slots::reusable(block.done(sequence), sequence, layout::DEPTH);
-                let left = self.watcher.gone[self.group.members[member]];
-                if !left && !self.group.block(member).is_some_and(free) {
-                    return Ok(false);
-                }
-            }
+        if !self.reusable(sequence) {
+            return Ok(false);
         }
         self.busy();
         let offset = if bytes <= layout::INLINE {
@@ -189,6 +209,7 @@ impl Direct for ShmTransport {
             slots::Description { offset, bytes: bytes as u64, fingerprint },
         );
         self.ring_all();
+        own.prepare(sequence + 1);
         Ok(true)
     }
 
