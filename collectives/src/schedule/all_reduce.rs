@@ -28,8 +28,12 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::HierarchicalExchange => hierarchical::exchange(b),
         Algorithm::Hierarchical => {
             let mut m = Messages::new(size);
-            let group = hierarchical::reduce_scatter(b, &mut m, &parts, own);
-            hierarchical::all_gather(b, &mut m, own, &parts, group, |_| ());
+            match hierarchical::pays(&b.group, b.call.dtype) {
+                true => hierarchical::reduce_scatter(b, &mut m, &parts, own),
+                false => reduce_scatter::pairwise(b, &mut m, &parts, own),
+            }
+            // Groups of messages that neither of the two has used.
+            hierarchical::all_gather(b, &mut m, own, &parts, usize::MAX / 2, |_| ());
         }
         _ => {
             let mut m = Messages::new(size);

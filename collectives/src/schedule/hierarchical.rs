@@ -8,7 +8,7 @@
 //! Sums keep the canonical order: a block reduces only what is a subtree of the tree over all ranks (see
 //! [`canonical`](super::canonical)) and sends partial results unrounded, which r joins as the tree does. A block of
 //! a power of two of ranks has one partial result, others have a few. For 16-bit types they are twice as long as
-//! contributions, so nodes of two ranks gain nothing there, and the tuner does not take this path for them.
+//! contributions. Where nodes are so small that this saves little, the tuner reduces without them ([`pays`]).
 
 use super::canonical::{Join, join, subtrees};
 use super::messages::Messages;
@@ -74,11 +74,12 @@ impl Blocks {
     }
 }
 
-/// Whether reductions send less between nodes this way than if every rank sent to every other.
+/// Whether reductions send less than half as much between nodes this way as if every rank sent to every other: below
+/// that, passing contributions on inside the node costs more than it saves.
 pub(super) fn pays(group: &Group, dtype: DType) -> bool {
     let blocks = Blocks::of(group);
     let parts = blocks.all().map(|block| subtrees(group.size, &block).len()).max().unwrap_or(1);
-    parts * accumulator(dtype).size() < blocks.block * dtype.size()
+    2 * parts * accumulator(dtype).size() < blocks.block * dtype.size()
 }
 
 /// Bytes per round and rounds for pieces of at most `largest` bytes, `pieces` of them at once.
@@ -176,8 +177,7 @@ impl Reducer {
 }
 
 /// Part r of the reduction ends on rank r, at `out`; `parts` are byte ranges of the input, the first the longest.
-/// Uses groups of messages from 0 up to what it returns.
-pub(super) fn reduce_scatter(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], out: Span) -> usize {
+pub(super) fn reduce_scatter(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], out: Span) {
     let mut reducer = Reducer::new(b);
     let blocks = reducer.blocks;
     let rank = blocks.rank;
@@ -261,7 +261,6 @@ pub(super) fn reduce_scatter(b: &mut Build, m: &mut Messages, parts: &[Range<usi
             reducer.last(b, &from[k % 2], out.slice(at * size, count * size), count);
         }
     }
-    2 * rounds
 }
 
 /// Everybody's part ends on every rank; part r is `own` on rank r. Messages are of groups from `group` on.

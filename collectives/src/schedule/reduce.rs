@@ -86,9 +86,7 @@ fn scatter_gather(b: &mut Build) {
         false => b.scratch(parts[rank].len()),
     };
     match b.algorithm() {
-        Algorithm::Hierarchical => {
-            hierarchical::reduce_scatter(b, &mut m, &parts, own);
-        }
+        Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &mut m, &parts, own),
         _ => reduce_scatter::pairwise(b, &mut m, &parts, own),
     }
     let group = usize::MAX;

@@ -244,27 +244,26 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// What the costs of a link between ranks say, before anything is measured. What the link carries while one more
-    /// message is under way (its latency and about 2 us of software, times its bandwidth) is worth one step:
+    /// What the costs of a link between ranks say, before anything is measured. One step more costs its latency and
+    /// about 2 us of software.
     ///
-    /// - sending everything to everybody saves an `all_reduce` of n ranks one step and sends n/2 times as much, so up
-    ///   to n/(n-2) times that many bytes sent per rank it is faster (for two ranks it sends no more, and stops where
-    ///   reducing all twice does not pay);
-    /// - a tree has fewer steps than a chain, and a root that reduces alone fewer than all together, which pay about up
-    ///   to that many bytes;
-    /// - rounds must be longer than that for the next to be under way while one is reduced.
+    /// - Sending everything to everybody saves an `all_reduce` of n ranks one step. Of B bytes sent per rank it sends
+    ///   (1 - 2/n) B more than is needed, and reduces the rest of B/(n-1) only once all is there, at some 8 GB/s. It
+    ///   pays up to the B at which both together take as long as the step.
+    /// - A tree has fewer steps than a chain, and a root that reduces alone fewer than all together. They pay about up
+    ///   to what the link carries while a step takes.
+    /// - Rounds must be longer than that for the next to be under way while one is reduced.
     pub fn for_link(self, ranks: usize, latency: Duration, bandwidth: f64) -> Tuning {
         const SOFTWARE: f64 = 2e-6;
+        const REDUCED: f64 = 8e9;
         const MOST: f64 = (4 << 20) as f64;
-        let step = (latency.as_secs_f64() + SOFTWARE) * bandwidth;
-        let worth = match ranks {
-            0..=2 => MOST,
-            n => step * n as f64 / (n - 2) as f64,
-        };
+        let step = latency.as_secs_f64() + SOFTWARE;
+        let n = ranks.max(2) as f64;
+        let exchanged = step / ((1.0 - 2.0 / n) / bandwidth + 1.0 / (n * REDUCED));
         Tuning {
-            exchange_all: worth.min(MOST) as usize,
-            tree: step.min(MOST) as usize,
-            round: self.round.max((2.0 * step).min(16.0 * MOST) as usize),
+            exchange_all: exchanged.min(MOST) as usize,
+            tree: (step * bandwidth).min(MOST) as usize,
+            round: self.round.max((2.0 * step * bandwidth).min(16.0 * MOST) as usize),
             ..self
         }
     }
@@ -283,22 +282,24 @@ impl Tuning {
 /// for another.
 fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
     let block = group.block.filter(|_| group.direct.is_none())?;
-    let tuning = &group.tuning;
-    let choice = |algorithm, why| Some(Choice { algorithm, why });
+    let (tuning, bytes) = (&group.tuning, call.bytes());
+    let units = Some(Choice { algorithm: Algorithm::Hierarchical, why: Why::Nodes(block) });
     let pays = !call.kind.reduces() || super::hierarchical::pays(group, call.dtype);
     match call.kind {
-        Kind::AllReduce if pays => {
+        Kind::AllReduce => {
             let messages = block - 1 + group.size.div_ceil(block) - 1;
-            let limit = tuning.exchange_all / messages;
-            match call.bytes() <= limit {
-                true => choice(Algorithm::HierarchicalExchange, Why::Latency(limit)),
-                false => choice(Algorithm::Hierarchical, Why::Nodes(block)),
+            let few = tuning.exchange_all / messages;
+            match bytes <= few {
+                true if pays => {
+                    let why = Why::Latency(few);
+                    Some(Choice { algorithm: Algorithm::HierarchicalExchange, why })
+                }
+                true if bytes <= tuning.exchange_all / (group.size - 1) => None,
+                _ => units,
             }
         }
-        Kind::Reduce if call.bytes() <= tuning.tree => None,
-        Kind::ReduceScatter | Kind::AllGather | Kind::Reduce if pays => {
-            choice(Algorithm::Hierarchical, Why::Nodes(block))
-        }
+        Kind::ReduceScatter | Kind::AllGather if pays => units,
+        Kind::Reduce if pays && bytes > tuning.tree => units,
         _ => None,
     }
 }
@@ -369,12 +370,15 @@ mod tests {
             let tuning = link.map_or(plain, |(us, b)| plain.for_link(ranks, Duration::from_micros(us), b));
             Group { rank: 0, size: ranks, direct: None, block: None, tuning }
         };
-        // 22 us at 1.25 GB/s are 27500 bytes; with 4 ranks twice that many are sent, by 3 messages.
+        // 22 us at 1.25 GB/s are 27500 bytes. With 4 ranks half of what is sent is too much, which takes 0.4 ns a
+        // byte; the quarter that is reduced late takes 0.03: 22000 / 0.43125 bytes are sent at most, by 3 messages.
         let cluster = group(4, Some((20, 1.25e9)));
-        assert_eq!((cluster.tuning.tree, cluster.tuning.exchange_all), (27_500, 55_000));
-        assert_eq!(all_reduce(&cluster, 18_333).algorithm, Algorithm::ExchangeAll);
-        assert_eq!(all_reduce(&cluster, 18_334).algorithm, Algorithm::PairwiseReduceScatterAllGather);
-        assert_eq!(all_reduce(&group(4, None), 18_333).algorithm, Algorithm::PairwiseReduceScatterAllGather);
+        assert_eq!((cluster.tuning.tree, cluster.tuning.exchange_all), (27_500, 51_014));
+        assert_eq!(all_reduce(&cluster, 17_004).algorithm, Algorithm::ExchangeAll);
+        assert_eq!(all_reduce(&cluster, 17_005).algorithm, Algorithm::PairwiseReduceScatterAllGather);
+        assert_eq!(all_reduce(&group(4, None), 17_004).algorithm, Algorithm::PairwiseReduceScatterAllGather);
+        // Two ranks send no more than is needed: 22 us of reducing.
+        assert_eq!(group(2, Some((20, 1.25e9))).tuning.exchange_all, 352_000);
         // Over a continent a round must fill 50 ms.
         let far = group(4, Some((50_000, 1e9))).tuning;
         assert!(far.round >= 64 << 20 && far.exchange_all == 4 << 20, "{far:?}");
@@ -395,15 +399,17 @@ mod tests {
         }
         assert_eq!(all_reduce(&group(8, 4), 64).algorithm, Algorithm::HierarchicalExchange);
         assert_eq!(of(Kind::Reduce, DType::F32, 4, &group(8, 4)).algorithm, Algorithm::Linear);
-        // Two unrounded bf16 are as long as two ranks' own; three ranks have two partial results.
-        let pairs = of(Kind::ReduceScatter, DType::Bf16, large, &group(8, 2));
-        assert_eq!(pairs.algorithm, Algorithm::Pairwise);
+        // Nodes must save more than half: 8 unrounded bf16 in one do, 4 do not, nor 3 f32 in two.
+        let of_sums =
+            |dtype, size, block| of(Kind::ReduceScatter, dtype, large, &group(size, block)).algorithm;
+        assert_eq!(of_sums(DType::Bf16, 16, 8), Algorithm::Hierarchical);
+        assert_eq!(of_sums(DType::Bf16, 8, 4), Algorithm::Pairwise);
+        assert_eq!(of_sums(DType::F32, 9, 3), Algorithm::Pairwise);
+        assert_eq!(of_sums(DType::F32, 8, 2), Algorithm::Pairwise);
+        // Gathering saves in any case, also as the second half of an all_reduce.
         assert_eq!(of(Kind::AllGather, DType::Bf16, large, &group(8, 2)).algorithm, Algorithm::Hierarchical);
-        assert_eq!(of(Kind::ReduceScatter, DType::Bf16, large, &group(9, 3)).algorithm, Algorithm::Pairwise);
-        assert_eq!(
-            of(Kind::ReduceScatter, DType::F32, large, &group(9, 3)).algorithm,
-            Algorithm::Hierarchical
-        );
+        assert_eq!(of(Kind::AllReduce, DType::Bf16, large, &group(8, 2)).algorithm, Algorithm::Hierarchical);
+        assert_eq!(of(Kind::AllReduce, DType::Bf16, 64, &group(8, 2)).algorithm, Algorithm::ExchangeAll);
         assert_eq!(of(Kind::AllToAll, DType::F32, large, &group(8, 4)).algorithm, Algorithm::Pairwise);
     }
 }
