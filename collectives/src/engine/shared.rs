@@ -18,6 +18,8 @@ const LOOKS: u32 = 64;
 const SPIN_CROWDED: u32 = 10;
 /// Yields before parking.
 const YIELD: u32 = 50;
+/// How long a rank yields before it parks where only its own looking moves messages on: a nap would hold up peers.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// The longest nap.
 const PARK: Duration = Duration::from_millis(1);
 
@@ -29,6 +31,7 @@ pub(crate) struct Shared {
     /// without such a thread.
     wanted: Option<AtomicU32>,
     spin: u32,
+    patience: Duration,
 }
 
 /// A communicator's hold on its engine: when the last one goes, so does the thread.
@@ -46,8 +49,9 @@ impl Handle {
         let rank = transport.rank();
         let mut engine = Engine::new(transport, options);
         engine.looks = if crowded { 0 } else { LOOKS };
+        let patience = if engine.transport.wakes() { Duration::ZERO } else { PATIENCE };
         let engine = Mutex::new(engine);
-        let shared = Arc::new(Shared { engine, wake: Condvar::new(), wanted, spin });
+        let shared = Arc::new(Shared { engine, wake: Condvar::new(), wanted, spin, patience });
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
             let stop = Arc::new(AtomicBool::new(false));
@@ -177,7 +181,7 @@ impl Shared {
                 continue;
             }
             let start = *since.get_or_insert_with(Instant::now);
-            if turns < self.spin + YIELD {
+            if turns < self.spin + YIELD || start.elapsed() < self.patience {
                 if turns.is_multiple_of(16) {
                     let _ = engine.check(Some(id), start);
                 }

@@ -273,6 +273,10 @@ impl Transport for Emulated {
         self.inner.check()
     }
 
+    fn wakes(&self) -> bool {
+        self.inner.wakes()
+    }
+
     fn park(&mut self, limit: Duration) {
         let waiting = |s: &&Slot| s.active && s.header.is_none() && s.payload.is_none() && s.due > 0;
         match self.slots.iter().filter(waiting).map(|s| s.due).min() {

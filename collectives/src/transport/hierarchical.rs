@@ -229,6 +229,14 @@ impl Transport for Hierarchical {
         checked.map_err(|error| self.in_group(error))
     }
 
+    fn wakes(&self) -> bool {
+        match &self.inner {
+            Some(inner) if inner.size() == self.outer.size() => inner.wakes(),
+            None => self.outer.wakes(),
+            _ => false,
+        }
+    }
+
     fn park(&mut self, limit: Duration) {
         match &mut self.inner {
             Some(inner) if inner.size() == self.outer.size() => inner.park(limit),

@@ -89,6 +89,12 @@ pub trait Transport: Send {
         std::thread::sleep(limit.min(std::time::Duration::from_micros(50)));
     }
 
+    /// Whether `park` ends when a peer does something for this rank, and peers need nothing of this rank meanwhile.
+    /// Where it does not, a rank looks and yields for some milliseconds before it parks.
+    fn wakes(&self) -> bool {
+        false
+    }
+
     /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`. Afterwards, and
     /// after a drop, no memory of a request is touched any more.
     fn abort(&mut self, why: &Error);

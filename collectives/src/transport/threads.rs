@@ -374,6 +374,10 @@ impl Transport for Threads {
         self.failure().map_or(Ok(()), Err)
     }
 
+    fn wakes(&self) -> bool {
+        true
+    }
+
     fn park(&mut self, limit: Duration) {
         let mailbox = &self.group.boxes[self.rank];
         let mut inner = mailbox.lock();

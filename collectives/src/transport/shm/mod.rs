@@ -152,6 +152,10 @@ impl Transport for ShmTransport {
         self.watcher.check(&self.group.segments)
     }
 
+    fn wakes(&self) -> bool {
+        true
+    }
+
     fn park(&mut self, limit: Duration) {
         self.sleeper.park(self.group.own, self.group.fences(), limit.min(LONGEST_SLEEP));
     }
