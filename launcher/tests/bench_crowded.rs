@@ -1,0 +1,48 @@
+//! More ranks than processors: every operation of `bench` still ends, soon, with every element right.
+
+use harness::Bench;
+
+const OPERATIONS: [&str; 10] = [
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "send_recv",
+    "barrier",
+];
+
+/// Twice as many ranks as this machine has processors, from 4 to 16.
+fn ranks() -> usize {
+    (2 * std::thread::available_parallelism().map_or(2, usize::from)).clamp(4, 16)
+}
+
+/// Every operation over `transport`; a stall is ended by the harness and is then no success.
+fn every_operation(transport: &str) {
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let ranks = ranks();
+    for operation in OPERATIONS {
+        let sizes = if operation == "barrier" { "" } else { "-b 1K -e 64K -f 8" };
+        let outcome = bench
+            .run(&format!("bench {operation} {sizes} -n 10 --ranks {ranks} --transport {transport}"))
+            .success();
+        assert!(outcome.stdout.contains("# Out of bounds values : 0 OK"), "{operation}: {}", outcome.stdout);
+    }
+    for form in ["overlap -b 16K -e 16K -n 3", "all_reduce --calls started -b 1K -e 64K -f 8 -n 10"] {
+        bench.run(&format!("bench {form} --ranks {ranks} --transport {transport}")).success();
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn over_shared_memory() {
+    every_operation("shm");
+}
+
+#[test]
+fn over_threads() {
+    every_operation("threads");
+}
