@@ -70,9 +70,10 @@ def table(header, rows):
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def write(name, text, command, facts, rows):
+def write(name, text, command, facts, rows, place=None):
     """Writes the result file: what was found, the command, versions and every raw row."""
     readable, slug = machine()
+    slug = place or slug
     date = datetime.date.today().isoformat()
     path = RESULTS / f"{name}_{slug}_{date}.md"
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -81,6 +82,7 @@ def write(name, text, command, facts, rows):
     body = [text, "## Made by", f"`{command}`", "",
             *[f"- {key}: {value}" for key, value in facts.items()], "", "## Raw rows", "```",
             *[json.dumps(row) for row in rows], "```", ""]
+    RESULTS.mkdir(exist_ok=True)
     path.write_text("\n".join(body))
     print(text)
     print(f"written to {path.relative_to(ROOT)}")

@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""Collectives side by side with Open MPI, MPICH, UCX's own test and the limit of direct shared memory, on one machine.
+
+Builds the peers from their sources, runs each and ours in turn, several rounds, with the same ranks, sizes and way
+of timing (a barrier before each call, outside its time; the mean over ranks; the median over calls), and writes
+medians over rounds, ratios, the targets and every raw row to benches/results.
+
+    benches/compare_collectives.py --mpi-peer mpi_collectives.c --limit-peer shm_limit.c --mpi --ucx --rounds 5
+
+With --mpi our program is also built against Open MPI and against MPICH (feature 'mpi'), and our schedules over MPI's
+messages are measured beside the library's own collectives. With --ucx our messages over UCX are measured beside
+ucx_perftest over the same UCX transports. What is not installed is skipped with the reason.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import side_by_side as sbs
+
+RANKS = 2
+COLLECTIVES = ["reduce_scatter", "all_gather", "all_reduce"]
+SIZES = [1024 * 4**i for i in range(9)]
+MESSAGES = [2**16, 2**20, 2**24]
+MPIRUN = {
+    "openmpi": ["mpirun.openmpi", "--allow-run-as-root", "-n", RANKS, "--bind-to", "core"],
+    "mpich": ["mpirun.mpich", "-n", RANKS, "-bind-to", "core"],
+}
+# UCX's transports on one host, and Open MPI over the same link.
+LINKS = {
+    "posix,cma": ["--mca", "pml", "ucx", "--mca", "osc", "^ucx", "-x", "UCX_TLS=self,posix,cma"],
+    "tcp": ["--mca", "pml", "ucx", "--mca", "osc", "^ucx", "-x", "UCX_TLS=self,tcp", "-x", "UCX_NET_DEVICES=lo"],
+}
+
+
+def build_for(library, folder):
+    """Our program built against an MPI library."""
+    path = folder / f"caravan-{library}"
+    env = {**os.environ, "MPICC": f"mpicc.{library}"}
+    command = ["cargo", "build", "--release", "--bin", "caravan", "--features", "mpi", "--message-format",
+               "json-render-diagnostics"]
+    out = subprocess.run(command, cwd=sbs.ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
+    messages = (json.loads(line) for line in out.splitlines())
+    built = next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
+    shutil.copy(built, path)
+    return path
+
+
+def compile_peers(args, folder):
+    """Builds the peers' sources and gives command lines by name, and versions."""
+    peers, versions = {}, {}
+    for library, launch in MPIRUN.items() if args.mpi_peer else []:
+        if not shutil.which(f"mpicc.{library}") or not shutil.which(launch[0]):
+            print(f"skipped: {library}, because mpicc.{library} or {launch[0]} is not installed")
+            continue
+        program = folder / library
+        sbs.run([f"mpicc.{library}", "-O2", "-o", program, args.mpi_peer])
+        peers[library] = [*launch, program, library]
+        text = sbs.run([launch[0], "--version"])
+        found = re.search(r"(\d+\.\d+(\.\d+)?\S*)", text)
+        versions[library] = found.group(1) if found else text.splitlines()[0]
+    if args.ucx and "openmpi" in peers:
+        for link, flags in LINKS.items():
+            name = f"openmpi ucx {link}"
+            peers[name] = [*MPIRUN["openmpi"], *flags, folder / "openmpi", name]
+    if args.limit_peer:
+        program = folder / "limit"
+        sbs.run(["gcc", "-O3", "-march=native", "-o", program, args.limit_peer])
+        peers["limit"] = [program]
+        versions["limit"] = "gcc " + sbs.run(["gcc", "-dumpfullversion"]).strip()
+    return peers, versions
+
+
+def peer_rows(name, command):
+    """Runs a peer once: one row per collective and size."""
+    out = sbs.run(command)
+    if name == "limit":
+        # Such as: reduce_scatter 1024 0.12 us busbw 4.27 GB/s
+        found = re.findall(r"^(\w+) (\d+) ([\d.]+) us", out, re.M)
+        return [{"lib": name, "coll": c, "bytes": int(b), "us": float(us)} for c, b, us in found]
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return [{key: line[key] for key in ("lib", "coll", "bytes", "us")} for line in lines]
+
+
+def bench(launch, program, collective, flags, env):
+    """One run of ours: its results."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "run.json"
+        sbs.run([*launch, program, "bench", collective, "-f", 4, "--json", path, "--quiet", *flags], env=env)
+        found = json.loads(path.read_text())
+    if found["out_of_bounds"]["count"]:
+        sys.exit(f"{collective} {flags} gave wrong results")
+    return found["results"]
+
+
+def our_rows(name, launch, program, flags, env, forms):
+    """Runs ours once over every collective; the started form is what peers call i…."""
+    rows = []
+    for form, prefix in forms:
+        for collective in COLLECTIVES:
+            # As often as the peers: less often what takes long.
+            for least, most, iterations in [(SIZES[0], 65536, 200), (262144, 2**22, 40), (2**24, SIZES[-1], 12)]:
+                sizes = ["-b", least, "-e", most, "-n", iterations, "-w", 5, "-c", 1, "-z", 3, "--calls", form]
+                for row in bench(launch, program, collective, [*sizes, *flags], env):
+                    rows.append({"lib": name, "coll": prefix + collective, "bytes": row["size"],
+                                 "us": round(row["out_of_place_per_iter"]["p50_us"], 3),
+                                 "in_place_us": round(row["in_place_per_iter"]["p50_us"], 3),
+                                 "algorithm": row["out_of_place"]["algorithm"]})
+    return rows
+
+
+def ucx_env(link):
+    return {"UCX_TLS": f"self,{link}", **({"UCX_NET_DEVICES": "lo"} if link == "tcp" else {})}
+
+
+def perftest_rows(link):
+    """ucx_perftest's tagged bandwidth for some sizes."""
+    rows = []
+    for bytes_ in MESSAGES:
+        port = 13400 + os.getpid() % 500
+        common = ["-t", "tag_bw", "-s", str(bytes_), "-n", str(max(200, 2**31 // bytes_ // 4)), "-w", "50", "-p", str(port)]
+        env = {**os.environ, **ucx_env(link)}
+        server = subprocess.Popen(["taskset", "-c", "0", "ucx_perftest", *common], env=env, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(0.5)
+            out = sbs.run(["taskset", "-c", "1", "ucx_perftest", "127.0.0.1", *common], env=ucx_env(link))
+        finally:
+            server.wait(30)
+        final = next(line for line in out.splitlines() if line.startswith("Final:")).split()
+        # Final: iterations, latency of three kinds, bandwidth average and overall in MiB/s, message rates.
+        rate = float(final[-3]) * 2**20
+        rows.append({"lib": "ucx_perftest", "coll": f"tag_bw {link}", "bytes": bytes_, "us": round(bytes_ / rate * 1e6, 3)})
+    return rows
+
+
+def message_rows(program, link):
+    """Our send_recv over the same link: every rank sends and receives."""
+    rows = []
+    flags = ["-b", 2**16, "-e", 2**24, "-f", 16, "-n", 100, "-w", 10, "--ranks", RANKS, "--transport", "ucx"]
+    for row in bench([], program, "send_recv", flags, ucx_env(link)):
+        rows.append({"lib": "caravan ucx", "coll": f"send_recv {link}", "bytes": row["size"],
+                     "us": round(row["out_of_place_per_iter"]["p50_us"], 3)})
+    return rows
+
+
+def size(bytes_):
+    for unit, name in [(2**20, "MiB"), (2**10, "KiB")]:
+        if bytes_ >= unit:
+            return f"{bytes_ // unit} {name}"
+    return f"{bytes_} B"
+
+
+class Found:
+    """Medians over rounds."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def us(self, lib, coll, bytes_):
+        found = [r["us"] for r in self.rows if (r["lib"], r["coll"], r["bytes"]) == (lib, coll, bytes_)]
+        return sbs.median(found) if found else None
+
+    def libs(self):
+        return list(dict.fromkeys(r["lib"] for r in self.rows))
+
+    def best(self, libs, coll, bytes_):
+        found = [us for us in (self.us(lib, coll, bytes_) for lib in libs) if us is not None]
+        return min(found) if found else None
+
+
+def busbw(coll, bytes_, us):
+    factor = (2 if coll.endswith("all_reduce") else 1) * (RANKS - 1) / RANKS
+    return bytes_ / us / 1e3 * factor
+
+
+def tables(found):
+    parts = []
+    libs = found.libs()
+    for coll in [c for prefix in ("", "i") for c in (prefix + name for name in COLLECTIVES)]:
+        have = [lib for lib in libs if any(found.us(lib, coll, s) is not None for s in SIZES)]
+        if not any(lib.startswith("caravan") for lib in have):
+            continue
+        rows = []
+        for s in SIZES:
+            cells = []
+            for lib in have:
+                us = found.us(lib, coll, s)
+                cells.append("" if us is None else f"{us:.2f} ({busbw(coll, s, us):.2f})")
+            ours, peer = found.us("caravan shm", coll, s), found.best(["openmpi", "mpich"], coll, s)
+            limit = found.us("limit", coll.removeprefix("i"), s)
+            cells.append("" if not ours or not peer else f"{peer / ours:.2f}")
+            cells.append("" if not ours or not limit else f"{ours / limit:.2f}")
+            rows.append([size(s), *cells])
+        parts += [f"## {coll}", "Microseconds (bus bandwidth in GB/s).", "",
+                  sbs.table(["", *have, "best MPI / shm", "shm / limit"], rows), ""]
+    rows = []
+    for link in LINKS:
+        for s in MESSAGES:
+            ours, peer = found.us("caravan ucx", f"send_recv {link}", s), found.us("ucx_perftest", f"tag_bw {link}", s)
+            if ours and peer:
+                rows.append([link, size(s), f"{s / ours / 1e3:.2f}", f"{s / peer / 1e3:.2f}", f"{peer / ours:.2f}"])
+    if rows:
+        parts += ["## Messages over UCX", "GB/s in each direction.", "",
+                  sbs.table(["link", "", "caravan send_recv", "ucx_perftest tag_bw", "ratio"], rows), ""]
+    return parts
+
+
+def targets(found):
+    """What was asked for, and what was found at the worst size."""
+    rows = []
+
+    def check(text, ratios, holds, show):
+        if ratios:
+            worst = show(ratios, key=lambda r: r[1])
+            rows.append([text, f"{worst[1]:.2f} at {size(worst[0])}", "yes" if all(holds(r) for _, r in ratios) else "no"])
+
+    mpi = ["openmpi", "mpich"]
+    for coll, least in [("reduce_scatter", 4), ("all_gather", 1.5), ("all_reduce", 2)]:
+        pairs = [(s, found.us("caravan shm", coll, s), found.best(mpi, coll, s)) for s in SIZES]
+        pairs = [(s, ours, peer) for s, ours, peer in pairs if ours and peer]
+        check(f"shm {coll}: at least {least} times the best MPI from 64 KiB",
+              [(s, p / o) for s, o, p in pairs if s >= 65536], lambda r, least=least: r >= least, min)
+        check(f"shm {coll}: at most a quarter of the best MPI's latency up to 4 KiB",
+              [(s, o / p) for s, o, p in pairs if s <= 4096], lambda r: r <= 0.25, max)
+        limit = [(s, o / found.us("limit", coll, s)) for s, o, _ in pairs
+                 if s >= 2**18 and found.us("limit", coll, s)]
+        check(f"shm {coll}: within 1.3 times of the limit from 256 KiB", limit, lambda r: r <= 1.3, max)
+    for library in mpi:
+        lib = f"caravan {library}"
+        for coll in COLLECTIVES:
+            ratios = [(s, found.us(lib, coll, s) / found.us(library, coll, s)) for s in SIZES
+                      if found.us(lib, coll, s) and found.us(library, coll, s)]
+            check(f"our {coll} over {library}: at most 1.1 times its own time", ratios, lambda r: r <= 1.1, max)
+    ratios = [(s, found.us("openmpi", "ireduce_scatter", s) / found.us("caravan openmpi", "ireduce_scatter", s))
+              for s in SIZES if s >= 2**24 and found.us("caravan openmpi", "ireduce_scatter", s)
+              and found.us("openmpi", "ireduce_scatter", s)]
+    check("our started reduce_scatter over openmpi: at least 3 times MPI_Ireduce_scatter_block from 16 MiB",
+          ratios, lambda r: r >= 3, min)
+    for link in LINKS:
+        ratios = [(s, found.us("ucx_perftest", f"tag_bw {link}", s) / found.us("caravan ucx", f"send_recv {link}", s))
+                  for s in MESSAGES if found.us("ucx_perftest", f"tag_bw {link}", s)
+                  and found.us("caravan ucx", f"send_recv {link}", s)]
+        check(f"our send_recv over ucx {link}: at least 0.9 of ucx_perftest's tag_bw", ratios, lambda r: r >= 0.9, min)
+        for coll in COLLECTIVES:
+            pairs = [(s, found.us(f"openmpi ucx {link}", coll, s), found.us(f"caravan ucx {link}", coll, s)) for s in SIZES]
+            check(f"our {coll} over ucx {link}: at least as fast as Open MPI over it",
+                  [(s, peer / ours) for s, peer, ours in pairs if peer and ours], lambda r: r >= 1, min)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mpi-peer", help="C source of the MPI peer")
+    parser.add_argument("--limit-peer", help="C source of the limit of direct shared memory")
+    parser.add_argument("--mpi", action="store_true", help="measure our schedules over Open MPI and MPICH")
+    parser.add_argument("--ucx", action="store_true", help="measure ours over UCX on this host")
+    parser.add_argument("--caravan", help="our program [default: built from this checkout]")
+    parser.add_argument("--caravan-openmpi", help="our program built against Open MPI [default: built]")
+    parser.add_argument("--caravan-mpich", help="our program built against MPICH [default: built]")
+    parser.add_argument("--machine", help="the machine in the result file's name [default: its processor]")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    load, rows = sbs.load(), []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        peers, versions = compile_peers(args, folder)
+        program = args.caravan or sbs.build()
+        if not args.caravan:
+            # A later build for MPI replaces it where it is.
+            program = shutil.copy(program, folder / "caravan")
+        both = [("blocking", ""), ("started", "i")]
+        ours = {"caravan shm": ([], program, ["--ranks", RANKS, "--transport", "shm"], {}, both)}
+        for library, path in [("openmpi", args.caravan_openmpi), ("mpich", args.caravan_mpich)]:
+            if args.mpi and library in peers:
+                path = path or build_for(library, folder)
+                ours[f"caravan {library}"] = (MPIRUN[library], path, ["--transport", "mpi"], {}, both)
+        links = []
+        if args.ucx and shutil.which("ucx_perftest"):
+            links = list(LINKS)
+        elif args.ucx:
+            print("skipped: UCX, because ucx_perftest (Debian: ucx-utils) is not installed")
+        for link in links:
+            flags = ["--ranks", RANKS, "--transport", "ucx"]
+            ours[f"caravan ucx {link}"] = ([], program, flags, ucx_env(link), [("blocking", "")])
+        for round_ in range(args.rounds):
+            # In turn within a round: a change of the machine's mood shows as a spread between rounds, which the raw
+            # rows have.
+            found = [(name, lambda how=how, name=name: our_rows(name, *how)) for name, how in ours.items()]
+            found += [(name, lambda name=name, how=how: peer_rows(name, how)) for name, how in peers.items()]
+            for link in links:
+                found += [(f"tag_bw {link}", lambda link=link: perftest_rows(link)),
+                          (f"send_recv {link}", lambda link=link: message_rows(program, link))]
+            for name, measure in found:
+                rows += [{"round": round_, **row} for row in measure()]
+                print(sbs.stamp(), round_, name, flush=True)
+        version = sbs.run([program, "--version"]).strip()
+    found = Found(rows)
+    parts = ["# Collectives beside Open MPI, MPICH, UCX and the limit of direct shared memory", "",
+             f"{RANKS} ranks, f32, sum, registered buffers, out of place. A barrier before each call, outside its time; "
+             "the mean over ranks; the median over calls; the median over rounds. Sizes are the total that nccl-tests "
+             "counts. send_recv: every rank sends and receives at once, one call after the other; ucx_perftest: one "
+             "direction, many messages under way.", "", "## Targets", "",
+             sbs.table(["target", "worst found", "holds"], targets(found)), "", *tables(found)]
+    given = [(flag, value) for flag, value in [("--mpi-peer", args.mpi_peer), ("--limit-peer", args.limit_peer)] if value]
+    # The folder that a peer lies in says nothing.
+    flags = [word for flag, value in given for word in (flag, pathlib.Path(value).name)]
+    flags += ["--mpi"] * args.mpi + ["--ucx"] * args.ucx
+    command = shlex.join(["benches/compare_collectives.py", *flags, "--rounds", str(args.rounds)])
+    facts = {"load": load, "caravan": version, **versions}
+    sbs.write("compare_collectives", "\n".join(parts), command, facts, rows, args.machine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
