@@ -2,10 +2,13 @@
 
 use crate::element::Element;
 use crate::ledger::Account;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::param::page_size;
+use std::alloc::Layout;
 use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 /// Where bytes live, and so who can touch them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,11 +103,16 @@ impl Drop for Memory {
     }
 }
 
-/// One zeroed allocation of the process, 64-byte aligned.
+/// One zeroed mapping of the process, or for little of it one allocation.
 struct HostBlock {
     ptr: NonNull<u8>,
-    layout: std::alloc::Layout,
+    bytes: usize,
 }
+
+/// From this size on memory is mapped in huge pages where the system has them: with small ones a matrix product
+/// spends a tenth of its time on translating addresses.
+const HUGE: usize = 2 << 20;
+const LINE: usize = 64;
 
 // SAFETY: HostBlock is only an owner; it never dereferences its pointer.
 unsafe impl Send for HostBlock {}
@@ -113,20 +121,53 @@ unsafe impl Sync for HostBlock {}
 
 impl HostBlock {
     fn zeroed(bytes: usize) -> Self {
-        // Huge pages need 2 MiB alignment to be granted; small blocks only a cache line.
-        let align = if bytes >= 2 << 20 { 2 << 20 } else { 64 };
-        let layout = std::alloc::Layout::from_size_align(bytes.max(64), align).expect("a buffer below 2^63");
-        // SAFETY: the layout has a non-zero size.
-        let raw = unsafe { std::alloc::alloc_zeroed(layout) };
-        let ptr = NonNull::new(raw).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
-        HostBlock { ptr, layout }
+        let ptr = if bytes >= HUGE { map(bytes) } else { allocate(bytes) };
+        let layout = || Layout::from_size_align(bytes, LINE).expect("a buffer below 2^63");
+        HostBlock { ptr: ptr.unwrap_or_else(|| std::alloc::handle_alloc_error(layout())), bytes }
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes.max(LINE), LINE).expect("a small buffer")
+    }
+}
+
+fn allocate(bytes: usize) -> Option<NonNull<u8>> {
+    // SAFETY: the layout has a non-zero size.
+    NonNull::new(unsafe { std::alloc::alloc_zeroed(HostBlock::layout(bytes)) })
+}
+
+/// Maps `bytes`, starting where a huge page can.
+fn map(bytes: usize) -> Option<NonNull<u8>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let whole = bytes.checked_add(HUGE)?;
+    // SAFETY: a new mapping at an address that the system chooses; the parts that are unmapped are of it.
+    unsafe {
+        let raw = mm::mmap_anonymous(null_mut(), whole, access, MapFlags::PRIVATE).ok()?.cast::<u8>();
+        let head = raw.align_offset(HUGE);
+        let used = bytes.next_multiple_of(page_size());
+        if head > 0 {
+            let _ = mm::munmap(raw.cast(), head);
+        }
+        let ptr = raw.add(head);
+        if head + used < whole {
+            let _ = mm::munmap(ptr.add(used).cast(), whole - head - used);
+        }
+        // Systems without huge pages refuse, and small ones work as well.
+        let _ = mm::madvise(ptr.cast(), used, Advice::LinuxHugepage);
+        NonNull::new(ptr)
     }
 }
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout, freed once.
-        unsafe { std::alloc::dealloc(self.ptr.as_ptr(), self.layout) }
+        // SAFETY: mapped or allocated in `zeroed` with this size, freed once.
+        unsafe {
+            if self.bytes >= HUGE {
+                let _ = mm::munmap(self.ptr.as_ptr().cast(), self.bytes.next_multiple_of(page_size()));
+            } else {
+                std::alloc::dealloc(self.ptr.as_ptr(), Self::layout(self.bytes));
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use collectives::Float;
 use std::ops::Range;
 
 /// Lanes along k that one packed block holds at most.
-pub(super) const DEPTH: usize = 1024;
+pub(super) const DEPTH: usize = 512;
 
 /// Distance between rows of a left operand packed along k. Not a multiple of 4 KiB, so that the rows of a tile
 /// fall into different cache sets; a constant, so that the kernel addresses them with fixed offsets.
@@ -93,13 +93,13 @@ pub(super) fn left_across<K: Kernel, E: Float>(a: Mat<'_, E>, m: usize, k: usize
     let (steps, panel) = (lanes::<K>(k), left_panel::<K>());
     let panels = m.div_ceil(K::MR);
     // Eight rows of memory at a time, so that both sides are touched in long stretches.
-    for s0 in (0..steps).step_by(8) {
+    for s0 in (0..steps).step_by(AHEAD) {
         for p in 0..panels {
             // A whole vector, even though the last two of its rows belong to the next panel.
             let width = panel.min(m - p * K::MR);
             let part = Mat { data: &a.data[p * K::MR..], row: a.column, column: 1 };
             let out = &mut out[p * steps * panel..][..steps * panel];
-            let steps = s0..steps.min(s0 + 8);
+            let steps = s0..steps.min(s0 + AHEAD);
             if panel == WIDE_PANEL {
                 across::<K, E, WIDE_PANEL>(part, k, width, panel, steps, out);
             } else {
@@ -107,6 +107,21 @@ pub(super) fn left_across<K: Kernel, E: Float>(a: Mat<'_, E>, m: usize, k: usize
             }
         }
     }
+}
+
+/// Steps along k that are packed in one go, and how far ahead memory is asked for.
+const AHEAD: usize = 8;
+
+/// Asks for a cache line, wherever it is.
+#[inline(always)]
+fn fetch<E>(address: *const E) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which no address makes fail; every x86-64 processor has SSE.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// Packs some steps of the first `width` columns of a matrix with rows along k into one panel, `stride` lanes a
@@ -138,6 +153,10 @@ fn across<K: Kernel, E: Float, const N: usize>(
         // lanes inside the panel, as asserted for the last one; c stays below `width`.
         unsafe {
             let low = data.add(s * K::STEP * source.row);
+            // The walk is too wide for the processor to see; past the operand's end nothing is fetched.
+            for pair in 0..K::STEP {
+                fetch(low.wrapping_add((AHEAD * K::STEP + pair) * source.row));
+            }
             let out = out.add(s * stride);
             let mut c = 0;
             while c < whole {
@@ -172,10 +191,10 @@ pub(super) fn right<K: Kernel, E: Float>(b: Mat<'_, E>, k: usize, n: usize, pane
 #[inline(always)]
 fn right_across<K: Kernel, E: Float>(b: Mat<'_, E>, k: usize, n: usize, panel: usize, out: &mut [u32]) {
     let steps = lanes::<K>(k);
-    for s0 in (0..steps).step_by(8) {
+    for s0 in (0..steps).step_by(AHEAD) {
         for (p, c0) in (0..n).step_by(K::NR).enumerate() {
             let part = Mat { data: &b.data[c0..], ..b };
-            let steps = s0..steps.min(s0 + 8);
+            let steps = s0..steps.min(s0 + AHEAD);
             across::<K, E, 16>(part, k, K::NR.min(n - c0), K::NR, steps, &mut out[p * panel..]);
         }
     }
