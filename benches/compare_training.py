@@ -73,16 +73,20 @@ def main():
             found = [row[key] for row in rows if (row["engine"], row["stage"], row["dtype"]) == (engine, stage, dtype)]
             return sbs.median(found)
 
+        def same_stage(stage):
+            return max(middle(*p, "tok_s") for p in PEERS if p[1] == stage)
+
         best = max(PEERS, key=lambda p: middle(*p, "tok_s"))
         fastest, leanest = middle(*best, "tok_s"), min(middle(*p, "rss_mb") for p in PEERS)
         named = [(f"{engine} stage {stage}" if engine != "ddp" else "DDP", engine, stage) for engine, stage in
                  [("caravan", s) for s in range(4)] + PEERS]
         cells = [[name, f"{middle(e, s, 'tok_s'):.0f}", f"{middle(e, s, 'tok_s') / fastest:.2f}",
-                  f"{middle(e, s, 'rss_mb'):.0f}", f"{middle(e, s, 'rss_mb') / leanest:.2f}"]
+                  f"{middle(e, s, 'tok_s') / same_stage(s):.2f}", f"{middle(e, s, 'rss_mb'):.0f}",
+                  f"{middle(e, s, 'rss_mb') / leanest:.2f}"]
                  for name, e, s in named]
         parts += [f"## {dtype}", f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds "
                   f"{leanest:.0f} MB.", "",
-                  sbs.table(["", "tokens/s", "x fastest peer", "peak MB", "x leanest peer"], cells), ""]
+                  sbs.table(["", "tokens/s", "x fastest peer", "x fastest peer of the stage", "peak MB", "x leanest peer"], cells), ""]
     command = " ".join(["benches/compare_training.py --python V/bin/python --peer train_torch.py",
                         f"--rounds {args.rounds} --steps {args.steps} --dtype {shlex.join(args.dtype)}"])
     sbs.write("training", "\n".join(parts), command, {"load": load, "peers": sbs.versions(args.python)}, rows)
