@@ -50,10 +50,16 @@ fn train(args: &TrainArgs) -> Result<()> {
     let identity = Identity::from_env().map_err(Failure::usage)?;
     let plan = TrainPlan::new(args, identity.as_ref().map(|i| i.world))?;
     let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
-    ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| match plan.dtype {
-        Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
-        Precision::F32 => train::rank::<f32>(&plan, comm, show),
-    })
+    let done =
+        ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| match plan.dtype {
+            Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
+            Precision::F32 => train::rank::<f32>(&plan, comm, show),
+        });
+    // A rank that was killed while it saved could not clean up after itself.
+    if let (Err(_), None, Some(dir)) = (&done, &identity, &plan.save) {
+        models::hf::remove_unfinished(dir);
+    }
+    done
 }
 
 fn eval(args: &EvalArgs) -> Result<()> {

@@ -69,6 +69,12 @@ pub enum Turn {
 
 /// Kernels over elements stored as `T` and computed as f32.
 pub trait Ops<T: Float>: Send {
+    /// Runs `work` on one of the threads that compute, if there are several: what it divides with rayon's `join`
+    /// then takes all of them.
+    fn install(&self, work: &mut (dyn FnMut() + Send)) {
+        work();
+    }
+
     /// Copies from the host.
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>);
 

@@ -110,4 +110,10 @@ pub trait Model<T: Float>: Send {
     /// Logits at one position (`row * length + column`) after `forward_unit` of all units but the last;
     /// `out` holds the vocabulary. Reads weights of the last unit and those it uses.
     fn logits(&mut self, position: usize, weights: &dyn Weights<T>, out: &mut [f32]);
+
+    /// Runs `work`, which is not the model's, on one of the model's compute threads if there are several: what it
+    /// divides with rayon's `join` then takes all of them.
+    fn install(&self, work: &mut (dyn FnMut() + Send)) {
+        work();
+    }
 }

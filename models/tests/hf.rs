@@ -337,6 +337,21 @@ fn an_abandoned_save_leaves_the_old_model() {
 }
 
 #[test]
+fn what_a_killed_save_left_goes_and_a_living_one_stays() {
+    let (home, dir) = saved(&tiny());
+    let living = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
+    let kept = names(home.path());
+    let stale = home.path().join("model.tmp-1-0");
+    std::fs::create_dir(&stale).unwrap();
+    std::fs::write(stale.join("model.safetensors"), b"half").unwrap();
+    std::fs::create_dir(home.path().join("model2.tmp-1-0")).unwrap();
+    models::hf::remove_unfinished(&dir);
+    assert_eq!(names(home.path()), [kept, vec!["model2.tmp-1-0".into()]].concat());
+    drop(living);
+    assert_eq!(names(home.path()), ["model", "model2.tmp-1-0"]);
+}
+
+#[test]
 fn only_model_directories_are_replaced() {
     let (home, dir) = saved(&tiny());
     let refusal = |path: &Path| {

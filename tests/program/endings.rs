@@ -41,6 +41,8 @@ fn a_killed_rank_ends_the_others_by_name() {
         let run = endless(&bench, &format!("--ranks {ranks} --stage {stage}"));
         let members = bench.ranks();
         assert_eq!(members.iter().map(|m| m.0).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
+        // As if it were killed while it saves.
+        fs::create_dir(bench.path("out.tmp-1-0")).unwrap();
         signal(members[victim].1, Signal::KILL);
         let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
         // The supervisor would say so, had a rank not ended by itself in its grace.

@@ -8,6 +8,7 @@ use crate::grads::{Grads, Reduced};
 use crate::plan::{NORM_BLOCK, Plan};
 use crate::step::Clock;
 use collectives::{Account, Buffer, Communicator, Float};
+use models::Model;
 
 /// Lanes of a block's sum: fixed, so that every instruction set adds in the same order.
 const LANES: usize = 16;
@@ -45,6 +46,7 @@ impl Norm {
         &mut self,
         plan: &Plan,
         comm: &Communicator,
+        model: &dyn Model<T>,
         grads: &Grads<T>,
         loss: f64,
         clock: &mut Clock,
@@ -53,15 +55,17 @@ impl Norm {
         let partials = self.partials.host_mut();
         partials[mine] = loss;
         let mut next = mine + 1;
-        for (u, b) in plan.buckets() {
-            let blocks = plan.layout[u].bucket(b).shard_len() / NORM_BLOCK;
-            let out = &mut partials[next..next + blocks];
-            match grads.shard(plan, u, b) {
-                Reduced::Stored(g) => squares::<T, T>(g, out),
-                Reduced::Wide(g) => squares::<T, f32>(g, out),
+        model.install(&mut || {
+            for (u, b) in plan.buckets() {
+                let blocks = plan.layout[u].bucket(b).shard_len() / NORM_BLOCK;
+                let out = &mut partials[next..next + blocks];
+                match grads.shard(plan, u, b) {
+                    Reduced::Stored(g) => divided::<T, T>(g, out),
+                    Reduced::Wide(g) => divided::<T, f32>(g, out),
+                }
+                next += blocks;
             }
-            next += blocks;
-        }
+        });
         clock.communicate(|| comm.all_gather_in_place(&mut self.partials))?;
 
         let partials = self.partials.host();
@@ -87,6 +91,18 @@ pub fn factor(norm: f64, clip: Option<f32>) -> f32 {
     match clip {
         Some(most) => (f64::from(most) / (norm + 1e-6)).min(1.0) as f32,
         None => 1.0,
+    }
+}
+
+/// `squares` with all threads of the pool that this thread is in, if any: which one takes a block changes no bit.
+fn divided<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
+    const GRAIN: usize = 64;
+    if out.len() > GRAIN && rayon::current_thread_index().is_some() {
+        let (low, high) = out.split_at_mut(out.len() / 2);
+        let (first, second) = g.split_at(low.len() * NORM_BLOCK);
+        rayon::join(|| divided::<T, G>(first, low), || divided::<T, G>(second, high));
+    } else {
+        squares::<T, G>(g, out);
     }
 }
 

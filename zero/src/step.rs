@@ -101,14 +101,14 @@ impl<T: Float> Trainer<T> {
         clock.communicate(|| grads.finish(plan, comm))?;
 
         let (update, communication) = (Instant::now(), clock.communication);
-        let global = norm.global(plan, comm, grads, loss, clock)?;
+        let global = norm.global(plan, comm, &**model, grads, loss, clock)?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
             return Err(Error::NotFinite { step: optimizer.steps() + 1, norm: global.norm });
         }
         let clip = clip::factor(global.norm, plan.config.clip);
-        optimizer.update(plan, comm, model.units(), params, grads, lr, clip, clock)?;
+        optimizer.update(plan, comm, &**model, params, grads, lr, clip, clock)?;
 
         let exposed = clock.communication - communication;
         report.optimizer_seconds = (update.elapsed() - exposed).as_secs_f64();

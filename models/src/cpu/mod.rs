@@ -120,6 +120,10 @@ fn cut(len: usize, parts: usize, step: usize, i: usize) -> std::ops::Range<usize
 }
 
 impl<T: Float> Ops<T> for Cpu {
+    fn install(&self, work: &mut (dyn FnMut() + Send)) {
+        self.threads.install(work);
+    }
+
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>) {
         to.host().copy_from_slice(from);
     }

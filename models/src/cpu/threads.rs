@@ -26,6 +26,14 @@ impl Threads {
         self.pool.as_ref().map_or(1, |pool| pool.current_num_threads())
     }
 
+    /// Runs `work` on a thread of the pool, if there is one.
+    pub(super) fn install(&self, work: &mut (dyn FnMut() + Send)) {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
     /// Runs `task(i, thread)` for each i below `tasks`; `thread` is below `count` and belongs to one running
     /// task at a time.
     pub(super) fn each(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {

@@ -2,20 +2,22 @@
 //!
 //! Everything goes to `DIR.tmp-…` beside the destination, is synced to the disk, and then takes the
 //! destination's place in one rename; until then the destination is as it was, and a failure removes the
-//! temporary directory.
+//! temporary directory. What a killed process leaves is not locked any more, and goes with [`remove_unfinished`] or
+//! the next save to the same place.
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use collectives::{DType, Float, bf16, f16};
-use rustix::fs::{Access, CWD, RenameFlags};
+use rustix::fs::{Access, CWD, FlockOperation, RenameFlags, flock};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Files beside weights and config that a model directory may have; a directory with any other file is not ours
@@ -323,9 +325,30 @@ fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
     }
 }
 
+/// Removes what killed processes left of directories that were to become `target`. Those of living ones are locked,
+/// and stay.
+pub fn remove_unfinished(target: impl AsRef<Path>) {
+    let Ok(target) = std::path::absolute(target) else { return };
+    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return };
+    let prefix = [name.as_bytes(), b".tmp-"].concat();
+    // What cannot be read or removed is not in the way of anything: the next name is another.
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().as_bytes().starts_with(&prefix) {
+            let path = entry.path();
+            if let Ok(dir) = File::open(&path)
+                && flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+            {
+                let _ = fs::remove_dir_all(&path);
+            }
+        }
+    }
+}
+
 /// The temporary directory; removed when dropped, unless it took the destination's place.
 struct Staging {
     path: PathBuf,
+    /// Locked for as long as it is open: the kernel unlocks it when this process ends, however it does.
+    _lock: File,
 }
 
 impl Staging {
@@ -333,11 +356,17 @@ impl Staging {
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
         }
+        remove_unfinished(target);
         let mut attempt = 0;
         loop {
             let path = beside(target, &format!("tmp-{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Staging { path }),
+                Ok(()) => {
+                    let lock = File::open(&path).map_err(|e| Error::system("open", &path, e))?;
+                    // File systems without locks lose only the cleaning up.
+                    let _ = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+                    return Ok(Staging { path, _lock: lock });
+                }
                 Err(e) if e.kind() == ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
                 Err(e) => return Err(Error::system("create", &path, e)),
             }

@@ -173,6 +173,10 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         self.now.loss
     }
 
+    fn install(&self, work: &mut (dyn FnMut() + Send)) {
+        self.ops.install(work);
+    }
+
     /// # Panics
     /// `position` is outside the micro-batch, or `out` is not as long as the vocabulary.
     fn logits(&mut self, position: usize, weights: &dyn Weights<T>, out: &mut [f32]) {

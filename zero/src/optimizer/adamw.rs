@@ -129,6 +129,48 @@ collectives::simd_dispatch! {
     ) = single_body;
 }
 
+/// The state of one range, updated together.
+pub(crate) struct Part<'a, T: Float, G: Float> {
+    pub gradient: &'a [G],
+    /// f32 weights, unless the parameters are f32 themselves.
+    pub master: Option<&'a mut [f32]>,
+    pub m: &'a mut [f32],
+    pub v: &'a mut [f32],
+    pub param: &'a mut [T],
+}
+
+impl<'a, T: Float, G: Float> Part<'a, T, G> {
+    /// Elements that are not worth dividing.
+    const GRAIN: usize = 1 << 14;
+
+    /// Updates the range, with all threads of the pool that this thread is in, if any.
+    pub(crate) fn update(self, c: &Coefficients, keep: f32) {
+        if self.param.len() > Self::GRAIN && rayon::current_thread_index().is_some() {
+            let (low, high) = self.halves();
+            rayon::join(|| low.update(c, keep), || high.update(c, keep));
+            return;
+        }
+        let Part { gradient, master, m, v, param } = self;
+        match master {
+            Some(master) => update_mixed(c, keep, gradient, master, m, v, param),
+            None => update_single(c, keep, gradient, m, v, param),
+        }
+    }
+
+    fn halves(self) -> (Self, Self) {
+        let middle = self.param.len() / 2;
+        let gradient = self.gradient.split_at(middle);
+        let master = self.master.map(|master| master.split_at_mut(middle)).unzip();
+        let m = self.m.split_at_mut(middle);
+        let v = self.v.split_at_mut(middle);
+        let param = self.param.split_at_mut(middle);
+        (
+            Part { gradient: gradient.0, master: master.0, m: m.0, v: v.0, param: param.0 },
+            Part { gradient: gradient.1, master: master.1, m: m.1, v: v.1, param: param.1 },
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,5 +223,25 @@ mod tests {
             (w.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p)
         };
         assert_eq!(run(&[0, n]), run(&[0, 1, 16, 17, 333, 999, n]));
+    }
+
+    #[test]
+    fn threads_change_no_bit() {
+        let c = AdamW::default().coefficients(2, 1e-3, 0.9);
+        let n = 5 * Part::<f32, f32>::GRAIN + 3;
+        let gradient: Vec<f32> = (0..n).map(|i| (i as f32).sin()).collect();
+        let run = |threads: usize| {
+            let mut w: Vec<f32> = gradient.iter().map(|x| 1.0 - x).collect();
+            let (mut m, mut v, mut p) = (vec![0.1f32; n], vec![0.2f32; n], vec![half::bf16::ZERO; n]);
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let part =
+                Part { gradient: &gradient, master: Some(&mut w), m: &mut m, v: &mut v, param: &mut p[..] };
+            match threads {
+                1 => part.update(&c, c.keep),
+                _ => pool.install(|| part.update(&c, c.keep)),
+            }
+            (w.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p)
+        };
+        assert_eq!(run(1), run(3));
     }
 }

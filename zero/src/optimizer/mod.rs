@@ -9,9 +9,9 @@ use crate::grads::{Grads, Reduced};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::step::Clock;
-use adamw::{Coefficients, update_mixed, update_single};
+use adamw::Part;
 use collectives::{Account, Buffer, Communicator, DType, Float};
-use models::Unit;
+use models::{Model, Unit};
 use std::ops::Range;
 
 /// Where initial weights come from: fills the elements `range` of a tensor. Called for every tensor in order,
@@ -98,7 +98,7 @@ impl Optimizer {
         &mut self,
         plan: &Plan,
         comm: &Communicator,
-        units: &[Unit],
+        model: &dyn Model<T>,
         params: &mut Params<T>,
         grads: &Grads<T>,
         lr: f32,
@@ -112,15 +112,18 @@ impl Optimizer {
             let (base, stored) = params.stored_mut(plan, u, b);
             let state = &mut self.units[u][b];
             let gradient = grads.owned(plan, u, b);
-            for (tensor, _, range) in plan.tensors_in(u, b, owned.clone()) {
-                let keep = if units[u].tensors[tensor].decay { c.keep } else { 1.0 };
-                let of_owned = range.start - owned.start..range.end - owned.start;
-                let param = &mut stored[range.start - base..range.end - base];
-                match gradient {
-                    Reduced::Stored(g) => state.update(&c, keep, g, of_owned, param),
-                    Reduced::Wide(g) => state.update(&c, keep, g, of_owned, param),
+            let tensors = &model.units()[u].tensors;
+            model.install(&mut || {
+                for (tensor, _, range) in plan.tensors_in(u, b, owned.clone()) {
+                    let keep = if tensors[tensor].decay { c.keep } else { 1.0 };
+                    let of_owned = range.start - owned.start..range.end - owned.start;
+                    let param = &mut stored[range.start - base..range.end - base];
+                    match gradient {
+                        Reduced::Stored(g) => state.part(g, of_owned, param).update(&c, keep),
+                        Reduced::Wide(g) => state.part(g, of_owned, param).update(&c, keep),
+                    }
                 }
-            }
+            });
             if plan.config.stage.shards_optimizer {
                 clock.communicate(|| params.publish(comm, u, b))?;
             }
@@ -135,20 +138,19 @@ impl Optimizer {
 }
 
 impl State {
-    fn update<T: Float, G: Float>(
-        &mut self,
-        c: &Coefficients,
-        keep: f32,
-        gradient: &[G],
+    /// The elements `range`, whose parameters are `param`.
+    fn part<'a, T: Float, G: Float>(
+        &'a mut self,
+        gradient: &'a [G],
         range: Range<usize>,
-        param: &mut [T],
-    ) {
-        let gradient = &gradient[range.clone()];
-        let m = &mut self.m.host_mut()[range.clone()];
-        let v = &mut self.v.host_mut()[range.clone()];
-        match &mut self.master {
-            Some(master) => update_mixed(c, keep, gradient, &mut master.host_mut()[range], m, v, param),
-            None => update_single(c, keep, gradient, m, v, param),
+        param: &'a mut [T],
+    ) -> Part<'a, T, G> {
+        Part {
+            gradient: &gradient[range.clone()],
+            master: self.master.as_mut().map(|master| &mut master.host_mut()[range.clone()]),
+            m: &mut self.m.host_mut()[range.clone()],
+            v: &mut self.v.host_mut()[range],
+            param,
         }
     }
 }
