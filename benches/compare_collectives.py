@@ -34,10 +34,12 @@ MPIRUN = {
     "openmpi": ["mpirun.openmpi", "--allow-run-as-root", "-n", RANKS, "--bind-to", "core"],
     "mpich": ["mpirun.mpich", "-n", RANKS, "-bind-to", "core"],
 }
+# Open MPI takes UCX by itself only over networks that it knows.
+OVER_UCX = ["--mca", "pml", "ucx", "--mca", "osc", "^ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"]
 # UCX's transports on one host, and Open MPI over the same link.
 LINKS = {
-    "posix,cma": ["--mca", "pml", "ucx", "--mca", "osc", "^ucx", "-x", "UCX_TLS=self,posix,cma"],
-    "tcp": ["--mca", "pml", "ucx", "--mca", "osc", "^ucx", "-x", "UCX_TLS=self,tcp", "-x", "UCX_NET_DEVICES=lo"],
+    "posix,cma": [*OVER_UCX, "-x", "UCX_TLS=self,posix,cma"],
+    "tcp": [*OVER_UCX, "-x", "UCX_TLS=self,tcp", "-x", "UCX_NET_DEVICES=lo"],
 }
 
 
@@ -94,7 +96,7 @@ def bench(launch, program, collective, flags, env):
     """One run of ours: its results."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "run.json"
-        sbs.run([*launch, program, "bench", collective, "-f", 4, "--json", path, "--quiet", *flags], env=env)
+        sbs.run([*launch, program, "bench", collective, "--json", path, "--quiet", *flags], env=env)
         found = json.loads(path.read_text())
     if found["out_of_bounds"]["count"]:
         sys.exit(f"{collective} {flags} gave wrong results")
@@ -108,7 +110,7 @@ def our_rows(name, launch, program, flags, env, forms):
         for collective in COLLECTIVES:
             # As often as the peers: less often what takes long.
             for least, most, iterations in [(SIZES[0], 65536, 200), (262144, 2**22, 40), (2**24, SIZES[-1], 12)]:
-                sizes = ["-b", least, "-e", most, "-n", iterations, "-w", 5, "-c", 1, "-z", 3, "--calls", form]
+                sizes = ["-b", least, "-e", most, "-f", 4, "-n", iterations, "-w", 5, "-c", 1, "-z", 3, "--calls", form]
                 for row in bench(launch, program, collective, [*sizes, *flags], env):
                     rows.append({"lib": name, "coll": prefix + collective, "bytes": row["size"],
                                  "us": round(row["out_of_place_per_iter"]["p50_us"], 3),
@@ -278,11 +280,12 @@ def main():
             # A later build for MPI replaces it where it is.
             program = shutil.copy(program, folder / "caravan")
         both = [("blocking", ""), ("started", "i")]
-        ours = {"caravan shm": ([], program, ["--ranks", RANKS, "--transport", "shm"], {}, both)}
+        ours = {"caravan shm": ([], program, ["--ranks", RANKS, "--transport", "shm"], {}, both[:1])}
         for library, path in [("openmpi", args.caravan_openmpi), ("mpich", args.caravan_mpich)]:
             if args.mpi and library in peers:
                 path = path or build_for(library, folder)
-                ours[f"caravan {library}"] = (MPIRUN[library], path, ["--transport", "mpi"], {}, both)
+                ours[f"caravan {library}"] = (MPIRUN[library], path, ["--transport", "mpi"], {},
+                                             both if library == "openmpi" else both[:1])
         links = []
         if args.ucx and shutil.which("ucx_perftest"):
             links = list(LINKS)
