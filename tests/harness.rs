@@ -167,6 +167,15 @@ impl Bench {
         ids.filter(ours).collect()
     }
 
+    /// Those of [`processes`](Self::processes) that run this program.
+    pub fn processes_of(&self, program: &str) -> Vec<u32> {
+        let runs = |pid: &u32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.trim() == program
+        };
+        self.processes().into_iter().filter(runs).collect()
+    }
+
     /// The ranks among [`processes`](Self::processes): (rank, process).
     pub fn ranks(&self) -> Vec<(usize, u32)> {
         let rank_of = |pid: u32| {
@@ -210,6 +219,16 @@ pub fn json_lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert!(text.ends_with('\n'), "the last line of {} is whole", path.display());
     text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e} in: {l}"))).collect()
+}
+
+/// Whether this program can be started here; a skip if not.
+pub fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    if !there {
+        skip(&format!("{program} is not installed"));
+    }
+    there
 }
 
 /// Says that the current test is skipped and why, past the capture of test output; `tests/run` repeats it.

@@ -92,6 +92,12 @@ impl Communicator {
         self.handle.shared.progress()
     }
 
+    /// Gives the group up, because of something that has nothing to do with it: peers learn why, instead of waiting for
+    /// this rank, and every later call fails with the same reason.
+    pub fn abort(&self, why: &str) {
+        self.handle.shared.lock().abort(why);
+    }
+
     /// What this communicator has done so far.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()

@@ -380,6 +380,11 @@ impl Engine {
         self.free.push(id);
     }
 
+    /// The program gives up: as any other failure.
+    pub fn abort(&mut self, why: &str) {
+        self.fail(Error::GivenUp(why.to_owned()));
+    }
+
     /// Ends everything: this and every later call fails alike, and peers are told, so that nobody hangs.
     fn fail(&mut self, error: Error) -> Error {
         if let Some(first) = &self.failed {

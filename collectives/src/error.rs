@@ -62,6 +62,9 @@ pub enum Error {
         /// What is missing, and what would bring it.
         why: String,
     },
+    /// The program above gave the group up.
+    #[error("{0}")]
+    GivenUp(String),
     /// The operating system refused.
     #[error("{what}: {source_text}")]
     System {

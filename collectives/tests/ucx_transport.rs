@@ -4,9 +4,10 @@
 mod p2p;
 
 use collectives::bootstrap::{Identity, Options, Rendezvous};
+use collectives::conformance::{Case, cases};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Tag, Transport};
-use collectives::{Error, Result};
+use collectives::{Communicator, Error, Options as Behaviour, Progress, Result};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -142,8 +143,34 @@ fn rank_process() {
                 p2p::barrier(&mut t, 1);
             }
         }
+        "conformance" => conformance(&mut t, |case| !case.fails, Progress::Inline),
+        "threads" => conformance(
+            &mut t,
+            |case| !case.fails && (case.name.contains("flight") || case.name == "split"),
+            Progress::Thread { cpu: None },
+        ),
         "bandwidth" => p2p::bandwidth(&mut t),
         other => panic!("no case {other}"),
+    }
+}
+
+/// Runs the cases of the suite, each in a group of its own.
+fn conformance(t: &mut UcxTransport, wanted: fn(&Case) -> bool, progress: Progress) {
+    let all: Vec<usize> = (0..t.size()).collect();
+    for (number, case) in cases().iter().enumerate().filter(|(_, case)| wanted(case)) {
+        if t.rank() == 0 {
+            eprintln!("{}", case.name);
+        }
+        let group = t.subgroup(&all, number as u64).unwrap();
+        let behaviour = Behaviour { progress, ..(case.options)() };
+        (case.run)(Communicator::new(group, behaviour).unwrap());
+    }
+}
+
+#[test]
+fn conformance_suite_over_tcp() {
+    for ranks in [2, 3] {
+        passes("conformance", ranks, "self,tcp");
     }
 }
 

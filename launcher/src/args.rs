@@ -26,6 +26,8 @@ pub enum Command {
     Bench(Box<crate::bench::BenchArgs>),
     /// Turn text into a token file that train and eval map instead of reading.
     Tokenize(TokenizeArgs),
+    /// Print a Slurm script that runs a command on several nodes.
+    Sbatch(SbatchArgs),
     /// What this machine offers, and why something is missing.
     Doctor(DoctorArgs),
 }
@@ -134,7 +136,8 @@ pub struct RankArgs {
     /// [default: 2, or as many as mpirun or srun started].
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// How ranks reach each other: auto (shm), shm (processes over shared memory) or threads (one process).
+    /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun
+    /// or srun), ucx, or auto: shm on one host, mpi or ucx between hosts.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
     /// A tuning table from 'bench tune' for the choice of algorithms [default: $CARAVAN_TUNING, else a cost model].
@@ -308,6 +311,51 @@ pub struct TokenizeArgs {
     /// Print one JSON object instead of a sentence.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `sbatch`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --model llama-3.2-1b --data corpus.bin
+  caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
+  caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch
+
+The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets
+--mpi=pmix, which Open MPI needs.")]
+pub struct SbatchArgs {
+    /// Nodes of the job.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub nodes: usize,
+    /// Ranks on each node.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub ranks_per_node: usize,
+    /// GPUs of each rank.
+    #[arg(long, value_name = "N")]
+    pub gpus_per_rank: Option<usize>,
+    /// Processor cores of each rank.
+    #[arg(long, value_name = "N")]
+    pub cpus_per_rank: Option<usize>,
+    /// The job's time limit, as Slurm writes it.
+    #[arg(long, value_name = "TIME")]
+    pub time: Option<String>,
+    /// The partition.
+    #[arg(long, value_name = "NAME")]
+    pub partition: Option<String>,
+    /// The account.
+    #[arg(long, value_name = "NAME")]
+    pub account: Option<String>,
+    /// The job's name [default: caravan-COMMAND].
+    #[arg(long, value_name = "NAME")]
+    pub job_name: Option<String>,
+    /// Where the job's output goes [default: %x-%j.out].
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<String>,
+    /// How srun serves MPI [default: pmix with --transport mpi, else Slurm's own default].
+    #[arg(long, value_name = "PLUGIN")]
+    pub mpi: Option<String>,
+    /// The command and its flags, after --.
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    pub command: Vec<String>,
 }
 
 /// Flags of `doctor`.

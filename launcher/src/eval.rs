@@ -1,11 +1,13 @@
 //! `caravan eval`: mean loss of a model directory on given tokens.
 
+use crate::agree::Signature;
 use crate::args::{EvalArgs, Precision};
 use crate::data::Feed;
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
+use collectives::bootstrap::Identity;
 use collectives::{Buffer, Communicator, Float, View};
 use models::tokens::Windows;
 use models::{Accounts, Recompute, Unit, Weights};
@@ -38,8 +40,8 @@ impl EvalPlan {
     ///
     /// # Errors
     /// The first thing that cannot be done, in one sentence.
-    pub fn new(args: &EvalArgs, launched: Option<usize>) -> Result<Self> {
-        let ranks = Ranks::plan(&args.ranks, launched)?;
+    pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
+        let ranks = Ranks::plan(&args.ranks, identity)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
@@ -51,6 +53,19 @@ impl EvalPlan {
         let (dtype, json, quiet) = (args.dtype, args.json, args.ranks.quiet);
         Ok(EvalPlan { model, feed, windows, ranks, dtype, rows, json, quiet })
     }
+}
+
+/// What must be the same on every rank.
+pub fn signature(plan: &EvalPlan) -> Signature {
+    vec![
+        ("command", "eval".to_owned()),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("parameters of --model", plan.model.config.parameters().to_string()),
+        ("--data", plan.feed.fingerprint()),
+        ("--seq", plan.windows.length().to_string()),
+        ("--micro-batch", plan.rows.to_string()),
+        ("--dtype", plan.dtype.name().to_owned()),
+    ]
 }
 
 /// Evaluates as one rank of the run; rank 0 shows.

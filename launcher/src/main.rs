@@ -1,5 +1,6 @@
 //! The `caravan` program: literal flags, a validated plan, a run.
 
+mod agree;
 mod args;
 mod bench;
 mod data;
@@ -16,6 +17,7 @@ mod ranks;
 mod rate;
 mod report;
 mod sample;
+mod sbatch;
 mod text;
 mod tokenize;
 mod tokenizer;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval(args),
         Command::Bench(args) => bench::bench(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
+        Command::Sbatch(args) => sbatch::sbatch(args),
         Command::Doctor(args) => doctor::doctor(args),
     };
     match done {
@@ -48,13 +51,15 @@ fn main() -> ExitCode {
 
 fn train(args: &TrainArgs) -> Result<()> {
     let identity = Identity::from_env().map_err(Failure::usage)?;
-    let plan = TrainPlan::new(args, identity.as_ref().map(|i| i.world))?;
+    let plan = TrainPlan::new(args, identity.as_ref())?;
     let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
-    let done =
-        ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| match plan.dtype {
+    let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
+        agree::check(&comm, &train::signature(&plan))?;
+        match plan.dtype {
             Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
             Precision::F32 => train::rank::<f32>(&plan, comm, show),
-        });
+        }
+    });
     // A rank that was killed while it saved could not clean up after itself.
     if let (Err(_), None, Some(dir)) = (&done, &identity, &plan.save) {
         models::hf::remove_unfinished(dir);
@@ -64,9 +69,12 @@ fn train(args: &TrainArgs) -> Result<()> {
 
 fn eval(args: &EvalArgs) -> Result<()> {
     let identity = Identity::from_env().map_err(Failure::usage)?;
-    let plan = EvalPlan::new(args, identity.as_ref().map(|i| i.world))?;
-    ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| match plan.dtype {
-        Precision::Bf16 => eval::rank::<bf16>(&plan, &comm),
-        Precision::F32 => eval::rank::<f32>(&plan, &comm),
+    let plan = EvalPlan::new(args, identity.as_ref())?;
+    ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
+        agree::check(&comm, &eval::signature(&plan))?;
+        match plan.dtype {
+            Precision::Bf16 => eval::rank::<bf16>(&plan, &comm),
+            Precision::F32 => eval::rank::<f32>(&plan, &comm),
+        }
     })
 }

@@ -10,6 +10,7 @@ use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
 use crate::transports::Transport;
 use collectives::Float;
+use collectives::bootstrap::Identity;
 use models::hf::Checkpoint;
 use models::tokens::{self, BatchPlan, Windows};
 use models::{Accounts, Footprint, Llama, LlamaConfig, Model, TensorSpec};
@@ -35,15 +36,17 @@ pub struct Ranks {
     pub rendezvous_timeout: Duration,
     /// How their communicators behave.
     pub options: collectives::Options,
+    /// Whether the transport's own collectives are wanted beside ours.
+    pub native: bool,
 }
 
 impl Ranks {
-    /// Checks the flags. `launched` is the world that another launcher made, if one did.
+    /// Checks the flags. `identity` is this process's place among the ranks, if something has started those.
     ///
     /// # Errors
     /// No ranks, too many, or a transport that cannot be used.
-    pub fn plan(args: &RankArgs, launched: Option<usize>) -> Result<Self> {
-        let world = match (args.ranks, launched) {
+    pub fn plan(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
+        let world = match (args.ranks, identity.map(|i| i.world)) {
             (Some(asked), Some(there)) if asked != there => {
                 return usage(format!(
                     "--ranks {asked}, but the launcher started {there}: leave --ranks away under mpirun and srun"
@@ -55,7 +58,9 @@ impl Ranks {
         if world == 0 || world > MOST_RANKS {
             return usage(format!("--ranks {world}: a run has from 1 to {MOST_RANKS} ranks"));
         }
-        let threads = args.threads.unwrap_or_else(|| (machine::cores() / world).max(1));
+        // The cores of this host are for its own ranks.
+        let here = identity.and_then(|i| i.local_size).unwrap_or(world).max(1);
+        let threads = args.threads.unwrap_or_else(|| (machine::cores() / here).max(1));
         if threads == 0 || threads > 1024 {
             return usage(format!("--threads {threads}: a rank computes with 1 to 1024 threads"));
         }
@@ -65,7 +70,7 @@ impl Ranks {
                 "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
             ));
         }
-        let transport = Transport::choose(&args.transport)?;
+        let transport = Transport::choose(&args.transport, identity)?;
         let tuning = tuning::load(args.tuning.as_ref(), transport.name(), world)?;
         Ok(Ranks {
             world,
@@ -73,6 +78,7 @@ impl Ranks {
             threads,
             rendezvous_timeout: Duration::from_secs_f64(seconds),
             options: collectives::Options { tuning, ..Default::default() },
+            native: false,
         })
     }
 }
@@ -246,8 +252,8 @@ impl TrainPlan {
     ///
     /// # Errors
     /// The first thing that cannot be done, in one sentence.
-    pub fn new(args: &TrainArgs, launched: Option<usize>) -> Result<Self> {
-        let ranks = Ranks::plan(&args.ranks, launched)?;
+    pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
+        let ranks = Ranks::plan(&args.ranks, identity)?;
         let zero = zero_config(args)?;
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
@@ -306,7 +312,7 @@ impl TrainPlan {
             save: args.save.clone(),
             sample: args.sample,
         };
-        if launched.is_none() {
+        if identity.is_none() {
             plan.check_memory()?;
         }
         Ok(plan)

@@ -1,12 +1,21 @@
 //! Starts the ranks of a run and gives each its communicator.
 
+use crate::agree;
+use crate::bench::native::Native;
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use crate::transports::Transport;
 use collectives::Communicator;
-use collectives::bootstrap::{self, Board, Identity, Launcher, spawn};
+use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
+use collectives::transport::ucx::UcxTransport;
+#[cfg(feature = "mpi")]
+use collectives::transport::{Transport as _, mpi::MpiTransport};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
+
+/// How long a launcher takes to pass a sentence on before it is asked to end the job.
+const SENTENCE: Duration = Duration::from_secs(1);
 
 /// Where every process finds its program, also when the file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
@@ -22,24 +31,58 @@ pub fn launch(
     variable: Option<(&'static str, String)>,
     body: &(dyn Fn(Communicator) -> Result<()> + Sync),
 ) -> Result<()> {
+    launch_with_native(ranks, identity, variable, &|comm, _| body(comm))
+}
+
+/// The same for a body that also takes the transport's own collectives, which it gets if `ranks` wants them.
+///
+/// # Errors
+/// As [`launch`].
+pub fn launch_with_native(
+    ranks: &Ranks,
+    identity: Option<&Identity>,
+    variable: Option<(&'static str, String)>,
+    body: &(dyn Fn(Communicator, Option<Native>) -> Result<()> + Sync),
+) -> Result<()> {
     match (identity, ranks.transport) {
         (Some(identity), _) => as_rank(ranks, identity, body),
-        (None, Transport::Threads) => as_threads(ranks, body),
-        (None, Transport::Shm) => supervise(ranks, variable),
+        (None, Transport::Threads) => as_threads(ranks, &|comm| body(comm, None)),
+        (None, Transport::Mpi) => Err(Failure::usage(format!(
+            "--transport mpi gets its ranks from mpirun or srun: take 'mpirun -n {} caravan ...'",
+            ranks.world
+        ))),
+        (None, Transport::Shm | Transport::Ucx) => supervise(ranks, variable),
     }
 }
 
 /// This process is a rank already.
-fn as_rank(ranks: &Ranks, identity: &Identity, body: &dyn Fn(Communicator) -> Result<()>) -> Result<()> {
-    let done = connect(ranks, identity).and_then(body);
+fn as_rank(
+    ranks: &Ranks,
+    identity: &Identity,
+    body: &dyn Fn(Communicator, Option<Native>) -> Result<()>,
+) -> Result<()> {
+    let mut group = None;
+    let done = connect(ranks, identity).and_then(|(comm, native)| {
+        group = Some(comm.clone());
+        body(comm, native)
+    });
     let Err(failure) = done else { return Ok(()) };
     let board = match identity.launcher {
         Launcher::Caravan => Board::inherited().ok().flatten(),
         _ => None,
     };
+    if let (Some(comm), false) = (&group, matches!(failure, Failure::Consequence(_))) {
+        comm.abort(&failure.to_string());
+    }
     let Some(board) = board else {
-        let text = format!("rank {}: {failure}", identity.rank);
-        return Err(Failure::Ranks { text, code: failure.code() });
+        eprintln!("caravan: rank {}: {failure}", identity.rank);
+        // Ranks that have met notice a failure, and arguments that differ are noticed by all. Only who never came has
+        // to be ended, once the sentence has gone its way through the launcher.
+        if group.is_none() && matches!(failure, Failure::Run(_)) {
+            std::thread::sleep(SENTENCE);
+            identity.end_job(failure.code());
+        }
+        return Err(Failure::Told { code: failure.code() });
     };
     // What follows from another rank's failure is not announced: the board has the cause.
     if !matches!(failure, Failure::Consequence(_)) {
@@ -48,8 +91,8 @@ fn as_rank(ranks: &Ranks, identity: &Identity, body: &dyn Fn(Communicator) -> Re
     Err(Failure::Told { code: failure.code() })
 }
 
-/// The communicator over all ranks of the job.
-fn connect(ranks: &Ranks, identity: &Identity) -> Result<Communicator> {
+/// The communicator over all ranks of the job, and its transport's own collectives if those are wanted.
+fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<Native>)> {
     if identity.world > 1 && ranks.transport == Transport::Threads {
         return Err(Failure::usage(format!(
             "--transport threads has its ranks in one process, but {} started {}: take --transport shm",
@@ -58,8 +101,82 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<Communicator> {
         )));
     }
     let options = bootstrap::Options { timeout: ranks.rendezvous_timeout, ..Default::default() };
-    let transport = bootstrap::shm_group(identity, &options)?;
-    Ok(Communicator::new(transport, ranks.options)?)
+    let (transport, native): (Box<dyn collectives::transport::Transport>, _) = match ranks.transport {
+        Transport::Shm | Transport::Threads => {
+            (bootstrap::shm_over(&mut meet(ranks, identity, &options)?, &options)?, None)
+        }
+        Transport::Ucx => {
+            let mut rendezvous = meet(ranks, identity, &options)?;
+            let exchange = &mut |card: Vec<u8>| rendezvous.exchange(&card);
+            (Box::new(UcxTransport::connect(identity.rank, identity.world, exchange)?), None)
+        }
+        Transport::Mpi => {
+            // MPI waits for ever for a rank that does not come, so ranks meet before, where they surely can.
+            let here = identity.local_size == Some(identity.world);
+            let addressed = identity.rendezvous.is_some() && identity.launcher != Launcher::OpenMpi;
+            if here || addressed || std::env::var_os(variables::RENDEZVOUS).is_some() {
+                drop(meet(ranks, identity, &options)?);
+            }
+            mpi(ranks, identity)?
+        }
+    };
+    Ok((Communicator::new(transport, ranks.options)?, native))
+}
+
+/// Meets the other ranks, which must have been asked for the same transport.
+fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
+    let mut rendezvous = Rendezvous::join(identity, options)?;
+    let signature = vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("--transport", ranks.transport.name().to_owned()),
+    ];
+    agree::check_at(&mut rendezvous, &signature)?;
+    Ok(rendezvous)
+}
+
+#[cfg(feature = "mpi")]
+fn mpi(
+    ranks: &Ranks,
+    identity: &Identity,
+) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    // Starting MPI blocks until every rank has come, and nothing but the end of the process gets out of it.
+    let (started, wait) = channel::<()>();
+    let (rank, world, timeout) = (identity.rank, identity.world, ranks.rendezvous_timeout);
+    let watch = std::thread::spawn(move || {
+        if wait.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            eprintln!(
+                "caravan: rank {rank}: MPI did not start within {timeout:?} (--rendezvous-timeout): of {world} ranks, \
+                 some have not called MPI_Init, or their hosts cannot reach each other"
+            );
+            std::process::exit(1);
+        }
+    });
+    let transport = MpiTransport::world();
+    drop(started);
+    let _ = watch.join();
+    let transport = transport?;
+    let mine = (transport.rank(), transport.size());
+    if mine != (rank, world) {
+        return Err(Failure::usage(format!(
+            "{} started this process as rank {rank} of {world}, but {} says rank {} of {}: take the mpirun of that \
+             library, or a build for the one that is used",
+            identity.launcher.name(),
+            collectives::transport::mpi::library(),
+            mine.0,
+            mine.1
+        )));
+    }
+    let native = ranks.native.then(|| transport.native()).transpose()?;
+    Ok((Box::new(transport), native))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi(
+    _ranks: &Ranks,
+    _identity: &Identity,
+) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
+    Err(Failure::usage(crate::transports::NO_MPI))
 }
 
 /// Ranks as threads of this process.

@@ -1,5 +1,6 @@
 //! One rank's training run: batches, steps, evaluations, what is shown and what is written.
 
+use crate::agree::Signature;
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -16,6 +17,41 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
 use zero::{Batches, Ledger, Step, Trainer};
+
+/// What must be the same on every rank: who differs would compute something else, or make other calls.
+pub fn signature(plan: &TrainPlan) -> Signature {
+    let model = &plan.model.config;
+    let (rate, adamw) = (&plan.rate, &plan.zero.adamw);
+    vec![
+        ("command", "train".to_owned()),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("--model", format!("{model:?}")),
+        ("new weights", plan.model.weights.is_none().to_string()),
+        ("--data", plan.feed.fingerprint()),
+        ("--stage", plan.zero.stage.level().to_string()),
+        ("--dtype", plan.dtype.name().to_owned()),
+        ("--steps", plan.steps.to_string()),
+        ("--micro-batch", plan.batch.rows.to_string()),
+        ("--accumulate", plan.zero.accumulate.to_string()),
+        ("--seq", plan.batch.length.to_string()),
+        ("--lr", rate.peak.to_string()),
+        ("--min-lr", rate.floor.to_string()),
+        ("--warmup", rate.warmup.to_string()),
+        ("--schedule", rate.shape.name().to_owned()),
+        ("--weight-decay", adamw.weight_decay.to_string()),
+        ("--beta1", adamw.beta1.to_string()),
+        ("--beta2", adamw.beta2.to_string()),
+        ("--eps", adamw.eps.to_string()),
+        ("--clip", plan.zero.clip.unwrap_or(0.0).to_string()),
+        ("--seed", plan.seed.to_string()),
+        ("--order", plan.order.name().to_owned()),
+        ("--eval-every", plan.eval_every.to_string()),
+        ("--save", if plan.save.is_some() { "given" } else { "not given" }.to_owned()),
+        ("--prefetch", plan.zero.prefetch.to_string()),
+        ("--bucket-size", plan.zero.bucket_bytes.to_string()),
+        ("--sample", plan.sample.to_string()),
+    ]
+}
 
 /// What a user wants to see of a run.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,8 @@
 //! Which transports there are, which this machine can use, and why not the others.
 
+use crate::bench::native::library;
 use crate::failure::{Failure, Result};
+use collectives::bootstrap::{Identity, Launcher};
 use rustix::fs::MemfdFlags;
 
 /// How the ranks of a run reach each other.
@@ -10,7 +12,15 @@ pub enum Transport {
     Shm,
     /// Ranks are threads of this process.
     Threads,
+    /// Ranks exchange messages over MPI, which also starts them.
+    Mpi,
+    /// Ranks exchange messages over UCX.
+    Ucx,
 }
+
+/// Why a build cannot use MPI.
+pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --features mpi' builds it in, which needs \
+                          mpicc and libclang (Debian: libopenmpi-dev or libmpich-dev, and libclang-dev)";
 
 impl Transport {
     /// The name users choose it by.
@@ -18,6 +28,8 @@ impl Transport {
         match self {
             Transport::Shm => "shm",
             Transport::Threads => "threads",
+            Transport::Mpi => "mpi",
+            Transport::Ucx => "ucx",
         }
     }
 
@@ -25,13 +37,16 @@ impl Transport {
     ///
     /// # Errors
     /// An unknown name, or a transport that cannot be used here.
-    pub fn choose(name: &str) -> Result<Self> {
+    pub fn choose(name: &str, identity: Option<&Identity>) -> Result<Self> {
         let chosen = match name {
-            "auto" | "shm" => Transport::Shm,
+            "auto" => Self::automatic(identity)?,
+            "shm" => Transport::Shm,
             "threads" => Transport::Threads,
+            "mpi" => Transport::Mpi,
+            "ucx" => Transport::Ucx,
             _ => {
                 return Err(Failure::usage(format!(
-                    "transport '{name}' is not in this build: it has shm and threads, and auto, which is shm"
+                    "transport '{name}' is not known: there are shm and threads, mpi and ucx, and auto, which chooses"
                 )));
             }
         };
@@ -44,10 +59,41 @@ impl Transport {
         }
     }
 
+    /// The fastest that reaches every rank: shared memory on one host; between hosts MPI under a launcher of MPI
+    /// programs if it is built in, else UCX.
+    fn automatic(identity: Option<&Identity>) -> Result<Self> {
+        let Some(identity) = identity.filter(|i| i.local_size.is_some_and(|local| local < i.world)) else {
+            return Ok(Transport::Shm);
+        };
+        // The launcher and the library must be of one kind.
+        let open_mpi = library("mpi").map(|name| name.starts_with("Open MPI"));
+        if (identity.launcher == Launcher::OpenMpi && open_mpi == Some(true))
+            || (identity.launcher == Launcher::Pmi && open_mpi == Some(false))
+        {
+            return Ok(Transport::Mpi);
+        }
+        match Transport::Ucx.obstacle() {
+            None => Ok(Transport::Ucx),
+            Some(why) => Err(Failure::usage(format!(
+                "{} started ranks on several hosts, and no transport here reaches those: ucx cannot be used: {why}; \
+                 mpi: {}",
+                identity.launcher.name(),
+                Transport::Mpi
+                    .obstacle()
+                    .unwrap_or_else(|| "not under this launcher by itself; --transport mpi".into())
+            ))),
+        }
+    }
+
     /// Why this machine cannot use it, if it cannot.
     fn obstacle(self) -> Option<String> {
         match self {
             Transport::Threads => None,
+            Transport::Mpi => (!cfg!(feature = "mpi")).then(|| NO_MPI.to_owned()),
+            Transport::Ucx => collectives::transport::ucx::library().err().map(|e| match e {
+                collectives::Error::Unavailable { why, .. } => why,
+                e => e.to_string(),
+            }),
             Transport::Shm => {
                 let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
                 let refusal = rustix::fs::memfd_create("caravan-probe", flags).err()?;
@@ -59,15 +105,25 @@ impl Transport {
 
 /// Every transport by name, whether it can be used, and a remark or the reason why not.
 pub fn survey() -> Vec<(&'static str, bool, String)> {
+    let ucx = match collectives::transport::ucx::library() {
+        Ok(library) => format!("{library}, opened at run time"),
+        Err(e) => e.to_string(),
+    };
+    let mpi = match library("mpi") {
+        Some(library) => format!("{library}, which this program was built against; under mpirun or srun"),
+        None => NO_MPI.to_owned(),
+    };
     let here = [
         (Transport::Threads, "ranks as threads of one process"),
         (Transport::Shm, "ranks as processes that read each other's memory (anonymous, not in /dev/shm)"),
+        (Transport::Mpi, &mpi),
+        (Transport::Ucx, &ucx),
     ];
     let rows = here.into_iter().map(|(transport, remark)| match transport.obstacle() {
         Some(why) => (transport.name(), false, why),
         None => (transport.name(), true, remark.to_owned()),
     });
-    let missing = ["mpi", "ucx", "nccl"].map(|name| (name, false, "not in this build".to_owned()));
+    let missing = ["nccl"].map(|name| (name, false, "not in this build".to_owned()));
     rows.chain(missing).collect()
 }
 
@@ -77,9 +133,9 @@ mod tests {
 
     #[test]
     fn a_transport_that_cannot_be_had_says_what_can() {
-        assert_eq!(Transport::choose("auto").unwrap(), Transport::Shm);
-        assert_eq!(Transport::choose("threads").unwrap(), Transport::Threads);
-        let e = Transport::choose("pigeon").unwrap_err();
+        assert_eq!(Transport::choose("auto", None).unwrap(), Transport::Shm);
+        assert_eq!(Transport::choose("threads", None).unwrap(), Transport::Threads);
+        let e = Transport::choose("pigeon", None).unwrap_err();
         assert!(
             e.code() == 2 && e.to_string().contains("'pigeon'") && e.to_string().contains("shm and threads")
         );

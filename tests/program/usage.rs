@@ -15,7 +15,7 @@ fn flags_that_make_no_sense_are_refused() {
         ("--ranks 99999", &["--ranks 99999", "1 to"]),
         ("--threads 0", &["--threads 0"]),
         ("--transport carrier-pigeon", &["carrier-pigeon", "shm and threads"]),
-        ("--transport mpi", &["mpi", "shm and threads"]),
+        ("--transport nccl-over-post", &["nccl-over-post", "mpi and ucx"]),
         ("--stage 4", &["4", "0, 1, 2 or 3"]),
         ("--stage two", &["two", "0, 1, 2 or 3"]),
         ("--steps 0", &["--steps 0"]),
@@ -66,7 +66,7 @@ fn unknown_flags_and_commands_are_refused_by_name() {
         assert_eq!(outcome.code, Some(2), "{args}");
         assert!(outcome.stderr.contains(word), "{args}: {}", outcome.stderr);
     }
-    for command in ["train", "eval", "tokenize", "doctor"] {
+    for command in ["train", "eval", "tokenize", "sbatch", "doctor"] {
         let help = bench.run(&format!("{command} --help")).success().stdout;
         assert!(help.contains("Examples:"), "{help}");
     }

@@ -101,6 +101,13 @@ pub(super) fn port_of(job: &str) -> u16 {
     20000 + (fnv(job.as_bytes()) % 12000) as u16
 }
 
+/// The addresses in Open MPI's `1234.0;tcp://10.0.0.1,192.168.0.1:4711;tcp6://…`, as `10.0.0.1,192.168.0.1`.
+pub(super) fn of_uri(uri: &str) -> Option<String> {
+    let (addresses, _port) = uri.split(';').find_map(|part| part.strip_prefix("tcp://"))?.rsplit_once(':')?;
+    let fine = |a: &str| a.parse::<std::net::Ipv4Addr>().is_ok();
+    (!addresses.is_empty() && addresses.split(',').all(fine)).then(|| addresses.to_owned())
+}
+
 /// FNV-1a: the same number in every build, unlike the standard library's hasher.
 pub(crate) fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
@@ -128,6 +135,17 @@ pub(super) fn pmi_manager() -> Option<u32> {
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let peer = rustix::net::sockopt::socket_peercred(fd).ok()?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
+/// Asks the process manager that speaks PMI to end the job with this exit code, if there is one. Hydra waits for the
+/// other ranks otherwise, whatever they do.
+pub(super) fn pmi_abort(code: u8) {
+    let number = || std::env::var("PMI_FD").ok()?.parse().ok().filter(|&fd: &i32| fd > 2);
+    if let Some(fd) = number() {
+        // SAFETY: only borrowed for one write; if it is not open the call says so, and nothing else is to be done.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let _ = rustix::io::write(fd, format!("cmd=abort exitcode={code}\n").as_bytes());
+    }
 }
 
 /// `1, 2 and 5`.
@@ -163,6 +181,18 @@ mod tests {
         {
             let error = expand("SLURM_NODELIST", bad).unwrap_err().to_string();
             assert!(error.contains(&format!("SLURM_NODELIST={bad}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_mpirun_are_found() {
+        let of = |uri| of_uri(uri);
+        assert_eq!(of("955.0;tcp://10.0.0.1,172.17.0.2:4711").as_deref(), Some("10.0.0.1,172.17.0.2"));
+        assert_eq!(of("955.0;tcp6://[fe80::1]:1;tcp://10.0.0.1:2").as_deref(), Some("10.0.0.1"));
+        for bad in
+            ["", "955.0", "955.0;tcp://", "955.0;tcp://:1", "955.0;tcp://host:1", "955.0;tcp6://[::1]:1"]
+        {
+            assert_eq!(of(bad), None, "{bad}");
         }
     }
 

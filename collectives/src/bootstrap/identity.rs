@@ -133,6 +133,14 @@ impl Identity {
         Ok(Some(found))
     }
 
+    /// Ends the other ranks of the job, where its launcher has to be asked for that. Call it last, with the exit code:
+    /// this process may be ended, too.
+    pub fn end_job(&self, code: u8) {
+        if self.launcher == Launcher::Pmi {
+            hosts::pmi_abort(code);
+        }
+    }
+
     /// The name of the job for its rendezvous. Launchers that name no job are told apart by the process that
     /// manages the ranks of this host: Hydra's proxy, or the parent.
     pub fn job_name(&self) -> String {
@@ -241,6 +249,12 @@ impl Environment<'_> {
         }
         me.job =
             self.text("PMIX_NAMESPACE").or(self.text("OMPI_MCA_ess_base_jobid")).map(|j| format!("ompi-{j}"));
+        if me.local_size.is_some_and(|local| local < me.world) {
+            // Where mpirun runs; rank 0 is there, too, unless told otherwise.
+            let uri = self.text("OMPI_MCA_orte_hnp_uri");
+            let port = hosts::port_of(me.job.as_deref().unwrap_or_default());
+            me.rendezvous = uri.and_then(|u| hosts::of_uri(&u)).map(|hosts| format!("{hosts}:{port}"));
+        }
         // Open MPI draws this at random for each job and gives it to every rank, as a key between them.
         me.token = self.text("OMPI_MCA_orte_precondition_transports");
         Ok(Some(me))

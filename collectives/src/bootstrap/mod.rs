@@ -46,7 +46,14 @@ impl Default for Options {
 /// As [`Rendezvous::join`], and [`Error::Unavailable`] when the ranks are on several
 /// hosts.
 pub fn shm_group(identity: &Identity, options: &Options) -> Result<Box<dyn Transport>> {
-    let mut rendezvous = Rendezvous::join(identity, options)?;
+    shm_over(&mut Rendezvous::join(identity, options)?, options)
+}
+
+/// The shared-memory transport over ranks that have met.
+///
+/// # Errors
+/// As [`shm_group`].
+pub fn shm_over(rendezvous: &mut Rendezvous, options: &Options) -> Result<Box<dyn Transport>> {
     let names = rendezvous.host_names();
     if names.len() > 1 {
         return Err(Error::Unavailable {
@@ -58,5 +65,5 @@ pub fn shm_group(identity: &Identity, options: &Options) -> Result<Box<dyn Trans
             ),
         });
     }
-    Ok(Box::new(ShmTransport::connect(&mut rendezvous, options)?))
+    Ok(Box::new(ShmTransport::connect(rendezvous, options)?))
 }

@@ -26,7 +26,7 @@ const NOBODY: u32 = u32::MAX;
 pub(super) enum Place {
     /// An abstract Unix socket: no file, gone with its process; only this host and network namespace see it.
     Unix(String),
-    /// `host:port`.
+    /// `host:port`, or `host,host:port` for a host of several names, of which one reaches it.
     Tcp(String),
 }
 
@@ -443,7 +443,9 @@ fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], t
         joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
     let hint = match place {
         Place::Unix(_) => "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0",
-        Place::Tcp(_) => "they may have failed before, or cannot reach that address",
+        Place::Tcp(_) => {
+            "they may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
+        }
     };
     Error::Launch(format!(
         "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}",
@@ -486,8 +488,14 @@ fn try_connect(place: &Place) -> Result<Option<Stream>> {
             Ok(Some(Stream::Unix(stream)))
         }
         Place::Tcp(address) => {
-            let addresses = address.to_socket_addrs().map_err(refused)?;
-            for address in addresses {
+            let (hosts, port) = address.rsplit_once(':').unwrap_or((address, "0"));
+            let resolve = |host: &str| format!("{host}:{port}").to_socket_addrs();
+            let resolved: Vec<_> = hosts.split(',').map(resolve).collect();
+            if resolved.iter().all(|r| r.is_err()) {
+                resolved.into_iter().next().unwrap_or(Ok(Vec::new().into_iter())).map_err(refused)?;
+                return Ok(None);
+            }
+            for address in resolved.into_iter().flatten().flatten() {
                 if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
                     stream.set_nonblocking(true).map_err(refused)?;
                     stream.set_nodelay(true).map_err(refused)?;

@@ -84,6 +84,18 @@ impl BenchCommand {
     }
 }
 
+impl BenchCommand {
+    /// The flags about ranks, if it runs any.
+    pub fn ranks(&self) -> Option<&RankArgs> {
+        match self {
+            BenchCommand::Overlap(args) => Some(&args.ranks),
+            BenchCommand::Tune(args) => Some(&args.ranks),
+            BenchCommand::Plot(_) => None,
+            other => other.collective().map(|(_, args)| &args.ranks),
+        }
+    }
+}
+
 /// Which sizes are measured, and how often.
 #[derive(Args, Debug, Clone)]
 pub struct SweepArgs {

@@ -1,7 +1,8 @@
 //! The calls that are measured: one slot of buffers per call in flight, and each operation in each form.
 
 use super::args::Calls;
-use super::exact::{Exact, next, previous};
+use super::exact::{Exact, Expectation, next, previous};
+use super::native::{self, Native};
 use super::operation::{Counts, Operation};
 use crate::failure::Result;
 use collectives::schedule::{Call, Kind};
@@ -16,13 +17,21 @@ pub enum Placement {
     In,
 }
 
+/// The ranks, and how they call each other.
+pub struct Party {
+    pub comm: Communicator,
+    /// The transport's own collectives, when those are measured.
+    pub native: Option<Native>,
+}
+
 impl Operation {
     /// The placements that the two halves of a row measure. They are the same where an operation has one form.
-    pub fn placements(self, calls: Calls) -> [Placement; 2] {
+    pub fn placements(self, calls: Calls, native: bool) -> [Placement; 2] {
         use Placement::{In, Out};
         match (self, calls) {
             (Operation::Broadcast, _) => [In, In],
             (Operation::SendRecv | Operation::Barrier, _) => [Out, Out],
+            (Operation::Gather | Operation::Scatter, _) | (_, Calls::Started) if native => [Out, Out],
             (Operation::Reduce | Operation::Gather | Operation::Scatter, Calls::Started) => [In, In],
             _ => [Out, In],
         }
@@ -53,12 +62,13 @@ pub struct Work {
     pub placement: Placement,
     pub op: ReduceOp,
     pub root: usize,
+    pub counts: Counts,
 }
 
 /// The buffers of one call. `send` is unused in place; `receive` then is the one buffer.
 pub struct Slot<T: Element> {
-    send: Option<Buffer<T>>,
-    receive: Option<Buffer<T>>,
+    pub(super) send: Option<Buffer<T>>,
+    pub(super) receive: Option<Buffer<T>>,
 }
 
 /// Elements of the two buffers of a slot.
@@ -77,10 +87,10 @@ pub enum InFlight<T: Element> {
 }
 
 impl Work {
-    /// What this rank's buffers hold for a call of `counts`. A rank that is not the root has no use for the long
-    /// side of a gather or scatter.
-    fn lengths(&self, counts: &Counts, rank: usize) -> Lengths {
-        let Counts { send, receive, .. } = *counts;
+    /// What this rank's buffers hold. A rank that is not the root has no use for the long side of a gather or
+    /// scatter.
+    fn lengths(&self, rank: usize) -> Lengths {
+        let Counts { send, receive, .. } = self.counts;
         let at_root = rank == self.root;
         match (self.operation, self.placement) {
             (Operation::Gather, Placement::In) => {
@@ -96,22 +106,26 @@ impl Work {
         }
     }
 
-    /// What the tuner is asked about, for calls of `counts`.
-    pub fn call<T: Element>(&self, counts: &Counts, comm: &Communicator) -> Call {
+    /// What the tuner is asked about.
+    pub fn call<T: Element>(&self, comm: &Communicator) -> Call {
         let root = match self.operation {
             Operation::SendRecv => next(comm.rank(), comm.size()),
             o if o.rooted() => self.root,
             _ => 0,
         };
         let in_place = self.placement == Placement::In;
-        Call { op: self.op, root, in_place, ..Call::new(self.operation.kind(), T::DTYPE, counts.count) }
+        Call { op: self.op, root, in_place, ..Call::new(self.operation.kind(), T::DTYPE, self.counts.count) }
     }
 
     /// Makes one call and waits for it.
     ///
     /// # Errors
     /// The call's.
-    pub fn once<T: Exact>(&self, comm: &Communicator, slot: &mut Slot<T>) -> Result<()> {
+    pub fn once<T: Exact>(&self, party: &Party, slot: &mut Slot<T>) -> Result<()> {
+        let comm = &party.comm;
+        if let Some(native) = &party.native {
+            return native::several(native, self, self.call::<T>(comm), std::slice::from_mut(slot));
+        }
         if self.calls == Calls::Started || self.operation == Operation::SendRecv {
             let flight = self.start(comm, slot)?;
             return slot.finish(flight);
@@ -145,9 +159,13 @@ impl Work {
     ///
     /// # Errors
     /// The calls'.
-    pub fn several<T: Exact>(&self, comm: &Communicator, slots: &mut [Slot<T>]) -> Result<()> {
+    pub fn several<T: Exact>(&self, party: &Party, slots: &mut [Slot<T>]) -> Result<()> {
+        let comm = &party.comm;
+        if let Some(native) = &party.native {
+            return native::several(native, self, self.call::<T>(comm), slots);
+        }
         if let [slot] = slots {
-            return self.once(comm, slot);
+            return self.once(party, slot);
         }
         let flights = slots.iter_mut().map(|slot| self.start(comm, slot)).collect::<Result<Vec<_>>>()?;
         flights.into_iter().zip(slots).try_for_each(|(flight, slot)| slot.finish(flight))
@@ -200,8 +218,9 @@ impl Work {
         Ok(flight)
     }
 
-    /// Where in the buffer this rank puts its input of a call of `counts`: its range in the buffer that holds it.
-    fn input<'a, T: Exact>(&self, slot: &'a mut Slot<T>, counts: &Counts, rank: usize) -> &'a mut [T] {
+    /// Where this rank puts its input: its range in the buffer that holds it.
+    fn input<'a, T: Exact>(&self, slot: &'a mut Slot<T>, rank: usize) -> &'a mut [T] {
+        let counts = &self.counts;
         let buffer = match self.placement {
             Placement::Out => &mut slot.send,
             Placement::In => &mut slot.receive,
@@ -220,7 +239,8 @@ impl Work {
     }
 
     /// Where in the buffer this rank finds its result.
-    fn output<'a, T: Exact>(&self, slot: &'a Slot<T>, counts: &Counts, rank: usize) -> &'a [T] {
+    fn output<'a, T: Exact>(&self, slot: &'a Slot<T>, rank: usize) -> &'a [T] {
+        let counts = &self.counts;
         let whole: &[T] = slot.receive.as_ref().map_or(&[], |b| b.host());
         match (self.operation, self.placement) {
             (Operation::ReduceScatter, Placement::In) => {
@@ -248,38 +268,32 @@ impl<T: Exact> Slot<T> {
     }
 
     /// The longest `send` and `receive` of this rank over several calls.
-    pub fn capacity<'a>(calls: impl Iterator<Item = (Work, Counts)> + 'a, rank: usize) -> (usize, usize) {
-        calls.fold((0, 0), |most, (work, counts)| {
-            let lengths = work.lengths(&counts, rank);
+    pub fn capacity(calls: impl Iterator<Item = Work>, rank: usize) -> (usize, usize) {
+        calls.fold((0, 0), |most, work| {
+            let lengths = work.lengths(rank);
             (most.0.max(lengths.send), most.1.max(lengths.receive))
         })
     }
 
-    /// Sets the buffers' lengths for calls of `counts`.
-    pub fn fit(&mut self, work: &Work, counts: &Counts, rank: usize) {
-        let lengths = work.lengths(counts, rank);
+    /// Sets the buffers' lengths for a call.
+    pub fn fit(&mut self, work: &Work, rank: usize) {
+        let lengths = work.lengths(rank);
         self.send = self.send.take().map(|b| b.with_len(lengths.send));
         self.receive = self.receive.take().map(|b| b.with_len(lengths.receive));
     }
 
     /// Puts this rank's contribution where the call takes it, and something else everywhere else.
-    pub fn fill(&mut self, work: &Work, counts: &Counts, rank: usize, from: &super::exact::Expectation<T>) {
+    pub fn fill(&mut self, work: &Work, rank: usize, from: &Expectation<T>) {
         for buffer in [&mut self.send, &mut self.receive].into_iter().flatten() {
             let junk = T::from_bits(0x5a5a_5a5a_5a5a_5a5a);
             buffer.host_mut().fill(junk);
         }
-        from.fill(work.input(self, counts, rank));
+        from.fill(work.input(self, rank));
     }
 
     /// Wrong elements of this rank's result.
-    pub fn wrong(
-        &self,
-        work: &Work,
-        counts: &Counts,
-        rank: usize,
-        from: &super::exact::Expectation<T>,
-    ) -> u64 {
-        from.wrong(work.output(self, counts, rank))
+    pub fn wrong(&self, work: &Work, rank: usize, from: &Expectation<T>) -> u64 {
+        from.wrong(work.output(self, rank))
     }
 
     /// Writes to all memory, so that its pages are there.

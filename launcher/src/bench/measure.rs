@@ -1,9 +1,10 @@
 //! One rank's part of measuring an operation over a sweep of sizes.
 
 use super::args::{Average, Blocking, Calls};
-use super::calls::{Placement, Slot, Work};
+use super::calls::{Party, Placement, Slot, Work};
 use super::exact::{Data, Exact, Expectation};
-use super::operation::{Counts, Operation, bandwidth};
+use super::native;
+use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
 use super::record::{Measured, Row, now};
 use super::statistics::Summary;
@@ -17,20 +18,20 @@ use std::time::Instant;
 ///
 /// # Errors
 /// What a call or the transport said.
-pub fn run(plan: &Plan, comm: &Communicator, row: &mut dyn FnMut(Row)) -> Result<()> {
-    force(plan, comm)?;
+pub fn run(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
+    force(plan, &party.comm)?;
     for &dtype in &plan.dtypes {
         match dtype {
-            DType::F32 => typed::<f32>(plan, comm, row)?,
-            DType::F64 => typed::<f64>(plan, comm, row)?,
-            DType::F16 => typed::<f16>(plan, comm, row)?,
-            DType::Bf16 => typed::<bf16>(plan, comm, row)?,
-            DType::I8 => typed::<i8>(plan, comm, row)?,
-            DType::U8 => typed::<u8>(plan, comm, row)?,
-            DType::I32 => typed::<i32>(plan, comm, row)?,
-            DType::U32 => typed::<u32>(plan, comm, row)?,
-            DType::I64 => typed::<i64>(plan, comm, row)?,
-            DType::U64 => typed::<u64>(plan, comm, row)?,
+            DType::F32 => typed::<f32>(plan, party, row)?,
+            DType::F64 => typed::<f64>(plan, party, row)?,
+            DType::F16 => typed::<f16>(plan, party, row)?,
+            DType::Bf16 => typed::<bf16>(plan, party, row)?,
+            DType::I8 => typed::<i8>(plan, party, row)?,
+            DType::U8 => typed::<u8>(plan, party, row)?,
+            DType::I32 => typed::<i32>(plan, party, row)?,
+            DType::U32 => typed::<u32>(plan, party, row)?,
+            DType::I64 => typed::<i64>(plan, party, row)?,
+            DType::U64 => typed::<u64>(plan, party, row)?,
         }
     }
     Ok(())
@@ -56,36 +57,36 @@ fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
 }
 
 /// Everything for one element type, with buffers that are allocated once.
-fn typed<T: Exact>(plan: &Plan, comm: &Communicator, row: &mut dyn FnMut(Row)) -> Result<()> {
+fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
+    let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
     let sizes: Vec<usize> = match plan.operation {
         Operation::Barrier => vec![0],
         _ => plan.repeats.sweep.sizes().collect(),
     };
     let roots = plan.roots(ranks);
-    let placements = plan.operation.placements(plan.calls);
+    let placements = plan.operation.placements(plan.calls, party.native.is_some());
+    let work = |bytes: usize, op: Option<ReduceOp>, root: Option<usize>, placement: Placement| Work {
+        operation: plan.operation,
+        calls: plan.calls,
+        placement,
+        op: op.unwrap_or(ReduceOp::Sum),
+        root: root.unwrap_or(0),
+        counts: plan.operation.counts(bytes, size_of::<T>(), ranks),
+    };
     let mut all = Vec::new();
     for (&bytes, &root) in sizes.iter().flat_map(|b| roots.iter().map(move |r| (b, r))) {
-        for placement in placements {
-            let work = Work {
-                operation: plan.operation,
-                calls: plan.calls,
-                placement,
-                op: ReduceOp::Sum,
-                root: root.unwrap_or(0),
-            };
-            all.push((work, plan.operation.counts(bytes, size_of::<T>(), ranks)));
-        }
+        all.extend(placements.map(|placement| work(bytes, None, root, placement)));
     }
     let (send, receive) = Slot::<T>::capacity(all.into_iter(), rank);
     let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, plan.registered));
-    let mut bench = Bench { plan, comm, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
+    let mut bench = Bench { plan, party, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
     for &op in &plan.ops {
         for &root in &roots {
             for _ in 0..plan.cycles {
                 for &bytes in &sizes {
+                    let halves = placements.map(|p| bench.half(bytes, &work(bytes, op, root, p), op));
                     let counts = plan.operation.counts(bytes, size_of::<T>(), ranks);
-                    let halves = placements.map(|placement| bench.half(bytes, &counts, op, root, placement));
                     let [out_of_place, in_place] = halves;
                     let (out_of_place, in_place) = (out_of_place?, in_place?);
                     let label = Label {
@@ -107,62 +108,54 @@ fn typed<T: Exact>(plan: &Plan, comm: &Communicator, row: &mut dyn FnMut(Row)) -
 
 struct Bench<'a, T: Exact> {
     plan: &'a Plan,
-    comm: &'a Communicator,
+    party: &'a Party,
     slots: Vec<Slot<T>>,
     /// Of the data of the next check.
     seed: u64,
 }
 
 impl<T: Exact> Bench<'_, T> {
-    fn half(
-        &mut self,
-        bytes: usize,
-        counts: &Counts,
-        op: Option<ReduceOp>,
-        root: Option<usize>,
-        placement: Placement,
-    ) -> Result<Measured> {
-        let plan = self.plan;
-        let work = Work {
-            operation: plan.operation,
-            calls: plan.calls,
-            placement,
-            op: op.unwrap_or(ReduceOp::Sum),
-            root: root.unwrap_or(0),
-        };
+    fn half(&mut self, bytes: usize, work: &Work, op: Option<ReduceOp>) -> Result<Measured> {
+        let (plan, comm) = (self.plan, &self.party.comm);
         for slot in &mut self.slots {
-            slot.fit(&work, counts, self.comm.rank());
+            slot.fit(work, comm.rank());
         }
-        self.fill(&work, counts, op);
+        self.fill(work, op);
         for _ in 0..plan.repeats.warmup(bytes) {
-            work.several(self.comm, &mut self.slots)?;
+            work.several(self.party, &mut self.slots)?;
         }
-        let mine = self.times(&work, plan.repeats.iterations(bytes))?;
-        let times = over_ranks(self.comm, &mine, plan.average)?;
-        let wrong = self.check(&work, counts, op)?;
+        let mine = self.times(work, plan.repeats.iterations(bytes))?;
+        let times = over_ranks(comm, &mine, plan.average)?;
+        let wrong = self.check(work, op)?;
         let seconds = times.iter().sum::<f64>() / times.len() as f64;
-        let (algorithm_bandwidth, bus_bandwidth) =
-            bandwidth(plan.operation, counts.bytes(size_of::<T>()), seconds, self.comm.size());
-        let choice = self.comm.explain(work.call::<T>(counts, self.comm), plan.registered).choice;
+        let size = work.counts.bytes(size_of::<T>());
+        let (algorithm_bandwidth, bus_bandwidth) = bandwidth(plan.operation, size, seconds, comm.size());
+        let (algorithm, why) = match &self.party.native {
+            Some(native) => ("native".to_owned(), native::why(native)),
+            None => {
+                let choice = comm.explain(work.call::<T>(comm), plan.registered).choice;
+                (choice.algorithm.to_string(), choice.why.to_string())
+            }
+        };
         let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;
         Ok(Measured {
             half: Half { seconds, algorithm_bandwidth, bus_bandwidth, wrong, calls },
             times,
-            algorithm: choice.algorithm.to_string(),
-            why: choice.why.to_string(),
+            algorithm,
+            why,
         })
     }
 
     /// New data in all slots.
-    fn fill(&mut self, work: &Work, counts: &Counts, op: Option<ReduceOp>) -> Vec<Expectation<T>> {
-        let (rank, ranks) = (self.comm.rank(), self.comm.size());
-        let longest = counts.send.max(counts.receive);
+    fn fill(&mut self, work: &Work, op: Option<ReduceOp>) -> Vec<Expectation<T>> {
+        let (rank, ranks) = (self.party.comm.rank(), self.party.comm.size());
+        let longest = work.counts.send.max(work.counts.receive);
         let seed = &mut self.seed;
         let fill = |slot: &mut Slot<T>| {
             *seed += 1;
-            let data = Data { seed: *seed, ranks, op };
+            let data = Data { seed: *seed, ranks, op, modest: self.party.native.is_some() };
             let expected = Expectation::new(work.operation, &data, rank, work.root, longest);
-            slot.fill(work, counts, rank, &expected);
+            slot.fill(work, rank, &expected);
             expected
         };
         self.slots.iter_mut().map(fill).collect()
@@ -170,14 +163,15 @@ impl<T: Exact> Bench<'_, T> {
 
     /// Seconds of each timed iteration on this rank, per call.
     fn times(&mut self, work: &Work, iterations: usize) -> Result<Vec<f64>> {
-        let Bench { plan, comm, slots, .. } = self;
+        let Bench { plan, party, slots, .. } = self;
+        let comm = &party.comm;
         let mut stamps = Vec::with_capacity(iterations);
         let iteration = |slots: &mut [Slot<T>]| -> Result<()> {
             match plan.blocking {
-                Blocking::Streaming | Blocking::Isolated => work.several(comm, slots),
-                Blocking::Wait => slots.iter_mut().try_for_each(|slot| work.once(comm, slot)),
+                Blocking::Streaming | Blocking::Isolated => work.several(party, slots),
+                Blocking::Wait => slots.iter_mut().try_for_each(|slot| work.once(party, slot)),
                 Blocking::Barrier => slots.iter_mut().try_for_each(|slot| {
-                    work.once(comm, slot)?;
+                    work.once(party, slot)?;
                     Ok(comm.barrier()?)
                 }),
             }
@@ -198,17 +192,17 @@ impl<T: Exact> Bench<'_, T> {
     }
 
     /// Wrong elements on all ranks in calls with new data; None where there is nothing to check.
-    fn check(&mut self, work: &Work, counts: &Counts, op: Option<ReduceOp>) -> Result<Option<u64>> {
+    fn check(&mut self, work: &Work, op: Option<ReduceOp>) -> Result<Option<u64>> {
         if self.plan.check == 0 || work.operation == Operation::Barrier {
             return Ok(None);
         }
-        let rank = self.comm.rank();
+        let (party, rank) = (self.party, self.party.comm.rank());
         for _ in 0..self.plan.check {
-            let expected = self.fill(work, counts, op);
-            work.several(self.comm, &mut self.slots)?;
-            let found = self.slots.iter().zip(&expected).map(|(slot, e)| slot.wrong(work, counts, rank, e));
+            let expected = self.fill(work, op);
+            work.several(party, &mut self.slots)?;
+            let found = self.slots.iter().zip(&expected).map(|(slot, e)| slot.wrong(work, rank, e));
             let mut all = [0];
-            self.comm.all_reduce(&[found.sum::<u64>()][..], &mut all[..], ReduceOp::Sum)?;
+            party.comm.all_reduce(&[found.sum::<u64>()][..], &mut all[..], ReduceOp::Sum)?;
             if all[0] > 0 {
                 return Ok(Some(all[0]));
             }
@@ -235,12 +229,13 @@ pub fn over_ranks(comm: &Communicator, mine: &[f64], average: Average) -> Result
 }
 
 /// A sentence when the two halves of a row measure the same thing.
-pub fn remark(operation: Operation, calls: Calls) -> Option<String> {
-    let [first, second] = operation.placements(calls);
+pub fn remark(operation: Operation, calls: Calls, native: bool) -> Option<String> {
+    let [first, second] = operation.placements(calls, native);
     (first == second).then(|| match (operation, calls) {
         (Operation::Broadcast, _) => "broadcast works in one buffer: both halves measure that".to_owned(),
         (Operation::Barrier, _) => "barrier has no data: both halves measure the same".to_owned(),
         (Operation::SendRecv, _) => "send_recv needs two buffers: both halves measure that".to_owned(),
+        _ if native => "MPI's form of it here is out of place: both halves measure that".to_owned(),
         _ => format!("{} is started in one buffer only: both halves measure that", operation.name()),
     })
 }

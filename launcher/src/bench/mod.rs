@@ -1,11 +1,11 @@
 //! `caravan bench`: collectives measured by nccl-tests' conventions over any transport, how much of them hides
 //! behind computation, and the tuning of this machine.
 
-mod agree;
 mod args;
 mod calls;
 mod exact;
 mod measure;
+pub mod native;
 mod operation;
 mod overlap;
 mod plan;
@@ -19,13 +19,13 @@ pub mod tuning;
 
 pub use args::BenchArgs;
 
+use crate::agree::{self, Signature};
 use crate::failure::{Failure, Result};
 use crate::machine::{Machine, versions};
 use crate::plan::Ranks;
 use crate::ranks;
-use agree::Signature;
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
-use collectives::Communicator;
+use calls::Party;
 use collectives::bootstrap::Identity;
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
@@ -60,26 +60,27 @@ fn plot(args: &PlotArgs) -> Result<()> {
 fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let plan = Plan::new(operation, args)?;
     let identity = Identity::from_env().map_err(Failure::usage)?;
-    let ranks = Ranks::plan(&args.ranks, identity.as_ref().map(|i| i.world))?;
+    let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     plan.check(ranks.world)?;
-    if plan.algo == Algo::Native {
-        return Err(Failure::usage(format!(
-            "--algo native runs the collectives of the transport's own library, and {} has none: take --transport mpi",
-            ranks.transport.name()
-        )));
+    ranks.native = plan.algo == Algo::Native;
+    if ranks.native {
+        native::check(operation, plan.calls, ranks.transport)?;
     }
     let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
     for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
         record::check_writable(flag, path)?;
     }
-    ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(&plan, args, comm))
+    ranks::launch_with_native(&ranks, identity.as_ref(), None, &|comm, native| {
+        rank(&plan, args, &Party { comm, native })
+    })
 }
 
 /// One rank's part; rank 0 shows and writes.
-fn rank(plan: &Plan, args: &CollectiveArgs, comm: Communicator) -> Result<()> {
-    agree::check(&comm, &signature(plan, args))?;
+fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
+    let comm = &party.comm;
+    agree::check(comm, &signature(plan, args))?;
     let started = record::now();
-    let who = agree::exchange(&comm, &introduce())?;
+    let who = agree::exchange(comm, &introduce())?;
     let mut run = Run {
         operation: plan.operation,
         transport: comm.transport_name().to_owned(),
@@ -89,16 +90,16 @@ fn rank(plan: &Plan, args: &CollectiveArgs, comm: Communicator) -> Result<()> {
     };
     let quiet = args.ranks.quiet || comm.rank() != 0;
     let mut out = Out { quiet, failed: None };
-    out.text(&header(plan, &comm, &who));
+    out.text(&header(plan, party, &who));
     let rows = &mut run.rows;
-    measure::run(plan, &comm, &mut |row| {
+    measure::run(plan, party, &mut |row| {
         out.text(&line(plan, &row));
         rows.push(row);
     })?;
     if comm.rank() != 0 {
         return Ok(());
     }
-    run.about = about(plan, &comm, &who, &started);
+    run.about = about(plan, party, &who, &started);
     let average = run.average_bus_bandwidth();
     let passed = plan.min_busbw.map(|least| average >= least);
     out.text(&algorithms(&run.rows));
@@ -171,7 +172,8 @@ pub fn introduce() -> String {
     format!("{}\t{}\t{}", std::process::id(), machine.host, machine.cpu)
 }
 
-fn header(plan: &Plan, comm: &Communicator, who: &[String]) -> String {
+fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
+    let comm = &party.comm;
     let sweep = plan.repeats.sweep;
     let (step, unit) = match sweep.step {
         Step::Factor(factor) => (factor, "factor"),
@@ -211,7 +213,7 @@ fn header(plan: &Plan, comm: &Communicator, who: &[String]) -> String {
     if !plan.registered {
         text += "# Buffers are from the heap, not from the transport\n";
     }
-    if let Some(remark) = measure::remark(plan.operation, plan.calls) {
+    if let Some(remark) = measure::remark(plan.operation, plan.calls, party.native.is_some()) {
         text += &format!("# {remark}\n");
     }
     text += "#\n# Using devices\n";
@@ -303,7 +305,7 @@ fn average_name(average: Average) -> &'static str {
 }
 
 /// The part of the JSON that says what ran where.
-fn about(plan: &Plan, comm: &Communicator, who: &[String], started: &str) -> Value {
+fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
     let sweep = plan.repeats.sweep;
     let devices = who.iter().enumerate().map(|(rank, line)| {
         let fields: Vec<&str> = line.split('\t').collect();
@@ -344,7 +346,7 @@ fn about(plan: &Plan, comm: &Communicator, who: &[String], started: &str) -> Val
         "machine": Machine::probe().json(),
         "versions": versions(),
         "config": config,
-        "transport_name": comm.transport_name(),
+        "transport_library": native::library(party.comm.transport_name()),
     })
 }
 

@@ -2,15 +2,16 @@
 //! what it costs them.
 
 use super::args::{Average, Calls, OverlapArgs, Overlapped};
-use super::calls::{Placement, Slot, Work};
+use super::calls::{Party, Placement, Slot, Work};
 use super::exact::{Data, Exact, Expectation};
 use super::measure::over_ranks;
-use super::operation::{Counts, Operation};
+use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::statistics::median;
 use super::sweep::Step;
 use super::table::dtype_name;
-use super::{Out, agree, record};
+use super::{Out, record};
+use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::machine::{Machine, versions};
 use crate::plan::Ranks;
@@ -38,7 +39,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
         }
     };
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
-    let mut ranks = Ranks::plan(&args.ranks, identity.as_ref().map(|i| i.world))?;
+    let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     ranks.options.progress = args.progress.options();
     for operation in operations(args) {
         repeats.sweep.check(operation, dtype, ranks.world).map_err(Failure::usage)?;
@@ -80,6 +81,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
         ("-t", args.tests.to_string()),
     ];
     agree::check(&comm, &signature)?;
+    let party = Party { comm: comm.clone(), native: None };
     let started = record::now();
     let lead = comm.rank() == 0;
     let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
@@ -93,16 +95,16 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
             results.push(row.json(operation, dtype));
         };
         match dtype {
-            DType::F32 => typed::<f32>(operation, args, repeats, &comm, &mut show),
-            DType::F64 => typed::<f64>(operation, args, repeats, &comm, &mut show),
-            DType::F16 => typed::<f16>(operation, args, repeats, &comm, &mut show),
-            DType::Bf16 => typed::<bf16>(operation, args, repeats, &comm, &mut show),
-            DType::I8 => typed::<i8>(operation, args, repeats, &comm, &mut show),
-            DType::U8 => typed::<u8>(operation, args, repeats, &comm, &mut show),
-            DType::I32 => typed::<i32>(operation, args, repeats, &comm, &mut show),
-            DType::U32 => typed::<u32>(operation, args, repeats, &comm, &mut show),
-            DType::I64 => typed::<i64>(operation, args, repeats, &comm, &mut show),
-            DType::U64 => typed::<u64>(operation, args, repeats, &comm, &mut show),
+            DType::F32 => typed::<f32>(operation, args, repeats, &party, &mut show),
+            DType::F64 => typed::<f64>(operation, args, repeats, &party, &mut show),
+            DType::F16 => typed::<f16>(operation, args, repeats, &party, &mut show),
+            DType::Bf16 => typed::<bf16>(operation, args, repeats, &party, &mut show),
+            DType::I8 => typed::<i8>(operation, args, repeats, &party, &mut show),
+            DType::U8 => typed::<u8>(operation, args, repeats, &party, &mut show),
+            DType::I32 => typed::<i32>(operation, args, repeats, &party, &mut show),
+            DType::U32 => typed::<u32>(operation, args, repeats, &party, &mut show),
+            DType::I64 => typed::<i64>(operation, args, repeats, &party, &mut show),
+            DType::U64 => typed::<u64>(operation, args, repeats, &party, &mut show),
         }?;
     }
     if !lead {
@@ -316,44 +318,48 @@ fn typed<T: Exact>(
     operation: Operation,
     args: &OverlapArgs,
     repeats: &Repeats,
-    comm: &Communicator,
+    party: &Party,
     show: &mut dyn FnMut(Row),
 ) -> Result<()> {
+    let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
-    let work =
-        Work { operation, calls: Calls::Started, placement: Placement::Out, op: ReduceOp::Sum, root: 0 };
-    let counts = |bytes: usize| operation.counts(bytes, size_of::<T>(), ranks);
-    let all = repeats.sweep.sizes().map(|bytes| (work, counts(bytes)));
-    let (send, receive) = Slot::<T>::capacity(all, rank);
+    let work = |bytes: usize| Work {
+        operation,
+        calls: Calls::Started,
+        placement: Placement::Out,
+        op: ReduceOp::Sum,
+        root: 0,
+        counts: operation.counts(bytes, size_of::<T>(), ranks),
+    };
+    let (send, receive) = Slot::<T>::capacity(repeats.sweep.sizes().map(work), rank);
     let mut slot = Slot::<T>::new(comm, send, receive, true)?;
     let mut load = Load::new();
     for bytes in repeats.sweep.sizes() {
-        let counts = counts(bytes);
-        slot.fit(&work, &counts, rank);
-        show(one::<T>(&work, &counts, bytes, args, repeats, comm, &mut slot, &mut load)?);
+        let work = work(bytes);
+        slot.fit(&work, rank);
+        show(one::<T>(&work, bytes, args, repeats, party, &mut slot, &mut load)?);
     }
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments)]
 fn one<T: Exact>(
     work: &Work,
-    counts: &Counts,
     bytes: usize,
     args: &OverlapArgs,
     repeats: &Repeats,
-    comm: &Communicator,
+    party: &Party,
     slot: &mut Slot<T>,
     load: &mut Load,
 ) -> Result<Row> {
+    let comm = &party.comm;
     let op = work.operation.reduces().then_some(ReduceOp::Sum);
-    let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op };
-    let longest = counts.send.max(counts.receive);
+    let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, modest: false };
+    let longest = work.counts.send.max(work.counts.receive);
     let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
-    slot.fill(work, counts, comm.rank(), &expected);
+    slot.fill(work, comm.rank(), &expected);
     let iterations = repeats.iterations(bytes);
     for _ in 0..repeats.warmup(bytes) {
-        work.once(comm, slot)?;
+        work.once(party, slot)?;
     }
     let timed = |body: &mut dyn FnMut() -> Result<()>| -> Result<Vec<f64>> {
         let mut all = Vec::with_capacity(iterations);
@@ -365,7 +371,7 @@ fn one<T: Exact>(
         }
         Ok(all)
     };
-    let pure_times = timed(&mut || work.once(comm, slot))?;
+    let pure_times = timed(&mut || work.once(party, slot))?;
     let pure = mean(comm, median(&pure_times))?;
     // All ranks compute as much, and alone about as long as the call takes.
     let product = mean(comm, load.calibrate())?;
@@ -376,7 +382,7 @@ fn one<T: Exact>(
     })?;
     let compute = mean(comm, median(&compute_times))?;
 
-    slot.fill(work, counts, comm.rank(), &expected);
+    slot.fill(work, comm.rank(), &expected);
     let mut all = Vec::with_capacity(iterations);
     for _ in 0..iterations {
         comm.barrier()?;
@@ -405,7 +411,7 @@ fn one<T: Exact>(
         });
     }
     let mut wrong = [0];
-    let mine = slot.wrong(work, counts, comm.rank(), &expected);
+    let mine = slot.wrong(work, comm.rank(), &expected);
     comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
     let part = |of: fn(&Timings) -> f64| mean(comm, median(&all.iter().map(of).collect::<Vec<_>>()));
     let timings = Timings {
@@ -423,7 +429,7 @@ fn one<T: Exact>(
         "overall": all.iter().map(|t| t.overall * 1e6).collect::<Vec<_>>(),
         "compute_total": all.iter().map(|t| t.compute_total * 1e6).collect::<Vec<_>>(),
     });
-    let bytes = counts.bytes(size_of::<T>());
+    let bytes = work.counts.bytes(size_of::<T>());
     Ok(Row { bytes, products, pure, compute, timings, wrong: wrong[0], raw })
 }
 

@@ -1,14 +1,14 @@
 //! `bench tune`: which algorithm is fastest at which size here, written as a table that `auto` goes by.
 
-use super::agree;
 use super::args::{Average, Calls, TuneArgs};
-use super::calls::{Slot, Work};
+use super::calls::{Party, Slot, Work};
 use super::measure::over_ranks;
-use super::operation::{Counts, Operation};
+use super::operation::Operation;
 use super::plan::Repeats;
 use super::statistics::median;
 use super::sweep::Step;
 use super::{Out, record, tuning};
+use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use crate::ranks;
@@ -28,7 +28,7 @@ const WORTH: f64 = 0.05;
 pub fn tune(args: &TuneArgs) -> Result<()> {
     let repeats = Repeats::plan(&args.sweep)?;
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
-    let ranks = Ranks::plan(&args.ranks, identity.as_ref().map(|i| i.world))?;
+    let ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     if ranks.world < 2 {
         return Err(Failure::usage("one rank has nothing to tune: give --ranks 2 or more"));
     }
@@ -56,6 +56,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
         ("-w", count(args.sweep.warmup)),
     ];
     agree::check(&comm, &signature)?;
+    let party = Party { comm: comm.clone(), native: None };
     let lead = comm.rank() == 0;
     let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
     out.text(&format!(
@@ -72,7 +73,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
         if algorithms.len() < 2 {
             continue;
         }
-        let measured = measure(operation, repeats, algorithms, &comm, &mut out)?;
+        let measured = measure(operation, repeats, algorithms, &party, &mut out)?;
         let rule = fit(&measured, algorithms);
         out.text(&format!("# {}\n", sentence(operation, &rule)));
         table.set(comm.transport_name(), comm.size(), kind, rule);
@@ -108,64 +109,65 @@ fn measure(
     operation: Operation,
     repeats: &Repeats,
     algorithms: &[Algorithm],
-    comm: &Communicator,
+    party: &Party,
     out: &mut Out,
 ) -> Result<Vec<Point>> {
-    let placement = operation.placements(Calls::Blocking)[0];
-    let work = Work { operation, calls: Calls::Blocking, placement, op: ReduceOp::Sum, root: 0 };
+    let comm = &party.comm;
+    let work = |bytes: usize| Work {
+        operation,
+        calls: Calls::Blocking,
+        placement: operation.placements(Calls::Blocking, false)[0],
+        op: ReduceOp::Sum,
+        root: 0,
+        counts: operation.counts(bytes, size_of::<f32>(), comm.size()),
+    };
     let sizes: Vec<usize> =
         if operation == Operation::Barrier { vec![0] } else { repeats.sweep.sizes().collect() };
-    let counts = |bytes: usize| operation.counts(bytes, size_of::<f32>(), comm.size());
-    let all = sizes.iter().map(|&bytes| (work, counts(bytes)));
-    let (send, receive) = Slot::<f32>::capacity(all, comm.rank());
+    let (send, receive) = Slot::<f32>::capacity(sizes.iter().map(|&bytes| work(bytes)), comm.rank());
     let mut slot = Slot::<f32>::new(comm, send, receive, true)?;
     slot.touch();
     let mut points = Vec::new();
     for bytes in sizes {
-        let counts = counts(bytes);
-        slot.fit(&work, &counts, comm.rank());
+        let work = work(bytes);
+        slot.fit(&work, comm.rank());
         let mut seconds = vec![f64::INFINITY; algorithms.len()];
         for _ in 0..ROUNDS {
             for (best, &algorithm) in seconds.iter_mut().zip(algorithms) {
                 comm.force(operation.kind(), Some(algorithm))?;
-                *best = best.min(time(&work, &mut slot, repeats, bytes, comm)?);
+                *best = best.min(time(&work, &mut slot, repeats, bytes, party)?);
             }
         }
         comm.force(operation.kind(), None)?;
-        out.text(&row(operation, &counts, &seconds, algorithms));
-        points.push(Point { bytes: counts.count * size_of::<f32>(), seconds });
+        out.text(&row(&work, &seconds, algorithms));
+        points.push(Point { bytes: work.counts.count * size_of::<f32>(), seconds });
     }
     Ok(points)
 }
 
 /// The median over calls of the slowest rank's time: the same on all ranks, as the table has to be.
-fn time(
-    work: &Work,
-    slot: &mut Slot<f32>,
-    repeats: &Repeats,
-    bytes: usize,
-    comm: &Communicator,
-) -> Result<f64> {
+fn time(work: &Work, slot: &mut Slot<f32>, repeats: &Repeats, bytes: usize, party: &Party) -> Result<f64> {
+    let comm = &party.comm;
     // Three rounds of a fifth each take about as long as a plain run.
     let iterations = repeats.iterations(bytes).div_ceil(5).max(3);
     for _ in 0..repeats.warmup(bytes).div_ceil(5).max(2) {
-        work.once(comm, slot)?;
+        work.once(party, slot)?;
     }
     let mut mine = Vec::with_capacity(iterations);
     for _ in 0..iterations {
         comm.barrier()?;
         let start = Instant::now();
-        work.once(comm, slot)?;
+        work.once(party, slot)?;
         mine.push(start.elapsed().as_secs_f64());
     }
     Ok(median(&over_ranks(comm, &mine, Average::Max)?))
 }
 
-fn row(operation: Operation, counts: &Counts, seconds: &[f64], algorithms: &[Algorithm]) -> String {
+fn row(work: &Work, seconds: &[f64], algorithms: &[Algorithm]) -> String {
     let mut sorted: Vec<(f64, Algorithm)> = seconds.iter().copied().zip(algorithms.iter().copied()).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let times: Vec<String> = sorted.iter().map(|(s, a)| format!("{a} {:.2}", s * 1e6)).collect();
-    format!("{:>17} {:>12}  {}\n", operation.name(), counts.bytes(size_of::<f32>()), times.join("  "))
+    let size = work.counts.bytes(size_of::<f32>());
+    format!("{:>17} {size:>12}  {}\n", work.operation.name(), times.join("  "))
 }
 
 /// The two algorithms and the size between them that cost least over all sizes, each size weighing the same: the

@@ -62,8 +62,8 @@ impl UcxTransport {
         }
     }
 
-    /// Closes every connection, with a flush where the peer can still take it.
-    fn close_all(&mut self, until: Instant) {
+    /// Closes every connection, with a flush where the peer can still take it; whether all are closed.
+    fn close_all(&mut self, until: Instant) -> bool {
         let mut closing = Vec::new();
         for peer in 0..self.endpoints.len() {
             let endpoint = std::mem::replace(&mut self.endpoints[peer], null_mut());
@@ -83,11 +83,12 @@ impl UcxTransport {
             // A peer that dies now must not be waited for.
             closing.is_empty() || this.lost.is_none() && this.check().is_err()
         });
+        closing.is_empty()
     }
 }
 
 impl UcxTransport {
-    /// Ends the worker, in order where nothing was lost. Afterwards no memory of a request is touched any more.
+    /// Ends the worker, in order where nothing was lost. Afterwards this process touches no memory of a request any more.
     pub(super) fn close(&mut self) {
         let failed = self.lost.is_some() || std::thread::panicking();
         let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
@@ -101,19 +102,26 @@ impl UcxTransport {
             self.wait(until, |this| this.settle_outgoing() || this.check().is_err());
         }
         let until = if self.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
-        self.close_all(until);
+        let mut settled = self.close_all(until);
         if !self.notice_request.is_null() {
             // SAFETY: posted by `await_notice` and not yet reported complete.
             unsafe { self.worker.cancel(self.notice_request) };
-            self.wait(until, |this| {
+            settled &= self.wait(until, |this| {
                 // SAFETY: as above; once it is complete the loop ends.
                 unsafe { this.worker.finished(this.notice_request) != UCS_INPROGRESS }
             });
             self.notice_request = null_mut();
         }
-        self.wait(until, |this| this.requests.settle(&this.worker) == (0, 0) && this.settle_outgoing());
-        // This takes with it whatever could not be closed in time.
-        self.worker.destroy();
+        settled &=
+            self.wait(until, |this| this.requests.settle(&this.worker) == (0, 0) && this.settle_outgoing());
+        if settled {
+            self.worker.destroy();
+        } else {
+            // UCX 1.13 ends the process if a worker goes with something under way. Left alone, it does nothing more.
+            self.worker.abandon();
+            std::mem::forget(std::mem::take(&mut self.notice));
+            std::mem::forget(std::mem::take(&mut self.outgoing));
+        }
         self.closed = true;
     }
 }

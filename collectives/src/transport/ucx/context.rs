@@ -20,6 +20,13 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// See [`super::library`].
+pub(super) fn library() -> Result<String> {
+    let ucp = Ucp::load().map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
+    let (major, minor, release) = ucp.version();
+    Ok(format!("UCX {major}.{minor}.{release}"))
+}
+
 impl Context {
     /// Opens libucp and a context for about `size` peers. UCX itself reads `UCX_TLS`, `UCX_NET_DEVICES` and its other
     /// variables here.
@@ -261,6 +268,15 @@ impl Worker {
             // SAFETY: the only owner; endpoints that are still open go with it.
             unsafe { (self.context.ucp.ucp_worker_destroy)(handle) }
         }
+    }
+}
+
+impl Worker {
+    /// Leaves the worker as it is, for good: nothing moves it any more, and no other method may be called.
+    pub(super) fn abandon(&mut self) {
+        self.handle = null_mut();
+        // Its context must stay, too.
+        std::mem::forget(self.context.clone());
     }
 }
 

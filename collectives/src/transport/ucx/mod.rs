@@ -27,6 +27,14 @@ use ucx_sys::{
     ucp_tag_recv_info_t, ucs_status_t,
 };
 
+/// The name and version of the UCX library that would be opened.
+///
+/// # Errors
+/// [`Error::Unavailable`] with what was looked for and what would bring it.
+pub fn library() -> Result<String> {
+    context::library()
+}
+
 /// How long the members of a new subgroup wait for each other.
 const MEETING: Duration = Duration::from_secs(60);
 /// A card or a notice never comes near this.

@@ -1,6 +1,7 @@
 //! Whether all ranks were started with the same arguments, and who they are.
 
 use crate::failure::{Failure, Result};
+use collectives::bootstrap::Rendezvous;
 use collectives::{Communicator, ReduceOp};
 
 /// What must be the same on every rank: flags with their meaning, in a fixed order.
@@ -33,8 +34,7 @@ pub fn exchange(comm: &Communicator, text: &str) -> Result<Vec<String>> {
 /// # Errors
 /// The first rank that differs from rank 0, in what, and both values.
 pub fn check(comm: &Communicator, signature: &Signature) -> Result<()> {
-    let lines: Vec<String> = signature.iter().map(|(flag, value)| format!("{flag} {value}")).collect();
-    let text = lines.join("\n");
+    let text = text(signature);
     // A digest is enough in the usual case; the text is exchanged only when digests differ.
     let mut all = vec![0u64; comm.size()];
     comm.all_gather(&[digest(&text)][..], &mut all[..])?;
@@ -45,6 +45,21 @@ pub fn check(comm: &Communicator, signature: &Signature) -> Result<()> {
         Some(sentence) => Err(Failure::usage(sentence)),
         None => Ok(()),
     }
+}
+
+/// The same over a rendezvous, before there is a communicator.
+///
+/// # Errors
+/// As [`check`], and the rendezvous' own.
+pub fn check_at(rendezvous: &mut Rendezvous, signature: &Signature) -> Result<()> {
+    let all = rendezvous.exchange(text(signature).as_bytes())?;
+    let all: Vec<String> = all.iter().map(|t| String::from_utf8_lossy(t).into_owned()).collect();
+    difference(&all).map_or(Ok(()), |sentence| Err(Failure::usage(sentence)))
+}
+
+fn text(signature: &Signature) -> String {
+    let lines: Vec<String> = signature.iter().map(|(flag, value)| format!("{flag} {value}")).collect();
+    lines.join("\n")
 }
 
 fn difference(texts: &[String]) -> Option<String> {

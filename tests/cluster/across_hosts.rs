@@ -1,0 +1,182 @@
+//! Two hosts on one machine: network name spaces joined by a pair of virtual interfaces whose rate a token bucket
+//! limits to 1 Gbit/s. mpirun reaches the second through an agent that enters its name space.
+
+use crate::{CARAVAN, Mpirun, bench, same, traced};
+use harness::{Bench, Outcome, installed, is_root, skip};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The two hosts; gone with this.
+struct Hosts<'a> {
+    bench: &'a Bench,
+    names: [String; 2],
+    addresses: [String; 2],
+}
+
+impl<'a> Hosts<'a> {
+    /// Nothing, and a skip, where they cannot be made.
+    fn make(bench: &'a Bench) -> Option<Self> {
+        if !["ip", "tc", "unshare"].iter().all(|p| installed(p)) {
+            return None;
+        }
+        if !is_root() {
+            skip("making hosts of network name spaces needs root");
+            return None;
+        }
+        let id = std::process::id();
+        let names = [0, 1].map(|i| format!("caravan-{id}-{i}"));
+        let (a, b) = (id / 250 % 250, id % 250);
+        let addresses = [1, 2].map(|i| format!("10.{}.{}.{i}", 64 + a % 64, b));
+        let hosts = Hosts { bench, names, addresses };
+        let [h0, h1] = &hosts.names;
+        let [v0, v1] = [0, 1].map(|i| format!("cv{id}-{i}"));
+        let mut lines = vec![
+            format!("ip netns add {h0}"),
+            format!("ip netns add {h1}"),
+            format!("ip link add {v0} netns {h0} type veth peer name {v1} netns {h1}"),
+        ];
+        for (host, (device, address)) in
+            [h0, h1].into_iter().zip([&v0, &v1].into_iter().zip(&hosts.addresses))
+        {
+            lines.push(format!("ip -n {host} addr add {address}/24 dev {device}"));
+            lines.push(format!("ip -n {host} link set lo up"));
+            lines.push(format!("ip -n {host} link set {device} up"));
+            lines.push(format!(
+                "tc -n {host} qdisc add dev {device} root tbf rate 1gbit burst 128k latency 50ms"
+            ));
+        }
+        for line in lines {
+            let outcome = hosts.run(&line);
+            if outcome.code != Some(0) {
+                skip(&format!("two hosts cannot be made here: '{line}': {}", outcome.stderr.trim()));
+                return None;
+            }
+        }
+        // A device is listed a moment before it carries anything, and UCX looks only once.
+        let until = Instant::now() + Duration::from_secs(10);
+        for (host, device) in [(h0, &v0), (h1, &v1)] {
+            while !hosts.run(&format!("ip -n {host} link show dev {device}")).stdout.contains("state UP") {
+                assert!(Instant::now() < until, "{device} does not come up");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        // A host has a name and shared memory of its own, too.
+        let enter = "#!/bin/sh\nhost=$1; shift\nexec ip netns exec $host unshare --uts --mount sh -c \
+                     'hostname $0 && mount -t tmpfs none /dev/shm && exec \"$@\"' $host \"$@\"\n";
+        let agent = format!(
+            "#!/bin/sh\nwhile :; do case $1 in -*) shift;; *) break;; esac; done\nhost=$1; shift\n\
+             case $host in {}) name={h0};; {}) name={h1};; *) echo no host $host >&2; exit 1;; esac\n\
+             exec {} $name sh -c \"$*\"\n",
+            hosts.addresses[0],
+            hosts.addresses[1],
+            bench.path("enter").display()
+        );
+        for (name, text) in [("enter", enter), ("agent", &agent)] {
+            let path = bench.file(name, text);
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        let outcome = hosts.run(&format!("{} {h0} true", bench.path("enter").display()));
+        if outcome.code != Some(0) {
+            skip(&format!("a host of its own cannot be entered here: {}", outcome.stderr.trim()));
+            return None;
+        }
+        Some(hosts)
+    }
+
+    fn run(&self, line: &str) -> Outcome {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words);
+        self.bench.prepare(&mut command);
+        command.env("TMPDIR", self.bench.path("."));
+        self.bench.finish(command.spawn().expect("the program starts"))
+    }
+
+    /// mpirun on the first host, with `each` ranks on each.
+    fn mpirun(&self, mpirun: Mpirun, each: usize, line: &str) -> Outcome {
+        // UCX takes two name spaces of one machine for one host.
+        let mut settings = vec![("UCX_TLS", "tcp,self".to_owned())];
+        let [one, two] = &self.addresses;
+        let agent = self.bench.path("agent").display().to_string();
+        let [subnet, ranks] = [format!("{one}/24"), (2 * each).to_string()];
+        let enter = self.bench.path("enter").display().to_string();
+        let mut words = vec![enter, self.names[0].clone(), mpirun.program().to_owned()];
+        words.extend(mpirun.flags().iter().map(|&f| f.to_owned()));
+        match mpirun {
+            Mpirun::OpenMpi => {
+                words.extend(["--host".into(), format!("{one}:{each},{two}:{each}")]);
+                for (name, value) in [
+                    ("plm_rsh_agent", agent.as_str()),
+                    ("oob_tcp_if_include", &subnet),
+                    ("btl_tcp_if_include", &subnet),
+                    ("btl", "self,vader,tcp"),
+                    ("pml", "ob1"),
+                ] {
+                    words.extend(["--mca".into(), name.into(), value.into()]);
+                }
+                words.extend(settings.iter().flat_map(|(n, v)| ["-x".to_owned(), format!("{n}={v}")]));
+            }
+            Mpirun::Mpich => {
+                // Open MPI says where it runs; Hydra does not.
+                settings
+                    .push(("CARAVAN_RENDEZVOUS", format!("{one}:{}", 20_000 + std::process::id() % 10_000)));
+                words.extend(["-hosts".into(), format!("{one}:{each},{two}:{each}")]);
+                words.extend(
+                    ["-launcher", "ssh", "-launcher-exec", &agent, "-localhost", one].map(Into::into),
+                );
+                words.extend(
+                    settings.iter().flat_map(|(n, v)| ["-genv".to_owned(), n.to_string(), v.clone()]),
+                );
+            }
+        }
+        words.extend(["-n".into(), ranks]);
+        self.run(&format!("{} {line}", words.join(" ")))
+    }
+}
+
+impl Drop for Hosts<'_> {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // The devices go with their name space.
+            let _ = self.run(&format!("ip netns del {name}"));
+        }
+    }
+}
+
+#[test]
+fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
+    let bench = bench();
+    let Some(hosts) = Hosts::make(&bench) else { return };
+    bench.text("text.txt", 6000);
+    bench.run(&traced("own-2", "--ranks 2")).success();
+    bench.run(&traced("own-4", "--ranks 4")).success();
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports().into_iter().filter(|&t| t != "shm") {
+            for each in [1, 2] {
+                let name = format!("{}-{transport}-{each}", mpirun.program());
+                let line = format!("{CARAVAN} {}", traced(&name, &format!("--transport {transport}")));
+                hosts.mpirun(mpirun, each, &line).success();
+                same(&bench, &format!("own-{}", 2 * each), &name);
+            }
+            let line = format!("{CARAVAN} bench all_reduce -b 64K -e 1M -n 3 --transport {transport}");
+            let table = hosts.mpirun(mpirun, 1, &line).success().stdout;
+            assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
+        }
+        // Shared memory says that it ends at the host.
+        let line = format!("{CARAVAN} bench all_reduce -b 64K -e 64K -n 3 --transport shm");
+        let outcome = hosts.mpirun(mpirun, 1, &line);
+        assert_ne!(outcome.code, Some(0));
+        assert!(
+            outcome.stderr.contains("it joins ranks of one host, and these are on 2"),
+            "{}",
+            outcome.stderr
+        );
+        // By itself the program takes what reaches.
+        let line = format!("{CARAVAN} bench all_reduce -b 64K -e 64K -n 3");
+        let table = hosts.mpirun(mpirun, 1, &line).success().stdout;
+        assert!(table.contains("transport mpi") || table.contains("transport ucx"), "{table}");
+    }
+    drop(hosts);
+    bench.nothing_left();
+}

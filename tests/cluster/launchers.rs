@@ -1,0 +1,234 @@
+//! mpirun of Open MPI and of MPICH on this host: the same bits as own ranks, and every way to end early.
+
+use crate::{CARAVAN, Mpirun, TRAIN, bench, same, traced};
+use harness::{Bench, Outcome, is_root, signal, skip};
+use rustix::process::Signal;
+use std::fs;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+#[test]
+fn every_launcher_and_transport_gives_the_same_bits() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    bench.run(&traced("own", "--ranks 4 --transport shm")).success();
+    if Mpirun::built_in().is_none() && crate::ucx() {
+        bench.run(&traced("own-ucx", "--ranks 4 --transport ucx")).success();
+        same(&bench, "own", "own-ucx");
+    }
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports().into_iter().chain(["auto"]) {
+            let name = format!("{}-{transport}", mpirun.program());
+            let args = traced(&name, &format!("--transport {transport}"));
+            let run = mpirun.run(&bench, &[(4, &format!("{CARAVAN} {args}"))]).spawn().unwrap();
+            bench.finish(run).success();
+            same(&bench, "own", &name);
+        }
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn eval_and_overlap_run_under_every_launcher() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    bench.run(&traced("own", "--ranks 2")).success();
+    let expected = bench.run("eval --model own --data text.txt --seq 16 --json --ranks 2").success().json();
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let run = |args: &str| {
+                let line = format!("{CARAVAN} {args} --transport {transport}");
+                bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap()).success()
+            };
+            let found = run("eval --model own --data text.txt --seq 16 --json").json();
+            assert_eq!(found["loss"], expected["loss"], "{} {transport}", mpirun.program());
+            let shown = run("bench overlap all_reduce -b 64K -e 64K -n 5 -w 1").stdout;
+            assert_eq!(shown.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).count(), 1, "{shown}");
+        }
+    }
+}
+
+/// What ranks say that fail together: one sentence each, of which the launcher may let only some through.
+fn fails(outcome: &Outcome, words: &[&str]) {
+    assert!(outcome.code.is_some_and(|c| c != 0), "{outcome:?}");
+    assert!(
+        !outcome.stderr.contains("panicked") && !outcome.stderr.contains("Assertion"),
+        "{}",
+        outcome.stderr
+    );
+    // Launchers pass lines on in pieces.
+    for word in words {
+        assert!(outcome.stderr.contains(word), "'{word}' is not in: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_failing_rank_takes_the_job_down_with_its_reason() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            bench.text("text.txt", 6000);
+            let line = format!("{CARAVAN} {TRAIN} --transport {transport} --metrics /dev/full");
+            let outcome = bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap());
+            fails(&outcome, &["rank 0: cannot write metrics to /dev/full", "No space left"]);
+            bench.nothing_left();
+        }
+    }
+}
+
+/// A run that takes for ever, started and under way.
+fn endless(bench: &Bench, mpirun: Mpirun, transport: &str) -> Child {
+    bench.text("text.txt", 20_000);
+    let line = format!(
+        "{CARAVAN} train --model nano --data text.txt --steps 100000000 --micro-batch 1 --metrics m.jsonl --save out \
+         --quiet --transport {transport}"
+    );
+    let mut child = mpirun.run(bench, &[(3, &line)]).spawn().unwrap();
+    loop {
+        if fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count()) > 3 {
+            return child;
+        }
+        if child.try_wait().unwrap().is_some() {
+            panic!("the run ended by itself: {:?}", bench.finish(child));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Nothing but what was there before, and whole lines.
+fn nothing_half_written(bench: &Bench) {
+    bench.nothing_left();
+    harness::json_lines(&bench.path("m.jsonl"));
+    let mut names: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["m.jsonl", "text.txt"]);
+}
+
+#[test]
+fn an_interrupt_of_mpirun_leaves_nothing() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            let run = endless(&bench, mpirun, transport);
+            signal(run.id(), Signal::INT);
+            let outcome = bench.finish(run);
+            assert_ne!(outcome.code, Some(0), "{outcome:?}");
+            nothing_half_written(&bench);
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_takes_the_job_down() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            let run = endless(&bench, mpirun, transport);
+            let ranks = bench.processes_of("caravan");
+            assert_eq!(ranks.len(), 3);
+            signal(ranks[1], Signal::KILL);
+            let outcome = bench.finish(run);
+            assert_ne!(outcome.code, Some(0), "{outcome:?}");
+            nothing_half_written(&bench);
+        }
+    }
+}
+
+#[test]
+fn a_mixed_launch_names_the_difference() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            bench.text("text.txt", 6000);
+            bench.file("other.txt", "quite another text ".repeat(400));
+            let other_text = TRAIN.replace("text.txt", "other.txt");
+            let train = format!("{CARAVAN} {TRAIN} --transport {transport}");
+            let mixed = |one: &str, other: &str, words: &[&str]| {
+                let outcome = bench.finish(mpirun.run(&bench, &[(1, one), (1, other)]).spawn().unwrap());
+                fails(&outcome, words);
+                fails(&outcome, &["ranks were started with different arguments"]);
+                bench.nothing_left();
+            };
+            mixed(&train, &format!("{train} --stage 2"), &["'--stage 2'", "'--stage 3'"]);
+            mixed(&train, &format!("{train} --seed 2"), &["'--seed 2'", "'--seed 1337'"]);
+            mixed(
+                &train,
+                &format!("{CARAVAN} {other_text} --transport {transport}"),
+                &["'--data of 7600 tokens"],
+            );
+            let bench_command = format!("{CARAVAN} bench all_reduce --transport {transport}");
+            mixed(&train, &bench_command, &["'command train'", "'operation all_reduce'"]);
+            if transport != "shm" {
+                let words = [format!("'--transport {transport}'"), "'--transport shm'".to_owned()];
+                let line = format!("{CARAVAN} {TRAIN} --transport shm");
+                mixed(&train, &line, &[&words[0], &words[1]]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            bench.text("text.txt", 6000);
+            let line = format!("{CARAVAN} {TRAIN} --transport {transport} --rendezvous-timeout 1");
+            // The one that does not come is ended with the job.
+            let parts = [(2, line.as_str()), (1, "sleep 1000")];
+            let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+            fails(&outcome, &["rank 2 of 3 did not arrive", "within 1s"]);
+            bench.nothing_left();
+        }
+    }
+}
+
+#[test]
+fn another_librarys_mpirun_is_named() {
+    let Some(built_in) = Mpirun::built_in() else { return };
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    for mpirun in Mpirun::ALL.into_iter().filter(|m| *m != built_in && harness::installed(m.program())) {
+        let line = format!("{CARAVAN} {TRAIN} --transport mpi");
+        let outcome = bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap());
+        fails(&outcome, &["of 2, but", "says rank 0 of 1", "take the mpirun of that library"]);
+        bench.nothing_left();
+    }
+    // And with none, the sentence says which.
+    bench.run(&format!("{TRAIN} --transport mpi --ranks 2")).refusal(2, &["mpirun -n 2 caravan"]);
+}
+
+#[test]
+fn mpi_that_is_not_built_in_names_its_feature() {
+    if cfg!(feature = "mpi") {
+        return;
+    }
+    let bench = bench();
+    bench.run(&format!("{TRAIN} --transport mpi")).refusal(2, &["mpi", "--features mpi", "libopenmpi-dev"]);
+    bench.run("bench all_reduce --transport mpi").refusal(2, &["--features mpi", "libclang"]);
+}
+
+#[test]
+fn a_missing_ucx_names_its_package() {
+    if !crate::ucx() {
+        let bench = bench();
+        bench.run("bench all_reduce --transport ucx").refusal(2, &["ucx", "libucp.so.0", "libucx0"]);
+        return;
+    }
+    if !is_root() {
+        return skip("hiding libucp.so.0 needs root");
+    }
+    let bench = bench();
+    let run = format!(
+        "set -e; for f in $(ldconfig -p | sed -n 's/.*libucp[.]so[.]0 .*=> //p'); do mount --bind /dev/null $f; done; \
+         exec {CARAVAN} bench all_reduce --transport ucx"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", &run]);
+    bench.prepare(&mut command);
+    let outcome = bench.finish(command.spawn().unwrap());
+    if outcome.stderr.contains("unshare:") || outcome.stderr.contains("mount:") {
+        return skip(&format!("this machine lets root mount nothing: {}", outcome.stderr.trim()));
+    }
+    outcome.refusal(2, &["ucx", "libucp.so.0", "libucx0"]);
+}

@@ -1,0 +1,138 @@
+//! The program under the launchers of clusters: mpirun of Open MPI and of MPICH, a real Slurm on this machine, and
+//! two hosts that are network name spaces. What is not installed is skipped, with the reason.
+//!
+//! With the feature `mpi` the same tests run over MPI, under the launcher of the library that was built in.
+
+mod across_hosts;
+mod launchers;
+mod native;
+mod slurm;
+
+use harness::{Bench, json_lines};
+use std::fs;
+use std::process::Command;
+
+/// The program under test.
+const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
+
+fn bench() -> Bench {
+    Bench::new(CARAVAN)
+}
+
+/// A launcher of MPI programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mpirun {
+    OpenMpi,
+    Mpich,
+}
+
+impl Mpirun {
+    const ALL: [Mpirun; 2] = [Mpirun::OpenMpi, Mpirun::Mpich];
+
+    fn program(self) -> &'static str {
+        match self {
+            Mpirun::OpenMpi => "mpirun.openmpi",
+            Mpirun::Mpich => "mpirun.mpich",
+        }
+    }
+
+    /// Flags with which root may start any number of ranks on any number of cores.
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Mpirun::OpenMpi => &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
+            Mpirun::Mpich => &[],
+        }
+    }
+
+    /// Those that are tried: the ones that are installed, or only that of the MPI that is built in, because a build
+    /// without MPI tries the others. What is missing is skipped aloud.
+    fn tried() -> Vec<Mpirun> {
+        let all = Self::built_in().map_or(Self::ALL.to_vec(), |one| vec![one]);
+        all.into_iter().filter(|m| harness::installed(m.program())).collect()
+    }
+
+    /// The launcher, ready for its ranks.
+    fn command(self, bench: &Bench) -> Command {
+        let mut command = Command::new(self.program());
+        command.args(self.flags());
+        bench.prepare(&mut command);
+        // Open MPI keeps files of a session there, which the test looks for.
+        command.env("TMPDIR", bench.path("."));
+        command
+    }
+
+    /// `-n RANKS caravan ARGS`, once for each of these.
+    fn run(self, bench: &Bench, parts: &[(usize, &str)]) -> Command {
+        let mut command = self.command(bench);
+        for (at, (ranks, args)) in parts.iter().enumerate() {
+            if at > 0 {
+                command.arg(":");
+            }
+            command.args(["-n", &ranks.to_string()]);
+            command.args(args.split_whitespace());
+        }
+        command
+    }
+
+    /// The library that the program was built against, if it was built against one.
+    fn built_in() -> Option<Mpirun> {
+        if !cfg!(feature = "mpi") {
+            return None;
+        }
+        let doctor = bench().run("doctor --json").success().json();
+        let rows = doctor["transports"].as_array().cloned().unwrap_or_default();
+        let mpi = rows.into_iter().find(|row| row["name"] == "mpi").expect("a row about mpi");
+        let remark = mpi["remark"].as_str().unwrap_or_default();
+        let found = [("Open MPI", Mpirun::OpenMpi), ("MPICH", Mpirun::Mpich)];
+        let found = found.into_iter().find(|(name, _)| remark.contains(name));
+        Some(found.unwrap_or_else(|| panic!("an unknown MPI: {remark}")).1)
+    }
+
+    /// The transports that are tried between ranks of one host.
+    fn transports() -> Vec<&'static str> {
+        match Self::built_in() {
+            Some(_) => vec!["mpi"],
+            None if ucx() => vec!["shm", "ucx"],
+            None => vec!["shm"],
+        }
+    }
+}
+
+/// Whether UCX can be used; a skip if not.
+fn ucx() -> bool {
+    let doctor = bench().run("doctor --json").success().json();
+    let rows = doctor["transports"].as_array().cloned().unwrap_or_default();
+    let ucx = rows.into_iter().find(|row| row["name"] == "ucx").expect("a row about ucx");
+    if ucx["usable"] == false {
+        harness::skip(&format!("ucx: {}", ucx["remark"].as_str().unwrap_or_default()));
+    }
+    ucx["usable"] == true
+}
+
+/// A short training run, without what differs between runs.
+const TRAIN: &str =
+    "train --model nano --data text.txt --seq 16 --steps 4 --warmup 1 --micro-batch 1 --sample 0 --quiet";
+
+/// What a run of [`TRAIN`] with `--metrics {name}.jsonl --save {name}` has left: losses and norms with every digit, and
+/// the bytes of the weights.
+fn trace(bench: &Bench, name: &str) -> (Vec<String>, Vec<u8>) {
+    let lines = json_lines(&bench.path(&format!("{name}.jsonl")));
+    let shown = |l: &serde_json::Value| format!("{} {}", l["loss"], l["grad_norm"]);
+    let mut steps: Vec<String> = lines.iter().filter(|l| l["step"].is_u64()).map(shown).collect();
+    assert_eq!(steps.len(), 4, "{name}");
+    steps.push(lines[lines.len() - 1]["summary"]["validation_loss"].to_string());
+    (steps, fs::read(bench.path(&format!("{name}/model.safetensors"))).expect("weights"))
+}
+
+/// The flags of a run whose trace is wanted.
+fn traced(name: &str, flags: &str) -> String {
+    format!("{TRAIN} --metrics {name}.jsonl --save {name} {flags}")
+}
+
+/// Fails the test unless both runs gave the same bits.
+#[track_caller]
+fn same(bench: &Bench, one: &str, other: &str) {
+    let (one_trace, other_trace) = (trace(bench, one), trace(bench, other));
+    assert_eq!(one_trace.0, other_trace.0, "{one} and {other}");
+    assert!(one_trace.1 == other_trace.1, "weights of {one} and {other}");
+}

@@ -1,0 +1,89 @@
+//! `--algo native`: MPI's own collectives in the same table.
+
+use crate::{CARAVAN, Mpirun, bench};
+use serde_json::Value;
+use std::fs;
+
+/// The program built against some MPI, and its launcher; nothing in a build without.
+fn launcher() -> Option<Mpirun> {
+    Mpirun::built_in().filter(|mpirun| harness::installed(mpirun.program()))
+}
+
+#[test]
+fn every_operation_is_exact_in_every_form() {
+    let Some(mpirun) = launcher() else { return };
+    let bench = bench();
+    for operation in [
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "all_to_all",
+    ] {
+        let forms: &[&str] = match operation {
+            "broadcast" => &["", "-z 3"],
+            _ => &["", "--calls started", "--calls started -m 3"],
+        };
+        for form in forms {
+            let line = format!(
+                "{CARAVAN} bench {operation} -b 1K -e 256K -f 16 -n 3 -w 1 -r all --transport mpi --algo native \
+                 --json r.json {form}"
+            );
+            let outcome = bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap());
+            let outcome = outcome.success();
+            assert!(outcome.stdout.contains("# Out of bounds values : 0 OK"), "{}", outcome.stdout);
+            let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+            let library = json["transport_library"].as_str().unwrap();
+            assert!(["Open MPI ", "MPICH "].iter().any(|l| library.starts_with(l)), "{library}");
+            let rows = json["results"].as_array().unwrap();
+            assert_eq!(rows.len() % 3, 0);
+            for row in rows {
+                assert_eq!(row["in_place"]["algorithm"], "native");
+                assert_eq!(
+                    (&row["in_place"]["nwrong"], &row["out_of_place"]["nwrong"]),
+                    (&0.into(), &0.into())
+                );
+            }
+        }
+    }
+    let line = format!("{CARAVAN} bench barrier -n 20 --transport mpi --algo native");
+    bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap()).success();
+    bench.nothing_left();
+}
+
+#[test]
+fn types_that_mpi_reduces_are_exact() {
+    let Some(mpirun) = launcher() else { return };
+    let bench = bench();
+    for dtype in ["float", "int8", "uint32", "int64"] {
+        for op in ["sum", "prod", "min", "max"] {
+            let line = format!(
+                "{CARAVAN} bench all_reduce -d {dtype} -o {op} -b 3K -e 3K -n 1 -w 1 --transport mpi --algo native"
+            );
+            bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap()).success();
+        }
+    }
+}
+
+#[test]
+fn what_mpi_cannot_do_is_refused_by_name() {
+    let Some(mpirun) = launcher() else { return };
+    let bench = bench();
+    for (flags, words) in [
+        ("all_reduce -d bfloat16", &["bf16", "MPI"][..]),
+        ("all_reduce -o avg", &["average"]),
+        ("send_recv", &["send_recv", "--algo auto"]),
+        ("broadcast -m 2", &["broadcast", "blocking"]),
+    ] {
+        let line = format!("{CARAVAN} bench {flags} -b 1K -e 1K --transport mpi --algo native");
+        let outcome = bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap());
+        assert!(outcome.code.is_some_and(|c| c != 0), "{outcome:?}");
+        for word in words {
+            assert!(outcome.stderr.contains(word), "'{word}' is not in: {}", outcome.stderr);
+        }
+        bench.nothing_left();
+    }
+}

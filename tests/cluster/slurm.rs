@@ -1,0 +1,264 @@
+//! A real Slurm on this machine: munged, slurmctld and a slurmd for each of two nodes, started by hand in a scratch
+//! folder and taken down with it.
+
+use crate::{CARAVAN, Mpirun, TRAIN, bench, same, traced};
+use harness::{Bench, Outcome, installed, is_root, skip};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The running daemons.
+struct Slurm<'a> {
+    bench: &'a Bench,
+    daemons: Vec<Child>,
+    /// Names of nodes that this machine resolves.
+    nodes: usize,
+}
+
+impl<'a> Slurm<'a> {
+    /// Nothing, and a skip, where it cannot run.
+    fn start(bench: &'a Bench) -> Option<Self> {
+        let programs = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "setpriv"];
+        if !programs.iter().all(|p| installed(p)) {
+            return None;
+        }
+        if !is_root() {
+            skip("starting a Slurm needs root");
+            return None;
+        }
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        // A second node needs a second name that resolves.
+        let second = "localhost";
+        let resolves = std::net::ToSocketAddrs::to_socket_addrs(&(host.as_str(), 1)).is_ok();
+        let nodes = if resolves && host != second { vec![host.as_str(), second] } else { vec![second] };
+        if nodes.len() == 1 {
+            skip(&format!("a Slurm of two nodes: the host's name {host} does not resolve"));
+        }
+        let folder = bench.path("slurm");
+        fs::create_dir(&folder).unwrap();
+        fs::create_dir(folder.join("state")).unwrap();
+        let at = folder.to_str().unwrap();
+        // Below the ports that the kernel gives to clients, and other than those of a Slurm next door.
+        let port = 10_000 + std::process::id() % 6000 * 3;
+        let mut conf = format!(
+            "ClusterName=caravan\n\
+             SlurmctldHost={host}(127.0.0.1)\n\
+             SlurmUser=root\nSlurmdUser=root\n\
+             AuthType=auth/munge\nAuthInfo=socket={at}/munge.socket\nCredType=cred/munge\n\
+             SlurmctldPort={port}\n\
+             SlurmctldPidFile={at}/slurmctld.pid\nSlurmdPidFile={at}/slurmd-%n.pid\n\
+             StateSaveLocation={at}/state\nSlurmdSpoolDir={at}/spool-%n\n\
+             SlurmctldLogFile={at}/slurmctld.log\nSlurmdLogFile={at}/slurmd-%n.log\n\
+             ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
+             JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
+             SwitchType=switch/none\nMpiDefault=none\n\
+             SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\n\
+             ReturnToService=2\nSlurmdParameters=config_overrides\nPropagateResourceLimits=NONE\n\
+             KillWait=2\nUnkillableStepTimeout=10\n"
+        );
+        for (i, node) in nodes.iter().enumerate() {
+            let port = port + 1 + i as u32;
+            conf += &format!("NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8\n");
+        }
+        conf += "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n";
+        fs::write(folder.join("slurm.conf"), conf).unwrap();
+        let key: Vec<u8> = (0..1024u32).map(|i| (i.wrapping_mul(2654435761) >> 13) as u8).collect();
+        fs::write(folder.join("munge.key"), key).unwrap();
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o400);
+        fs::set_permissions(folder.join("munge.key"), private).unwrap();
+
+        let mut slurm = Slurm { bench, daemons: Vec::new(), nodes: nodes.len() };
+        slurm.daemon(&format!(
+            "munged --foreground --force --key-file={at}/munge.key --socket={at}/munge.socket \
+             --pid-file={at}/munge.pid --log-file={at}/munge.log --seed-file={at}/munge.seed"
+        ));
+        slurm.daemon(&format!("slurmctld -D -f {at}/slurm.conf"));
+        for node in &nodes {
+            slurm.daemon(&format!("slurmd -D -N {node} -f {at}/slurm.conf"));
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let listed = slurm.run("sinfo --noheader --Node --format=%T");
+            let idle = listed.stdout.lines().filter(|l| l.trim() == "idle").count();
+            if idle == nodes.len() {
+                return Some(slurm);
+            }
+            if Instant::now() > until {
+                let said = |name: &str| {
+                    let text = fs::read_to_string(folder.join(name)).unwrap_or_default();
+                    text.lines().rev().find(|l| l.contains("error") || l.contains("fatal")).map(str::to_owned)
+                };
+                let logs =
+                    ["munge.log".to_owned(), "slurmctld.log".into(), format!("slurmd-{}.log", nodes[0])];
+                let why: Vec<String> = logs.iter().filter_map(|name| said(name)).collect();
+                skip(&format!("Slurm does not start here: {} {}", listed.stderr.trim(), why.join("; ")));
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn daemon(&mut self, line: &str) {
+        // Dies with the test, whatever becomes of that.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).args(line.split_whitespace());
+        self.bench.prepare(&mut command);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        self.daemons.push(command.spawn().expect("setpriv starts"));
+    }
+
+    /// Runs a command of Slurm's, split at spaces.
+    fn run(&self, line: &str) -> Outcome {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words);
+        self.bench.prepare(&mut command);
+        command.env("SLURM_CONF", self.bench.path("slurm/slurm.conf"));
+        self.bench.finish(command.spawn().expect("the program starts"))
+    }
+}
+
+impl Drop for Slurm<'_> {
+    fn drop(&mut self) {
+        let _ = self.run("scancel --user=root --signal=KILL");
+        // The nodes first, then who rules them, then who vouches for all.
+        for daemon in self.daemons.iter().rev() {
+            harness::signal(daemon.id(), rustix::process::Signal::TERM);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let until = Instant::now() + Duration::from_secs(10);
+        for daemon in &mut self.daemons {
+            while daemon.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// One Slurm for all of it, because starting one takes seconds.
+#[test]
+fn srun_and_sbatch() {
+    if Mpirun::built_in() == Some(Mpirun::Mpich) {
+        return;
+    }
+    let bench = bench();
+    let Some(slurm) = Slurm::start(&bench) else { return };
+    bench.text("text.txt", 6000);
+    bench.run(&traced("own-2", "--ranks 2")).success();
+    bench.run(&traced("own-4", "--ranks 4")).success();
+    let plugins = slurm.run("srun --mpi=list");
+    let plugins = plugins.stdout + &plugins.stderr;
+    let ucx = crate::ucx();
+
+    let runs = match Mpirun::built_in() {
+        Some(_) => vec![("pmix", "mpi")],
+        None if ucx => {
+            vec![("none", "auto"), ("none", "ucx"), ("pmi2", "shm"), ("pmix", "auto"), ("pmix", "ucx")]
+        }
+        None => vec![("none", "auto"), ("pmi2", "shm"), ("pmix", "auto")],
+    };
+    for (plugin, transport) in runs {
+        if !plugins.split_whitespace().any(|p| p == plugin) {
+            skip(&format!("this Slurm has no --mpi={plugin}"));
+            continue;
+        }
+        for ranks in [2, 4] {
+            let name = format!("{plugin}-{transport}-{ranks}");
+            let train = traced(&name, &format!("--transport {transport}"));
+            slurm.run(&format!("srun -N 1 -n {ranks} --mpi={plugin} {CARAVAN} {train}")).success();
+            same(&bench, &format!("own-{ranks}"), &name);
+        }
+        let flags = format!("-b 1K -e 64K -n 3 --transport {transport}");
+        let table = slurm
+            .run(&format!("srun -n 2 --mpi={plugin} {CARAVAN} bench all_reduce {flags}"))
+            .success()
+            .stdout;
+        assert!(table.contains("ranks 2") && table.contains("# Out of bounds values : 0 OK"), "{table}");
+    }
+    if Mpirun::built_in().is_none() {
+        refusals(&slurm);
+        if slurm.nodes == 2 && ucx {
+            two_nodes(&slurm);
+        }
+        script(&slurm, ucx);
+    }
+    drop(slurm);
+    bench.nothing_left();
+}
+
+/// What goes wrong names its rank, and ends the step.
+fn refusals(slurm: &Slurm<'_>) {
+    let line = format!("{CARAVAN} {TRAIN}");
+    let mixed = |one: &str, other: &str, words: &[&str]| {
+        slurm.bench.file("ranks.conf", format!("0 {one}\n1 {other}\n"));
+        let outcome = slurm.run("srun -N 1 -n 2 --kill-on-bad-exit=1 --multi-prog ranks.conf");
+        assert_ne!(outcome.code, Some(0));
+        for word in words {
+            assert!(outcome.stderr.contains(word), "'{word}' is not in: {}", outcome.stderr);
+        }
+    };
+    mixed(&line, &format!("{line} --stage 1"), &["different arguments", "'--stage 1'", "'--stage 3'"]);
+    let late = format!("{line} --rendezvous-timeout 1");
+    mixed(&late, "/bin/sleep 100", &["rank 1 of 2 did not arrive", "within 1s"]);
+    mixed(&format!("{line} --metrics /dev/full"), &line, &["rank 0: cannot write metrics"]);
+}
+
+/// Ranks of two nodes meet at the first node's address.
+fn two_nodes(slurm: &Slurm<'_>) {
+    for tls in ["tcp", "all"] {
+        let name = format!("nodes-{tls}");
+        let train = traced(&name, "");
+        let run = format!("srun -N 2 -n 4 --ntasks-per-node=2 --export=ALL,UCX_TLS={tls} {CARAVAN} {train}");
+        slurm.run(&run).success();
+        same(slurm.bench, "own-4", &name);
+    }
+    slurm
+        .run(&format!("srun -N 2 -n 2 --kill-on-bad-exit=1 {CARAVAN} {TRAIN} --transport threads"))
+        .code
+        .filter(|&c| c != 0)
+        .expect("threads do not span processes");
+}
+
+/// What `caravan sbatch` prints is a script that Slurm runs.
+fn script(slurm: &Slurm<'_>, ucx: bool) {
+    let bench = slurm.bench;
+    let (nodes, per_node) = if slurm.nodes == 2 && ucx { (2, 2) } else { (1, 4) };
+    let train = traced("batch", "");
+    let print = format!("sbatch --nodes {nodes} --ranks-per-node {per_node} --output job.out -- {train}");
+    let text = bench.run(&print).success().stdout;
+    bench.file("job.sh", &text);
+    let mut shell = Command::new("bash");
+    shell.args(["-n", "job.sh"]);
+    bench.prepare(&mut shell);
+    bench.finish(shell.spawn().unwrap()).success();
+    let outcome = slurm.run("sbatch --wait job.sh");
+    let said = fs::read_to_string(bench.path("job.out")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(0), "{}\n{said}", outcome.stderr);
+    same(bench, "own-4", "batch");
+    // A job whose ranks fail is a failed job.
+    let failing = print.replace("batch.jsonl", "/dev/full").replace("job.out", "bad.out");
+    bench.file("bad.sh", bench.run(&failing).success().stdout);
+    assert_ne!(slurm.run("sbatch --wait bad.sh").code, Some(0));
+    let said = fs::read_to_string(bench.path("bad.out")).unwrap_or_default();
+    assert!(said.contains("cannot write metrics"), "{said}");
+}
+
+#[test]
+fn scripts_are_valid_for_the_shell() {
+    let bench = bench();
+    for flags in [
+        "--nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train",
+        "--nodes 64 --ranks-per-node 8 --cpus-per-rank 4 --time 2-00:00:00 --partition all --account a -- train --data $(x) 'y",
+        "-- bench all_reduce --transport mpi",
+    ] {
+        bench.file("job.sh", bench.run(&format!("sbatch {flags}")).success().stdout);
+        let mut shell = Command::new("bash");
+        shell.args(["-n", "job.sh"]);
+        bench.prepare(&mut shell);
+        bench.finish(shell.spawn().unwrap()).success();
+    }
+    bench.run("sbatch --nodes 2 --ranks-per-node 4 -- train --ranks 3").refusal(2, &["--ranks 3", "8"]);
+    bench.run("sbatch --nodes 2 -- doctor").refusal(2, &["no ranks"]);
+}
