@@ -137,9 +137,17 @@ pub struct RankArgs {
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun
-    /// or srun), ucx, or auto: shm on one host, mpi or ucx between hosts.
+    /// or srun), ucx, shm+mpi or shm+ucx (shared memory inside nodes, messages between), or auto: shm on one host,
+    /// shm+mpi or shm+ucx on several.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
+    /// Ranks of a node, for shm+mpi, shm+ucx and emulated links [default: the ranks of a host; behind a link, 1].
+    #[arg(long, value_name = "K")]
+    pub ranks_per_node: Option<usize>,
+    /// Holds messages between nodes back as such links would: latency=20us,bandwidth=1.25GB/s[,hops=2]
+    /// [,inside-latency=1us,inside-bandwidth=20GB/s]. On one machine only.
+    #[arg(long, value_name = "LINK")]
+    pub emulate_link: Option<String>,
     /// A tuning table from 'bench tune' for the choice of algorithms [default: $CARAVAN_TUNING, else a cost model].
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,

@@ -101,7 +101,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
                 "seq": length,
                 "dtype": plan.dtype.name(),
                 "ranks": plan.ranks.world,
-                "transport": plan.ranks.transport.name(),
+                "transport": plan.ranks.label,
                 "seconds": seconds,
             })
         );

@@ -9,6 +9,7 @@ mod eval;
 mod evaluate;
 mod failure;
 mod human;
+mod layers;
 mod machine;
 mod metrics;
 mod plan;

@@ -5,6 +5,7 @@ use crate::bench::tuning;
 use crate::data::{self, Feed};
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::layers::Layers;
 use crate::machine::{self, Machine};
 use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
@@ -28,8 +29,12 @@ const TRAIN_SEQ: usize = 256;
 pub struct Ranks {
     /// All ranks of the run.
     pub world: usize,
-    /// How they talk.
+    /// What reaches every one of them.
     pub transport: Transport,
+    /// What lies over that.
+    pub layers: Layers,
+    /// The name of both together, in output and in tuning tables.
+    pub label: String,
     /// Compute threads of each.
     pub threads: usize,
     /// How long they wait for each other at the start.
@@ -70,11 +75,21 @@ impl Ranks {
                 "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
             ));
         }
-        let transport = Transport::choose(&args.transport, identity)?;
-        let tuning = tuning::load(args.tuning.as_ref(), transport.name(), world)?;
+        let (mut layers, between) = Layers::plan(args)?;
+        let transport = Transport::choose(between, identity)?;
+        if between == "auto" && matches!(transport, Transport::Mpi | Transport::Ucx) {
+            layers.inside = Some(Transport::Shm);
+        }
+        let (label, flags) = (layers.label(transport), layers.flags(transport));
+        let tuning = match tuning::named(args.tuning.as_ref()) {
+            Some(path) => tuning::load(&path, &label, world, &flags)?,
+            None => layers.tuning(world),
+        };
         Ok(Ranks {
             world,
             transport,
+            layers,
+            label,
             threads,
             rendezvous_timeout: Duration::from_secs_f64(seconds),
             options: collectives::Options { tuning, ..Default::default() },

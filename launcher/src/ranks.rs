@@ -8,6 +8,7 @@ use crate::transports::Transport;
 use collectives::Communicator;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
 use collectives::transport::ucx::UcxTransport;
+use collectives::transport::{Nodes, threads};
 #[cfg(feature = "mpi")]
 use collectives::transport::{Transport as _, mpi::MpiTransport};
 use std::os::unix::process::CommandExt;
@@ -120,16 +121,20 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             mpi(ranks, identity)?
         }
     };
+    let transport = ranks.layers.over(
+        &ranks.label,
+        transport,
+        |outer| Ok(bootstrap::nodes_of(outer, &options, ranks.layers.per_node)?),
+        |_, nodes| Ok(bootstrap::shm_inside(identity, &options, nodes)?),
+    )?;
     Ok((Communicator::new(transport, ranks.options)?, native))
 }
 
 /// Meets the other ranks, which must have been asked for the same transport.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
     let mut rendezvous = Rendezvous::join(identity, options)?;
-    let signature = vec![
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("--transport", ranks.transport.name().to_owned()),
-    ];
+    let signature =
+        vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("--transport", ranks.label.clone())];
     agree::check_at(&mut rendezvous, &signature)?;
     Ok(rendezvous)
 }
@@ -181,9 +186,9 @@ fn mpi(
 
 /// Ranks as threads of this process.
 fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync)) -> Result<()> {
-    let members = Communicator::threads_with(ranks.world, ranks.options)?;
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = members.into_iter().map(|comm| scope.spawn(move || body(comm))).collect();
+        let start = |member| scope.spawn(move || body(communicator(ranks, member)?));
+        let threads: Vec<_> = threads::group(ranks.world).into_iter().map(start).collect();
         let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<()>>)| {
             thread.join().unwrap_or_else(|_| Err(Failure::run(format!("rank {rank} panicked"))))
         };
@@ -198,6 +203,20 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
             Err(Failure::Ranks { text, code: failure.code() })
         }
     }
+}
+
+/// The communicator of a rank that is a thread.
+fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator> {
+    let transport = ranks.layers.over(
+        &ranks.label,
+        Box::new(member),
+        |outer| Ok(Nodes::blocks(outer.size(), ranks.layers.per_node.unwrap_or(outer.size()))?),
+        |outer, nodes| {
+            let node = nodes.with(outer.rank());
+            Ok((node.len() > 1).then(|| outer.subgroup(&node, node[0] as u64)).transpose()?)
+        },
+    )?;
+    Ok(Communicator::new(transport, ranks.options)?)
 }
 
 /// Ranks as processes of this program.

@@ -62,7 +62,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         }
     }
     let mut srun = vec!["srun".to_owned(), "--kill-on-bad-exit=1".into()];
-    if let Some(mpi) = args.mpi.as_deref().or((ranks.transport == "mpi").then_some("pmix")) {
+    if let Some(mpi) = args.mpi.as_deref().or((between(&ranks) == "mpi").then_some("pmix")) {
         srun.push(format!("--mpi={}", quote(mpi)));
     }
     if let Some(cpus) = args.cpus_per_rank {
@@ -103,6 +103,11 @@ fn inner(words: &[String]) -> Result<(&'static str, RankArgs)> {
     }
 }
 
+/// The transport between nodes.
+fn between(ranks: &RankArgs) -> &str {
+    ranks.transport.rsplit('+').next().unwrap_or_default()
+}
+
 /// Whether those flags fit the job.
 fn check(ranks: &RankArgs, args: &SbatchArgs, world: usize) -> Result<()> {
     if let Some(asked) = ranks.ranks.filter(|&asked| asked != world) {
@@ -111,13 +116,13 @@ fn check(ranks: &RankArgs, args: &SbatchArgs, world: usize) -> Result<()> {
             args.nodes, args.ranks_per_node
         )));
     }
-    match ranks.transport.as_str() {
+    match between(ranks) {
         "threads" if world > 1 => Err(Failure::usage(
             "--transport threads has its ranks in one process, and srun starts one process a rank: take auto",
         )),
         "shm" if args.nodes > 1 => Err(Failure::usage(format!(
-            "--transport shm joins the ranks of one node, and these are on {}: take auto, ucx or mpi",
-            args.nodes
+            "--transport {} joins the ranks of one node, and these are on {}: take auto, shm+ucx or shm+mpi",
+            ranks.transport, args.nodes
         ))),
         _ => Ok(()),
     }

@@ -152,7 +152,10 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
     bench.run(&traced("own-2", "--ranks 2")).success();
     bench.run(&traced("own-4", "--ranks 4")).success();
     for mpirun in Mpirun::tried() {
-        for transport in Mpirun::transports().into_iter().filter(|&t| t != "shm") {
+        let between: Vec<&str> = Mpirun::transports().into_iter().filter(|&t| t != "shm").collect();
+        // Also with shared memory inside each host, whose ranks are found by its name.
+        let inside = between.iter().map(|t| format!("shm+{t}"));
+        for transport in between.iter().map(|&t| t.to_owned()).chain(inside) {
             for each in [1, 2] {
                 let name = format!("{}-{transport}-{each}", mpirun.program());
                 let line = format!("{CARAVAN} {}", traced(&name, &format!("--transport {transport}")));
@@ -175,7 +178,7 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
         // By itself the program takes what reaches.
         let line = format!("{CARAVAN} bench all_reduce -b 64K -e 64K -n 3");
         let table = hosts.mpirun(mpirun, 1, &line).success().stdout;
-        assert!(table.contains("transport mpi") || table.contains("transport ucx"), "{table}");
+        assert!(table.contains("transport shm+mpi ") || table.contains("transport shm+ucx "), "{table}");
     }
     drop(hosts);
     bench.nothing_left();

@@ -44,6 +44,19 @@ const VARIANTS: [&str; 10] = [
     "--stage 0 --transport shm --bucket-size 1 --recompute full",
 ];
 
+/// Behind emulated links, and with nodes that are joined by another transport than their ranks.
+const LAYERS: [&str; 4] = [
+    "--stage 3 --transport threads --emulate-link latency=20us,bandwidth=1GB/s",
+    "--stage 2 --transport shm --ranks-per-node 2 --emulate-link latency=20us,bandwidth=1GB/s,inside-latency=1us",
+    "--stage 3 --transport shm+shm --ranks-per-node 2 --bucket-size 20K",
+    "--stage 1 --transport threads+threads --ranks-per-node 2 --emulate-link bandwidth=2GB/s",
+];
+
+#[test]
+fn nodes_and_links() {
+    compare("--ranks 3 --micro-batch 1", &LAYERS);
+}
+
 #[test]
 fn one_rank() {
     compare("--ranks 1 --micro-batch 3", &VARIANTS);

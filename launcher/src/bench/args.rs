@@ -251,7 +251,8 @@ pub struct CollectiveArgs {
 Columns: Pure comm. is a call alone; Compute is the matrix products alone, as many as take as long as the call;
 Overall is the call started, the products, then the wait. Two formulas of overlap, in per cent, and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
-  IMB      = 100 max(0, min(1, (pure + compute - overall) / max(pure, compute)))
+  IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute while
+             communicating, all of the rank whose overall is largest
   Exposed  = overall - compute
   Slowdown = compute while communicating / compute")]
 pub struct OverlapArgs {

@@ -21,6 +21,7 @@ pub use args::BenchArgs;
 
 use crate::agree::{self, Signature};
 use crate::failure::{Failure, Result};
+use crate::layers;
 use crate::machine::{Machine, versions};
 use crate::plan::Ranks;
 use crate::ranks;
@@ -64,6 +65,14 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     plan.check(ranks.world)?;
     ranks.native = plan.algo == Algo::Native;
     if ranks.native {
+        if ranks.label != ranks.transport.name() {
+            return Err(Failure::usage(format!(
+                "--algo native runs the collectives of the transport's own library, which know nothing of {}: take \
+                 --transport {} by itself",
+                ranks.label,
+                ranks.transport.name()
+            )));
+        }
         native::check(operation, plan.calls, ranks.transport)?;
     }
     let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
@@ -346,7 +355,7 @@ fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
         "machine": Machine::probe().json(),
         "versions": versions(),
         "config": config,
-        "transport_library": native::library(party.comm.transport_name()),
+        "transport_library": native::library(layers::between(party.comm.transport_name())),
     })
 }
 

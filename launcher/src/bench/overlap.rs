@@ -124,7 +124,8 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
             "tests": args.tests,
             "formulas": {
                 "osu_overlap_pct": "max(0, 100 - 100 * (overall - (compute_total - test)) / pure)",
-                "imb_overlap_pct": "100 * max(0, min(1, (pure + compute_alone - overall) / max(pure, compute_alone)))",
+                "imb_overlap_pct": "100 * max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is \
+                                    compute_total - test, all of the rank with the largest overall: imb_times_us",
                 "exposed_us": "overall - compute_alone",
                 "slowdown": "(compute_total - test) / compute_alone",
             },
@@ -164,7 +165,8 @@ fn header(args: &OverlapArgs, comm: &Communicator) -> String {
         "# caravan version {} transport {} ranks {} progress {} tests {}\n\
          # Overlap with products of {SIDE} x {SIDE} matrices in f32; medians over calls, means over ranks\n\
          # OSU = max(0, 100 - 100 (overall - compute while communicating) / pure); \
-         IMB = 100 max(0, min(1, (pure + compute - overall) / max(pure, compute)))\n\
+         IMB = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), cpu = compute while communicating, \
+         of the slowest rank\n\
          # exposed = overall - compute; slowdown = compute while communicating / compute\n#\n",
         env!("CARGO_PKG_VERSION"),
         comm.transport_name(),
@@ -199,6 +201,8 @@ struct Row {
     pure: f64,
     compute: f64,
     timings: Timings,
+    /// Pure, cpu and overall of the rank that IMB would report.
+    slowest: [f64; 3],
     wrong: u64,
     raw: Value,
 }
@@ -221,12 +225,22 @@ fn osu(pure: f64, t: &Timings) -> f64 {
     (100.0 - (t.overall - (t.compute_total - t.test)) / pure * 100.0).max(0.0)
 }
 
-/// Intel's MPI benchmarks.
-fn imb(pure: f64, compute: f64, overall: f64) -> f64 {
-    100.0 * ((pure + compute - overall) / pure.max(compute)).clamp(0.0, 1.0)
+/// Intel's MPI benchmarks (IMB-NBC), of one rank; `cpu` is the time of its computation while it communicates.
+fn imb(pure: f64, cpu: f64, overall: f64) -> f64 {
+    100.0 * ((pure + cpu - overall) / pure.max(cpu)).clamp(0.0, 1.0)
+}
+
+/// Whose times IMB reports: those of the rank whose overlapped call takes longest. Each brings pure, cpu and overall.
+fn slowest(all: &[[f64; 3]]) -> [f64; 3] {
+    all.iter().copied().max_by(|a, b| a[2].total_cmp(&b[2])).unwrap_or_default()
 }
 
 impl Row {
+    fn imb(&self) -> f64 {
+        let [pure, cpu, overall] = self.slowest;
+        imb(pure, cpu, overall)
+    }
+
     fn slowdown(&self) -> f64 {
         (self.timings.compute_total - self.timings.test) / self.compute
     }
@@ -247,7 +261,7 @@ impl Row {
             us(t.test),
             us(t.wait),
             osu(self.pure, t),
-            imb(self.pure, self.compute, t.overall),
+            self.imb(),
             us(t.overall - self.compute),
             self.slowdown(),
             self.wrong
@@ -269,7 +283,8 @@ impl Row {
             "test_us": t.test * 1e6,
             "wait_us": t.wait * 1e6,
             "osu_overlap_pct": osu(self.pure, t),
-            "imb_overlap_pct": imb(self.pure, self.compute, t.overall),
+            "imb_overlap_pct": self.imb(),
+            "imb_times_us": self.slowest.map(|t| t * 1e6),
             "exposed_us": (t.overall - self.compute) * 1e6,
             "slowdown": self.slowdown(),
             "nwrong": self.wrong,
@@ -421,6 +436,11 @@ fn one<T: Exact>(
         test: part(|t| t.test)?,
         wait: part(|t| t.wait)?,
     };
+    let mine = |of: fn(&Timings) -> f64| median(&all.iter().map(of).collect::<Vec<_>>());
+    let cpu = mine(|t| t.compute_total - t.test);
+    let mut each = vec![0.0; 3 * comm.size()];
+    comm.all_gather(&[median(&pure_times), cpu, mine(|t| t.overall)][..], &mut each[..])?;
+    let slowest = slowest(each.as_chunks().0);
     let us = |times: &[f64]| times.iter().map(|t| t * 1e6).collect::<Vec<_>>();
     let raw = json!({
         "rank": comm.rank(),
@@ -430,7 +450,7 @@ fn one<T: Exact>(
         "compute_total": all.iter().map(|t| t.compute_total * 1e6).collect::<Vec<_>>(),
     });
     let bytes = work.counts.bytes(size_of::<T>());
-    Ok(Row { bytes, products, pure, compute, timings, wrong: wrong[0], raw })
+    Ok(Row { bytes, products, pure, compute, timings, slowest, wrong: wrong[0], raw })
 }
 
 /// The mean over ranks of one number each.
@@ -447,7 +467,8 @@ mod tests {
         // A call of 100 us and 100 us of products that took 120 us beside it; then 10 us of waiting.
         let t = Timings { overall: 135e-6, init: 5e-6, compute_total: 120e-6, test: 0.0, wait: 10e-6 };
         assert!((osu(100e-6, &t) - 85.0).abs() < 1e-9);
-        assert!((imb(100e-6, 100e-6, t.overall) - 65.0).abs() < 1e-9);
+        // Of 220 us of work, 85 were saved, and at best the shorter of the two could have been: by the longer, 120.
+        assert!((imb(100e-6, 120e-6, t.overall) - 100.0 * 85.0 / 120.0).abs() < 1e-9);
         // Time in tests is communication to OSU.
         assert!((osu(100e-6, &Timings { test: 20e-6, ..t }) - 65.0).abs() < 1e-9);
         // Nothing hidden, and worse than nothing, are both 0; everything hidden is 100.
@@ -456,6 +477,29 @@ mod tests {
         assert_eq!(imb(100e-6, 100e-6, 100e-6), 100.0);
         // A call that is half as long as the products hides half of the longer at most.
         assert!((imb(50e-6, 100e-6, 100e-6) - 50.0).abs() < 1e-9);
+        // Over ranks, the one that took longest counts, not the mean.
+        let ranks = [[100e-6, 100e-6, 110e-6], [100e-6, 100e-6, 160e-6], [100e-6, 100e-6, 120e-6]];
+        assert_eq!(slowest(&ranks), ranks[1]);
+    }
+
+    #[test]
+    fn costs_are_exposed_time_and_slowdown() {
+        let timings = Timings { overall: 135e-6, init: 5e-6, compute_total: 120e-6, test: 8e-6, wait: 10e-6 };
+        let (pure, compute) = (100e-6, 100e-6);
+        // Of the slowest rank: 80 + 100 - 160 of 100.
+        let slowest = [80e-6, 100e-6, 160e-6];
+        let row = Row { bytes: 64, products: 3, pure, compute, timings, slowest, wrong: 0, raw: Value::Null };
+        assert!((row.slowdown() - 1.12).abs() < 1e-9);
+        let all = row.json(Operation::AllGather, DType::F32);
+        let near =
+            |key: &str, value: f64| assert!((all[key].as_f64().unwrap() - value).abs() < 1e-9, "{key}");
+        near("exposed_us", 35.0);
+        near("slowdown", 1.12);
+        near("osu_overlap_pct", 77.0);
+        near("imb_overlap_pct", 20.0);
+        let text = row.text(Operation::AllGather, DType::F32);
+        let shown: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(shown[9..13], ["77.0", "20.0", "35.00", "1.120"], "{text}");
     }
 
     #[test]

@@ -25,19 +25,18 @@ pub fn read(path: &Path) -> Result<TuningTable> {
     text.parse().map_err(|e: String| refuse(e.into()))
 }
 
-/// What `auto` goes by in a group: the table that was named, else the cost model.
+/// What a table says about a group; `flags` are those that choose its transport.
 ///
 /// # Errors
 /// A table that cannot be read, or has no entry for the group.
-pub fn load(flag: Option<&PathBuf>, transport: &str, ranks: usize) -> Result<Tuning> {
-    let Some(path) = named(flag) else { return Ok(Tuning::default()) };
-    let table = read(&path)?;
+pub fn load(path: &Path, transport: &str, ranks: usize, flags: &str) -> Result<Tuning> {
+    let table = read(path)?;
     table.apply(transport, ranks, Tuning::default()).ok_or_else(|| {
         let has: Vec<String> = table.groups().iter().map(|(t, n)| format!("{t} with {n} ranks")).collect();
         let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
         Failure::usage(format!(
             "tuning table {} is for {has}, not for {transport} with {ranks} ranks: \
-             'caravan bench tune --transport {transport} --ranks {ranks} -o FILE' measures that",
+             'caravan bench tune {flags} --ranks {ranks} -o FILE' measures that",
             path.display()
         ))
     })
@@ -53,12 +52,16 @@ mod tests {
         let path = dir.path().join("table");
         std::fs::write(&path, "caravan-tuning 1\nshm 2 all_reduce 64 direct-read-all direct-rs-ag\n")
             .unwrap();
-        assert!(load(Some(&path), "shm", 2).unwrap().measured.iter().flatten().count() == 1);
-        let e = load(Some(&path), "shm", 3).unwrap_err().to_string();
-        assert!(e.contains("shm with 2 ranks, not for shm with 3 ranks") && e.contains("bench tune"), "{e}");
+        assert!(load(&path, "shm", 2, "").unwrap().measured.iter().flatten().count() == 1);
+        let e = load(&path, "shm", 3, "--transport shm").unwrap_err().to_string();
+        assert!(
+            e.contains("shm with 2 ranks, not for shm with 3 ranks")
+                && e.contains("bench tune --transport shm --ranks 3"),
+            "{e}"
+        );
         std::fs::write(&path, "caravan-tuning 1\nshm two\n").unwrap();
-        assert!(load(Some(&path), "shm", 2).unwrap_err().to_string().contains("line 2"));
-        let missing = load(Some(&dir.path().join("none")), "shm", 2).unwrap_err();
+        assert!(load(&path, "shm", 2, "").unwrap_err().to_string().contains("line 2"));
+        let missing = load(&dir.path().join("none"), "shm", 2, "").unwrap_err();
         assert!(missing.code() == 2 && missing.to_string().contains("none"), "{missing}");
     }
 }

@@ -1,0 +1,180 @@
+//! What lies between ranks: one transport for all of them, or one inside nodes and another between, with emulated
+//! links if asked for.
+
+use crate::args::RankArgs;
+use crate::failure::{Failure, Result};
+use crate::transports::Transport;
+use collectives::schedule::Tuning;
+use collectives::transport::emulated::{Emulated, Link};
+use collectives::transport::hierarchical::Hierarchical;
+use collectives::transport::{self, Nodes};
+
+/// What was asked for beside the transport that reaches every rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Layers {
+    /// Inside nodes, where that is another.
+    pub inside: Option<Transport>,
+    /// Ranks of a node, where not the hosts' names decide.
+    pub per_node: Option<usize>,
+    /// Emulated, between nodes or between all ranks.
+    pub link: Option<Link>,
+}
+
+impl Layers {
+    /// Checks the flags; also gives the name of the transport between nodes.
+    ///
+    /// # Errors
+    /// Transports that do not go together, nodes that nothing asks about, a link that cannot be read.
+    pub fn plan(args: &RankArgs) -> Result<(Self, &str)> {
+        let (inside, between) = match args.transport.split_once('+') {
+            None => (None, args.transport.as_str()),
+            Some(("shm", between @ ("shm" | "ucx" | "mpi"))) => (Some(Transport::Shm), between),
+            Some(("threads", "threads")) => (Some(Transport::Threads), "threads"),
+            Some(_) => {
+                return Err(Failure::usage(format!(
+                    "--transport {}: inside nodes and between them there are shm+ucx and shm+mpi, and to try out nodes \
+                     on one host shm+shm and threads+threads",
+                    args.transport
+                )));
+            }
+        };
+        let link =
+            args.emulate_link.as_deref().map(str::parse::<Link>).transpose().map_err(Failure::usage)?;
+        match args.ranks_per_node {
+            Some(0) => return Err(Failure::usage("--ranks-per-node 0: a node has at least 1 rank")),
+            Some(k) if inside.is_none() && link.is_none() => {
+                return Err(Failure::usage(format!(
+                    "--ranks-per-node {k} says where nodes begin, and transport {between} makes no difference between \
+                     nodes: take --transport shm+ucx or shm+mpi, or --emulate-link"
+                )));
+            }
+            _ => {}
+        }
+        if link.is_some_and(|link| link.inside.is_some()) && inside.is_none() && args.ranks_per_node.is_none()
+        {
+            return Err(Failure::usage(
+                "--emulate-link has a link inside nodes, but every rank is a node: give --ranks-per-node",
+            ));
+        }
+        Ok((Layers { inside, per_node: args.ranks_per_node, link }, between))
+    }
+
+    /// What the transport as a whole is called, in output and in tuning tables: `shm`, `shm+ucx`, `shm+ucx/8` with
+    /// nodes by hand, `ucx@latency=20us,bandwidth=1.25GB/s` with a link.
+    pub fn label(&self, between: Transport) -> String {
+        let inside = self.inside.map_or(String::new(), |inside| format!("{}+", inside.name()));
+        let per_node = self.per_node.map_or(String::new(), |k| format!("/{k}"));
+        let link = self.link.map_or(String::new(), |link| format!("@{link}"));
+        format!("{inside}{}{per_node}{link}", between.name())
+    }
+
+    /// The flags that lead here again.
+    pub fn flags(&self, between: Transport) -> String {
+        let inside = self.inside.map_or(String::new(), |inside| format!("{}+", inside.name()));
+        let per_node = self.per_node.map_or(String::new(), |k| format!(" --ranks-per-node {k}"));
+        let link = self.link.map_or(String::new(), |link| format!(" --emulate-link {link}"));
+        format!("--transport {inside}{}{per_node}{link}", between.name())
+    }
+
+    /// What is known of costs before anything is measured.
+    pub fn tuning(&self, ranks: usize) -> Tuning {
+        let plain = Tuning::default();
+        self.link.map_or(plain, |l| plain.for_link(ranks, l.between.latency, l.between.bandwidth))
+    }
+
+    /// Puts the layers over `outer`, which reaches every rank. `nodes` finds out who shares a node, and `inner` joins
+    /// the ranks of one; both are asked only where that matters.
+    ///
+    /// # Errors
+    /// Theirs.
+    pub fn over(
+        &self,
+        label: &str,
+        mut outer: Box<dyn transport::Transport>,
+        nodes: impl FnOnce(&mut dyn transport::Transport) -> Result<Nodes>,
+        inner: impl FnOnce(&mut dyn transport::Transport, &Nodes) -> Result<Option<Box<dyn transport::Transport>>>,
+    ) -> Result<Box<dyn transport::Transport>> {
+        let world = outer.size();
+        if self.inside.is_none() {
+            let Some(link) = self.link else { return Ok(outer) };
+            let nodes = self.per_node.map_or(Ok(Nodes::apart(world)), |k| Nodes::blocks(world, k))?;
+            return Ok(Box::new(Emulated::new(label, outer, link, nodes)?));
+        }
+        let nodes = nodes(&mut *outer)?;
+        let mut inner = inner(&mut *outer, &nodes)?;
+        if let Some(link) = self.link {
+            outer = Box::new(Emulated::new(label, outer, link, Nodes::apart(world))?);
+            if let Some(hop) = link.inside {
+                let link = Link { between: hop, hops: 1, inside: None };
+                inner = match inner {
+                    None => None,
+                    Some(plain) => {
+                        let apart = Nodes::apart(plain.size());
+                        Some(Box::new(Emulated::new(label, plain, link, apart)?))
+                    }
+                };
+            }
+        }
+        Ok(Box::new(Hierarchical::new(label, inner, outer, nodes)?))
+    }
+}
+
+/// The transport between nodes, out of a label.
+pub fn between(label: &str) -> &str {
+    let name = label.split(['/', '@']).next().unwrap_or_default();
+    name.rsplit('+').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn plan(flags: &str) -> Result<(Layers, String)> {
+        let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
+        let Command::Train(args) = Cli::try_parse_from(words).expect(flags).command else {
+            panic!("{flags}")
+        };
+        Layers::plan(&args.ranks).map(|(layers, between)| (layers, between.to_owned()))
+    }
+
+    #[test]
+    fn labels_tell_layers_apart_and_flags_lead_back() {
+        let link = "latency=20us,bandwidth=1.25GB/s";
+        for (flags, label) in [
+            ("--transport shm", "shm".to_owned()),
+            ("--transport shm+ucx", "shm+ucx".into()),
+            ("--transport shm+ucx --ranks-per-node 4", "shm+ucx/4".into()),
+            (&format!("--transport ucx --emulate-link {link}"), format!("ucx@{link}")),
+            (
+                &format!("--transport shm --ranks-per-node 2 --emulate-link {link},inside-latency=1us"),
+                format!("shm/2@{link},inside-latency=1us"),
+            ),
+        ] {
+            let (layers, between) = plan(flags).expect(flags);
+            let transport = match between.as_str() {
+                "ucx" => Transport::Ucx,
+                _ => Transport::Shm,
+            };
+            assert_eq!(layers.label(transport), label);
+            assert_eq!(layers.flags(transport), flags);
+            assert_eq!(super::between(&label), between);
+        }
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused_with_what_would() {
+        for (flags, words) in [
+            ("--transport ucx+shm", &["ucx+shm", "shm+ucx"][..]),
+            ("--transport shm+pigeon", &["shm+pigeon", "shm+mpi"]),
+            ("--transport shm --ranks-per-node 2", &["--ranks-per-node 2", "--emulate-link"]),
+            ("--transport shm+ucx --ranks-per-node 0", &["--ranks-per-node 0", "at least 1"]),
+            ("--emulate-link latency=fast", &["--emulate-link latency=fast", "'fast' is not like 20us"]),
+            ("--emulate-link latency=1us,inside-latency=1us", &["inside nodes", "--ranks-per-node"]),
+        ] {
+            let e = plan(flags).expect_err(flags);
+            assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
+        }
+    }
+}
