@@ -109,8 +109,8 @@ struct HostBlock {
     bytes: usize,
 }
 
-/// From this size on memory is mapped in huge pages where the system has them: with small ones a matrix product
-/// spends a tenth of its time on translating addresses.
+/// From this size on memory is mapped in huge pages where the system has them, so that fewer addresses have to be
+/// translated.
 const HUGE: usize = 2 << 20;
 const LINE: usize = 64;
 

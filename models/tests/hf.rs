@@ -344,11 +344,15 @@ fn what_a_killed_save_left_goes_and_a_living_one_stays() {
     let stale = home.path().join("model.tmp-1-0");
     std::fs::create_dir(&stale).unwrap();
     std::fs::write(stale.join("model.safetensors"), b"half").unwrap();
-    std::fs::create_dir(home.path().join("model2.tmp-1-0")).unwrap();
+    // Another model's, and a user's own.
+    let others = ["model.tmp-1", "model.tmp-1-0-old", "model.tmp-old", "model2.tmp-1-0"];
+    others.iter().for_each(|name| std::fs::create_dir(home.path().join(name)).unwrap());
     models::hf::remove_unfinished(&dir);
-    assert_eq!(names(home.path()), [kept, vec!["model2.tmp-1-0".into()]].concat());
+    let mut expected: Vec<String> = kept.into_iter().chain(others.map(Into::into)).collect();
+    expected.sort();
+    assert_eq!(names(home.path()), expected);
     drop(living);
-    assert_eq!(names(home.path()), ["model", "model2.tmp-1-0"]);
+    assert_eq!(names(home.path()), [&["model"][..], &others].concat());
 }
 
 #[test]

@@ -333,7 +333,10 @@ pub fn remove_unfinished(target: impl AsRef<Path>) {
     let prefix = [name.as_bytes(), b".tmp-"].concat();
     // What cannot be read or removed is not in the way of anything: the next name is another.
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().as_bytes().starts_with(&prefix) {
+        let name = entry.file_name();
+        let ours = name.as_bytes().strip_prefix(prefix.as_slice()).is_some_and(is_staging);
+        // Not what a link of that name leads to.
+        if ours && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let path = entry.path();
             if let Ok(dir) = File::open(&path)
                 && flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -342,6 +345,13 @@ pub fn remove_unfinished(target: impl AsRef<Path>) {
             }
         }
     }
+}
+
+/// Whether this is the end of a name that [`Staging`] gives, `PROCESS-ATTEMPT`: a user's own `model.tmp-old` is not.
+fn is_staging(end: &[u8]) -> bool {
+    let number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
+    let mut parts = end.split(|&b| b == b'-');
+    parts.next().is_some_and(number) && parts.next().is_some_and(number) && parts.next().is_none()
 }
 
 /// The temporary directory; removed when dropped, unless it took the destination's place.
