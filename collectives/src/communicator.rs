@@ -3,8 +3,12 @@
 //! Every length, root and place is checked here, once; what lies below works on addresses.
 
 mod blocking;
+mod carrier;
 mod check;
 mod started;
+
+pub use carrier::Carrier;
+pub(crate) use carrier::End;
 
 use crate::buffer::Buffer;
 use crate::element::Element;
@@ -33,6 +37,8 @@ pub struct Communicator {
     size: usize,
     transport: Arc<str>,
     priority: Priority,
+    /// Of calls whose buffers lie on a device.
+    carrier: Option<Arc<dyn Carrier>>,
 }
 
 impl Communicator {
@@ -45,7 +51,8 @@ impl Communicator {
             )));
         }
         let handle = Arc::new(Handle::new(transport, options)?);
-        Ok(Communicator { handle, rank, size, transport: name, priority: Priority::default() })
+        let priority = Priority::default();
+        Ok(Communicator { handle, rank, size, transport: name, priority, carrier: None })
     }
 
     /// `n` ranks for as many threads of this process; element r is rank r's.
@@ -73,12 +80,26 @@ impl Communicator {
         &self.transport
     }
 
-    /// Zeroed memory that the transport moves fastest.
+    /// The same group, whose calls with buffers on a device `carrier` takes. [`alloc`](Self::alloc) then gives memory of
+    /// that device; calls with buffers of the host go over the transport as before.
+    pub fn with_carrier(self, carrier: Arc<dyn Carrier>) -> Communicator {
+        Communicator { carrier: Some(carrier), ..self }
+    }
+
+    /// Who carries calls with buffers on a device, if anyone does.
+    pub fn carrier(&self) -> Option<&Arc<dyn Carrier>> {
+        self.carrier.as_ref()
+    }
+
+    /// Zeroed memory that the transport moves fastest, or the carrier if there is one.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let Some(bytes) = len.checked_mul(size_of::<T>()) else {
             return Err(self.argument("alloc", format!("{len} elements of {} exceed all memory", T::DTYPE)));
         };
-        Ok(Buffer::from_memory(self.handle.shared.lock().alloc(bytes)?))
+        Ok(Buffer::from_memory(match &self.carrier {
+            Some(carrier) => carrier.alloc(bytes)?,
+            None => self.handle.shared.lock().alloc(bytes)?,
+        }))
     }
 
     /// A handle on the same group whose started calls have this priority. Calls that somebody waits for go
@@ -89,6 +110,9 @@ impl Communicator {
 
     /// Moves started calls forward without waiting for anything. Fails when the communicator has failed.
     pub fn progress(&self) -> Result<()> {
+        if let Some(carrier) = &self.carrier {
+            carrier.progress()?;
+        }
         self.handle.shared.progress()
     }
 
@@ -96,11 +120,15 @@ impl Communicator {
     /// this rank, and every later call fails with the same reason.
     pub fn abort(&self, why: &str) {
         self.handle.shared.lock().abort(why);
+        if let Some(carrier) = &self.carrier {
+            carrier.abort(why);
+        }
     }
 
     /// What this communicator has done so far.
     pub fn stats(&self) -> Stats {
-        self.handle.shared.stats()
+        let stats = self.handle.shared.stats();
+        self.carrier.as_ref().map_or(stats, |carrier| stats.and(&carrier.stats()))
     }
 
     /// Bytes of the engine's own memory: staging and incoming contributions.
@@ -134,6 +162,16 @@ impl Communicator {
         let mut all = vec![0i64; 4 * self.size];
         self.all_gather(&mine[..], &mut all[..])?;
         let rows: Vec<&[i64]> = all.chunks(4).collect();
+        let host = self.split_host(color, rows)?;
+        let carrier = match &self.carrier {
+            Some(carrier) => carrier.split(host.as_ref(), color, key)?,
+            None => None,
+        };
+        Ok(host.map(|host| Communicator { carrier, ..host }))
+    }
+
+    /// The communicator over the host's transport of the ranks whose row (colored, color, key, nonce) has this color.
+    fn split_host(&self, color: Option<u32>, rows: Vec<&[i64]>) -> Result<Option<Communicator>> {
         let Some(color) = color else { return Ok(None) };
         let mut members: Vec<usize> =
             (0..self.size).filter(|&r| rows[r][..2] == [1, i64::from(color)]).collect();

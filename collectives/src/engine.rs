@@ -113,11 +113,15 @@ enum Stage {
 }
 
 /// The addresses of a call's buffers.
-#[derive(Clone, Copy)]
-pub(crate) struct Ends {
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// What goes in.
     pub send: *const u8,
+    /// Its length.
     pub send_bytes: usize,
+    /// What comes out; the same as `send` for a call in place.
     pub recv: *mut u8,
+    /// Its length.
     pub recv_bytes: usize,
 }
 

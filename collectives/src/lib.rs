@@ -23,9 +23,9 @@ pub mod watch;
 
 pub use bucket::{Bucket, Buckets, Placed};
 pub use buffer::{Buffer, Memory, Place, View, ViewMut};
-pub use communicator::Communicator;
+pub use communicator::{Carrier, Communicator};
 pub use element::{DType, Element, Float, ReduceOp};
-pub use engine::{Options, Priority, Progress, Stats};
+pub use engine::{Ends, Options, Priority, Progress, Stats};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use ledger::Account;

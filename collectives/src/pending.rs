@@ -1,31 +1,31 @@
 //! A call in flight, which owns its buffers until it gives them back.
 
-use crate::engine::Shared;
+use crate::communicator::End;
 use crate::error::Result;
 use std::any::Any;
-use std::sync::Arc;
 
 /// A started call. It owns the call's buffers: [`wait`](Self::wait) gives them back, so nothing can touch them
 /// meanwhile, and leaking this value leaks them. Dropping it lets the call go on; the communicator then keeps
 /// the buffers for as long as they are needed.
 #[must_use = "a call that nobody waits for gives its result to nobody"]
 pub struct Pending<B: Send + 'static> {
-    shared: Arc<Shared>,
+    end: End,
     id: u32,
     /// None once given back.
     buffers: Option<B>,
 }
 
 impl<B: Send + 'static> Pending<B> {
-    pub(crate) fn new(shared: Arc<Shared>, id: u32, buffers: B) -> Self {
-        Pending { shared, id, buffers: Some(buffers) }
+    pub(crate) fn new(end: End, id: u32, buffers: B) -> Self {
+        Pending { end, id, buffers: Some(buffers) }
     }
 
-    /// Returns the buffers when the call is over. After an error the communicator is unusable and the buffers'
+    /// Returns the buffers when the call is over, or, where they lie on a device, when everything that the device's
+    /// compute queue is given from then on comes after the call. After an error the communicator is unusable and the buffers'
     /// contents are arbitrary, so they are dropped.
     pub fn wait(mut self) -> Result<B> {
         let buffers = self.buffers.take().expect("only `wait` takes the buffers, and it consumes self");
-        match self.shared.wait(self.id) {
+        match self.end.wait(self.id) {
             Ok(()) => Ok(buffers),
             Err(error) => Err(error),
         }
@@ -33,7 +33,7 @@ impl<B: Send + 'static> Pending<B> {
 
     /// Whether `wait` would return at once. Moves the call forward as far as it goes without waiting.
     pub fn is_done(&self) -> bool {
-        self.shared.is_done(self.id)
+        self.end.is_done(self.id)
     }
 }
 
@@ -41,7 +41,7 @@ impl<B: Send + 'static> Drop for Pending<B> {
     fn drop(&mut self) {
         if let Some(buffers) = self.buffers.take() {
             let buffers: Box<dyn Any + Send> = Box::new(buffers);
-            self.shared.abandon(self.id, buffers);
+            self.end.abandon(self.id, buffers);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Calls that return when they are over. They borrow slices, views or buffers.
+//! Calls that return when they are over, or, on a device, when whatever its compute queue is given later comes after them.
+//! They borrow slices, views or buffers.
 
 use super::Communicator;
 use super::check::{Arm, Checked};
@@ -11,7 +12,13 @@ use crate::schedule::Kind;
 /// diverge, and when a peer is gone or silent past the deadline.
 impl Communicator {
     fn run(&self, checked: Checked, tag: Option<u32>) -> Result<()> {
-        let Checked { call, ends } = checked;
+        let Checked { call, ends, on_device } = checked;
+        if let (true, Some(carrier)) = (on_device, &self.carrier) {
+            // SAFETY: as below; places were checked too, and whatever frees or uses the buffers is ordered after the
+            // device's compute queue, which now comes after the call.
+            let id = unsafe { carrier.start(call, ends, tag.map(u64::from), self.priority) }?;
+            return carrier.wait(id);
+        }
         // SAFETY: the lengths were checked; the callers of this borrow the buffers until it returns.
         unsafe { self.handle.shared.call(call, ends, tag.map(u64::from), self.priority) }
     }

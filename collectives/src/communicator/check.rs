@@ -14,30 +14,31 @@ pub(super) struct Arm {
     ptr: *mut u8,
     len: usize,
     bytes: usize,
-    place: Place,
+    /// `None` for no buffer at all.
+    place: Option<Place>,
     dtype: DType,
 }
 
 impl Arm {
     pub fn input<T: Element>(view: View<'_, T>) -> Arm {
         let ptr = view.as_ptr().cast_mut().cast();
-        Arm { ptr, len: view.len(), bytes: view.len() * size_of::<T>(), place: view.place(), dtype: T::DTYPE }
+        Arm {
+            ptr,
+            len: view.len(),
+            bytes: view.len() * size_of::<T>(),
+            place: Some(view.place()),
+            dtype: T::DTYPE,
+        }
     }
 
     pub fn output<T: Element>(view: &mut ViewMut<'_, T>) -> Arm {
-        let (len, place) = (view.len(), view.place());
+        let (len, place) = (view.len(), Some(view.place()));
         Arm { ptr: view.as_mut_ptr().cast(), len, bytes: len * size_of::<T>(), place, dtype: T::DTYPE }
     }
 
     fn nothing() -> Arm {
         // Never dereferenced, but aligned for any element.
-        Arm {
-            ptr: std::ptr::dangling_mut::<u64>().cast(),
-            len: 0,
-            bytes: 0,
-            place: Place::Host,
-            dtype: DType::U8,
-        }
+        Arm { ptr: std::ptr::dangling_mut::<u64>().cast(), len: 0, bytes: 0, place: None, dtype: DType::U8 }
     }
 }
 
@@ -45,6 +46,8 @@ impl Arm {
 pub(super) struct Checked {
     pub call: Call,
     pub ends: Ends,
+    /// Whether its buffers lie on a device, so that the carrier takes it.
+    pub on_device: bool,
 }
 
 impl Communicator {
@@ -56,16 +59,26 @@ impl Communicator {
                 call.count
             ));
         }
-        for arm in [&send, &recv] {
-            if !arm.place.is_host() {
+        let places = [send.place, recv.place].into_iter().flatten();
+        let on_device = places.clone().any(|place| !place.is_host());
+        if on_device {
+            let Some(carrier) = &self.carrier else {
+                let place = places.clone().find(|place| !place.is_host()).expect("just seen");
                 return refuse(format!(
-                    "a buffer is in {:?}, which transport {} cannot reach; use memory of the host",
-                    arm.place, self.transport
+                    "a buffer is in {place:?}, which transport {} cannot reach; use memory of the host",
+                    self.transport
+                ));
+            };
+            if let Some(place) = places.clone().find(|place| !carrier.reaches(*place)) {
+                return refuse(format!(
+                    "a buffer is in {place:?}, and another on a device; {} takes calls with all buffers in memory \
+                     from alloc, or all in memory of the host",
+                    carrier.name()
                 ));
             }
         }
         let ends = Ends { send: send.ptr, send_bytes: send.bytes, recv: recv.ptr, recv_bytes: recv.bytes };
-        Ok(Checked { call, ends })
+        Ok(Checked { call, ends, on_device })
     }
 
     /// How long one of `size` equal shards of `whole` is.

@@ -1,6 +1,7 @@
 //! Calls that return at once. They take their buffers and give them back through a [`Pending`].
 
 use super::Communicator;
+use super::End;
 use super::check::{Arm, Checked};
 use crate::buffer::Buffer;
 use crate::element::{Element, ReduceOp};
@@ -21,12 +22,18 @@ impl Communicator {
         tag: Option<u32>,
         buffers: B,
     ) -> Result<Pending<B>> {
-        let Checked { call, ends } = checked;
+        let Checked { call, ends, on_device } = checked;
+        let tag = tag.map(u64::from);
+        if let (true, Some(carrier)) = (on_device, &self.carrier) {
+            // SAFETY: as below; places were checked too.
+            let id = unsafe { carrier.start(call, ends, tag, self.priority) }?;
+            return Ok(Pending::new(End::Carrier(Arc::clone(carrier)), id, buffers));
+        }
         let shared = &self.handle.shared;
         // SAFETY: the lengths were checked, and the pending call owns the buffers, whose memory does not move
         // with them.
-        let id = unsafe { shared.start(call, ends, tag.map(u64::from), self.priority) }?;
-        Ok(Pending::new(Arc::clone(shared), id, buffers))
+        let id = unsafe { shared.start(call, ends, tag, self.priority) }?;
+        Ok(Pending::new(End::Engine(Arc::clone(shared)), id, buffers))
     }
 
     /// Starts a [`reduce_scatter`](Self::reduce_scatter).

@@ -16,6 +16,16 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Both together.
+    pub fn and(&self, other: &Stats) -> Stats {
+        Stats {
+            calls: self.calls + other.calls,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            exposed_seconds: self.exposed_seconds + other.exposed_seconds,
+            work_seconds: self.work_seconds + other.work_seconds,
+        }
+    }
+
     /// What happened since `earlier`.
     pub fn since(&self, earlier: &Stats) -> Stats {
         Stats {

@@ -1,0 +1,95 @@
+//! Who carries calls whose buffers lie on a device.
+
+use crate::buffer::{Memory, Place};
+use crate::communicator::Communicator;
+use crate::engine::{Ends, Priority, Shared, Stats};
+use crate::error::Result;
+use crate::ledger::Account;
+use crate::schedule::Call;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Carries the calls of a [`Communicator`] whose buffers lie on a device, in the order of the device's compute queue.
+///
+/// A started call comes after everything that the queue was given before, and everything that the queue is given
+/// after [`wait`](Self::wait) comes after the call; neither blocks the host where that can be helped. Calls of one
+/// group start in the same order on all ranks. A failure is final: every later call returns it, and the host's
+/// communicator, over which ranks agree on other things, is told too.
+pub trait Carrier: Send + Sync {
+    /// The name of what moves the bytes, such as `nccl`.
+    fn name(&self) -> &str;
+
+    /// Whether it carries buffers in `place`.
+    fn reaches(&self, place: Place) -> bool;
+
+    /// Takes zeroed memory of the device that it moves fastest.
+    fn alloc(&self, bytes: usize) -> Result<Memory>;
+
+    /// Starts a call, which is waited for or abandoned by its id. A message goes under `tag`; a collective has none.
+    ///
+    /// # Safety
+    /// The buffers are in places that it reaches, as long as `call` says, disjoint unless in place, and stay where they
+    /// are, not used by anything that is not ordered after the call, until the call is done or has failed.
+    unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32>;
+
+    /// Makes everything that the compute queue is given from now on come after the call.
+    fn wait(&self, id: u32) -> Result<()>;
+
+    /// Whether [`wait`](Self::wait) would return without blocking the host.
+    fn is_done(&self, id: u32) -> bool;
+
+    /// Nobody will wait for this call: keeps its buffers until they are free.
+    fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>);
+
+    /// Moves started calls forward without waiting.
+    fn progress(&self) -> Result<()>;
+
+    /// Gives up, so that peers learn why instead of waiting.
+    fn abort(&self, why: &str);
+
+    /// What it has done, without what it gave to the host's communicator, which counts that itself.
+    fn stats(&self) -> Stats;
+
+    /// Memory of the host and the device that it holds for calls on their way.
+    fn scratch(&self) -> Account;
+
+    /// The carrier of the group that this rank is in after a split, whose communicator of the host is `host`; `None`
+    /// for a rank that is in none. Every rank of the whole group calls it with what it gave to the split.
+    fn split(
+        &self,
+        host: Option<&Communicator>,
+        color: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Arc<dyn Carrier>>>;
+}
+
+/// Who has a call that was started.
+pub(crate) enum End {
+    /// The engine of the host.
+    Engine(Arc<Shared>),
+    /// A device's.
+    Carrier(Arc<dyn Carrier>),
+}
+
+impl End {
+    pub fn wait(&self, id: u32) -> Result<()> {
+        match self {
+            End::Engine(shared) => shared.wait(id),
+            End::Carrier(carrier) => carrier.wait(id),
+        }
+    }
+
+    pub fn is_done(&self, id: u32) -> bool {
+        match self {
+            End::Engine(shared) => shared.is_done(id),
+            End::Carrier(carrier) => carrier.is_done(id),
+        }
+    }
+
+    pub fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
+        match self {
+            End::Engine(shared) => shared.abandon(id, buffers),
+            End::Carrier(carrier) => carrier.abandon(id, buffers),
+        }
+    }
+}
