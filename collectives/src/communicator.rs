@@ -2,13 +2,17 @@
 //!
 //! Every length, root and place is checked here, once; what lies below works on addresses.
 
+mod alone;
 mod blocking;
 mod carrier;
 mod check;
+mod staged;
 mod started;
 
+pub use alone::Alone;
 pub use carrier::Carrier;
 pub(crate) use carrier::End;
+pub use staged::Staged;
 
 use crate::buffer::Buffer;
 use crate::element::Element;

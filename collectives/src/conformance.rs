@@ -4,9 +4,12 @@
 //! are compared bit for bit with the [`oracle`](crate::oracle). A case panics where something is wrong.
 
 mod collectives;
+mod device;
 mod failures;
 mod flights;
 mod groups;
+
+pub use device::device;
 
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;

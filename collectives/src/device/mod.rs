@@ -4,6 +4,7 @@
 //!
 //! Kernels are CUDA C++, compiled when first used ([`Compiler`]) for the GPU at hand and kept on disk ([`Cache`]).
 
+mod arena;
 mod cache;
 mod compile;
 pub mod cuda;
@@ -12,16 +13,19 @@ pub mod emulation;
 mod launch;
 mod product;
 mod reduce;
+mod shared;
 mod source;
 
+pub use arena::Arena;
 pub use cache::Cache;
 pub use compile::{Compiler, Machine, Resources};
 pub use launch::{Launch, Range, address, aligned, twice};
 pub use product::Product;
 pub use reduce::reduce;
+pub use shared::SharedQueue;
 pub use source::{Header, Module, Source};
 
-use crate::buffer::Memory;
+use crate::buffer::{Memory, Place};
 use crate::error::Result;
 
 /// Runs launches, products and copies in the order of calls, behind the caller's back.
@@ -29,6 +33,9 @@ use crate::error::Result;
 /// Memory that a call was given must stay, and not be used otherwise, until a later [`synchronize`](Self::synchronize)
 /// or whatever else the queue offers to order work has shown that the call is done.
 pub trait Queue: Send {
+    /// Where its memory lies.
+    fn place(&self) -> Place;
+
     /// Takes zeroed memory for what launches and products work on.
     fn memory(&mut self, bytes: usize) -> Result<Memory>;
 
@@ -75,4 +82,34 @@ pub trait Queue: Send {
 
     /// Waits until everything is done.
     fn synchronize(&mut self) -> Result<()>;
+}
+
+/// Which queues of a device go first where several have work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// For compute, and for what nobody waits for yet.
+    Normal,
+    /// For what compute waits for.
+    High,
+}
+
+/// Queues of one device, which order their work by events and do it side by side otherwise.
+pub trait Streams: Queue + Sized + 'static {
+    /// A moment of a queue: everything that it had been given when the event was recorded.
+    type Event: Send + Sync;
+
+    /// Another queue of the same device, apart from this one.
+    fn sibling(&self, urgency: Urgency) -> Result<Self>;
+
+    /// An event for queues of this device; nothing has to be waited for yet.
+    fn event(&self) -> Result<Self::Event>;
+
+    /// Makes `event` the moment after everything that was given so far.
+    fn record(&mut self, event: &Self::Event) -> Result<()>;
+
+    /// What is given from now on starts after `event`. An event that was never recorded is no obstacle.
+    fn after(&mut self, event: &Self::Event) -> Result<()>;
+
+    /// Whether it has happened; so has an event that was never recorded.
+    fn happened(event: &Self::Event) -> Result<bool>;
 }

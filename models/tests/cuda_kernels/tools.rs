@@ -30,11 +30,11 @@ pub fn gpu() -> Option<&'static Gpu> {
     opened.as_ref()
 }
 
-/// Zeros where both the host and the GPU, if there is one, reach them.
+/// Zeros where both the host and the device reach them, the GPU if there is one.
 pub fn buffer<E: Element>(len: usize) -> Buffer<E> {
     match gpu() {
         Some(gpu) => Buffer::from_memory(gpu.pinned(len * size_of::<E>()).unwrap()),
-        None => Buffer::zeroed(len),
+        None => Buffer::from_memory(collectives::device::emulation::pinned(len * size_of::<E>())),
     }
 }
 

@@ -9,6 +9,7 @@ mod memory;
 mod product;
 mod stream;
 
+pub use super::Urgency;
 pub use event::{Event, Graph};
 pub use gpu::{Gpu, Properties};
-pub use stream::{Stream, Urgency};
+pub use stream::Stream;

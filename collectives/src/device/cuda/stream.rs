@@ -4,22 +4,13 @@ use super::event::Event;
 use super::gpu::Gpu;
 use super::product::Products;
 use crate::buffer::{Buffer, Memory, Place};
-use crate::device::Queue;
 use crate::device::launch::Launch;
 use crate::device::product::Product;
 use crate::device::source::Module;
+use crate::device::{Queue, Streams, Urgency};
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Handle};
 use std::ffi::c_void;
-
-/// Which streams go first where several have work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Urgency {
-    /// For compute, and for what nobody waits for yet.
-    Normal,
-    /// For what compute waits for.
-    High,
-}
 
 /// Work of a GPU in order.
 pub struct Stream {
@@ -125,6 +116,10 @@ impl Stream {
 }
 
 impl Queue for Stream {
+    fn place(&self) -> Place {
+        Place::Device(self.gpu.ordinal())
+    }
+
     fn memory(&mut self, bytes: usize) -> Result<Memory> {
         self.gpu.memory(bytes)
     }
@@ -216,6 +211,30 @@ impl Queue for Stream {
         self.gpu.enter()?;
         // SAFETY: a live stream.
         self.gpu.check("waiting for a stream", unsafe { (self.gpu.driver().stream_synchronize)(self.handle) })
+    }
+}
+
+impl Streams for Stream {
+    type Event = Event;
+
+    fn sibling(&self, urgency: Urgency) -> Result<Self> {
+        Stream::new(&self.gpu, urgency)
+    }
+
+    fn event(&self) -> Result<Event> {
+        Event::new(&self.gpu)
+    }
+
+    fn record(&mut self, event: &Event) -> Result<()> {
+        Stream::record(self, event)
+    }
+
+    fn after(&mut self, event: &Event) -> Result<()> {
+        Stream::after(self, event)
+    }
+
+    fn happened(event: &Event) -> Result<bool> {
+        event.happened()
     }
 }
 

@@ -1,0 +1,402 @@
+//! Carries a device's calls through page-locked memory of the host and the host's own transport.
+//!
+//! A call goes through three stages: copied down by one queue, exchanged by the host's engine, copied up by another. The
+//! compute queue waits for none of them but the last, and that only once somebody waits for the call; so copies,
+//! exchanges and computation go on side by side.
+
+mod pieces;
+mod pool;
+
+use super::Communicator;
+use super::carrier::Carrier;
+use crate::buffer::{Memory, Place};
+use crate::device::{Queue, SharedQueue, Streams, Urgency};
+use crate::engine::{Ends, Priority, Stats};
+use crate::error::{Error, Result};
+use crate::ledger::Account;
+use crate::schedule::Call;
+use pieces::Pieces;
+use pool::{Pool, Staging};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Calls in flight that there are places for from the start.
+const READY: usize = 32;
+/// Where the output starts in staging memory.
+const LINE: usize = 64;
+/// How long calls that nobody waits for may still take when the carrier is dropped.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Carries calls over the host's transport, for memory of the device whose compute queue is `compute`.
+pub struct Staged<Q: Streams> {
+    name: String,
+    /// The group over the host's transport, without a carrier.
+    host: Communicator,
+    compute: SharedQueue<Q>,
+    state: Mutex<State<Q>>,
+    scratch: Account,
+}
+
+struct State<Q: Streams> {
+    down: Q,
+    up: Q,
+    flights: Vec<Flight<Q::Event>>,
+    free: Vec<u32>,
+    /// Being copied down, in the order of their start: in this order the host starts them, as every rank does.
+    copying: VecDeque<u32>,
+    exchanging: Vec<u32>,
+    pool: Pool<Q::Event>,
+    failed: Option<Error>,
+    stats: Stats,
+}
+
+/// One call's place.
+struct Flight<E> {
+    stage: Stage,
+    /// The compute queue when the call started.
+    given: E,
+    /// All of it is copied down.
+    lowered: E,
+    staging: Option<Staging<E>>,
+    job: Option<Job>,
+    /// The host's number of it.
+    host: u32,
+    /// Buffers of a call that nobody waits for any more.
+    orphan: Option<Box<dyn Any + Send>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Free,
+    Copying,
+    Exchanging,
+    /// The host has finished, and what comes back is being copied up.
+    Returned,
+    Failed,
+}
+
+/// What was asked for.
+#[derive(Clone, Copy)]
+struct Job {
+    call: Call,
+    ends: Ends,
+    pieces: Pieces,
+    tag: Option<u64>,
+    priority: Priority,
+}
+
+// SAFETY: the addresses belong to calls in flight, whose buffers their owners keep; any thread may use them.
+unsafe impl Send for Job {}
+
+impl<Q: Streams> Staged<Q> {
+    /// A carrier for the group of `host`.
+    ///
+    /// # Errors
+    /// The device gives no more queues or events.
+    pub fn new(host: &Communicator, compute: SharedQueue<Q>) -> Result<Self> {
+        let host = Communicator { carrier: None, ..host.clone() };
+        let mut state = State {
+            down: compute.sibling(Urgency::Normal)?,
+            up: compute.sibling(Urgency::High)?,
+            flights: Vec::with_capacity(READY),
+            free: Vec::with_capacity(READY),
+            copying: VecDeque::with_capacity(READY),
+            exchanging: Vec::with_capacity(READY),
+            pool: Pool::default(),
+            failed: None,
+            stats: Stats::default(),
+        };
+        for id in (0..READY as u32).rev() {
+            state.flights.push(Flight::new(&compute)?);
+            state.free.push(id);
+        }
+        let name = format!("{} through the host", host.transport_name());
+        Ok(Staged { name, host, compute, state: Mutex::new(state), scratch: Account::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<Q>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Does `work` unless the carrier has failed; a failure ends everything.
+    fn alive<R>(
+        &self,
+        state: &mut State<Q>,
+        work: impl FnOnce(&Self, &mut State<Q>) -> Result<R>,
+    ) -> Result<R> {
+        if let Some(failed) = &state.failed {
+            return Err(failed.clone());
+        }
+        work(self, state).map_err(|error| self.fail(state, error))
+    }
+
+    fn fail(&self, state: &mut State<Q>, error: Error) -> Error {
+        // Peers that have not heard of it learn why; the host keeps its own first failure.
+        self.host.abort(&error.to_string());
+        // Nothing may touch the buffers any more once their owners hear of it.
+        let _ = (state.down.synchronize(), state.up.synchronize());
+        for id in 0..state.flights.len() {
+            let flight = &mut state.flights[id];
+            if flight.stage == Stage::Exchanging {
+                let _ = self.host.handle.shared.wait(flight.host);
+            }
+            if flight.stage != Stage::Free {
+                flight.stage = Stage::Failed;
+            }
+            if flight.orphan.take().is_some() {
+                state.release(id as u32);
+            }
+        }
+        state.copying.clear();
+        state.exchanging.clear();
+        state.failed = Some(error.clone());
+        error
+    }
+
+    /// Moves every call as far as it goes without waiting.
+    fn pump(&self, state: &mut State<Q>) -> Result<()> {
+        while let Some(&id) = state.copying.front() {
+            if !Q::happened(&state.flights[id as usize].lowered)? {
+                break;
+            }
+            self.exchange(state, id)?;
+        }
+        for at in (0..state.exchanging.len()).rev() {
+            let id = state.exchanging[at];
+            if self.host.handle.shared.is_done(state.flights[id as usize].host) {
+                self.raise(state, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the first call that was copied down to the host.
+    fn exchange(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        debug_assert_eq!(state.copying.front(), Some(&id));
+        state.copying.pop_front();
+        let flight = &mut state.flights[id as usize];
+        let job = flight.job.as_ref().expect("a call in flight has a job");
+        let start = flight.staging.as_mut().map_or(std::ptr::dangling_mut(), Staging::start);
+        let recv = start.wrapping_add(job.output());
+        let ends = Ends { send: start, recv, ..job.ends };
+        // SAFETY: the staging memory is as long as the buffers are, and this flight's until the host is done.
+        let started = unsafe { self.host.handle.shared.start(job.call, ends, job.tag, job.priority) };
+        flight.host = started?;
+        flight.stage = Stage::Exchanging;
+        state.exchanging.push(id);
+        Ok(())
+    }
+
+    /// Waits for the host and copies what comes back.
+    fn raise(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        state.exchanging.retain(|&other| other != id);
+        let State { flights, up, .. } = state;
+        let flight = &mut flights[id as usize];
+        flight.stage = Stage::Returned;
+        self.host.handle.shared.wait(flight.host)?;
+        let job = flight.job.as_ref().expect("a call in flight has a job");
+        if let Some(staging) = &mut flight.staging {
+            let from = staging.start().wrapping_add(job.output()) as u64;
+            for piece in job.pieces.up() {
+                let (at, bytes) = (piece.start as u64, piece.len());
+                // SAFETY: ranges of the staging memory and of the call's buffer, which stay until the event that
+                // is recorded next.
+                unsafe { up.copy(from + at, job.ends.recv as u64 + at, bytes)? };
+            }
+            up.record(staging.raised())?;
+        }
+        if flight.orphan.is_some() {
+            self.end(state, id)?;
+            state.flights[id as usize].orphan = None;
+            state.release(id);
+        }
+        Ok(())
+    }
+
+    /// The compute queue comes after the call from now on.
+    fn end(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        let flight = &mut state.flights[id as usize];
+        let Some(staging) = flight.staging.take() else { return Ok(()) };
+        let comes_back = flight.job.as_ref().is_some_and(|job| job.pieces.up().next().is_some());
+        let after = if comes_back { self.compute.after(staging.raised()) } else { Ok(()) };
+        state.pool.give_back(staging);
+        after
+    }
+
+    /// Waits for the call until it has returned to the device.
+    fn finish(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        if state.flights[id as usize].stage == Stage::Copying {
+            let since = Instant::now();
+            while state.flights[id as usize].stage == Stage::Copying {
+                let first = *state.copying.front().expect("this call, or one before it");
+                if Q::happened(&state.flights[first as usize].lowered)? {
+                    self.exchange(state, first)?;
+                } else {
+                    self.host.progress()?;
+                    std::thread::yield_now();
+                }
+            }
+            state.stats.exposed_seconds += since.elapsed().as_secs_f64();
+        }
+        if state.flights[id as usize].stage == Stage::Exchanging {
+            self.raise(state, id)?;
+        }
+        self.end(state, id)
+    }
+}
+
+impl Job {
+    /// Where the output starts in staging memory.
+    fn output(&self) -> usize {
+        if self.in_one() { 0 } else { self.ends.send_bytes.next_multiple_of(LINE) }
+    }
+
+    /// Whether input and output are one buffer, or there is only one of them.
+    fn in_one(&self) -> bool {
+        std::ptr::eq(self.ends.send, self.ends.recv)
+    }
+
+    fn staging_bytes(&self) -> usize {
+        match self.in_one() {
+            true => self.ends.send_bytes.max(self.ends.recv_bytes),
+            false => self.output() + self.ends.recv_bytes,
+        }
+    }
+}
+
+impl<E: Send + Sync> Flight<E> {
+    fn new<Q: Streams<Event = E>>(queue: &SharedQueue<Q>) -> Result<Self> {
+        Ok(Flight {
+            stage: Stage::Free,
+            given: queue.event()?,
+            lowered: queue.event()?,
+            staging: None,
+            job: None,
+            host: 0,
+            orphan: None,
+        })
+    }
+}
+
+impl<Q: Streams> State<Q> {
+    fn release(&mut self, id: u32) {
+        self.flights[id as usize].stage = Stage::Free;
+        self.free.push(id);
+    }
+}
+
+impl<Q: Streams> Carrier for Staged<Q> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == self.compute.place()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        self.compute.clone().memory(bytes)
+    }
+
+    unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
+        let pieces = Pieces::of(&call, &ends, self.host.rank(), self.host.size());
+        let job = Job { call, ends, pieces, tag, priority };
+        let state = &mut *self.lock();
+        self.alive(state, |this, state| {
+            let id = match state.free.pop() {
+                Some(id) => id,
+                None => {
+                    state.flights.push(Flight::new(&this.compute)?);
+                    state.flights.len() as u32 - 1
+                }
+            };
+            let State { flights, down, pool, .. } = state;
+            let flight = &mut flights[id as usize];
+            (flight.stage, flight.job) = (Stage::Copying, Some(job));
+            flight.staging = pool.take::<Q>(job.staging_bytes(), &this.compute, &this.scratch)?;
+            this.compute.record(&flight.given)?;
+            down.after(&flight.given)?;
+            if let Some(staging) = &mut flight.staging {
+                let piece = pieces.down();
+                let (at, to) = (piece.start as u64, staging.start() as u64);
+                if !piece.is_empty() {
+                    // SAFETY: ranges of the call's buffer and of the staging memory, which stay until the call is done.
+                    unsafe { down.copy(ends.send as u64 + at, to + at, piece.len())? };
+                }
+            }
+            down.record(&flight.lowered)?;
+            state.copying.push_back(id);
+            this.pump(state)?;
+            Ok(id)
+        })
+    }
+
+    fn wait(&self, id: u32) -> Result<()> {
+        let state = &mut *self.lock();
+        let done = self.alive(state, |this, state| this.finish(state, id));
+        state.release(id);
+        done
+    }
+
+    fn is_done(&self, id: u32) -> bool {
+        let state = &mut *self.lock();
+        let _ = self.alive(state, |this, state| this.pump(state));
+        matches!(state.flights[id as usize].stage, Stage::Returned | Stage::Failed)
+    }
+
+    fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
+        let state = &mut *self.lock();
+        match state.flights[id as usize].stage {
+            Stage::Copying | Stage::Exchanging => state.flights[id as usize].orphan = Some(buffers),
+            _ => {
+                let _ = self.alive(state, |this, state| this.end(state, id));
+                state.release(id);
+            }
+        }
+    }
+
+    fn progress(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        self.alive(state, |this, state| this.pump(state))
+    }
+
+    fn abort(&self, why: &str) {
+        // Whoever is waiting holds the state, and hears of it from the host.
+        self.host.abort(why);
+    }
+
+    fn stats(&self) -> Stats {
+        self.lock().stats
+    }
+
+    fn scratch(&self) -> Account {
+        self.scratch.clone()
+    }
+
+    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
+        let Some(host) = host else { return Ok(None) };
+        Ok(Some(Arc::new(Staged::new(host, self.compute.clone())?)))
+    }
+}
+
+impl<Q: Streams> Drop for Staged<Q> {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let state = &mut *self.lock();
+        while state.failed.is_none() && !(state.copying.is_empty() && state.exchanging.is_empty()) {
+            if self.alive(state, |this, state| this.pump(state)).is_err() {
+                break;
+            }
+            if start.elapsed() > GRACE {
+                let what = "a call of a device that nobody waits for";
+                let gave_up = Error::GivenUp(format!("{what} did not end within {GRACE:?}"));
+                self.fail(state, gave_up);
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let _ = (state.down.synchronize(), state.up.synchronize());
+    }
+}

@@ -1,0 +1,181 @@
+//! What the queues of an emulated device have been given and have not done yet.
+
+use super::Emulator;
+use super::queue::{copy, multiply_any, zero};
+use crate::device::launch::Launch;
+use crate::device::product::Product;
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One thing to do.
+pub(super) enum Task {
+    Launch(Box<Launch<'static>>),
+    Product(Box<Product<'static>>),
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: usize,
+    },
+    Upload {
+        from: Vec<u8>,
+        to: u64,
+    },
+    Zero {
+        at: u64,
+        bytes: usize,
+    },
+    /// The event's moment of this number has come.
+    Record(Arc<Moments>, u64),
+    /// Nothing later goes on before it has.
+    After(Arc<Moments>, u64),
+}
+
+/// How often an event was recorded, and the last of its moments that has come.
+#[derive(Default)]
+pub(super) struct Moments {
+    pub recorded: AtomicU64,
+    pub happened: AtomicU64,
+}
+
+/// An emulated device: its queues' tasks.
+pub(super) struct Device {
+    pub emulator: Emulator,
+    pub seed: u64,
+    /// Tasks wait until somebody waits for them.
+    pub late: bool,
+    work: Mutex<Work>,
+}
+
+#[derive(Default)]
+struct Work {
+    queues: Vec<VecDeque<Task>>,
+    /// The state of the generator that chooses who goes on.
+    random: u64,
+    /// The first failure, which everything later returns too, as on a GPU.
+    failed: Option<Error>,
+}
+
+impl Device {
+    pub fn new(emulator: Emulator, seed: u64, late: bool) -> Arc<Device> {
+        let work = Work { random: seed.wrapping_mul(2).wrapping_add(1), ..Work::default() };
+        Arc::new(Device { emulator, seed, late, work: Mutex::new(work) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The number of a new queue.
+    pub fn add_queue(&self) -> usize {
+        let mut work = self.lock();
+        work.queues.push(VecDeque::new());
+        work.queues.len() - 1
+    }
+
+    /// Gives a queue something to do.
+    pub fn give(&self, queue: usize, task: Task) -> Result<()> {
+        let mut work = self.lock();
+        if let Some(failed) = &work.failed {
+            return Err(failed.clone());
+        }
+        match self.late {
+            true => work.queues[queue].push_back(task),
+            // Whoever is awaited was given before, and so is done.
+            false => self.perform(&mut work, task),
+        }
+        work.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Does tasks of all queues, in an order that events allow, until this queue has none left.
+    pub fn finish(&self, queue: usize) -> Result<()> {
+        let mut work = self.lock();
+        while work.failed.is_none() && !work.queues[queue].is_empty() {
+            self.advance(&mut work);
+        }
+        work.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Does everything.
+    pub fn finish_all(&self) {
+        let mut work = self.lock();
+        while work.failed.is_none() && work.queues.iter().any(|q| !q.is_empty()) {
+            self.advance(&mut work);
+        }
+    }
+
+    /// Does one task, if there is one that can be done.
+    pub fn step(&self) -> Result<()> {
+        let mut work = self.lock();
+        if work.failed.is_none() && work.queues.iter().any(|q| !q.is_empty()) {
+            self.advance(&mut work);
+        }
+        work.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Does the first task of a queue that may go on, chosen by the seed.
+    fn advance(&self, work: &mut Work) {
+        let may = |queue: &VecDeque<Task>| match queue.front() {
+            Some(Task::After(moments, number)) => moments.happened.load(Ordering::Relaxed) >= *number,
+            Some(_) => true,
+            None => false,
+        };
+        let ready: Vec<usize> = (0..work.queues.len()).filter(|&i| may(&work.queues[i])).collect();
+        if ready.is_empty() {
+            work.failed = Some(Error::System {
+                what: "the emulated device".into(),
+                source_text: "its queues wait for each other".into(),
+            });
+            return;
+        }
+        work.random ^= work.random << 13;
+        work.random ^= work.random >> 7;
+        work.random ^= work.random << 17;
+        let chosen = ready[(work.random % ready.len() as u64) as usize];
+        let task = work.queues[chosen].pop_front().expect("a queue that may go on has a task");
+        self.perform(work, task);
+    }
+
+    fn perform(&self, work: &mut Work, task: Task) {
+        let done = match task {
+            Task::Launch(launch) => self.launch(&launch),
+            Task::Product(product) => multiply_any(&product),
+            // SAFETY: whoever gave the task promised the ranges until it is done.
+            Task::Copy { from, to, bytes } => unsafe {
+                copy(from, to, bytes);
+                Ok(())
+            },
+            // SAFETY: as above.
+            Task::Upload { from, to } => unsafe {
+                copy(from.as_ptr() as u64, to, from.len());
+                Ok(())
+            },
+            // SAFETY: as above.
+            Task::Zero { at, bytes } => unsafe {
+                zero(at, bytes);
+                Ok(())
+            },
+            Task::Record(moments, number) => {
+                moments.happened.fetch_max(number, Ordering::Relaxed);
+                Ok(())
+            }
+            Task::After(..) => Ok(()),
+        };
+        if let Err(error) = done {
+            work.failed.get_or_insert(error);
+        }
+    }
+
+    /// Runs a kernel now.
+    pub fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let (slots, ranges, grid) = (launch.slots(), launch.ranges(), &launch.grid);
+        let module = launch.module.to_string();
+        self.emulator
+            .run(&module, launch.kernel, grid, launch.threads, launch.shared, slots, ranges, self.seed)
+            .map_err(|source_text| Error::System {
+                what: format!("emulating {} of {}", launch.kernel, launch.module),
+                source_text,
+            })
+    }
+}

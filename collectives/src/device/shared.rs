@@ -1,0 +1,141 @@
+//! One queue for several users: the model's kernels, the trainer's, and whoever carries collectives.
+
+use super::arena::Arena;
+use super::launch::Launch;
+use super::product::Product;
+use super::source::Module;
+use super::{Queue, Streams, Urgency};
+use crate::buffer::{Memory, Place};
+use crate::error::Result;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A handle of a queue. Clones are the same queue, which does what it is given in the order in which it was given,
+/// whoever gave it; and all take memory from the same arena, if one was reserved.
+pub struct SharedQueue<Q> {
+    inner: Arc<Inner<Q>>,
+}
+
+struct Inner<Q> {
+    queue: Mutex<Q>,
+    arena: Mutex<Option<Arena>>,
+    place: Place,
+}
+
+impl<Q> Clone for SharedQueue<Q> {
+    fn clone(&self) -> Self {
+        SharedQueue { inner: self.inner.clone() }
+    }
+}
+
+impl<Q: Queue> SharedQueue<Q> {
+    /// The first handle of a queue.
+    pub fn new(queue: Q) -> Self {
+        let place = queue.place();
+        let inner = Inner { queue: Mutex::new(queue), arena: Mutex::new(None), place };
+        SharedQueue { inner: Arc::new(inner) }
+    }
+
+    /// The queue, until the guard is dropped.
+    pub fn lock(&self) -> MutexGuard<'_, Q> {
+        self.inner.queue.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes one piece of memory now, from which [`memory`](Queue::memory) of all handles is taken from then on.
+    ///
+    /// # Errors
+    /// The device has less.
+    pub fn reserve(&self, bytes: usize) -> Result<()> {
+        let arena = Arena::new(self.lock().memory(bytes)?);
+        *self.inner.arena.lock().unwrap_or_else(|e| e.into_inner()) = Some(arena);
+        Ok(())
+    }
+
+    /// Bytes of the reserved piece that are in use, and all of it.
+    pub fn reserved(&self) -> Option<(usize, usize)> {
+        let arena = self.inner.arena.lock().unwrap_or_else(|e| e.into_inner());
+        arena.as_ref().map(|arena| (arena.used(), arena.bytes()))
+    }
+}
+
+impl<Q: Queue> Queue for SharedQueue<Q> {
+    fn place(&self) -> Place {
+        self.inner.place
+    }
+
+    fn memory(&mut self, bytes: usize) -> Result<Memory> {
+        if let Some(arena) = &mut *self.inner.arena.lock().unwrap_or_else(|e| e.into_inner()) {
+            return arena.take(bytes);
+        }
+        self.lock().memory(bytes)
+    }
+
+    fn host_memory(&mut self, bytes: usize) -> Result<Memory> {
+        self.lock().host_memory(bytes)
+    }
+
+    fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        self.lock().prepare(modules)
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        self.lock().launch(launch)
+    }
+
+    fn product(&mut self, product: &Product<'_>) -> Result<()> {
+        self.lock().product(product)
+    }
+
+    unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.lock().copy(from, to, bytes) }
+    }
+
+    unsafe fn upload(&mut self, from: &[u8], to: u64) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.lock().upload(from, to) }
+    }
+
+    unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.lock().zero(at, bytes) }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.lock().synchronize()
+    }
+}
+
+/// A sibling is a queue of its own, with memory from the same arena.
+impl<Q: Streams> SharedQueue<Q> {
+    /// Another queue of the same device, apart from this one.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn sibling(&self, urgency: Urgency) -> Result<Q> {
+        self.lock().sibling(urgency)
+    }
+
+    /// An event for queues of this device.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn event(&self) -> Result<Q::Event> {
+        self.lock().event()
+    }
+
+    /// See [`Streams::record`].
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn record(&self, event: &Q::Event) -> Result<()> {
+        self.lock().record(event)
+    }
+
+    /// See [`Streams::after`].
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn after(&self, event: &Q::Event) -> Result<()> {
+        self.lock().after(event)
+    }
+}
