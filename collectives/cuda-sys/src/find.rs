@@ -83,6 +83,8 @@ pub fn folders() -> Vec<PathBuf> {
             ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|lib| root.join(lib)),
         );
     }
+    // Where containers get the driver's own libraries.
+    folders.extend(["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"].map(PathBuf::from));
     folders.retain(|folder| folder.is_dir());
     let mut seen = std::collections::HashSet::new();
     folders.retain(|folder| seen.insert(folder.clone()));

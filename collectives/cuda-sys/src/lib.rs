@@ -41,4 +41,5 @@ macro_rules! functions {
 pub mod cublaslt;
 pub mod driver;
 pub mod find;
+pub mod nccl;
 pub mod nvrtc;
