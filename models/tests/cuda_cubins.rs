@@ -1,5 +1,5 @@
-//! Every CUDA kernel compiled to machine code, without a GPU: that the compiler accepts it for each architecture, and
-//! that the loops of attention fit the registers. Prints what each kernel takes; `--nocapture` shows it.
+//! Every CUDA kernel compiled to machine code, without a GPU: that the compilers accept it for each architecture, and
+//! that it fits the registers. Prints what each kernel takes; `--nocapture` shows it.
 
 use collectives::DType;
 use collectives::device::{Compiler, Machine, Module, Resources, Source};
@@ -15,47 +15,59 @@ const SM100: Machine = Machine { capability: 100 };
 /// What a module's kernels take, or why it does not compile.
 type Compiled = Result<Vec<Resources>, String>;
 
-/// What training needs, for the architectures that the kernels are tuned for or must run on.
-fn jobs() -> Vec<(Module, Machine)> {
-    let mut jobs = Vec::new();
+/// Every kernel: for all architectures with the types that training uses, and for one with the others that it is made
+/// for, if `others` are wanted.
+fn jobs(others: bool) -> Vec<(Module, Machine)> {
     let same = |a: &Source, b: &Source| a.name == b.name;
     // The slowest first, so that no processor is left with one of them at the end.
-    for source in [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD] {
-        for head in [128, 64] {
-            jobs.extend([SM90, SM80, SM100].map(|m| (Module::with_head(source, DType::Bf16, head), m)));
-        }
-    }
-    jobs.push((Module::with_head(&sources::ATTENTION_FORWARD, DType::F16, 64), SM90));
-    jobs.extend([DType::F32, DType::Bf16, DType::I8].map(|element| (Module::reduce(element), SM90)));
-    jobs.extend([SM80, SM90].map(|m| (Module::with_head(&sources::ATTENTION_PLAIN, DType::F32, 128), m)));
+    let tiled = [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD];
+    let tiled = |element| {
+        [128, 64]
+            .into_iter()
+            .flat_map(move |head| tiled.map(|source| Module::with_head(source, element, head)))
+    };
+    let mut everywhere: Vec<Module> = tiled(DType::Bf16).collect();
+    everywhere.extend([128, 64].map(|head| Module::with_head(&sources::ATTENTION_PLAIN, DType::F32, head)));
     for &source in sources::ALL {
         let special = [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD, &sources::ATTENTION_PLAIN];
-        if special.iter().any(|s| same(s, source)) {
-            continue;
-        }
-        for element in [DType::Bf16, DType::F32] {
-            jobs.extend([SM80, SM90].map(|machine| (Module::new(source, element), machine)));
+        if !special.iter().any(|s| same(s, source)) {
+            everywhere.extend([DType::Bf16, DType::F32].map(|element| Module::new(source, element)));
         }
     }
-    jobs
+    everywhere.extend([DType::Bf16, DType::F32].map(Module::reduce));
+    let rest = [DType::F64, DType::F16, DType::I32, DType::I64, DType::U32, DType::U64, DType::I8, DType::U8];
+    let once = tiled(DType::F16).chain(rest.map(Module::reduce)).map(|module| (module, SM90));
+    let once = once.filter(|_| others);
+    let machines = [SM90, SM80, SM100];
+    everywhere.into_iter().flat_map(|module| machines.map(|machine| (module, machine))).chain(once).collect()
 }
 
 #[test]
-fn every_kernel_compiles_and_attention_fits_its_registers() {
-    let compiler = match Compiler::open(u32::MAX) {
-        Ok(compiler) => compiler,
-        Err(error) => return skip(&format!("CUDA kernels to machine code: {error}")),
-    };
-    let jobs = jobs();
+fn every_kernel_compiles_for_every_architecture_and_fits_its_registers() {
+    let mut seen = Vec::new();
+    // The toolkits that are supported; a driver for CUDA 12 cannot load what NVRTC 13 makes.
+    for newest in [13, 12] {
+        match Compiler::open(newest) {
+            Ok(compiler) if seen.contains(&compiler.version()) => {}
+            Ok(compiler) => {
+                everything_compiles(&compiler, &jobs(seen.is_empty()));
+                seen.push(compiler.version());
+            }
+            Err(error) => skip(&format!("CUDA kernels to machine code with NVRTC {newest}: {error}")),
+        }
+    }
+}
+
+fn everything_compiles(compiler: &Compiler, jobs: &[(Module, Machine)]) {
     let results: Vec<Mutex<Option<Compiled>>> = jobs.iter().map(|_| Mutex::default()).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             scope.spawn(|| {
-                while let Some((module, machine)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let compiled = compiler.compile(module, *machine);
-                    let at = jobs.iter().position(|j| std::ptr::eq(&j.0, module)).expect("a job of the list");
-                    *results[at].lock().unwrap() = Some(match compiled {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((module, machine)) = jobs.get(at) else { return };
+                    *results[at].lock().unwrap() = Some(match compiler.compile(module, *machine) {
                         Ok((code, resources)) if code.starts_with(b"\x7fELF") => Ok(resources),
                         Ok(_) => Err(format!("{module} for {machine} is no ELF file")),
                         Err(error) => Err(error.to_string()),
@@ -68,7 +80,7 @@ fn every_kernel_compiles_and_attention_fits_its_registers() {
     let (major, minor) = compiler.version();
     println!("NVRTC {major}.{minor} ({})", compiler.file());
     println!(
-        "{:<24} {:<9} {:<24} {:>9} {:>6} {:>7} {:>7}",
+        "{:<26} {:<9} {:<24} {:>9} {:>6} {:>7} {:>7}",
         "module", "machine", "kernel", "registers", "stack", "spilled", "shared"
     );
     let mut wrong = Vec::new();
@@ -86,7 +98,7 @@ fn every_kernel_compiles_and_attention_fits_its_registers() {
         for k in kernels {
             let spilled = k.spill_stores.max(k.spill_loads);
             println!(
-                "{:<24} {:<9} {:<24} {:>9} {:>6} {:>7} {:>7}",
+                "{:<26} {:<9} {:<24} {:>9} {:>6} {:>7} {:>7}",
                 module.to_string(),
                 machine.to_string(),
                 k.kernel,
@@ -95,8 +107,13 @@ fn every_kernel_compiles_and_attention_fits_its_registers() {
                 spilled,
                 k.shared
             );
-            if spilled > 0 && *machine == SM90 {
-                wrong.push(format!("{} of {module} for {machine} spills {spilled} bytes", k.kernel));
+            // The loops that training spends its time in must not spill; elsewhere the assembler may put aside a few words.
+            let tuned = module.element != DType::F16 && *machine != SM100;
+            if spilled > if tuned { 0 } else { 16 } {
+                wrong.push(format!(
+                    "{} of {module} for {machine} with NVRTC {major}.{minor} spills {spilled} bytes",
+                    k.kernel
+                ));
             }
         }
     }
