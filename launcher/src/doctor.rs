@@ -5,18 +5,25 @@ use crate::failure::Result;
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::transports;
-use serde_json::json;
+use collectives::device::cuda::Survey;
+use serde_json::{Value, json};
 
 /// Prints the findings.
 pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let machine = Machine::probe();
     let transports = transports::survey();
+    let cuda = Survey::take();
     if args.json {
         let rows: Vec<_> = transports
             .iter()
             .map(|(name, usable, remark)| json!({"name": name, "usable": usable, "remark": remark}))
             .collect();
-        println!("{}", json!({"machine": machine.json(), "versions": versions(), "transports": rows}));
+        println!(
+            "{}",
+            json!({
+                "machine": machine.json(), "versions": versions(), "transports": rows, "cuda": cuda_json(&cuda),
+            })
+        );
         return Ok(());
     }
     let row = |name: &str, text: String| println!("{name:<12}{text}");
@@ -38,7 +45,56 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     }
     println!("\ntransports");
     for (name, usable, remark) in transports {
-        println!("  {} {name:<9}{remark}", if usable { "yes" } else { "no " });
+        println!("  {} {name:<9}{remark}", yes(usable));
+    }
+    println!("\nGPUs");
+    for line in cuda_lines(&cuda) {
+        println!("  {line}");
     }
     Ok(())
+}
+
+fn yes(usable: bool) -> &'static str {
+    if usable { "yes" } else { "no " }
+}
+
+/// A line for each GPU, then for each library.
+fn cuda_lines(cuda: &Survey) -> Vec<String> {
+    let gpus = cuda.gpus.iter().flatten().enumerate().map(|(i, gpu)| {
+        let enough = gpu.machine.capability >= 80;
+        let remark = if enough { "" } else { ": the kernels need sm_80 or newer" };
+        let memory = human::bytes(gpu.memory as u64);
+        format!("{} GPU {i:<5}{}, {memory}, {}{remark}", yes(enough), gpu.name, gpu.machine)
+    });
+    let libraries = cuda.libraries().map(|(name, purpose, found)| match found {
+        Ok(library) => {
+            let module = cuda.module.as_ref().filter(|_| name == "driver");
+            let module = module.map_or(String::new(), |version| format!(" {version}"));
+            format!("yes {name:<9}{purpose}:{module} {} ({})", library.version, library.file)
+        }
+        Err(why) => format!("no  {name:<9}{purpose}: {why}"),
+    });
+    gpus.chain(libraries).collect()
+}
+
+fn cuda_json(cuda: &Survey) -> Value {
+    let libraries = cuda.libraries().map(|(name, _, found)| match found {
+        Ok(library) => {
+            json!({"name": name, "usable": true, "version": library.version, "file": library.file})
+        }
+        Err(why) => json!({"name": name, "usable": false, "remark": why}),
+    });
+    let gpus = match &cuda.gpus {
+        Ok(gpus) => gpus
+            .iter()
+            .map(|gpu| {
+                json!({
+                    "name": gpu.name, "memory": gpu.memory, "capability": gpu.machine.capability,
+                    "multiprocessors": gpu.multiprocessors,
+                })
+            })
+            .collect(),
+        Err(_) => Vec::new(),
+    };
+    json!({"driver": cuda.module, "gpus": gpus, "libraries": libraries})
 }

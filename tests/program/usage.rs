@@ -195,4 +195,35 @@ fn doctor_says_what_there_is() {
     for row in transports.iter().filter(|row| row["usable"] == false) {
         assert!(!row["remark"].as_str().unwrap().is_empty(), "a reason in {row}");
     }
+    let libraries = json["cuda"]["libraries"].as_array().unwrap();
+    for name in ["driver", "NVRTC", "cuBLASLt", "NCCL"] {
+        assert!(text.contains(name), "{text}");
+        let row = libraries.iter().find(|row| row["name"] == name).unwrap();
+        let word = |key: &str| row[key].as_str().is_some_and(|word| !word.is_empty());
+        match row["usable"].as_bool().unwrap() {
+            true => assert!(word("version") && word("file"), "{row}"),
+            false => assert!(word("remark"), "{row}"),
+        }
+    }
+    assert!(json["cuda"]["gpus"].is_array());
+}
+
+#[test]
+fn doctor_says_what_brings_what_is_missing() {
+    let bench = bench();
+    // A folder whose libraries are none.
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"] {
+        bench.file(name, "no library");
+    }
+    let mut command = bench.command("doctor");
+    command.env("CARAVAN_CUDA_LIBRARIES", bench.path("")).env("PATH", "/nowhere");
+    let text = bench.finish(command.spawn().unwrap()).success().stdout;
+    let line = |name: &str| {
+        text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"))
+    };
+    for name in ["driver   ", "NVRTC", "cuBLASLt", "NCCL"] {
+        let line = line(name);
+        // Where the system has the real one, that is found first.
+        assert!(line.contains("yes") || line.contains("cannot be opened"), "{line}");
+    }
 }

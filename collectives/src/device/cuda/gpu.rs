@@ -130,6 +130,18 @@ impl Gpu {
         Ok(count.max(0) as usize)
     }
 
+    /// What GPU number `ordinal` is, without using it.
+    ///
+    /// # Errors
+    /// There is no driver, or no such GPU.
+    pub fn look(ordinal: usize) -> Result<Properties> {
+        let driver = Driver::load().map_err(missing)?;
+        let mut device = 0;
+        // SAFETY: a valid place to write to.
+        unsafe { check(&driver, "opening a GPU", (driver.device)(&mut device, ordinal as c_int))? };
+        properties(&driver, device)
+    }
+
     /// Its number.
     pub fn ordinal(&self) -> usize {
         self.inner.ordinal

@@ -8,8 +8,10 @@ mod gpu;
 mod memory;
 mod product;
 mod stream;
+mod survey;
 
 pub use super::Urgency;
 pub use event::{Event, Graph};
 pub use gpu::{Gpu, Properties};
 pub use stream::Stream;
+pub use survey::{Found, Library, Survey};
