@@ -1,8 +1,13 @@
-//! How a transport ends: in order, with a farewell and a flush; or by giving up, with a notice to the peers. Both are
-//! bounded in time whatever the peers do.
+//! How a group ends: in order, with a farewell; or by giving up, with a notice to the peers. And how the worker ends
+//! after the last group. All of it is bounded in time whatever the peers do.
+//!
+//! A rank that ends its worker first tells every peer that it is connected to, and keeps moving messages until each has
+//! confirmed, is leaving as well, or is gone: until then a peer may still be about to take what was sent, or to answer,
+//! and over TCP an answer to a closed connection would take back what is on its way.
 
+use super::UcxTransport;
 use super::context::Worker;
-use super::{UcxTransport, tags};
+use super::session::{State, Word};
 use crate::error::Error;
 use crate::transport::Transport;
 use std::ptr::null_mut;
@@ -13,24 +18,33 @@ use ucx_sys::{Posted, UCS_INPROGRESS, UCS_OK};
 const LINGER: Duration = Duration::from_secs(30);
 /// How long a rank that failed does so.
 const LINGER_FAILED: Duration = Duration::from_millis(300);
+/// How long connections may take to close once peers have confirmed.
+const CLOSING: Duration = Duration::from_secs(5);
+/// Between two looks.
+const NAP: Duration = Duration::from_micros(20);
 
 impl UcxTransport {
     /// Tells the peers that this rank gives up, and why.
     pub(super) fn announce_failure(&mut self, why: &Error) {
         let text = why.to_string();
-        let mut cut = text.len().min(super::NOTICE_BYTES);
-        while !text.is_char_boundary(cut) {
-            cut -= 1;
-        }
-        let tag = tags::control(tags::NOTICE, self.rank, 0);
-        for peer in 0..self.cards.len() {
-            if peer != self.rank && !self.farewells.has_left(peer) && self.failures.of(peer) == UCS_OK {
+        self.announced = true;
+        self.tell_peers(Word::Failure, &text, |state, peer| state.failures.of(peer) == UCS_OK);
+        self.lost.get_or_insert_with(|| why.clone());
+        self.wait(Instant::now() + LINGER_FAILED, |this| match this.session.turn() {
+            Ok(mut state) => state.settle_outgoing(),
+            Err(_) => true,
+        });
+    }
+
+    /// Says something to the members that are still there and that `wanted` accepts.
+    fn tell_peers(&mut self, word: Word, text: &str, wanted: fn(&State, usize) -> bool) {
+        let Ok(mut state) = self.session.turn() else { return };
+        for (member, &peer) in self.members.iter().enumerate() {
+            if member != self.rank && !self.farewells.has_left(member) && wanted(&state, peer) {
                 // A peer that cannot be told finds out by itself.
-                let _ = self.control(peer, tag, text.as_bytes()[..cut].into());
+                let _ = state.say(peer, word, self.numbers[member], text);
             }
         }
-        self.lost.get_or_insert_with(|| why.clone());
-        self.wait(Instant::now() + LINGER_FAILED, |this| this.settle_outgoing());
     }
 
     /// Moves things forward until `done` or the deadline; whether it was done.
@@ -39,31 +53,114 @@ impl UcxTransport {
             if done(self) {
                 return true;
             }
-            if !self.worker.progress() {
-                if Instant::now() > until {
-                    return false;
-                }
-                std::thread::sleep(Duration::from_micros(20));
+            let moved = self.session.turn().is_ok_and(|state| state.worker.progress());
+            if Instant::now() > until {
+                return false;
+            }
+            if !moved {
+                std::thread::sleep(NAP);
             }
         }
     }
 
-    /// Says goodbye to those who could otherwise take the end of this process for a loss.
-    fn say_goodbye(&mut self) {
-        let tag = tags::control(tags::NOTICE, self.rank, 0);
-        let me = self.cards[self.rank].pid;
-        for peer in 0..self.cards.len() {
-            let watches = self.local(peer) && self.cards[peer].pid != me;
-            let connected = !self.endpoints[peer].is_null();
-            if peer != self.rank && (watches || connected) && !self.farewells.has_left(peer) {
-                // Who cannot be told will report a loss if it still waits for this rank, and is right then.
-                let _ = self.control(peer, tag, Box::new([]));
+    /// Moves all messages forward; sends and other requests that are still under way.
+    fn settle(&mut self) -> (usize, usize) {
+        match self.session.turn() {
+            Ok(state) => self.requests.settle(&state.worker),
+            Err(_) => (0, 0),
+        }
+    }
+
+    /// Ends the group, in order where nothing was lost. Afterwards this process touches no memory of its requests any
+    /// more.
+    pub(super) fn close(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        let failed = self.lost.is_some() || std::thread::panicking();
+        if let Some(why) = self.lost.clone().filter(|_| !self.announced) {
+            // Or else peers would take the end of this process for the cause.
+            self.announce_failure(&why);
+        }
+        let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+        if let Ok(state) = self.session.turn() {
+            self.requests.cancel_receives(&state.worker);
+        }
+        let sent = self.wait(until, |this| this.settle().0 == 0 || !failed && this.check().is_err());
+        if sent && self.lost.is_none() && !failed {
+            // Only those who could otherwise take the end of this process for a loss.
+            self.tell_peers(Word::Farewell, "", |state, peer| {
+                let watches = state.local(peer) && state.cards[peer].pid != state.cards[state.rank].pid;
+                watches || !state.endpoints[peer].is_null()
+            });
+        }
+        let until = if self.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
+        let settled = self.wait(until, |this| this.settle() == (0, 0));
+        let mut state = self.session.any_turn();
+        state.free_number(self.numbers[self.rank]);
+        state.failed |= self.lost.is_some() || failed;
+        if !settled {
+            // UCX cannot take back a message under way, and its memory is the caller's again from here on.
+            state.given_up = true;
+            self.requests.forget();
+        }
+    }
+}
+
+impl State {
+    /// Moves things forward until `done` or the deadline; whether it was done.
+    fn wait(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        loop {
+            // A failure to receive notices leaves the deadline.
+            let _ = self.listen();
+            if done(self) {
+                return true;
             }
+            let moved = self.worker.progress();
+            if Instant::now() > until {
+                return false;
+            }
+            if !moved {
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+
+    /// Whether `peer` neither sends anything more nor waits for anything of this rank.
+    fn is_done_with(&mut self, peer: usize) -> bool {
+        peer == self.rank || self.endpoints[peer].is_null() || self.settled[peer] || self.is_gone(peer)
+    }
+
+    /// Ends the worker, after the last group. Afterwards nothing of UCX moves any more.
+    pub(super) fn close(&mut self) {
+        let failed = self.failed || std::thread::panicking();
+        let mut settled = false;
+        if !self.given_up {
+            let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+            for peer in 0..self.cards.len() {
+                if !self.is_done_with(peer) {
+                    // Who cannot be told is gone, or will be taken for it.
+                    let _ = self.say(peer, Word::Leaving, 0, "");
+                }
+            }
+            let all = |this: &mut Self| (0..this.cards.len()).all(|peer| this.is_done_with(peer));
+            self.wait(until, |this| all(this) && this.settle_outgoing());
+            let until = Instant::now() + if failed { LINGER_FAILED } else { CLOSING };
+            settled = self.close_connections(until) && self.take_back_notice(until);
+            settled &= self.wait(until, |this| this.settle_outgoing());
+        }
+        if settled {
+            self.worker.destroy();
+        } else {
+            // UCX 1.13 ends the process if a worker goes with something under way. Left alone, it does nothing more.
+            self.worker.abandon();
+            std::mem::forget(std::mem::take(&mut self.notice));
+            std::mem::forget(std::mem::take(&mut self.outgoing));
         }
     }
 
     /// Closes every connection, with a flush where the peer can still take it; whether all are closed.
-    fn close_all(&mut self, until: Instant) -> bool {
+    fn close_connections(&mut self, until: Instant) -> bool {
         let mut closing = Vec::new();
         for peer in 0..self.endpoints.len() {
             let endpoint = std::mem::replace(&mut self.endpoints[peer], null_mut());
@@ -80,56 +177,27 @@ impl UcxTransport {
             let worker: &Worker = &this.worker;
             // SAFETY: requests of this worker that were not yet reported complete.
             closing.retain(|&request| unsafe { worker.finished(request) == UCS_INPROGRESS });
-            // A peer that dies now must not be waited for.
-            closing.is_empty() || this.lost.is_none() && this.check().is_err()
-        });
-        closing.is_empty()
+            closing.is_empty()
+        })
     }
-}
 
-impl UcxTransport {
-    /// Ends the worker, in order where nothing was lost. Afterwards this process touches no memory of a request any more.
-    pub(super) fn close(&mut self) {
-        let failed = self.lost.is_some() || std::thread::panicking();
-        let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
-        self.requests.cancel_receives(&self.worker);
-        let sent = self.wait(until, |this| {
-            let (sends, _) = this.requests.settle(&this.worker);
-            sends == 0 || !failed && this.check().is_err()
-        });
-        if sent && self.lost.is_none() && !failed {
-            self.say_goodbye();
-            self.wait(until, |this| this.settle_outgoing() || this.check().is_err());
+    /// Takes back the receive of the next notice; whether it is over.
+    fn take_back_notice(&mut self, until: Instant) -> bool {
+        let request = std::mem::replace(&mut self.notice_request, null_mut());
+        if request.is_null() {
+            return true;
         }
-        let until = if self.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
-        let mut settled = self.close_all(until);
-        if !self.notice_request.is_null() {
-            // SAFETY: posted by `await_notice` and not yet reported complete.
-            unsafe { self.worker.cancel(self.notice_request) };
-            settled &= self.wait(until, |this| {
-                // SAFETY: as above; once it is complete the loop ends.
-                unsafe { this.worker.finished(this.notice_request) != UCS_INPROGRESS }
-            });
-            self.notice_request = null_mut();
-        }
-        settled &=
-            self.wait(until, |this| this.requests.settle(&this.worker) == (0, 0) && this.settle_outgoing());
-        if settled {
-            self.worker.destroy();
-        } else {
-            // UCX 1.13 ends the process if a worker goes with something under way. Left alone, it does nothing more.
-            self.worker.abandon();
-            std::mem::forget(std::mem::take(&mut self.notice));
-            std::mem::forget(std::mem::take(&mut self.outgoing));
-        }
-        self.closed = true;
+        // SAFETY: posted by `await_notice` and not yet reported complete.
+        unsafe { self.worker.cancel(request) };
+        self.wait(until, |this| {
+            // SAFETY: as above; once it is complete the loop ends.
+            unsafe { this.worker.finished(request) != UCS_INPROGRESS }
+        })
     }
 }
 
 impl Drop for UcxTransport {
     fn drop(&mut self) {
-        if !self.closed {
-            self.close();
-        }
+        self.close();
     }
 }

@@ -84,6 +84,9 @@ fn network_only(tls: Option<&str>) -> bool {
 /// Watches the processes of peers on this host.
 pub(super) struct Watch {
     processes: Vec<(usize, OwnedFd)>,
+    /// By rank.
+    ended: Vec<bool>,
+    any: bool,
     next: Instant,
 }
 
@@ -91,9 +94,9 @@ pub(super) struct Watch {
 const INTERVAL: Duration = Duration::from_millis(2);
 
 impl Watch {
-    /// Watches `peers`, given as rank and process. Kernels before 5.3 cannot; there only the launcher and deadlines
-    /// notice a dead peer.
-    pub(super) fn over(rank: usize, peers: impl Iterator<Item = (usize, u32)>) -> Result<Self> {
+    /// Watches `peers` of `size` ranks, given as rank and process. Kernels before 5.3 cannot; there only the launcher and
+    /// deadlines notice a dead peer.
+    pub(super) fn over(rank: usize, size: usize, peers: impl Iterator<Item = (usize, u32)>) -> Result<Self> {
         let mut processes = Vec::new();
         for (peer, pid) in peers {
             let Some(pid) = Pid::from_raw(pid as i32) else { continue };
@@ -109,14 +112,14 @@ impl Watch {
                 Err(_) => {}
             }
         }
-        Ok(Watch { processes, next: Instant::now() })
+        Ok(Watch { processes, ended: vec![false; size], any: false, next: Instant::now() })
     }
 
-    /// A peer whose process has ended and which `expected` does not excuse. Cheap: looks once in a while.
-    pub(super) fn ended(&mut self, expected: impl Fn(usize) -> bool) -> Option<usize> {
+    /// Looks which processes have ended; once in a while only, so that it is cheap.
+    pub(super) fn look(&mut self) {
         let now = Instant::now();
         if now < self.next || self.processes.is_empty() {
-            return None;
+            return;
         }
         self.next = now + INTERVAL;
         // In groups, because the array of descriptors lives on the stack: no allocation while waiting.
@@ -128,12 +131,21 @@ impl Watch {
                 continue;
             }
             for ((peer, _), fd) in group.iter().zip(&fds) {
-                if fd.revents().contains(PollFlags::IN) && !expected(*peer) {
-                    return Some(*peer);
+                if fd.revents().contains(PollFlags::IN) {
+                    (self.ended[*peer], self.any) = (true, true);
                 }
             }
         }
-        None
+    }
+
+    /// Whether any process had ended at the last look.
+    pub(super) fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether the process of `peer` had ended at the last look.
+    pub(super) fn ended(&self, peer: usize) -> bool {
+        self.ended[peer]
     }
 }
 
@@ -171,16 +183,17 @@ mod tests {
     #[test]
     fn a_process_that_ends_is_noticed_even_as_a_zombie() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let mut watch = Watch::over(0, [(7, child.id())].into_iter()).unwrap();
-        assert_eq!(watch.ended(|_| false), None);
+        let mut watch = Watch::over(0, 8, [(7, child.id())].into_iter()).unwrap();
+        watch.look();
+        assert!(!watch.any() && !watch.ended(7));
         child.kill().unwrap();
         let until = Instant::now() + Duration::from_secs(20);
-        while watch.ended(|_| false) != Some(7) {
+        while !watch.ended(7) {
             assert!(Instant::now() < until, "the end of the process was not noticed");
             std::thread::sleep(Duration::from_millis(1));
+            watch.look();
         }
-        std::thread::sleep(INTERVAL);
-        assert_eq!(watch.ended(|peer| peer == 7), None, "an expected end is no loss");
+        assert!(watch.any() && !watch.ended(0));
         child.wait().unwrap();
     }
 }

@@ -40,6 +40,9 @@ pub(super) struct Requests {
     orphans: Vec<(*mut c_void, Vec<u8>)>,
 }
 
+// SAFETY: the pointers are requests of a worker that may move between threads, and its lock keeps calls apart.
+unsafe impl Send for Requests {}
+
 impl Requests {
     /// What was done when it was posted.
     pub(super) const DONE: Request = Request(u64::MAX);
@@ -118,5 +121,12 @@ impl Requests {
             unsafe { worker.finished(*request) == UCS_INPROGRESS }
         });
         (sends, others + self.orphans.len())
+    }
+
+    /// Leaves everything that is under way as it is, for good; its worker must not move any further.
+    pub(super) fn forget(&mut self) {
+        self.slots.clear();
+        self.free.clear();
+        std::mem::forget(std::mem::take(&mut self.orphans));
     }
 }

@@ -1,16 +1,19 @@
-//! How a message is named in UCX's 64-bit tags. UCX matches by tag alone within a worker, so the tag holds the
-//! source too; the group needs no bits, because each group has a worker of its own.
+//! How a message is named in UCX's 64-bit tags. UCX matches by tag alone within a worker, and a process has one worker
+//! for all its groups, so the tag holds the source and the group too.
 //!
 //! ```text
-//! 63       62..48   47    46..0
-//! control  source   user  the low 47 bits of our tag
+//! 63       62..48   47    46..32   31..0
+//! control  source   user  group    the low 32 bits of our tag
 //! ```
+//!
+//! The source is a rank of the job. The group is the number by which the receiver knows it; each process numbers its own
+//! groups, so members need not agree on one.
 //!
 //! Of our 64 bits the engine uses the highest to tell users' messages from those of collectives, and that one is
 //! kept. Users' tags have 32 bits and fit. A collective's tag is its number on the group, then 16 bits for the message
-//! within the call, so dropping the upper bits makes the numbers repeat after 2^31 calls. That cannot mix up messages:
-//! UCX matches equal tags in the order of posting, and for one to be posted out of order, 2^31 calls would have to be
-//! under way on one rank at once.
+//! within the call, so dropping the upper bits makes the numbers repeat after 2^16 calls. UCX matches equal tags in the
+//! order of posting, so that mixes up messages only if 2^16 calls are under way on one rank at once, which
+//! [`Window`] refuses.
 
 use crate::transport::Tag;
 
@@ -20,34 +23,70 @@ pub(super) const CONTROL: u64 = 1 << 63;
 pub(super) const SOURCE_MASK: u64 = (MOST_RANKS as u64 - 1) << SOURCE_SHIFT;
 /// More ranks do not fit the tag.
 pub(super) const MOST_RANKS: usize = 1 << 15;
+/// More groups at once do not fit the tag.
+pub(super) const MOST_GROUPS: usize = 1 << 15;
 const SOURCE_SHIFT: u32 = 48;
-const TAG_MASK: u64 = (1 << SOURCE_SHIFT) - 1;
+const GROUP_SHIFT: u32 = 32;
 /// Where the engine marks users' messages, and where this transport does.
 const USER: (u32, u32) = (63, SOURCE_SHIFT - 1);
+/// Bits of a collective's tag that number the message within the call, and calls that can be told apart.
+const SLOT_BITS: u32 = 16;
+const CALLS: u64 = 1 << (GROUP_SHIFT - SLOT_BITS);
 
 /// The kind of control message in the lowest byte.
 pub(super) const NOTICE: u64 = CONTROL | 1;
-/// An exchange of addresses for a subgroup.
+/// The forming of a subgroup.
 pub(super) const EXCHANGE: u64 = CONTROL | 2;
 /// Matches a control message of one kind from any source.
 pub(super) const KIND_MASK: u64 = CONTROL | 0xff;
 /// Matches exactly.
 pub(super) const EXACT: u64 = u64::MAX;
 
-/// The tag of a message from `source`.
-pub(super) fn message(source: usize, tag: Tag) -> u64 {
+/// The tag of a message from `source` in the group that its receiver calls `group`.
+pub(super) fn message(source: usize, group: u16, tag: Tag) -> u64 {
     let user = tag.0 >> USER.0 << USER.1;
-    (source as u64) << SOURCE_SHIFT | user | tag.0 & (TAG_MASK >> 1)
+    (source as u64) << SOURCE_SHIFT | user | (group as u64) << GROUP_SHIFT | tag.0 & u32::MAX as u64
 }
 
 /// The tag of a control message of `kind` from `source`; `about` is cut to 40 bits.
 pub(super) fn control(kind: u64, source: usize, about: u64) -> u64 {
-    kind | (source as u64) << SOURCE_SHIFT | (about << 8) & TAG_MASK
+    kind | (source as u64) << SOURCE_SHIFT | (about << 8) & ((1 << SOURCE_SHIFT) - 1)
 }
 
 /// Who sent it.
 pub(super) fn source(tag: u64) -> usize {
     ((tag & SOURCE_MASK) >> SOURCE_SHIFT) as usize
+}
+
+/// What a control message is about.
+pub(super) fn about(tag: u64) -> u64 {
+    (tag & ((1 << SOURCE_SHIFT) - 1)) >> 8
+}
+
+/// Notices when so many calls are under way that their tags repeat.
+#[derive(Default)]
+pub(super) struct Window {
+    /// The latest call for which anything was posted.
+    newest: u64,
+}
+
+impl Window {
+    /// Whether a message of this tag can be told from all others under way; otherwise what is wrong.
+    pub(super) fn admit(&mut self, tag: Tag) -> Result<(), String> {
+        if tag.0 >> USER.0 != 0 {
+            return Ok(());
+        }
+        let call = tag.0 >> SLOT_BITS;
+        if call + CALLS <= self.newest {
+            return Err(format!(
+                "call {call} is still under way while call {} has begun; over UCX fewer than {CALLS} calls can be \
+                 under way at once, so wait for some before starting more",
+                self.newest
+            ));
+        }
+        self.newest = self.newest.max(call);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -57,18 +96,34 @@ mod tests {
     #[test]
     fn fields_do_not_touch_each_other() {
         let top = MOST_RANKS - 1;
-        for tag in [0, 1, TAG_MASK, u64::MAX] {
+        for tag in [0, 1, u32::MAX as u64, u64::MAX] {
             for from in [0, 1, top] {
-                let m = message(from, Tag(tag));
-                let kept = tag & (TAG_MASK >> 1) | (tag >> 63) << 47;
-                assert_eq!((source(m), m & CONTROL, m & TAG_MASK), (from, 0, kept));
+                for group in [0, 1, MOST_GROUPS as u16 - 1] {
+                    let m = message(from, group, Tag(tag));
+                    assert_eq!((source(m), m & CONTROL), (from, 0));
+                    assert_eq!(m & u32::MAX as u64, tag & u32::MAX as u64);
+                    assert_eq!(m >> GROUP_SHIFT & 0x7fff, group as u64);
+                    assert_eq!(m >> 47 & 1, tag >> 63);
+                }
                 let c = control(EXCHANGE, from, tag);
-                assert_eq!((source(c), c & KIND_MASK), (from, EXCHANGE));
+                assert_eq!((source(c), c & KIND_MASK, about(c)), (from, EXCHANGE, tag & ((1 << 40) - 1)));
             }
         }
         // A user's message 5 and the message 5 of the first collective.
-        assert_ne!(message(0, Tag(1 << 63 | 5)), message(0, Tag(5)));
+        assert_ne!(message(0, 0, Tag(1 << 63 | 5)), message(0, 0, Tag(5)));
         assert_ne!(control(EXCHANGE, 0, 1), control(EXCHANGE, 0, 2));
-        assert_eq!(SOURCE_MASK | CONTROL | TAG_MASK, u64::MAX);
+    }
+
+    #[test]
+    fn calls_whose_tags_repeat_are_refused() {
+        let mut window = Window::default();
+        for call in [0, 1, CALLS - 1, 5] {
+            window.admit(Tag(call << SLOT_BITS | 3)).unwrap();
+        }
+        window.admit(Tag(CALLS << SLOT_BITS)).unwrap();
+        window.admit(Tag(1 << SLOT_BITS)).unwrap();
+        let text = window.admit(Tag(0)).unwrap_err();
+        assert!(text.contains("call 0 ") && text.contains("call 65536 "), "{text}");
+        window.admit(Tag(1 << 63)).expect("a user's message is no call");
     }
 }

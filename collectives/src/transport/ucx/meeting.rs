@@ -1,0 +1,112 @@
+//! How members form a subgroup: each tells the others by which number it knows the new group.
+
+use super::{UcxTransport, tags};
+use crate::error::{Error, Result};
+use crate::transport::Transport;
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
+
+/// How long the members of a new subgroup wait for each other.
+const MEETING: Duration = Duration::from_secs(60);
+
+/// A member's number on its way to this rank.
+struct Awaited {
+    member: usize,
+    space: Vec<u8>,
+    request: *mut c_void,
+}
+
+impl UcxTransport {
+    /// The group of `members`, which all call this together.
+    pub(super) fn form(&mut self, members: &[usize], context: u64) -> Result<Self> {
+        let refuse = |problem| Error::Argument { call: "subgroup", rank: self.rank, problem };
+        let Some(rank) = members.iter().position(|&m| m == self.rank) else {
+            return Err(refuse(format!("ranks {members:?} form a group without this rank")));
+        };
+        if let Some(&bad) = members.iter().find(|&&m| m >= self.members.len()) {
+            self.check_peer("subgroup", bad)?;
+        }
+        let Some(number) = self.session.turn()?.take_number() else {
+            return Err(refuse(format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS)));
+        };
+        match self.exchange(members, context, number) {
+            Ok(numbers) => {
+                let members = members.iter().map(|&m| self.members[m]).collect();
+                Ok(Self::over(self.session.clone(), rank, members, numbers))
+            }
+            Err(error) => {
+                self.session.any_turn().free_number(number);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives this rank's number to all members, and learns theirs.
+    fn exchange(&mut self, members: &[usize], context: u64, mine: u16) -> Result<Vec<u16>> {
+        let mut numbers = vec![mine; members.len()];
+        let mut awaited = Vec::new();
+        let result = self.post(members, context, mine, &mut awaited);
+        let result = result.and_then(|()| self.collect(members, &mut awaited, &mut numbers));
+        if let Ok(state) = self.session.turn() {
+            for left in awaited {
+                self.requests.orphan(&state.worker, left.request, left.space);
+            }
+        } else {
+            std::mem::forget(awaited);
+        }
+        result.map(|()| numbers)
+    }
+
+    fn post(&mut self, members: &[usize], context: u64, mine: u16, awaited: &mut Vec<Awaited>) -> Result<()> {
+        let mut state = self.session.turn()?;
+        for (member, &parent) in members.iter().enumerate().filter(|(_, m)| **m != self.rank) {
+            let (me, peer) = (state.rank, self.members[parent]);
+            // A name that both sides know: the receiver's number of the group that it is formed from, and the context.
+            let tag = |source, number: u16| tags::control(tags::EXCHANGE, source, about(number, context));
+            state.control(peer, tag(me, self.numbers[parent]), mine.to_le_bytes().into())?;
+            let mut space = vec![0u8; size_of::<u16>()];
+            let tag = tag(peer, self.numbers[self.rank]);
+            // SAFETY: `space` is kept in `awaited` until the request is complete.
+            let request = unsafe { state.worker.recv(tag, tags::EXACT, space.as_mut_ptr(), space.len())? };
+            awaited.push(Awaited { member, space, request });
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self, members: &[usize], awaited: &mut Vec<Awaited>, numbers: &mut [u16]) -> Result<()> {
+        let until = Instant::now() + MEETING;
+        while let Some(Awaited { member, space, request }) = awaited.last() {
+            let mut info = ucp_tag_recv_info_t::default();
+            let state = self.session.turn()?;
+            // SAFETY: a receive of this worker that was not yet reported complete.
+            let status = unsafe { state.worker.received(*request, &mut info) };
+            if status == UCS_INPROGRESS {
+                let moved = state.worker.progress();
+                drop(state);
+                if !moved {
+                    std::thread::yield_now();
+                }
+                self.check()?;
+                if Instant::now() > until {
+                    let what = format!("forming a group of {} ranks", members.len());
+                    let peer = members[*member];
+                    return Err(Error::Timeout { what, rank: self.rank, peer, after: MEETING });
+                }
+                continue;
+            }
+            numbers[*member] = u16::from_le_bytes([space[0], space[1]]);
+            awaited.pop();
+            if status != UCS_OK {
+                return Err(self.session.context.error("ucp_tag_recv_nbx", status));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// 40 bits that name the forming of a group.
+fn about(parent: u16, context: u64) -> u64 {
+    let mixed = (context ^ (parent as u64) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed >> 24
+}

@@ -1,0 +1,310 @@
+//! UCX as one rank of a job has it: one worker and one connection to each peer, shared by all groups of the rank.
+//!
+//! A worker of each group's own would be simpler, but in UCX 1.13 the shared memory of a worker is named by process and
+//! file descriptor: a peer that still speaks to a group that this rank has left would reach whatever group has the
+//! descriptor by then.
+
+use super::context::{Context, Worker};
+use super::failures::Failures;
+use super::peers::{Card, Watch};
+use super::tags;
+use crate::error::{Error, Result};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard};
+use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
+
+pub(super) const NOTICE_BYTES: usize = 1 << 10;
+/// Notices to a group that nobody takes are forgotten beyond this many.
+const MOST_KEPT: usize = 4096;
+
+/// What ranks tell each other beside their messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Word {
+    /// The sender leaves a group in order.
+    Farewell = 0,
+    /// The sender gives a group up; the text says why.
+    Failure = 1,
+    /// The sender is about to end its worker: it sends nothing more, and waits until that is confirmed.
+    Leaving = 2,
+    /// The sender has got everything from a rank that is leaving, and sends it nothing more.
+    Confirmed = 3,
+}
+
+impl Word {
+    fn from_tag(tag: u64) -> Option<(Word, u16)> {
+        let about = tags::about(tag);
+        let all = [Word::Farewell, Word::Failure, Word::Leaving, Word::Confirmed];
+        let word = all.into_iter().find(|w| *w as u64 == about >> 16)?;
+        Some((word, about as u16))
+    }
+}
+
+/// What a peer said about a group of this rank.
+pub(super) struct Notice {
+    /// This rank's number of the group.
+    pub(super) group: u16,
+    pub(super) word: Word,
+    /// The sender's rank in the job.
+    pub(super) from: usize,
+    pub(super) text: String,
+}
+
+/// What is shared by the groups of a rank.
+pub(super) struct Session {
+    pub(super) context: Arc<Context>,
+    state: Mutex<State>,
+}
+
+pub(super) struct State {
+    /// This rank in the job, as everything below.
+    pub(super) rank: usize,
+    pub(super) cards: Vec<Card>,
+    /// Null where there is no connection yet.
+    pub(super) endpoints: Vec<Handle>,
+    pub(super) failures: Failures,
+    pub(super) watch: Watch,
+    /// Peers that send nothing more and need nothing more of this rank.
+    pub(super) settled: Vec<bool>,
+    /// The numbers of this rank's groups.
+    numbers: Vec<bool>,
+    next: usize,
+    inbox: Vec<Notice>,
+    pub(super) notice: Box<[u8]>,
+    /// The posted receive of the next notice, or null.
+    pub(super) notice_request: *mut c_void,
+    /// Control messages under way, with their bytes.
+    pub(super) outgoing: Vec<(Box<[u8]>, *mut c_void)>,
+    /// A group has failed: the end must not wait for peers.
+    pub(super) failed: bool,
+    /// Messages of a failed group could not be ended: the worker must not move any further.
+    pub(super) given_up: bool,
+    /// Last: endpoints and requests above belong to it.
+    pub(super) worker: Worker,
+}
+
+// SAFETY: the raw handles belong to the worker, which may move between threads; the lock keeps calls apart.
+unsafe impl Send for State {}
+
+impl Session {
+    /// Makes the worker and learns the peers' addresses by `exchange`.
+    pub(super) fn open(
+        rank: usize,
+        size: usize,
+        exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Arc<Self>> {
+        let context = Context::open(rank, size)?;
+        let worker = Worker::create(&context)?;
+        let mine = Card::of_this_process(worker.address()?);
+        let all = exchange(mine.to_bytes())?;
+        if all.len() != size {
+            return Err(Error::Launch(format!(
+                "{size} ranks exchanged UCX addresses and {} came",
+                all.len()
+            )));
+        }
+        let read = |(peer, bytes): (usize, &Vec<u8>)| Card::from_bytes(peer, bytes);
+        let cards: Vec<Card> = all.iter().enumerate().map(read).collect::<Result<_>>()?;
+        let neighbours = cards
+            .iter()
+            .enumerate()
+            .filter(|(_, card)| card.host == mine.host && card.pid != mine.pid)
+            .map(|(peer, card)| (peer, card.pid));
+        let mut state = State {
+            rank,
+            endpoints: vec![null_mut(); size],
+            failures: Failures::none(size),
+            watch: Watch::over(rank, size, neighbours)?,
+            settled: vec![false; size],
+            cards,
+            numbers: vec![true],
+            next: 1,
+            inbox: Vec::new(),
+            notice: vec![0; NOTICE_BYTES].into(),
+            notice_request: null_mut(),
+            outgoing: Vec::new(),
+            failed: false,
+            given_up: false,
+            worker,
+        };
+        state.await_notice()?;
+        Ok(Arc::new(Session { context, state: Mutex::new(state) }))
+    }
+
+    /// This thread's turn, as long as messages can be moved at all.
+    pub(super) fn turn(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.any_turn();
+        match state.given_up {
+            false => Ok(state),
+            true => {
+                let text = "messages of a failed group could not be ended".into();
+                Err(self.context.error_text("ucp_worker_progress", text))
+            }
+        }
+    }
+
+    /// This thread's turn, perhaps only to look.
+    pub(super) fn any_turn(&self) -> MutexGuard<'_, State> {
+        // A thread that panicked in its turn has left UCX as it was between two calls.
+        self.state.lock().unwrap_or_else(|p| p.into_inner())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.state.get_mut().unwrap_or_else(|p| p.into_inner()).close();
+    }
+}
+
+impl State {
+    /// Whether `peer` runs on this host.
+    pub(super) fn local(&self, peer: usize) -> bool {
+        self.cards[peer].host == self.cards[self.rank].host
+    }
+
+    /// The connection to `peer`, made now if it is the first use.
+    pub(super) fn endpoint(&mut self, peer: usize) -> Result<Handle> {
+        if !self.endpoints[peer].is_null() {
+            return Ok(self.endpoints[peer]);
+        }
+        // Both sides must choose alike. Shared memory cannot report losses, and asking for reports would make UCX
+        // avoid it; on this host the processes are watched instead.
+        let both_network = self.cards[peer].network_only && self.cards[self.rank].network_only;
+        let reports = (!self.local(peer) || both_network).then(|| self.failures.handler(peer));
+        let endpoint =
+            self.worker.connect(&self.cards[peer].address, reports).map_err(|error| match error {
+                Error::Library { library, call, rank, text } => {
+                    let tls = std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into());
+                    let text = format!("{text}, connecting to rank {peer} with UCX_TLS={tls}");
+                    Error::Library { library, call, rank, text }
+                }
+                other => other,
+            })?;
+        self.endpoints[peer] = endpoint;
+        Ok(endpoint)
+    }
+
+    /// A number for a new group.
+    pub(super) fn take_number(&mut self) -> Option<u16> {
+        let most = tags::MOST_GROUPS;
+        // Numbers in turn, so that what comes late for a group that is gone finds no other.
+        let number =
+            (0..most).map(|i| (self.next + i) % most).find(|&n| !self.numbers.get(n).is_some_and(|u| *u))?;
+        if self.numbers.len() <= number {
+            self.numbers.resize(number + 1, false);
+        }
+        self.numbers[number] = true;
+        self.next = number + 1;
+        Some(number as u16)
+    }
+
+    pub(super) fn free_number(&mut self, number: u16) {
+        self.numbers[number as usize] = false;
+        self.inbox.retain(|notice| notice.group != number);
+    }
+
+    /// Posts the receive of the next notice from anybody.
+    fn await_notice(&mut self) -> Result<()> {
+        // SAFETY: `notice` lives until the request is complete or the worker is gone, and nobody touches it before.
+        self.notice_request = unsafe {
+            self.worker.recv(tags::NOTICE, tags::KIND_MASK, self.notice.as_mut_ptr(), NOTICE_BYTES)?
+        };
+        Ok(())
+    }
+
+    /// Takes in all notices that have arrived, and does what they ask of this rank.
+    pub(super) fn listen(&mut self) -> Result<()> {
+        while !self.notice_request.is_null() {
+            let mut info = ucp_tag_recv_info_t::default();
+            // SAFETY: posted by `await_notice` and not yet reported complete.
+            match unsafe { self.worker.received(self.notice_request, &mut info) } {
+                UCS_INPROGRESS => break,
+                UCS_OK => {
+                    self.notice_request = null_mut();
+                    self.heard(info);
+                    self.await_notice()?;
+                }
+                status => {
+                    self.notice_request = null_mut();
+                    return Err(self.worker.context.error("ucp_tag_recv_nbx", status));
+                }
+            }
+        }
+        if !self.outgoing.is_empty() {
+            self.settle_outgoing();
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, info: ucp_tag_recv_info_t) {
+        let from = tags::source(info.sender_tag);
+        let Some((word, group)) = Word::from_tag(info.sender_tag) else { return };
+        if from >= self.cards.len() {
+            return;
+        }
+        match word {
+            Word::Leaving => {
+                // What it sent before has come, because messages between two ranks keep their order.
+                self.settled[from] = true;
+                // If it cannot be told, it is gone already.
+                let _ = self.say(from, Word::Confirmed, 0, "");
+            }
+            Word::Confirmed => self.settled[from] = true,
+            Word::Farewell | Word::Failure => {
+                if self.numbers.get(group as usize).is_some_and(|used| *used) && self.inbox.len() < MOST_KEPT
+                {
+                    let text = &self.notice[..info.length.min(NOTICE_BYTES)];
+                    let text = String::from_utf8_lossy(text).into_owned();
+                    self.inbox.push(Notice { group, word, from, text });
+                }
+            }
+        }
+    }
+
+    /// The next notice about a group of this rank.
+    pub(super) fn take_notice(&mut self, group: u16) -> Option<Notice> {
+        let at = self.inbox.iter().position(|notice| notice.group == group)?;
+        Some(self.inbox.remove(at))
+    }
+
+    /// Says something about the group that `peer` calls `group`.
+    pub(super) fn say(&mut self, peer: usize, word: Word, group: u16, text: &str) -> Result<()> {
+        let mut cut = text.len().min(NOTICE_BYTES);
+        while !text.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        let tag = tags::control(tags::NOTICE, self.rank, (word as u64) << 16 | group as u64);
+        self.control(peer, tag, text.as_bytes()[..cut].into())
+    }
+
+    /// Sends a control message whose bytes this session keeps until it is done.
+    pub(super) fn control(&mut self, peer: usize, tag: u64, bytes: Box<[u8]>) -> Result<()> {
+        let endpoint = self.endpoint(peer)?;
+        // SAFETY: the boxed bytes stay where they are until `settle_outgoing` sees the request done.
+        match unsafe { self.worker.send(endpoint, tag, bytes.as_ptr(), bytes.len()) } {
+            Posted::Done => Ok(()),
+            Posted::Failed(status) => Err(self.worker.context.error("ucp_tag_send_nbx", status)),
+            Posted::Pending(request) => {
+                self.outgoing.push((bytes, request));
+                Ok(())
+            }
+        }
+    }
+
+    /// Forgets the control messages that are done; whether none is left.
+    pub(super) fn settle_outgoing(&mut self) -> bool {
+        let worker = &self.worker;
+        self.outgoing.retain(|(_, request)| {
+            // SAFETY: a request of this worker that was not yet reported complete.
+            unsafe { worker.finished(*request) == UCS_INPROGRESS }
+        });
+        self.outgoing.is_empty()
+    }
+
+    /// Whether nothing more can be had of `peer`: its connection has failed, or its process has ended.
+    pub(super) fn is_gone(&mut self, peer: usize) -> bool {
+        self.watch.look();
+        self.failures.of(peer) != UCS_OK || self.watch.ended(peer)
+    }
+}
