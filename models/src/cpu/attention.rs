@@ -5,9 +5,9 @@
 //! backward computes the probabilities again from the logarithms of the denominators.
 
 use super::kernel::{Ends, Isa, Kernel, Task};
-use super::math::{dot, exp, exp_sum, ln, max};
+use super::math::{LANES, dot, exp, exp_sum, ln, max};
 use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, WIDE_PANEL};
-use super::product::{Left, Sweep, Tiles};
+use super::product::{Left, Sweep, Tiles, in_place};
 use crate::ops::AttentionShape;
 use collectives::Float;
 use std::ops::Range;
@@ -178,19 +178,23 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
             for first in (0..length).step_by(QUERIES) {
                 let count = QUERIES.min(length - first);
                 let rows = queries.mat(q, first, head, width);
-                let mut inverse = [0f32; QUERIES];
                 // SAFETY: this is compiled and called for the kernel's processor.
                 unsafe { scores::<K, T>(rows, width, first, count, s.keys_t, s.left, s.scores, long) };
-                for (r, inverse) in inverse[..count].iter_mut().enumerate() {
-                    let (row, masked) = s.scores[r * long..][..first + count].split_at_mut(first + r + 1);
-                    let largest = max(row) * scale;
-                    let sum = exp_sum(row, scale, largest);
-                    masked.fill(0.0);
-                    *inverse = 1.0 / sum;
-                    let index = (sequence * heads + head) * length + first + r;
-                    // SAFETY: a row of this sequence and group.
-                    unsafe { *log_sums.add(index) = largest + ln(sum) };
+                let (mut largest, mut sums) = ([0f32; QUERIES], [1f32; QUERIES]);
+                for r in 0..count {
+                    let row = masked(&mut s.scores[r * long..][..long], first + r + 1, first + count);
+                    largest[r] = max(row) * scale;
+                    sums[r] = exp_sum(row, scale, largest[r]);
                 }
+                // SAFETY: rows of this sequence and group.
+                let log_sums = unsafe {
+                    let index = (sequence * heads + head) * length + first;
+                    std::slice::from_raw_parts_mut(log_sums.add(index), count)
+                };
+                for (r, log_sum) in log_sums.iter_mut().enumerate() {
+                    *log_sum = largest[r] + ln(sums[r]);
+                }
+                let inverse = sums.map(|sum| 1.0 / sum);
                 let weights = Mat::rows(&*s.scores, long);
                 let right = Right { packed: s.rows, length, width };
                 // SAFETY: as above; the probabilities are (count, first + count), and the result is a head of
@@ -219,8 +223,9 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
         pack::right::<K, T>(transposed(k), width, length, width * K::NR, s.keys_t);
         pack::right::<K, T>(transposed(v), width, length, width * K::NR, s.values_t);
         pack::right::<K, T>(keys.mat(k, 0, kv_head, width), length, width, length * K::NR, s.rows);
-        s.d_keys.fill(0.0);
-        s.d_values.fill(0.0);
+        let held = length.next_multiple_of(K::MR) * width.next_multiple_of(K::NR);
+        s.d_keys[..held].fill(0.0);
+        s.d_values[..held].fill(0.0);
         let group = heads / kv_heads;
         for head in kv_head * group..(kv_head + 1) * group {
             for first in (0..length).step_by(QUERIES) {
@@ -238,14 +243,14 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     let at = queries.start + (first + r) * queries.stride + head * width;
                     let delta = dot(&out[at..at + width], &d_out[at..at + width]);
                     let log_sum = log_sums[(sequence * heads + head) * length + first + r];
-                    let (p, masked) = s.scores[r * long..][..end].split_at_mut(valid);
-                    let (d, d_masked) = s.d_scores[r * long..][..end].split_at_mut(valid);
+                    let p = masked(&mut s.scores[r * long..][..long], valid, end);
+                    let d = masked(&mut s.d_scores[r * long..][..long], valid, end);
+                    // Where p is 0, whatever is added to d must be a number.
+                    d[valid..].fill(0.0);
                     for (p, d) in p.iter_mut().zip(d) {
                         *p = exp(*p * scale - log_sum);
                         *d = *p * (*d - delta) * scale;
                     }
-                    masked.fill(0.0);
-                    d_masked.fill(0.0);
                 }
                 pack::right::<K, T>(d_rows, count, width, count * K::NR, s.d_out);
                 pack::right::<K, T>(rows, count, width, count * K::NR, s.queries);
@@ -270,14 +275,28 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 for column in (0..width).step_by(K::NR) {
                     let tile = tile_at::<K>(row / K::MR * K::MR, column, width);
                     let sums = &sums[tile + row % K::MR * K::NR..][..K::NR.min(width - column)];
-                    for (c, &sum) in sums.iter().enumerate() {
-                        // SAFETY: this head, in a row of this sequence.
-                        unsafe { *out.add(at + column + c) = T::from_f32(sum) };
+                    // SAFETY: this head, in a row of this sequence.
+                    let out = unsafe { std::slice::from_raw_parts_mut(out.add(at + column), sums.len()) };
+                    for (out, &sum) in out.iter_mut().zip(sums) {
+                        *out = T::from_f32(sum);
                     }
                 }
             }
         }
     }
+}
+
+/// The scores of a query that sees `valid` keys, up to a whole vector: what is past its own key becomes minus infinity,
+/// a probability of 0, and all after that up to `end` becomes 0 at once. Whole vectors leave no element to be computed by
+/// itself, and what they add changes no bit.
+#[inline(always)]
+fn masked(row: &mut [f32], valid: usize, end: usize) -> &mut [f32] {
+    let whole = valid.next_multiple_of(LANES);
+    row[valid..whole].fill(f32::NEG_INFINITY);
+    if whole < end {
+        row[whole..end].fill(0.0);
+    }
+    &mut row[..whole]
 }
 
 /// Where the tile of this first row and column is among tiles of a matrix of `width` columns.
@@ -302,11 +321,18 @@ unsafe fn scores<K: Kernel, T: Float>(
     out: &mut [f32],
     stride: usize,
 ) {
-    pack::left_along::<K, T>(rows, count, width, left);
+    // An odd last row would be rounded up to one that may not exist.
+    let left = match in_place::<K, T>(rows) {
+        Some(left) if count.is_multiple_of(2) => left,
+        _ => {
+            pack::left_along::<K, T>(rows, count, width, left);
+            Left::Along(left, LEFT_STRIDE)
+        }
+    };
     let sweep = Sweep { rows: count, columns: first + count, right, panel: width * K::NR };
     let mut tiles = Scores { out, stride, width, first };
     // SAFETY: the caller's promise; the operands are packed as said.
-    unsafe { sweep.run::<K>(Left::Along(left, LEFT_STRIDE), &mut tiles) };
+    unsafe { sweep.run::<K>(left, &mut tiles) };
 }
 
 /// Scores on and below the diagonal, written where they belong: there is room for whole tiles.
@@ -370,14 +396,18 @@ unsafe fn weighted<K: Kernel, T: Float>(
     let mut tiles = Weighted { sums, to, width, seen: 0, depth: 0, resume: false, last: false };
     for key in (0..end).step_by(DEPTH) {
         let depth = DEPTH.min(end - key);
-        pack::left_along::<K, f32>(weights.from(0, key), count, depth, left);
+        let part = weights.from(0, key);
+        let left = in_place::<K, f32>(part).unwrap_or_else(|| {
+            pack::left_along::<K, f32>(part, count, depth, left);
+            Left::Along(left, LEFT_STRIDE)
+        });
         let packed = &right.packed[key * K::NR..];
         let sweep = Sweep { rows: count, columns: width, right: packed, panel: right.length * K::NR };
         (tiles.depth, tiles.resume, tiles.last) = (depth, key > 0, key + depth == end);
         // Before this block, even the first row sees so many keys: a negative number wraps, and adding wraps back.
         tiles.seen = first.wrapping_sub(key);
         // SAFETY: the caller's promise; the operands are packed as said.
-        unsafe { sweep.run::<K>(Left::Along(left, LEFT_STRIDE), &mut tiles) };
+        unsafe { sweep.run::<K>(left, &mut tiles) };
     }
 }
 

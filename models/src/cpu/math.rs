@@ -74,8 +74,17 @@ pub(super) fn max(x: &[f32]) -> f32 {
             lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
         }
     }
-    let whole = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    rest.iter().copied().fold(whole, f32::max)
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = if x > lane { *x } else { *lane };
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            lanes[l] = if lanes[l + width] > lanes[l] { lanes[l + width] } else { lanes[l] };
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 /// Replaces x by `exp(x * scale - shift)` and gives the sum.

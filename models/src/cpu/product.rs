@@ -132,10 +132,6 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
         let depth = lanes.div_ceil(blocks);
         let stripe = if blocks > 1 { UNFINISHED } else { m.max(1) };
         let across = columns(depth);
-        // Rows of f32 that do not all fall into the same cache sets are read where they are; but an odd last
-        // row would be rounded up to one that does not exist.
-        let spread = !left.row.is_multiple_of(1024) && m.is_multiple_of(2);
-        let in_place = E::DTYPE == DType::F32 && left.column == 1 && spread;
         for m0 in (0..m).step_by(stripe) {
             for n0 in (0..n).step_by(across) {
                 let columns = across.min(n - n0);
@@ -148,18 +144,17 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
                     for i0 in (m0..m.min(m0 + stripe)).step_by(ROWS) {
                         let rows = ROWS.min(m - i0).min(m0 + stripe - i0);
                         let part = left.from(i0, k0);
-                        let left = if in_place {
-                            // SAFETY: f32 and u32 have the same size and alignment, and E is f32.
-                            let words = unsafe {
-                                std::slice::from_raw_parts(part.data.as_ptr().cast(), part.data.len())
-                            };
-                            Left::Along(words, part.row)
-                        } else if part.column == 1 {
-                            pack::left_along::<K, E>(part, rows, k1 - k0, scratch.left);
-                            Left::Along(scratch.left, LEFT_STRIDE)
-                        } else {
-                            pack::left_across::<K, E>(part, rows, k1 - k0, scratch.left);
-                            Left::Across(scratch.left, depth)
+                        // An odd last row would be rounded up to one that does not exist.
+                        let left = match in_place::<K, E>(part) {
+                            Some(left) if m.is_multiple_of(2) => left,
+                            _ if part.column == 1 => {
+                                pack::left_along::<K, E>(part, rows, k1 - k0, scratch.left);
+                                Left::Along(scratch.left, LEFT_STRIDE)
+                            }
+                            _ => {
+                                pack::left_across::<K, E>(part, rows, k1 - k0, scratch.left);
+                                Left::Across(scratch.left, depth)
+                            }
                         };
                         let sweep = Sweep { rows, columns, right: scratch.right, panel };
                         let unfinished = match blocks {
@@ -252,6 +247,19 @@ pub(super) enum Left<'a> {
     Along(&'a [u32], usize),
     /// By [`pack::left_across`], with so many lanes along k.
     Across(&'a [u32], usize),
+}
+
+/// A left operand that needs no packing: rows of f32 along k, for a kernel whose lanes are f32, that do not all fall into
+/// the same cache sets.
+#[inline(always)]
+pub(super) fn in_place<K: Kernel, E: Float>(left: Mat<'_, E>) -> Option<Left<'_>> {
+    let fits = K::STEP == 1 && E::DTYPE == DType::F32 && left.column == 1;
+    if !fits || left.row.is_multiple_of(1024) {
+        return None;
+    }
+    // SAFETY: f32 and u32 have the same size and alignment, and E is f32.
+    let words = unsafe { std::slice::from_raw_parts(left.data.as_ptr().cast(), left.data.len()) };
+    Some(Left::Along(words, left.row))
 }
 
 /// Where the tiles of a [`Sweep`] go. Its methods must be `#[inline(always)]`, which closures cannot be, so that
