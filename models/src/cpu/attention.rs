@@ -7,7 +7,7 @@
 use super::kernel::{Ends, Isa, Kernel, Task};
 use super::math::{LANES, dot, exp, exp_sum, ln, max};
 use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, WIDE_PANEL};
-use super::product::{Left, Sweep, Tiles, in_place};
+use super::product::{Left, Right, Sweep, Tiles};
 use crate::ops::AttentionShape;
 use collectives::Float;
 use std::ops::Range;
@@ -196,7 +196,7 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                 }
                 let inverse = sums.map(|sum| 1.0 / sum);
                 let weights = Mat::rows(&*s.scores, long);
-                let right = Right { packed: s.rows, length, width };
+                let right = Packed { packed: s.rows, length, width };
                 // SAFETY: as above; the probabilities are (count, first + count), and the result is a head of
                 // this group in rows of this sequence.
                 unsafe {
@@ -254,7 +254,7 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 }
                 pack::right::<K, T>(d_rows, count, width, count * K::NR, s.d_out);
                 pack::right::<K, T>(rows, count, width, count * K::NR, s.queries);
-                let right = Right { packed: s.rows, length, width };
+                let right = Packed { packed: s.rows, length, width };
                 let d_weights = Mat::rows(&*s.d_scores, long);
                 // SAFETY: as above; the matrices are (count, end), and the result is a head of this group in
                 // rows of this sequence.
@@ -322,14 +322,12 @@ unsafe fn scores<K: Kernel, T: Float>(
     stride: usize,
 ) {
     // An odd last row would be rounded up to one that may not exist.
-    let left = match in_place::<K, T>(rows) {
-        Some(left) if count.is_multiple_of(2) => left,
-        _ => {
-            pack::left_along::<K, T>(rows, count, width, left);
-            Left::Along(left, LEFT_STRIDE)
-        }
-    };
-    let sweep = Sweep { rows: count, columns: first + count, right, panel: width * K::NR };
+    let left = Left::in_place::<K, T>(rows).filter(|_| count.is_multiple_of(2)).unwrap_or_else(|| {
+        pack::left_along::<K, T>(rows, count, width, left);
+        Left::Along(left, LEFT_STRIDE)
+    });
+    let right = Right::packed::<K>(right, width * K::NR);
+    let sweep = Sweep { rows: count, columns: first + count, right };
     let mut tiles = Scores { out, stride, width, first };
     // SAFETY: the caller's promise; the operands are packed as said.
     unsafe { sweep.run::<K>(left, &mut tiles) };
@@ -363,9 +361,9 @@ impl Tiles for Scores<'_> {
     fn finish<K: Kernel>(&mut self, _: Range<usize>, _: Range<usize>, _: *const f32) {}
 }
 
-/// A packed right operand (length, width) of one block along k.
+/// A packed matrix (length, width) of one block along k.
 #[derive(Clone, Copy)]
-struct Right<'a> {
+struct Packed<'a> {
     packed: &'a [u32],
     length: usize,
     width: usize,
@@ -387,7 +385,7 @@ unsafe fn weighted<K: Kernel, T: Float>(
     weights: Mat<'_, f32>,
     first: usize,
     count: usize,
-    right: Right<'_>,
+    right: Packed<'_>,
     left: &mut [u32],
     sums: &mut [f32],
     to: Rows<'_, T>,
@@ -397,12 +395,12 @@ unsafe fn weighted<K: Kernel, T: Float>(
     for key in (0..end).step_by(DEPTH) {
         let depth = DEPTH.min(end - key);
         let part = weights.from(0, key);
-        let left = in_place::<K, f32>(part).unwrap_or_else(|| {
+        let left = Left::in_place::<K, f32>(part).unwrap_or_else(|| {
             pack::left_along::<K, f32>(part, count, depth, left);
             Left::Along(left, LEFT_STRIDE)
         });
-        let packed = &right.packed[key * K::NR..];
-        let sweep = Sweep { rows: count, columns: width, right: packed, panel: right.length * K::NR };
+        let right = Right::packed::<K>(&right.packed[key * K::NR..], right.length * K::NR);
+        let sweep = Sweep { rows: count, columns: width, right };
         (tiles.depth, tiles.resume, tiles.last) = (depth, key > 0, key + depth == end);
         // Before this block, even the first row sees so many keys: a negative number wraps, and adding wraps back.
         tiles.seen = first.wrapping_sub(key);
@@ -477,10 +475,11 @@ unsafe fn add_transposed<K: Kernel>(
     for key in (0..end).step_by(KEYS) {
         let keys = KEYS.min(end - key);
         pack::left_across::<K, f32>(weights.from(key, 0), keys, count, left);
-        let sweep = Sweep { rows: keys, columns: width, right, panel: count * K::NR };
+        let right = Right::packed::<K>(right, count * K::NR);
+        let sweep = Sweep { rows: keys, columns: width, right };
         let mut tiles = AddTransposed { sums, key, first, count, width };
         // SAFETY: the caller's promise; the operands are packed as said.
-        unsafe { sweep.run::<K>(Left::Across(left, count), &mut tiles) };
+        unsafe { sweep.run::<K>(Left::across::<K>(left, count), &mut tiles) };
     }
 }
 

@@ -17,19 +17,20 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Elements along k in one lane.
     const STEP: usize;
 
-    /// `ends.out[r][c] = ends.start[r][c] + sum over k of a[r][k] * b[k * NR + c] + ends.add[r][c]`, in lanes
-    /// along k. Element `a[r][k]` is at `r * stride + k` if KS is 1, and at `r + k * KS` otherwise. Rows are
-    /// rounded up to even ones.
+    /// `ends.out[r][c] = ends.start[r][c] + sum over k of a[r][k] * b[k][c] + ends.add[r][c]`, in lanes along k.
+    /// Element `a[r][k]` is at `r * stride + k`, or at `r + k * stride` if `ACROSS`; `b[k][c]` at
+    /// `k * b_stride + c`. Rows are rounded up to even ones.
     ///
     /// # Safety
     /// The processor has this kernel's instructions; `a`, `b` and `ends` reach as far as the formula says for
     /// rows rounded up to even and at most `MR`.
-    unsafe fn tile<const KS: usize>(
+    unsafe fn tile<const ACROSS: bool>(
         rows: usize,
         k: usize,
         a: *const u32,
         stride: usize,
         b: *const u32,
+        b_stride: usize,
         ends: Ends,
     );
 
@@ -178,7 +179,7 @@ fn vendor() -> [u8; 12] {
 macro_rules! pick {
     ($rows:expr, [$($r:literal),+], $call:ident $arguments:tt) => {
         match $rows {
-            $(r if r <= $r => $call::<$r, KS> $arguments,)+
+            $(r if r <= $r => $call::<$r, ACROSS> $arguments,)+
             _ => unreachable!("a tile higher than the kernel's"),
         }
     };
@@ -198,25 +199,27 @@ mod portable {
         const STEP: usize = 1;
 
         #[inline(always)]
-        unsafe fn tile<const KS: usize>(
+        unsafe fn tile<const ACROSS: bool>(
             rows: usize,
             k: usize,
             a: *const u32,
             stride: usize,
             b: *const u32,
+            b_stride: usize,
             ends: Ends,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { pick!(rows, [2, 4, 6, 8], rows_of(k, a, stride, b, ends)) }
+            unsafe { pick!(rows, [2, 4, 6, 8], rows_of(k, a, stride, b, b_stride, ends)) }
         }
     }
 
     #[inline(never)]
-    unsafe fn rows_of<const ROWS: usize, const KS: usize>(
+    unsafe fn rows_of<const ROWS: usize, const ACROSS: bool>(
         k: usize,
         a: *const u32,
         stride: usize,
         b: *const u32,
+        b_stride: usize,
         ends: Ends,
     ) {
         // Eight columns at a time: with eight rows they fill half of NEON's registers.
@@ -230,9 +233,9 @@ mod portable {
                     }
                 }
                 for i in 0..k {
-                    let b = *b.add(i * 16 + half * 8).cast::<[f32; 8]>();
+                    let b = *b.add(i * b_stride + half * 8).cast::<[f32; 8]>();
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let at = if KS == 1 { r * stride + i } else { r + i * KS };
+                        let at = if ACROSS { r + i * stride } else { r * stride + i };
                         let a = f32::from_bits(*a.add(at));
                         for (sum, b) in sums.iter_mut().zip(b) {
                             *sum = a.mul_add(b, *sum);
@@ -285,11 +288,12 @@ mod x86 {
             impl $name {
                 // Not inlined: one copy serves every product and attention.
                 #[target_feature(enable = $features)]
-                unsafe fn rows_of<const ROWS: usize, const KS: usize>(
+                unsafe fn rows_of<const ROWS: usize, const ACROSS: bool>(
                     k: usize,
                     a: *const u32,
                     stride: usize,
                     b: *const u32,
+                    b_stride: usize,
                     ends: Ends,
                 ) {
                     // SAFETY: the caller's promise covers every address; the instructions are there.
@@ -302,10 +306,10 @@ mod x86 {
                             }
                         }
                         for i in 0..k {
-                            let b0 = $load(b.add(i * 2 * $lanes).cast());
-                            let b1 = $load(b.add(i * 2 * $lanes + $lanes).cast());
+                            let b0 = $load(b.add(i * b_stride).cast());
+                            let b1 = $load(b.add(i * b_stride + $lanes).cast());
                             for (r, sums) in sums.iter_mut().enumerate() {
-                                let at = if KS == 1 { r * stride + i } else { r + i * KS };
+                                let at = if ACROSS { r + i * stride } else { r * stride + i };
                                 let a = $splat(*a.add(at).cast());
                                 sums[0] = $fma(a, b0, sums[0]);
                                 sums[1] = $fma(a, b1, sums[1]);
@@ -331,27 +335,29 @@ mod x86 {
                 const STEP: usize = $step;
 
                 #[inline(always)]
-                unsafe fn tile<const KS: usize>(
+                unsafe fn tile<const ACROSS: bool>(
                     rows: usize,
                     k: usize,
                     a: *const u32,
                     stride: usize,
                     b: *const u32,
+                    b_stride: usize,
                     ends: Ends,
                 ) {
                     #[inline(always)]
-                    unsafe fn call<const ROWS: usize, const KS: usize>(
+                    unsafe fn call<const ROWS: usize, const ACROSS: bool>(
                         k: usize,
                         a: *const u32,
                         stride: usize,
                         b: *const u32,
+                        b_stride: usize,
                         ends: Ends,
                     ) {
                         // SAFETY: the caller's promise, passed on.
-                        unsafe { $name::rows_of::<ROWS, KS>(k, a, stride, b, ends) }
+                        unsafe { $name::rows_of::<ROWS, ACROSS>(k, a, stride, b, b_stride, ends) }
                     }
                     // SAFETY: the caller's promise, passed on.
-                    unsafe { pick!(rows, [$($rows),+], call(k, a, stride, b, ends)) }
+                    unsafe { pick!(rows, [$($rows),+], call(k, a, stride, b, b_stride, ends)) }
                 }
 
                 $($transpose)?

@@ -1,7 +1,7 @@
 //! The blocked matrix product over packed operands.
 
 use super::kernel::{Ends, Isa, Kernel, Task};
-use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL, WIDE_PANEL};
+use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL};
 use collectives::{DType, Float};
 use std::ops::Range;
 
@@ -20,6 +20,10 @@ const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
 };
 /// Rows whose unfinished sums are kept when k has more than one block; a multiple of `ROWS`.
 const UNFINISHED: usize = 6 * ROWS;
+
+/// Lanes of both operands up to which walking across their rows is as fast as along packed ones: about half of the
+/// second cache level.
+const NEAR: usize = 1 << 18;
 
 /// Sums of the largest kernel's tile.
 const TILE: usize = 14 * 32;
@@ -132,6 +136,7 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
         let depth = lanes.div_ceil(blocks);
         let stripe = if blocks > 1 { UNFINISHED } else { m.max(1) };
         let across = columns(depth);
+        let few = (m + n) * k <= NEAR;
         for m0 in (0..m).step_by(stripe) {
             for n0 in (0..n).step_by(across) {
                 let columns = across.min(n - n0);
@@ -139,24 +144,26 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
                     let lane0 = (block * depth).min(lanes);
                     let depth = depth.min(lanes - lane0);
                     let (k0, k1) = (lane0 * K::STEP, k.min((lane0 + depth) * K::STEP));
-                    let panel = depth * K::NR;
-                    pack::right::<K, E>(right.from(k0, n0), k1 - k0, columns, panel, scratch.right);
+                    let part = right.from(k0, n0);
+                    let right = Right::in_place::<K, E>(part, columns).filter(|_| few).unwrap_or_else(|| {
+                        pack::right::<K, E>(part, k1 - k0, columns, depth * K::NR, scratch.right);
+                        Right::packed::<K>(scratch.right, depth * K::NR)
+                    });
                     for i0 in (m0..m.min(m0 + stripe)).step_by(ROWS) {
                         let rows = ROWS.min(m - i0).min(m0 + stripe - i0);
                         let part = left.from(i0, k0);
                         // An odd last row would be rounded up to one that does not exist.
-                        let left = match in_place::<K, E>(part) {
-                            Some(left) if m.is_multiple_of(2) => left,
-                            _ if part.column == 1 => {
+                        let even = m.is_multiple_of(2) && (part.column == 1 || few);
+                        let left = Left::in_place::<K, E>(part).filter(|_| even).unwrap_or_else(|| {
+                            if part.column == 1 {
                                 pack::left_along::<K, E>(part, rows, k1 - k0, scratch.left);
                                 Left::Along(scratch.left, LEFT_STRIDE)
-                            }
-                            _ => {
+                            } else {
                                 pack::left_across::<K, E>(part, rows, k1 - k0, scratch.left);
-                                Left::Across(scratch.left, depth)
+                                Left::across::<K>(scratch.left, depth)
                             }
-                        };
-                        let sweep = Sweep { rows, columns, right: scratch.right, panel };
+                        });
+                        let sweep = Sweep { rows, columns, right };
                         let unfinished = match blocks {
                             1 => &mut [][..],
                             _ => &mut scratch.unfinished[(i0 - m0) * across..],
@@ -245,21 +252,65 @@ impl<O: Float> Tiles for Target<'_, O> {
 pub(super) enum Left<'a> {
     /// Rows along k, so far apart.
     Along(&'a [u32], usize),
-    /// By [`pack::left_across`], with so many lanes along k.
-    Across(&'a [u32], usize),
+    /// Steps of k so far apart, and panels of `MR` rows so far.
+    Across(&'a [u32], usize, usize),
 }
 
-/// A left operand that needs no packing: rows of f32 along k, for a kernel whose lanes are f32, that do not all fall into
-/// the same cache sets.
+impl<'a> Left<'a> {
+    /// What [`pack::left_across`] packed, with so many lanes along k.
+    #[inline(always)]
+    pub(super) fn across<K: Kernel>(packed: &'a [u32], depth: usize) -> Self {
+        Left::Across(packed, pack::left_panel::<K>(), depth * pack::left_panel::<K>())
+    }
+
+    /// An operand that needs no packing: f32 for a kernel whose lanes are f32, where it is. The kernel reads an even
+    /// number of rows, so the last odd one needs another after it.
+    #[inline(always)]
+    pub(super) fn in_place<K: Kernel, E: Float>(left: Mat<'a, E>) -> Option<Self> {
+        match (near::<K, E>(left)?, left.column) {
+            (words, 1) => Some(Left::Along(words, left.row)),
+            (words, stride) => Some(Left::Across(words, stride, K::MR)),
+        }
+    }
+}
+
+/// A packed right operand, or one where it is: lanes of panels of `NR` columns.
+#[derive(Clone, Copy)]
+pub(super) struct Right<'a> {
+    pub lanes: &'a [u32],
+    /// Between steps of k.
+    pub stride: usize,
+    /// Between panels.
+    pub panel: usize,
+}
+
+impl<'a> Right<'a> {
+    /// What [`pack::right`] packed with panels of so many lanes.
+    #[inline(always)]
+    pub(super) fn packed<K: Kernel>(lanes: &'a [u32], panel: usize) -> Self {
+        Right { lanes, stride: K::NR, panel }
+    }
+
+    /// An operand of whole panels that needs no packing.
+    #[inline(always)]
+    fn in_place<K: Kernel, E: Float>(right: Mat<'a, E>, columns: usize) -> Option<Self> {
+        if right.column != 1 || !columns.is_multiple_of(K::NR) {
+            return None;
+        }
+        Some(Right { lanes: near::<K, E>(right)?, stride: right.row, panel: K::NR })
+    }
+}
+
+/// The elements as lanes, if they are, and if neighbours across the rows of memory do not all fall into the same cache
+/// sets.
 #[inline(always)]
-pub(super) fn in_place<K: Kernel, E: Float>(left: Mat<'_, E>) -> Option<Left<'_>> {
-    let fits = K::STEP == 1 && E::DTYPE == DType::F32 && left.column == 1;
-    if !fits || left.row.is_multiple_of(1024) {
+fn near<'a, K: Kernel, E: Float>(matrix: Mat<'a, E>) -> Option<&'a [u32]> {
+    let stride = matrix.row.max(matrix.column);
+    if K::STEP != 1 || E::DTYPE != DType::F32 || stride.is_multiple_of(1024) {
         return None;
     }
     // SAFETY: f32 and u32 have the same size and alignment, and E is f32.
-    let words = unsafe { std::slice::from_raw_parts(left.data.as_ptr().cast(), left.data.len()) };
-    Some(Left::Along(words, left.row))
+    Some(unsafe { std::slice::from_raw_parts(matrix.data.as_ptr().cast(), matrix.data.len()) })
 }
 
 /// Where the tiles of a [`Sweep`] go. Its methods must be `#[inline(always)]`, which closures cannot be, so that
@@ -277,9 +328,7 @@ pub(super) trait Tiles {
 pub(super) struct Sweep<'a> {
     pub rows: usize,
     pub columns: usize,
-    pub right: &'a [u32],
-    /// Lanes of one panel of `right`.
-    pub panel: usize,
+    pub right: Right<'a>,
 }
 
 impl Sweep<'_> {
@@ -292,13 +341,8 @@ impl Sweep<'_> {
         // SAFETY: the caller's promise, in the layout's constants.
         unsafe {
             match left {
-                Left::Along(left, stride) => self.tiles::<K, 1>(left, stride, K::MR * stride, tiles),
-                Left::Across(left, depth) if pack::left_panel::<K>() == WIDE_PANEL => {
-                    self.tiles::<K, WIDE_PANEL>(left, 1, depth * WIDE_PANEL, tiles);
-                }
-                Left::Across(left, depth) => {
-                    self.tiles::<K, NARROW_PANEL>(left, 1, depth * NARROW_PANEL, tiles);
-                }
+                Left::Along(left, stride) => self.tiles::<K, false>(left, stride, K::MR * stride, tiles),
+                Left::Across(left, stride, panel) => self.tiles::<K, true>(left, stride, panel, tiles),
             }
         }
     }
@@ -306,7 +350,7 @@ impl Sweep<'_> {
     /// # Safety
     /// As for `run`; `left` has its panels of `MR` rows `step` lanes apart.
     #[inline(always)]
-    unsafe fn tiles<K: Kernel, const KS: usize>(
+    unsafe fn tiles<K: Kernel, const ACROSS: bool>(
         &self,
         left: &[u32],
         stride: usize,
@@ -319,11 +363,20 @@ impl Sweep<'_> {
             for (q, r) in (0..self.rows).step_by(K::MR).enumerate() {
                 let rows = r..self.rows.min(r + K::MR);
                 let Some((lanes, ends)) = tiles.place::<K>(rows.clone(), columns.clone()) else { continue };
-                let a = &left[q * step + lanes.start * KS..];
-                let b = &self.right[p * self.panel + lanes.start * K::NR..];
+                let a = &left[q * step + lanes.start * if ACROSS { stride } else { 1 }..];
+                let Right { lanes: right, stride: b_stride, panel } = self.right;
+                let b = &right[p * panel + lanes.start * b_stride..];
                 // SAFETY: the caller's promise.
                 unsafe {
-                    K::tile::<KS>(rows.len(), lanes.len(), a.as_ptr(), stride, b.as_ptr(), ends);
+                    K::tile::<ACROSS>(
+                        rows.len(),
+                        lanes.len(),
+                        a.as_ptr(),
+                        stride,
+                        b.as_ptr(),
+                        b_stride,
+                        ends,
+                    );
                 }
                 tiles.finish::<K>(rows, columns.clone(), ends.out);
             }
