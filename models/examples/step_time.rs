@@ -6,7 +6,7 @@
 use collectives::{Element, Float, View, ViewMut, bf16};
 use models::{
     Accounts, AttentionBackward, AttentionShape, Batch, Gradients, Llama, LlamaConfig, Matrix, Model, Ops,
-    Plus, Recompute, Turn, Weights, init_range,
+    Plus, Recompute, Team, Turn, Weights, init_range,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -38,6 +38,10 @@ fn attention_flops(s: &AttentionShape, products: usize) -> f64 {
 }
 
 impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
+    fn team(&self) -> Team {
+        self.inner.team()
+    }
+
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>) {
         self.note("copy", 0.0, |o| o.upload(from, to));
     }

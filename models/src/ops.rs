@@ -5,6 +5,7 @@
 //! overwrites (`=`) what it calls `out`, unless it says that it adds. Results are the same bits run to run and
 //! for any number of threads.
 
+use crate::team::Team;
 use collectives::{Element, Float, View, ViewMut};
 
 /// A row-major matrix, or the transpose of one.
@@ -69,10 +70,9 @@ pub enum Turn {
 
 /// Kernels over elements stored as `T` and computed as f32.
 pub trait Ops<T: Float>: Send {
-    /// Runs `work` on one of the threads that compute, if there are several: what it divides with rayon's `join`
-    /// then takes all of them.
-    fn install(&self, work: &mut (dyn FnMut() + Send)) {
-        work();
+    /// The threads that compute.
+    fn team(&self) -> Team {
+        Team::default()
     }
 
     /// Copies from the host.

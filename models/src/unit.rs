@@ -53,13 +53,13 @@ pub struct Unit {
 }
 
 /// Weights as lent to the model: tensor `tensor` of unit `unit`, row-major.
-pub trait Weights<T: Element> {
+pub trait Weights<T: Element>: Sync {
     /// Only the current unit and those it `uses` may be asked for.
     fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T>;
 }
 
 /// Gradients as lent to the model.
-pub trait Gradients<T: Element> {
+pub trait Gradients<T: Element>: Send {
     /// Only the current unit and those it `uses` may be asked for. A unit's first contribution in a backward
     /// pass overwrites (`=`), later ones add (`+=`); what is there before the first is arbitrary.
     fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T>;

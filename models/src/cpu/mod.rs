@@ -10,15 +10,14 @@ mod pack;
 mod product;
 #[cfg(test)]
 mod tests;
-mod threads;
 
 use crate::error::Result;
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
+use crate::team::{Shared, Team};
 use collectives::{Buffer, DType, Element, Float, View, ViewMut};
 use kernel::Isa;
 use pack::Mat;
 use product::{Addend, Out, Product, Scratch};
-use threads::{Shared, Threads};
 
 /// Rows whose gradient of a norm's weight is summed before the sums are added: fixed, for the same bits with
 /// any number of threads.
@@ -69,7 +68,7 @@ pub(crate) struct CpuMemory {
 /// The CPU's kernels and their workspace.
 pub struct Cpu {
     memory: CpuMemory,
-    threads: Threads,
+    team: Team,
     /// Words of one thread.
     words: usize,
     /// Whether bf16 products use the processor's bf16 instructions.
@@ -82,9 +81,9 @@ impl Cpu {
     /// # Errors
     /// The threads cannot be started.
     pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
-        let threads = Threads::new(shape.threads)?;
+        let team = Team::new(shape.threads)?;
         let native_bf16 = Isa::half() != Isa::single();
-        Ok(Cpu { memory, threads, words: shape.words_per_thread(), native_bf16 })
+        Ok(Cpu { memory, team, words: shape.words_per_thread(), native_bf16 })
     }
 
     fn isa<T: Element>(&self) -> Isa {
@@ -120,8 +119,8 @@ fn cut(len: usize, parts: usize, step: usize, i: usize) -> std::ops::Range<usize
 }
 
 impl<T: Float> Ops<T> for Cpu {
-    fn install(&self, work: &mut (dyn FnMut() + Send)) {
-        self.threads.install(work);
+    fn team(&self) -> Team {
+        self.team.clone()
     }
 
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>) {
@@ -155,8 +154,8 @@ impl<T: Float> Ops<T> for Cpu {
         let (left, right) = (mat(left), mat(right));
         let (isa, per_thread) = (self.isa::<T>(), self.words);
         let words = self.scratch();
-        let (down, across) = grid(m, n, self.threads.count());
-        self.threads.each(down * across, |task, thread| {
+        let (down, across) = grid(m, n, self.team.count());
+        self.team.each(down * across, |task, thread| {
             let rows = cut(m, down, 14, task / across);
             let columns = cut(n, across, 32, task % across);
             if rows.is_empty() || columns.is_empty() {
@@ -190,7 +189,7 @@ impl<T: Float> Ops<T> for Cpu {
         let vocab = d_table.len() / hidden.max(1);
         assert!(d_table.place().is_host(), "host access to {:?}", d_table.place());
         let table = Shared(d_table.as_mut_ptr());
-        self.threads.split(hidden, 64, |columns| {
+        self.team.split(hidden, 64, |columns| {
             let table = &table;
             // SAFETY: the table has `vocab` rows, and each task its own columns.
             unsafe { embed::embed_backward(order, d_out, table.0, vocab, hidden, columns, add) }
@@ -201,7 +200,7 @@ impl<T: Float> Ops<T> for Cpu {
         let (x, weight, out) = (x.host(), weight.host(), out.host());
         assert_eq!(x.len(), out.len(), "as many results as inputs of a norm");
         let (h, out) = (weight.len(), Shared(out.as_mut_ptr()));
-        self.threads.split(x.len() / h, 16, |rows| {
+        self.team.split(x.len() / h, 16, |rows| {
             let part = rows.start * h..rows.end * h;
             // SAFETY: each task has its own rows of the result, which is as long as the input.
             let out = unsafe { out.part(part.clone()) };
@@ -227,7 +226,7 @@ impl<T: Float> Ops<T> for Cpu {
         let partial = &mut partial[..blocks * h];
         partial.fill(0.0);
         let (sums, d_x) = (Shared(partial.as_mut_ptr()), Shared(d_x.as_mut_ptr()));
-        self.threads.each(blocks, |block, _| {
+        self.team.each(blocks, |block, _| {
             let part = block * NORM_ROWS * h..x.len().min((block + 1) * NORM_ROWS * h);
             // SAFETY: each task has its own rows and its own partial sum.
             let (d_x, sum) = unsafe { (d_x.part(part.clone()), sums.part(block * h..(block + 1) * h)) };
@@ -247,7 +246,7 @@ impl<T: Float> Ops<T> for Cpu {
     ) {
         let (x, angles, row) = (x.host(), &angles.host()[..length * width], heads * width);
         let (tokens, x) = (x.len() / row, Shared(x.as_mut_ptr()));
-        self.threads.split(tokens, 16, |part| {
+        self.team.split(tokens, 16, |part| {
             // SAFETY: each task has its own rows.
             let x = unsafe { x.part(part.start * row..part.end * row) };
             elementwise::rope(x, row, angles, width, part.start % length, turn);
@@ -271,7 +270,7 @@ impl<T: Float> Ops<T> for Cpu {
         assert_eq!(log_sums.len(), n * heads, "one logarithm for each query and head");
         let (out, log_sums) = (Shared(out.as_mut_ptr()), Shared(log_sums.as_mut_ptr()));
         let (per_thread, words) = (self.words, self.scratch());
-        self.threads.each(rows * kv_heads, |task, thread| {
+        self.team.each(rows * kv_heads, |task, thread| {
             let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
             let (out, log_sums) = (&out, &log_sums);
             // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
@@ -295,7 +294,7 @@ impl<T: Float> Ops<T> for Cpu {
         assert!(d_k.len() == n * kv_heads * width && d_v.len() == d_k.len(), "gradients of keys and values");
         let (d_q, d_k, d_v) = (Shared(d_q.as_mut_ptr()), Shared(d_k.as_mut_ptr()), Shared(d_v.as_mut_ptr()));
         let (per_thread, words) = (self.words, self.scratch());
-        self.threads.each(rows * kv_heads, |task, thread| {
+        self.team.each(rows * kv_heads, |task, thread| {
             let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
             let (d_q, d_k, d_v) = (&d_q, &d_k, &d_v);
             // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
@@ -327,7 +326,7 @@ impl<T: Float> Ops<T> for Cpu {
         let (gate, up, out) = (gate.host(), up.host(), out.host());
         assert!(gate.len() == up.len() && gate.len() == out.len(), "gate, up and their product");
         let shared = Shared(out.as_mut_ptr());
-        self.threads.split(gate.len(), 4096, |part| {
+        self.team.split(gate.len(), 4096, |part| {
             // SAFETY: each task has its own part of the result, which is as long as the inputs.
             let out = unsafe { shared.part(part.clone()) };
             elementwise::swiglu(&gate[part.clone()], &up[part], out);
@@ -340,7 +339,7 @@ impl<T: Float> Ops<T> for Cpu {
         let len = gate.len();
         let (gate, up) = (Shared(gate.as_mut_ptr()), Shared(up.as_mut_ptr()));
         let d_out = Shared(d_out.as_mut_ptr());
-        self.threads.split(len, 4096, |part| {
+        self.team.split(len, 4096, |part| {
             // SAFETY: each task has its own part of the three, which are equally long.
             unsafe {
                 let (gate, up) = (gate.part(part.clone()), up.part(part.clone()));
@@ -366,7 +365,7 @@ impl<T: Float> Ops<T> for Cpu {
             Shared(d.host().as_mut_ptr())
         });
         let (logits, losses) = (Shared(logits.as_mut_ptr()), Shared(losses.as_mut_ptr()));
-        self.threads.split(rows, 1, |part| {
+        self.team.split(rows, 1, |part| {
             let elements = part.start * vocab..part.end * vocab;
             // SAFETY: each task has its own rows of the three, whose lengths are asserted above.
             unsafe {

@@ -150,11 +150,11 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
     }
 
     fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>) {
-        match unit {
+        self.ops.team().install(|| match unit {
             0 => self.embed(weights),
             u if u == self.head() => self.evaluate(weights),
             u => self.block(u - 1, weights),
-        }
+        });
     }
 
     fn backward_reads_weights(&self, unit: usize) -> bool {
@@ -162,11 +162,11 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
     }
 
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
-        match unit {
+        self.ops.team().install(|| match unit {
             0 => self.embed_backward(gradients),
             u if u == self.head() => self.head_backward(weights, gradients),
             u => self.block_backward(u - 1, weights, gradients),
-        }
+        });
     }
 
     fn loss(&self) -> f64 {
@@ -174,7 +174,7 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
     }
 
     fn install(&self, work: &mut (dyn FnMut() + Send)) {
-        self.ops.install(work);
+        self.ops.team().install(work);
     }
 
     /// # Panics

@@ -3,31 +3,34 @@
 use crate::error::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::ops::Range;
+use std::sync::Arc;
 
-/// This thread alone, or a pool of its own.
-pub(super) struct Threads {
-    pool: Option<ThreadPool>,
+/// The threads that compute a model: the caller's alone, or a pool. A clone is the same pool.
+#[derive(Clone, Default)]
+pub struct Team {
+    pool: Option<Arc<ThreadPool>>,
 }
 
-impl Threads {
+impl Team {
     /// One thread is the caller's; more are a pool.
-    pub(super) fn new(threads: usize) -> Result<Self> {
+    pub(crate) fn new(threads: usize) -> Result<Self> {
         let build = || {
             let name = |i| format!("compute-{i}");
             ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|e| {
                 Error::config(format!("cannot start {threads} compute threads: {e}; fewer threads may fit"))
             })
         };
-        Ok(Threads { pool: if threads > 1 { Some(build()?) } else { None } })
+        Ok(Team { pool: if threads > 1 { Some(Arc::new(build()?)) } else { None } })
     }
 
     /// Threads that work at once.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.pool.as_ref().map_or(1, |pool| pool.current_num_threads())
     }
 
-    /// Runs `work` on a thread of the pool, if there is one.
-    pub(super) fn install(&self, work: &mut (dyn FnMut() + Send)) {
+    /// Runs `work` on a thread of the pool, if there is one: what it divides with rayon's `join` then takes all of
+    /// them. To enter and leave the pool costs two wake-ups, so whole units go in, not single kernels.
+    pub fn install(&self, work: impl FnOnce() + Send) {
         match &self.pool {
             Some(pool) => pool.install(work),
             None => work(),
@@ -36,7 +39,7 @@ impl Threads {
 
     /// Runs `task(i, thread)` for each i below `tasks`; `thread` is below `count` and belongs to one running
     /// task at a time.
-    pub(super) fn each(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
+    pub(crate) fn each(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
         match &self.pool {
             Some(pool) if tasks > 1 => pool.install(|| halves(0..tasks, &task)),
             _ => (0..tasks).for_each(|i| task(i, 0)),
@@ -44,7 +47,7 @@ impl Threads {
     }
 
     /// Runs `work` on nearly equal parts of `0..len`, at least `grain` long, one for each thread.
-    pub(super) fn split(&self, len: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
+    pub(crate) fn split(&self, len: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
         let parts = self.count().min(len / grain.max(1)).max(1);
         self.each(parts, |i, _| work(len * i / parts..len * (i + 1) / parts));
     }
@@ -63,7 +66,7 @@ fn halves(tasks: Range<usize>, task: &(impl Fn(usize, usize) + Sync)) {
 
 /// A pointer that tasks may share when each touches its own part.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<T>(pub *mut T);
+pub(crate) struct Shared<T>(pub *mut T);
 
 // SAFETY: an address; whoever dereferences it promises that parts are disjoint.
 unsafe impl<T: Send> Send for Shared<T> {}
@@ -76,7 +79,7 @@ impl<T> Shared<T> {
     /// # Safety
     /// The range is inside the memory, and nobody else touches it for as long as the slice lives.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
     }
@@ -90,7 +93,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_on_a_valid_thread() {
         for count in [1, 2, 3, 5] {
-            let threads = Threads::new(count).unwrap();
+            let threads = Team::new(count).unwrap();
             assert_eq!(threads.count(), count);
             for tasks in [0, 1, 2, 7, 100] {
                 let seen = Mutex::new(vec![0; tasks]);
@@ -105,7 +108,7 @@ mod tests {
 
     #[test]
     fn parts_cover_the_range() {
-        let threads = Threads::new(3).unwrap();
+        let threads = Team::new(3).unwrap();
         for (len, grain) in [(0, 1), (1, 1), (10, 1), (100, 40), (7, 100)] {
             let seen = Mutex::new(vec![0; len]);
             threads.split(len, grain, |range| range.for_each(|i| seen.lock().unwrap()[i] += 1));
