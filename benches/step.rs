@@ -3,7 +3,7 @@
 
 use collectives::{Communicator, Float, bf16};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use models::{Accounts, Batch, Llama, LlamaConfig, Recompute};
+use models::{Batch, Llama, LlamaConfig, Recompute};
 use std::time::Duration;
 use zero::{Batches, Config, Ledger, Trainer};
 
@@ -23,7 +23,7 @@ impl Batches for Same {
 fn step<T: Float>(c: &mut Criterion, name: &str, rows: usize, length: usize, samples: usize) {
     let config = LlamaConfig::preset(name).expect("a preset");
     let ledger = Ledger::default();
-    let accounts = Accounts { activations: ledger.activations.clone(), workspace: ledger.workspace.clone() };
+    let accounts = ledger.of_model();
     let model = Llama::<T>::new(&config, rows, length, Recompute::None, 1, &accounts).expect("a model");
     let comm = Communicator::threads(1).remove(0);
     let mut source = |spec: &models::TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {

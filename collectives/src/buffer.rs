@@ -191,6 +191,11 @@ impl<T: Element> Buffer<T> {
         Buffer { memory, len, _type: PhantomData }
     }
 
+    /// The memory without its type.
+    pub fn into_memory(self) -> Memory {
+        self.memory
+    }
+
     /// A copy of `data` in process memory.
     pub fn copy_of(data: &[T]) -> Self {
         let mut buffer = Buffer::zeroed(data.len());

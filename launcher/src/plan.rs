@@ -414,6 +414,7 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         accumulate: args.accumulate,
         adamw,
         clip: (clip > 0.0).then_some(clip as f32),
+        placement: zero::Placement::Host,
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::human;
 use collectives::Communicator;
 use serde_json::{Value, json};
-use zero::Memory;
+use zero::{Memory, Placement};
 
 /// More ranks than this are shown as least, mean and most.
 const COLUMNS: usize = 6;
@@ -35,7 +35,7 @@ pub struct RankReport {
 
 impl RankReport {
     /// Numbers of one rank on the wire.
-    const WIDTH: usize = 15;
+    const WIDTH: usize = 16;
 
     fn pack(&self) -> [f64; Self::WIDTH] {
         let mut wire = [0.0; Self::WIDTH];
@@ -53,7 +53,7 @@ impl RankReport {
             self.evaluation,
             self.total,
         ];
-        wire[6..].copy_from_slice(&rest);
+        wire[7..].copy_from_slice(&rest);
         wire
     }
 
@@ -66,16 +66,17 @@ impl RankReport {
                 buckets: wire[3] as usize,
                 activations: wire[4] as usize,
                 workspace: wire[5] as usize,
+                host: wire[6] as usize,
             },
-            predicted: wire[6] as usize,
-            peak_rss: wire[7] as u64,
-            bytes_sent: wire[8] as u64,
-            compute: wire[9],
-            exposed: wire[10],
-            optimizer: wire[11],
-            data: wire[12],
-            evaluation: wire[13],
-            total: wire[14],
+            predicted: wire[7] as usize,
+            peak_rss: wire[8] as u64,
+            bytes_sent: wire[9] as u64,
+            compute: wire[10],
+            exposed: wire[11],
+            optimizer: wire[12],
+            data: wire[13],
+            evaluation: wire[14],
+            total: wire[15],
         }
     }
 
@@ -129,12 +130,24 @@ pub fn peak_rss() -> u64 {
 /// One part of a rank's time.
 type Seconds = fn(&RankReport) -> f64;
 
-/// The table of a run of `steps` steps.
-pub fn table(ranks: &[RankReport], steps: usize) -> String {
+/// The table of a run of `steps` steps, with what is on the device and what on the host where there are both.
+pub fn table(ranks: &[RankReport], steps: usize, placement: Placement) -> String {
     let mut table = Table { ranks, text: String::new() };
     table.header();
     for (index, (name, _)) in ranks[0].memory.classes().iter().enumerate() {
+        let name = match (*name, placement) {
+            ("host", Placement::Host) => continue,
+            ("host", _) => "page-locked, on the host",
+            ("optimizer", Placement::Offloaded) => "optimizer, on the host",
+            (name, _) => name,
+        };
         table.row(name, |r| r.memory.classes()[index].1 as f64, |x| human::bytes(x as u64));
+    }
+    if placement.on_device() {
+        let on_device = |r: &RankReport| r.memory.on_device(placement);
+        table.row("on the device", |r| on_device(r) as f64, |x| human::bytes(x as u64));
+        let on_host = |r: &RankReport| (r.memory.total() - on_device(r)) as f64;
+        table.row("on the host", on_host, |x| human::bytes(x as u64));
     }
     table.row("all classes", |r| r.memory.total() as f64, |x| human::bytes(x as u64));
     table.row("as predicted", |r| r.predicted as f64, |x| human::bytes(x as u64));
@@ -176,7 +189,7 @@ impl Table<'_> {
     }
 
     fn line(&mut self, name: &str, cells: impl Iterator<Item = String>) {
-        self.text.push_str(&format!("{name:<24}"));
+        self.text.push_str(&format!("{name:<26}"));
         cells.for_each(|cell| self.text.push_str(&format!("{cell:>16}")));
         self.text.push('\n');
     }
@@ -213,6 +226,7 @@ mod tests {
                 buckets: 4,
                 activations: 5,
                 workspace: 6,
+                host: 1,
             },
             predicted: 7,
             peak_rss: 8,
@@ -231,12 +245,12 @@ mod tests {
         let r = report(3);
         assert_eq!(RankReport::unpack(&r.pack()), r);
         assert_eq!(r.other(), 1.0);
-        assert_eq!(r.json(3)["memory"]["total"], (9 << 20) + 15);
+        assert_eq!(r.json(3)["memory"]["total"], (9 << 20) + 16);
     }
 
     #[test]
     fn the_table_has_a_column_a_rank_or_the_spread_of_many() {
-        let two = table(&[report(0), report(1)], 512);
+        let two = table(&[report(0), report(1)], 512, Placement::Host);
         let line = |text: &str, name: &str| {
             let line = text.lines().find(|l| l.trim_start().starts_with(name)).unwrap();
             line.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -247,8 +261,24 @@ mod tests {
         assert_eq!(line(&two, "compute"), "compute 6.0 s 60% 6.0 s 60%");
         assert_eq!(line(&two, "other"), "other 1.0 s 10% 1.0 s 10%");
         let many: Vec<_> = (0..9).map(report).collect();
-        let many = table(&many, 1);
+        let many = table(&many, 1, Placement::Host);
+        assert!(!many.contains("on the"), "{many}");
         assert_eq!(line(&many, "held"), "held least mean most");
         assert_eq!(line(&many, "parameters"), "parameters 1.00 MiB 5.00 MiB 9.00 MiB");
+    }
+
+    #[test]
+    fn the_table_says_what_is_on_the_device_and_what_on_the_host() {
+        let line = |placement, name: &str| {
+            let text = table(&[report(0)], 1, placement);
+            let line = text.lines().find(|l| l.trim_start().starts_with(name)).unwrap();
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(line(Placement::Device, "on the device"), "on the device 6.00 MiB");
+        assert_eq!(line(Placement::Device, "on the host"), "on the host 1 B");
+        assert_eq!(line(Placement::Device, "optimizer"), "optimizer 3.00 MiB");
+        assert_eq!(line(Placement::Offloaded, "on the device"), "on the device 3.00 MiB");
+        assert_eq!(line(Placement::Offloaded, "on the host"), "on the host 3.00 MiB");
+        assert_eq!(line(Placement::Offloaded, "optimizer,"), "optimizer, on the host 3.00 MiB");
     }
 }

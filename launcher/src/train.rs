@@ -12,7 +12,7 @@ use crate::report::{self, RankReport, memory_json};
 use crate::sample;
 use collectives::{Communicator, Float};
 use models::hf::{SaveOptions, Writer};
-use models::{Accounts, Batch, Recompute};
+use models::{Batch, Recompute};
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
@@ -80,7 +80,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     progress.line(&headline(plan));
 
     let ledger = Ledger::default();
-    let accounts = Accounts { activations: ledger.activations.clone(), workspace: ledger.workspace.clone() };
+    let accounts = ledger.of_model();
     let model = plan.model.build::<T>(&plan.batch, &accounts)?;
     let mut trainer = Trainer::new(model, comm, &plan.zero, ledger, &mut plan.model.source(plan.seed))?;
     let predicted = plan.predict()?;
@@ -179,7 +179,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         if let Some(text) = text {
             println!("sample\n{}\n", indent(&text));
         }
-        println!("{}", report::table(&ranks, plan.steps));
+        println!("{}", report::table(&ranks, plan.steps, plan.zero.placement));
         let held_out = validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
         println!(
             "{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}",

@@ -46,6 +46,14 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
         self.note("copy", 0.0, |o| o.upload(from, to));
     }
 
+    fn fetch<E: Element>(&mut self, from: View<'_, E>, to: ViewMut<'_, E>) {
+        Ops::<T>::fetch(&mut self.inner, from, to);
+    }
+
+    fn finish(&mut self) {
+        Ops::<T>::finish(&mut self.inner);
+    }
+
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
         self.note("copy", 0.0, |o| o.download(from, to));
     }

@@ -78,6 +78,12 @@ pub trait Ops<T: Float>: Send {
     /// Copies from the host.
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>);
 
+    /// Copies to memory of the host, which is there after [`finish`](Self::finish) and stays until then.
+    fn fetch<E: Element>(&mut self, from: View<'_, E>, to: ViewMut<'_, E>);
+
+    /// Returns when everything is done.
+    fn finish(&mut self);
+
     /// Copies to the host, after everything before is done.
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]);
 

@@ -104,8 +104,9 @@ pub trait Model<T: Float>: Send {
     /// Backward of one unit; see [`Gradients::tensor`] for who overwrites and who adds.
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>);
 
-    /// The sum of the micro-batch's token losses, valid after the last unit's forward or backward.
-    fn loss(&self) -> f64;
+    /// The sum of the micro-batch's token losses, valid after the last unit's forward or backward. A device may have
+    /// to be waited for.
+    fn loss(&mut self) -> f64;
 
     /// Logits at one position (`row * length + column`) after `forward_unit` of all units but the last;
     /// `out` holds the vocabulary. Reads weights of the last unit and those it uses.

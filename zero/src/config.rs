@@ -18,6 +18,37 @@ pub struct Config {
     pub adamw: AdamW,
     /// Largest global gradient norm; longer gradients are scaled down to it.
     pub clip: Option<f32>,
+    /// Where everything lies.
+    pub placement: Placement,
+}
+
+/// Where a rank keeps and computes what it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// On the host.
+    #[default]
+    Host,
+    /// On a device.
+    Device,
+    /// On a device, but the optimizer's state in memory of the host, which updates it.
+    Offloaded,
+}
+
+impl Placement {
+    /// Whether parameters, gradients and the model are on a device.
+    pub fn on_device(self) -> bool {
+        self != Placement::Host
+    }
+
+    /// The same for a rank that has a device.
+    pub(crate) fn max_device(self) -> Placement {
+        if self.on_device() { self } else { Placement::Device }
+    }
+
+    /// Whether the optimizer's state is on a device.
+    pub fn optimizer_on_device(self) -> bool {
+        self == Placement::Device
+    }
 }
 
 impl Default for Config {
@@ -29,6 +60,7 @@ impl Default for Config {
             accumulate: 1,
             adamw: AdamW::default(),
             clip: Some(1.0),
+            placement: Placement::Host,
         }
     }
 }

@@ -6,9 +6,10 @@
 //! ([`Reduced::Wide`]) when there are several.
 
 use crate::error::Result;
+use crate::kernels::Kernels;
 use crate::params::alloc_slots;
 use crate::plan::{Home, Plan};
-use collectives::{Account, Buffer, Communicator, Float, Pending, ReduceOp, ViewMut};
+use collectives::{Account, Buffer, Communicator, Float, Pending, ReduceOp, View, ViewMut};
 use models::Gradients;
 use std::mem;
 use std::time::{Duration, Instant};
@@ -52,11 +53,12 @@ enum State<T: Float> {
 }
 
 /// A reduced gradient for the optimizer.
+#[derive(Clone, Copy)]
 pub enum Reduced<'a, T: Float> {
     /// Rounded to `T` by the reduction.
-    Stored(&'a [T]),
+    Stored(View<'a, T>),
     /// Still to be rounded to `T`, once, by the reader.
-    Wide(&'a [f32]),
+    Wide(View<'a, f32>),
 }
 
 impl<T: Float> Grads<T> {
@@ -93,17 +95,17 @@ impl<T: Float> Grads<T> {
     }
 
     /// Gets memory for the unit's whole gradient. What was reduced in that memory before is finished first.
-    pub fn open(&mut self, plan: &Plan, unit: usize) -> Result<()> {
+    pub fn open(&mut self, plan: &Plan, kernels: &mut dyn Kernels<T>, unit: usize) -> Result<()> {
         if let Home::Slot(slot) = plan.gradients[unit] {
             let sharing = |u: &usize| plan.gradients[*u] == Home::Slot(slot);
             for other in (0..plan.layout.len()).filter(sharing) {
-                self.settle(plan, other)?;
+                self.settle(plan, kernels, other)?;
             }
         }
         if plan.config.accumulate > 1 {
             let sharing = |u: &usize| plan.partial_slot[*u] == plan.partial_slot[unit];
             for other in (0..plan.layout.len()).filter(sharing) {
-                self.settle(plan, other)?;
+                self.settle(plan, kernels, other)?;
             }
         }
         for b in 0..self.units[unit].len() {
@@ -117,7 +119,7 @@ impl<T: Float> Grads<T> {
                 // Another unit's gradient was here; what no tensor of this one covers must be reduced as zeros. Memory
                 // that is always this unit's stays zero there.
                 for gap in layout.padding() {
-                    whole.host_mut()[gap].fill(T::default());
+                    kernels.clear(whole.view_mut().slice(gap))?;
                 }
                 bucket.state = State::Whole(whole);
             }
@@ -170,7 +172,7 @@ impl<T: Float> Grads<T> {
     }
 
     /// Finishes the unit's reductions that are under way.
-    fn settle(&mut self, plan: &Plan, unit: usize) -> Result<()> {
+    fn settle(&mut self, plan: &Plan, kernels: &mut dyn Kernels<T>, unit: usize) -> Result<()> {
         for b in 0..self.units[unit].len() {
             let bucket = &mut self.units[unit][b];
             let whole = match mem::replace(&mut bucket.state, State::Empty) {
@@ -185,7 +187,7 @@ impl<T: Float> Grads<T> {
                     match &mut bucket.sum {
                         None => bucket.sum = Some(reduced),
                         Some(sum) => {
-                            add(sum.host_mut(), reduced.host());
+                            kernels.add(sum.view_mut(), reduced.view())?;
                             self.partials[plan.partial_slot[unit]][b] = Some(reduced);
                         }
                     }
@@ -206,9 +208,9 @@ impl<T: Float> Grads<T> {
 
     /// Finishes all reductions of the step. Where every rank updates everything, hands round what was
     /// accumulated.
-    pub fn finish(&mut self, plan: &Plan, comm: &Communicator) -> Result<()> {
+    pub fn finish(&mut self, plan: &Plan, comm: &Communicator, kernels: &mut dyn Kernels<T>) -> Result<()> {
         for unit in 0..self.units.len() {
-            self.settle(plan, unit)?;
+            self.settle(plan, kernels, unit)?;
         }
         if plan.config.stage.shards_optimizer || plan.config.accumulate == 1 {
             return Ok(());
@@ -218,12 +220,12 @@ impl<T: Float> Grads<T> {
             let State::Whole(mut whole) = mem::replace(&mut bucket.state, State::Empty) else {
                 unreachable!("without sharding, gradients stay whole");
             };
-            let sum = bucket.sum.as_ref().expect("accumulated").host();
-            round(&mut whole.host_mut()[plan.shard(u, b)], sum);
+            let sum = bucket.sum.as_ref().expect("accumulated").view();
+            kernels.round(sum, whole.view_mut().slice(plan.shard(u, b)))?;
             bucket.state = State::InPlace(comm.start_all_gather_in_place(whole)?);
         }
         for unit in 0..self.units.len() {
-            self.settle(plan, unit)?;
+            self.settle(plan, kernels, unit)?;
         }
         Ok(())
     }
@@ -232,9 +234,11 @@ impl<T: Float> Grads<T> {
     pub fn shard(&self, plan: &Plan, unit: usize, bucket: usize) -> Reduced<'_, T> {
         let held = &self.units[unit][bucket];
         match (&held.sum, &held.shard, &held.state) {
-            (Some(sum), ..) => Reduced::Wide(sum.host()),
-            (None, Some(shard), _) => Reduced::Stored(shard.host()),
-            (None, None, State::Whole(whole)) => Reduced::Stored(&whole.host()[plan.shard(unit, bucket)]),
+            (Some(sum), ..) => Reduced::Wide(sum.view()),
+            (None, Some(shard), _) => Reduced::Stored(shard.view()),
+            (None, None, State::Whole(whole)) => {
+                Reduced::Stored(whole.view().slice(plan.shard(unit, bucket)))
+            }
             _ => unreachable!("gradients are read after they are finished"),
         }
     }
@@ -242,7 +246,7 @@ impl<T: Float> Grads<T> {
     /// The reduced gradient of what this rank's optimizer updates of a bucket, after `finish`.
     pub fn owned(&self, plan: &Plan, unit: usize, bucket: usize) -> Reduced<'_, T> {
         match &self.units[unit][bucket].state {
-            State::Whole(whole) if !plan.config.stage.shards_optimizer => Reduced::Stored(whole.host()),
+            State::Whole(whole) if !plan.config.stage.shards_optimizer => Reduced::Stored(whole.view()),
             _ => self.shard(plan, unit, bucket),
         }
     }
@@ -255,24 +259,6 @@ impl<T: Float> State<T> {
             _ => None,
         }
     }
-}
-
-fn add_body(sum: &mut [f32], x: &[f32]) {
-    for (s, x) in sum.iter_mut().zip(x) {
-        *s += x;
-    }
-}
-
-#[inline(always)]
-fn round_body<T: Float>(out: &mut [T], x: &[f32]) {
-    for (o, x) in out.iter_mut().zip(x) {
-        *o = T::from_f32(*x);
-    }
-}
-
-collectives::simd_dispatch! {
-    fn add(sum: &mut [f32], x: &[f32]) = add_body;
-    fn round<T: Float>(out: &mut [T], x: &[f32]) = round_body;
 }
 
 /// Gradients as the model's backward sees them.

@@ -10,6 +10,7 @@ mod clip;
 mod config;
 mod error;
 mod grads;
+mod kernels;
 pub mod memory;
 mod optimizer;
 mod params;
@@ -18,7 +19,7 @@ mod schedule;
 mod stage;
 mod step;
 
-pub use config::Config;
+pub use config::{Config, Placement};
 pub use error::{Error, Result};
 pub use memory::{Ledger, Memory};
 pub use optimizer::{AdamW, Source};

@@ -2,10 +2,12 @@
 //! buffer is booked on.
 
 use crate::clip::Norm;
-use crate::optimizer::keeps_master;
+use crate::config::Placement;
+use crate::kernels::Needs;
 use crate::plan::{Home, Plan};
 use collectives::Account;
-use models::Footprint;
+use collectives::device::Arena;
+use models::{Accounts, Footprint};
 
 /// Bytes per class of state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,11 +24,13 @@ pub struct Memory {
     pub activations: usize,
     /// Scratch.
     pub workspace: usize,
+    /// Beside a device: page-locked memory of the host that it copies from and to.
+    pub host: usize,
 }
 
 impl Memory {
     /// Every class with its name, in the order of reports.
-    pub fn classes(&self) -> [(&'static str, usize); 6] {
+    pub fn classes(&self) -> [(&'static str, usize); 7] {
         [
             ("parameters", self.parameters),
             ("gradients", self.gradients),
@@ -34,7 +38,14 @@ impl Memory {
             ("buckets", self.buckets),
             ("activations", self.activations),
             ("workspace", self.workspace),
+            ("host", self.host),
         ]
+    }
+
+    /// What of it is on a device.
+    pub fn on_device(&self, placement: Placement) -> usize {
+        let optimizer = if placement.optimizer_on_device() { 0 } else { self.optimizer };
+        if placement.on_device() { self.total() - self.host - optimizer } else { 0 }
     }
 
     /// All classes together.
@@ -48,7 +59,8 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
     let element = plan.dtype.size();
     let mut memory = Memory {
         activations: model.activations,
-        workspace: model.workspace + plan.world * Norm::stride(plan) * size_of::<f64>(),
+        workspace: model.workspace + Norm::bytes(plan),
+        host: model.host + Needs::of(plan).host_bytes(plan),
         ..Memory::default()
     };
     for (u, b) in plan.buckets() {
@@ -62,13 +74,25 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
             Home::Slot(_) => element * shard,
         };
         memory.gradients += if accumulates { size_of::<f32>() * shard } else { 0 };
-        memory.optimizer += size_of::<f32>() * owned * if keeps_master(plan.dtype) { 3 } else { 2 };
+        memory.optimizer += size_of::<f32>() * owned * if plan.keeps_master() { 3 } else { 2 };
     }
     let elements = |slots: &[Vec<usize>]| slots.iter().flatten().sum::<usize>();
     memory.buckets = element * (elements(&plan.weight_slots) + elements(&plan.gradient_slots))
         + size_of::<f32>() * elements(&plan.partial_slots);
     memory
 }
+
+/// Bytes of the arena that takes everything of this plan, and of a model with this footprint, on a device: what
+/// [`predict`] says, with each buffer at a multiple of the arena's alignment.
+pub fn arena(plan: &Plan, model: Footprint) -> usize {
+    let memory = predict(plan, Footprint::default());
+    // All but the norm's are whole blocks of at least 1024 elements, and the last is a carrier's own.
+    let blocks = memory.on_device(plan.config.placement) - memory.workspace;
+    model.arena + blocks + Arena::needed([memory.workspace, CARRIER])
+}
+
+/// What a group of one takes to carry its calls.
+const CARRIER: usize = size_of::<u64>();
 
 /// Accounts for every class; what they show is what is held.
 #[derive(Clone, Debug, Default)]
@@ -85,9 +109,17 @@ pub struct Ledger {
     pub activations: Account,
     /// Scratch.
     pub workspace: Account,
+    /// Page-locked memory of the host, beside a device.
+    pub host: Account,
 }
 
 impl Ledger {
+    /// The accounts of a model.
+    pub fn of_model(&self) -> Accounts {
+        let Ledger { activations, workspace, host, .. } = self.clone();
+        Accounts { activations, workspace, host }
+    }
+
     /// Bytes held now.
     pub fn held(&self) -> Memory {
         Memory {
@@ -97,6 +129,7 @@ impl Ledger {
             buckets: self.buckets.bytes(),
             activations: self.activations.bytes(),
             workspace: self.workspace.bytes(),
+            host: self.host.bytes(),
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::error::Result;
 use crate::plan::{Home, Plan};
-use collectives::{Account, Buffer, Communicator, Float, Pending, View};
+use collectives::{Account, Buffer, Communicator, Float, Pending, View, ViewMut};
 use models::Weights;
 use std::mem;
 
@@ -99,11 +99,11 @@ impl<T: Float> Params<T> {
         }
     }
 
-    /// The stored part of a bucket that starts at element `.0` of the bucket: everything, or this rank's shard.
-    pub fn stored_mut(&mut self, plan: &Plan, unit: usize, bucket: usize) -> (usize, &mut [T]) {
+    /// The part of a bucket that this rank's optimizer updates.
+    pub fn owned_mut(&mut self, plan: &Plan, unit: usize, bucket: usize) -> ViewMut<'_, T> {
         match &mut self.units[unit][bucket] {
-            State::Whole(whole) => (0, whole.host_mut()),
-            State::Shard(shard) => (plan.shard(unit, bucket).start, shard.host_mut()),
+            State::Whole(whole) => whole.view_mut().slice(plan.owned(unit, bucket)),
+            State::Shard(shard) => shard.view_mut(),
             _ => unreachable!("parameters are updated between passes"),
         }
     }

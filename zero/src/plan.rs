@@ -4,7 +4,7 @@
 //! ([`crate::memory`]), so the prediction is the arithmetic that the run follows.
 
 use crate::clip::Norm;
-use crate::config::Config;
+use crate::config::{Config, Placement};
 use crate::schedule::{Schedule, assign_slots};
 use collectives::{Buckets, DType};
 use models::Unit;
@@ -113,6 +113,11 @@ impl Plan {
         }
     }
 
+    /// Whether parameters have f32 weights beside them: those of 16 bits need them, and the host keeps its own.
+    pub fn keeps_master(&self) -> bool {
+        self.dtype != DType::F32 || self.config.placement == Placement::Offloaded
+    }
+
     /// The part of a bucket whose reduced gradient this rank receives.
     pub fn shard(&self, unit: usize, bucket: usize) -> Range<usize> {
         let n = self.layout[unit].bucket(bucket).shard_len();
@@ -141,7 +146,7 @@ impl Plan {
             };
             elements += shard * (reductions + gathers);
         }
-        let norm = Norm::stride(self) * size_of::<f64>();
+        let norm = Norm::bytes(self) / self.world;
         ((self.world - 1) * (elements * self.dtype.size() + norm)) as u64
     }
 

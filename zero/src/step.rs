@@ -5,14 +5,16 @@
 //! reductions, measure the global norm, update this rank's share, and publish it while the next is updated.
 
 use crate::clip::{self, Norm};
-use crate::config::Config;
+use crate::config::{Config, Placement};
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
+use crate::kernels::{Device, Host, Kernels, Needs, Offloaded};
 use crate::memory::Ledger;
 use crate::optimizer::{Optimizer, Source};
 use crate::params::{Lent, Params};
 use crate::plan::Plan;
 use crate::schedule::Action;
+use collectives::device::{SharedQueue, Streams};
 use collectives::{Communicator, Float};
 use models::{Batch, Model, TensorSpec, Weights};
 use std::time::{Duration, Instant};
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 pub struct Trainer<T: Float> {
     model: Box<dyn Model<T>>,
     comm: Communicator,
+    kernels: Box<dyn Kernels<T>>,
     plan: Plan,
     params: Params<T>,
     grads: Grads<T>,
@@ -69,15 +72,46 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        let units = model.units();
-        let reads: Vec<bool> = (0..units.len()).map(|u| model.backward_reads_weights(u)).collect();
-        let plan = Plan::new(units, &reads, T::DTYPE, config, comm.rank(), comm.size());
+        let plan = plan_for(&*model, config, Placement::Host, &comm);
+        Trainer::with(Box::new(Host), plan, model, comm, ledger, source)
+    }
+
+    /// The same on the device of `queue`, which is the model's: `comm` has a carrier for its memory. The optimizer's
+    /// state is where `config` places it, with `threads` threads of this rank to update it where that is the host.
+    pub fn on_device<Q: Streams>(
+        queue: &SharedQueue<Q>,
+        threads: usize,
+        model: Box<dyn Model<T>>,
+        comm: Communicator,
+        config: &Config,
+        ledger: Ledger,
+        source: &mut Source<'_>,
+    ) -> Result<Self> {
+        let plan = plan_for(&*model, config, config.placement.max_device(), &comm);
+        let needs = Needs::of(&plan);
+        let device = Device::new::<T>(queue.clone(), &needs, &ledger.host)?;
+        let kernels: Box<dyn Kernels<T>> = match plan.config.placement {
+            Placement::Offloaded => Box::new(Offloaded::new(device, &needs, threads, &ledger.host)?),
+            _ => Box::new(device),
+        };
+        Trainer::with(kernels, plan, model, comm, ledger, source)
+    }
+
+    fn with(
+        mut kernels: Box<dyn Kernels<T>>,
+        plan: Plan,
+        model: Box<dyn Model<T>>,
+        comm: Communicator,
+        ledger: Ledger,
+        source: &mut Source<'_>,
+    ) -> Result<Self> {
         let mut params = Params::new(&plan, &comm, &ledger.parameters, &ledger.buckets)?;
         let grads = Grads::new(&plan, &comm, &ledger.gradients, &ledger.buckets)?;
-        let mut optimizer = Optimizer::new(&plan, &ledger.optimizer);
+        let mut optimizer = Optimizer::new(&plan, &mut *kernels, &ledger.optimizer)?;
         let norm = Norm::new(&plan, &comm, &ledger.workspace)?;
-        optimizer.start(&plan, &comm, units, &mut params, source)?;
-        Ok(Trainer { model, comm, plan, params, grads, optimizer, norm, ledger, clock: Clock::default() })
+        optimizer.start(&plan, &comm, model.units(), &mut *kernels, &mut params, source)?;
+        let clock = Clock::default();
+        Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
     }
 
     /// One optimizer step over `accumulate` micro-batches of every rank.
@@ -97,18 +131,18 @@ impl<T: Float> Trainer<T> {
             }
             loss += self.model.loss();
         }
-        let Trainer { model, comm, plan, params, grads, optimizer, norm, clock, .. } = self;
-        clock.communicate(|| grads.finish(plan, comm))?;
+        let Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, clock, .. } = self;
+        clock.communicate(|| grads.finish(plan, comm, &mut **kernels))?;
 
         let (update, communication) = (Instant::now(), clock.communication);
-        let global = norm.global(plan, comm, &**model, grads, loss, clock)?;
+        let global = norm.global(plan, comm, &**model, &mut **kernels, grads, loss, clock)?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
             return Err(Error::NotFinite { step: optimizer.steps() + 1, norm: global.norm });
         }
         let clip = clip::factor(global.norm, plan.config.clip);
-        optimizer.update(plan, comm, &**model, params, grads, lr, clip, clock)?;
+        optimizer.update(plan, comm, &**model, &mut **kernels, params, grads, lr, clip, clock)?;
 
         let exposed = clock.communication - communication;
         report.optimizer_seconds = (update.elapsed() - exposed).as_secs_f64();
@@ -121,12 +155,12 @@ impl<T: Float> Trainer<T> {
 
     /// One action of a pass.
     fn perform(&mut self, action: Action) -> Result<()> {
-        let Trainer { model, comm, plan, params, grads, clock, .. } = self;
+        let Trainer { model, comm, kernels, plan, params, grads, clock, .. } = self;
         match action {
             Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, comm, unit))?,
             Action::Gather(unit) => clock.communicate(|| params.gather(plan, comm, unit))?,
             Action::Forward(unit) => clock.compute(|| model.forward_unit(unit, &Lent { plan, params })),
-            Action::Open(unit) => clock.communicate(|| grads.open(plan, unit))?,
+            Action::Open(unit) => clock.communicate(|| grads.open(plan, &mut **kernels, unit))?,
             Action::Backward(unit) => {
                 let gradients = &mut Borrowed { plan, comm, grads };
                 clock.compute(|| model.backward_unit(unit, &Lent { plan, params }, gradients));
@@ -176,8 +210,8 @@ impl<T: Float> Trainer<T> {
             self.params.gather(&self.plan, &self.comm, unit)?;
             for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
                 let lent = Lent { plan: &self.plan, params: &self.params };
-                sink(spec, lent.tensor(unit, tensor).host())
-                    .map_err(|why| Error::Export { tensor: spec.name.clone(), why })?;
+                let values = self.kernels.elements(lent.tensor(unit, tensor))?;
+                sink(spec, values).map_err(|why| Error::Export { tensor: spec.name.clone(), why })?;
             }
             self.params.release(&self.plan, unit);
         }
@@ -198,6 +232,19 @@ impl<T: Float> Trainer<T> {
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
+}
+
+/// The plan of this rank, with everything in `placement`.
+fn plan_for<T: Float>(
+    model: &dyn Model<T>,
+    config: &Config,
+    placement: Placement,
+    comm: &Communicator,
+) -> Plan {
+    let units = model.units();
+    let reads: Vec<bool> = (0..units.len()).map(|u| model.backward_reads_weights(u)).collect();
+    let config = Config { placement, ..config.clone() };
+    Plan::new(units, &reads, T::DTYPE, &config, comm.rank(), comm.size())
 }
 
 /// Where the wall time of this thread goes.

@@ -2,12 +2,15 @@
 //! ranks at once.
 
 use collectives::bootstrap::{Identity, Options, shm_group};
-use collectives::{Communicator, bf16};
-use models::{Accounts, Batch, Llama, LlamaConfig, Recompute, TensorSpec};
+use collectives::device::SharedQueue;
+use collectives::device::emulation::Emulator;
+use collectives::{Alone, Carrier, Communicator, Staged, bf16};
+use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Barrier;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use zero::{Batches, Config, Ledger, Stage, Trainer};
+use std::sync::{Arc, Barrier};
+use zero::{Batches, Config, Ledger, Placement, Stage, Trainer};
 
 struct Counting;
 
@@ -47,10 +50,12 @@ impl Batches for Fixed {
     }
 }
 
-/// Allocations of steps 4 to 8 of `world` ranks together.
-fn count(world: usize, stage: u8, accumulate: usize) -> usize {
+/// Allocations of steps 4 to 8 of `world` ranks together, on the host or each with a device of its own.
+fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, Placement)>) -> usize {
     let barrier = Barrier::new(world);
-    let job = format!("caravan-test-allocation-{}-{world}-{stage}-{accumulate}", std::process::id());
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let run = RUNS.fetch_add(1, Ordering::Relaxed);
+    let job = format!("caravan-test-allocation-{}-{run}", std::process::id());
     let rank = |rank: usize| {
         let identity = Identity {
             rank,
@@ -64,21 +69,41 @@ fn count(world: usize, stage: u8, accumulate: usize) -> usize {
         let comm = Communicator::new(transport, collectives::Options::default()).unwrap();
         let config = LlamaConfig::preset("nano").unwrap();
         let ledger = Ledger::default();
-        let accounts =
-            Accounts { activations: ledger.activations.clone(), workspace: ledger.workspace.clone() };
         let length = config.context.min(16);
-        let model = Llama::<bf16>::new(&config, 2, length, Recompute::None, 1, &accounts).unwrap();
         let mut source = |spec: &TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
             models::init_range(spec, 7, range, out);
             Ok(())
         };
-        let zero = Config {
+        let mut zero = Config {
             stage: Stage::try_from(stage).unwrap(),
             bucket_bytes: 8 << 10,
             accumulate,
             ..Config::default()
         };
-        let mut trainer = Trainer::new(Box::new(model), comm, &zero, ledger, &mut source).unwrap();
+        let accounts = ledger.of_model();
+        let mut trainer = match device {
+            None => {
+                let model = Llama::<bf16>::new(&config, 2, length, Recompute::None, 1, &accounts).unwrap();
+                Trainer::new(Box::new(model), comm, &zero, ledger, &mut source).unwrap()
+            }
+            Some((emulator, placement)) => {
+                zero.placement = placement;
+                // Fewer buckets and a smaller vocabulary: emulating takes its time.
+                zero.bucket_bytes = 64 << 10;
+                let config =
+                    LlamaConfig { hidden: 32, head_dim: 16, heads: 2, kv_heads: 1, vocab: 40, ..config };
+                let queue = SharedQueue::new(emulator.queue(0));
+                let carrier: Arc<dyn Carrier> = match world {
+                    1 => Arc::new(Alone::new(&comm, queue.clone()).unwrap()),
+                    _ => Arc::new(Staged::new(&comm, queue.clone()).unwrap()),
+                };
+                let comm = comm.with_carrier(carrier);
+                let none = Recompute::None;
+                let model = Llama::<bf16, _>::on_device(&config, 2, length, none, queue.clone(), &accounts);
+                let model = Box::new(model.unwrap());
+                Trainer::on_device(&queue, 1, model, comm, &zero, ledger, &mut source).unwrap()
+            }
+        };
         let mut batches = Fixed((0..2 * length as u32).collect(), length);
         let mut counted = (0, 0);
         for step in 0..8 {
@@ -107,9 +132,19 @@ fn a_steady_step_allocates_nothing() {
     for world in [1, 2, 3] {
         for stage in 0..4 {
             for accumulate in [1, 2] {
-                let n = count(world, stage, accumulate);
+                let n = count(world, stage, accumulate, None);
                 assert_eq!(n, 0, "{world} ranks, stage {stage}, {accumulate} micro-batches");
             }
         }
+    }
+    let built = Emulator::build(&[], Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap();
+    let Some(emulator) = built else {
+        return eprintln!("skipped: allocations beside an emulated device: no C++ compiler");
+    };
+    for (world, stage, accumulate, placement) in
+        [(1, 0, 2, Placement::Device), (2, 3, 1, Placement::Device), (2, 2, 2, Placement::Offloaded)]
+    {
+        let n = count(world, stage, accumulate, Some((&emulator, placement)));
+        assert_eq!(n, 0, "{world} ranks, stage {stage}, {accumulate} micro-batches, {placement:?}");
     }
 }

@@ -14,6 +14,7 @@ fn config(stage: u8, bucket_bytes: usize, prefetch: bool, accumulate: usize) -> 
         accumulate,
         adamw: AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
         clip: Some(0.5),
+        ..Config::default()
     }
 }
 

@@ -4,7 +4,7 @@
 mod reference;
 
 use collectives::{Communicator, DType, Float, bf16};
-use models::{Accounts, Batch, Llama, Recompute};
+use models::{Batch, Llama, Recompute};
 use reference::{Reference, Tokens, VARIANTS, distance};
 use zero::{AdamW, Batches, Config, Ledger, Stage, Trainer};
 
@@ -53,8 +53,7 @@ fn train<T: Float>(variant: &str, world: usize, stage: u8) -> Trace {
         };
         let Tokens { rows, length, .. } = reference.batch(0);
         let ledger = Ledger::default();
-        let accounts =
-            Accounts { activations: ledger.activations.clone(), workspace: ledger.workspace.clone() };
+        let accounts = ledger.of_model();
         let model = Llama::<T>::new(checkpoint.config(), rows / world, length, Recompute::None, 1, &accounts)
             .unwrap();
         let mut source = |spec: &models::TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {

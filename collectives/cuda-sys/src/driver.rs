@@ -76,6 +76,10 @@ functions! {
     allocate_host = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint) -> Status;
     /// Gives it back.
     free_host = "cuMemFreeHost": fn(*mut c_void) -> Status;
+    /// Page-locks whole pages of the host that somebody else has taken.
+    register_host = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint) -> Status;
+    /// Ends that.
+    unregister_host = "cuMemHostUnregister": fn(*mut c_void) -> Status;
     /// Copies between any two places.
     copy = "cuMemcpyAsync": fn(DevicePointer, DevicePointer, usize, Handle) -> Status;
     /// Fills bytes.

@@ -42,6 +42,10 @@ pub trait Queue: Send {
     /// Takes zeroed memory of the host that copies to and from the queue's memory like best.
     fn host_memory(&mut self, bytes: usize) -> Result<Memory>;
 
+    /// Makes whole pages of the host that somebody else has taken as good to copy from and to as
+    /// [`host_memory`](Self::host_memory), for as long as they are held.
+    fn page_lock(&mut self, memory: Memory) -> Result<Memory>;
+
     /// Compiles and loads what launches of `modules` need, and opens what products need, so that nothing of that can
     /// be missing later.
     fn prepare(&mut self, modules: &[Module]) -> Result<()>;

@@ -73,6 +73,10 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
         self.lock().host_memory(bytes)
     }
 
+    fn page_lock(&mut self, memory: Memory) -> Result<Memory> {
+        self.lock().page_lock(memory)
+    }
+
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {
         self.lock().prepare(modules)
     }

@@ -127,6 +127,12 @@ impl<T: Float> Ops<T> for Cpu {
         to.host().copy_from_slice(from);
     }
 
+    fn fetch<E: Element>(&mut self, from: View<'_, E>, to: ViewMut<'_, E>) {
+        to.host().copy_from_slice(from.host());
+    }
+
+    fn finish(&mut self) {}
+
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
         to.copy_from_slice(from.host());
     }

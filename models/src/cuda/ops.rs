@@ -116,6 +116,17 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         done(unsafe { self.queue.upload(bytes_of(from), to.as_mut_ptr() as u64) });
     }
 
+    fn fetch<E: Element>(&mut self, from: View<'_, E>, mut to: ViewMut<'_, E>) {
+        assert_eq!(from.len(), to.len(), "as much memory as is fetched");
+        let bytes = size_of_val(to.reborrow().host());
+        // SAFETY: both are that long, and the model keeps its buffers for as long as its queue.
+        done(unsafe { self.queue.copy(from.as_ptr() as u64, to.as_mut_ptr() as u64, bytes) });
+    }
+
+    fn finish(&mut self) {
+        done(self.queue.synchronize());
+    }
+
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
         assert_eq!(from.len(), to.len(), "as much memory as is downloaded");
         // SAFETY: elements are plain numbers, of which any bits are valid; the view is that long.

@@ -6,9 +6,19 @@ use crate::config::LlamaConfig;
 use crate::cuda::{Cuda, CudaShape};
 use crate::error::{Error, Result};
 use collectives::device::Queue;
-use collectives::{Buffer, Float};
+use collectives::{Buffer, DType, Float, bf16};
+
+/// Logits that exist at once on a device are about this many, in whole tokens: each chunk reads and writes the whole
+/// gradient of the head's matrix.
+const LOGITS: usize = 256 << 20;
 
 impl Shape {
+    /// As [`Shape::new`], with the chunks of logits that suit a device.
+    fn on_device(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Self> {
+        let shape = Shape::new(config, rows, length, recompute, 1)?;
+        Ok(Shape { chunk: (LOGITS / config.vocab).max(shape.chunk).min(shape.tokens), ..shape })
+    }
+
     fn cuda(&self) -> CudaShape {
         CudaShape { tokens: self.tokens, heads: self.heads, hidden: self.hidden, width: self.width }
     }
@@ -34,14 +44,14 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
         mut queue: Q,
         accounts: &Accounts,
     ) -> Result<Self> {
-        let shape = Shape::new(config, rows, length, recompute, 1)?;
+        let shape = Shape::on_device(config, rows, length, recompute)?;
         let cuda = shape.cuda();
         let mut take = |bytes, host| if host { queue.host_memory(bytes) } else { queue.memory(bytes) };
         let mut allocator = Allocator::on_device(accounts, &mut take);
         let state = State::new(&shape, &mut allocator);
         let (delta, partials) = workspace(&cuda, &mut allocator);
         if let Some(refused) = allocator.refused() {
-            let Footprint { activations, workspace } =
+            let Footprint { activations, workspace, .. } =
                 Self::device_footprint(config, rows, length, recompute)?;
             return Err(Error::config(format!(
                 "{refused}; activations need {activations} bytes and workspace {workspace}, besides weights and \
@@ -55,16 +65,39 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
     /// What [`on_device`](Self::on_device) would hold, in bytes, without taking it.
     ///
     /// # Errors
-    /// A configuration or micro-batch that cannot be.
+    /// A configuration or micro-batch that cannot be, or a head that the kernels do not take.
     pub fn device_footprint(
         config: &LlamaConfig,
         rows: usize,
         length: usize,
         recompute: Recompute,
     ) -> Result<Footprint> {
-        let shape = Shape::new(config, rows, length, recompute, 1)?;
-        let mut allocator = Allocator::planning();
-        let _ = (State::<T>::new(&shape, &mut allocator), workspace(&shape.cuda(), &mut allocator));
-        Ok(allocator.counted())
+        of::<T>(config, rows, length, recompute)
+    }
+}
+
+fn of<T: Float>(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Footprint> {
+    let shape = Shape::on_device(config, rows, length, recompute)?;
+    shape.cuda().modules::<T>()?;
+    let mut allocator = Allocator::planning_device();
+    let _ = (State::<T>::new(&shape, &mut allocator), workspace(&shape.cuda(), &mut allocator));
+    Ok(allocator.counted())
+}
+
+/// [`Llama::device_footprint`] for an element type known at run time.
+///
+/// # Errors
+/// As [`Llama::device_footprint`], or a type that no model computes with.
+pub fn device_footprint(
+    config: &LlamaConfig,
+    rows: usize,
+    length: usize,
+    dtype: DType,
+    recompute: Recompute,
+) -> Result<Footprint> {
+    match dtype {
+        DType::F32 => of::<f32>(config, rows, length, recompute),
+        DType::Bf16 => of::<bf16>(config, rows, length, recompute),
+        other => Err(Error::config(format!("a model of {other}: f32 and bf16 are possible"))),
     }
 }

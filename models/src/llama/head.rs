@@ -43,12 +43,22 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
         (0..n).step_by(chunk).map(move |start| start..n.min(start + chunk))
     }
 
-    /// Adds up the token losses, in order.
-    fn sum_losses(&mut self) {
+    /// Starts to copy the token losses to the host, which goes on with what comes next.
+    fn fetch_losses(&mut self) {
         let n = self.now.n;
-        let host = &mut self.state.host_losses.host_mut()[..n];
-        self.ops.download(self.state.losses.view().slice(0..n), host);
-        self.now.loss = host.iter().map(|&loss| f64::from(loss)).sum();
+        let host = self.state.host_losses.view_mut().slice(0..n);
+        self.ops.fetch(self.state.losses.view().slice(0..n), host);
+    }
+
+    /// Adds up the token losses, in order.
+    pub(super) fn sum_losses(&mut self) -> f64 {
+        if let Some(loss) = self.now.loss {
+            return loss;
+        }
+        self.ops.finish();
+        let losses = &self.state.host_losses.host()[..self.now.n];
+        let loss = losses.iter().map(|&loss| f64::from(loss)).sum();
+        *self.now.loss.insert(loss)
     }
 
     /// The losses alone.
@@ -62,7 +72,7 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
             let losses = s.losses.view_mut().slice(chunk.clone());
             ops.cross_entropy(logits, s.targets.view().slice(chunk), losses, None, 0.0);
         }
-        self.sum_losses();
+        self.fetch_losses();
     }
 
     /// Forward, losses and backward; d_stream (n, H) starts here.
@@ -98,7 +108,7 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
         let (d_normed, d_x) = (s.d_normed.view().slice(0..n * h), s.d_stream.view_mut().slice(0..n * h));
         ops.norm_backward(x, norm, eps, d_normed, d_x, false, d_norm);
         gradients.ready(head, NORM);
-        self.sum_losses();
+        self.fetch_losses();
     }
 
     /// The logits of one token.

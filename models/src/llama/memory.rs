@@ -3,6 +3,7 @@
 use crate::config::LlamaConfig;
 use crate::cpu::{CpuMemory, CpuShape};
 use crate::error::{Error, Result};
+use collectives::device::Arena;
 use collectives::{Account, Buffer, Element, Float, Memory};
 
 /// Whether a block's activations are kept for its backward.
@@ -21,6 +22,10 @@ pub struct Footprint {
     pub activations: usize,
     /// What lives within one unit's forward or backward, tables and packed operands included.
     pub workspace: usize,
+    /// Beside a device: memory of the host that it copies from and to. On a CPU that is workspace like any other.
+    pub host: usize,
+    /// Beside a device: activations and workspace as they lie in an arena, each buffer at a multiple of its alignment.
+    pub arena: usize,
 }
 
 /// Where a model books its bytes.
@@ -30,6 +35,8 @@ pub struct Accounts {
     pub activations: Account,
     /// See [`Footprint::workspace`].
     pub workspace: Account,
+    /// See [`Footprint::host`].
+    pub host: Account,
 }
 
 /// Logits that exist at once are about this many, in whole tokens.
@@ -135,22 +142,29 @@ pub(super) struct Allocator<'a> {
     accounts: Option<&'a Accounts>,
     counted: Footprint,
     device: Option<&'a mut DeviceMemory<'a>>,
+    /// The buffers are a device's, also while planning.
+    of_device: bool,
     /// What the device refused first.
     refused: Option<collectives::Error>,
 }
 
 impl<'a> Allocator<'a> {
     pub(super) fn booking(accounts: &'a Accounts) -> Self {
-        Allocator { accounts: Some(accounts), counted: Footprint::default(), device: None, refused: None }
+        Allocator { accounts: Some(accounts), ..Allocator::planning() }
     }
 
     /// Memory of a device instead of the process's.
     pub(super) fn on_device(accounts: &'a Accounts, device: &'a mut DeviceMemory<'a>) -> Self {
-        Allocator { device: Some(device), ..Allocator::booking(accounts) }
+        Allocator { device: Some(device), of_device: true, ..Allocator::booking(accounts) }
     }
 
     pub(super) fn planning() -> Self {
-        Allocator { accounts: None, counted: Footprint::default(), device: None, refused: None }
+        let counted = Footprint::default();
+        Allocator { accounts: None, counted, device: None, of_device: false, refused: None }
+    }
+
+    pub(super) fn planning_device() -> Self {
+        Allocator { of_device: true, ..Allocator::planning() }
     }
 
     pub(super) fn counted(&self) -> Footprint {
@@ -163,19 +177,33 @@ impl<'a> Allocator<'a> {
     }
 
     fn activation<E: Element>(&mut self, len: usize) -> Buffer<E> {
-        self.counted.activations += len * size_of::<E>();
+        let bytes = len * size_of::<E>();
+        self.counted.activations += bytes;
+        self.counted.arena += self.in_arena(bytes);
         self.take(self.accounts.map(|a| &a.activations), len, false)
     }
 
     pub(super) fn workspace<E: Element>(&mut self, len: usize) -> Buffer<E> {
-        self.counted.workspace += len * size_of::<E>();
+        let bytes = len * size_of::<E>();
+        self.counted.workspace += bytes;
+        self.counted.arena += self.in_arena(bytes);
         self.take(self.accounts.map(|a| &a.workspace), len, false)
+    }
+
+    /// What a buffer of a device takes in an arena.
+    fn in_arena(&self, bytes: usize) -> usize {
+        if self.of_device { Arena::needed([bytes]) } else { 0 }
     }
 
     /// Workspace that the host reads and writes.
     fn host_workspace<E: Element>(&mut self, len: usize) -> Buffer<E> {
-        self.counted.workspace += len * size_of::<E>();
-        self.take(self.accounts.map(|a| &a.workspace), len, true)
+        let bytes = len * size_of::<E>();
+        let (counted, account) = match self.of_device {
+            true => (&mut self.counted.host, self.accounts.map(|a| &a.host)),
+            false => (&mut self.counted.workspace, self.accounts.map(|a| &a.workspace)),
+        };
+        *counted += bytes;
+        self.take(account, len, true)
     }
 
     fn take<E: Element>(&mut self, account: Option<&Account>, len: usize, host: bool) -> Buffer<E> {

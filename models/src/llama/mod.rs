@@ -12,6 +12,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+pub use device::device_footprint;
 pub use memory::{Accounts, Footprint, Recompute};
 
 use crate::config::LlamaConfig;
@@ -41,8 +42,8 @@ struct Now {
     n: usize,
     /// What each token's loss gradient is multiplied by.
     scale: f32,
-    /// The sum of the token losses.
-    loss: f64,
+    /// The sum of the token losses, once somebody has asked.
+    loss: Option<f64>,
     /// The block whose activations the shared state holds, when there is only one.
     held: Option<usize>,
 }
@@ -137,7 +138,7 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         let vocab = self.shape.vocab;
         let outside = tokens.iter().chain(targets).find(|&&t| t as usize >= vocab);
         assert!(outside.is_none(), "token {outside:?} of a vocabulary of {vocab}");
-        self.now = Now { rows, length, n, scale: gradient_scale, loss: 0.0, held: None };
+        self.now = Now { rows, length, n, scale: gradient_scale, loss: None, held: None };
         let (state, ops) = (&mut self.state, &mut self.ops);
         ops.upload(tokens, state.tokens.view_mut().slice(0..n));
         ops.upload(targets, state.targets.view_mut().slice(0..n));
@@ -169,8 +170,8 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         });
     }
 
-    fn loss(&self) -> f64 {
-        self.now.loss
+    fn loss(&mut self) -> f64 {
+        self.sum_losses()
     }
 
     fn install(&self, work: &mut (dyn FnMut() + Send)) {

@@ -384,6 +384,7 @@ fn what_is_held_is_what_was_predicted() {
             let held = |a: &Accounts| Footprint {
                 activations: a.activations.bytes(),
                 workspace: a.workspace.bytes(),
+                ..Footprint::default()
             };
             let model = Llama::<bf16>::new(config, *rows, *length, recompute, threads, &accounts).unwrap();
             assert_eq!(

@@ -1,6 +1,7 @@
 //! AdamW on one range of a shard. Elementwise, so any split into ranges gives the same bits.
 
 use collectives::Float;
+use models::cuda::Coefficients;
 
 /// AdamW as Loshchilov and Hutter define it and PyTorch implements it: decay is decoupled from the gradient,
 /// `eps` is added outside the corrected root.
@@ -21,23 +22,6 @@ impl Default for AdamW {
     fn default() -> Self {
         AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
     }
-}
-
-/// What is the same for every element of one step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Coefficients {
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    eps: f32,
-    /// lr / (1 - beta1^t)
-    step_size: f32,
-    /// 1 / sqrt(1 - beta2^t)
-    root_correction: f32,
-    /// 1 - lr * weight_decay
-    pub(crate) keep: f32,
-    /// The factor of clipping.
-    clip: f32,
 }
 
 impl AdamW {

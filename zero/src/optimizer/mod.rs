@@ -1,16 +1,16 @@
 //! Optimizer state of what this rank updates, and the update itself.
 
-mod adamw;
+pub(crate) mod adamw;
 
 pub use adamw::AdamW;
 
 use crate::error::{Error, Result};
-use crate::grads::{Grads, Reduced};
+use crate::grads::Grads;
+use crate::kernels::{Kernels, Update};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::step::Clock;
-use adamw::Part;
-use collectives::{Account, Buffer, Communicator, DType, Float};
+use collectives::{Account, Buffer, Communicator, Float};
 use models::{Model, Unit};
 use std::ops::Range;
 
@@ -25,6 +25,8 @@ pub struct Optimizer {
     units: Vec<Vec<State>>,
     /// Optimizer steps made.
     steps: u64,
+    /// The bucket in hand: where its tensors are, and what each keeps of its weights.
+    ranges: Vec<(Range<usize>, f32)>,
 }
 
 /// State of the owned part of one bucket.
@@ -35,21 +37,18 @@ struct State {
     v: Buffer<f32>,
 }
 
-/// Whether parameters of this type need f32 weights beside them.
-pub fn keeps_master(dtype: DType) -> bool {
-    dtype != DType::F32
-}
-
 impl Optimizer {
     /// Zeroed state on `account`.
-    pub fn new(plan: &Plan, account: &Account) -> Self {
+    pub fn new<T: Float>(plan: &Plan, kernels: &mut dyn Kernels<T>, account: &Account) -> Result<Self> {
         let mut units: Vec<Vec<State>> = (0..plan.layout.len()).map(|_| Vec::new()).collect();
         for (u, b) in plan.buckets() {
             let owned = plan.owned(u, b).len();
-            let zeros = || Buffer::zeroed(owned).booked(account);
-            units[u].push(State { master: keeps_master(plan.dtype).then(zeros), m: zeros(), v: zeros() });
+            let mut zeros = || Ok::<_, Error>(kernels.state(owned)?.booked(account));
+            let master = if plan.keeps_master() { Some(zeros()?) } else { None };
+            units[u].push(State { master, m: zeros()?, v: zeros()? });
         }
-        Optimizer { units, steps: 0 }
+        let most = plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).tensors().len()).max();
+        Ok(Optimizer { units, steps: 0, ranges: Vec::with_capacity(most.unwrap_or(0)) })
     }
 
     /// Sets the owned weights from `source` and publishes them.
@@ -58,6 +57,7 @@ impl Optimizer {
         plan: &Plan,
         comm: &Communicator,
         units: &[Unit],
+        kernels: &mut dyn Kernels<T>,
         params: &mut Params<T>,
         source: &mut Source<'_>,
     ) -> Result<()> {
@@ -66,7 +66,7 @@ impl Optimizer {
         let mut chunk = vec![0f32; CHUNK];
         for (u, b) in plan.buckets() {
             let owned = plan.owned(u, b);
-            let (base, stored) = params.stored_mut(plan, u, b);
+            let mut param = params.owned_mut(plan, u, b);
             let state = &mut self.units[u][b];
             for (tensor, of_tensor, of_bucket) in plan.tensors_in(u, b, owned.clone()) {
                 let spec = &units[u].tensors[tensor];
@@ -75,13 +75,9 @@ impl Optimizer {
                     let out = &mut chunk[..n];
                     source(spec, start..start + n, out)
                         .map_err(|why| Error::Init { tensor: spec.name.clone(), why })?;
-                    let at = of_bucket.start + (start - of_tensor.start);
-                    if let Some(master) = &mut state.master {
-                        master.host_mut()[at - owned.start..][..n].copy_from_slice(out);
-                    }
-                    for (p, w) in stored[at - base..][..n].iter_mut().zip(out.iter()) {
-                        *p = T::from_f32(*w);
-                    }
+                    let at = of_bucket.start + (start - of_tensor.start) - owned.start;
+                    let master = state.master.as_mut().map(|master| master.view_mut().slice(at..at + n));
+                    kernels.set(out, master, param.reborrow().slice(at..at + n))?;
                 }
             }
             if plan.config.stage.shards_optimizer {
@@ -99,6 +95,7 @@ impl Optimizer {
         plan: &Plan,
         comm: &Communicator,
         model: &dyn Model<T>,
+        kernels: &mut dyn Kernels<T>,
         params: &mut Params<T>,
         grads: &Grads<T>,
         lr: f32,
@@ -107,23 +104,32 @@ impl Optimizer {
     ) -> Result<()> {
         self.steps += 1;
         let c = plan.config.adamw.coefficients(self.steps, lr, clip);
+        let mut following = plan.buckets().skip(1);
         for (u, b) in plan.buckets() {
             let owned = plan.owned(u, b);
-            let (base, stored) = params.stored_mut(plan, u, b);
-            let state = &mut self.units[u][b];
-            let gradient = grads.owned(plan, u, b);
             let tensors = &model.units()[u].tensors;
+            self.ranges.clear();
+            self.ranges.extend(plan.tensors_in(u, b, owned.clone()).map(|(tensor, _, range)| {
+                let keep = if tensors[tensor].decay { c.keep } else { 1.0 };
+                (range.start - owned.start..range.end - owned.start, keep)
+            }));
+            let State { master, m, v } = &mut self.units[u][b];
+            let mut param = params.owned_mut(plan, u, b);
+            let next = following.next().map(|(u, b)| grads.owned(plan, u, b));
+            let mut done = Ok(());
             model.install(&mut || {
-                for (tensor, _, range) in plan.tensors_in(u, b, owned.clone()) {
-                    let keep = if tensors[tensor].decay { c.keep } else { 1.0 };
-                    let of_owned = range.start - owned.start..range.end - owned.start;
-                    let param = &mut stored[range.start - base..range.end - base];
-                    match gradient {
-                        Reduced::Stored(g) => state.part(g, of_owned, param).update(&c, keep),
-                        Reduced::Wide(g) => state.part(g, of_owned, param).update(&c, keep),
-                    }
-                }
+                let update = Update {
+                    coefficients: &c,
+                    gradient: grads.owned(plan, u, b),
+                    master: master.as_mut().map(Buffer::view_mut),
+                    m: m.view_mut(),
+                    v: v.view_mut(),
+                    param: param.reborrow(),
+                    ranges: &self.ranges,
+                };
+                done = kernels.update(update, next);
             });
+            done?;
             if plan.config.stage.shards_optimizer {
                 clock.communicate(|| params.publish(comm, u, b))?;
             }
@@ -134,23 +140,5 @@ impl Optimizer {
     /// Optimizer steps made.
     pub fn steps(&self) -> u64 {
         self.steps
-    }
-}
-
-impl State {
-    /// The elements `range`, whose parameters are `param`.
-    fn part<'a, T: Float, G: Float>(
-        &'a mut self,
-        gradient: &'a [G],
-        range: Range<usize>,
-        param: &'a mut [T],
-    ) -> Part<'a, T, G> {
-        Part {
-            gradient: &gradient[range.clone()],
-            master: self.master.as_mut().map(|master| &mut master.host_mut()[range.clone()]),
-            m: &mut self.m.host_mut()[range.clone()],
-            v: &mut self.v.host_mut()[range],
-            param,
-        }
     }
 }

@@ -115,7 +115,7 @@ impl<T: Float> Model<T> for Toy {
         }
     }
 
-    fn loss(&self) -> f64 {
+    fn loss(&mut self) -> f64 {
         self.loss
     }
 
@@ -236,7 +236,7 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
             Ok(())
         })
         .unwrap();
-    let none = models::Footprint { activations: 0, workspace: 0 };
+    let none = models::Footprint::default();
     Ran {
         trace: Trace {
             losses: reports.iter().map(|r| r.loss.to_bits()).collect(),

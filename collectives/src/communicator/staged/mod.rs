@@ -315,7 +315,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
             let State { flights, down, pool, .. } = state;
             let flight = &mut flights[id as usize];
             (flight.stage, flight.job) = (Stage::Copying, Some(job));
-            flight.staging = pool.take::<Q>(job.staging_bytes(), &this.compute, &this.scratch)?;
+            flight.staging = pool.take::<Q>(job.staging_bytes(), &this.compute, &this.host, &this.scratch)?;
             this.compute.record(&flight.given)?;
             down.after(&flight.given)?;
             if let Some(staging) = &mut flight.staging {
@@ -368,7 +368,12 @@ impl<Q: Streams> Carrier for Staged<Q> {
     }
 
     fn stats(&self) -> Stats {
-        self.lock().stats
+        let state = self.lock();
+        // What the host has been given, it counts itself.
+        let waiting = state.copying.iter().filter_map(|&id| state.flights[id as usize].job);
+        let sent = |job: Job| job.call.volume(self.host.rank(), self.host.size()) as u64;
+        let (calls, bytes_sent) = (state.copying.len() as u64, waiting.map(sent).sum());
+        Stats { calls, bytes_sent, ..state.stats }
     }
 
     fn scratch(&self) -> Account {

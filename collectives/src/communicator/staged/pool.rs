@@ -1,6 +1,7 @@
 //! Page-locked memory for calls on their way, kept and reused, so that a steady state takes none.
 
-use crate::buffer::Memory;
+use crate::buffer::{Memory, Place};
+use crate::communicator::Communicator;
 use crate::device::{Queue, SharedQueue, Streams};
 use crate::error::Result;
 use crate::ledger::Account;
@@ -40,6 +41,7 @@ impl<E> Pool<E> {
         &mut self,
         bytes: usize,
         queue: &SharedQueue<Q>,
+        host: &Communicator,
         account: &Account,
     ) -> Result<Option<Staging<E>>> {
         if bytes == 0 {
@@ -50,7 +52,14 @@ impl<E> Pool<E> {
         if let Some(i) = smallest {
             return Ok(Some(self.0.swap_remove(i)));
         }
-        let memory = queue.clone().host_memory(bytes.next_multiple_of(PAGE))?.booked(account);
+        let bytes = bytes.next_multiple_of(PAGE);
+        // Memory that peers read directly saves the engine a copy; it consists of whole pages.
+        let shared = host.alloc::<u8>(bytes)?;
+        let memory = match shared.place() {
+            Place::Shared { .. } => queue.clone().page_lock(shared.into_memory())?,
+            _ => queue.clone().host_memory(bytes)?,
+        };
+        let memory = memory.booked(account);
         Ok(Some(Staging { memory, raised: queue.event()? }))
     }
 

@@ -27,6 +27,23 @@ impl Drop for Owner {
     }
 }
 
+/// Ends page-locking when dropped, and then gives the memory back.
+struct Registered {
+    gpu: Gpu,
+    start: usize,
+    _memory: Memory,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: registered below, once.
+        unsafe {
+            let _ = self.gpu.enter();
+            (self.gpu.driver().unregister_host)(self.start as *mut _);
+        }
+    }
+}
+
 impl Gpu {
     /// Zeroed memory of the GPU, aligned to 256 bytes.
     ///
@@ -54,6 +71,24 @@ impl Gpu {
             self.check("clearing memory", (self.driver().stream_synchronize)(null))?;
         }
         Ok(whole(owner, bytes, Place::Device(self.ordinal())))
+    }
+
+    /// Whole pages of the host that somebody else has taken, page-locked until they are dropped.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn page_lock(&self, mut memory: Memory) -> Result<Memory> {
+        self.enter()?;
+        let (start, bytes, place) = (memory.as_mut_ptr(), memory.bytes(), memory.place());
+        // Usable by all contexts of the process.
+        let portable = 1;
+        // SAFETY: the memory exists, and its pages are nobody else's.
+        let status = unsafe { (self.driver().register_host)(start.cast(), bytes, portable) };
+        self.check(&format!("page-locking {bytes} bytes of memory in {place:?}"), status)?;
+        let owner = Registered { gpu: self.clone(), start: start as usize, _memory: memory };
+        let pointer = NonNull::new(start).expect("memory is not at 0");
+        // SAFETY: the owner's memory, which is unique.
+        Ok(unsafe { Memory::from_raw(pointer, bytes, place, Box::new(owner)) })
     }
 
     /// Zeroed, page-locked memory of the host.

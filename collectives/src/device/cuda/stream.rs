@@ -128,6 +128,10 @@ impl Queue for Stream {
         self.gpu.pinned(bytes)
     }
 
+    fn page_lock(&mut self, memory: Memory) -> Result<Memory> {
+        self.gpu.page_lock(memory)
+    }
+
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {
         self.gpu.enter()?;
         modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))?;

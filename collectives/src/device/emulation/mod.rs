@@ -14,7 +14,8 @@ use crate::buffer::{Memory, Place};
 use libloading::Library;
 pub use queue::{EmulatedEvent, EmulatedQueue};
 use std::any::Any;
-use std::ffi::{CString, c_char};
+use std::ffi::c_char;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -110,7 +111,6 @@ impl Emulator {
         ranges: &[Range],
         seed: u64,
     ) -> Result<(), String> {
-        let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
         let library = {
             let libraries = self.libraries.lock().unwrap_or_else(|e| e.into_inner());
             // Each library has the emulation's own faults besides its modules.
@@ -118,14 +118,14 @@ impl Emulator {
             libraries.iter().find(has).map(|built| built.library.clone())
         };
         let library = library.ok_or_else(|| "it was not prepared".to_string())?;
-        let (module, name) = (text(module)?, text(kernel)?);
+        let (module, name) = (Name::of(module)?, Name::of(kernel)?);
         let mut error = [0u8; 1024];
         // SAFETY: the library has this symbol with this signature, and checks each access against the ranges.
         let failed = unsafe {
             let emulate = library.get::<Emulate>(b"caravan_emulate\0").map_err(|e| e.to_string())?;
             emulate(
-                module.as_ptr(),
-                name.as_ptr(),
+                module.0.as_ptr().cast(),
+                name.0.as_ptr().cast(),
                 grid.as_ptr(),
                 threads,
                 shared,
@@ -148,6 +148,35 @@ impl Emulator {
     }
 }
 
+/// A name that ends with a NUL, without taking memory: training on the emulation is to show that it takes none.
+struct Name([u8; 128], usize);
+
+impl Name {
+    fn of(name: impl fmt::Display) -> Result<Self, String> {
+        use fmt::Write;
+        let mut text = Name([0; 128], 0);
+        write!(text, "{name}").map_err(|_| format!("{name} is too long a name"))?;
+        Ok(text)
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.0[..self.1]).unwrap_or("")
+    }
+}
+
+impl fmt::Write for Name {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        let end = self.1 + part.len();
+        // The last byte stays 0.
+        if end >= self.0.len() || part.contains('\0') {
+            return Err(fmt::Error);
+        }
+        self.0[self.1..end].copy_from_slice(part.as_bytes());
+        self.1 = end;
+        Ok(())
+    }
+}
+
 /// Memory of the process that passes as page-locked: both the host and an emulated device reach it.
 pub fn pinned(bytes: usize) -> Memory {
     placed(bytes, Place::Pinned, ())
@@ -155,7 +184,12 @@ pub fn pinned(bytes: usize) -> Memory {
 
 /// Memory of the process in another place, which keeps `owner` until it is dropped.
 fn placed(bytes: usize, place: Place, owner: impl Any + Send + Sync) -> Memory {
-    let mut memory = Memory::host(bytes);
+    held(Memory::host(bytes), place, owner)
+}
+
+/// Memory as if it were in `place`, with an owner that is dropped before it.
+fn held(mut memory: Memory, place: Place, owner: impl Any + Send + Sync) -> Memory {
+    let bytes = memory.bytes();
     let start = NonNull::new(memory.as_mut_ptr()).expect("memory is not at 0");
     // The owner goes first: it lets work end that still uses the memory.
     // SAFETY: zeroed, aligned, unique, and alive as long as its owner.

@@ -1,7 +1,7 @@
 //! The emulation as queues of a device.
 
 use super::work::{Device, Moments, Task};
-use super::{Emulator, pinned, placed};
+use super::{Emulator, held, pinned, placed};
 use crate::buffer::{Memory, Place};
 use crate::device::launch::Launch;
 use crate::device::product::Product;
@@ -59,6 +59,11 @@ impl Queue for EmulatedQueue {
             true => placed(bytes, Place::Pinned, Quiet(self.device.clone())),
             false => pinned(bytes),
         })
+    }
+
+    fn page_lock(&mut self, memory: Memory) -> Result<Memory> {
+        let place = memory.place();
+        Ok(held(memory, place, Quiet(self.device.clone())))
     }
 
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {

@@ -100,7 +100,15 @@ struct Machine {
     }
 };
 
-thread_local Machine machine;
+// Behind a pointer: a library that is loaded late gets little room for the variables of threads.
+thread_local Machine *machine_here __attribute__((tls_model("initial-exec")));
+#define machine (*machine_here)
+
+void enter_machine() {
+    thread_local std::unique_ptr<Machine> owner;
+    if (!owner) owner = std::make_unique<Machine>();
+    machine_here = owner.get();
+}
 
 Fiber &current() { return *machine.fibers[place.thread]; }
 
@@ -479,6 +487,7 @@ struct Range {
 int caravan_emulate(const char *module, const char *name, const u32 grid[3], u32 threads, u32 shared_bytes,
                     const u64 *slots, u32 arguments, const Range *ranges, u32 range_count, u64 seed, char *error,
                     size_t error_bytes) {
+    enter_machine();
     machine.error = error;
     machine.error_bytes = error_bytes;
     machine.kernel = nullptr;

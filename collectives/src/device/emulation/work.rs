@@ -1,7 +1,7 @@
 //! What the queues of an emulated device have been given and have not done yet.
 
-use super::Emulator;
 use super::queue::{copy, multiply_any, zero};
+use super::{Emulator, Name};
 use crate::device::launch::Launch;
 use crate::device::product::Product;
 use crate::error::{Error, Result};
@@ -170,12 +170,13 @@ impl Device {
     /// Runs a kernel now.
     pub fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let (slots, ranges, grid) = (launch.slots(), launch.ranges(), &launch.grid);
-        let module = launch.module.to_string();
+        let failed = |source_text| Error::System {
+            what: format!("emulating {} of {}", launch.kernel, launch.module),
+            source_text,
+        };
+        let module = Name::of(launch.module).map_err(failed)?;
         self.emulator
-            .run(&module, launch.kernel, grid, launch.threads, launch.shared, slots, ranges, self.seed)
-            .map_err(|source_text| Error::System {
-                what: format!("emulating {} of {}", launch.kernel, launch.module),
-                source_text,
-            })
+            .run(module.text(), launch.kernel, grid, launch.threads, launch.shared, slots, ranges, self.seed)
+            .map_err(failed)
     }
 }

@@ -1,0 +1,124 @@
+//! On a device, in the order of its compute queue.
+
+use super::host::round;
+use super::{Kernels, Needs, Update};
+use crate::error::Result;
+use crate::grads::Reduced;
+use collectives::device::{Module, Queue, SharedQueue};
+use collectives::{Account, Buffer, DType, Element, Float, View, ViewMut};
+use models::cuda::{self, sources};
+
+/// Everything in memory of a device.
+pub struct Device<Q> {
+    pub(super) queue: SharedQueue<Q>,
+    /// The norm's numbers on the host.
+    numbers: Buffer<f64>,
+    /// Elements on their way from and to the host, outside of steps.
+    passing: Vec<u8>,
+}
+
+impl<Q: Queue> Device<Q> {
+    /// Compiles and loads the kernels; memory of the host is booked on `account`.
+    ///
+    /// # Errors
+    /// Something of CUDA is missing, or memory.
+    pub fn new<T: Float>(mut queue: SharedQueue<Q>, needs: &Needs, account: &Account) -> Result<Self> {
+        let modules = [
+            Module::new(&sources::ADAMW, T::DTYPE),
+            Module::new(&sources::SQUARES, T::DTYPE),
+            Module::new(&sources::CAST, T::DTYPE),
+            Module::new(&sources::CAST, DType::F32),
+        ];
+        queue.prepare(&modules)?;
+        let numbers = Buffer::from_memory(queue.host_memory(needs.numbers * size_of::<f64>())?);
+        Ok(Device { queue, numbers: numbers.booked(account), passing: Vec::new() })
+    }
+
+    /// Copies from the host.
+    pub(super) fn upload<E: Element>(&mut self, values: &[E], mut to: ViewMut<'_, E>) -> Result<()> {
+        assert_eq!(values.len(), to.len(), "as much memory as is uploaded");
+        // SAFETY: elements are plain numbers; the view is that long, and its owner keeps it as long as the queue.
+        unsafe {
+            let bytes = std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values));
+            self.queue.upload(bytes, to.as_mut_ptr() as u64)?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: Float, Q: Queue> Kernels<T> for Device<Q> {
+    fn state(&mut self, len: usize) -> Result<Buffer<f32>> {
+        Ok(Buffer::from_memory(self.queue.memory(len * size_of::<f32>())?))
+    }
+
+    fn clear(&mut self, mut out: ViewMut<'_, T>) -> Result<()> {
+        // SAFETY: the view is that long, and its owner keeps it as long as the queue.
+        unsafe { self.queue.zero(out.as_mut_ptr() as u64, out.len() * size_of::<T>())? };
+        Ok(())
+    }
+
+    fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()> {
+        Ok(self.queue.launch(&cuda::accumulate::<f32>(x, sum))?)
+    }
+
+    fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()> {
+        Ok(self.queue.launch(&cuda::narrow::<T>(from, to, 1.0))?)
+    }
+
+    fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()> {
+        Ok(self.queue.launch(&match gradient {
+            Reduced::Stored(g) => cuda::squares::<T, T>(g, out),
+            Reduced::Wide(g) => cuda::squares::<T, f32>(g, out),
+        })?)
+    }
+
+    fn update(&mut self, bucket: Update<'_, T>, _: Option<Reduced<'_, T>>) -> Result<()> {
+        let Update { coefficients, gradient, mut master, mut m, mut v, mut param, ranges } = bucket;
+        for (range, keep) in ranges {
+            let c = cuda::Coefficients { keep: *keep, ..*coefficients };
+            let master = master.as_mut().map(ViewMut::reborrow);
+            let (m, v, param, range) = (m.reborrow(), v.reborrow(), param.reborrow(), range.clone());
+            self.queue.launch(&match gradient {
+                Reduced::Stored(g) => cuda::adamw::<T, T>(&c, g, master, m, v, param, range),
+                Reduced::Wide(g) => cuda::adamw::<T, f32>(&c, g, master, m, v, param, range),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, values: &[f32], master: Option<ViewMut<'_, f32>>, param: ViewMut<'_, T>) -> Result<()> {
+        if let Some(master) = master {
+            self.upload(values, master)?;
+        }
+        let mut rounded = vec![T::default(); values.len()];
+        round(&mut rounded, values);
+        self.upload(&rounded, param)
+    }
+
+    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
+        self.upload(values, to)
+    }
+
+    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
+        let to = &mut self.numbers.host_mut()[..values.len()];
+        // SAFETY: any bytes are numbers, both are that long, and the call waits.
+        unsafe {
+            let bytes = std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to));
+            self.queue.download(values.as_ptr() as u64, bytes)?;
+        }
+        Ok(to)
+    }
+
+    fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]> {
+        let len = values.len();
+        self.passing.resize((len + 1) * size_of::<T>(), 0);
+        // SAFETY: any bytes are elements, and the middle of the bytes is aligned for them; the call waits.
+        unsafe {
+            let (_, to, _) = self.passing.align_to_mut::<T>();
+            let to = &mut to[..len];
+            let bytes = std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to));
+            self.queue.download(values.as_ptr() as u64, bytes)?;
+            Ok(to)
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What ZeRO itself computes on parameters, gradients and optimizer state, wherever those lie. The rest of the crate
+//! says what happens when; it is the same for all of these.
+
+mod device;
+mod host;
+mod offload;
+
+pub use device::Device;
+pub use host::Host;
+pub use offload::Offloaded;
+
+use crate::clip::Norm;
+use crate::config::Placement;
+use crate::error::Result;
+use crate::grads::Reduced;
+use crate::plan::Plan;
+use collectives::{Buffer, Float, View, ViewMut};
+use models::cuda::Coefficients;
+use std::ops::Range;
+
+/// Elementwise work and sums of fixed order: all implementations give the same bits.
+pub trait Kernels<T: Float>: Send {
+    /// Zeroed state of the optimizer.
+    fn state(&mut self, len: usize) -> Result<Buffer<f32>>;
+
+    /// out = 0
+    fn clear(&mut self, out: ViewMut<'_, T>) -> Result<()>;
+
+    /// sum += x
+    fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()>;
+
+    /// to = from, rounded
+    fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()>;
+
+    /// The sum of squares in f64 of each block of [`NORM_BLOCK`](crate::NORM_BLOCK) elements, rounded to `T` first.
+    fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()>;
+
+    /// One step of AdamW. `next` is the gradient of the next bucket, to have it ready.
+    fn update(&mut self, bucket: Update<'_, T>, next: Option<Reduced<'_, T>>) -> Result<()>;
+
+    /// Sets weights.
+    fn set(&mut self, values: &[f32], master: Option<ViewMut<'_, f32>>, param: ViewMut<'_, T>) -> Result<()>;
+
+    /// Copies from the host.
+    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()>;
+
+    /// The numbers on the host, after everything before.
+    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]>;
+
+    /// The elements on the host, after everything before.
+    fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]>;
+}
+
+/// What the optimizer has of one bucket; all arrays are equally long.
+pub struct Update<'a, T: Float> {
+    /// Of this step.
+    pub coefficients: &'a Coefficients,
+    /// Summed over ranks and micro-batches.
+    pub gradient: Reduced<'a, T>,
+    /// f32 weights, unless the parameters are f32 themselves.
+    pub master: Option<ViewMut<'a, f32>>,
+    /// First moments.
+    pub m: ViewMut<'a, f32>,
+    /// Second moments.
+    pub v: ViewMut<'a, f32>,
+    /// Parameters.
+    pub param: ViewMut<'a, T>,
+    /// Where tensors are, and what a step keeps of their weights: 1 - lr * weight_decay, or 1.
+    pub ranges: &'a [(Range<usize>, f32)],
+}
+
+/// How much memory of the host a device needs beside it.
+pub struct Needs {
+    /// Numbers that all ranks contribute to the norm.
+    numbers: usize,
+    /// Elements of the largest bucket that this rank updates.
+    bucket: usize,
+    /// Bytes of an element of a reduced gradient.
+    gradient: usize,
+}
+
+/// Buckets that offloading has under way at once.
+const UNDER_WAY: usize = 2;
+
+impl Needs {
+    /// Those of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Needs {
+            numbers: Norm::bytes(plan) / size_of::<f64>(),
+            bucket: plan.buckets().map(|(u, b)| plan.owned(u, b).len()).max().unwrap_or(0),
+            // What was accumulated over micro-batches is kept in f32, but not where it was handed round.
+            gradient: match plan.config.accumulate > 1 && plan.config.stage.shards_optimizer {
+                true => size_of::<f32>(),
+                false => plan.dtype.size(),
+            },
+        }
+    }
+
+    /// All together.
+    pub fn host_bytes(&self, plan: &Plan) -> usize {
+        let numbers = self.numbers * size_of::<f64>();
+        let buckets = UNDER_WAY * self.bucket * (self.gradient + plan.dtype.size());
+        match plan.config.placement {
+            Placement::Host => 0,
+            Placement::Device => numbers,
+            Placement::Offloaded => numbers + buckets,
+        }
+    }
+}

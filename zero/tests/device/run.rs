@@ -1,0 +1,202 @@
+//! A Llama on ranks that each have an emulated device, or none.
+
+use collectives::device::emulation::{EmulatedQueue, Emulator};
+use collectives::device::{Queue, SharedQueue};
+use collectives::{Alone, Carrier, Communicator, Float, Staged};
+use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use zero::{Batches, Config, Ledger, Memory, Placement, Trainer};
+
+/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
+fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
+        file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
+    }
+}
+
+/// Kernels on the processor; `None`, with the reason among the skips, where there is no C++ compiler.
+pub fn emulator() -> Option<&'static Emulator> {
+    static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
+    let build = || {
+        let emulator = Emulator::build(&[], Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("builds");
+        if emulator.is_none() {
+            skip("training on an emulated device: no C++ compiler ($CXX, c++, g++ or clang++)");
+        }
+        emulator
+    };
+    EMULATOR.get_or_init(build).as_ref()
+}
+
+/// A run.
+#[derive(Clone)]
+pub struct Run {
+    pub world: usize,
+    pub zero: Config,
+    pub model: LlamaConfig,
+    pub rows: usize,
+    pub length: usize,
+    pub recompute: Recompute,
+    pub steps: usize,
+    pub lr: f32,
+    /// The order in which devices run what nothing orders, or none to run everything at once.
+    pub late: Option<u64>,
+}
+
+/// What came out of it.
+pub struct Ran {
+    pub losses: Vec<f64>,
+    pub norms: Vec<u64>,
+    pub evaluation: u64,
+    pub weights: Vec<u32>,
+    pub held: Memory,
+    pub predicted: Memory,
+    /// What was reserved on the device, and what of it was taken.
+    pub arena: Option<(usize, usize)>,
+}
+
+impl Ran {
+    /// What must not depend on stages, placement and order.
+    pub fn bits(&self) -> (Vec<u64>, &[u64], u64, &[u32]) {
+        let losses = self.losses.iter().map(|loss| loss.to_bits()).collect();
+        (losses, &self.norms, self.evaluation, &self.weights)
+    }
+}
+
+/// Tokens that look like a language: each follows from the last, mostly.
+struct Tokens {
+    rows: usize,
+    length: usize,
+    vocab: u32,
+    rank: usize,
+    world: usize,
+    step: usize,
+    accumulate: usize,
+    tokens: Vec<u32>,
+    targets: Vec<u32>,
+}
+
+impl Batches for Tokens {
+    fn micro_batch(&mut self, index: usize) -> Batch<'_> {
+        let number = (self.step * self.accumulate + index) * self.world + self.rank;
+        let mut state = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut last = number as u32 % self.vocab;
+        for (token, target) in self.tokens.iter_mut().zip(&mut self.targets) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let next = if state >> 61 == 0 { (state >> 33) as u32 } else { last * 3 + 1 } % self.vocab;
+            (*token, *target, last) = (last, next, next);
+        }
+        let (rows, length) = (self.rows, self.length);
+        Batch { tokens: &self.tokens, targets: &self.targets, rows, length }
+    }
+}
+
+/// Trains on threads.
+pub fn train<T: Float>(run: &Run) -> Vec<Ran> {
+    std::thread::scope(|scope| {
+        let ranks = Communicator::threads(run.world).into_iter();
+        let handles: Vec<_> = ranks.map(|comm| scope.spawn(move || rank::<T>(run, comm))).collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+fn rank<T: Float>(run: &Run, comm: Communicator) -> Ran {
+    let (rank, world) = (comm.rank(), comm.size());
+    let ledger = Ledger::default();
+    let mut source = |spec: &TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
+        models::init_range(spec, 7, range, out);
+        Ok(())
+    };
+    let mut queue = None;
+    let mut trainer = match run.zero.placement {
+        Placement::Host => {
+            let model =
+                Llama::<T>::new(&run.model, run.rows, run.length, run.recompute, 1, &ledger.of_model());
+            Trainer::new(Box::new(model.unwrap()), comm, &run.zero, ledger, &mut source).unwrap()
+        }
+        _ => {
+            let shared = SharedQueue::new(queue_of(run, rank));
+            shared.reserve(arena::<T>(run, rank)).unwrap();
+            let carrier: Arc<dyn Carrier> = match world {
+                1 => Arc::new(Alone::new(&comm, shared.clone()).unwrap()),
+                _ => Arc::new(Staged::new(&comm, shared.clone()).unwrap()),
+            };
+            let comm = comm.with_carrier(carrier);
+            let accounts = ledger.of_model();
+            let made = Llama::<T, _>::on_device(
+                &run.model,
+                run.rows,
+                run.length,
+                run.recompute,
+                shared.clone(),
+                &accounts,
+            );
+            let model = Box::new(made.unwrap());
+            queue = Some(shared.clone());
+            Trainer::on_device(&shared, 2, model, comm, &run.zero, ledger, &mut source).unwrap()
+        }
+    };
+    let n = run.rows * run.length;
+    let mut tokens = Tokens {
+        rows: run.rows,
+        length: run.length,
+        vocab: run.model.vocab as u32,
+        rank,
+        world,
+        step: 0,
+        accumulate: run.zero.accumulate,
+        tokens: vec![0; n],
+        targets: vec![0; n],
+    };
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for step in 0..run.steps {
+        tokens.step = step;
+        let done = trainer.step(&mut tokens, run.lr).unwrap();
+        assert_eq!(done.bytes_sent, trainer.plan().step_bytes());
+        losses.push(done.loss);
+        norms.push(done.grad_norm.to_bits());
+    }
+    (tokens.step, tokens.rank) = (run.steps, 0);
+    let evaluation = trainer.evaluate(Some(&tokens.micro_batch(0))).unwrap().to_bits();
+    let mut weights = Vec::new();
+    trainer
+        .export(&mut |spec, values| {
+            assert_eq!(spec.len(), values.len());
+            weights.extend(values.iter().map(|w| w.to_f32().to_bits()));
+            Ok(())
+        })
+        .unwrap();
+    let predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run));
+    let held = trainer.ledger().held();
+    let arena = queue.as_ref().and_then(SharedQueue::reserved);
+    if let Some(queue) = &mut queue {
+        queue.synchronize().unwrap();
+    }
+    Ran { losses, norms, evaluation, weights, held, predicted, arena }
+}
+
+fn queue_of(run: &Run, rank: usize) -> EmulatedQueue {
+    let emulator = emulator().expect("asked before");
+    match run.late {
+        Some(seed) => emulator.late_queue(seed + rank as u64),
+        None => emulator.queue(0),
+    }
+}
+
+fn footprint<T: Float>(run: &Run) -> models::Footprint {
+    let Run { model, rows, length, recompute, .. } = run;
+    match run.zero.placement {
+        Placement::Host => models::footprint(model, *rows, *length, T::DTYPE, *recompute, 1).unwrap(),
+        _ => models::device_footprint(model, *rows, *length, T::DTYPE, *recompute).unwrap(),
+    }
+}
+
+fn arena<T: Float>(run: &Run, rank: usize) -> usize {
+    let units = run.model.units();
+    let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
+    let plan = zero::Plan::new(&units, &reads, T::DTYPE, &run.zero, rank, run.world);
+    zero::memory::arena(&plan, footprint::<T>(run))
+}
