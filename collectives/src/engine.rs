@@ -5,72 +5,26 @@
 //! by whoever waits, by [`progress`](crate::Communicator::progress), and by a thread if one was asked for.
 
 mod execute;
-mod join;
+mod options;
 mod scratch;
 mod shared;
 mod stats;
 mod stream;
+mod work;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Cache, Call, Group, KEPT, Kind, Local, Schedule, Tuning};
+use crate::schedule::{Algorithm, Cache, Call, Group, KEPT, Kind, Local, Schedule};
 use crate::transport::Transport;
 use execute::{Env, Outcome, State};
+pub use options::{Options, Priority, Progress};
 use scratch::Pool;
 pub(crate) use shared::{Handle, Shared};
 pub use stats::Stats;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Which of several calls in flight goes first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Priority {
-    /// When nothing else can go on.
-    #[default]
-    Low,
-    /// Before all of low priority; a call that somebody waits for goes before both.
-    High,
-}
-
-/// Who makes progress while nobody waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Progress {
-    /// Nobody; a step happens when a call is started, waited for, or when `progress` is called.
-    #[default]
-    Inline,
-    /// A thread of this communicator.
-    Thread {
-        /// The processor that it is bound to.
-        cpu: Option<usize>,
-    },
-}
-
-/// How a communicator behaves.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Who makes progress while nobody waits.
-    pub progress: Progress,
-    /// How long a peer may be silent, while this rank waits, before the call fails.
-    pub deadline: Duration,
-    /// How often to look again before yielding the processor; by default few times when the group has more ranks
-    /// than this machine has processors.
-    pub spin: Option<u32>,
-    /// Sizes at which algorithms change. The same on every rank.
-    pub tuning: Tuning,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            progress: Progress::default(),
-            deadline: crate::watch::DEADLINE,
-            spin: None,
-            tuning: Tuning::default(),
-        }
-    }
-}
 
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
@@ -331,6 +285,7 @@ impl Engine {
             stats: &mut self.stats,
             pointers: &mut self.pointers,
             quantum: if alone { quantum } else { quantum.min(QUANTUM) },
+            worked: 0,
             floor,
             looks,
         };

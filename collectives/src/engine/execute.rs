@@ -1,19 +1,12 @@
 //! One call in flight: runs the steps of its schedule until it is done or has to wait for a peer.
 
-use super::join::join;
 use super::scratch::Scratch;
 use super::stats::Stats;
-use super::stream;
+use super::work;
 use crate::error::{Error, Result};
-use crate::reduce::Kernel;
-use crate::schedule::{KEPT, Operand, Peers, Remote, Schedule, Space, Span, Step};
+use crate::schedule::{KEPT, Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
-use std::mem::MaybeUninit;
-use std::time::Instant;
-
-/// Reductions and copies shorter than this many bytes are not timed: reading the clock would cost more.
-pub(super) const TIMED: usize = 16 << 10;
 
 /// Where a call in flight is.
 pub(super) struct State {
@@ -33,7 +26,7 @@ pub(super) struct State {
     /// The next step.
     pub at: usize,
     /// Bytes of the current copy or elements of the current reduction that are done.
-    part: usize,
+    pub part: usize,
     posted: Vec<Posted>,
     peers: Vec<PeerAt>,
     kept: Box<Kept>,
@@ -75,6 +68,8 @@ pub(super) struct Env<'a> {
     pub pointers: &'a mut Vec<*const u8>,
     /// The most bytes to copy or reduce before looking at other calls.
     pub quantum: usize,
+    /// How many of them are done.
+    pub worked: usize,
     /// The first round of earlier calls that this rank has not finished.
     pub floor: u64,
     /// How often to look again at once for what a peer publishes.
@@ -163,7 +158,6 @@ fn each(peers: Peers, rank: usize, size: usize) -> impl Iterator<Item = usize> {
 /// Runs `state` as far as it goes.
 pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<Outcome> {
     let (rank, size) = (schedule.group.rank, schedule.group.size);
-    let mut worked = 0;
     while let Some(step) = schedule.steps.get(state.at) {
         match *step {
             Step::Frame { at, payload } => {
@@ -223,34 +217,25 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             }
             Step::Copy { from, to } => {
                 let (src, dst) = (state.read(from.space, from.offset), state.write(to));
-                if !copy(schedule, (src, dst), to.bytes, state, env, &mut worked) {
+                if !work::copy(schedule, (src, dst), to.bytes, state, env) {
                     return Ok(Outcome::Yield);
                 }
             }
             Step::Read { from, to } => {
                 let (src, dst) = (state.remote(from), state.write(to));
-                if !copy(schedule, (src, dst), to.bytes, state, env, &mut worked) {
+                if !work::copy(schedule, (src, dst), to.bytes, state, env) {
                     return Ok(Outcome::Yield);
                 }
             }
             Step::Reduce { first, inputs, out, count } => {
                 let operands = &schedule.operands[first..first + inputs];
-                if !reduce(
-                    schedule,
-                    operands,
-                    state.write(out),
-                    out.bytes / count,
-                    count,
-                    state,
-                    env,
-                    &mut worked,
-                ) {
+                if !work::reduce(schedule, operands, (out, count), state, env) {
                     return Ok(Outcome::Yield);
                 }
             }
             Step::Join { stage, first, inputs, out, count } => {
                 let operands = &schedule.operands[first..first + inputs];
-                if !join(schedule, (stage, operands), (out, count), state, env, &mut worked) {
+                if !work::join(schedule, (stage, operands), (out, count), state, env) {
                     return Ok(Outcome::Yield);
                 }
             }
@@ -351,123 +336,6 @@ fn missing(
         }
     }
     Ok(missing)
-}
-
-/// Copies what is left of a step, or as much as the quantum allows; true when all is copied.
-fn copy(
-    schedule: &Schedule,
-    (src, dst): (*const u8, *mut u8),
-    bytes: usize,
-    state: &mut State,
-    env: &mut Env<'_>,
-    worked: &mut usize,
-) -> bool {
-    if *worked >= env.quantum {
-        return false;
-    }
-    let part = (bytes - state.part).min(env.quantum);
-    let start = (part >= TIMED).then(Instant::now);
-    // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
-    unsafe {
-        let (src, dst) = (src.add(state.part), dst.add(state.part));
-        if bytes >= schedule.group.tuning.stream {
-            stream::copy(src, dst, part);
-            stream::fence();
-        } else {
-            std::ptr::copy_nonoverlapping(src, dst, part);
-        }
-    }
-    if let Some(start) = start {
-        env.stats.work_seconds += start.elapsed().as_secs_f64();
-    }
-    *worked += part;
-    state.part += part;
-    let done = state.part == bytes;
-    if done {
-        state.part = 0;
-    }
-    done
-}
-
-/// Reduces what is left of a step, or as much as the quantum allows; true when all is reduced.
-#[allow(clippy::too_many_arguments)]
-fn reduce(
-    schedule: &Schedule,
-    operands: &[Operand],
-    out: *mut u8,
-    out_size: usize,
-    count: usize,
-    state: &mut State,
-    env: &mut Env<'_>,
-    worked: &mut usize,
-) -> bool {
-    if *worked >= env.quantum {
-        return false;
-    }
-    let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
-    let element = schedule.call.dtype.size();
-    let part = (count - state.part).min((env.quantum / element).max(1));
-    env.pointers.clear();
-    let skip = state.part * element;
-    env.pointers.extend(operands.iter().map(|operand| {
-        let ptr = match *operand {
-            Operand::Own(space, offset) => state.read(space, offset),
-            Operand::Peer(remote) => state.remote(remote),
-        };
-        ptr.wrapping_add(skip)
-    }));
-    let start = (part * element >= TIMED).then(Instant::now);
-    // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their
-    // size; the output is disjoint from them or, in place, this rank's operand itself.
-    unsafe {
-        let out = out.add(state.part * out_size);
-        if count * out_size >= schedule.group.tuning.stream && !env.pointers.contains(&out.cast_const()) {
-            streamed(kernel, env.pointers, (out, out_size), part, element);
-        } else {
-            kernel(env.pointers, out, part);
-        }
-    }
-    if let Some(start) = start {
-        env.stats.work_seconds += start.elapsed().as_secs_f64();
-    }
-    *worked += part * element;
-    state.part += part;
-    let done = state.part == count;
-    if done {
-        state.part = 0;
-    }
-    done
-}
-
-/// Reduces tile by tile and writes the tiles past the caches; moves `inputs` on meanwhile.
-///
-/// # Safety
-/// The contract of [`Kernel`], and the output is disjoint from all inputs.
-unsafe fn streamed(
-    kernel: Kernel,
-    inputs: &mut [*const u8],
-    (mut out, out_size): (*mut u8, usize),
-    count: usize,
-    element: usize,
-) {
-    let mut tile = MaybeUninit::<stream::Tile>::uninit();
-    let tile = tile.as_mut_ptr().cast::<u8>();
-    let mut left = count;
-    while left > 0 {
-        let part = left.min(stream::TILE / out_size);
-        // SAFETY: the tile has room for the part, of which the inputs and the output have at least as much left.
-        unsafe {
-            kernel(inputs, tile, part);
-            for input in &mut *inputs {
-                *input = input.wrapping_add(part * element);
-                stream::prefetch(*input, part * element);
-            }
-            stream::copy(tile, out, part * out_size);
-            out = out.add(part * out_size);
-        }
-        left -= part;
-    }
-    stream::fence();
 }
 
 fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint) -> Result<()> {

@@ -9,7 +9,7 @@ pub(super) const TILE: usize = 1 << 10;
 
 /// Room for a tile, in whole cache lines.
 #[repr(align(64))]
-pub(super) struct Tile(#[allow(dead_code)] [u8; TILE]);
+pub(super) struct Tile(pub [u8; TILE]);
 
 /// Copies `bytes` from `src` to `dst` past the caches where the processor can. Other ranks see the result only
 /// after [`fence`].

@@ -1,0 +1,52 @@
+//! How a communicator behaves.
+
+use crate::schedule::Tuning;
+use std::time::Duration;
+
+/// Which of several calls in flight goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// When nothing else can go on.
+    #[default]
+    Low,
+    /// Before all of low priority; a call that somebody waits for goes before both.
+    High,
+}
+
+/// Who makes progress while nobody waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Progress {
+    /// Nobody; a step happens when a call is started, waited for, or when `progress` is called.
+    #[default]
+    Inline,
+    /// A thread of this communicator.
+    Thread {
+        /// The processor that it is bound to.
+        cpu: Option<usize>,
+    },
+}
+
+/// How a communicator behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Who makes progress while nobody waits.
+    pub progress: Progress,
+    /// How long a peer may be silent, while this rank waits, before the call fails.
+    pub deadline: Duration,
+    /// How often to look again before yielding the processor; by default few times when the group has more ranks
+    /// than this machine has processors.
+    pub spin: Option<u32>,
+    /// Sizes at which algorithms change. The same on every rank.
+    pub tuning: Tuning,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            progress: Progress::default(),
+            deadline: crate::watch::DEADLINE,
+            spin: None,
+            tuning: Tuning::default(),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The steps that touch data: copies and reductions, in parts, so that calls of higher priority get their look.
+
+use super::execute::{Env, State};
+use super::stream;
+use crate::reduce::{Kernel, Stage, Staged};
+use crate::schedule::{Operand, Schedule, Span};
+use std::mem::MaybeUninit;
+use std::time::Instant;
+
+/// Reductions and copies shorter than this many bytes are not timed: reading the clock would cost more.
+const TIMED: usize = 16 << 10;
+
+/// Copies what is left of a step, or as much as the quantum allows; true when all is copied.
+pub(super) fn copy(
+    schedule: &Schedule,
+    (src, dst): (*const u8, *mut u8),
+    bytes: usize,
+    state: &mut State,
+    env: &mut Env<'_>,
+) -> bool {
+    if env.worked >= env.quantum {
+        return false;
+    }
+    let part = (bytes - state.part).min(env.quantum);
+    let start = (part >= TIMED).then(Instant::now);
+    // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
+    unsafe {
+        let (src, dst) = (src.add(state.part), dst.add(state.part));
+        if bytes >= schedule.group.tuning.stream {
+            stream::copy(src, dst, part);
+            stream::fence();
+        } else {
+            std::ptr::copy_nonoverlapping(src, dst, part);
+        }
+    }
+    if let Some(start) = start {
+        env.stats.work_seconds += start.elapsed().as_secs_f64();
+    }
+    env.worked += part;
+    state.part += part;
+    let done = state.part == bytes;
+    if done {
+        state.part = 0;
+    }
+    done
+}
+
+/// Reduces what is left of a step, or as much as the quantum allows; true when all is reduced.
+pub(super) fn reduce(
+    schedule: &Schedule,
+    operands: &[Operand],
+    (out, count): (Span, usize),
+    state: &mut State,
+    env: &mut Env<'_>,
+) -> bool {
+    if env.worked >= env.quantum {
+        return false;
+    }
+    let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
+    let element = schedule.call.dtype.size();
+    let (out, out_size) = (state.write(out), out.bytes / count);
+    let part = (count - state.part).min((env.quantum / element).max(1));
+    env.pointers.clear();
+    let skip = state.part * element;
+    env.pointers.extend(operands.iter().map(|operand| {
+        let ptr = match *operand {
+            Operand::Own(space, offset) => state.read(space, offset),
+            Operand::Peer(remote) => state.remote(remote),
+        };
+        ptr.wrapping_add(skip)
+    }));
+    let start = (part * element >= TIMED).then(Instant::now);
+    // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their
+    // size; the output is disjoint from them or, in place, this rank's operand itself.
+    unsafe {
+        let out = out.add(state.part * out_size);
+        if count * out_size >= schedule.group.tuning.stream && !env.pointers.contains(&out.cast_const()) {
+            streamed(kernel, env.pointers, (out, out_size), part, element);
+        } else {
+            kernel(env.pointers, out, part);
+        }
+    }
+    if let Some(start) = start {
+        env.stats.work_seconds += start.elapsed().as_secs_f64();
+    }
+    env.worked += part * element;
+    state.part += part;
+    let done = state.part == count;
+    if done {
+        state.part = 0;
+    }
+    done
+}
+
+/// Reduces tile by tile and writes the tiles past the caches; moves `inputs` on meanwhile.
+///
+/// # Safety
+/// The contract of [`Kernel`], and the output is disjoint from all inputs.
+unsafe fn streamed(
+    kernel: Kernel,
+    inputs: &mut [*const u8],
+    (mut out, out_size): (*mut u8, usize),
+    count: usize,
+    element: usize,
+) {
+    let mut tile = MaybeUninit::<stream::Tile>::uninit();
+    // SAFETY: an address inside the tile; nothing is read.
+    let tile = unsafe { &raw mut (*tile.as_mut_ptr()).0 }.cast::<u8>();
+    let mut left = count;
+    while left > 0 {
+        let part = left.min(stream::TILE / out_size);
+        // SAFETY: the tile has room for the part, of which the inputs and the output have at least as much left.
+        unsafe {
+            kernel(inputs, tile, part);
+            for input in &mut *inputs {
+                *input = input.wrapping_add(part * element);
+                stream::prefetch(*input, part * element);
+            }
+            stream::copy(tile, out, part * out_size);
+            out = out.add(part * out_size);
+        }
+        left -= part;
+    }
+    stream::fence();
+}
+
+/// One stage of a reduction that goes over nodes. Does the whole step, unless calls of higher priority should have a look first; true when it is done.
+pub(super) fn join(
+    schedule: &Schedule,
+    (stage, operands): (Stage, &[Operand]),
+    (out, count): (Span, usize),
+    state: &State,
+    env: &mut Env<'_>,
+) -> bool {
+    if env.worked >= env.quantum {
+        return false;
+    }
+    let call = &schedule.call;
+    let staged = Staged { dtype: call.dtype, op: call.op, wide: call.wide, ranks: schedule.group.size };
+    env.pointers.clear();
+    env.pointers.extend(operands.iter().map(|operand| match *operand {
+        Operand::Own(space, offset) => state.read(space, offset),
+        Operand::Peer(remote) => state.remote(remote),
+    }));
+    let bytes = count * staged.in_size(stage);
+    let start = (bytes >= TIMED).then(Instant::now);
+    // SAFETY: the schedule gives operands and output of `count` elements of the stage's types, in memory that is this
+    // call's and has arrived, at multiples of their size; the output is disjoint from them.
+    unsafe { staged.run(stage, env.pointers, state.write(out), count) };
+    if let Some(start) = start {
+        env.stats.work_seconds += start.elapsed().as_secs_f64();
+    }
+    env.worked += bytes;
+    true
+}
