@@ -8,11 +8,13 @@ mod carrier;
 mod check;
 mod staged;
 mod started;
+pub(crate) mod wired;
 
 pub use alone::Alone;
 pub use carrier::Carrier;
 pub(crate) use carrier::End;
 pub use staged::Staged;
+pub use wired::{Lane, Message, Order, Wire, Wired};
 
 use crate::buffer::Buffer;
 use crate::element::Element;

@@ -2,12 +2,13 @@
 //! orders, none before somebody waits for it.
 
 use collectives::conformance::{device, standard};
-use collectives::device::SharedQueue;
-use collectives::device::emulation::{EmulatedQueue, Emulator};
-use collectives::{Alone, Communicator, Options, Progress, Staged};
+use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
+use collectives::device::{Module, Queue, SharedQueue};
+use collectives::{Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 /// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
 fn skip(reason: &str) {
@@ -21,7 +22,9 @@ fn skip(reason: &str) {
 fn emulator() -> Option<&'static Emulator> {
     static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
     let build = || {
-        let emulator = Emulator::build(&[], Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("builds");
+        let types = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::U8];
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let emulator = Emulator::build(&types.map(Module::reduce), folder).expect("builds");
         if emulator.is_none() {
             skip("collectives of an emulated device: no C++ compiler ($CXX, c++, g++ or clang++)");
         }
@@ -95,4 +98,104 @@ fn a_rank_that_gives_up_is_heard() {
             });
         }
     });
+}
+
+/// Runs `body` as every rank of a group whose devices are joined by a wire, with so much scratch memory.
+fn wired(
+    n: usize,
+    options: Options,
+    scratch: usize,
+    queue: impl Fn(usize) -> EmulatedQueue + Sync,
+    body: impl Fn(Communicator, &SharedQueue<EmulatedQueue>) + Sync,
+) {
+    let ranks = Communicator::threads_with(n, options).expect("ranks");
+    std::thread::scope(|scope| {
+        for (comm, wire) in ranks.into_iter().zip(EmulatedWire::group(n)) {
+            let (queue, body) = (&queue, &body);
+            scope.spawn(move || {
+                let queue = SharedQueue::new(queue(comm.rank()));
+                let (order, compute) = (Order::Canonical, queue.clone());
+                let carrier = Wired::with_scratch(&comm, compute, wire, order, scratch).expect("a carrier");
+                body(comm.with_carrier(Arc::new(carrier)), &queue);
+            });
+        }
+    });
+}
+
+#[test]
+fn over_a_wire_in_any_order() {
+    let Some(emulator) = emulator() else { return };
+    for n in 1..=4 {
+        // The least scratch memory sums in many pieces.
+        for scratch in [0, 1 << 20] {
+            let queue = |rank| emulator.late_queue((10 * n + rank + scratch) as u64);
+            wired(n, standard(), scratch, queue, |comm, queue| device(&comm, queue));
+        }
+    }
+    wired(3, standard(), 1 << 20, |_| emulator.queue(0), |comm, queue| device(&comm, queue));
+}
+
+/// What ends a call over a wire in which only rank 0 takes part.
+fn end_of_a_call(n: usize, others: impl Fn(&Communicator) + Sync) -> String {
+    let Some(emulator) = emulator() else { return String::new() };
+    let options = Options { deadline: Duration::from_millis(400), ..standard() };
+    let said = Mutex::new(String::new());
+    wired(
+        n,
+        options,
+        0,
+        |rank| emulator.late_queue(rank as u64),
+        |comm, queue| {
+            if comm.rank() > 0 {
+                return others(&comm);
+            }
+            let buffer = comm.alloc::<f32>(4 * n).expect("memory");
+            let started = comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum).expect("starts");
+            let waited = started.wait();
+            // The host did not wait; the queue does, and goes on when the call is given up.
+            let _ = queue.clone().synchronize();
+            let error = comm.progress().unwrap_err();
+            assert!(waited.is_ok() && comm.carrier().is_some());
+            let again = comm.start_all_gather_in_place(comm.alloc::<f32>(n).expect("memory"));
+            assert_eq!(again.err().map(|e| e.to_string()), Some(error.to_string()));
+            *said.lock().unwrap() = error.to_string();
+        },
+    );
+    said.into_inner().unwrap()
+}
+
+#[test]
+fn a_rank_that_does_not_take_part_is_named_in_time() {
+    let said = end_of_a_call(3, |comm| {
+        if comm.rank() == 2 {
+            let buffer = comm.alloc::<f32>(12).expect("memory");
+            let started = comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum).expect("starts");
+            let _ = started.wait();
+        }
+        // The others are busy with something else, until they hear of the end.
+        while comm.progress().is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(said.is_empty() || said.contains("no answer from rank 1 within 400ms"), "{said}");
+}
+
+#[test]
+fn ranks_that_call_something_else_are_told_both_calls() {
+    let said = end_of_a_call(2, |comm| {
+        let buffer = comm.alloc::<f32>(12).expect("memory");
+        let started = comm.start_reduce_scatter_in_place(buffer, ReduceOp::Max).expect("starts");
+        let _ = started.wait();
+        while comm.progress().is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let words = ["reduce_scatter of 4 f32, sum", "reduce_scatter of 6 f32, max"];
+    assert!(said.is_empty() || words.iter().all(|word| said.contains(word)), "{said}");
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_calls_over_a_wire() {
+    let said = end_of_a_call(2, |comm| comm.abort("the disk is full"));
+    assert!(said.is_empty() || said.contains("the disk is full"), "{said}");
 }

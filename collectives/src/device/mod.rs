@@ -22,6 +22,7 @@ pub use compile::{Compiler, Machine, Resources};
 pub use launch::{Launch, Range, address, aligned, twice};
 pub use product::Product;
 pub use reduce::reduce;
+pub(crate) use reduce::reduce_addresses;
 pub use shared::SharedQueue;
 pub use source::{Header, Module, Source};
 

@@ -21,9 +21,25 @@ pub fn reduce<'a, T: Element, O: Element>(
     let n = out.len();
     assert!(!inputs.is_empty() && inputs.iter().all(|i| i.len() == n), "inputs as long as the output");
     assert_eq!(addresses.len(), inputs.len(), "one address for each input");
+    let vectors = inputs.iter().all(|i| aligned(&[address(*i)]));
+    reduce_addresses::<T, O>(op, addresses, vectors, out)
+}
+
+/// The same for inputs of which only the addresses are at hand: whether all of them are `vectors`, multiples of 16.
+///
+/// # Panics
+/// No input, or an `out` of another type.
+pub(crate) fn reduce_addresses<'a, T: Element, O: Element>(
+    op: ReduceOp,
+    addresses: View<'a, u64>,
+    vectors: bool,
+    out: ViewMut<'a, O>,
+) -> Launch<'a> {
+    let (n, inputs) = (out.len(), addresses.len());
+    assert!(inputs > 0, "a sum of nothing");
     let wide = O::DTYPE != T::DTYPE;
     assert!(!wide || O::DTYPE == <T::Acc as Element>::DTYPE, "a reduction of {} into {}", T::DTYPE, O::DTYPE);
-    let vectors = aligned(&[address(out.as_view())]) && inputs.iter().all(|i| aligned(&[address(*i)]));
+    let vectors = vectors && aligned(&[address(out.as_view())]);
     let at_once = 16 / size_of::<T>();
     let threads = if vectors { n / at_once + n % at_once } else { n };
     let operation = match op {
@@ -36,7 +52,7 @@ pub fn reduce<'a, T: Element, O: Element>(
     Launch::new(Module::reduce(T::DTYPE), "reduce", [threads.div_ceil(THREADS), 1, 1], THREADS)
         .write(out)
         .read_addresses(addresses, n * size_of::<T>())
-        .int(inputs.len())
+        .int(inputs)
         .long(n)
         .int(operation)
         .flag(wide)

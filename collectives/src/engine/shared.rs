@@ -207,6 +207,13 @@ impl Shared {
         engine.flights[id as usize].stage != Stage::Running
     }
 
+    /// Notices peers that are gone.
+    pub fn look(&self) -> Result<()> {
+        let mut engine = self.lock();
+        engine.check(None, Instant::now())?;
+        engine.failure().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     /// Moves every call as far as it goes without waiting.
     pub fn progress(&self) -> Result<()> {
         let mut engine = self.lock();

@@ -50,6 +50,7 @@ impl Event {
     /// # Errors
     /// Work before it failed.
     pub fn happened(&self) -> Result<bool> {
+        self.gpu.enter()?;
         // SAFETY: a live event.
         match unsafe { (self.gpu.driver().event_query)(self.handle) } {
             driver::NOT_READY => Ok(false),

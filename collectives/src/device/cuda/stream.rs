@@ -57,6 +57,7 @@ impl Stream {
     /// # Errors
     /// The driver's.
     pub fn record(&mut self, event: &Event) -> Result<()> {
+        self.gpu.enter()?;
         // SAFETY: a live event and stream.
         let status = unsafe { (self.gpu.driver().event_record)(event.handle(), self.handle) };
         self.gpu.check("recording an event", status)
@@ -67,6 +68,7 @@ impl Stream {
     /// # Errors
     /// The driver's.
     pub fn after(&mut self, event: &Event) -> Result<()> {
+        self.gpu.enter()?;
         // SAFETY: a live event and stream.
         let status = unsafe { (self.gpu.driver().stream_wait)(self.handle, event.handle(), 0) };
         self.gpu.check("waiting for another stream", status)

@@ -6,6 +6,7 @@
 
 mod build;
 mod queue;
+mod wire;
 mod work;
 
 use super::launch::Range;
@@ -19,6 +20,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
+pub use wire::EmulatedWire;
 
 /// The test-only implementation of the device header, and the machine under it.
 const EMULATION: Header = Header { name: "emulation.h", text: include_str!("emulation.h") };

@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 
 /// A queue of an emulated device.
 pub struct EmulatedQueue {
-    device: Arc<Device>,
-    number: usize,
+    pub(super) device: Arc<Device>,
+    pub(super) number: usize,
 }
 
 /// Ends work that may still use memory.

@@ -30,7 +30,12 @@ pub(super) enum Task {
     Record(Arc<Moments>, u64),
     /// Nothing later goes on before it has.
     After(Arc<Moments>, u64),
+    /// Tried until it says that it is done.
+    Poll(Poll),
 }
+
+/// Work that another device takes part in.
+pub(super) type Poll = Box<dyn FnMut() -> Result<bool> + Send>;
 
 /// How often an event was recorded, and the last of its moments that has come.
 #[derive(Default)]
@@ -90,19 +95,26 @@ impl Device {
 
     /// Does tasks of all queues, in an order that events allow, until this queue has none left.
     pub fn finish(&self, queue: usize) -> Result<()> {
-        let mut work = self.lock();
-        while work.failed.is_none() && !work.queues[queue].is_empty() {
-            self.advance(&mut work);
-        }
-        work.failed.clone().map_or(Ok(()), Err)
+        self.advance_while(|work| !work.queues[queue].is_empty())
     }
 
     /// Does everything.
     pub fn finish_all(&self) {
+        // A failure is remembered.
+        let _ = self.advance_while(|work| work.queues.iter().any(|q| !q.is_empty()));
+    }
+
+    fn advance_while(&self, more: impl Fn(&Work) -> bool) -> Result<()> {
         let mut work = self.lock();
-        while work.failed.is_none() && work.queues.iter().any(|q| !q.is_empty()) {
-            self.advance(&mut work);
+        while work.failed.is_none() && more(&work) {
+            if !self.advance(&mut work) {
+                // Another device has to go on first; whoever watches this one may look.
+                drop(work);
+                std::thread::yield_now();
+                work = self.lock();
+            }
         }
+        work.failed.clone().map_or(Ok(()), Err)
     }
 
     /// Does one task, if there is one that can be done.
@@ -114,8 +126,8 @@ impl Device {
         work.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Does the first task of a queue that may go on, chosen by the seed.
-    fn advance(&self, work: &mut Work) {
+    /// Does the first task of a queue that may go on, chosen by the seed. False if that was not done after all.
+    fn advance(&self, work: &mut Work) -> bool {
         let may = |queue: &VecDeque<Task>| match queue.front() {
             Some(Task::After(moments, number)) => moments.happened.load(Ordering::Relaxed) >= *number,
             Some(_) => true,
@@ -127,14 +139,25 @@ impl Device {
                 what: "the emulated device".into(),
                 source_text: "its queues wait for each other".into(),
             });
-            return;
+            return true;
         }
         work.random ^= work.random << 13;
         work.random ^= work.random >> 7;
         work.random ^= work.random << 17;
         let chosen = ready[(work.random % ready.len() as u64) as usize];
         let task = work.queues[chosen].pop_front().expect("a queue that may go on has a task");
-        self.perform(work, task);
+        match task {
+            Task::Poll(mut poll) => match poll() {
+                Ok(true) => return true,
+                Ok(false) => work.queues[chosen].push_front(Task::Poll(poll)),
+                Err(error) => work.failed = Some(error),
+            },
+            task => {
+                self.perform(work, task);
+                return true;
+            }
+        }
+        false
     }
 
     fn perform(&self, work: &mut Work, task: Task) {
@@ -161,6 +184,12 @@ impl Device {
                 Ok(())
             }
             Task::After(..) => Ok(()),
+            Task::Poll(mut poll) => loop {
+                match poll() {
+                    Ok(false) => std::thread::yield_now(),
+                    done => break done.map(drop),
+                }
+            },
         };
         if let Err(error) = done {
             work.failed.get_or_insert(error);

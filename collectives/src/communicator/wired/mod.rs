@@ -1,0 +1,445 @@
+//! Carries a device's calls from device to device, over a wire whose work is ordered by the device's own queues.
+//!
+//! Two queues beside the compute queue, one for gathers and one for sums, so that neither holds the other up. A call's
+//! queue waits for what the compute queue had been given when the call started; the compute queue waits for the call
+//! only once somebody waits for it. The host never waits.
+
+mod plan;
+mod slots;
+mod watch;
+mod wire;
+
+pub use plan::Order;
+pub use wire::{Lane, Message, Wire};
+
+use super::Communicator;
+use super::carrier::Carrier;
+use crate::buffer::{Buffer, Memory, Place, View, ViewMut};
+use crate::device::{Module, Queue, SharedQueue, Streams, Urgency, reduce_addresses};
+use crate::element::{DType, Element};
+use crate::engine::{Ends, Priority, Stats};
+use crate::error::{Error, Result};
+use crate::ledger::Account;
+use crate::schedule::{Call, Kind, Space, Span};
+use half::{bf16, f16};
+use plan::{Program, Step, least_scratch};
+use slots::Slots;
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use watch::Watch;
+
+/// Scratch memory for contributions to sums, unless set otherwise.
+const SCRATCH: usize = 64 << 20;
+/// Programs that are kept; a run has a few tens.
+const PROGRAMS: usize = 1024;
+
+/// Carries calls over wire `W`, for memory of the device whose compute queue is of type `Q`.
+///
+/// Messages are matched with those of the other side by their order, not by their tags: between two ranks tags must come
+/// in one order. They are given to the wire when somebody waits for one of them or a gather starts.
+pub struct Wired<Q: Streams, W: Wire<Q>> {
+    /// The group over the host's transport, without a carrier.
+    host: Communicator,
+    compute: SharedQueue<Q>,
+    wire: Arc<W>,
+    order: Order,
+    limit: usize,
+    state: Mutex<State<Q>>,
+    watch: Watch<Q>,
+    scratch: Account,
+}
+
+struct State<Q: Streams> {
+    lanes: [Q; 2],
+    slots: Slots<Q::Event>,
+    programs: HashMap<Call, Arc<Program>>,
+    /// Contributions, in use by the lane of sums only.
+    scratch: Buffer<u8>,
+    /// Where kernels read the addresses of contributions.
+    table: Buffer<u64>,
+    addresses: Vec<u64>,
+    messages: Vec<Message>,
+    /// Messages that the wire has not been given yet.
+    deferred: Vec<(u32, Message)>,
+    prepared: Vec<DType>,
+    /// Buffers of calls that nobody waits for any more.
+    orphans: Vec<(u32, Box<dyn Any + Send>)>,
+    /// After a failure: nothing is under way any more.
+    settled: bool,
+    stats: Stats,
+}
+
+// SAFETY: the addresses in messages belong to calls in flight, whose buffers their owners keep; any thread may use them.
+unsafe impl<Q: Streams> Send for State<Q> {}
+
+impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
+    /// A carrier for the group of `host`. All ranks call it together.
+    ///
+    /// # Errors
+    /// The device gives no more memory, queues or events; a rank is lost.
+    pub fn new(host: &Communicator, compute: SharedQueue<Q>, wire: W, order: Order) -> Result<Self> {
+        let scratch = SCRATCH.max(least_scratch(host.size()));
+        Wired::with_scratch(host, compute, wire, order, scratch)
+    }
+
+    /// The same with so many bytes of scratch memory, the same on every rank: sums of more go piece by piece.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_scratch(
+        host: &Communicator,
+        compute: SharedQueue<Q>,
+        wire: W,
+        order: Order,
+        limit: usize,
+    ) -> Result<Self> {
+        let host = Communicator { carrier: None, ..host.clone() };
+        let (account, wire) = (Account::default(), Arc::new(wire));
+        let limit = limit.max(least_scratch(host.size()));
+        // Of the device itself: an arena holds what the plan of the training knows.
+        let take = |bytes: usize| Ok(compute.lock().memory(bytes)?.booked(&account));
+        let contributions = if host.size() > 1 { limit } else { 0 };
+        let scratch = Buffer::from_memory(take(contributions)?);
+        let table = Buffer::from_memory(take(host.size() * size_of::<u64>())?);
+        let lanes = [compute.sibling(Urgency::High)?, compute.sibling(Urgency::Normal)?];
+        let slots = Slots::new(&compute)?;
+        let watch = Watch::start(&host, Arc::clone(&wire), slots.shared())?;
+        let state = State {
+            lanes,
+            slots,
+            programs: HashMap::new(),
+            scratch,
+            table,
+            addresses: Vec::with_capacity(host.size()),
+            messages: Vec::with_capacity(2 * host.size()),
+            deferred: Vec::new(),
+            prepared: Vec::with_capacity(DType::ALL.len()),
+            orphans: Vec::new(),
+            settled: false,
+            stats: Stats::default(),
+        };
+        let state = Mutex::new(state);
+        Ok(Wired { host, compute, wire, order, limit, state, watch, scratch: account })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<Q>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Does `work` unless the carrier has failed; a failure ends everything.
+    fn alive<R>(
+        &self,
+        state: &mut State<Q>,
+        work: impl FnOnce(&Self, &mut State<Q>) -> Result<R>,
+    ) -> Result<R> {
+        let done = match self.watch.failed() {
+            Some(failed) => Err(failed),
+            None => work(self, state),
+        };
+        done.map_err(|error| {
+            let error = self.watch.fail(error);
+            if !std::mem::replace(&mut state.settled, true) {
+                // Nothing may touch the buffers any more once their owners hear of it.
+                for lane in &mut state.lanes {
+                    let _ = lane.synchronize();
+                }
+                state.deferred.clear();
+                state.orphans.clear();
+            }
+            error
+        })
+    }
+
+    fn program(&self, state: &mut State<Q>, call: Call) -> Arc<Program> {
+        if let Some(known) = state.programs.get(&call) {
+            return Arc::clone(known);
+        }
+        if state.programs.len() == PROGRAMS {
+            state.programs.clear();
+        }
+        let (rank, size) = (self.host.rank(), self.host.size());
+        let program = Arc::new(Program::new(&call, rank, size, self.order, self.limit));
+        state.programs.insert(call, Arc::clone(&program));
+        program
+    }
+
+    /// Gives the call's queue all of its work.
+    ///
+    /// # Safety
+    /// As [`Carrier::start`].
+    unsafe fn give(
+        &self,
+        state: &mut State<Q>,
+        id: u32,
+        program: &Program,
+        call: &Call,
+        ends: Ends,
+    ) -> Result<()> {
+        if program.lane == Lane::Gathers {
+            self.flush(state)?;
+        }
+        let State { lanes, slots, scratch, table, addresses, messages, prepared, .. } = state;
+        let queue = &mut lanes[program.lane as usize];
+        let slot = slots.slot(id);
+        queue.after(&slot.given)?;
+        let scratch_at = scratch.view_mut().as_mut_ptr();
+        let at = |span: &Span| match span.space {
+            Space::Send => ends.send.cast_mut().wrapping_add(span.offset),
+            Space::Recv => ends.recv.wrapping_add(span.offset),
+            Space::Scratch => scratch_at.wrapping_add(span.offset),
+        };
+        for step in &program.steps {
+            match step {
+                // SAFETY: both are ranges of the call's buffers or of scratch, by the caller and the plan.
+                Step::Copy { from, to } => unsafe {
+                    queue.copy(at(from) as u64, at(to) as u64, from.bytes)?;
+                },
+                Step::Exchange(range) => {
+                    messages.clear();
+                    messages.extend(program.messages[range.clone()].iter().map(|m| Message {
+                        peer: m.peer,
+                        outgoing: m.outgoing,
+                        at: at(&m.span),
+                        bytes: m.span.bytes,
+                    }));
+                    // SAFETY: as above; what is received overlaps nothing else, as tests of the plan show.
+                    unsafe { self.wire.exchange(program.lane, queue, messages)? };
+                }
+                Step::Reduce { inputs, elements, out } => {
+                    if !prepared.contains(&call.dtype) {
+                        self.compute.clone().prepare(&[Module::reduce(call.dtype)])?;
+                        prepared.push(call.dtype);
+                    }
+                    addresses.clear();
+                    addresses.extend(program.inputs[inputs.clone()].iter().map(|span| at(span) as u64));
+                    // SAFETY: as above.
+                    unsafe { sum_any(queue, call, addresses, table, *elements, at(out))? };
+                }
+                // SAFETY: by the caller.
+                Step::Native => unsafe {
+                    self.wire.native(program.lane, queue, call, ends.send, ends.recv)?;
+                },
+            }
+        }
+        queue.record(&slot.done)
+    }
+
+    /// Gives the wire the messages that wait for it, all at once.
+    fn flush(&self, state: &mut State<Q>) -> Result<()> {
+        if state.deferred.is_empty() {
+            return Ok(());
+        }
+        let State { lanes, slots, messages, deferred, .. } = state;
+        let queue = &mut lanes[Lane::Gathers as usize];
+        messages.clear();
+        for (id, message) in deferred.iter() {
+            queue.after(&slots.slot(*id).given)?;
+            messages.push(*message);
+        }
+        // SAFETY: by whoever started them; received ranges are those of calls in flight, which share none.
+        unsafe { self.wire.exchange(Lane::Gathers, queue, messages)? };
+        for (id, _) in deferred.drain(..) {
+            queue.record(&slots.slot(id).done)?;
+        }
+        Ok(())
+    }
+
+    /// Frees buffers that nobody waits for, as far as their calls are done.
+    fn sweep(&self, state: &mut State<Q>) -> Result<()> {
+        for at in (0..state.orphans.len()).rev() {
+            let id = state.orphans[at].0;
+            if Q::happened(&state.slots.slot(id).done)? {
+                drop(state.orphans.swap_remove(at));
+                state.slots.release(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
+    fn name(&self) -> &str {
+        self.wire.name()
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == self.compute.place()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        self.compute.clone().memory(bytes)
+    }
+
+    unsafe fn start(&self, call: Call, ends: Ends, _: Option<u64>, _: Priority) -> Result<u32> {
+        if call.wide && self.order == Order::Native && self.host.size() > 1 && call.dtype.size() == 2 {
+            return Err(self.host.argument(
+                call.kind.name(),
+                format!(
+                    "{}'s own sums of {} are rounded to {0}, and unrounded ones were asked for: the canonical order \
+                     gives them",
+                    call.dtype,
+                    self.wire.name()
+                ),
+            ));
+        }
+        let state = &mut *self.lock();
+        self.alive(state, |this, state| {
+            this.sweep(state)?;
+            let program = this.program(state, call);
+            let id = state.slots.take::<Q>(&this.compute, call, program.lane)?;
+            this.compute.record(&state.slots.slot(id).given)?;
+            state.stats.calls += 1;
+            state.stats.bytes_sent += call.volume(this.host.rank(), this.host.size()) as u64;
+            if matches!(call.kind, Kind::Send | Kind::Recv) && call.count > 0 {
+                let outgoing = call.kind == Kind::Send;
+                let at = if outgoing { ends.send.cast_mut() } else { ends.recv };
+                let message = Message { peer: call.root, outgoing, at, bytes: call.bytes() };
+                state.deferred.push((id, message));
+                return Ok(id);
+            }
+            // SAFETY: by the caller.
+            unsafe { this.give(state, id, &program, &call, ends)? };
+            Ok(id)
+        })
+    }
+
+    fn wait(&self, id: u32) -> Result<()> {
+        let state = &mut *self.lock();
+        self.alive(state, |this, state| {
+            if state.deferred.iter().any(|(deferred, _)| *deferred == id) {
+                this.flush(state)?;
+            }
+            this.compute.after(&state.slots.slot(id).done)?;
+            state.slots.release(id);
+            Ok(())
+        })
+    }
+
+    fn is_done(&self, _: u32) -> bool {
+        // Waiting never blocks the host; but what was deferred goes on.
+        let state = &mut *self.lock();
+        let _ = self.alive(state, |this, state| this.flush(state));
+        true
+    }
+
+    fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
+        let state = &mut *self.lock();
+        let kept = self.alive(state, |this, state| {
+            state.orphans.push((id, buffers));
+            this.flush(state)?;
+            this.sweep(state)
+        });
+        // After a failure nothing uses them any more.
+        drop(kept);
+    }
+
+    fn progress(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        self.alive(state, |this, state| {
+            this.flush(state)?;
+            this.sweep(state)?;
+            this.wire.check()
+        })
+    }
+
+    fn abort(&self, why: &str) {
+        self.watch.fail(Error::GivenUp(why.to_owned()));
+    }
+
+    fn stats(&self) -> Stats {
+        self.lock().stats
+    }
+
+    fn scratch(&self) -> Account {
+        self.scratch.clone()
+    }
+
+    fn split(
+        &self,
+        host: Option<&Communicator>,
+        color: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Arc<dyn Carrier>>> {
+        let wire = self.wire.split(host, color, key)?;
+        let (Some(host), Some(wire)) = (host, wire) else { return Ok(None) };
+        let (compute, limit) = (self.compute.clone(), self.limit);
+        Ok(Some(Arc::new(Wired::with_scratch(host, compute, wire, self.order, limit)?)))
+    }
+}
+
+impl<Q: Streams, W: Wire<Q>> Drop for Wired<Q, W> {
+    fn drop(&mut self) {
+        let state = &mut *self.lock();
+        let ended = self.alive(state, |this, state| {
+            this.flush(state)?;
+            // The watch ends what peers hold up for too long.
+            state.lanes.iter_mut().try_for_each(Queue::synchronize)
+        });
+        if ended.is_ok() {
+            state.orphans.clear();
+        }
+        self.watch.stop();
+    }
+}
+
+/// Sums what `addresses` point to.
+///
+/// # Safety
+/// As many elements of the call's type lie at each address and fit at `out`, all on the queue's device, and stay until
+/// the queue is done.
+unsafe fn sum_any<Q: Queue>(
+    queue: &mut Q,
+    call: &Call,
+    addresses: &[u64],
+    table: &mut Buffer<u64>,
+    elements: usize,
+    out: *mut u8,
+) -> Result<()> {
+    macro_rules! sum {
+        ($t:ty) => {
+            // SAFETY: by the caller.
+            match call.wide {
+                true => unsafe {
+                    sum::<$t, <$t as Element>::Acc, Q>(queue, call, addresses, table, elements, out)
+                },
+                false => unsafe { sum::<$t, $t, Q>(queue, call, addresses, table, elements, out) },
+            }
+        };
+    }
+    match call.dtype {
+        DType::F32 => sum!(f32),
+        DType::F64 => sum!(f64),
+        DType::F16 => sum!(f16),
+        DType::Bf16 => sum!(bf16),
+        DType::I32 => sum!(i32),
+        DType::I64 => sum!(i64),
+        DType::U32 => sum!(u32),
+        DType::U64 => sum!(u64),
+        DType::I8 => sum!(i8),
+        DType::U8 => sum!(u8),
+    }
+}
+
+/// # Safety
+/// As [`sum_any`].
+unsafe fn sum<T: Element, O: Element, Q: Queue>(
+    queue: &mut Q,
+    call: &Call,
+    addresses: &[u64],
+    table: &mut Buffer<u64>,
+    elements: usize,
+    out: *mut u8,
+) -> Result<()> {
+    let place = queue.place();
+    // SAFETY: addresses are plain numbers.
+    let bytes = unsafe { std::slice::from_raw_parts(addresses.as_ptr().cast(), size_of_val(addresses)) };
+    // The queue writes them after the last kernel has read its own.
+    // SAFETY: the table is as long as the group is large, and stays as long as the queue.
+    unsafe { queue.upload(bytes, table.view_mut().as_mut_ptr() as u64)? };
+    // SAFETY: by the caller.
+    let out = unsafe { ViewMut::<O>::from_raw(out.cast(), elements, place) };
+    let table: View<'_, u64> = table.view().slice(0..addresses.len());
+    let vectors = addresses.iter().all(|address| address % 16 == 0);
+    queue.launch(&reduce_addresses::<T, O>(call.op, table, vectors, out))
+}

@@ -1,0 +1,438 @@
+//! What one rank gives its device for one call, as a value: messages that go on at once, sums in canonical order, copies,
+//! and what the wire does itself.
+
+use super::wire::Lane;
+use crate::element::DType;
+use crate::schedule::{Call, Kind, Span, part};
+use std::ops::Range;
+
+/// Who adds up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// We, in rank order: the same bits as on every other transport.
+    #[default]
+    Canonical,
+    /// The wire's own algorithms, in whatever order they take.
+    Native,
+}
+
+/// One thing to give the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Copy {
+        from: Span,
+        to: Span,
+    },
+    /// These of the program's messages.
+    Exchange(Range<usize>),
+    /// These of the program's inputs, in rank order.
+    Reduce {
+        inputs: Range<usize>,
+        elements: usize,
+        out: Span,
+    },
+    /// The whole call.
+    Native,
+}
+
+/// One side of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Planned {
+    pub peer: usize,
+    pub outgoing: bool,
+    pub span: Span,
+}
+
+/// A call's work on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    pub lane: Lane,
+    pub steps: Vec<Step>,
+    pub messages: Vec<Planned>,
+    /// Contributions to sums.
+    pub inputs: Vec<Span>,
+    /// Bytes of scratch memory.
+    pub scratch: usize,
+}
+
+/// What is reduced whole by every rank, if it is no longer than this in bytes: one exchange instead of two.
+const WHOLE: usize = 64 << 10;
+/// Pieces in scratch memory start at multiples of this, so that kernels move 16 bytes at once.
+const ALIGNMENT: usize = 256;
+
+/// What sums of a type are made in.
+fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::Bf16 => DType::F32,
+        other => other,
+    }
+}
+
+/// The least scratch memory with which `size` ranks can sum.
+pub(super) fn least_scratch(size: usize) -> usize {
+    size * ALIGNMENT
+}
+
+impl Program {
+    /// Of `call` on `rank` of `size`, with up to `limit` bytes of scratch memory, which is at least
+    /// [`least_scratch`].
+    pub fn new(call: &Call, rank: usize, size: usize, order: Order, limit: usize) -> Self {
+        let lane = match call.kind {
+            kind if kind.reduces() => Lane::Reductions,
+            Kind::AllToAll => Lane::Reductions,
+            _ => Lane::Gathers,
+        };
+        let program =
+            Program { lane, steps: Vec::new(), messages: Vec::new(), inputs: Vec::new(), scratch: 0 };
+        let mut planner = Planner { call: *call, rank, size, limit, program };
+        if call.count > 0 {
+            planner.plan(order);
+        }
+        planner.program
+    }
+}
+
+struct Planner {
+    call: Call,
+    rank: usize,
+    size: usize,
+    limit: usize,
+    program: Program,
+}
+
+impl Planner {
+    fn plan(&mut self, order: Order) {
+        let Call { kind, root, in_place, .. } = self.call;
+        let (block, at_root) = (self.call.bytes(), self.rank == root);
+        let own = self.rank * block;
+        match kind {
+            _ if self.size == 1 => self.alone(),
+            kind if kind.reduces() && order == Order::Native => self.program.steps.push(Step::Native),
+            Kind::AllGather | Kind::Broadcast => self.program.steps.push(Step::Native),
+            Kind::ReduceScatter => {
+                let starts = (0..self.size).map(|p| p * self.call.count).collect();
+                let lengths = vec![self.call.count; self.size];
+                self.reduce_parts(starts, lengths, if in_place { own } else { 0 });
+            }
+            Kind::AllReduce if block <= WHOLE && self.size * block <= self.limit => {
+                self.reduce_whole(None);
+            }
+            Kind::AllReduce => {
+                let parts = (0..self.size).map(|p| part(self.call.count, self.size, p));
+                let (starts, lengths) = parts.map(|p| (p.start, p.len())).unzip();
+                let mine = part(self.call.count, self.size, self.rank).start * self.call.dtype.size();
+                self.reduce_parts(starts, lengths, mine);
+                let first = self.program.messages.len();
+                for peer in self.peers() {
+                    let outgoing = self.part_of_result(self.rank);
+                    let incoming = self.part_of_result(peer);
+                    self.message(peer, true, outgoing);
+                    self.message(peer, false, incoming);
+                }
+                self.exchange(first);
+            }
+            Kind::Reduce => self.reduce_whole(Some(root)),
+            Kind::Gather | Kind::Scatter => {
+                let (whole, incoming) = match kind {
+                    Kind::Gather => (Span::recv as fn(usize, usize) -> Span, true),
+                    _ => (Span::send as fn(usize, usize) -> Span, false),
+                };
+                if at_root {
+                    if !in_place && kind == Kind::Gather {
+                        self.copy(Span::send(0, block), Span::recv(own, block));
+                    } else if !in_place {
+                        self.copy(Span::send(own, block), Span::recv(0, block));
+                    }
+                    for peer in self.peers() {
+                        self.message(peer, !incoming, whole(peer * block, block));
+                    }
+                } else {
+                    let span = if incoming { Span::send(0, block) } else { Span::recv(0, block) };
+                    self.message(root, incoming, span);
+                }
+                self.exchange(0);
+            }
+            Kind::AllToAll if !in_place => {
+                self.copy(Span::send(own, block), Span::recv(own, block));
+                for peer in self.peers() {
+                    self.message(peer, true, Span::send(peer * block, block));
+                    self.message(peer, false, Span::recv(peer * block, block));
+                }
+                self.exchange(0);
+            }
+            Kind::AllToAll => self.swap_blocks(),
+            Kind::Send => {
+                self.message(root, true, Span::send(0, block));
+                self.exchange(0);
+            }
+            Kind::Recv => {
+                self.message(root, false, Span::recv(0, block));
+                self.exchange(0);
+            }
+            Kind::Barrier => {}
+        }
+    }
+
+    /// The other ranks, each starting with the one after it, so that not all send to the same at first.
+    fn peers(&self) -> Vec<usize> {
+        (1..self.size).map(|k| (self.rank + k) % self.size).collect()
+    }
+
+    fn alone(&mut self) {
+        let Call { kind, in_place, wide, .. } = self.call;
+        let bytes = self.call.bytes();
+        match kind {
+            Kind::ReduceScatter if wide => {
+                self.program.inputs.push(Span::send(0, bytes));
+                let out = Span::recv(0, self.call.count * accumulator(self.call.dtype).size());
+                self.program.steps.push(Step::Reduce { inputs: 0..1, elements: self.call.count, out });
+            }
+            Kind::Broadcast | Kind::Send | Kind::Recv | Kind::Barrier => {}
+            _ if in_place => {}
+            _ => self.copy(Span::send(0, bytes), Span::recv(0, bytes)),
+        }
+    }
+
+    fn copy(&mut self, from: Span, to: Span) {
+        self.program.steps.push(Step::Copy { from, to });
+    }
+
+    fn message(&mut self, peer: usize, outgoing: bool, span: Span) {
+        if span.bytes > 0 {
+            self.program.messages.push(Planned { peer, outgoing, span });
+        }
+    }
+
+    /// All messages from number `first` on go on at once.
+    fn exchange(&mut self, first: usize) {
+        let messages = first..self.program.messages.len();
+        if !messages.is_empty() {
+            self.program.steps.push(Step::Exchange(messages));
+        }
+    }
+
+    fn part_of_result(&self, rank: usize) -> Span {
+        let (part, bytes) = (part(self.call.count, self.size, rank), self.call.dtype.size());
+        Span::recv(part.start * bytes, part.len() * bytes)
+    }
+
+    /// Elements of a piece when `pieces` of them are in scratch memory at once.
+    fn piece(&self, pieces: usize, longest: usize) -> usize {
+        let at_once = ALIGNMENT / self.call.dtype.size();
+        let fits = self.limit / pieces / self.call.dtype.size() / at_once * at_once;
+        fits.min(longest.next_multiple_of(at_once)).max(at_once)
+    }
+
+    /// The sum of the inputs that were added from number `first` on.
+    fn reduce(&mut self, first: usize, elements: usize, out: Span) {
+        let inputs = first..self.program.inputs.len();
+        self.program.steps.push(Step::Reduce { inputs, elements, out });
+    }
+
+    /// Each rank sums its part (first element and length by rank), which starts at byte `at` of the result, piece by
+    /// piece.
+    fn reduce_parts(&mut self, starts: Vec<usize>, lengths: Vec<usize>, at: usize) {
+        let element = self.call.dtype.size();
+        let result = if self.call.wide { accumulator(self.call.dtype).size() } else { element };
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let piece = self.piece(self.size - 1, longest);
+        let mine = self.rank;
+        for begin in (0..longest).step_by(piece) {
+            // A piece of the part of rank p, as bytes of the input.
+            let of = |p: usize| {
+                let (from, to) = (begin.min(lengths[p]), (begin + piece).min(lengths[p]));
+                Span::send((starts[p] + from) * element, (to - from) * element)
+            };
+            let elements = of(mine).bytes / element;
+            let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
+            let slot = |k: usize| Span::scratch(k * piece * element, elements * element);
+            for peer in self.peers() {
+                self.message(peer, true, of(peer));
+                self.message(peer, false, slot(if peer < mine { peer } else { peer - 1 }));
+            }
+            self.exchange(first);
+            if elements == 0 {
+                continue;
+            }
+            for rank in 0..self.size {
+                let input = match rank.cmp(&mine) {
+                    std::cmp::Ordering::Less => slot(rank),
+                    std::cmp::Ordering::Equal => of(mine),
+                    std::cmp::Ordering::Greater => slot(rank - 1),
+                };
+                self.program.inputs.push(input);
+            }
+            self.reduce(first_input, elements, Span::recv(at + begin * result, elements * result));
+        }
+        self.program.scratch = (self.size - 1) * piece * element;
+    }
+
+    /// One rank, or every one, gets all contributions and sums them, piece by piece.
+    fn reduce_whole(&mut self, root: Option<usize>) {
+        let element = self.call.dtype.size();
+        let piece = self.piece(self.size - 1, self.call.count);
+        let sums = root.is_none_or(|root| root == self.rank);
+        for begin in (0..self.call.count).step_by(piece) {
+            let elements = piece.min(self.call.count - begin);
+            let (at, bytes) = (begin * element, elements * element);
+            let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
+            let slot = |k: usize| Span::scratch(k * piece * element, bytes);
+            for peer in self.peers() {
+                if root.is_none_or(|root| root == peer) {
+                    self.message(peer, true, Span::send(at, bytes));
+                }
+                if sums {
+                    self.message(peer, false, slot(if peer < self.rank { peer } else { peer - 1 }));
+                }
+            }
+            self.exchange(first);
+            if !sums {
+                continue;
+            }
+            for rank in 0..self.size {
+                let input = match rank.cmp(&self.rank) {
+                    std::cmp::Ordering::Less => slot(rank),
+                    std::cmp::Ordering::Equal => Span::send(at, bytes),
+                    std::cmp::Ordering::Greater => slot(rank - 1),
+                };
+                self.program.inputs.push(input);
+            }
+            self.reduce(first_input, elements, Span::recv(at, bytes));
+        }
+        self.program.scratch = if sums { (self.size - 1) * piece * element } else { 0 };
+    }
+
+    /// An all_to_all in place: a piece of every block is put aside, and what is put aside is sent.
+    fn swap_blocks(&mut self) {
+        let element = self.call.dtype.size();
+        let piece = self.piece(self.size - 1, self.call.count);
+        for begin in (0..self.call.count).step_by(piece) {
+            let bytes = piece.min(self.call.count - begin) * element;
+            let first = self.program.messages.len();
+            for peer in self.peers() {
+                let here = Span::recv(peer * self.call.bytes() + begin * element, bytes);
+                let aside =
+                    Span::scratch(if peer < self.rank { peer } else { peer - 1 } * piece * element, bytes);
+                self.copy(here, aside);
+                self.message(peer, true, aside);
+                self.message(peer, false, here);
+            }
+            self.exchange(first);
+        }
+        self.program.scratch = (self.size - 1) * piece * element;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Space;
+
+    fn every_call(count: usize, size: usize) -> Vec<Call> {
+        let mut calls = Vec::new();
+        for kind in Kind::ALL {
+            for in_place in [false, true] {
+                for root in [0, size - 1] {
+                    let messages = matches!(kind, Kind::Send | Kind::Recv | Kind::Barrier);
+                    if !messages {
+                        calls.push(Call { in_place, root, ..Call::new(kind, DType::Bf16, count) });
+                    }
+                }
+            }
+        }
+        calls.push(Call { wide: true, ..Call::new(Kind::ReduceScatter, DType::Bf16, count) });
+        calls
+    }
+
+    /// What every rank sends another is what that one expects, in the same order and in exchanges of the same number.
+    #[test]
+    fn both_sides_of_every_message_agree() {
+        for size in 2..6 {
+            for count in [0, 1, 100, 1000, 40_000] {
+                for call in every_call(count, size) {
+                    let limit = least_scratch(size) + 3000;
+                    let programs: Vec<Program> = (0..size)
+                        .map(|rank| Program::new(&call, rank, size, Order::Canonical, limit))
+                        .collect();
+                    let between = |from: usize, to: usize| {
+                        let side = |rank: usize, peer: usize, outgoing: bool| {
+                            let mut lengths = Vec::new();
+                            for step in &programs[rank].steps {
+                                let Step::Exchange(range) = step else { continue };
+                                let of = programs[rank].messages[range.clone()].iter();
+                                let of = of.filter(|m| m.peer == peer && m.outgoing == outgoing);
+                                lengths.extend(of.map(|m| m.span.bytes));
+                            }
+                            lengths
+                        };
+                        (side(from, to, true), side(to, from, false))
+                    };
+                    for from in 0..size {
+                        for to in (0..size).filter(|&to| to != from) {
+                            let (sent, expected) = between(from, to);
+                            assert_eq!(sent, expected, "{call} of {size}, from {from} to {to}");
+                        }
+                    }
+                    assert!(programs.iter().all(|p| p.scratch <= limit && p.lane == programs[0].lane));
+                }
+            }
+        }
+    }
+
+    /// Within one exchange nothing that is received overlaps anything else, and scratch is as large as is said.
+    #[test]
+    fn exchanges_touch_disjoint_memory() {
+        for size in 2..6 {
+            for count in [1, 100, 1000, 40_000] {
+                for call in every_call(count, size) {
+                    for rank in 0..size {
+                        let program = Program::new(&call, rank, size, Order::Canonical, 20_000);
+                        for step in &program.steps {
+                            let Step::Exchange(range) = step else { continue };
+                            let messages = &program.messages[range.clone()];
+                            for (i, a) in messages.iter().enumerate() {
+                                if a.span.space == Space::Scratch {
+                                    assert!(a.span.offset + a.span.bytes <= program.scratch);
+                                }
+                                for (j, b) in messages.iter().enumerate() {
+                                    // In place, input and output are one.
+                                    let space = |s: Space| {
+                                        if call.in_place && s == Space::Send { Space::Recv } else { s }
+                                    };
+                                    let same = space(a.span.space) == space(b.span.space);
+                                    let apart = a.span.offset + a.span.bytes <= b.span.offset
+                                        || b.span.offset + b.span.bytes <= a.span.offset;
+                                    let reads = a.outgoing && b.outgoing;
+                                    assert!(i == j || !same || apart || reads, "{call} on {rank} of {size}");
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_volume_is_the_least_possible() {
+        for size in 2..6 {
+            for kind in [Kind::ReduceScatter, Kind::AllReduce, Kind::AllToAll] {
+                let call = Call::new(kind, DType::F32, 100_000);
+                for rank in 0..size {
+                    let program = Program::new(&call, rank, size, Order::Canonical, 1 << 20);
+                    let sent = program.messages.iter().filter(|m| m.outgoing).map(|m| m.span.bytes);
+                    assert_eq!(sent.sum::<usize>(), call.volume(rank, size), "{call} on {rank} of {size}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_wire_sums_only_if_asked_to_and_gathers_always() {
+        let steps = |kind, order| Program::new(&Call::new(kind, DType::F32, 8), 0, 2, order, 4096).steps;
+        assert_eq!(steps(Kind::AllGather, Order::Canonical), [Step::Native]);
+        assert_eq!(steps(Kind::AllReduce, Order::Native), [Step::Native]);
+        assert!(!steps(Kind::AllReduce, Order::Canonical).contains(&Step::Native));
+        assert!(!steps(Kind::AllToAll, Order::Native).contains(&Step::Native));
+    }
+}

@@ -1,0 +1,106 @@
+//! The places of calls in flight: an event for when a call may start and one for when it is done.
+
+use super::wire::Lane;
+use crate::device::{SharedQueue, Streams};
+use crate::error::Result;
+use crate::schedule::{Call, Kind};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Calls in flight that there are places for from the start.
+const READY: usize = 32;
+
+/// One call's place.
+pub(super) struct Slot<E> {
+    /// What the compute queue had been given when the call started.
+    pub given: E,
+    /// The call is done.
+    pub done: E,
+    pub call: Mutex<Option<Numbered>>,
+}
+
+/// The last call in a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbered {
+    pub call: Call,
+    pub lane: Lane,
+    /// Among the collectives of its lane, from 1, the same on every rank; 0 for a message.
+    pub number: u64,
+    /// Among all calls of this rank.
+    pub serial: u64,
+}
+
+/// Places that the watch looks at too.
+pub(super) type SharedSlots<E> = Arc<Mutex<Vec<Arc<Slot<E>>>>>;
+
+/// All places. One that is free again is not used before its last call is done, so that its events are not recorded
+/// anew while anything still waits for them.
+pub(super) struct Slots<E> {
+    all: Vec<Arc<Slot<E>>>,
+    /// The same, for the watch.
+    shared: SharedSlots<E>,
+    free: VecDeque<u32>,
+    numbers: [u64; 2],
+    serial: u64,
+}
+
+impl<E: Send + Sync> Slots<E> {
+    pub fn new<Q: Streams<Event = E>>(queue: &SharedQueue<Q>) -> Result<Self> {
+        let shared = Arc::new(Mutex::new(Vec::with_capacity(READY)));
+        let free = VecDeque::with_capacity(READY);
+        let mut slots = Slots { all: Vec::new(), shared, free, numbers: [0; 2], serial: 0 };
+        for _ in 0..READY {
+            let id = slots.add(queue)?;
+            slots.free.push_back(id);
+        }
+        Ok(slots)
+    }
+
+    fn add<Q: Streams<Event = E>>(&mut self, queue: &SharedQueue<Q>) -> Result<u32> {
+        let slot = Arc::new(Slot { given: queue.event()?, done: queue.event()?, call: Mutex::new(None) });
+        locked(&self.shared).push(Arc::clone(&slot));
+        self.all.push(slot);
+        Ok(self.all.len() as u32 - 1)
+    }
+
+    pub fn shared(&self) -> SharedSlots<E> {
+        Arc::clone(&self.shared)
+    }
+
+    pub fn slot(&self, id: u32) -> &Slot<E> {
+        &self.all[id as usize]
+    }
+
+    /// A place for a call.
+    pub fn take<Q: Streams<Event = E>>(
+        &mut self,
+        queue: &SharedQueue<Q>,
+        call: Call,
+        lane: Lane,
+    ) -> Result<u32> {
+        let id = match self.free.front() {
+            // The first to become free is the first to be done.
+            Some(&id) if Q::happened(&self.slot(id).done)? => {
+                self.free.pop_front();
+                id
+            }
+            _ => self.add(queue)?,
+        };
+        let mut number = 0;
+        if !matches!(call.kind, Kind::Send | Kind::Recv) {
+            self.numbers[lane as usize] += 1;
+            number = self.numbers[lane as usize];
+        }
+        self.serial += 1;
+        *locked(&self.slot(id).call) = Some(Numbered { call, lane, number, serial: self.serial });
+        Ok(id)
+    }
+
+    pub fn release(&mut self, id: u32) {
+        self.free.push_back(id);
+    }
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

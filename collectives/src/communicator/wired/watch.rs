@@ -1,0 +1,314 @@
+//! Watches a wire from a thread of its own: the host never waits for a call, so somebody else has to notice that one does
+//! not end, and to get the queues going again.
+//!
+//! The watches of all ranks tell each other over the host's transport how far they are. So a rank that is lost, late or
+//! calls something else is named, by all others.
+
+use super::slots::{Numbered, SharedSlots, locked};
+use super::wire::{Lane, Wire};
+use crate::buffer::Buffer;
+use crate::communicator::Communicator;
+use crate::device::Streams;
+use crate::error::{Error, Result};
+use crate::pending::Pending;
+use crate::schedule::Kind;
+use crate::watch::Fingerprint;
+use std::marker::PhantomData;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest time between two looks.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// How long the host may take to hear why a peer is gone.
+const HEARSAY: Duration = Duration::from_secs(1);
+/// How long the thread may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The thread, and what it shares with the carrier.
+pub(super) struct Watch<Q: Streams> {
+    state: Arc<State>,
+    thread: Mutex<Option<(JoinHandle<()>, Sender<()>, Receiver<()>)>>,
+    _queue: PhantomData<fn(Q)>,
+}
+
+struct State {
+    host: Communicator,
+    failed: Mutex<Option<Error>>,
+    abort: Box<dyn Fn() + Send + Sync>,
+}
+
+impl State {
+    /// Ends everything, for the first reason that there is.
+    fn fail(&self, error: Error) -> Error {
+        let error = self.cause(error);
+        {
+            let mut failed = locked(&self.failed);
+            if let Some(first) = &*failed {
+                return first.clone();
+            }
+            *failed = Some(error.clone());
+        }
+        // Peers that have not heard of it learn why; the host keeps its own first failure.
+        self.host.abort(&error.to_string());
+        (self.abort)();
+        error
+    }
+}
+
+impl State {
+    /// Where a wire only noticed that a peer is gone, the host may know why, or soon will.
+    fn cause(&self, error: Error) -> Error {
+        let start = Instant::now();
+        while matches!(error, Error::Library { .. }) && locked(&self.failed).is_none() {
+            if let Err(cause) = self.host.handle.shared.look() {
+                return cause;
+            }
+            if start.elapsed() > HEARSAY {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        error
+    }
+}
+
+impl<Q: Streams> Watch<Q> {
+    /// Starts the thread. All ranks call it together.
+    pub fn start<W: Wire<Q>>(
+        host: &Communicator,
+        wire: Arc<W>,
+        slots: SharedSlots<Q::Event>,
+    ) -> Result<Self> {
+        let wire_of_state = Arc::clone(&wire);
+        let abort: Box<dyn Fn() + Send + Sync> = Box::new(move || wire_of_state.abort());
+        let state = Arc::new(State { host: host.clone(), failed: Mutex::new(None), abort });
+        if host.size() == 1 {
+            return Ok(Watch { state, thread: Mutex::new(None), _queue: PhantomData });
+        }
+        let peers = host.split(Some(0), host.rank() as i64)?;
+        let mut rounds = Rounds {
+            state: Arc::clone(&state),
+            peers: peers.expect("a rank that gave a color is in a group"),
+            round: None,
+            table: vec![Row::default(); host.size()],
+            over: false,
+        };
+        let deadline = host.handle.shared.lock().options().deadline;
+        let interval = (deadline / 8).clamp(Duration::from_millis(5), INTERVAL);
+        let (stop, stopped) = channel::<()>();
+        let (ended, end) = channel::<()>();
+        let mut overdue = Overdue { deadline, since: [None; 3] };
+        let body = move || {
+            // A queue's thread lasts as long as its wire.
+            let mut stopping = false;
+            while !(stopping && rounds.over) && locked(&rounds.state.failed).is_none() {
+                let looked = rounds
+                    .look::<Q>(&slots, stopping)
+                    .and_then(|()| wire.check())
+                    .and_then(|()| overdue.check::<Q>(&slots, &rounds));
+                if let Err(error) = looked {
+                    rounds.state.fail(error);
+                }
+                match stopped.recv_timeout(if stopping { Duration::from_millis(1) } else { interval }) {
+                    Ok(()) => stopping = true,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            }
+            if let Some(error) = locked(&rounds.state.failed).clone() {
+                rounds.peers.abort(&error.to_string());
+            }
+            drop((rounds, wire, slots));
+            let _ = ended.send(());
+        };
+        let name = format!("watch-{}", host.rank());
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(body)
+            .map_err(|e| Error::system("start the watch of a wire", e))?;
+        Ok(Watch { state, thread: Mutex::new(Some((thread, stop, end))), _queue: PhantomData })
+    }
+
+    /// The failure that ended everything, if one did.
+    pub fn failed(&self) -> Option<Error> {
+        locked(&self.state.failed).clone()
+    }
+
+    /// Ends everything; gives the first reason that there was.
+    pub fn fail(&self, error: Error) -> Error {
+        self.state.fail(error)
+    }
+
+    /// Ends the thread, once the others know that this rank leaves in good order.
+    pub fn stop(&self) {
+        let Some((thread, stop, end)) = locked(&self.thread).take() else { return };
+        let _ = stop.send(());
+        if end.recv_timeout(GRACE).is_ok() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How far one rank is, as it travels.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    /// By lane: the number of the last call that was started.
+    started: [u64; 2],
+    /// By lane: the number of the first that is not done, or 0, and its fingerprint.
+    first: [(u64, u64); 2],
+    /// It leaves in good order.
+    leaves: bool,
+}
+
+const WORDS: usize = 7;
+
+impl Row {
+    fn words(&self) -> [u64; WORDS] {
+        let [a, b] = self.first;
+        [self.started[0], self.started[1], a.0, a.1, b.0, b.1, u64::from(self.leaves)]
+    }
+
+    fn from_words(words: &[u64]) -> Self {
+        Row {
+            started: [words[0], words[1]],
+            first: [(words[2], words[3]), (words[4], words[5])],
+            leaves: words[6] != 0,
+        }
+    }
+}
+
+/// What watches tell each other, over and over.
+struct Rounds {
+    state: Arc<State>,
+    peers: Communicator,
+    round: Option<Pending<Buffer<u64>>>,
+    table: Vec<Row>,
+    /// Somebody leaves: there are no more rounds.
+    over: bool,
+}
+
+impl Rounds {
+    fn look<Q: Streams>(&mut self, slots: &SharedSlots<Q::Event>, leaves: bool) -> Result<()> {
+        if self.over {
+            return Ok(());
+        }
+        if let Some(round) = self.round.take() {
+            if !round.is_done() {
+                self.round = Some(round);
+                self.peers.handle.shared.look()?;
+                return Ok(());
+            }
+            let rows = round.wait()?;
+            for (row, words) in self.table.iter_mut().zip(rows.host().chunks(WORDS)) {
+                *row = Row::from_words(words);
+            }
+            self.compare()?;
+            if self.table.iter().any(|row| row.leaves) {
+                self.over = true;
+                return Ok(());
+            }
+        }
+        let rank = self.peers.rank();
+        let mut rows = Buffer::<u64>::zeroed(WORDS * self.peers.size());
+        let mine = Row { leaves, ..row::<Q>(slots)? };
+        rows.host_mut()[WORDS * rank..WORDS * (rank + 1)].copy_from_slice(&mine.words());
+        self.round = Some(self.peers.start_all_gather_in_place(rows)?);
+        Ok(())
+    }
+
+    /// Calls of one number must be the same call.
+    fn compare(&self) -> Result<()> {
+        let rank = self.peers.rank();
+        for lane in Lane::ALL {
+            let mine = self.table[rank].first[lane as usize];
+            for (peer, row) in self.table.iter().enumerate() {
+                let theirs = row.first[lane as usize];
+                if mine.0 != 0 && mine.0 == theirs.0 && mine.1 != theirs.1 {
+                    let words = |bits| Fingerprint::from_bits(bits).to_string();
+                    return Err(Error::Diverged {
+                        sequence: mine.0,
+                        rank,
+                        mine: words(mine.1),
+                        peer,
+                        theirs: words(theirs.1),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a call that has begun here does not end.
+    fn blame(&self, late: Numbered, after: Duration) -> Error {
+        let rank = self.peers.rank();
+        let what = format!("{} between devices", late.call);
+        if late.number == 0 {
+            return Error::Timeout { what, rank, peer: late.call.root, after };
+        }
+        let behind = |row: &Row| row.started[late.lane as usize] < late.number;
+        match self.table.iter().position(behind) {
+            Some(peer) if peer != rank => Error::Timeout { what, rank, peer, after },
+            _ => Error::Library {
+                library: "the wire between devices".into(),
+                call: late.call.kind.name(),
+                rank,
+                text: format!(
+                    "{} is not done after {after:?}, although every rank has started it",
+                    late.call
+                ),
+            },
+        }
+    }
+}
+
+/// How far this rank is.
+fn row<Q: Streams>(slots: &SharedSlots<Q::Event>) -> Result<Row> {
+    let mut row = Row::default();
+    for slot in locked(slots).iter() {
+        let Some(Numbered { call, lane, number, .. }) = *locked(&slot.call) else { continue };
+        let (lane, started) = (lane as usize, &mut row.started[lane as usize]);
+        *started = (*started).max(number);
+        let first = row.first[lane].0;
+        if number > 0 && (first == 0 || number < first) && !Q::happened(&slot.done)? {
+            row.first[lane] = (number, Fingerprint::of(&call).bits());
+        }
+    }
+    Ok(row)
+}
+
+/// Since when the first call of each lane has been under way, and of all messages any.
+struct Overdue {
+    deadline: Duration,
+    since: [Option<(u64, Instant)>; 3],
+}
+
+impl Overdue {
+    fn check<Q: Streams>(&mut self, slots: &SharedSlots<Q::Event>, rounds: &Rounds) -> Result<()> {
+        let mut firsts: [Option<Numbered>; 3] = [None; 3];
+        for slot in locked(slots).iter() {
+            let Some(numbered) = *locked(&slot.call) else { continue };
+            let message = matches!(numbered.call.kind, Kind::Send | Kind::Recv);
+            let first = &mut firsts[if message { 2 } else { numbered.lane as usize }];
+            let earlier = first.is_none_or(|first| numbered.serial < first.serial);
+            // One that has not begun waits for this rank's own computation.
+            if earlier && !Q::happened(&slot.done)? && Q::happened(&slot.given)? {
+                *first = Some(numbered);
+            }
+        }
+        for (since, first) in self.since.iter_mut().zip(firsts) {
+            *since = match (first, *since) {
+                (None, _) => None,
+                (Some(first), Some((serial, since))) if serial == first.serial => {
+                    if since.elapsed() > self.deadline {
+                        return Err(rounds.blame(first, self.deadline));
+                    }
+                    Some((serial, since))
+                }
+                (Some(first), _) => Some((first.serial, Instant::now())),
+            };
+        }
+        Ok(())
+    }
+}
