@@ -190,6 +190,16 @@ impl Communicator {
         Communicator::new(transport, options).map(Some)
     }
 
+    /// Fails when a peer is gone, without waiting for anything.
+    pub(crate) fn look(&self) -> Result<()> {
+        self.handle.shared.look()
+    }
+
+    /// How long a peer may be silent.
+    pub(crate) fn deadline(&self) -> std::time::Duration {
+        self.handle.shared.lock().options().deadline
+    }
+
     pub(crate) fn argument(&self, call: &'static str, problem: String) -> Error {
         Error::Argument { call, rank: self.rank, problem }
     }

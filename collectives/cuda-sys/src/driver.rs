@@ -56,6 +56,8 @@ functions! {
     device_name = "cuDeviceGetName": fn(*mut c_char, c_int, Device) -> Status;
     /// Bytes of its memory.
     device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, Device) -> Status;
+    /// Sixteen bytes that no other GPU or partition has.
+    device_uuid = "cuDeviceGetUuid_v2": fn(*mut [u8; 16], Device) -> Status;
     /// One of its properties.
     device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, Device) -> Status;
     /// Takes part in the context that all libraries of the process share.

@@ -398,26 +398,26 @@ unsafe fn sum_any<Q: Queue>(
 ) -> Result<()> {
     macro_rules! sum {
         ($t:ty) => {
-            // SAFETY: by the caller.
             match call.wide {
-                true => unsafe {
-                    sum::<$t, <$t as Element>::Acc, Q>(queue, call, addresses, table, elements, out)
-                },
-                false => unsafe { sum::<$t, $t, Q>(queue, call, addresses, table, elements, out) },
+                true => sum::<$t, <$t as Element>::Acc, Q>(queue, call, addresses, table, elements, out),
+                false => sum::<$t, $t, Q>(queue, call, addresses, table, elements, out),
             }
         };
     }
-    match call.dtype {
-        DType::F32 => sum!(f32),
-        DType::F64 => sum!(f64),
-        DType::F16 => sum!(f16),
-        DType::Bf16 => sum!(bf16),
-        DType::I32 => sum!(i32),
-        DType::I64 => sum!(i64),
-        DType::U32 => sum!(u32),
-        DType::U64 => sum!(u64),
-        DType::I8 => sum!(i8),
-        DType::U8 => sum!(u8),
+    // SAFETY: by the caller, for the type that the call names.
+    unsafe {
+        match call.dtype {
+            DType::F32 => sum!(f32),
+            DType::F64 => sum!(f64),
+            DType::F16 => sum!(f16),
+            DType::Bf16 => sum!(bf16),
+            DType::I32 => sum!(i32),
+            DType::I64 => sum!(i64),
+            DType::U32 => sum!(u32),
+            DType::U64 => sum!(u64),
+            DType::I8 => sum!(i8),
+            DType::U8 => sum!(u8),
+        }
     }
 }
 

@@ -29,9 +29,12 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The thread, and what it shares with the carrier.
 pub(super) struct Watch<Q: Streams> {
     state: Arc<State>,
-    thread: Mutex<Option<(JoinHandle<()>, Sender<()>, Receiver<()>)>>,
+    thread: Mutex<Option<Thread>>,
     _queue: PhantomData<fn(Q)>,
 }
+
+/// The thread, how it is told to stop, and how it tells that it has.
+type Thread = (JoinHandle<()>, Sender<()>, Receiver<()>);
 
 struct State {
     host: Communicator,
@@ -62,7 +65,7 @@ impl State {
     fn cause(&self, error: Error) -> Error {
         let start = Instant::now();
         while matches!(error, Error::Library { .. }) && locked(&self.failed).is_none() {
-            if let Err(cause) = self.host.handle.shared.look() {
+            if let Err(cause) = self.host.look() {
                 return cause;
             }
             if start.elapsed() > HEARSAY {
@@ -95,7 +98,7 @@ impl<Q: Streams> Watch<Q> {
             table: vec![Row::default(); host.size()],
             over: false,
         };
-        let deadline = host.handle.shared.lock().options().deadline;
+        let deadline = host.deadline();
         let interval = (deadline / 8).clamp(Duration::from_millis(5), INTERVAL);
         let (stop, stopped) = channel::<()>();
         let (ended, end) = channel::<()>();
@@ -197,7 +200,7 @@ impl Rounds {
         if let Some(round) = self.round.take() {
             if !round.is_done() {
                 self.round = Some(round);
-                self.peers.handle.shared.look()?;
+                self.peers.look()?;
                 return Ok(());
             }
             let rows = round.wait()?;

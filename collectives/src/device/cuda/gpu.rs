@@ -157,6 +157,17 @@ impl Gpu {
         self.inner.newest
     }
 
+    /// What no other GPU or partition of one has.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = [0; 16];
+        // SAFETY: a place for sixteen bytes.
+        let status = unsafe { (self.driver().device_uuid)(&mut uuid, self.inner.device) };
+        self.check("asking for a GPU's identity", status).map(|()| uuid)
+    }
+
     /// Bytes that are free, and all there are.
     ///
     /// # Errors

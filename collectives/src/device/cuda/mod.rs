@@ -6,6 +6,7 @@
 mod event;
 mod gpu;
 mod memory;
+mod nccl;
 mod product;
 mod stream;
 mod survey;
@@ -13,5 +14,6 @@ mod survey;
 pub use super::Urgency;
 pub use event::{Event, Graph};
 pub use gpu::{Gpu, Properties};
+pub use nccl::{Nccl, share_gpu};
 pub use stream::Stream;
 pub use survey::{Found, Library, Survey};

@@ -63,10 +63,12 @@ impl EmulatedWire {
                 letters.entry((lane, rank, m.peer)).or_default().push_back(bytes);
             }
             while let Some(Sendable(m)) = due.front() {
-                let Some(box_of_peer) = letters.get_mut(&(lane, m.peer, rank)) else { return Ok(false) };
+                let Some(inbox) = letters.get_mut(&(lane, m.peer, rank)) else { return Ok(false) };
                 // One of another length is never taken: real wires hang too.
-                let letter = box_of_peer.pop_front_if(|letter| letter.len() == m.bytes);
-                let Some(letter) = letter else { return Ok(false) };
+                if inbox.front().is_none_or(|letter| letter.len() != m.bytes) {
+                    return Ok(false);
+                }
+                let Some(letter) = inbox.pop_front() else { return Ok(false) };
                 // SAFETY: as above.
                 unsafe { copy(letter.as_ptr() as u64, m.at as u64, m.bytes) };
                 due.pop_front();

@@ -1,0 +1,196 @@
+//! NCCL's communicators, none of whose calls waits for a peer: what is still under way is asked about.
+
+use crate::communicator::Communicator;
+use crate::device::cuda::Gpu;
+use crate::error::{Error, Result};
+use cuda_sys::nccl::{self, Config, Status, UniqueId};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Between two looks at what is under way.
+const LOOK: Duration = Duration::from_micros(20);
+/// The same once it takes longer.
+const NAP: Duration = Duration::from_millis(2);
+/// How long a communicator may take to come to its end.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What all communicators of a rank share.
+#[derive(Clone)]
+pub(super) struct Context {
+    pub library: Arc<nccl::Nccl>,
+    pub gpu: Gpu,
+    /// In the job, for errors.
+    pub rank: usize,
+}
+
+impl Context {
+    pub fn error(&self, call: &'static str, text: String) -> Error {
+        let library = format!("NCCL {}", nccl::Nccl::numbers(self.library.number()));
+        Error::Library { library, call, rank: self.rank, text }
+    }
+
+    /// Fails unless everything is done or under way.
+    pub fn started(&self, call: &'static str, status: Status) -> Result<()> {
+        match status {
+            nccl::SUCCESS | nccl::IN_PROGRESS => Ok(()),
+            _ => Err(self.error(call, self.library.text(status))),
+        }
+    }
+}
+
+/// One of NCCL's communicators.
+pub(super) struct Comm {
+    context: Context,
+    /// None once it was aborted or destroyed.
+    handle: Mutex<Option<Handle>>,
+}
+
+/// Which any thread may use, one at a time.
+#[derive(Clone, Copy)]
+pub(super) struct Handle(pub nccl::Comm);
+
+// SAFETY: communicators belong to no thread; the lock lets one at a time use them.
+unsafe impl Send for Handle {}
+
+impl Comm {
+    /// Joins the group of this name, within `limit`; `host` tells of peers that will not come.
+    pub fn join(
+        context: &Context,
+        name: UniqueId,
+        rank: usize,
+        size: usize,
+        host: &Communicator,
+        limit: Duration,
+    ) -> Result<Self> {
+        context.gpu.enter()?;
+        let (mut handle, mut config) = (std::ptr::null_mut(), Config::non_blocking());
+        // SAFETY: valid places, and a name that rank 0 has made.
+        let status =
+            unsafe { (context.library.init)(&mut handle, size as i32, name, rank as i32, &mut config) };
+        let comm = Comm { context: context.clone(), handle: Mutex::new(Some(Handle(handle))) };
+        context.started("ncclCommInitRankConfig", status)?;
+        comm.settled("ncclCommInitRankConfig", host, limit, "not all ranks came")?;
+        Ok(comm)
+    }
+
+    /// The communicator of the ranks with this color, ordered by `key`; `None` for a rank without one.
+    pub fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+        host: &Communicator,
+        limit: Duration,
+    ) -> Result<Option<Self>> {
+        const CALL: &str = "ncclCommSplit";
+        // NCCL writes it while the call is under way.
+        let mut handle = Box::new(std::ptr::null_mut());
+        let mut config = Config::non_blocking();
+        let color_or_none = color.map_or(nccl::NO_COLOR, |color| color as i32);
+        self.with(CALL, |parent| {
+            // SAFETY: a live communicator, and places that stay until the call is done.
+            unsafe {
+                (self.context.library.split)(parent, color_or_none, key as i32, &mut *handle, &mut config)
+            }
+        })?;
+        if let Err(error) = self.settled(CALL, host, limit, "not all ranks came") {
+            // NCCL may still write to it.
+            std::mem::forget(handle);
+            return Err(error);
+        }
+        if color.is_none() {
+            return Ok(None);
+        }
+        let comm = Comm { context: self.context.clone(), handle: Mutex::new(Some(Handle(*handle))) };
+        comm.settled(CALL, host, limit, "not all ranks came")?;
+        Ok(Some(comm))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
+        self.handle.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Calls something that may go on in the background.
+    pub fn with(&self, call: &'static str, work: impl FnOnce(nccl::Comm) -> Status) -> Result<()> {
+        self.context.gpu.enter()?;
+        let handle = self.lock();
+        let Some(Handle(comm)) = *handle else { return Err(self.given_up(call)) };
+        let status = work(comm);
+        drop(handle);
+        self.context.started(call, status)
+    }
+
+    fn given_up(&self, call: &'static str) -> Error {
+        self.context.error(call, "the communicator was given up".into())
+    }
+
+    /// How it is doing: done with everything, still at it, or what went wrong.
+    pub fn state(&self, call: &'static str) -> Result<bool> {
+        let handle = self.lock();
+        let Some(Handle(comm)) = *handle else { return Err(self.given_up(call)) };
+        let mut state = nccl::SUCCESS;
+        // SAFETY: a live communicator, and a valid place to write to.
+        let status = unsafe { (self.context.library.async_error)(comm, &mut state) };
+        drop(handle);
+        self.context.started("ncclCommGetAsyncError", status)?;
+        self.context.started(call, state)?;
+        Ok(state == nccl::SUCCESS)
+    }
+
+    /// Returns when nothing is under way any more on the host's side: kernels are then in their streams.
+    pub fn settled(
+        &self,
+        call: &'static str,
+        host: &Communicator,
+        limit: Duration,
+        late: &str,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let mut looks = 0u32;
+        while !self.state(call)? {
+            looks += 1;
+            if looks.is_multiple_of(64) {
+                host.look()?;
+            }
+            if start.elapsed() > limit {
+                return Err(self.context.error(call, format!("{late} within {limit:?}")));
+            }
+            std::thread::sleep(if looks < 512 { LOOK } else { NAP });
+        }
+        Ok(())
+    }
+
+    /// Ends what is under way, wherever it is.
+    pub fn abort(&self) {
+        let handle = self.lock().take();
+        let Some(Handle(comm)) = handle else { return };
+        // SAFETY: a live communicator, which nobody can use any more.
+        unsafe {
+            let _ = self.context.gpu.enter();
+            (self.context.library.abort)(comm);
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        const CALL: &str = "ncclCommFinalize";
+        let library = Arc::clone(&self.context.library);
+        // SAFETY: a live communicator.
+        if self.with(CALL, |comm| unsafe { (library.finalize)(comm) }).is_err() {
+            return self.abort();
+        }
+        let start = Instant::now();
+        loop {
+            match self.state(CALL) {
+                Ok(true) => break,
+                Ok(false) if start.elapsed() < GRACE => std::thread::sleep(LOOK),
+                // A peer that is gone, or too late.
+                _ => return self.abort(),
+            }
+        }
+        if let Some(Handle(comm)) = self.lock().take() {
+            // SAFETY: finalised, and used no more.
+            unsafe { (library.destroy)(comm) };
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! NCCL as a wire between GPUs: two communicators, so that sums and gathers do not wait for each other.
+
+mod comm;
+mod sharing;
+
+pub use sharing::share_gpu;
+
+use super::gpu::Gpu;
+use super::stream::Stream;
+use crate::communicator::{Communicator, Lane, Message, Wire};
+use crate::element::{DType, ReduceOp};
+use crate::error::{Error, Result};
+use crate::schedule::{Call, Kind};
+use comm::{Comm, Context};
+use cuda_sys::nccl::{self, Status, UniqueId};
+use sharing::Card;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// This rank's end of NCCL's group.
+pub struct Nccl {
+    name: String,
+    context: Context,
+    /// The group over the host's transport.
+    host: Communicator,
+    /// In the group.
+    rank: usize,
+    lanes: [Comm; 2],
+    /// How long the host's side of a call may take.
+    limit: Duration,
+}
+
+impl Nccl {
+    /// Joins the ranks of `host`, each with its GPU, within `timeout`. All ranks call it together.
+    ///
+    /// # Errors
+    /// No NCCL or one that is too old, other versions on other ranks, two ranks with one GPU that were not allowed to
+    /// share it, a rank that does not come.
+    pub fn connect(host: &Communicator, gpu: &Gpu, timeout: Duration) -> Result<Self> {
+        let library = nccl::Nccl::load().map_err(unavailable)?;
+        let (rank, size) = (host.rank(), host.size());
+        let context = Context { library: Arc::new(library), gpu: gpu.clone(), rank };
+        let card = Card::new(context.library.number(), gpu.uuid()?);
+        let mut words = vec![0u64; size * sharing::WORDS];
+        host.all_gather(&card.words()[..], &mut words[..])?;
+        let cards: Vec<Card> = words.chunks(sharing::WORDS).map(Card::from_words).collect();
+        sharing::check(&cards)?;
+        gpu.enter()?;
+        let lane = || -> Result<Comm> {
+            let mut name = UniqueId { bytes: [0; 128] };
+            if rank == 0 {
+                // SAFETY: a valid place to write to.
+                let status = unsafe { (context.library.unique_id)(&mut name) };
+                context.started("ncclGetUniqueId", status)?;
+            }
+            host.broadcast(&mut name.bytes[..], 0)?;
+            Comm::join(&context, name, rank, size, host, timeout)
+        };
+        let lanes = [lane()?, lane()?];
+        Ok(Nccl::with(context, host, lanes))
+    }
+
+    fn with(context: Context, host: &Communicator, lanes: [Comm; 2]) -> Self {
+        let name = format!("nccl {}", nccl::Nccl::numbers(context.library.number()));
+        let limit = host.deadline();
+        Nccl { name, context, host: host.clone(), rank: host.rank(), lanes, limit }
+    }
+
+    /// Gives one lane's stream what `work` calls, and returns when it is there. The host waits for no peer.
+    fn give(
+        &self,
+        lane: Lane,
+        call: &'static str,
+        work: impl FnOnce(&nccl::Nccl, nccl::Comm) -> Status,
+    ) -> Result<()> {
+        let comm = &self.lanes[lane as usize];
+        comm.with(call, |handle| work(&self.context.library, handle))?;
+        comm.settled(call, &self.host, self.limit, "the call was not in its stream")
+    }
+}
+
+/// What NCCL calls a type.
+fn data_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::F32 => nccl::TYPE_F32,
+        DType::F64 => nccl::TYPE_F64,
+        DType::F16 => nccl::TYPE_F16,
+        DType::Bf16 => nccl::TYPE_BF16,
+        DType::I32 => nccl::TYPE_I32,
+        DType::I64 => nccl::TYPE_I64,
+        DType::U32 => nccl::TYPE_U32,
+        DType::U64 => nccl::TYPE_U64,
+        DType::I8 => nccl::TYPE_I8,
+        DType::U8 => nccl::TYPE_U8,
+    }
+}
+
+/// What NCCL calls an operation.
+fn operation(op: ReduceOp) -> c_int {
+    match op {
+        ReduceOp::Sum => nccl::SUM,
+        ReduceOp::Average => nccl::AVERAGE,
+        ReduceOp::Product => nccl::PRODUCT,
+        ReduceOp::Min => nccl::MIN,
+        ReduceOp::Max => nccl::MAX,
+    }
+}
+
+fn unavailable(why: String) -> Error {
+    Error::Unavailable { name: "nccl".into(), why }
+}
+
+impl Wire<Stream> for Nccl {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    unsafe fn exchange(&self, lane: Lane, queue: &mut Stream, messages: &[Message]) -> Result<()> {
+        let stream = queue.handle();
+        self.give(lane, "ncclGroupEnd", |library, comm| {
+            let fine = |status: Status| [nccl::SUCCESS, nccl::IN_PROGRESS].contains(&status);
+            // SAFETY: a live communicator and stream; ranges by the caller. A group that was begun is ended.
+            unsafe {
+                let mut status = (library.group_start)();
+                for m in messages {
+                    if !fine(status) {
+                        break;
+                    }
+                    let (bytes, peer) = (m.bytes, m.peer as c_int);
+                    status = match m.outgoing {
+                        true => (library.send)(m.at.cast(), bytes, nccl::TYPE_U8, peer, comm, stream),
+                        false => (library.recv)(m.at.cast(), bytes, nccl::TYPE_U8, peer, comm, stream),
+                    };
+                }
+                let ended = (library.group_end)();
+                // What went wrong in the middle says more than that the group failed.
+                if fine(status) { ended } else { status }
+            }
+        })
+    }
+
+    unsafe fn native(
+        &self,
+        lane: Lane,
+        queue: &mut Stream,
+        call: &Call,
+        send: *const u8,
+        recv: *mut u8,
+    ) -> Result<()> {
+        let (stream, dtype, op) = (queue.handle(), data_type(call.dtype), operation(call.op));
+        let Call { kind, count, root, in_place, .. } = *call;
+        // In place, a rank's own shard is at its place in the whole.
+        let own = self.rank * call.bytes();
+        let (from, to) = match (kind, in_place) {
+            (Kind::AllGather, true) => (recv.wrapping_add(own).cast_const(), recv),
+            (Kind::ReduceScatter, true) => (send, recv.wrapping_add(own)),
+            _ => (send, recv),
+        };
+        let (from, to, root) = (from.cast(), to.cast(), root as c_int);
+        let name = match kind {
+            Kind::AllGather => "ncclAllGather",
+            Kind::Broadcast => "ncclBroadcast",
+            Kind::ReduceScatter => "ncclReduceScatter",
+            Kind::AllReduce => "ncclAllReduce",
+            Kind::Reduce => "ncclReduce",
+            kind => return Err(unavailable(format!("it has no {kind} of its own"))),
+        };
+        // SAFETY: a live communicator and stream, buffers by the caller.
+        self.give(lane, name, |library, comm| unsafe {
+            match kind {
+                Kind::AllGather => (library.all_gather)(from, to, count, dtype, comm, stream),
+                Kind::Broadcast => (library.broadcast)(from, to, count, dtype, root, comm, stream),
+                Kind::ReduceScatter => (library.reduce_scatter)(from, to, count, dtype, op, comm, stream),
+                Kind::AllReduce => (library.all_reduce)(from, to, count, dtype, op, comm, stream),
+                _ => (library.reduce)(from, to, count, dtype, op, root, comm, stream),
+            }
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.lanes.iter().try_for_each(|comm| comm.state("a call that is under way").map(drop))
+    }
+
+    fn abort(&self) {
+        self.lanes.iter().for_each(Comm::abort);
+    }
+
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>, _: i64) -> Result<Option<Self>> {
+        // NCCL's colors are fewer than ours.
+        let mut colors = vec![0i64; self.host.size()];
+        self.host.all_gather(&[color.map_or(-1, i64::from)][..], &mut colors[..])?;
+        let mine = color.map(|color| {
+            let first = colors.iter().position(|&c| c == i64::from(color));
+            first.expect("this rank's own color is among them")
+        });
+        // The order of the host's group, which has seen the keys.
+        let key = host.map_or(0, Communicator::rank);
+        let split = |lane: Lane| self.lanes[lane as usize].split(mine, key, &self.host, self.limit);
+        let lanes = [split(Lane::Gathers)?, split(Lane::Reductions)?];
+        let ([Some(a), Some(b)], Some(host)) = (lanes, host) else { return Ok(None) };
+        Ok(Some(Nccl::with(self.context.clone(), host, [a, b])))
+    }
+}

@@ -1,0 +1,233 @@
+//! NCCL's and the driver's calls as we make them, on a driver and an NCCL that run on the processor: which arguments, in
+//! which order, on whose stream. What kernels compute is shown elsewhere, on emulated devices.
+
+use collectives::conformance::standard;
+use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency};
+use collectives::device::{Queue, SharedQueue};
+use collectives::{Buffer, Communicator, Options, Order, ReduceOp, Wired};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Builds the two libraries and lets ours be found; false where there is no C compiler.
+///
+/// Everything runs in one process, whose environment is changed once, before any library is opened.
+fn fake() -> bool {
+    static BUILT: OnceLock<bool> = OnceLock::new();
+    *BUILT.get_or_init(|| {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda/fake.c");
+        for (part, library) in [("FAKE_DRIVER", "libcuda.so.1"), ("FAKE_NCCL", "libnccl.so.2")] {
+            let mut compiler = Command::new("cc");
+            let unfinished = folder.join(format!("{library}.{}", std::process::id()));
+            compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
+            compiler.arg(format!("-D{part}")).arg(&source).arg("-o").arg(&unfinished);
+            match compiler.status() {
+                Ok(status) => assert!(status.success(), "{compiler:?}"),
+                Err(_) => return skip("there is no C compiler (cc)"),
+            }
+            std::fs::rename(&unfinished, folder.join(library)).expect("a library");
+        }
+        // SAFETY: every test comes here first, and only one of them gets to this line.
+        unsafe { std::env::set_var("CARAVAN_CUDA_LIBRARIES", &folder) };
+        let survey = Survey::take();
+        for found in [&survey.driver, &survey.nccl] {
+            let file = &found.as_ref().expect("it was just built").file;
+            if !Path::new(file).starts_with(&folder) {
+                return skip(&format!("the loader finds the real {file} first"));
+            }
+        }
+        true
+    })
+}
+
+/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
+fn skip(reason: &str) -> bool {
+    let line = format!("calls of CUDA and NCCL: {reason}");
+    eprintln!("skipped: {line}");
+    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
+        file.and_then(|mut file| writeln!(file, "{line}")).expect("the list of skips");
+    }
+    false
+}
+
+/// Runs `body` as every rank, each with a GPU, a compute stream and a group of ranks.
+fn ranks(n: usize, options: Options, body: impl Fn(Communicator, Gpu, SharedQueue<Stream>) + Sync) {
+    let ranks = Communicator::threads_with(n, options).expect("ranks");
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            let body = &body;
+            scope.spawn(move || {
+                let gpu = Gpu::open(comm.rank()).expect("a GPU");
+                let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Normal).expect("a stream"));
+                body(comm, gpu, queue);
+            });
+        }
+    });
+}
+
+fn connected(comm: Communicator, gpu: &Gpu, queue: &SharedQueue<Stream>, order: Order) -> Communicator {
+    let wire = Nccl::connect(&comm, gpu, Duration::from_secs(20)).expect("NCCL");
+    let carrier = Wired::new(&comm, queue.clone(), wire, order).expect("a carrier");
+    comm.with_carrier(Arc::new(carrier))
+}
+
+fn upload(comm: &Communicator, queue: &SharedQueue<Stream>, content: &[i32]) -> Buffer<i32> {
+    let mut buffer = comm.alloc::<i32>(content.len()).expect("memory");
+    let bytes: Vec<u8> = content.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    // SAFETY: the buffer is as long, and freed after the stream is done.
+    unsafe { queue.clone().upload(&bytes, buffer.view_mut().as_mut_ptr() as u64).expect("copies") };
+    buffer
+}
+
+fn found(queue: &SharedQueue<Stream>, buffer: &Buffer<i32>) -> Vec<i32> {
+    let mut bytes = vec![0u8; 4 * buffer.len()];
+    // SAFETY: both are that long.
+    unsafe { queue.clone().download(buffer.view().as_ptr() as u64, &mut bytes).expect("copies") };
+    bytes.chunks(4).map(|x| i32::from_ne_bytes(x.try_into().unwrap())).collect()
+}
+
+fn mine(rank: usize, len: usize) -> Vec<i32> {
+    (0..len).map(|i| (rank * 1000 + i) as i32).collect()
+}
+
+#[test]
+fn every_call_has_its_arguments_in_place() {
+    if !fake() {
+        return;
+    }
+    for n in 1..=4 {
+        ranks(n, standard(), |comm, gpu, queue| {
+            let comm = connected(comm, &gpu, &queue, Order::Native);
+            assert!(comm.carrier().unwrap().name().starts_with("nccl 2.30"));
+            let (rank, all) = (comm.rank(), |len| (0..n).map(move |r| mine(r, len)));
+            let up = |content: &[i32]| upload(&comm, &queue, content);
+            let blank = |len: usize| up(&vec![0; len]);
+            let sum = |len: usize| (0..len).map(|i| all(len).map(|x| x[i]).sum()).collect::<Vec<i32>>();
+            for round in 0..3 {
+                let root = round % n;
+                let given = up(&mine(rank, 6));
+                let (_, got) = comm.start_all_reduce(given, blank(6), ReduceOp::Sum).unwrap().wait().unwrap();
+                assert_eq!(found(&queue, &got), sum(6));
+                let got = comm.start_all_reduce_in_place(up(&mine(rank, 6)), ReduceOp::Max).unwrap();
+                assert_eq!(found(&queue, &got.wait().unwrap()), mine(n - 1, 6));
+
+                let own = 3 * rank..3 * (rank + 1);
+                let given = up(&mine(rank, 3 * n));
+                let (given, got) =
+                    comm.start_reduce_scatter(given, blank(3), ReduceOp::Sum).unwrap().wait().unwrap();
+                assert_eq!(found(&queue, &got), sum(3 * n)[own.clone()]);
+                let got = comm.start_reduce_scatter_in_place(given, ReduceOp::Sum).unwrap().wait().unwrap();
+                assert_eq!(found(&queue, &got)[own.clone()], sum(3 * n)[own.clone()]);
+
+                let whole: Vec<i32> = all(3).flatten().collect();
+                let (_, got) =
+                    comm.start_all_gather(up(&mine(rank, 3)), blank(3 * n)).unwrap().wait().unwrap();
+                assert_eq!(found(&queue, &got), whole);
+                let mut placed = vec![0; 3 * n];
+                placed[own].copy_from_slice(&mine(rank, 3));
+                let got = comm.start_all_gather_in_place(up(&placed)).unwrap().wait().unwrap();
+                assert_eq!(found(&queue, &got), whole);
+
+                let got = comm.start_broadcast(up(&mine(rank, 5)), root).unwrap().wait().unwrap();
+                assert_eq!(found(&queue, &got), mine(root, 5));
+                let got = comm.start_reduce_in_place(up(&mine(rank, 5)), ReduceOp::Sum, root).unwrap();
+                let expected = if rank == root { sum(5) } else { mine(rank, 5) };
+                assert_eq!(found(&queue, &got.wait().unwrap()), expected);
+
+                let started = comm.start_all_to_all(up(&mine(rank, 2 * n)), blank(2 * n)).unwrap();
+                let expected: Vec<i32> =
+                    all(2 * n).flat_map(|x| x[2 * rank..2 * rank + 2].to_vec()).collect();
+                assert_eq!(found(&queue, &started.wait().unwrap().1), expected);
+
+                let mut got = blank(3 * n);
+                comm.gather(&up(&mine(rank, 3)), (rank == root).then(|| got.view_mut()), root).unwrap();
+                assert_eq!(found(&queue, &got), if rank == root { whole.clone() } else { vec![0; 3 * n] });
+                let (given, mut got) = (up(&whole), blank(3));
+                comm.scatter((rank == root).then(|| given.view()), &mut got, root).unwrap();
+                assert_eq!(found(&queue, &got), mine(rank, 3));
+
+                if n > 1 {
+                    let (next, last) = ((rank + 1) % n, (rank + n - 1) % n);
+                    let sent = comm.start_send(up(&mine(rank, 7)), next, 1).unwrap();
+                    let got = comm.start_recv(blank(7), last, 1).unwrap();
+                    assert_eq!(found(&queue, &got.wait().unwrap()), mine(last, 7));
+                    drop(sent);
+                }
+            }
+            let group = comm.split(Some(rank as u32 % 2), -(rank as i64)).unwrap().unwrap();
+            let members: Vec<usize> = (0..n).rev().filter(|r| r % 2 == rank % 2).collect();
+            let started = group.start_all_gather(up(&mine(rank, 2)), blank(2 * group.size())).unwrap().wait();
+            let expected: Vec<i32> = members.iter().flat_map(|&r| mine(r, 2)).collect();
+            assert_eq!(found(&queue, &started.unwrap().1), expected);
+        });
+    }
+}
+
+#[test]
+fn wide_sums_of_the_library_and_kernels_that_are_missing_are_errors() {
+    if !fake() {
+        return;
+    }
+    ranks(2, standard(), |comm, gpu, queue| {
+        let comm = connected(comm, &gpu, &queue, Order::Native);
+        let buffer = |len| comm.alloc::<half::bf16>(len).unwrap();
+        let error = comm
+            .start_reduce_scatter_acc(buffer(8), comm.alloc::<f32>(4).unwrap(), ReduceOp::Sum)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("bf16") && error.contains("canonical"), "{error}");
+        drop(comm.start_all_gather_in_place(buffer(8)).unwrap());
+    });
+    ranks(2, standard(), |comm, gpu, queue| {
+        let comm = connected(comm, &gpu, &queue, Order::Canonical);
+        let started = comm.start_all_reduce_in_place(comm.alloc::<f32>(8).unwrap(), ReduceOp::Sum);
+        let error = started.and_then(|started| started.wait().map(drop)).unwrap_err().to_string();
+        // The compiler of kernels may be missing, or what it made cannot be loaded here; the peer tells the same.
+        assert!(error.contains("fake driver") || error.contains("NVRTC"), "{error}");
+    });
+}
+
+#[test]
+fn two_ranks_on_one_gpu_need_permission() {
+    if !fake() {
+        return;
+    }
+    let ranks = Communicator::threads_with(2, standard()).expect("ranks");
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            scope.spawn(move || {
+                let gpu = Gpu::open(3).expect("a GPU");
+                let error = Nccl::connect(&comm, &gpu, Duration::from_secs(20)).err().unwrap().to_string();
+                assert!(error.contains("ranks 0 and 1 have the same GPU"), "{error}");
+                assert!(error.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_the_others() {
+    if !fake() {
+        return;
+    }
+    let options = Options { deadline: Duration::from_secs(5), ..standard() };
+    ranks(3, options, |comm, gpu, queue| {
+        let comm = connected(comm, &gpu, &queue, Order::Native);
+        if comm.rank() == 2 {
+            std::thread::sleep(Duration::from_millis(100));
+            return comm.abort("the disk is full");
+        }
+        let buffer = || comm.alloc::<i32>(6).unwrap();
+        let started = comm.start_all_reduce_in_place(buffer(), ReduceOp::Sum);
+        let error = started.and_then(|started| started.wait().map(drop)).unwrap_err().to_string();
+        assert!(error.contains("the disk is full"), "{error}");
+        let again = comm.start_all_gather_in_place(buffer()).map(drop).unwrap_err().to_string();
+        assert_eq!(again, error);
+    });
+}
