@@ -1,8 +1,6 @@
 //! Writing results that no cache can keep: past the caches, so that the processor does not first read what it is
 //! about to overwrite.
 
-use crate::simd::{Level, level};
-
 /// Bytes that are reduced in the first-level cache before they are written: so few that the processor is fetching
 /// the next ones while it writes.
 pub(super) const TILE: usize = 1 << 10;
@@ -17,57 +15,12 @@ pub(super) struct Tile(pub [u8; TILE]);
 /// # Safety
 /// Both ranges are valid and disjoint.
 pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's.
     unsafe {
-        // Stores go to whole cache lines.
-        let head = dst.align_offset(LINE).min(bytes);
-        std::ptr::copy_nonoverlapping(src, dst, head);
-        let (src, dst, bytes) = (src.add(head), dst.add(head), bytes - head);
-        let lines = bytes / LINE;
-        match level() {
-            // SAFETY: `level` never exceeds what the processor was detected to have.
-            Level::Avx512 => lines_by_64(src, dst, lines),
-            _ => lines_by_16(src, dst, lines),
-        }
-        let done = lines * LINE;
-        std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), bytes - done);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's.
-    unsafe {
-        std::ptr::copy_nonoverlapping(src, dst, bytes)
-    }
-}
-
-const LINE: usize = 64;
-
-/// # Safety
-/// Both ranges of `lines` cache lines are valid and disjoint, and `dst` starts at one.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn lines_by_64(src: *const u8, dst: *mut u8, lines: usize) {
-    use std::arch::x86_64::*;
-    for at in (0..lines).map(|line| line * LINE) {
-        // SAFETY: the caller's.
-        unsafe { _mm512_stream_si512(dst.add(at).cast(), _mm512_loadu_si512(src.add(at).cast())) };
-    }
-}
-
-/// # Safety
-/// As for [`lines_by_64`].
-#[cfg(target_arch = "x86_64")]
-unsafe fn lines_by_16(src: *const u8, dst: *mut u8, lines: usize) {
-    use std::arch::x86_64::*;
-    for at in (0..lines).map(|line| line * LINE) {
-        // SAFETY: the caller's.
-        unsafe {
-            let (from, to) = (src.add(at).cast::<__m128i>(), dst.add(at).cast::<__m128i>());
-            let x = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
-            for (i, x) in x.into_iter().enumerate() {
-                _mm_stream_si128(to.add(i), x);
-            }
-        }
+        #[cfg(target_arch = "x86_64")]
+        x86::copy(src, dst, bytes);
+        #[cfg(not(target_arch = "x86_64"))]
+        std::ptr::copy_nonoverlapping(src, dst, bytes);
     }
 }
 
@@ -75,11 +28,7 @@ unsafe fn lines_by_16(src: *const u8, dst: *mut u8, lines: usize) {
 #[inline(always)]
 pub(super) fn prefetch(src: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    for at in (0..bytes).step_by(LINE) {
-        use std::arch::x86_64::*;
-        // SAFETY: a hint, which neither faults nor changes anything, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at).cast()) };
-    }
+    x86::prefetch(src, bytes);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (src, bytes);
 }
@@ -93,10 +42,71 @@ pub(super) fn fence() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use crate::simd::{Level, level};
+    use std::arch::x86_64::*;
+
+    const LINE: usize = 64;
+
+    /// # Safety
+    /// Both ranges are valid and disjoint.
+    pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            // Stores go to whole cache lines.
+            let head = dst.align_offset(LINE).min(bytes);
+            std::ptr::copy_nonoverlapping(src, dst, head);
+            let (src, dst, bytes) = (src.add(head), dst.add(head), bytes - head);
+            let lines = bytes / LINE;
+            match level() {
+                // SAFETY: `level` never exceeds what the processor was detected to have.
+                Level::Avx512 => lines_by_64(src, dst, lines),
+                _ => lines_by_16(src, dst, lines),
+            }
+            let done = lines * LINE;
+            std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), bytes - done);
+        }
+    }
+
+    /// # Safety
+    /// Both ranges of `lines` cache lines are valid and disjoint, and `dst` starts at one.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn lines_by_64(src: *const u8, dst: *mut u8, lines: usize) {
+        for at in (0..lines).map(|line| line * LINE) {
+            // SAFETY: the caller's.
+            unsafe { _mm512_stream_si512(dst.add(at).cast(), _mm512_loadu_si512(src.add(at).cast())) };
+        }
+    }
+
+    /// # Safety
+    /// As for [`lines_by_64`].
+    unsafe fn lines_by_16(src: *const u8, dst: *mut u8, lines: usize) {
+        for at in (0..lines).map(|line| line * LINE) {
+            // SAFETY: the caller's.
+            unsafe {
+                let (from, to) = (src.add(at).cast::<__m128i>(), dst.add(at).cast::<__m128i>());
+                let x = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+                for (i, x) in x.into_iter().enumerate() {
+                    _mm_stream_si128(to.add(i), x);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetch(src: *const u8, bytes: usize) {
+        for at in (0..bytes).step_by(LINE) {
+            // SAFETY: a hint, which neither faults nor changes anything, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at).cast()) };
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::with_level;
+    use crate::simd::{Level, with_level};
 
     #[test]
     fn copies_every_alignment_and_length() {

@@ -6,7 +6,7 @@
 //! instructions, which adds two products at a time, has bits of its own.
 
 use collectives::Float;
-use collectives::simd::{self, Level};
+use collectives::simd;
 
 /// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
 pub(super) trait Kernel: Copy + Send + Sync + 'static {
@@ -116,9 +116,9 @@ impl Isa {
     pub(super) fn single() -> Isa {
         match simd::level() {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => Isa::Avx512,
+            simd::Level::Avx512 => Isa::Avx512,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => Isa::Avx2,
+            simd::Level::Avx2 => Isa::Avx2,
             _ => Isa::Portable,
         }
     }
@@ -138,11 +138,13 @@ impl Isa {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => simd::level() >= Level::Avx2,
+            Isa::Avx2 => simd::level() >= simd::Level::Avx2,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => simd::level() >= Level::Avx512,
+            Isa::Avx512 => simd::level() >= simd::Level::Avx512,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => simd::level() >= Level::Avx512 && std::is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => {
+                simd::level() >= simd::Level::Avx512 && std::is_x86_feature_detected!("avx512bf16")
+            }
         }
     }
 

@@ -71,8 +71,8 @@ pub struct Cpu {
     team: Team,
     /// Words of one thread.
     words: usize,
-    /// Whether bf16 products use the processor's bf16 instructions.
-    native_bf16: bool,
+    /// The kernel of bf16 products.
+    half: Isa,
 }
 
 impl Cpu {
@@ -82,16 +82,14 @@ impl Cpu {
     /// The threads cannot be started.
     pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
         let team = Team::new(shape.threads)?;
-        let native_bf16 = Isa::half() != Isa::single();
-        Ok(Cpu { memory, team, words: shape.words_per_thread(), native_bf16 })
+        Ok(Cpu { memory, team, words: shape.words_per_thread(), half: Isa::half() })
     }
 
     fn isa<T: Element>(&self) -> Isa {
-        #[cfg(target_arch = "x86_64")]
-        if self.native_bf16 && T::DTYPE == DType::Bf16 && Isa::Avx512Bf16.available() {
-            return Isa::Avx512Bf16;
+        match T::DTYPE {
+            DType::Bf16 if self.half.available() => self.half,
+            _ => Isa::single(),
         }
-        Isa::single()
     }
 
     /// Every thread's words.

@@ -1,7 +1,6 @@
 //! Each kernel against a naive one in f64: on every instruction set, on odd shapes, and bit for bit between
 //! instruction sets and numbers of threads.
 
-use super::kernel::Isa;
 use super::*;
 use crate::ops::{AttentionBackward, AttentionShape};
 use collectives::bf16;
@@ -135,14 +134,14 @@ fn products_of_f16() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn native_bf16_products_where_the_processor_has_them() {
-    if !Isa::Avx512Bf16.available() {
+    if !super::kernel::Isa::Avx512Bf16.available() {
         println!("skipped: no avx512_bf16");
         return;
     }
     for shape in SHAPES {
         for layout in 0..4 {
             let mut cpu = cpu(1);
-            cpu.native_bf16 = true;
+            cpu.half = super::kernel::Isa::Avx512Bf16;
             let (out, exact) = product_of::<bf16, f32>(&mut cpu, shape, layout, 2);
             assert!(distance(&out, &exact) < 2e-6, "{shape:?} {layout}");
         }
