@@ -131,7 +131,7 @@ impl<T: Exact> Bench<'_, T> {
         let size = work.counts.bytes(size_of::<T>());
         let (algorithm_bandwidth, bus_bandwidth) = bandwidth(plan.operation, size, seconds, comm.size());
         let (algorithm, why) = match &self.party.native {
-            Some(native) => ("native".to_owned(), native::why(native)),
+            Some(native) => ("native".to_owned(), native::why(native, &work.call::<T>(comm))),
             None => {
                 let choice = comm.explain(work.call::<T>(comm), plan.registered).choice;
                 (choice.algorithm.to_string(), choice.why.to_string())

@@ -7,6 +7,8 @@ use super::operation::Operation;
 use crate::failure::{Failure, Result};
 use crate::transports::Transport;
 use collectives::schedule::Call;
+#[cfg(feature = "mpi")]
+use collectives::schedule::Kind;
 
 #[cfg(feature = "mpi")]
 pub use collectives::transport::mpi::native::Native;
@@ -49,13 +51,15 @@ pub fn library(transport: &str) -> Option<String> {
 
 /// Why the library's own algorithm runs.
 #[cfg(feature = "mpi")]
-pub fn why(_native: &Native) -> String {
-    format!("as asked for: {}", collectives::transport::mpi::library())
+pub fn why(native: &Native, call: &Call) -> String {
+    let caveat = native.caveat().filter(|_| call.kind == Kind::Reduce);
+    let caveat = caveat.map_or(String::new(), |caveat| format!("; {caveat}"));
+    format!("as asked for: {}{caveat}", collectives::transport::mpi::library())
 }
 
 /// Why the library's own algorithm runs.
 #[cfg(not(feature = "mpi"))]
-pub fn why(native: &Native) -> String {
+pub fn why(native: &Native, _call: &Call) -> String {
     match *native {}
 }
 

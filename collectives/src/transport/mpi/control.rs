@@ -10,12 +10,15 @@ use super::session::Session;
 use crate::error::Result;
 use std::collections::VecDeque;
 use std::os::raw::c_int;
+use std::time::{Duration, Instant};
 
 const TAG: c_int = 1;
 const LARGEST: usize = 1 << 10;
 const HEADER: usize = 8 + 4 + 1;
 /// Words that nobody took, such as farewells to groups that are gone, are forgotten beyond this many.
 const MOST_KEPT: usize = 4096;
+/// How long the end waits for words on their way.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -66,6 +69,9 @@ pub(super) struct Control {
     /// The posted receive of the next word from anybody.
     receive: Option<ffi::MPI_Request>,
     inbox: VecDeque<Word>,
+    /// Words said so far to each rank of the job, and words that have come.
+    said: Vec<c_int>,
+    heard: c_int,
     /// Words under way, with their bytes.
     outgoing: Vec<(Box<[u8]>, ffi::MPI_Request)>,
 }
@@ -74,10 +80,12 @@ pub(super) struct Control {
 unsafe impl Send for Control {}
 
 impl Control {
-    /// On `comm`, whose ranks are those of the job.
-    pub(super) fn on(comm: ffi::MPI_Comm) -> Self {
+    /// On `comm`, whose `size` ranks are those of the job.
+    pub(super) fn on(comm: ffi::MPI_Comm, size: usize) -> Self {
         Control {
             comm,
+            said: vec![0; size],
+            heard: 0,
             space: vec![0; LARGEST].into(),
             receive: None,
             inbox: VecDeque::new(),
@@ -96,6 +104,7 @@ impl Control {
             session.check("MPI_Isend", code)?;
             request
         };
+        self.said[to as usize] += 1;
         self.outgoing.push((bytes, request));
         Ok(())
     }
@@ -145,6 +154,7 @@ impl Control {
             ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut length);
         }
         self.receive = None;
+        self.heard += 1;
         self.inbox.extend(Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]));
         if self.inbox.len() > MOST_KEPT {
             self.inbox.pop_front();
@@ -163,8 +173,22 @@ impl Control {
         self.outgoing.is_empty()
     }
 
-    /// Before MPI is finalised.
-    pub(super) fn end(&mut self) {
+    /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way, of
+    /// which some libraries complain otherwise, on standard output.
+    pub(super) fn end(&mut self, session: &Session) {
+        let (mut coming, until) = (0, Instant::now() + LAST_WORDS);
+        // SAFETY: a number for each rank of the communicator, and a place for one.
+        let code = unsafe {
+            let (from, to) = (self.said.as_ptr().cast(), (&raw mut coming).cast());
+            ffi::MPI_Reduce_scatter_block(from, to, 1, ffi::RSMPI_INT32_T, ffi::RSMPI_SUM, self.comm)
+        };
+        let all = code == ffi::MPI_SUCCESS as c_int;
+        while all && (self.heard < coming || !self.settle()) && Instant::now() < until {
+            // A failure leaves the deadline.
+            let _ = self.listen(session);
+        }
+        // SAFETY: a valid communicator.
+        unsafe { ffi::MPI_Barrier(self.comm) };
         if let Some(mut receive) = self.receive.take() {
             // SAFETY: a request that was posted and not yet reported complete; cancelling an unmatched receive lets the
             // wait return, and a matched one is of a word, which arrives at once.

@@ -37,6 +37,8 @@ const CHUNK: usize = 1 << 30;
 const SMALL: usize = 4000;
 /// The same to a rank itself.
 const SMALL_TO_SELF: usize = 900;
+/// How long to wait for a peer's explanation of what went wrong.
+const HEARSAY: Duration = Duration::from_millis(300);
 /// How long the members of a new subgroup wait for each other.
 const MEETING: Duration = Duration::from_secs(60);
 /// How long a rank that leaves waits for its peers to take what it sent.
@@ -203,6 +205,14 @@ impl MpiTransport {
             return Ok(true);
         }
         if kind == Kind::Recv && (fine || truncated) {
+            if truncated && !self.guarded {
+                // Such a message is dropped whole, so nothing here tells what the peer called. If it was the peer's turn
+                // to receive as well, it got the shorter message, knows more, and says so in a moment.
+                let until = Instant::now() + HEARSAY;
+                while Instant::now() < until {
+                    self.check()?;
+                }
+            }
             let theirs = if truncated { "more".into() } else { format!("{length} bytes") };
             return Err(Error::Diverged {
                 sequence: 0,

@@ -20,6 +20,10 @@ pub struct Native {
     size: usize,
     /// `MPI_IN_PLACE`, where this library is known.
     in_place: Option<*const c_void>,
+    /// The library takes unsigned integers for signed ones in minimum and maximum, as MPICH 4.0.2 does.
+    signed_only: bool,
+    /// The library ends the process in a reduce in place to another root than rank 0, as MPICH 4.0.2 does.
+    root_zero_only: bool,
 }
 
 // SAFETY: `in_place` is a number that only looks like a pointer; the communicator is Send.
@@ -51,7 +55,17 @@ impl Native {
             l if l.starts_with("MPICH") || l.starts_with("Intel") || l.starts_with("MVAPICH") => Some(-1),
             _ => None,
         };
-        Native { comm, rank, size, in_place: in_place.map(|v| v as *const c_void) }
+        let root_zero_only = library.starts_with("MPICH 4.0");
+        let in_place = in_place.map(|v| v as *const c_void);
+        let signed_only = comm.session().turn().is_ok_and(|_turn| takes_unsigned_for_signed());
+        Native { in_place, signed_only, root_zero_only, comm, rank, size }
+    }
+
+    /// What has to be done otherwise than asked, because this library cannot.
+    pub fn caveat(&self) -> Option<&'static str> {
+        self.root_zero_only.then_some(
+            "a reduce in place to another root than rank 0 is made from a copy, because this version crashes in it",
+        )
     }
 
     /// Runs `call` from `send` into `recv`, whose lengths are those of our collectives: `reduce_scatter` takes n times
@@ -69,12 +83,17 @@ impl Native {
     }
 
     /// Runs `call` in one buffer: `reduce_scatter` leaves the result in this rank's part of `data`, `all_gather` takes
-    /// it from there, as ours do (MPI itself leaves the former at the start, which is then copied).
+    /// it from there, as ours do (MPI itself leaves the former at the start, which is then copied). See also
+    /// [`caveat`](Self::caveat).
     ///
     /// # Errors
     /// As [`run`](Self::run); also where the value of `MPI_IN_PLACE` in this library is not known, and for kinds that
     /// have no such form.
     pub fn run_in_place<T: Element>(&self, call: Call, data: &mut [T]) -> Result<()> {
+        if call.kind == Kind::Reduce && call.root > 0 && call.root == self.rank && self.root_zero_only {
+            let copy = data.get(..call.count).unwrap_or(data).to_vec();
+            return self.run(call, &copy, data);
+        }
         let arguments = self.arguments_in_place(&call, data)?;
         // SAFETY: the length was checked, and the slice is borrowed until the call has returned.
         unsafe { self.blocking(&call, &arguments)? };
@@ -208,6 +227,15 @@ impl Native {
         if !call.kind.reduces() {
             return Ok(None);
         }
+        let compares = matches!(call.op, ReduceOp::Min | ReduceOp::Max);
+        if self.signed_only && compares && matches!(call.dtype, DType::U8 | DType::U32 | DType::U64) {
+            let problem = format!(
+                "{} compares {} as if it were signed; use our own algorithms, which do not",
+                self.comm.session().library(),
+                call.dtype
+            );
+            return Err(self.refuse(call, problem));
+        }
         // SAFETY: predefined values of the library.
         unsafe {
             Ok(Some(match call.op {
@@ -302,6 +330,17 @@ impl Native {
         session.check(name, code)?;
         Ok(request)
     }
+}
+
+/// Whether the library finds 3000000000 less than 5.
+fn takes_unsigned_for_signed() -> bool {
+    let (one, mut least) = (3_000_000_000u32, 5u32);
+    // SAFETY: MPI is initialised, by whoever has a communicator; one number each, of the type that is named.
+    let code = unsafe {
+        let (from, to) = ((&raw const one).cast(), (&raw mut least).cast());
+        ffi::MPI_Reduce_local(from, to, 1, ffi::RSMPI_UINT32_T, ffi::RSMPI_MIN)
+    };
+    code == ffi::MPI_SUCCESS as c_int && least != 5
 }
 
 impl<T: Element> Started<'_, T> {

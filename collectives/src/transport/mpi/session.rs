@@ -7,6 +7,7 @@ use super::ffi;
 use crate::error::{Error, Result};
 use mpi::Threading;
 use mpi::environment::Universe;
+use std::os::fd::BorrowedFd;
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, TryLockError, Weak};
@@ -19,6 +20,8 @@ static TURN: Mutex<()> = Mutex::new(());
 static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
 /// Whether a panic has to take the job down.
 static RUNNING: AtomicBool = AtomicBool::new(false);
+/// MPI was used to its end, whether or not it was finalised.
+static ENDED: AtomicBool = AtomicBool::new(false);
 static HOOK: Once = Once::new();
 
 /// MPI between `MPI_Init_thread` and `MPI_Finalize`.
@@ -30,6 +33,8 @@ pub(super) struct Session {
     failed: AtomicBool,
     /// A message of a failed group could not be ended: MPI must not move any further in this process.
     given_up: AtomicBool,
+    /// MPI cannot be finalised without a hang.
+    without_end: bool,
     /// Where the library grants less than `MPI_THREAD_SERIALIZED`: the only thread that may call it.
     only: Option<ThreadId>,
 }
@@ -42,8 +47,8 @@ impl Session {
             return Ok(session);
         }
         let unavailable = |why: &str| Error::Unavailable { name: "mpi".into(), why: why.into() };
-        if mpi::environment::is_finalized() {
-            return Err(unavailable("MPI was finalised in this process, and it cannot be started again"));
+        if mpi::environment::is_finalized() || ENDED.load(Ordering::SeqCst) {
+            return Err(unavailable("MPI was ended in this process, and it cannot be started again"));
         }
         let (universe, granted) = mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| {
             unavailable(
@@ -51,20 +56,22 @@ impl Session {
             )
         })?;
         let library = library_name();
-        let mut rank = 0;
+        let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialised, and the places are valid.
         let control = unsafe {
             // Errors of requests, which have no communicator any more, go to one of these two in MPICH.
             ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN);
             ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_SELF, ffi::RSMPI_ERRORS_RETURN);
             ffi::MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank);
+            ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &mut size);
             let mut comm = ffi::RSMPI_COMM_NULL;
             let code = ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut comm);
             if code != ffi::MPI_SUCCESS as c_int {
                 return Err(unavailable(&format!("MPI_Comm_dup: {}", text(code))));
             }
-            Mutex::new(Control::on(comm))
+            Mutex::new(Control::on(comm, size as usize))
         };
+        let without_end = library.starts_with("MPICH 4.0") && ranks_here() != Some(size);
         let only = (granted < Threading::Serialized).then(|| std::thread::current().id());
         RUNNING.store(true, Ordering::SeqCst);
         HOOK.call_once(install_hook);
@@ -75,6 +82,7 @@ impl Session {
             control,
             failed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            without_end,
             only,
         });
         *current = Arc::downgrade(&session);
@@ -140,7 +148,7 @@ impl Session {
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::SeqCst)
+        self.failed.load(Ordering::SeqCst) || self.given_up.load(Ordering::SeqCst)
     }
 }
 
@@ -154,10 +162,51 @@ impl Drop for Session {
             self.control().abandon();
             std::mem::forget(universe);
         } else {
-            self.control().end();
-            drop(universe);
+            self.control().end(self);
+            if self.without_end {
+                // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged
+                // anything. All have come here, by `end`; the process ends with MPI as it is.
+                std::mem::forget(universe);
+                leave_hydra();
+                ENDED.store(true, Ordering::SeqCst);
+            } else {
+                drop(universe);
+            }
             RUNNING.store(false, Ordering::SeqCst);
         }
+    }
+}
+
+/// Tells MPICH's launcher that this process ends in order, as MPI_Finalize would: it kills the other ranks of the host
+/// otherwise. One line each way, over the descriptor that it has named.
+fn leave_hydra() {
+    // Slurm, which gives such a descriptor as well, speaks another language there and needs no goodbye.
+    if std::env::var_os("SLURM_STEP_ID").is_some() {
+        return;
+    }
+    let Some(fd) = std::env::var("PMI_FD").ok().and_then(|fd| fd.parse().ok()).filter(|fd| *fd > 2) else {
+        return;
+    };
+    // SAFETY: the launcher opened it for this process, and MPI, the only user, is not called any more.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut answer = [0u8; 64];
+    // A launcher that has gone needs no goodbye.
+    let _ = rustix::io::write(fd, b"cmd=finalize\n").and_then(|_| rustix::io::read(fd, &mut answer));
+}
+
+/// How many ranks of the job share this rank's host, where MPI knows. All ranks call this together.
+fn ranks_here() -> Option<c_int> {
+    // SAFETY: MPI is initialised, by the only caller; valid places, and what is made is freed.
+    unsafe {
+        let (mut here, mut size) = (ffi::RSMPI_COMM_NULL, 0);
+        let (world, kind) = (ffi::RSMPI_COMM_WORLD, ffi::MPI_COMM_TYPE_SHARED as c_int);
+        let made = ffi::MPI_Comm_split_type(world, kind, 0, ffi::RSMPI_INFO_NULL, &mut here);
+        let known = made == ffi::MPI_SUCCESS as c_int
+            && ffi::MPI_Comm_size(here, &mut size) == ffi::MPI_SUCCESS as c_int;
+        known.then(|| {
+            ffi::MPI_Comm_free(&mut here);
+            size
+        })
     }
 }
 
