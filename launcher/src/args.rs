@@ -118,6 +118,35 @@ pub enum Recompute {
     Full,
 }
 
+/// What ranks compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// The processor.
+    Cpu,
+    /// NVIDIA GPUs, one for each rank.
+    Cuda,
+}
+
+/// What leaves the device for memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Offload {
+    /// Nothing.
+    None,
+    /// The optimizer's state, which the processor then updates.
+    Optimizer,
+}
+
+/// Flags of commands that compute.
+#[derive(Args, Debug, Clone)]
+pub struct DeviceArgs {
+    /// What ranks compute on. GPU k of a machine is that of its ranks k, k + GPUs, ...
+    #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
+    pub device: DeviceKind,
+    /// Lets ranks share a GPU, whose memory and time they then divide.
+    #[arg(long)]
+    pub share_gpus: bool,
+}
+
 /// When output is coloured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Colour {
@@ -172,6 +201,7 @@ pub struct RankArgs {
       a small Llama on the sources and documents under this directory, 2 ranks, ZeRO stage 3, bf16
   caravan train --data shakespeare.txt --model baby --micro-batch 6 --steps 2000 --save out
   caravan train --model 32m --data random --stage 2 --seq 256 --micro-batch 4 --steps 20 --metrics run.jsonl
+  caravan train --model llama-3.2-1b --data corpus.bin --device cuda --ranks 1 --seq 2048 --micro-batch 8
   caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned")]
 pub struct TrainArgs {
     /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, or a Hugging Face directory whose
@@ -188,6 +218,12 @@ pub struct TrainArgs {
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
+    /// What they compute on.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// What leaves the device for memory of the host.
+    #[arg(long, value_enum, default_value_t = Offload::None)]
+    pub offload: Offload,
     /// ZeRO stage: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "0..3", default_value = "3")]
     pub stage: String,
@@ -284,6 +320,9 @@ pub struct EvalArgs {
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
+    /// What they compute on.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// The type of weights and activations.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,

@@ -3,6 +3,7 @@
 use crate::agree::Signature;
 use crate::args::{EvalArgs, Precision};
 use crate::data::Feed;
+use crate::device::{self, Device};
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -10,7 +11,7 @@ use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
 use collectives::bootstrap::Identity;
 use collectives::{Buffer, Communicator, Float, View};
 use models::tokens::Windows;
-use models::{Accounts, Recompute, Unit, Weights};
+use models::{Recompute, Unit, Weights};
 use serde_json::json;
 use std::time::Instant;
 
@@ -27,6 +28,8 @@ pub struct EvalPlan {
     pub windows: Windows,
     /// Who evaluates.
     pub ranks: Ranks,
+    /// On what.
+    pub device: Device,
     /// Of weights and activations.
     pub dtype: Precision,
     /// Sequences of a batch.
@@ -42,6 +45,7 @@ impl EvalPlan {
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
         let ranks = Ranks::plan(&args.ranks, identity)?;
+        let device = Device::plan(&args.device, &ranks, identity)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
@@ -51,7 +55,10 @@ impl EvalPlan {
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
         let (dtype, json, quiet) = (args.dtype, args.json, args.ranks.quiet);
-        Ok(EvalPlan { model, feed, windows, ranks, dtype, rows, json, quiet })
+        let batch = MicroBatch { rows, length, recompute: Recompute::Full, threads: ranks.threads };
+        // Whether the device's kernels take the model is known before any rank starts.
+        model.footprint(&batch, dtype, &device)?;
+        Ok(EvalPlan { model, feed, windows, ranks, device, dtype, rows, json, quiet })
     }
 }
 
@@ -65,6 +72,7 @@ pub fn signature(plan: &EvalPlan) -> Signature {
         ("--seq", plan.windows.length().to_string()),
         ("--micro-batch", plan.rows.to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
+        ("--device", plan.device.name().to_owned()),
     ]
 }
 
@@ -74,8 +82,8 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let length = plan.windows.length();
     let batch =
         MicroBatch { rows: plan.rows, length, recompute: Recompute::Full, threads: plan.ranks.threads };
-    let mut model = plan.model.build::<T>(&batch, &Accounts::default())?;
-    let weights = Whole::<T>::load(&plan.model, model.units())?;
+    let (mut model, mut place) = device::evaluation::<T>(plan, &batch, comm)?;
+    let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
     let loss = mean_loss(plan.feed.tokens(), &plan.windows, plan.rows, comm, |batch| {
         let Some(batch) = batch else { return Ok(0.0) };
@@ -102,6 +110,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
                 "dtype": plan.dtype.name(),
                 "ranks": plan.ranks.world,
                 "transport": plan.ranks.label,
+                "device": plan.device.name(),
                 "seconds": seconds,
             })
         );
@@ -123,16 +132,21 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
 struct Whole<T: Float>(Vec<Vec<Buffer<T>>>);
 
 impl<T: Float> Whole<T> {
-    fn load(model: &ModelChoice, units: &[Unit]) -> Result<Self> {
+    /// Each tensor is read to the host, and then moved to its place.
+    fn load(
+        model: &ModelChoice,
+        units: &[Unit],
+        place: &mut dyn FnMut(Buffer<T>) -> Result<Buffer<T>>,
+    ) -> Result<Self> {
         let Some(weights) = &model.weights else {
             return Err(Failure::run(format!("model {} has no weights to evaluate", model.name)));
         };
-        let tensor = |spec: &models::TensorSpec| {
+        let mut tensor = |spec: &models::TensorSpec| {
             let mut buffer = Buffer::zeroed(spec.len());
             weights.read_range(&spec.name, 0..spec.len(), buffer.host_mut()).map_err(Failure::run)?;
-            Ok(buffer)
+            place(buffer)
         };
-        let unit = |unit: &Unit| unit.tensors.iter().map(tensor).collect::<Result<_>>();
+        let unit = |unit: &Unit| unit.tensors.iter().map(&mut tensor).collect::<Result<_>>();
         Ok(Whole(units.iter().map(unit).collect::<Result<_>>()?))
     }
 }

@@ -4,6 +4,7 @@ mod agree;
 mod args;
 mod bench;
 mod data;
+mod device;
 mod doctor;
 mod eval;
 mod evaluate;

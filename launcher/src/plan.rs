@@ -1,8 +1,9 @@
 //! From literal flags to a validated plan: everything that can be checked is checked before any rank starts.
 
-use crate::args::{Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
+use crate::args::{Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::bench::tuning;
 use crate::data::{self, Feed};
+use crate::device::{Device, Need};
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::layers::Layers;
@@ -169,10 +170,14 @@ impl ModelChoice {
     ///
     /// # Errors
     /// A micro-batch that is too large to be computed.
-    pub fn footprint(&self, batch: &MicroBatch, dtype: Precision) -> Result<Footprint> {
+    pub fn footprint(&self, batch: &MicroBatch, dtype: Precision, device: &Device) -> Result<Footprint> {
         let MicroBatch { rows, length, recompute, threads } = *batch;
-        models::footprint(&self.config, rows, length, dtype.dtype(), recompute, threads)
-            .map_err(Failure::usage)
+        let (config, dtype) = (&self.config, dtype.dtype());
+        let footprint = match device {
+            Device::Cpu => models::footprint(config, rows, length, dtype, recompute, threads),
+            _ => models::device_footprint(config, rows, length, dtype, recompute),
+        };
+        footprint.map_err(Failure::usage)
     }
 
     /// Where first weights come from: the directory, or the seed.
@@ -234,6 +239,8 @@ pub struct TrainPlan {
     pub feed: Feed,
     /// Who trains.
     pub ranks: Ranks,
+    /// On what.
+    pub device: Device,
     /// The trainer's part.
     pub zero: zero::Config,
     /// Of weights, activations and gradients.
@@ -269,7 +276,8 @@ impl TrainPlan {
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
         let ranks = Ranks::plan(&args.ranks, identity)?;
-        let zero = zero_config(args)?;
+        let device = Device::plan(&args.device, &ranks, identity)?;
+        let zero = zero_config(args, &device)?;
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
@@ -314,6 +322,7 @@ impl TrainPlan {
             feed,
             batches,
             ranks,
+            device,
             zero,
             dtype: args.dtype,
             steps: args.steps,
@@ -338,18 +347,45 @@ impl TrainPlan {
     /// # Errors
     /// A micro-batch that is too large to be computed.
     pub fn predict(&self) -> Result<zero::Memory> {
+        Ok(self.need(&self.zero, &self.batch)?.memory)
+    }
+
+    /// The same for other settings, and what of it lies on the device.
+    ///
+    /// # Errors
+    /// A micro-batch that is too large to be computed, or a model that the device's kernels do not take.
+    pub fn need(&self, zero: &zero::Config, batch: &MicroBatch) -> Result<Need> {
         let units = self.model.config.units();
         // The embedding's backward only scatters; every other unit's reads its own weights.
         let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
         let dtype = self.dtype.dtype();
-        let plan = zero::Plan::new(&units, &reads, dtype, &self.zero, 0, self.ranks.world);
-        Ok(zero::memory::predict(&plan, self.model.footprint(&self.batch, self.dtype)?))
+        let plan = zero::Plan::new(&units, &reads, dtype, zero, 0, self.ranks.world);
+        let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
+        let memory = zero::memory::predict(&plan, footprint);
+        Ok(Need { memory, arena: zero::memory::arena(&plan, footprint) })
+    }
+
+    /// As `--offload` names it.
+    pub fn offload(&self) -> &'static str {
+        match self.zero.placement {
+            zero::Placement::Offloaded => "optimizer",
+            _ => "none",
+        }
     }
 
     /// Whether this machine can hold all ranks. Found out only before they are started here: ranks that others
     /// start may be on several machines.
     fn check_memory(&self) -> Result<()> {
-        let (each, ranks) = (self.predict()?.total() as u64, self.ranks.world as u64);
+        let need = self.need(&self.zero, &self.batch)?.memory;
+        if let Some(gpus) = self.device.gpus() {
+            // Ranks are dealt to GPUs in turn, so that the first has most.
+            let sharing = self.ranks.world.div_ceil(gpus.each.len());
+            for (number, (name, memory)) in gpus.each.iter().enumerate().take(self.ranks.world) {
+                crate::device::check(self, &format!("GPU {number} ({name})"), memory / sharing)?;
+            }
+        }
+        let host = need.total() - need.on_device(self.zero.placement);
+        let (each, ranks) = (host as u64, self.ranks.world as u64);
         let machine = Machine::probe();
         let have = machine.cgroup_memory.map_or(machine.memory, |limit| limit.min(machine.memory));
         match each.saturating_mul(ranks) <= have {
@@ -394,7 +430,7 @@ fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step:
 }
 
 /// What `zero` needs to know.
-fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
+fn zero_config(args: &TrainArgs, device: &Device) -> Result<zero::Config> {
     let bucket_bytes =
         human::parse_bytes(&args.bucket_size).map_err(|e| Failure::usage(format!("--bucket-size: {e}")))?;
     if bucket_bytes == 0 {
@@ -406,6 +442,18 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         eps: number("--eps", args.eps, "above 0", |x| x > 0.0)? as f32,
         weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
     };
+    let placement = match (device, args.offload) {
+        (Device::Cpu, Offload::None) => zero::Placement::Host,
+        (Device::Cpu, Offload::Optimizer) => {
+            return usage(
+                "--offload optimizer moves state from GPUs to the host, where --device cpu has it already: add \
+                 --device cuda, or leave --offload away"
+                    .into(),
+            );
+        }
+        (_, Offload::None) => zero::Placement::Device,
+        (_, Offload::Optimizer) => zero::Placement::Offloaded,
+    };
     let clip = number("--clip", args.clip, "at least 0 (0 clips nothing)", |x| x >= 0.0)?;
     Ok(zero::Config {
         stage: args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?,
@@ -414,7 +462,7 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         accumulate: args.accumulate,
         adamw,
         clip: (clip > 0.0).then_some(clip as f32),
-        placement: zero::Placement::Host,
+        placement,
     })
 }
 

@@ -1,6 +1,7 @@
 //! One rank's training run: batches, steps, evaluations, what is shown and what is written.
 
 use crate::agree::Signature;
+use crate::device;
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -16,7 +17,7 @@ use models::{Batch, Recompute};
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
-use zero::{Batches, Ledger, Step, Trainer};
+use zero::{Batches, Ledger, Placement, Step, Trainer};
 
 /// What must be the same on every rank: who differs would compute something else, or make other calls.
 pub fn signature(plan: &TrainPlan) -> Signature {
@@ -28,6 +29,8 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--model", format!("{model:?}")),
         ("new weights", plan.model.weights.is_none().to_string()),
         ("--data", plan.feed.fingerprint()),
+        ("--device", plan.device.name().to_owned()),
+        ("--offload", plan.offload().to_owned()),
         ("--stage", plan.zero.stage.level().to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
         ("--steps", plan.steps.to_string()),
@@ -80,9 +83,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     progress.line(&headline(plan));
 
     let ledger = Ledger::default();
-    let accounts = ledger.of_model();
-    let model = plan.model.build::<T>(&plan.batch, &accounts)?;
-    let mut trainer = Trainer::new(model, comm, &plan.zero, ledger, &mut plan.model.source(plan.seed))?;
+    let mut trainer = device::trainer::<T>(plan, comm, ledger)?;
     let predicted = plan.predict()?;
 
     let mut loader = Loader::new(plan, me);
@@ -304,7 +305,7 @@ fn headline(plan: &TrainPlan) -> String {
         n => format!(" x {n} micro-batches"),
     };
     format!(
-        "training {} ({} parameters) on {} x {} threads over {}, ZeRO stage {}, {}\n\
+        "training {} ({} parameters) on {} x {} threads{} over {}, ZeRO stage {}, {}{}\n\
          {}; {} steps of {} ranks{micro} x {} sequences x {} tokens",
         plan.model.name,
         human::count(plan.model.config.parameters() as f64),
@@ -313,9 +314,14 @@ fn headline(plan: &TrainPlan) -> String {
             n => format!("{n} ranks"),
         },
         plan.ranks.threads,
+        plan.device.describe(),
         plan.ranks.label,
         plan.zero.stage,
         plan.dtype.name(),
+        match plan.zero.placement {
+            Placement::Offloaded => ", optimizer on the host",
+            _ => "",
+        },
         plan.feed.describe(),
         plan.steps,
         plan.ranks.world,
@@ -347,6 +353,8 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
         "ranks": plan.ranks.world,
         "transport": plan.ranks.label,
         "threads": plan.ranks.threads,
+        "device": plan.device.name(),
+        "offload": plan.offload(),
         "stage": plan.zero.stage.level(),
         "dtype": plan.dtype.name(),
         "steps": plan.steps,

@@ -1,6 +1,7 @@
 //! The program as users run it: whole processes, their output, their exit codes and what they leave behind.
 
 mod bits;
+mod devices;
 mod endings;
 mod training;
 mod usage;

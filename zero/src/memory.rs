@@ -85,6 +85,9 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
 /// Bytes of the arena that takes everything of this plan, and of a model with this footprint, on a device: what
 /// [`predict`] says, with each buffer at a multiple of the arena's alignment.
 pub fn arena(plan: &Plan, model: Footprint) -> usize {
+    if !plan.config.placement.on_device() {
+        return 0;
+    }
     let memory = predict(plan, Footprint::default());
     // All but the norm's are whole blocks of at least 1024 elements, and the last is a carrier's own.
     let blocks = memory.on_device(plan.config.placement) - memory.workspace;

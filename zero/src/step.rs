@@ -129,10 +129,12 @@ impl<T: Float> Trainer<T> {
             for at in 0..self.plan.training.actions.len() {
                 self.perform(self.plan.training.actions[at])?;
             }
-            loss += self.model.loss();
+            let Trainer { model, clock, .. } = self;
+            loss += clock.compute(|| model.loss());
         }
         let Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, clock, .. } = self;
         clock.communicate(|| grads.finish(plan, comm, &mut **kernels))?;
+        clock.compute(|| kernels.finish())?;
 
         let (update, communication) = (Instant::now(), clock.communication);
         let global = norm.global(plan, comm, &**model, &mut **kernels, grads, loss, clock)?;

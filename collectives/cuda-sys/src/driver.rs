@@ -24,6 +24,15 @@ pub const EVENT_DEFAULT: c_uint = 0;
 /// For capture: only this thread's unsafe calls are refused meanwhile.
 pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 
+/// The oldest CUDA that a driver must support, as it numbers versions.
+const OLDEST: c_int = 12_000;
+
+/// The domain of a device on the PCI bus.
+pub const DEVICE_PCI_DOMAIN: c_int = 50;
+/// Its bus.
+pub const DEVICE_PCI_BUS: c_int = 33;
+/// Its place on the bus.
+pub const DEVICE_PCI_DEVICE: c_int = 34;
 /// Multiprocessors of a device.
 pub const DEVICE_MULTIPROCESSORS: c_int = 16;
 /// Bytes of its second-level cache.
@@ -148,8 +157,22 @@ impl Driver {
         // SAFETY: the first call, with the only flags there are.
         let status = unsafe { (driver.init)(0) };
         match status {
-            0 => Ok(driver),
+            0 => driver.new_enough(),
             _ => Err(format!("NVIDIA's driver does not start: {}", driver.text(status))),
+        }
+    }
+
+    /// The oldest CUDA that the kernels and libraries are made for.
+    fn new_enough(self) -> Result<Self, String> {
+        let mut version = 0;
+        // SAFETY: a valid place to write to.
+        match unsafe { (self.driver_version)(&mut version) } {
+            0 if version < OLDEST => Err(format!(
+                "NVIDIA's driver supports CUDA {}.{}, and 12.0 or newer is needed: install driver 525 or newer",
+                version / 1000,
+                version % 1000 / 10
+            )),
+            _ => Ok(self),
         }
     }
 

@@ -95,6 +95,10 @@ impl<T: Float, Q: Queue> Kernels<T> for Device<Q> {
         self.upload(&rounded, param)
     }
 
+    fn finish(&mut self) -> Result<()> {
+        Ok(self.queue.synchronize()?)
+    }
+
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
         self.upload(values, to)
     }

@@ -41,6 +41,9 @@ pub trait Kernels<T: Float>: Send {
     /// Sets weights.
     fn set(&mut self, values: &[f32], master: Option<ViewMut<'_, f32>>, param: ViewMut<'_, T>) -> Result<()>;
 
+    /// Returns when everything is done that a device was given.
+    fn finish(&mut self) -> Result<()>;
+
     /// Copies from the host.
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()>;
 

@@ -177,6 +177,10 @@ impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
         self.device.squares(gradient, out)
     }
 
+    fn finish(&mut self) -> Result<()> {
+        Kernels::<T>::finish(&mut self.device)
+    }
+
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
         Kernels::<T>::put(&mut self.device, values, to)
     }

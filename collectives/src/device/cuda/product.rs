@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// What cuBLAS recommends for Hopper; older GPUs need less.
-const WORKSPACE: usize = 32 << 20;
+/// Bytes of each stream that multiplies: what cuBLAS recommends for Hopper; older GPUs need less.
+pub const PRODUCT_WORKSPACE: usize = 32 << 20;
 
 /// Everything that a choice depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ impl Products {
         let create = library.create;
         // SAFETY: a valid place to write to, in the GPU's context.
         let handle = object(&library, "cublasLtCreate", library.destroy, |out| unsafe { create(out) })?;
-        let workspace = Buffer::from_memory(gpu.memory(WORKSPACE)?);
+        let workspace = Buffer::from_memory(gpu.memory(PRODUCT_WORKSPACE)?);
         Ok(Products { prepared: HashMap::new(), handle, library, workspace, gpu: gpu.clone() })
     }
 
@@ -122,7 +122,7 @@ impl Products {
                 out.handle,
                 &prepared.algorithm,
                 workspace.cast_mut().cast(),
-                WORKSPACE,
+                PRODUCT_WORKSPACE,
                 stream,
             )
         };
@@ -179,7 +179,7 @@ impl Products {
             let status = unsafe { (lib.preference_set)(preference.handle, attribute, value, bytes) };
             self.check("cublasLtMatmulPreferenceSetAttribute", key, status)
         };
-        let workspace = WORKSPACE as u64;
+        let workspace = PRODUCT_WORKSPACE as u64;
         prefer(cublaslt::PREFERENCE_WORKSPACE, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;
         let [of_left, of_right, of_added, of_out] = key.alignment;
         for (attribute, alignment) in [

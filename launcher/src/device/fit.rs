@@ -1,0 +1,116 @@
+//! Whether a training run fits a GPU, and which flags would make it fit.
+
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::plan::{MicroBatch, TrainPlan};
+use collectives::device::cuda::PRODUCT_WORKSPACE;
+use models::Recompute;
+use zero::{Config, Memory, Placement, Stage};
+
+/// What one rank needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// Bytes per class, on the device and beside it.
+    pub memory: Memory,
+    /// Bytes of the one piece of memory that everything on the device lies in.
+    pub arena: usize,
+}
+
+impl Need {
+    /// Bytes on the device, with what the library of products takes for itself.
+    pub fn on_device(&self) -> usize {
+        self.arena + PRODUCT_WORKSPACE
+    }
+}
+
+/// Refuses a plan whose ranks do not fit on their GPU: `room` bytes are there for one.
+///
+/// # Errors
+/// What is needed, what there is, and what would fit.
+pub fn check(plan: &TrainPlan, gpu: &str, room: usize) -> Result<()> {
+    let need = plan.need(&plan.zero, &plan.batch)?.on_device();
+    if need <= room {
+        return Ok(());
+    }
+    let mut alone = Vec::new();
+    for remedy in remedies(plan) {
+        let needs = plan.need(&remedy.zero, &remedy.batch)?.on_device();
+        if needs <= room {
+            alone.push(format!("{} ({})", remedy.flags, human::bytes(needs as u64)));
+            // Smaller batches than the largest that fits would fit too.
+            if remedy.batch.rows < plan.batch.rows {
+                break;
+            }
+        }
+    }
+    let what = match alone.is_empty() {
+        false => format!("any of these would fit: {}", alone.join(", ")),
+        true => together(plan, room)?,
+    };
+    Err(Failure::usage(format!(
+        "a rank needs {} on {gpu}, which has {} for it; {what}",
+        human::bytes(need as u64),
+        human::bytes(room as u64)
+    )))
+}
+
+/// A change of flags, and what they then ask for.
+struct Remedy {
+    flags: String,
+    zero: Config,
+    batch: MicroBatch,
+}
+
+/// Changes of one flag each: to every higher stage, then what costs time, then smaller batches.
+fn remedies(plan: &TrainPlan) -> Vec<Remedy> {
+    let (zero, batch) = (&plan.zero, plan.batch);
+    let mut all = Vec::new();
+    if plan.ranks.world > 1 {
+        for stage in Stage::ALL.into_iter().filter(|s| s.level() > zero.stage.level()) {
+            all.push(Remedy {
+                flags: format!("--stage {stage}"),
+                zero: Config { stage, ..zero.clone() },
+                batch,
+            });
+        }
+    }
+    if batch.recompute == Recompute::None {
+        let batch = MicroBatch { recompute: Recompute::Full, ..batch };
+        all.push(Remedy { flags: "--recompute full".into(), zero: zero.clone(), batch });
+    }
+    if zero.placement.optimizer_on_device() {
+        let zero = Config { placement: Placement::Offloaded, ..zero.clone() };
+        all.push(Remedy { flags: "--offload optimizer".into(), zero, batch });
+    }
+    let mut rows = batch.rows;
+    while rows > 1 {
+        rows /= 2;
+        let batch = MicroBatch { rows, ..batch };
+        all.push(Remedy { flags: format!("--micro-batch {rows}"), zero: zero.clone(), batch });
+    }
+    all
+}
+
+/// What all changes together would do.
+fn together(plan: &TrainPlan, room: usize) -> Result<String> {
+    let shards = plan.ranks.world > 1;
+    let stage = if shards { Stage::ALL[3] } else { plan.zero.stage };
+    let zero = Config { stage, placement: Placement::Offloaded, ..plan.zero.clone() };
+    let batch = |rows| MicroBatch { rows, recompute: Recompute::Full, ..plan.batch };
+    let flags = format!("{}--recompute full --offload optimizer", if shards { "--stage 3 " } else { "" });
+    let mut rows = plan.batch.rows;
+    loop {
+        let needs = plan.need(&zero, &batch(rows))?.on_device();
+        let size = human::bytes(needs as u64);
+        if needs <= room {
+            return Ok(format!("these together would fit: {flags} --micro-batch {rows} ({size})"));
+        }
+        if rows == 1 {
+            return Ok(format!(
+                "even {flags} --micro-batch 1 needs {size}: take a smaller --model or --seq{}",
+                if shards { ", or more ranks" } else { ", or several ranks with --stage 3" }
+            ));
+        }
+        rows /= 2;
+    }
+}

@@ -1,0 +1,208 @@
+//! What ranks compute on: the processor, or a GPU each.
+
+mod fit;
+mod open;
+
+pub use fit::{Need, check};
+pub use open::{evaluation, trainer};
+
+use crate::agree;
+use crate::args::{DeviceArgs, DeviceKind};
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::machine::Machine;
+use crate::plan::Ranks;
+use collectives::Communicator;
+use collectives::bootstrap::Identity;
+use collectives::device::cuda::{Gpu, Survey};
+
+/// Says how many GPUs an emulation has, and how much memory each, as `2,64M`: `--device cuda` then runs on kernels that
+/// are compiled for the processor. For tests of the whole path on machines without a GPU.
+const EMULATION: &str = "CARAVAN_EMULATED_DEVICE";
+
+/// What ranks compute on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// A GPU each.
+    Cuda(Gpus),
+    /// A GPU each that is emulated on the processor.
+    Emulated(Gpus),
+}
+
+/// The GPUs of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpus {
+    /// Their names and bytes of memory, in their order; at least one.
+    pub each: Vec<(String, usize)>,
+    /// Whether ranks may share one.
+    pub share: bool,
+    /// This process's number among those of this machine, if something has started several.
+    local: Option<usize>,
+}
+
+impl Device {
+    /// Checks the flags against what this machine has.
+    ///
+    /// # Errors
+    /// Something of CUDA is missing, or there are too few GPUs.
+    pub fn plan(args: &DeviceArgs, ranks: &Ranks, identity: Option<&Identity>) -> Result<Self> {
+        if args.device == DeviceKind::Cpu {
+            return match args.share_gpus {
+                false => Ok(Device::Cpu),
+                true => Err(Failure::usage("--share-gpus is for ranks on GPUs: add --device cuda")),
+            };
+        }
+        let local = identity.map(|i| i.local_rank.unwrap_or(i.rank));
+        let of = |each| Gpus { each, share: args.share_gpus, local };
+        let device = match emulation()? {
+            Some(each) => Device::Emulated(of(each)),
+            None => Device::Cuda(of(real()?)),
+        };
+        if let (Some(gpus), None) = (device.gpus(), identity) {
+            gpus.check_share(ranks.world)?;
+        }
+        Ok(device)
+    }
+
+    /// The GPUs, if it is not the processor.
+    pub fn gpus(&self) -> Option<&Gpus> {
+        match self {
+            Device::Cpu => None,
+            Device::Cuda(gpus) | Device::Emulated(gpus) => Some(gpus),
+        }
+    }
+
+    /// As `--device` names it, and reports do.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::Cuda(_) => "cuda",
+            Device::Emulated(_) => "cuda, emulated",
+        }
+    }
+
+    /// For the first line of a run.
+    pub fn describe(&self) -> String {
+        match self {
+            Device::Cpu => String::new(),
+            Device::Cuda(gpus) => format!(" with a GPU each ({})", gpus.each[0].0),
+            Device::Emulated(_) => " with an emulated GPU each".into(),
+        }
+    }
+}
+
+impl Gpus {
+    /// Which of them rank `rank` of the run has.
+    pub fn of(&self, rank: usize) -> usize {
+        self.local.unwrap_or(rank) % self.each.len()
+    }
+
+    /// Refuses `ranks` ranks on this machine if some would share a GPU without permission.
+    fn check_share(&self, ranks: usize) -> Result<()> {
+        let gpus = self.each.len();
+        match ranks <= gpus || self.share {
+            true => Ok(()),
+            false => Err(Failure::usage(format!(
+                "{ranks} ranks on {gpus} GPU{}: take --ranks {gpus}, or --share-gpus, with which ranks divide a GPU's \
+                 memory and time",
+                if gpus == 1 { "" } else { "s" }
+            ))),
+        }
+    }
+
+    /// Refuses ranks that were given the same GPU without permission, by whoever started them. Every rank calls it.
+    fn check_shared(&self, comm: &Communicator, gpu: &Gpu) -> Result<()> {
+        if self.share {
+            return Ok(());
+        }
+        let all = agree::exchange(comm, &format!("GPU {} of {}", gpu.slot()?, Machine::probe().host))?;
+        let twice = (0..all.len()).find_map(|b| (0..b).find(|&a| all[a] == all[b]).map(|a| (a, b)));
+        match twice {
+            None => Ok(()),
+            Some((a, b)) => Err(Failure::usage(format!(
+                "ranks {a} and {b} both have {}: start as many ranks as there are GPUs, or add --share-gpus, with which \
+                 ranks divide a GPU's memory and time",
+                all[a]
+            ))),
+        }
+    }
+}
+
+/// The GPUs of this machine, once everything that training needs beside them is found.
+fn real() -> Result<Vec<(String, usize)>> {
+    let survey = Survey::take();
+    let cannot = |why: &str| {
+        Failure::usage(format!("--device cuda cannot be used: {why}; --device cpu needs none of that"))
+    };
+    let gpus = survey.gpus.as_ref().map_err(|why| cannot(why))?;
+    for found in [&survey.nvrtc, &survey.cublaslt] {
+        found.as_ref().map_err(|why| cannot(why))?;
+    }
+    if gpus.is_empty() {
+        return Err(cannot("the driver is there, but no GPU (CUDA_VISIBLE_DEVICES may hide them)"));
+    }
+    if let Some(old) = gpus.iter().find(|gpu| gpu.machine.capability < 80) {
+        return Err(cannot(&format!(
+            "{} is {}, and the kernels need sm_80 or newer (CUDA_VISIBLE_DEVICES can hide it)",
+            old.name, old.machine
+        )));
+    }
+    Ok(gpus.iter().map(|gpu| (gpu.name.clone(), gpu.memory)).collect())
+}
+
+/// The GPUs of the emulation, if it was asked for.
+fn emulation() -> Result<Option<Vec<(String, usize)>>> {
+    let Some(text) = std::env::var_os(EMULATION) else { return Ok(None) };
+    let text = text.to_string_lossy();
+    let wrong = || Failure::usage(format!("{EMULATION}={text}: give a number of GPUs and bytes, as 2,64M"));
+    let (gpus, memory) = text.split_once(',').ok_or_else(wrong)?;
+    let gpus: usize = gpus.parse().map_err(|_| wrong())?;
+    let memory = human::parse_bytes(memory).map_err(|_| wrong())?;
+    match gpus {
+        0 => Err(wrong()),
+        n => Ok(Some(vec![("emulated".to_owned(), memory); n])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Precision;
+    use crate::plan::{MicroBatch, ModelChoice};
+
+    fn gpus(n: usize, share: bool, local: Option<usize>) -> Gpus {
+        Gpus { each: vec![("H200".into(), 1 << 37); n], share, local }
+    }
+
+    #[test]
+    fn ranks_are_dealt_to_gpus_in_turn() {
+        let of = |local, rank| gpus(4, true, local).of(rank);
+        assert_eq!((0..6).map(|rank| of(None, rank)).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1]);
+        // Rank 9 of a job is the second of its node.
+        assert_eq!(of(Some(1), 9), 1);
+    }
+
+    #[test]
+    fn a_head_that_the_kernels_do_not_take_is_refused_before_any_rank_starts() {
+        let config = models::LlamaConfig { head_dim: 512, ..models::LlamaConfig::preset("nano").unwrap() };
+        let model = ModelChoice { name: "wide".into(), config, weights: None };
+        let batch = MicroBatch { rows: 1, length: 8, recompute: models::Recompute::None, threads: 1 };
+        assert!(model.footprint(&batch, Precision::Bf16, &Device::Cpu).is_ok());
+        let device = Device::Cuda(gpus(1, false, None));
+        let refused = model.footprint(&batch, Precision::Bf16, &device).unwrap_err();
+        let text = refused.to_string();
+        assert!(refused.code() == 2 && text.contains("512") && text.contains("at most 256"), "{text}");
+    }
+
+    #[test]
+    fn a_gpu_is_shared_only_with_permission() {
+        assert!(gpus(2, false, None).check_share(2).is_ok());
+        assert!(gpus(1, true, None).check_share(3).is_ok());
+        let refused = gpus(1, false, None).check_share(2).unwrap_err();
+        assert_eq!(refused.code(), 2);
+        let text = refused.to_string();
+        assert!(text.contains("2 ranks on 1 GPU:") && text.contains("--share-gpus"), "{text}");
+    }
+}

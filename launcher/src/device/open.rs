@@ -1,0 +1,138 @@
+//! Opens a rank's device and puts its model and its trainer there.
+
+use super::{Device, Gpus, fit};
+use crate::eval::EvalPlan;
+use crate::failure::{Failure, Result};
+use crate::plan::{MicroBatch, ModelChoice, Ranks, TrainPlan};
+use collectives::device::cuda::{Gpu, Stream};
+use collectives::device::emulation::{EmulatedQueue, Emulator};
+use collectives::device::{Cache, Queue, SharedQueue, Streams, Urgency};
+use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Staged};
+use models::{Accounts, Llama, Model};
+use std::sync::Arc;
+use zero::{Ledger, Trainer};
+
+/// Queues whose memory collectives can be carried for.
+trait Carried: Streams {
+    /// Who carries the calls of `comm` for memory of `compute`'s device.
+    fn carrier(_ranks: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>> {
+        Ok(match comm.size() {
+            1 => Arc::new(Alone::new(comm, compute.clone())?),
+            _ => Arc::new(Staged::new(comm, compute.clone())?),
+        })
+    }
+}
+
+impl Carried for Stream {}
+impl Carried for EmulatedQueue {}
+
+/// This rank's trainer, where the plan places it.
+///
+/// # Errors
+/// The device cannot be used, has too little memory, or is another rank's too.
+pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -> Result<Trainer<T>> {
+    match &plan.device {
+        Device::Cpu => {
+            let model = plan.model.build::<T>(&plan.batch, &ledger.of_model())?;
+            Ok(Trainer::new(model, comm, &plan.zero, ledger, &mut plan.model.source(plan.seed))?)
+        }
+        Device::Cuda(gpus) => {
+            let gpu = open(gpus, &comm)?;
+            let (free, _) = gpu.free_memory()?;
+            let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
+            fit::check(plan, &name, free)?;
+            on_queue(Stream::new(&gpu, Urgency::Normal)?, plan, comm, ledger)
+        }
+        Device::Emulated(gpus) => {
+            let number = gpus.of(comm.rank());
+            fit::check(plan, &format!("emulated GPU {number}"), gpus.each[number].1)?;
+            on_queue(emulated()?, plan, comm, ledger)
+        }
+    }
+}
+
+/// This rank's GPU.
+fn open(gpus: &Gpus, comm: &Communicator) -> Result<Gpu> {
+    let gpu = Gpu::open(gpus.of(comm.rank()));
+    // Whether it can be opened or not, peers wait for this rank's part of the next exchange, or hear of its failure.
+    let gpu = gpu?;
+    gpus.check_shared(comm, &gpu)?;
+    Ok(gpu)
+}
+
+fn emulated() -> Result<EmulatedQueue> {
+    let folder = Cache::of_user().folder().map_or_else(std::env::temp_dir, |folder| folder.to_path_buf());
+    let folder = folder.join("emulated");
+    std::fs::create_dir_all(&folder).map_err(|e| Failure::run(format!("{}: {e}", folder.display())))?;
+    let built = Emulator::build(&[], &folder).map_err(Failure::run)?;
+    let emulator =
+        built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++ or clang++)"))?;
+    Ok(emulator.queue(0))
+}
+
+fn on_queue<T: Float, Q: Carried>(
+    queue: Q,
+    plan: &TrainPlan,
+    comm: Communicator,
+    ledger: Ledger,
+) -> Result<Trainer<T>> {
+    let compute = SharedQueue::new(queue);
+    compute.reserve(plan.need(&plan.zero, &plan.batch)?.arena)?;
+    let carrier = Q::carrier(&plan.ranks, &comm, &compute)?;
+    let comm = comm.with_carrier(carrier);
+    let model = model::<T, Q>(&plan.model, &plan.batch, &compute, &ledger.of_model())?;
+    let source = &mut plan.model.source(plan.seed);
+    Ok(Trainer::on_device(&compute, plan.batch.threads, model, comm, &plan.zero, ledger, source)?)
+}
+
+fn model<T: Float, Q: Streams>(
+    choice: &ModelChoice,
+    batch: &MicroBatch,
+    compute: &SharedQueue<Q>,
+    accounts: &Accounts,
+) -> Result<Box<dyn Model<T>>> {
+    let MicroBatch { rows, length, recompute, .. } = *batch;
+    let made = Llama::<T, _>::on_device(&choice.config, rows, length, recompute, compute.clone(), accounts);
+    Ok(Box::new(made.map_err(Failure::run)?))
+}
+
+/// A model for forwards alone, and what moves its weights to where it reads them.
+pub type Evaluation<T> = (Box<dyn Model<T>>, Box<dyn FnMut(Buffer<T>) -> Result<Buffer<T>>>);
+
+/// This rank's model for an evaluation, where the plan places it.
+///
+/// # Errors
+/// As [`trainer`].
+pub fn evaluation<T: Float>(
+    plan: &EvalPlan,
+    batch: &MicroBatch,
+    comm: &Communicator,
+) -> Result<Evaluation<T>> {
+    match &plan.device {
+        Device::Cpu => Ok((plan.model.build::<T>(batch, &Accounts::default())?, Box::new(Ok))),
+        Device::Cuda(gpus) => {
+            let gpu = open(gpus, comm)?;
+            forwards(Stream::new(&gpu, Urgency::Normal)?, plan, batch)
+        }
+        Device::Emulated(_) => forwards(emulated()?, plan, batch),
+    }
+}
+
+fn forwards<T: Float, Q: Streams>(queue: Q, plan: &EvalPlan, batch: &MicroBatch) -> Result<Evaluation<T>> {
+    let compute = SharedQueue::new(queue);
+    let model = model::<T, Q>(&plan.model, batch, &compute, &Accounts::default())?;
+    let moved = move |values: Buffer<T>| Ok(upload(&mut compute.clone(), &values)?);
+    Ok((model, Box::new(moved)))
+}
+
+/// A copy in the device's memory.
+fn upload<E: Element, Q: Queue>(queue: &mut Q, values: &Buffer<E>) -> collectives::Result<Buffer<E>> {
+    let mut there = Buffer::<E>::from_memory(queue.memory(values.len() * size_of::<E>())?);
+    let host = values.host();
+    // SAFETY: elements are plain numbers; the buffer is that long, and freeing it waits for the device.
+    unsafe {
+        let bytes = std::slice::from_raw_parts(host.as_ptr().cast(), size_of_val(host));
+        queue.upload(bytes, there.view_mut().as_mut_ptr() as u64)?;
+    }
+    Ok(there)
+}

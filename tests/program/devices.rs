@@ -1,0 +1,119 @@
+//! Training and evaluating on GPUs, which the program emulates here: the same flags, plans, memory and errors, with the
+//! kernels compiled for the processor.
+
+use crate::bench;
+use harness::{Bench, Outcome, json_lines, skip};
+use std::process::Command;
+
+/// Whether there is a compiler for the emulation's kernels.
+fn can_emulate() -> bool {
+    let there = |name: &&str| Command::new(name).arg("--version").output().is_ok();
+    let found = ["c++", "g++", "clang++"].iter().any(there);
+    if !found {
+        skip("the program on emulated GPUs: no C++ compiler");
+    }
+    found
+}
+
+/// The program's command on a machine with these GPUs, as `2,64M`.
+fn on(bench: &Bench, gpus: &str, args: &str) -> Command {
+    let mut command = bench.command(args);
+    // Kernels that one test compiled serve the next.
+    command.env("CARAVAN_EMULATED_DEVICE", gpus).env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+fn run(bench: &Bench, gpus: &str, args: &str) -> Outcome {
+    bench.finish(on(bench, gpus, args).spawn().expect("the program starts"))
+}
+
+const TRAIN: &str =
+    "train --model nano --data text.txt --steps 3 --warmup 1 --sample 4 --eval-every 0 --threads 1";
+
+/// Losses of all steps, and the summary.
+fn losses(bench: &Bench) -> (Vec<f64>, serde_json::Value) {
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let losses = lines.iter().filter(|l| l["step"].is_u64()).map(|l| l["loss"].as_f64().unwrap()).collect();
+    (losses, lines[lines.len() - 1]["summary"].clone())
+}
+
+#[test]
+fn a_model_trains_on_gpus_and_is_evaluated_there() {
+    if !can_emulate() {
+        return;
+    }
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let common = format!("{TRAIN} --seq 16 --micro-batch 2 --metrics m.jsonl --save saved");
+    bench.run(&format!("{common} --transport threads --stage 0")).success();
+    let (host, _) = losses(&bench);
+    let mut first: Option<(Vec<f64>, Vec<u8>)> = None;
+    for flags in [
+        "--stage 0 --transport threads",
+        "--stage 3 --transport shm",
+        "--stage 2 --transport shm --offload optimizer",
+        "--ranks 2 --share-gpus --stage 1 --transport threads",
+    ] {
+        let gpus = if flags.contains("share") { "1,256M" } else { "2,256M" };
+        let outcome = run(&bench, gpus, &format!("{common} --device cuda {flags}")).success();
+        for word in ["emulated GPU", "on the device", "on the host", "page-locked, on the host", "sample"] {
+            let said = format!("{}{}", outcome.stderr, outcome.stdout);
+            assert!(said.contains(word), "'{word}' in {said}");
+        }
+        assert_eq!(outcome.stdout.contains("optimizer, on the host"), flags.contains("offload"));
+        let (got, summary) = losses(&bench);
+        for (a, b) in got.iter().zip(&host) {
+            assert!((a - b).abs() < 1e-2, "{flags}: losses {got:?}, on the host {host:?}");
+        }
+        for rank in summary["ranks"].as_array().unwrap() {
+            assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "{flags}: held as predicted");
+        }
+        let weights = std::fs::read(bench.path("saved/model.safetensors")).unwrap();
+        match &first {
+            None => first = Some((got, weights)),
+            Some(first) => assert!(*first == (got, weights), "{flags}: other bits"),
+        }
+    }
+    let eval =
+        "eval --model saved --data text.txt --seq 16 --ranks 1 --transport threads --json --dtype bf16";
+    let loss = |outcome: Outcome| outcome.success().json()["loss"].as_f64().unwrap();
+    let (here, there) =
+        (loss(bench.run(eval)), loss(run(&bench, "1,256M", &format!("{eval} --device cuda"))));
+    assert!((here - there).abs() < 1e-2, "{there} on a GPU, {here} on the processor");
+    bench.nothing_left();
+}
+
+#[test]
+fn what_does_not_fit_a_gpu_is_refused_with_what_would() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let refused = |gpus: &str, flags: &str, words: &[&str]| {
+        run(&bench, gpus, &format!("{TRAIN} {flags}")).refusal(2, words);
+    };
+    refused("1,256M", "--device cuda --ranks 2", &["2 ranks on 1 GPU", "--ranks 1", "--share-gpus"]);
+    refused("1,256M", "--device cuda --ranks 3 --transport threads", &["3 ranks on 1 GPU", "--share-gpus"]);
+    // 32 MiB are the library's.
+    let large = "--device cuda --ranks 2 --stage 0 --micro-batch 16 --seq 64";
+    let words =
+        ["a rank needs 39.5 MiB", "GPU 0", "37.0 MiB", "any of these would fit: --micro-batch 8 (36.7 MiB)"];
+    refused("2,37M", large, &words);
+    let small = "--device cuda --ranks 2 --stage 0 --micro-batch 2 --seq 16";
+    refused("2,34M", small, &["--stage 1 (", "--stage 3 (", "--offload optimizer ("]);
+    refused("2,33M", large, &["these together would fit: --stage 3 --recompute full --offload optimizer"]);
+    refused("2,32M", large, &["even --stage 3", "smaller --model or --seq", "more ranks"]);
+    refused("2,256M", "--offload optimizer", &["--offload optimizer", "--device cuda"]);
+    refused("2,256M", "--share-gpus", &["--share-gpus", "--device cuda"]);
+    refused("none", "--device cuda", &["CARAVAN_EMULATED_DEVICE=none"]);
+}
+
+#[test]
+fn a_machine_without_a_gpu_says_what_is_missing() {
+    if std::path::Path::new("/proc/driver/nvidia").exists() {
+        return skip("what a machine without a GPU says: this one has NVIDIA's driver");
+    }
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let words = ["--device cuda cannot be used", "NVIDIA's driver", "install", "--device cpu"];
+    bench.run(&format!("{TRAIN} --device cuda --ranks 1")).refusal(2, &words);
+    bench.nothing_left();
+}
