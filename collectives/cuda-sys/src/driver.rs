@@ -27,12 +27,6 @@ pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// The oldest CUDA that a driver must support, as it numbers versions.
 const OLDEST: c_int = 12_000;
 
-/// The domain of a device on the PCI bus.
-pub const DEVICE_PCI_DOMAIN: c_int = 50;
-/// Its bus.
-pub const DEVICE_PCI_BUS: c_int = 33;
-/// Its place on the bus.
-pub const DEVICE_PCI_DEVICE: c_int = 34;
 /// Multiprocessors of a device.
 pub const DEVICE_MULTIPROCESSORS: c_int = 16;
 /// Bytes of its second-level cache.

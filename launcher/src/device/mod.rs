@@ -10,7 +10,6 @@ use crate::agree;
 use crate::args::{DeviceArgs, DeviceKind};
 use crate::failure::{Failure, Result};
 use crate::human;
-use crate::machine::Machine;
 use crate::plan::Ranks;
 use collectives::Communicator;
 use collectives::bootstrap::Identity;
@@ -117,14 +116,15 @@ impl Gpus {
         if self.share {
             return Ok(());
         }
-        let all = agree::exchange(comm, &format!("GPU {} of {}", gpu.slot()?, Machine::probe().host))?;
+        let identity: String = gpu.uuid()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let all = agree::exchange(comm, &identity)?;
         let twice = (0..all.len()).find_map(|b| (0..b).find(|&a| all[a] == all[b]).map(|a| (a, b)));
         match twice {
             None => Ok(()),
             Some((a, b)) => Err(Failure::usage(format!(
-                "ranks {a} and {b} both have {}: start as many ranks as there are GPUs, or add --share-gpus, with which \
+                "ranks {a} and {b} have the same GPU ({}): start as many ranks as there are GPUs, or add --share-gpus, with which \
                  ranks divide a GPU's memory and time",
-                all[a]
+                gpu.properties().name
             ))),
         }
     }

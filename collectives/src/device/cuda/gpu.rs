@@ -147,22 +147,6 @@ impl Gpu {
         self.inner.ordinal
     }
 
-    /// Where it is plugged in, as `0000:3b:00`: the same in every process, whatever number that has for it.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn slot(&self) -> Result<String> {
-        let attribute = |which| {
-            let mut value = 0;
-            // SAFETY: a valid place to write to.
-            let status = unsafe { (self.driver().device_attribute)(&mut value, which, self.inner.device) };
-            self.check("asking for a GPU's slot", status).map(|()| value)
-        };
-        let domain = attribute(driver::DEVICE_PCI_DOMAIN)?;
-        let (bus, device) = (attribute(driver::DEVICE_PCI_BUS)?, attribute(driver::DEVICE_PCI_DEVICE)?);
-        Ok(format!("{domain:04x}:{bus:02x}:{device:02x}"))
-    }
-
     /// What it is.
     pub fn properties(&self) -> &Properties {
         &self.inner.properties
