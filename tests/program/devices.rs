@@ -117,3 +117,35 @@ fn a_machine_without_a_gpu_says_what_is_missing() {
     bench.run(&format!("{TRAIN} --device cuda --ranks 1")).refusal(2, &words);
     bench.nothing_left();
 }
+
+/// A driver that runs on the processor, as far as the program asks it before it gives up.
+#[test]
+fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
+    if std::path::Path::new("/proc/driver/nvidia").exists() {
+        return skip("old drivers and missing libraries: this machine has NVIDIA's driver");
+    }
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../collectives/tests/fake_cuda/fake.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-shared", "-fPIC", "-pthread", "-DFAKE_DRIVER", source, "-o"]);
+    match compiler.arg(bench.path("libcuda.so.1")).status() {
+        Ok(status) => assert!(status.success(), "{compiler:?}"),
+        Err(_) => return skip("old drivers and missing libraries: no C compiler"),
+    }
+    let refused = |version: &str, words: &[&str]| {
+        let mut command = bench.command(&format!("{TRAIN} --device cuda --ranks 1"));
+        // No other folders: no Python, no toolkit.
+        command.env("CARAVAN_CUDA_LIBRARIES", bench.path(".")).env("PATH", "/nowhere");
+        for name in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"] {
+            command.env_remove(name);
+        }
+        command.env("FAKE_CUDA_VERSION", version);
+        bench.finish(command.spawn().expect("the program starts")).refusal(2, words);
+    };
+    refused("11040", &["--device cuda cannot be used", "CUDA 11.4", "12.0 or newer", "driver 525"]);
+    if !std::path::Path::new("/usr/local/cuda").exists() {
+        refused("12040", &["--device cuda cannot be used", "was not found", "pip install"]);
+    }
+    bench.nothing_left();
+}

@@ -31,7 +31,11 @@ static Thing *thing(int kind) {
 static int is(void *t, int kind) { return t && ((Thing *)t)->kind == kind; }
 
 int cuInit(unsigned flags) { CHECK(flags == 0); return 0; }
-int cuDriverGetVersion(int *v) { *v = 13010; return 0; }
+int cuDriverGetVersion(int *v) {
+    const char *version = getenv("FAKE_CUDA_VERSION");
+    *v = version ? atoi(version) : 13010;
+    return 0;
+}
 int cuDeviceGetCount(int *n) { *n = 8; return 0; }
 int cuDeviceGet(int *d, int ordinal) { CHECK(ordinal < 8); *d = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int d) { snprintf(name, length, "Fake GPU %d", d); return 0; }
@@ -51,6 +55,8 @@ int cuMemAlloc_v2(uint64_t *p, size_t n) { CHECK(current && n > 0); *p = (uint64
 int cuMemFree_v2(uint64_t p) { CHECK(current); free((void *)p); return 0; }
 int cuMemHostAlloc(void **p, size_t n, unsigned flags) { CHECK(flags <= 7 && n > 0); *p = malloc(n); return 0; }
 int cuMemFreeHost(void *p) { free(p); return 0; }
+int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { CHECK(p && bytes && flags == 1); return 0; }
+int cuMemHostUnregister(void *p) { CHECK(p); return 0; }
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *s) { CHECK(current && is(s, STREAM)); memcpy((void *)to, (void *)from, n); return 0; }
 int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { CHECK(current && (!s || is(s, STREAM))); memset((void *)p, x, n); return 0; }
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {

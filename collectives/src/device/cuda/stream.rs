@@ -95,9 +95,18 @@ impl Stream {
 
     /// The number of a free piece of staging memory of at least `bytes`; after the first steps there always is one.
     fn staging(&mut self, bytes: usize) -> Result<usize> {
+        // Waiting takes less than page-locking ever more memory.
+        const MOST: usize = 8;
+        let mut fitting = 0;
         for (i, (buffer, free)) in self.staging.iter().enumerate() {
-            if buffer.len() >= bytes && free.happened()? {
-                return Ok(i);
+            if buffer.len() >= bytes {
+                fitting += 1;
+                if fitting == MOST {
+                    free.wait()?;
+                }
+                if free.happened()? {
+                    return Ok(i);
+                }
             }
         }
         let buffer = Buffer::from_memory(self.gpu.pinned(bytes.next_power_of_two())?);
