@@ -33,7 +33,18 @@ fn a_run(world: usize, stage: u8, accumulate: usize, placement: Placement) -> Ru
         ..Config::default()
     };
     let recompute = Recompute::None;
-    Run { world, zero, model: tiny(), rows: 2, length: 7, recompute, steps: 3, lr: 1e-2, late: None }
+    Run {
+        world,
+        zero,
+        model: tiny(),
+        rows: 2,
+        length: 7,
+        recompute,
+        steps: 3,
+        lr: 1e-2,
+        wire: false,
+        late: None,
+    }
 }
 
 /// What is held, is what was predicted, and the arena is full.
@@ -57,10 +68,13 @@ fn stages<T: Float>(world: usize, accumulate: usize) {
             (Placement::Offloaded, Some(seed + 100)),
             (Placement::Offloaded, None),
         ];
-        // Every stage on a device and offloaded, every stage in one order or another.
-        for (placement, late) in [runs[stage as usize % 2], runs[2 + stage as usize / 2]] {
-            let run = Run { late, ..a_run(world, stage, accumulate, placement) };
-            let what = format!("{world} ranks, stage {stage}, {placement:?}, late {late:?}");
+        // Every stage on a device and offloaded, in one order or another, over a wire and through the host.
+        for (which, (placement, late)) in
+            [runs[stage as usize % 2], runs[2 + stage as usize / 2]].into_iter().enumerate()
+        {
+            let wire = (usize::from(stage) + which) % 2 == 0;
+            let run = Run { late, wire, ..a_run(world, stage, accumulate, placement) };
+            let what = format!("{world} ranks, stage {stage}, {placement:?}, wire {wire}, late {late:?}");
             for ran in train::<T>(&run) {
                 check_memory(&ran, &what);
                 match &expected {

@@ -1,8 +1,8 @@
 //! A Llama on ranks that each have an emulated device, or none.
 
-use collectives::device::emulation::{EmulatedQueue, Emulator};
+use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Queue, SharedQueue};
-use collectives::{Alone, Carrier, Communicator, Float, Staged};
+use collectives::{Alone, Carrier, Communicator, Float, Order, Staged, Wired};
 use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::io::Write;
 use std::path::Path;
@@ -42,6 +42,8 @@ pub struct Run {
     pub recompute: Recompute,
     pub steps: usize,
     pub lr: f32,
+    /// Whether devices are joined by a wire, as by NCCL, instead of through the host.
+    pub wire: bool,
     /// The order in which devices run what nothing orders, or none to run everything at once.
     pub late: Option<u64>,
 }
@@ -97,13 +99,14 @@ impl Batches for Tokens {
 /// Trains on threads.
 pub fn train<T: Float>(run: &Run) -> Vec<Ran> {
     std::thread::scope(|scope| {
-        let ranks = Communicator::threads(run.world).into_iter();
-        let handles: Vec<_> = ranks.map(|comm| scope.spawn(move || rank::<T>(run, comm))).collect();
+        let ranks = Communicator::threads(run.world).into_iter().zip(EmulatedWire::group(run.world));
+        let handles: Vec<_> =
+            ranks.map(|(comm, wire)| scope.spawn(move || rank::<T>(run, comm, wire))).collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()
     })
 }
 
-fn rank<T: Float>(run: &Run, comm: Communicator) -> Ran {
+fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     let (rank, world) = (comm.rank(), comm.size());
     let ledger = Ledger::default();
     let mut source = |spec: &TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
@@ -122,6 +125,10 @@ fn rank<T: Float>(run: &Run, comm: Communicator) -> Ran {
             shared.reserve(arena::<T>(run, rank)).unwrap();
             let carrier: Arc<dyn Carrier> = match world {
                 1 => Arc::new(Alone::new(&comm, shared.clone()).unwrap()),
+                _ if run.wire => {
+                    let compute = shared.clone();
+                    Arc::new(Wired::with_scratch(&comm, compute, wire, Order::Canonical, 1 << 16).unwrap())
+                }
                 _ => Arc::new(Staged::new(&comm, shared.clone()).unwrap()),
             };
             let comm = comm.with_carrier(carrier);
