@@ -4,8 +4,9 @@
 //! thing that is quadratic, and only that much of it exists at once. Tiles above the diagonal are skipped. The
 //! backward computes the probabilities again from the logarithms of the denominators.
 
+use super::abreast::{ABREAST, Abreast};
 use super::kernel::{Ends, Isa, Kernel, Task};
-use super::math::{LANES, dot, exp, exp_sum, ln, max};
+use super::math::{dot, ln};
 use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, WIDE_PANEL};
 use super::product::{Left, Right, Sweep, Tiles};
 use crate::ops::AttentionShape;
@@ -181,18 +182,20 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                 // SAFETY: this is compiled and called for the kernel's processor.
                 unsafe { scores::<K, T>(rows, width, first, count, s.keys_t, s.left, s.scores, long) };
                 let (mut largest, mut sums) = ([0f32; QUERIES], [1f32; QUERIES]);
-                for r in 0..count {
-                    let row = masked(&mut s.scores[r * long..][..long], first + r + 1, first + count);
-                    largest[r] = max(row) * scale;
-                    sums[r] = exp_sum(row, scale, largest[r]);
+                for r in (0..count).step_by(ABREAST) {
+                    let mut rows = Abreast::new(s.scores, long, r, first + r);
+                    rows.mask(f32::NEG_INFINITY);
+                    let most = rows.largest().map(|x| x * scale);
+                    largest[r..r + ABREAST].copy_from_slice(&most);
+                    sums[r..r + ABREAST].copy_from_slice(&rows.exp_sum(scale, most));
                 }
                 // SAFETY: rows of this sequence and group.
                 let log_sums = unsafe {
                     let index = (sequence * heads + head) * length + first;
                     std::slice::from_raw_parts_mut(log_sums.add(index), count)
                 };
-                for (r, log_sum) in log_sums.iter_mut().enumerate() {
-                    *log_sum = largest[r] + ln(sums[r]);
+                for ((log_sum, largest), &sum) in log_sums.iter_mut().zip(largest).zip(&sums) {
+                    *log_sum = largest + ln(sum);
                 }
                 let inverse = sums.map(|sum| 1.0 / sum);
                 let weights = Mat::rows(&*s.scores, long);
@@ -230,7 +233,6 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
         for head in kv_head * group..(kv_head + 1) * group {
             for first in (0..length).step_by(QUERIES) {
                 let count = QUERIES.min(length - first);
-                let end = first + count;
                 let rows = queries.mat(q, first, head, width);
                 let d_rows = queries.mat(d_out, first, head, width);
                 // SAFETY: this is compiled and called for the kernel's processor.
@@ -238,19 +240,19 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     scores::<K, T>(rows, width, first, count, s.keys_t, s.left, s.scores, long);
                     scores::<K, T>(d_rows, width, first, count, s.values_t, s.left, s.d_scores, long);
                 }
+                let (mut log_sum, mut delta) = ([0f32; QUERIES], [0f32; QUERIES]);
                 for r in 0..count {
-                    let valid = first + r + 1;
                     let at = queries.start + (first + r) * queries.stride + head * width;
-                    let delta = dot(&out[at..at + width], &d_out[at..at + width]);
-                    let log_sum = log_sums[(sequence * heads + head) * length + first + r];
-                    let p = masked(&mut s.scores[r * long..][..long], valid, end);
-                    let d = masked(&mut s.d_scores[r * long..][..long], valid, end);
-                    // Where p is 0, whatever is added to d must be a number.
-                    d[valid..].fill(0.0);
-                    for (p, d) in p.iter_mut().zip(d) {
-                        *p = exp(*p * scale - log_sum);
-                        *d = *p * (*d - delta) * scale;
-                    }
+                    delta[r] = dot(&out[at..at + width], &d_out[at..at + width]);
+                    log_sum[r] = log_sums[(sequence * heads + head) * length + first + r];
+                }
+                for r in (0..count).step_by(ABREAST) {
+                    let four = |x: &[f32; QUERIES]| std::array::from_fn(|i| x[r + i]);
+                    let mut p = Abreast::new(s.scores, long, r, first + r);
+                    p.mask(f32::NEG_INFINITY);
+                    let mut d = Abreast::new(s.d_scores, long, r, first + r);
+                    d.mask(0.0);
+                    p.differentiate(&mut d, scale, four(&log_sum), four(&delta));
                 }
                 pack::right::<K, T>(d_rows, count, width, count * K::NR, s.d_out);
                 pack::right::<K, T>(rows, count, width, count * K::NR, s.queries);
@@ -284,19 +286,6 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
             }
         }
     }
-}
-
-/// The scores of a query that sees `valid` keys, up to a whole vector: what is past its own key becomes minus infinity,
-/// a probability of 0, and all after that up to `end` becomes 0 at once. Whole vectors leave no element to be computed by
-/// itself, and what they add changes no bit.
-#[inline(always)]
-fn masked(row: &mut [f32], valid: usize, end: usize) -> &mut [f32] {
-    let whole = valid.next_multiple_of(LANES);
-    row[valid..whole].fill(f32::NEG_INFINITY);
-    if whole < end {
-        row[whole..end].fill(0.0);
-    }
-    &mut row[..whole]
 }
 
 /// Where the tile of this first row and column is among tiles of a matrix of `width` columns.

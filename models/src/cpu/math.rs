@@ -77,14 +77,7 @@ pub(super) fn max(x: &[f32]) -> f32 {
     for (lane, x) in lanes.iter_mut().zip(rest) {
         *lane = if x > lane { *x } else { *lane };
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            lanes[l] = if lanes[l + width] > lanes[l] { lanes[l + width] } else { lanes[l] };
-        }
-        width /= 2;
-    }
-    lanes[0]
+    upper(lanes)
 }
 
 /// Replaces x by `exp(x * scale - shift)` and gives the sum.
@@ -103,6 +96,19 @@ pub(super) fn exp_sum(x: &mut [f32], scale: f32, shift: f32) -> f32 {
         *lane += *x;
     }
     tree(lanes)
+}
+
+/// The largest of the lanes.
+#[inline(always)]
+pub(super) fn upper(mut lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            lanes[l] = if lanes[l + width] > lanes[l] { lanes[l + width] } else { lanes[l] };
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 /// Adds up the lanes.
