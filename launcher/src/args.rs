@@ -32,6 +32,18 @@ pub enum Command {
     Doctor(DoctorArgs),
 }
 
+impl Command {
+    /// The flags about ranks, if it runs any.
+    pub fn ranks(&self) -> Option<&RankArgs> {
+        match self {
+            Command::Train(args) => Some(&args.ranks),
+            Command::Eval(args) => Some(&args.ranks),
+            Command::Bench(args) => args.command.ranks(),
+            Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => None,
+        }
+    }
+}
+
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -142,9 +154,6 @@ pub struct DeviceArgs {
     /// What ranks compute on. GPU k of a machine is that of its ranks k, k + GPUs, ...
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-    /// Lets ranks share a GPU, whose memory and time they then divide.
-    #[arg(long)]
-    pub share_gpus: bool,
 }
 
 /// When output is coloured.
@@ -167,12 +176,16 @@ pub struct RankArgs {
     pub ranks: Option<usize>,
     /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun
     /// or srun), ucx, shm+mpi or shm+ucx (shared memory inside nodes, messages between), or auto: shm on one host,
-    /// shm+mpi or shm+ucx on several.
+    /// shm+mpi or shm+ucx on several. nccl is between GPUs, one for each rank; nccl+threads, nccl+ucx and so on say what
+    /// carries the rest.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
     /// Ranks of a node, for shm+mpi, shm+ucx and emulated links [default: the ranks of a host; behind a link, 1].
     #[arg(long, value_name = "K")]
     pub ranks_per_node: Option<usize>,
+    /// Lets ranks share a GPU, whose memory and time they then divide.
+    #[arg(long)]
+    pub share_gpus: bool,
     /// Holds messages between nodes back as such links would: latency=20us,bandwidth=1.25GB/s[,hops=2]
     /// [,inside-latency=1us,inside-bandwidth=20GB/s]. On one machine only.
     #[arg(long, value_name = "LINK")]

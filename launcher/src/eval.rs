@@ -45,6 +45,7 @@ impl EvalPlan {
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
         let ranks = Ranks::plan(&args.ranks, identity)?;
+        ranks.on_hosts("eval")?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;

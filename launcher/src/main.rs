@@ -9,6 +9,7 @@ mod doctor;
 mod eval;
 mod evaluate;
 mod failure;
+mod gpus;
 mod human;
 mod layers;
 mod machine;
@@ -37,6 +38,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl")) {
+        gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref());
+    }
     let done = match &cli.command {
         Command::Train(args) => train(args),
         Command::Eval(args) => eval(args),

@@ -5,6 +5,7 @@ use crate::bench::tuning;
 use crate::data::{self, Feed};
 use crate::device::{Device, Need};
 use crate::failure::{Failure, Result};
+use crate::gpus;
 use crate::human;
 use crate::layers::Layers;
 use crate::machine::{self, Machine};
@@ -44,6 +45,10 @@ pub struct Ranks {
     pub options: collectives::Options,
     /// Whether the transport's own collectives are wanted beside ours.
     pub native: bool,
+    /// Whether memory of GPUs goes over NCCL, and only the rest over the transport.
+    pub nccl: bool,
+    /// Whether ranks may share a GPU.
+    pub share_gpus: bool,
 }
 
 impl Ranks {
@@ -76,6 +81,15 @@ impl Ranks {
                 "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
             ));
         }
+        let (nccl, host) = match args.transport.strip_prefix("nccl") {
+            Some("") => (true, "auto"),
+            Some(rest) if rest.starts_with('+') => (true, &rest[1..]),
+            _ => (false, args.transport.as_str()),
+        };
+        let args = &RankArgs { transport: host.to_owned(), ..args.clone() };
+        if let (true, Some(why)) = (nccl, gpus::obstacle()) {
+            return usage(format!("transport nccl cannot be used: {why}"));
+        }
         let (mut layers, between) = Layers::plan(args)?;
         let transport = Transport::choose(between, identity)?;
         if between == "auto" && matches!(transport, Transport::Mpi | Transport::Ucx) {
@@ -95,7 +109,28 @@ impl Ranks {
             rendezvous_timeout: Duration::from_secs_f64(seconds),
             options: collectives::Options { tuning, ..Default::default() },
             native: false,
+            nccl,
+            share_gpus: args.share_gpus,
         })
+    }
+
+    /// What all ranks must have been asked for.
+    pub fn asked(&self) -> String {
+        format!("{}{}", if self.nccl { "nccl+" } else { "" }, self.label)
+    }
+
+    /// For commands that use no GPU.
+    ///
+    /// # Errors
+    /// NCCL was asked for.
+    pub fn on_hosts(&self, command: &str) -> Result<()> {
+        match self.nccl {
+            true => usage(format!(
+                "--transport nccl is between GPUs, which {command} does not use: take --transport {}",
+                self.label
+            )),
+            false => Ok(()),
+        }
     }
 }
 
@@ -277,6 +312,7 @@ impl TrainPlan {
     pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
         let ranks = Ranks::plan(&args.ranks, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
+        device.carries(&ranks)?;
         let zero = zero_config(args, &device)?;
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;

@@ -133,8 +133,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
 /// Meets the other ranks, which must have been asked for the same transport.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
     let mut rendezvous = Rendezvous::join(identity, options)?;
-    let signature =
-        vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("--transport", ranks.label.clone())];
+    let signature = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("--transport", ranks.asked())];
     agree::check_at(&mut rendezvous, &signature)?;
     Ok(rendezvous)
 }

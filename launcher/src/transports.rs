@@ -2,6 +2,7 @@
 
 use crate::bench::native::library;
 use crate::failure::{Failure, Result};
+use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
 use rustix::fs::MemfdFlags;
 
@@ -46,7 +47,8 @@ impl Transport {
             "ucx" => Transport::Ucx,
             _ => {
                 return Err(Failure::usage(format!(
-                    "transport '{name}' is not known: there are shm and threads, mpi and ucx, and auto, which chooses"
+                    "transport '{name}' is not known: there are shm and threads, mpi and ucx, and auto, which chooses; and nccl \
+                     between GPUs"
                 )));
             }
         };
@@ -123,8 +125,11 @@ pub fn survey() -> Vec<(&'static str, bool, String)> {
         Some(why) => (transport.name(), false, why),
         None => (transport.name(), true, remark.to_owned()),
     });
-    let missing = ["nccl"].map(|name| (name, false, "not in this build".to_owned()));
-    rows.chain(missing).collect()
+    let nccl = match gpus::obstacle() {
+        None => ("nccl", true, gpus::library().unwrap_or_default()),
+        Some(why) => ("nccl", false, why),
+    };
+    rows.chain([nccl]).collect()
 }
 
 #[cfg(test)]

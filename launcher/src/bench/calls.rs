@@ -1,12 +1,16 @@
 //! The calls that are measured: one slot of buffers per call in flight, and each operation in each form.
 
 use super::args::Calls;
+use super::device;
 use super::exact::{Exact, Expectation, next, previous};
 use super::native::{self, Native};
 use super::operation::{Counts, Operation};
 use crate::failure::Result;
+use crate::gpus::RankGpu;
+use collectives::device::SharedQueue;
+use collectives::device::cuda::Stream;
 use collectives::schedule::{Call, Kind};
-use collectives::{Buffer, Communicator, Element, Pending, ReduceOp, View, ViewMut};
+use collectives::{Buffer, Communicator, Element, Order, Pending, ReduceOp, View, ViewMut};
 
 /// Where the result of a call goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,35 @@ pub struct Party {
     pub comm: Communicator,
     /// The transport's own collectives, when those are measured.
     pub native: Option<Native>,
+    /// Where buffers are, when not on the host.
+    pub device: Option<Gpus>,
+}
+
+/// The queue of the device on which buffers are, if they are on one.
+pub type Queue<'a> = Option<&'a SharedQueue<Stream>>;
+
+/// A rank's GPU, and who adds up.
+pub struct Gpus {
+    pub device: RankGpu,
+    pub order: Order,
+}
+
+impl Party {
+    /// The name of what moves the bytes that are measured.
+    pub fn transport(&self) -> &str {
+        let carrier = self.device.as_ref().and(self.comm.carrier());
+        carrier.map_or(self.comm.transport_name(), |carrier| carrier.name())
+    }
+
+    /// Whether sums are made in an order, and by rules, that are not ours.
+    pub fn foreign(&self) -> bool {
+        self.native.is_some() || self.device.as_ref().is_some_and(|gpus| gpus.order == Order::Native)
+    }
+
+    /// The compute queue of the GPU, if there is one.
+    pub fn queue(&self) -> Queue<'_> {
+        self.device.as_ref().map(|gpus| &gpus.device.queue)
+    }
 }
 
 impl Operation {
@@ -218,14 +251,9 @@ impl Work {
         Ok(flight)
     }
 
-    /// Where this rank puts its input: its range in the buffer that holds it.
-    fn input<'a, T: Exact>(&self, slot: &'a mut Slot<T>, rank: usize) -> &'a mut [T] {
+    /// Where this rank puts its input, in the buffer that holds it.
+    fn input<'a, T: Exact>(&self, whole: &'a mut [T], rank: usize) -> &'a mut [T] {
         let counts = &self.counts;
-        let buffer = match self.placement {
-            Placement::Out => &mut slot.send,
-            Placement::In => &mut slot.receive,
-        };
-        let whole: &mut [T] = buffer.as_mut().map_or(&mut [], |b| b.host_mut());
         match (self.operation, self.placement) {
             // In place, a rank's part starts at its place.
             (Operation::AllGather, Placement::In) => &mut whole[rank * counts.send..(rank + 1) * counts.send],
@@ -238,10 +266,9 @@ impl Work {
         }
     }
 
-    /// Where in the buffer this rank finds its result.
-    fn output<'a, T: Exact>(&self, slot: &'a Slot<T>, rank: usize) -> &'a [T] {
+    /// Where in its receiving buffer this rank finds its result.
+    fn output<'a, T: Exact>(&self, whole: &'a [T], rank: usize) -> &'a [T] {
         let counts = &self.counts;
-        let whole: &[T] = slot.receive.as_ref().map_or(&[], |b| b.host());
         match (self.operation, self.placement) {
             (Operation::ReduceScatter, Placement::In) => {
                 &whole[rank * counts.receive..(rank + 1) * counts.receive]
@@ -283,17 +310,41 @@ impl<T: Exact> Slot<T> {
     }
 
     /// Puts this rank's contribution where the call takes it, and something else everywhere else.
-    pub fn fill(&mut self, work: &Work, rank: usize, from: &Expectation<T>) {
-        for buffer in [&mut self.send, &mut self.receive].into_iter().flatten() {
-            let junk = T::from_bits(0x5a5a_5a5a_5a5a_5a5a);
-            buffer.host_mut().fill(junk);
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn fill(&mut self, work: &Work, rank: usize, queue: Queue<'_>, from: &Expectation<T>) -> Result<()> {
+        let placements = [Placement::Out, Placement::In];
+        for (buffer, holds) in [&mut self.send, &mut self.receive].into_iter().zip(placements) {
+            let Some(buffer) = buffer else { continue };
+            let fill = |content: &mut [T]| {
+                content.fill(T::from_bits(0x5a5a_5a5a_5a5a_5a5a));
+                if work.placement == holds {
+                    from.fill(work.input(content, rank));
+                }
+            };
+            match queue {
+                None => fill(buffer.host_mut()),
+                Some(queue) => {
+                    let mut content = vec![T::default(); buffer.len()];
+                    fill(&mut content);
+                    device::upload(queue, &content, buffer)?;
+                }
+            }
         }
-        from.fill(work.input(self, rank));
+        Ok(())
     }
 
     /// Wrong elements of this rank's result.
-    pub fn wrong(&self, work: &Work, rank: usize, from: &Expectation<T>) -> u64 {
-        from.wrong(work.output(self, rank))
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn wrong(&self, work: &Work, rank: usize, queue: Queue<'_>, from: &Expectation<T>) -> Result<u64> {
+        let Some(buffer) = &self.receive else { return Ok(0) };
+        Ok(match queue {
+            None => from.wrong(work.output(buffer.host(), rank)),
+            Some(queue) => from.wrong(work.output(&device::download(queue, buffer)?, rank)),
+        })
     }
 
     /// Writes to all memory, so that its pages are there.

@@ -2,6 +2,7 @@
 
 use super::args::{Average, Blocking, Calls};
 use super::calls::{Party, Placement, Slot, Work};
+use super::device;
 use super::exact::{Data, Exact, Expectation};
 use super::native;
 use super::operation::{Operation, bandwidth};
@@ -10,6 +11,7 @@ use super::record::{Measured, Row, now};
 use super::statistics::Summary;
 use super::table::{Half, Label, dtype_name, op_name};
 use crate::failure::{Failure, Result};
+use collectives::device::Queue;
 use collectives::schedule::Algorithm;
 use collectives::{Communicator, DType, ReduceOp, bf16, f16};
 use std::time::Instant;
@@ -120,7 +122,7 @@ impl<T: Exact> Bench<'_, T> {
         for slot in &mut self.slots {
             slot.fit(work, comm.rank());
         }
-        self.fill(work, op);
+        self.fill(work, op)?;
         for _ in 0..plan.repeats.warmup(bytes) {
             work.several(self.party, &mut self.slots)?;
         }
@@ -132,6 +134,11 @@ impl<T: Exact> Bench<'_, T> {
         let (algorithm_bandwidth, bus_bandwidth) = bandwidth(plan.operation, size, seconds, comm.size());
         let (algorithm, why) = match &self.party.native {
             Some(native) => ("native".to_owned(), native::why(native, &work.call::<T>(comm))),
+            None if self.party.device.is_some() => {
+                let foreign = self.party.foreign() && work.operation.reduces();
+                let (algorithm, why) = device::algorithm(work.operation, foreign);
+                (algorithm.to_owned(), why.to_owned())
+            }
             None => {
                 let choice = comm.explain(work.call::<T>(comm), plan.registered).choice;
                 (choice.algorithm.to_string(), choice.why.to_string())
@@ -147,16 +154,17 @@ impl<T: Exact> Bench<'_, T> {
     }
 
     /// New data in all slots.
-    fn fill(&mut self, work: &Work, op: Option<ReduceOp>) -> Vec<Expectation<T>> {
-        let (rank, ranks) = (self.party.comm.rank(), self.party.comm.size());
+    fn fill(&mut self, work: &Work, op: Option<ReduceOp>) -> Result<Vec<Expectation<T>>> {
+        let party = self.party;
+        let (rank, ranks) = (party.comm.rank(), party.comm.size());
         let longest = work.counts.send.max(work.counts.receive);
         let seed = &mut self.seed;
         let fill = |slot: &mut Slot<T>| {
             *seed += 1;
-            let data = Data { seed: *seed, ranks, op, modest: self.party.native.is_some() };
+            let data = Data { seed: *seed, ranks, op, modest: party.foreign() };
             let expected = Expectation::new(work.operation, &data, rank, work.root, longest);
-            slot.fill(work, rank, &expected);
-            expected
+            slot.fill(work, rank, party.queue(), &expected)?;
+            Ok(expected)
         };
         self.slots.iter_mut().map(fill).collect()
     }
@@ -166,12 +174,22 @@ impl<T: Exact> Bench<'_, T> {
         let Bench { plan, party, slots, .. } = self;
         let comm = &party.comm;
         let mut stamps = Vec::with_capacity(iterations);
+        if let Some(gpus) = &party.device
+            && plan.blocking == Blocking::Streaming
+        {
+            return device::times(gpus, iterations, slots.len(), || work.several(party, slots));
+        }
+        let settled = || party.queue().map_or(Ok(()), |queue| queue.clone().synchronize());
         let iteration = |slots: &mut [Slot<T>]| -> Result<()> {
             match plan.blocking {
                 Blocking::Streaming | Blocking::Isolated => work.several(party, slots),
-                Blocking::Wait => slots.iter_mut().try_for_each(|slot| work.once(party, slot)),
+                Blocking::Wait => slots.iter_mut().try_for_each(|slot| {
+                    work.once(party, slot)?;
+                    Ok(settled()?)
+                }),
                 Blocking::Barrier => slots.iter_mut().try_for_each(|slot| {
                     work.once(party, slot)?;
+                    settled()?;
                     Ok(comm.barrier()?)
                 }),
             }
@@ -180,6 +198,7 @@ impl<T: Exact> Bench<'_, T> {
         let mut last = Instant::now();
         for _ in 0..iterations {
             iteration(slots)?;
+            settled()?;
             let now = Instant::now();
             stamps.push((now - last).as_secs_f64() / slots.len() as f64);
             last = now;
@@ -196,13 +215,16 @@ impl<T: Exact> Bench<'_, T> {
         if self.plan.check == 0 || work.operation == Operation::Barrier {
             return Ok(None);
         }
-        let (party, rank) = (self.party, self.party.comm.rank());
+        let party = self.party;
         for _ in 0..self.plan.check {
-            let expected = self.fill(work, op);
+            let expected = self.fill(work, op)?;
             work.several(party, &mut self.slots)?;
-            let found = self.slots.iter().zip(&expected).map(|(slot, e)| slot.wrong(work, rank, e));
+            let mut found = 0u64;
+            for (slot, expected) in self.slots.iter().zip(&expected) {
+                found += slot.wrong(work, party.comm.rank(), party.queue(), expected)?;
+            }
             let mut all = [0];
-            party.comm.all_reduce(&[found.sum::<u64>()][..], &mut all[..], ReduceOp::Sum)?;
+            party.comm.all_reduce(&[found][..], &mut all[..], ReduceOp::Sum)?;
             if all[0] > 0 {
                 return Ok(Some(all[0]));
             }

@@ -3,6 +3,7 @@
 
 mod args;
 mod calls;
+mod device;
 mod exact;
 mod measure;
 pub mod native;
@@ -63,7 +64,15 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let identity = Identity::from_env().map_err(Failure::usage)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     plan.check(ranks.world)?;
-    ranks.native = plan.algo == Algo::Native;
+    let over_nccl = ranks.nccl;
+    match (over_nccl, ranks.share_gpus) {
+        (true, _) => device::check(&plan)?,
+        (false, true) => {
+            return Err(Failure::usage("--share-gpus is for ranks on GPUs: add --transport nccl"));
+        }
+        (false, false) => {}
+    }
+    ranks.native = plan.algo == Algo::Native && !over_nccl;
     if ranks.native {
         if ranks.label != ranks.transport.name() {
             return Err(Failure::usage(format!(
@@ -80,7 +89,11 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         record::check_writable(flag, path)?;
     }
     ranks::launch_with_native(&ranks, identity.as_ref(), None, &|comm, native| {
-        rank(&plan, args, &Party { comm, native })
+        if !over_nccl {
+            return rank(&plan, args, &Party { comm, native, device: None });
+        }
+        let (comm, gpus) = device::join(&plan, &ranks, identity.as_ref(), comm)?;
+        rank(&plan, args, &Party { comm, native, device: Some(gpus) })
     })
 }
 
@@ -89,10 +102,10 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
     let comm = &party.comm;
     agree::check(comm, &signature(plan, args))?;
     let started = record::now();
-    let who = agree::exchange(comm, &introduce())?;
+    let who = agree::exchange(comm, &introduce(party))?;
     let mut run = Run {
         operation: plan.operation,
-        transport: comm.transport_name().to_owned(),
+        transport: party.transport().to_owned(),
         ranks: comm.size(),
         about: Value::Null,
         rows: Vec::new(),
@@ -175,10 +188,14 @@ impl Out {
     }
 }
 
-/// What this rank says about itself: process, host and processor.
-pub fn introduce() -> String {
+/// What this rank says about itself: process, host, the number of its device, and processor or GPU.
+pub fn introduce(party: &Party) -> String {
     let machine = Machine::probe();
-    format!("{}\t{}\t{}", std::process::id(), machine.host, machine.cpu)
+    let (number, name) = match &party.device {
+        Some(gpus) => (gpus.device.gpu.ordinal(), gpus.device.gpu.properties().name.clone()),
+        None => (0, machine.cpu.clone()),
+    };
+    format!("{}\t{}\t{number}\t{name}", std::process::id(), machine.host)
 }
 
 fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
@@ -194,7 +211,7 @@ fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
          # nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({unit}) warmup iters: {} iters: {} agg iters: {} \
          validation: {} graph: 0 unalign: 0\n",
         env!("CARGO_PKG_VERSION"),
-        comm.transport_name(),
+        party.transport(),
         comm.size(),
         algo_name(&plan.algo),
         plan.operation.name(),
@@ -225,13 +242,17 @@ fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
     if let Some(remark) = measure::remark(plan.operation, plan.calls, party.native.is_some()) {
         text += &format!("# {remark}\n");
     }
+    if party.device.is_some() && plan.blocking == Blocking::Streaming {
+        text += "# Times are between events of each GPU's compute stream\n";
+    }
     text += "#\n# Using devices\n";
     for (rank, line) in who.iter().enumerate() {
         let mut fields = line.split('\t');
         let mut next = || fields.next().unwrap_or("?");
-        let (pid, host, cpu) = (next(), next(), next());
-        text +=
-            &format!("#  Rank {rank:2} Group  0 Pid {pid:>6} on {host:>10} device  0 [0000:00:00] {cpu}\n");
+        let (pid, host, device, name) = (next(), next(), next(), next());
+        text += &format!(
+            "#  Rank {rank:2} Group  0 Pid {pid:>6} on {host:>10} device {device:>2} [0000:00:00] {name}\n"
+        );
     }
     text + &plan.columns.header()
 }
@@ -320,8 +341,8 @@ fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
         let fields: Vec<&str> = line.split('\t').collect();
         let field = |i: usize| fields.get(i).copied().unwrap_or("");
         json!({
-            "rank": rank, "group": 0, "pid": field(0).parse::<u64>().ok(), "hostname": field(1), "device": 0,
-            "device_info": field(2),
+            "rank": rank, "group": 0, "pid": field(0).parse::<u64>().ok(), "hostname": field(1),
+            "device": field(2).parse::<u64>().ok(), "device_info": field(3),
         })
     });
     let mut config = json!({

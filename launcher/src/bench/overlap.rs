@@ -40,6 +40,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     };
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
+    ranks.on_hosts("bench overlap")?;
     ranks.options.progress = args.progress.options();
     for operation in operations(args) {
         repeats.sweep.check(operation, dtype, ranks.world).map_err(Failure::usage)?;
@@ -81,7 +82,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
         ("-t", args.tests.to_string()),
     ];
     agree::check(&comm, &signature)?;
-    let party = Party { comm: comm.clone(), native: None };
+    let party = Party { comm: comm.clone(), native: None, device: None };
     let started = record::now();
     let lead = comm.rank() == 0;
     let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
@@ -371,7 +372,7 @@ fn one<T: Exact>(
     let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, modest: false };
     let longest = work.counts.send.max(work.counts.receive);
     let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
-    slot.fill(work, comm.rank(), &expected);
+    slot.fill(work, comm.rank(), None, &expected)?;
     let iterations = repeats.iterations(bytes);
     for _ in 0..repeats.warmup(bytes) {
         work.once(party, slot)?;
@@ -397,7 +398,7 @@ fn one<T: Exact>(
     })?;
     let compute = mean(comm, median(&compute_times))?;
 
-    slot.fill(work, comm.rank(), &expected);
+    slot.fill(work, comm.rank(), None, &expected)?;
     let mut all = Vec::with_capacity(iterations);
     for _ in 0..iterations {
         comm.barrier()?;
@@ -426,7 +427,7 @@ fn one<T: Exact>(
         });
     }
     let mut wrong = [0];
-    let mine = slot.wrong(work, comm.rank(), &expected);
+    let mine = slot.wrong(work, comm.rank(), None, &expected)?;
     comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
     let part = |of: fn(&Timings) -> f64| mean(comm, median(&all.iter().map(of).collect::<Vec<_>>()));
     let timings = Timings {

@@ -29,6 +29,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let repeats = Repeats::plan(&args.sweep)?;
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
     let ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
+    ranks.on_hosts("bench tune")?;
     if ranks.world < 2 {
         return Err(Failure::usage("one rank has nothing to tune: give --ranks 2 or more"));
     }
@@ -56,7 +57,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
         ("-w", count(args.sweep.warmup)),
     ];
     agree::check(&comm, &signature)?;
-    let party = Party { comm: comm.clone(), native: None };
+    let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;
     let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
     out.text(&format!(

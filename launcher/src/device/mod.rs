@@ -48,13 +48,13 @@ impl Device {
     /// Something of CUDA is missing, or there are too few GPUs.
     pub fn plan(args: &DeviceArgs, ranks: &Ranks, identity: Option<&Identity>) -> Result<Self> {
         if args.device == DeviceKind::Cpu {
-            return match args.share_gpus {
+            return match ranks.share_gpus {
                 false => Ok(Device::Cpu),
                 true => Err(Failure::usage("--share-gpus is for ranks on GPUs: add --device cuda")),
             };
         }
         let local = identity.map(|i| i.local_rank.unwrap_or(i.rank));
-        let of = |each| Gpus { each, share: args.share_gpus, local };
+        let of = |each| Gpus { each, share: ranks.share_gpus, local };
         let device = match emulation()? {
             Some(each) => Device::Emulated(of(each)),
             None => Device::Cuda(of(real()?)),
@@ -70,6 +70,23 @@ impl Device {
         match self {
             Device::Cpu => None,
             Device::Cuda(gpus) | Device::Emulated(gpus) => Some(gpus),
+        }
+    }
+
+    /// Whether the transport is one between GPUs only if ranks have GPUs.
+    ///
+    /// # Errors
+    /// They have none, or emulated ones.
+    pub fn carries(&self, ranks: &Ranks) -> Result<()> {
+        match self {
+            Device::Cuda(_) => Ok(()),
+            Device::Cpu | Device::Emulated(_) if !ranks.nccl => Ok(()),
+            Device::Cpu => Err(Failure::usage(
+                "--transport nccl is between GPUs, and ranks compute on the processor: add --device cuda",
+            )),
+            Device::Emulated(_) => Err(Failure::usage(
+                "--transport nccl is between GPUs, and emulated ones it does not know: leave it away",
+            )),
         }
     }
 

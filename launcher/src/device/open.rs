@@ -3,11 +3,12 @@
 use super::{Device, Gpus, fit};
 use crate::eval::EvalPlan;
 use crate::failure::{Failure, Result};
+use crate::gpus;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, TrainPlan};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::emulation::{EmulatedQueue, Emulator};
 use collectives::device::{Cache, Queue, SharedQueue, Streams, Urgency};
-use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Staged};
+use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged};
 use models::{Accounts, Llama, Model};
 use std::sync::Arc;
 use zero::{Ledger, Trainer};
@@ -15,16 +16,27 @@ use zero::{Ledger, Trainer};
 /// Queues whose memory collectives can be carried for.
 trait Carried: Streams {
     /// Who carries the calls of `comm` for memory of `compute`'s device.
-    fn carrier(_ranks: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>> {
+    fn carrier(ranks: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>>;
+}
+
+impl Carried for Stream {
+    fn carrier(ranks: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>> {
+        Ok(match (comm.size(), ranks.nccl) {
+            (1, _) => Arc::new(Alone::new(comm, compute.clone())?),
+            (_, true) => gpus::over_nccl(comm, compute, ranks, Order::Canonical)?,
+            (_, false) => Arc::new(Staged::new(comm, compute.clone())?),
+        })
+    }
+}
+
+impl Carried for EmulatedQueue {
+    fn carrier(_: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>> {
         Ok(match comm.size() {
             1 => Arc::new(Alone::new(comm, compute.clone())?),
             _ => Arc::new(Staged::new(comm, compute.clone())?),
         })
     }
 }
-
-impl Carried for Stream {}
-impl Carried for EmulatedQueue {}
 
 /// This rank's trainer, where the plan places it.
 ///

@@ -1,0 +1,113 @@
+//! Collectives between GPUs: buffers on the device, times between events of its compute stream.
+
+use super::calls::Gpus;
+use super::operation::Operation;
+use super::plan::{Algo, Plan};
+use crate::failure::{Failure, Result};
+use crate::gpus::{self, RankGpu};
+use crate::plan::Ranks;
+use collectives::bootstrap::Identity;
+use collectives::device::cuda::{Event, Stream};
+use collectives::device::{Queue, SharedQueue};
+use collectives::{Buffer, Communicator, Element, Order};
+
+/// Whether a plan can be carried out between GPUs.
+///
+/// # Errors
+/// What cannot, with what would work.
+pub fn check(plan: &Plan) -> Result<()> {
+    if plan.operation == Operation::Barrier {
+        return Err(Failure::usage(
+            "bench barrier has no data that could be on a GPU: take --transport shm, or another operation",
+        ));
+    }
+    if !plan.registered {
+        return Err(Failure::usage(
+            "-R 0 takes buffers from the heap, and NCCL's are on GPUs: leave it away",
+        ));
+    }
+    match &plan.algo {
+        Algo::Named(name) => Err(Failure::usage(format!(
+            "--algo {name}: between GPUs there are auto, which sums in rank order, and native, NCCL's own"
+        ))),
+        Algo::Auto | Algo::Native => Ok(()),
+    }
+}
+
+/// This rank's GPU, and the group whose calls on GPUs go over NCCL.
+///
+/// # Errors
+/// The GPU's or NCCL's.
+pub fn join(
+    plan: &Plan,
+    ranks: &Ranks,
+    identity: Option<&Identity>,
+    comm: Communicator,
+) -> Result<(Communicator, Gpus)> {
+    let device = RankGpu::open(&comm, ranks, identity)?;
+    let order = if plan.algo == Algo::Native { Order::Native } else { Order::Canonical };
+    let carrier = gpus::over_nccl(&comm, &device.queue, ranks, order)?;
+    Ok((comm.with_carrier(carrier), Gpus { device, order }))
+}
+
+/// What carries an operation, and why.
+pub fn algorithm(operation: Operation, native: bool) -> (&'static str, &'static str) {
+    match operation {
+        Operation::AllGather | Operation::Broadcast => ("native", "NCCL's own, which sums nothing"),
+        _ if native => ("native", "as asked for: NCCL's own order of sums"),
+        _ if operation.reduces() => ("canonical", "grouped messages, summed in rank order"),
+        _ => ("grouped", "messages that go on at once"),
+    }
+}
+
+/// Copies to a buffer of the device, and waits for it.
+///
+/// # Errors
+/// The device's.
+pub fn upload<T: Element>(queue: &SharedQueue<Stream>, from: &[T], to: &mut Buffer<T>) -> Result<()> {
+    assert_eq!(from.len(), to.len(), "as many elements on the host as on the device");
+    // SAFETY: elements are plain numbers without padding.
+    let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), size_of_val(from)) };
+    let mut queue = queue.clone();
+    // SAFETY: the buffer is that long, and the wait leaves nothing under way.
+    unsafe { queue.upload(bytes, to.view_mut().as_mut_ptr() as u64)? };
+    Ok(queue.synchronize()?)
+}
+
+/// The content of a buffer of the device.
+///
+/// # Errors
+/// The device's.
+pub fn download<T: Element>(queue: &SharedQueue<Stream>, from: &Buffer<T>) -> Result<Vec<T>> {
+    let mut to = vec![T::default(); from.len()];
+    // SAFETY: elements are plain numbers, of which every pattern of bits is one.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(&to[..])) };
+    // SAFETY: the buffer is that long, and initialised.
+    unsafe { queue.clone().download(from.view().as_ptr() as u64, bytes)? };
+    Ok(to)
+}
+
+/// Seconds of each of so many iterations of `calls` calls, per call, between events of the compute stream. The host runs
+/// ahead of the GPU.
+///
+/// # Errors
+/// The calls', the device's.
+pub fn times(
+    gpus: &Gpus,
+    iterations: usize,
+    calls: usize,
+    mut iteration: impl FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
+    let Gpus { device, .. } = gpus;
+    let events =
+        (0..=iterations).map(|_| Event::timed(&device.gpu)).collect::<collectives::Result<Vec<_>>>()?;
+    device.queue.clone().synchronize()?;
+    device.queue.lock().record(&events[0])?;
+    for event in &events[1..] {
+        iteration()?;
+        device.queue.lock().record(event)?;
+    }
+    device.queue.clone().synchronize()?;
+    let pairs = events.windows(2);
+    pairs.map(|pair| Ok(pair[1].seconds_since(&pair[0])? / calls as f64)).collect()
+}

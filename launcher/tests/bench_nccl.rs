@@ -1,0 +1,103 @@
+//! `bench --transport nccl` on a driver and an NCCL that run on the processor, whose ranks are threads: that it goes
+//! through, finds every element right, and says what it measured. Times mean nothing there.
+
+use harness::Bench;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The folder of the two libraries; `None` where there is no C compiler, or a real driver is found first.
+fn fake() -> Option<&'static PathBuf> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        if !harness::installed("cc") {
+            return None;
+        }
+        if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+            harness::skip("bench over a driver that runs on the processor: there is a real one");
+            return None;
+        }
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda/fake.c");
+        for (part, library) in [("FAKE_DRIVER", "libcuda.so.1"), ("FAKE_NCCL", "libnccl.so.2")] {
+            let unfinished = folder.join(format!("{library}.{}", std::process::id()));
+            let mut compiler = Command::new("cc");
+            compiler.args(["-O1", "-shared", "-fPIC", "-pthread"]).arg(format!("-D{part}"));
+            let status = compiler.arg(&source).arg("-o").arg(&unfinished).status().expect("a compiler");
+            assert!(status.success(), "{compiler:?}");
+            std::fs::rename(&unfinished, folder.join(library)).expect("a library");
+        }
+        Some(folder)
+    };
+    FOLDER.get_or_init(build).as_ref()
+}
+
+fn run(bench: &Bench, folder: &Path, flags: &str) -> harness::Outcome {
+    let mut command = bench.command(&format!("bench {flags}"));
+    command.env("CARAVAN_CUDA_LIBRARIES", folder);
+    bench.finish(command.spawn().expect("starts"))
+}
+
+#[test]
+fn every_operation_between_gpus_is_measured_and_right() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    for (operation, algorithm) in [
+        ("all_reduce", "native, as asked for"),
+        ("reduce_scatter", "native, as asked for"),
+        ("all_gather", "native, NCCL's own"),
+        ("broadcast", "native, NCCL's own"),
+        ("reduce", "native, as asked for"),
+        ("gather", "grouped"),
+        ("scatter", "grouped"),
+        ("all_to_all", "grouped"),
+        ("send_recv", "grouped"),
+    ] {
+        let flags = format!("{operation} -b 64 -e 4K -f 8 -n 5 -d int32 --algo native --ranks 3");
+        let text = run(&bench, folder, &format!("{flags} --transport nccl+threads")).success().stdout;
+        for word in ["transport nccl 2.30", "Fake GPU 2", "between events", algorithm, ": 0 OK"] {
+            assert!(text.contains(word), "{operation}: '{word}' is not in {text}");
+        }
+    }
+    for blocking in 1..=3 {
+        let flags =
+            format!("all_reduce -b 64 -e 64 -n 3 -z {blocking} -m 2 -d float --algo native --ranks 2");
+        let text = run(&bench, folder, &format!("{flags} --transport nccl+threads")).success().stdout;
+        assert!(text.contains(": 0 OK") && !text.contains("between events"), "{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_between_gpus_is_refused() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    for (flags, words) in [
+        ("barrier --transport nccl+threads", &["barrier", "GPU"][..]),
+        ("all_reduce -R 0 --transport nccl+threads", &["-R 0"]),
+        ("all_reduce --algo ring --transport nccl+threads", &["--algo ring", "auto", "native"]),
+        ("overlap reduce_scatter --transport nccl+threads", &["bench overlap", "--transport threads"]),
+        ("all_reduce --share-gpus --transport threads", &["--share-gpus", "--transport nccl"]),
+        ("all_reduce --transport nccl+pigeon", &["'pigeon'", "shm"]),
+    ] {
+        run(&bench, folder, flags).refusal(2, words);
+    }
+    let mut command = bench.command("train --model nano --data random --steps 1 --transport nccl+threads");
+    command.env("CARAVAN_CUDA_LIBRARIES", folder);
+    let refused = bench.finish(command.spawn().expect("starts"));
+    refused.refusal(2, &["--transport nccl", "add --device cuda"]);
+    // More ranks than the eight GPUs.
+    let text = run(&bench, folder, "all_gather -b 1K -e 1K -n 2 --ranks 9 --transport nccl+threads");
+    text.refusal(2, &["9 ranks on a host with 8 GPUs", "--share-gpus"]);
+}
+
+#[test]
+fn without_a_driver_it_says_what_is_missing() {
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+        return harness::skip("bench over NCCL without a driver: there is one");
+    }
+    let outcome = bench.run("bench all_reduce --transport nccl");
+    outcome.refusal(2, &["transport nccl cannot be used", "NVIDIA's driver was not found", "install"]);
+    bench.nothing_left();
+}
