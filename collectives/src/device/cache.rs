@@ -123,7 +123,7 @@ fn read(path: &Path, key: [u64; 2]) -> Option<Vec<u8>> {
 fn write(path: &Path, key: [u64; 2], code: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().expect("a file in a folder");
     std::fs::create_dir_all(folder)?;
-    let unfinished = folder.join(format!("{:016x}.{}.unfinished", key[0], std::process::id()));
+    let unfinished = folder.join(format!("{:016x}.{}.unfinished", key[0], who()));
     let written = std::fs::File::create(&unfinished).and_then(|mut file| {
         file.write_all(MAGIC)?;
         [key[0], key[1], checksum(code)].iter().try_for_each(|n| file.write_all(&n.to_le_bytes()))?;
@@ -135,6 +135,13 @@ fn write(path: &Path, key: [u64; 2], code: &[u8]) -> std::io::Result<()> {
         let _ = std::fs::remove_file(&unfinished);
     }
     written
+}
+
+/// What tells apart those who write one file at once: processes, and threads of one.
+pub(super) fn who() -> String {
+    let thread = format!("{:?}", std::thread::current().id());
+    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
+    format!("{}-{number}", std::process::id())
 }
 
 #[cfg(test)]

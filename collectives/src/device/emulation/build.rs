@@ -1,6 +1,7 @@
 //! Compiles kernel sources for the processor.
 
 use super::EMULATION;
+use crate::device::cache::who;
 use crate::device::source::{Header, Module};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -84,7 +85,7 @@ pub(super) fn build(
 
 fn compile_unit(compiler: &str, flags: &[&str], unit: &Unit) -> std::result::Result<(), String> {
     // Each has its own folder: another process may be compiling the same.
-    let sources = unit.object.with_extension(format!("{}.sources", std::process::id()));
+    let sources = unit.object.with_extension(format!("{}.sources", who()));
     let write = |name: &str, text: &str| {
         let path = sources.join(name);
         std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
@@ -101,7 +102,7 @@ fn compile_unit(compiler: &str, flags: &[&str], unit: &Unit) -> std::result::Res
 
 /// Runs a compiler that writes `result`, which appears whole or not at all: other tests may be building too.
 fn make(mut command: Command, result: &Path) -> std::result::Result<(), String> {
-    let unfinished = result.with_extension(format!("{}.unfinished", std::process::id()));
+    let unfinished = result.with_extension(format!("{}.unfinished", who()));
     let output = command.arg("-o").arg(&unfinished).output().map_err(|e| format!("{command:?}: {e}"))?;
     if !output.status.success() {
         return Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)));
