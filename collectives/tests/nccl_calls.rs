@@ -1,10 +1,11 @@
 //! NCCL's and the driver's calls as we make them, on a driver and an NCCL that run on the processor: which arguments, in
 //! which order, on whose stream. What kernels compute is shown elsewhere, on emulated devices.
 
-use collectives::conformance::standard;
+use collectives::bootstrap::{Identity, shm_group};
+use collectives::conformance::{device, standard};
 use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency};
 use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, Communicator, Options, Order, ReduceOp, Wired};
+use collectives::{Buffer, Communicator, Options, Order, ReduceOp, Staged, Wired};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -229,5 +230,36 @@ fn a_rank_that_gives_up_ends_the_others() {
         assert!(error.contains("the disk is full"), "{error}");
         let again = comm.start_all_gather_in_place(buffer()).map(drop).unwrap_err().to_string();
         assert_eq!(again, error);
+    });
+}
+
+/// The driver's calls of the carrier through the host: over messages, with page-locked memory of the driver, and over
+/// shared memory, which is page-locked where it lies.
+#[test]
+fn calls_through_the_host_have_their_arguments_in_place() {
+    if !fake() {
+        return;
+    }
+    let staged = |comm: Communicator, queue: SharedQueue<Stream>| {
+        let carrier = Staged::new(&comm, queue.clone()).expect("a carrier");
+        device(&comm.with_carrier(Arc::new(carrier)), &queue);
+    };
+    for n in 1..=3 {
+        ranks(n, standard(), |comm, _, queue| staged(comm, queue));
+    }
+    let job = format!("caravan-test-staged-{}", std::process::id());
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (job, staged) = (job.clone(), &staged);
+            scope.spawn(move || {
+                let (local_rank, local_size) = (Some(rank), Some(2));
+                let identity =
+                    Identity { rank, world: 2, local_rank, local_size, job: Some(job), ..Identity::alone() };
+                let transport = shm_group(&identity, &Default::default()).expect("shared memory");
+                let comm = Communicator::new(transport, standard()).expect("a rank");
+                let gpu = Gpu::open(rank).expect("a GPU");
+                staged(comm, SharedQueue::new(Stream::new(&gpu, Urgency::Normal).expect("a stream")));
+            });
+        }
     });
 }

@@ -74,7 +74,6 @@ fn open(gpus: &Gpus, comm: &Communicator) -> Result<Gpu> {
 
 fn emulated() -> Result<EmulatedQueue> {
     let folder = Cache::of_user().folder().map_or_else(std::env::temp_dir, |folder| folder.to_path_buf());
-    let folder = folder.join("emulated");
     std::fs::create_dir_all(&folder).map_err(|e| Failure::run(format!("{}: {e}", folder.display())))?;
     let built = Emulator::build(&[], &folder).map_err(Failure::run)?;
     let emulator =
