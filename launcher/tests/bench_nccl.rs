@@ -101,3 +101,21 @@ fn without_a_driver_it_says_what_is_missing() {
     outcome.refusal(2, &["transport nccl cannot be used", "NVIDIA's driver was not found", "install"]);
     bench.nothing_left();
 }
+
+#[test]
+fn the_run_for_gpu_machines_says_that_there_is_none() {
+    if !harness::installed("bash") || std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+        return;
+    }
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let mut command = Command::new("bash");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
+    bench.prepare(&mut command);
+    command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
+    for words in ["no GPU that can be used", "NVIDIA's driver was not found"] {
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+    }
+    assert!(!bench.path("results").exists());
+}
