@@ -108,7 +108,8 @@ pub(crate) struct Engine {
 unsafe impl Send for Engine {}
 
 impl Engine {
-    fn new(mut transport: Box<dyn Transport>, options: Options) -> Self {
+    fn new(mut transport: Box<dyn Transport>, mut options: Options) -> Self {
+        options.tuning.frame = options.tuning.frame.min(transport.frame());
         let direct = transport.direct().map(|d| d.inline_limit());
         let group = Group {
             rank: transport.rank(),

@@ -213,6 +213,10 @@ impl Transport for Emulated {
         self.inner.called(member)
     }
 
+    fn frame(&self) -> usize {
+        self.inner.frame()
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         self.inner.alloc(bytes)
     }

@@ -157,6 +157,10 @@ impl Transport for Hierarchical {
         self.outer.called(member)
     }
 
+    fn frame(&self) -> usize {
+        self.outer.frame()
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         match &mut self.inner {
             Some(inner) => inner.alloc(bytes),

@@ -46,6 +46,11 @@ pub trait Transport: Send {
         member
     }
 
+    /// Up to this many bytes it is better to copy a message behind its header than to send two; the same on every rank.
+    fn frame(&self) -> usize {
+        usize::MAX
+    }
+
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         Ok(Memory::host(bytes))

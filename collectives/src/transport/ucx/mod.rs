@@ -34,6 +34,9 @@ pub fn library() -> Result<String> {
 
 /// How long to wait for a peer's explanation of what went wrong.
 const HEARSAY: Duration = Duration::from_millis(300);
+/// How long nothing has moved when a waiting rank sleeps, and for how long it does.
+const IDLE: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
 /// How long a farewell may be on its way when its sender's process has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
 
@@ -249,6 +252,20 @@ impl Transport for UcxTransport {
             None => Ok(()),
             Some(error) => Err(error.clone()),
         }
+    }
+
+    /// Sleeps only when nothing has moved for a while: over TCP each look moves one segment, and a nap between two would
+    /// decide the rate.
+    fn park(&mut self, limit: Duration) {
+        let idle = Instant::now() + IDLE;
+        while Instant::now() < idle {
+            match self.session.turn() {
+                Ok(state) if !state.worker.progress() => drop(state),
+                _ => return,
+            }
+            std::thread::yield_now();
+        }
+        std::thread::sleep(limit.min(NAP));
     }
 
     fn abort(&mut self, why: &Error) {
