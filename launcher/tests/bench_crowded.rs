@@ -43,6 +43,17 @@ fn over_shared_memory() {
 }
 
 #[test]
+fn over_ucx() {
+    let doctor = Bench::new(env!("CARGO_BIN_EXE_caravan")).run("doctor --json").success().json();
+    let rows = doctor["transports"].as_array().cloned().unwrap_or_default();
+    let ucx = rows.into_iter().find(|row| row["name"] == "ucx").expect("a row about ucx");
+    if ucx["usable"] == false {
+        return harness::skip(&format!("ucx: {}", ucx["remark"].as_str().unwrap_or_default()));
+    }
+    every_operation("ucx");
+}
+
+#[test]
 fn over_threads() {
     every_operation("threads");
 }

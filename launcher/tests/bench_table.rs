@@ -206,6 +206,25 @@ fn every_operation_prints_nccl_tests_table_with_consistent_numbers() {
     }
 }
 
+/// Only odd ranks get something, and what they get is right; with four ranks two messages go at once.
+#[test]
+fn messages_can_go_one_way_with_a_window() {
+    let bench = bench();
+    for ranks in [2, 3, 4] {
+        let line =
+            format!("bench send_recv --one-way -m 4 -b 1K -e 64K -f 8 -n 5 --ranks {ranks} --json r.json");
+        let table = parse(&bench.run(&line).success().stdout);
+        assert_eq!((table.rows.len(), table.out_of_bounds), (3, 0));
+        assert!(table.rows.iter().flat_map(|r| &r.halves).all(|h| h.wrong == Some(0)));
+        let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+        assert_eq!(
+            (&json["config"]["one_way"], &json["config"]["aggregated_iterations"]),
+            (&true.into(), &4.into())
+        );
+    }
+    bench.run("bench all_reduce --one-way").refusal(2, &["--one-way", "send_recv", "all_reduce"]);
+}
+
 #[test]
 fn counts_are_rounded_as_nccl_tests_rounds() {
     // Over 3 ranks 1000 bytes are 250 floats, 83 a rank, and 80 after rounding to 16 bytes.

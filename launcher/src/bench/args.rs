@@ -194,6 +194,9 @@ pub struct CollectiveArgs {
     /// Whether calls return when done, or are started and then waited for (always so with -m above 1).
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Calls::Blocking)]
     pub calls: Calls,
+    /// send_recv: ranks 0, 2, … only send and ranks 1, 3, … only receive; with -m a window of messages under way.
+    #[arg(long = "one-way", alias = "one_way")]
+    pub one_way: bool,
     /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap.
     #[arg(
         short = 'R',

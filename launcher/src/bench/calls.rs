@@ -92,6 +92,8 @@ impl Operation {
 pub struct Work {
     pub operation: Operation,
     pub calls: Calls,
+    /// Messages go from even ranks to odd ones only.
+    pub one_way: bool,
     pub placement: Placement,
     pub op: ReduceOp,
     pub root: usize,
@@ -115,7 +117,7 @@ struct Lengths {
 pub enum InFlight<T: Element> {
     Two(Pending<(Buffer<T>, Buffer<T>)>),
     One(Pending<Buffer<T>>),
-    Message { send: Pending<Buffer<T>>, receive: Pending<Buffer<T>> },
+    Message { send: Option<Pending<Buffer<T>>>, receive: Option<Pending<Buffer<T>>> },
     Nothing(Pending<()>),
 }
 
@@ -137,6 +139,16 @@ impl Work {
             (_, Placement::In) => Lengths { send: 0, receive: send.max(receive) },
             (_, Placement::Out) => Lengths { send, receive },
         }
+    }
+
+    /// Whether this rank gets a message of send_recv.
+    fn receives(&self, rank: usize) -> bool {
+        !self.one_way || rank % 2 == 1
+    }
+
+    /// Whether this rank sends a message of send_recv.
+    fn sends(&self, rank: usize, ranks: usize) -> bool {
+        !self.one_way || rank.is_multiple_of(2) && rank + 1 < ranks
     }
 
     /// What the tuner is asked about.
@@ -225,8 +237,21 @@ impl Work {
             (Operation::AllToAll, Placement::Out) => InFlight::Two(comm.start_all_to_all(send, receive)?),
             (Operation::SendRecv, _) => {
                 let (rank, ranks) = (comm.rank(), comm.size());
-                let receive = comm.start_recv(receive, previous(rank, ranks), 0)?;
-                InFlight::Message { send: comm.start_send(send, next(rank, ranks), 0)?, receive }
+                let receive = match self.receives(rank) {
+                    true => Some(comm.start_recv(receive, previous(rank, ranks), 0)?),
+                    false => {
+                        slot.receive = Some(receive);
+                        None
+                    }
+                };
+                let send = match self.sends(rank, ranks) {
+                    true => Some(comm.start_send(send, next(rank, ranks), 0)?),
+                    false => {
+                        slot.send = Some(send);
+                        None
+                    }
+                };
+                InFlight::Message { send, receive }
             }
             (operation, _) => {
                 slot.send = Some(send);
@@ -277,6 +302,7 @@ impl Work {
                 &whole[rank * counts.receive..(rank + 1) * counts.receive]
             }
             (Operation::Gather, _) if rank != self.root => &[],
+            (Operation::SendRecv, _) if !self.receives(rank) => &[],
             _ => whole,
         }
     }
@@ -366,8 +392,12 @@ impl<T: Exact> Slot<T> {
             }
             InFlight::One(pending) => self.receive = Some(pending.wait()?),
             InFlight::Message { send, receive } => {
-                self.receive = Some(receive.wait()?);
-                self.send = Some(send.wait()?);
+                if let Some(receive) = receive {
+                    self.receive = Some(receive.wait()?);
+                }
+                if let Some(send) = send {
+                    self.send = Some(send.wait()?);
+                }
             }
             InFlight::Nothing(pending) => pending.wait()?,
         }

@@ -71,6 +71,7 @@ fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Resu
     let work = |bytes: usize, op: Option<ReduceOp>, root: Option<usize>, placement: Placement| Work {
         operation: plan.operation,
         calls: plan.calls,
+        one_way: plan.one_way,
         placement,
         op: op.unwrap_or(ReduceOp::Sum),
         root: root.unwrap_or(0),

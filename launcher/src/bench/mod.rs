@@ -236,6 +236,9 @@ fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
     if plan.calls == Calls::Started {
         text += "# Calls are started, then waited for\n";
     }
+    if plan.one_way {
+        text += "# Messages go from ranks 0, 2, … to ranks 1, 3, …, and not back\n";
+    }
     if !plan.registered {
         text += "# Buffers are from the heap, not from the transport\n";
     }
@@ -312,6 +315,7 @@ fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
         ("-z", format!("{:?}", plan.blocking).to_lowercase()),
         ("-a", average_name(plan.average).to_owned()),
         ("--calls", format!("{:?}", plan.calls).to_lowercase()),
+        ("--one-way", plan.one_way.to_string()),
         ("-R", u8::from(plan.registered).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
     ];
@@ -358,6 +362,7 @@ fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
         "average": average_name(plan.average),
         "blocking": format!("{:?}", plan.blocking).to_lowercase(),
         "calls": format!("{:?}", plan.calls).to_lowercase(),
+        "one_way": plan.one_way,
         "registered_buffers": plan.registered,
         "algo": algo_name(&plan.algo),
         "devices": devices.collect::<Vec<_>>(),

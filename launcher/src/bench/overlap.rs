@@ -342,6 +342,7 @@ fn typed<T: Exact>(
     let work = |bytes: usize| Work {
         operation,
         calls: Calls::Started,
+        one_way: false,
         placement: Placement::Out,
         op: ReduceOp::Sum,
         root: 0,

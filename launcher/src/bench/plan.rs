@@ -89,6 +89,8 @@ pub struct Plan {
     pub cycles: usize,
     pub blocking: Blocking,
     pub calls: Calls,
+    /// Messages go from even ranks to odd ones only.
+    pub one_way: bool,
     pub registered: bool,
     pub columns: Columns,
     pub algo: Algo,
@@ -124,6 +126,12 @@ impl Plan {
         if args.aggregate == 0 || args.aggregate > 1024 {
             return Err(Failure::usage(format!("-m {}: 1 to 1024 calls can be in flight", args.aggregate)));
         }
+        if args.one_way && operation != Operation::SendRecv {
+            return Err(Failure::usage(format!(
+                "--one-way is for send_recv: every rank of {} has its part",
+                operation.name()
+            )));
+        }
         if args.cycles == 0 {
             return Err(Failure::usage("-N 0 repeats nothing: give at least 1"));
         }
@@ -152,6 +160,7 @@ impl Plan {
                 &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
             )?,
             calls: if args.aggregate > 1 { Calls::Started } else { args.calls },
+            one_way: args.one_way,
             registered: switch("-R", &args.register)?,
             columns,
             algo: algo(&args.algo),

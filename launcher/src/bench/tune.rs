@@ -117,6 +117,7 @@ fn measure(
     let work = |bytes: usize| Work {
         operation,
         calls: Calls::Blocking,
+        one_way: false,
         placement: operation.placements(Calls::Blocking, false)[0],
         op: ReduceOp::Sum,
         root: 0,
