@@ -74,8 +74,9 @@ pub(super) struct Requests {
 const OK: c_int = ffi::MPI_SUCCESS as c_int;
 /// Looks at a waiting receive before the other communicator is looked at for a message of the wrong length.
 const LOOKS: u32 = 256;
-/// A message of the wrong length is still received, to see what it says, if it is not longer than this.
-const WORTH_READING: usize = 64 << 10;
+/// A message of the wrong length is still received, to see what it says and so that its sender need not wait for ever:
+/// for this long, and as long again for each so many bytes.
+const READING: (Duration, usize) = (Duration::from_millis(100), 16 << 20);
 
 impl Requests {
     pub(super) fn new(chunk: usize) -> Self {
@@ -391,11 +392,8 @@ unsafe fn post(
 /// # Safety
 /// `dst..dst+room` is writable and nobody else's.
 unsafe fn read(mut message: ffi::MPI_Message, bytes: usize, dst: *mut u8, room: usize) {
-    if bytes > WORTH_READING {
-        return;
-    }
     let mut space = vec![0u8; bytes.max(1)];
-    let until = Instant::now() + Duration::from_millis(100);
+    let until = Instant::now() + READING.0 * (1 + bytes / READING.1) as u32;
     // SAFETY: `space` holds the whole message and outlives the request, being leaked where that is not over in time.
     unsafe {
         let mut request = ffi::RSMPI_REQUEST_NULL;
