@@ -9,6 +9,7 @@ mod hosts;
 mod identity;
 mod inside;
 pub(crate) mod memfd;
+mod place;
 mod rendezvous;
 pub mod spawn;
 mod star;

@@ -2,7 +2,8 @@
 
 use super::board::Board;
 use super::identity::{Identity, Launcher};
-use super::star::{Member, Place, Star};
+use super::place::Place;
+use super::star::{Member, Star};
 use super::{Options, hosts};
 use crate::error::{Error, Result};
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,0 +1,185 @@
+//! The exactly summable data, and what each operation makes of it, against naive sums.
+
+use super::*;
+
+/// Combines in the type itself, in the given order, rounding after each step.
+fn fold<T: Exact>(op: ReduceOp, values: &[T]) -> T {
+    let float = T::PRECISION > 0;
+    let mut acc = values[0];
+    for &x in &values[1..] {
+        acc = match op {
+            ReduceOp::Sum | ReduceOp::Average if float => T::from_number(acc.number() + x.number()),
+            ReduceOp::Product if float => T::from_number(acc.number() * x.number()),
+            ReduceOp::Sum | ReduceOp::Average => T::from_bits(acc.bits().wrapping_add(x.bits())),
+            ReduceOp::Product => T::from_bits(acc.bits().wrapping_mul(x.bits())),
+            ReduceOp::Min => {
+                if below(x, acc) {
+                    x
+                } else {
+                    acc
+                }
+            }
+            ReduceOp::Max => {
+                if below(acc, x) {
+                    x
+                } else {
+                    acc
+                }
+            }
+        };
+    }
+    acc
+}
+
+fn exact_in_any_order<T: Exact>() {
+    for ranks in [1, 2, 3, 4, 5, 8, 16, 100, 300] {
+        for op in ReduceOp::ALL {
+            let data = Data { seed: 7, ranks, op: Some(op), modest: false };
+            let mut distinct = std::collections::HashSet::new();
+            for index in 0..200 {
+                let values: Vec<T> = (0..ranks).map(|r| data.contribution(index, r)).collect();
+                let expected = data.reduced::<T>(index);
+                distinct.insert(expected.bits());
+                let reversed: Vec<T> = values.iter().rev().copied().collect();
+                let middle: Vec<T> =
+                    values[ranks / 2..].iter().chain(&values[..ranks / 2]).copied().collect();
+                for order in [&values, &reversed, &middle] {
+                    let mut got = fold(op, order);
+                    if op == ReduceOp::Average {
+                        got = average(got.number(), ranks);
+                    }
+                    assert_eq!(got.bits(), expected.bits(), "{} {op} {ranks} ranks, {index}", T::DTYPE);
+                }
+                assert!(expected.number().is_finite());
+            }
+            // The mean of a hundred bytes that do not overflow together is next to nothing, the largest of
+            // three hundred is next to 127.
+            let least = if T::PRECISION == 0 && ranks > 16 { 0 } else { 2 };
+            assert!(distinct.len() > least, "{} {op} {ranks}: {} values", T::DTYPE, distinct.len());
+        }
+    }
+}
+
+#[test]
+fn reductions_are_exact_in_every_type_and_any_order() {
+    exact_in_any_order::<f32>();
+    exact_in_any_order::<f64>();
+    exact_in_any_order::<f16>();
+    exact_in_any_order::<bf16>();
+    exact_in_any_order::<i8>();
+    exact_in_any_order::<u8>();
+    exact_in_any_order::<i32>();
+    exact_in_any_order::<u32>();
+    exact_in_any_order::<i64>();
+    exact_in_any_order::<u64>();
+}
+
+#[test]
+fn an_average_is_exact_even_when_divided_first() {
+    for ranks in [2, 3, 4, 5, 7] {
+        let data = Data { seed: 3, ranks, op: Some(ReduceOp::Average), modest: false };
+        assert_eq!(data.step::<f32>(), ranks as u64);
+        for index in 0..500 {
+            let mean: f32 = (0..ranks).map(|r| data.contribution::<f32>(index, r) / ranks as f32).sum();
+            assert_eq!(mean.to_bits(), data.reduced::<f32>(index).to_bits());
+        }
+    }
+}
+
+#[test]
+fn every_rank_and_most_elements_count() {
+    // Leaving one rank out, or taking one twice, must show in most elements.
+    for ranks in [2, 4, 7] {
+        for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product] {
+            let data = Data { seed: 1, ranks, op: Some(op), modest: false };
+            for left_out in 0..ranks {
+                let differ = (0..1000).filter(|&i| {
+                    let values: Vec<bf16> =
+                        (0..ranks).filter(|&r| r != left_out).map(|r| data.contribution(i, r)).collect();
+                    let mut got = fold(op, &values);
+                    if op == ReduceOp::Average {
+                        got = average(got.number(), ranks);
+                    }
+                    got.bits() != data.reduced::<bf16>(i).bits()
+                });
+                assert!(differ.count() > 600, "{op} over {ranks} without {left_out}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_single_wrong_bit_is_counted() {
+    let data = Data { seed: 5, ranks: 3, op: Some(ReduceOp::Sum), modest: false };
+    let len = TILE + 1000;
+    let expectation = Expectation::<f32>::new(Operation::ReduceScatter, &data, 2, 0, 3 * len);
+    let mut received: Vec<f32> = (2 * len..3 * len).map(|i| data.reduced(i)).collect();
+    assert_eq!(expectation.wrong(&received), 0);
+    received[TILE + 1] = f32::from_bits(received[TILE + 1].to_bits() ^ 1);
+    received[0] = f32::NAN;
+    assert_eq!(expectation.wrong(&received), 2);
+    received.rotate_left(64);
+    assert!(expectation.wrong(&received) as usize > len * 9 / 10, "a shifted result passes for right");
+}
+
+#[test]
+fn each_operation_expects_its_own_layout() {
+    let data = Data { seed: 9, ranks: 3, op: None, modest: false };
+    let part = 10;
+    let given: Vec<Vec<i32>> =
+        (0..3).map(|r| (0..3 * part).map(|i| data.contribution(i, r)).collect()).collect();
+    let rank = 1;
+    let root = 2;
+    let of = |operation| Expectation::<i32>::new(operation, &data, rank, root, 3 * part);
+    let gathered: Vec<i32> = given.iter().flat_map(|g| g[..part].to_vec()).collect();
+    let exchanged: Vec<i32> = given.iter().flat_map(|g| g[rank * part..(rank + 1) * part].to_vec()).collect();
+    for (operation, right) in [
+        (Operation::AllGather, gathered.clone()),
+        (Operation::AllToAll, exchanged),
+        (Operation::Broadcast, given[root].clone()),
+        (Operation::Scatter, given[root][part..2 * part].to_vec()),
+        (Operation::SendRecv, given[0].clone()),
+    ] {
+        assert_eq!(of(operation).wrong(&right), 0, "{operation:?}");
+        let zeros = vec![0; right.len()];
+        assert_eq!(of(operation).wrong(&zeros) as usize, right.len(), "{operation:?}");
+    }
+    // Gather's result is undefined but on the root.
+    assert_eq!(of(Operation::Gather).wrong(&gathered[..0]), 0);
+    let at_root = Expectation::<i32>::new(Operation::Gather, &data, root, root, 3 * part);
+    assert_eq!((at_root.wrong(&gathered), at_root.wrong(&[0; 30])), (0, 30));
+    let mut send = vec![0; part];
+    of(Operation::AllGather).fill(&mut send);
+    assert_eq!(send, given[rank][..part]);
+}
+
+#[test]
+fn modest_integers_stay_within_their_type() {
+    fn check<T: Exact>() {
+        for (ranks, op) in
+            [2, 3, 5, 40].into_iter().flat_map(|n| [(n, ReduceOp::Sum), (n, ReduceOp::Product)])
+        {
+            let data = Data { seed: 11, ranks, op: Some(op), modest: true };
+            for index in 0..200 {
+                let each = (0..ranks).map(|rank| data.contribution::<T>(index, rank).number());
+                let (least, most) = match (T::SIGNED, 8 * size_of::<T>().min(6) as i32) {
+                    (true, bits) => (-(2f64.powi(bits - 1)), 2f64.powi(bits - 1) - 1.0),
+                    (false, bits) => (0.0, 2f64.powi(bits) - 1.0),
+                };
+                let all = match op {
+                    ReduceOp::Sum => each.clone().map(f64::abs).sum::<f64>(),
+                    _ => each.clone().map(f64::abs).product(),
+                };
+                assert!(all <= most && each.clone().all(|x| x >= least), "{op:?} {ranks} {all}");
+                let exact: f64 = if op == ReduceOp::Sum { each.sum() } else { each.product() };
+                assert_eq!(data.reduced::<T>(index).number(), exact);
+            }
+        }
+    }
+    check::<i8>();
+    check::<u8>();
+    check::<i32>();
+    check::<u32>();
+    check::<i64>();
+    check::<u64>();
+}

@@ -1,0 +1,142 @@
+//! Which model, with which weights, and what a micro-batch of it is.
+
+use super::usage;
+use crate::args::Precision;
+use crate::device::Device;
+use crate::failure::{Failure, Result};
+use crate::tokenizer::Tokenizer;
+use collectives::Float;
+use models::hf::Checkpoint;
+use models::{Accounts, Footprint, Llama, LlamaConfig, Model, TensorSpec};
+use std::ops::Range;
+use std::path::Path;
+
+/// What a source of weights gives back.
+type Source = std::result::Result<(), String>;
+
+/// The largest micro-batch, and how it is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct MicroBatch {
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// Which activations backward computes again.
+    pub recompute: models::Recompute,
+    /// Compute threads.
+    pub threads: usize,
+}
+
+/// A model by name or directory.
+pub struct ModelChoice {
+    /// As the user named it.
+    pub name: String,
+    /// Its shape.
+    pub config: LlamaConfig,
+    /// Its weights, if it came from a directory.
+    pub weights: Option<Checkpoint>,
+}
+
+impl ModelChoice {
+    /// A known name, or a Hugging Face directory.
+    ///
+    /// # Errors
+    /// An unknown name, or a directory whose content is not a whole model.
+    pub fn open(name: &str) -> Result<Self> {
+        let path = Path::new(name);
+        if path.is_dir() {
+            return Self::directory(path);
+        }
+        if path.exists() || name.contains('/') {
+            return usage(format!(
+                "--model {name} is not a directory: give a Hugging Face directory with config.json and \
+                 model.safetensors, or one of {}",
+                LlamaConfig::PRESETS.join(", ")
+            ));
+        }
+        let config = LlamaConfig::preset(name).map_err(Failure::usage)?;
+        Ok(ModelChoice { name: name.to_owned(), config, weights: None })
+    }
+
+    /// A Hugging Face directory.
+    ///
+    /// # Errors
+    /// Whatever makes it not a whole model.
+    pub fn directory(path: &Path) -> Result<Self> {
+        let weights = Checkpoint::open(path).map_err(Failure::usage)?;
+        let config = weights.config().clone();
+        Ok(ModelChoice { name: path.display().to_string(), config, weights: Some(weights) })
+    }
+
+    /// The model without weights, its memory booked on `accounts`.
+    ///
+    /// # Errors
+    /// A micro-batch that is too large to be computed, or threads that cannot be started.
+    pub fn build<T: Float>(&self, batch: &MicroBatch, accounts: &Accounts) -> Result<Box<dyn Model<T>>> {
+        let MicroBatch { rows, length, recompute, threads } = *batch;
+        let model = Llama::<T>::new(&self.config, rows, length, recompute, threads, accounts);
+        Ok(Box::new(model.map_err(Failure::run)?))
+    }
+
+    /// What [`build`](Self::build) will hold.
+    ///
+    /// # Errors
+    /// A micro-batch that is too large to be computed.
+    pub fn footprint(&self, batch: &MicroBatch, dtype: Precision, device: &Device) -> Result<Footprint> {
+        let MicroBatch { rows, length, recompute, threads } = *batch;
+        let (config, dtype) = (&self.config, dtype.dtype());
+        let footprint = match device {
+            Device::Cpu => models::footprint(config, rows, length, dtype, recompute, threads),
+            _ => models::device_footprint(config, rows, length, dtype, recompute),
+        };
+        footprint.map_err(Failure::usage)
+    }
+
+    /// Where first weights come from: the directory, or the seed.
+    pub fn source(&self, seed: u64) -> impl FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> Source + '_ {
+        move |spec, range, out| match &self.weights {
+            Some(weights) => weights.read_range(&spec.name, range, out).map_err(|e| e.to_string()),
+            None => {
+                models::init_range(spec, seed, range, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// The tokenizer that was asked for; by default the model directory's own, else bytes.
+    ///
+    /// # Errors
+    /// No tokenizer, or one with more tokens than the model knows.
+    pub fn tokenizer(&self, asked: Option<&str>) -> Result<Tokenizer> {
+        let own = self.weights.as_ref().map(|w| w.dir().join("tokenizer.json")).filter(|path| path.is_file());
+        let own = own.map(|path| path.display().to_string());
+        let tokenizer = Tokenizer::open(asked.or(own.as_deref()).unwrap_or("bytes"))?;
+        let (has, fits) = (tokenizer.vocab(), self.config.vocab);
+        if has > fits {
+            return usage(format!(
+                "tokenizer {} makes tokens up to {}, but model {} has a vocabulary of {fits}: take a tokenizer \
+                 with at most {fits} tokens or a model with at least {has}",
+                tokenizer.name(),
+                has - 1,
+                self.name
+            ));
+        }
+        Ok(tokenizer)
+    }
+
+    /// The sequence length that was asked for, or the model's context up to `most`.
+    ///
+    /// # Errors
+    /// Nothing, or more than the model's context.
+    pub fn sequence(&self, asked: Option<usize>, most: usize) -> Result<usize> {
+        let context = self.config.context;
+        match asked.unwrap_or(context.min(most)) {
+            0 => usage("--seq 0: a sequence has at least 1 token".into()),
+            seq if seq > context => {
+                let name = &self.name;
+                usage(format!("--seq {seq}: model {name} has a context of {context} tokens, so at most that"))
+            }
+            seq => Ok(seq),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! How many ranks there are, and how they reach each other.
+
+use super::usage;
+use crate::args::RankArgs;
+use crate::bench::tuning;
+use crate::failure::Result;
+use crate::gpus;
+use crate::layers::Layers;
+use crate::machine;
+use crate::transports::Transport;
+use collectives::bootstrap::Identity;
+use std::time::Duration;
+
+/// More ranks than this on one machine are a typing error.
+const MOST_RANKS: usize = 1024;
+
+/// How many ranks, and how they reach each other.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    /// All ranks of the run.
+    pub world: usize,
+    /// What reaches every one of them.
+    pub transport: Transport,
+    /// What lies over that.
+    pub layers: Layers,
+    /// The name of both together, in output and in tuning tables.
+    pub label: String,
+    /// Compute threads of each.
+    pub threads: usize,
+    /// How long they wait for each other at the start.
+    pub rendezvous_timeout: Duration,
+    /// How their communicators behave.
+    pub options: collectives::Options,
+    /// Whether the transport's own collectives are wanted beside ours.
+    pub native: bool,
+    /// Whether memory of GPUs goes over NCCL, and only the rest over the transport.
+    pub nccl: bool,
+    /// Whether ranks may share a GPU.
+    pub share_gpus: bool,
+}
+
+impl Ranks {
+    /// Checks the flags. `identity` is this process's place among the ranks, if something has started those.
+    ///
+    /// # Errors
+    /// No ranks, too many, or a transport that cannot be used.
+    pub fn plan(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
+        let world = match (args.ranks, identity.map(|i| i.world)) {
+            (Some(asked), Some(there)) if asked != there => {
+                return usage(format!(
+                    "--ranks {asked}, but the launcher started {there}: leave --ranks away under mpirun and srun"
+                ));
+            }
+            (_, Some(there)) => there,
+            (asked, None) => asked.unwrap_or(2),
+        };
+        if world == 0 || world > MOST_RANKS {
+            return usage(format!("--ranks {world}: a run has from 1 to {MOST_RANKS} ranks"));
+        }
+        // The cores of this host are for its own ranks.
+        let here = identity.and_then(|i| i.local_size).unwrap_or(world).max(1);
+        let threads = args.threads.unwrap_or_else(|| (machine::cores() / here).max(1));
+        if threads == 0 || threads > 1024 {
+            return usage(format!("--threads {threads}: a rank computes with 1 to 1024 threads"));
+        }
+        let seconds = args.rendezvous_timeout;
+        if !(seconds.is_finite() && seconds > 0.0 && seconds <= 1e6) {
+            return usage(format!(
+                "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
+            ));
+        }
+        let (nccl, host) = match args.transport.strip_prefix("nccl") {
+            Some("") => (true, "auto"),
+            Some(rest) if rest.starts_with('+') => (true, &rest[1..]),
+            _ => (false, args.transport.as_str()),
+        };
+        let args = &RankArgs { transport: host.to_owned(), ..args.clone() };
+        if let (true, Some(why)) = (nccl, gpus::obstacle()) {
+            return usage(format!("transport nccl cannot be used: {why}"));
+        }
+        let (mut layers, between) = Layers::plan(args)?;
+        let transport = Transport::choose(between, identity)?;
+        if between == "auto" && matches!(transport, Transport::Mpi | Transport::Ucx) {
+            layers.inside = Some(Transport::Shm);
+        }
+        let (label, flags) = (layers.label(transport), layers.flags(transport));
+        let tuning = match tuning::named(args.tuning.as_ref()) {
+            Some(path) => tuning::load(&path, &label, world, &flags)?,
+            None => layers.tuning(world),
+        };
+        Ok(Ranks {
+            world,
+            transport,
+            layers,
+            label,
+            threads,
+            rendezvous_timeout: Duration::from_secs_f64(seconds),
+            options: collectives::Options { tuning, ..Default::default() },
+            native: false,
+            nccl,
+            share_gpus: args.share_gpus,
+        })
+    }
+
+    /// What all ranks must have been asked for.
+    pub fn asked(&self) -> String {
+        format!("{}{}", if self.nccl { "nccl+" } else { "" }, self.label)
+    }
+
+    /// For commands that use no GPU.
+    ///
+    /// # Errors
+    /// NCCL was asked for.
+    pub fn on_hosts(&self, command: &str) -> Result<()> {
+        match self.nccl {
+            true => usage(format!(
+                "--transport nccl is between GPUs, which {command} does not use: take --transport {}",
+                self.label
+            )),
+            false => Ok(()),
+        }
+    }
+}
