@@ -175,7 +175,6 @@ fn rank_process() {
             drop(t);
             std::process::exit(code);
         }
-        "bandwidth" => p2p::bandwidth(&mut t),
         // One case after which MPI may be of no use any more.
         other => {
             let all = cases();
@@ -459,15 +458,5 @@ fn a_failing_rank_ends_the_job_with_its_reason() {
     // The others hear it first-hand before the launcher ends them, unless it is very quick.
     for line in all.lines().filter(|l| l.contains("error: rank 1 gave up")) {
         assert!(line.contains("No space left"), "{line}");
-    }
-}
-
-/// One-way messages, as for UCX. Run by hand: `cargo test --release --features mpi --test mpi_transport -- --ignored
-/// --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn measure() {
-    if let Some(output) = run("bandwidth", 2) {
-        print!("{}:\n{}", library(), text(&output));
     }
 }

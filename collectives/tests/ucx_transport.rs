@@ -149,7 +149,6 @@ fn rank_process() {
             |case| !case.fails && (case.name.contains("flight") || case.name == "split"),
             Progress::Thread { cpu: None },
         ),
-        "bandwidth" => p2p::bandwidth(&mut t),
         other => {
             // A case of the suite after which nothing works any more.
             let all = cases();
@@ -321,24 +320,5 @@ fn unknown_ucx_transports_are_explained() {
     for output in &outputs {
         let all = text(output);
         assert!(!output.status.success() && all.contains("UCX_TLS=nosuchtransport"), "{all}");
-    }
-}
-
-/// One-way messages as `ucx_perftest -t tag_bw` sends them; prints rank 0's rate. Run by hand:
-/// `cargo test --release --test ucx_transport -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn measure() {
-    for tls in ["posix,cma", "tcp"] {
-        for output in finish(start("bandwidth", 2, tls)) {
-            print!(
-                "{}",
-                text(&output)
-                    .lines()
-                    .filter(|l| l.contains("GB/s"))
-                    .map(|l| format!("{tls}: {l}\n"))
-                    .collect::<String>()
-            );
-        }
     }
 }

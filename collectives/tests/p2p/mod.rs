@@ -305,38 +305,3 @@ pub fn suite(t: &mut dyn Transport) {
     wrong_ranks(t);
     barrier(t, 4242);
 }
-
-/// One-way messages one after another, as `ucx_perftest -t tag_bw -O 1` sends them; rank 0 prints its rate.
-pub fn bandwidth(t: &mut dyn Transport) {
-    for (bytes, count) in [(8, 100_000), (4096, 100_000), (65536, 20_000), (1 << 20, 3000), (16 << 20, 100)] {
-        let mut data = vec![1u8; bytes];
-        let mut best = Duration::MAX;
-        for _ in 0..5 {
-            barrier(t, 1);
-            let start = Instant::now();
-            if t.rank() == 0 {
-                for _ in 0..count {
-                    // SAFETY: `data` stays until the wait is over.
-                    let request = unsafe { t.send(1, Tag(7), data.as_ptr(), bytes).unwrap() };
-                    while !t.test(request).unwrap() {}
-                }
-            } else {
-                for _ in 0..count {
-                    // SAFETY: as above.
-                    let request = unsafe { t.recv(0, Tag(7), data.as_mut_ptr(), bytes).unwrap() };
-                    while !t.test(request).unwrap() {}
-                }
-            }
-            barrier(t, 2);
-            best = best.min(start.elapsed());
-        }
-        if t.rank() == 0 {
-            let each = best / count;
-            println!(
-                "{bytes} bytes: {:.2} us, {:.2} GB/s",
-                each.as_secs_f64() * 1e6,
-                bytes as f64 / each.as_secs_f64() / 1e9
-            );
-        }
-    }
-}
