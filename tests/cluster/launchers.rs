@@ -131,7 +131,10 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
             let run = endless(&bench, mpirun, transport);
             signal(run.id(), Signal::INT);
             let outcome = bench.finish(run);
-            assert_ne!(outcome.code, Some(0), "{outcome:?}");
+            // Hydra passes the signal on, ends, and has been seen to end with 0 of itself.
+            if mpirun == Mpirun::OpenMpi {
+                assert_ne!(outcome.code, Some(0), "{outcome:?}");
+            }
             nothing_half_written(&bench);
         }
     }
