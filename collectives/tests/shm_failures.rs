@@ -80,6 +80,9 @@ fn a_killed_rank_ends_the_others_by_name() {
 fn a_failing_rank_says_why_to_all() {
     let reports = job("a_failing_rank_says_why_to_all", &[3], || {
         let mut t = connect().expect("a group");
+        // Only once all are in: who is still on the way would not get in at all.
+        let peers = if t.rank() == 1 { &[0, 2][..] } else { &[1] };
+        peers.iter().for_each(|&peer| pair(&mut *t, peer, 1).expect("a message"));
         if t.rank() == 1 {
             t.abort(&Error::Launch("the disk is full".into()));
             exit(4);
@@ -103,6 +106,8 @@ fn a_failing_rank_says_why_to_all() {
 fn a_panicking_rank_is_named() {
     let reports = job("a_panicking_rank_is_named", &[2], || {
         let mut t = connect().expect("a group");
+        let other = 1 - t.rank();
+        pair(&mut *t, other, 1).expect("a message");
         if t.rank() == 1 {
             panic!("on purpose");
         }
