@@ -5,8 +5,8 @@
 
 use collectives::{Element, Float, View, ViewMut, bf16};
 use models::{
-    Accounts, AttentionBackward, AttentionShape, Batch, Gradients, Llama, LlamaConfig, Matrix, Model, Ops,
-    Plus, Recompute, Team, Turn, Weights, init_range,
+    Accounts, AttentionBackward, AttentionShape, Batch, Gradients, Llama, LlamaConfig, Matrix, Model, Normed,
+    Ops, Plus, Recompute, Team, Turn, Weights, init_range,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -92,15 +92,13 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
 
     fn norm_backward(
         &mut self,
-        x: View<'_, T>,
-        weight: View<'_, T>,
-        eps: f32,
+        normed: Normed<'_, T>,
         d_out: View<'_, T>,
         d_x: ViewMut<'_, T>,
         add: bool,
         d_weight: ViewMut<'_, T>,
     ) {
-        self.note("norm backward", 0.0, |o| o.norm_backward(x, weight, eps, d_out, d_x, add, d_weight));
+        self.note("norm backward", 0.0, |o| o.norm_backward(normed, d_out, d_x, add, d_weight));
     }
 
     fn rope(

@@ -18,6 +18,6 @@ pub use config::{LlamaConfig, Rope, RopeScaling};
 pub use error::{Error, Result};
 pub use init::init_range;
 pub use llama::{Accounts, Footprint, Llama, Recompute, device_footprint, footprint};
-pub use ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
+pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 pub use team::Team;
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

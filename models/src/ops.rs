@@ -59,6 +59,17 @@ pub struct AttentionShape {
     pub width: usize,
 }
 
+/// What a norm was of.
+#[derive(Clone, Copy)]
+pub struct Normed<'a, T: Element> {
+    /// Its input.
+    pub x: View<'a, T>,
+    /// Its weight.
+    pub weight: View<'a, T>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// Which way a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -112,13 +123,10 @@ pub trait Ops<T: Float>: Send {
     /// RMSNorm: `out = x / sqrt(mean(x^2) + eps) * weight`, over rows of `weight`'s length.
     fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>);
 
-    /// Backward of `norm`: `d_x` is overwritten, or added to if `add`; `d_weight` is overwritten.
-    #[allow(clippy::too_many_arguments)]
+    /// Backward of `norm` of `normed`: `d_x` is overwritten, or added to if `add`; `d_weight` is overwritten.
     fn norm_backward(
         &mut self,
-        x: View<'_, T>,
-        weight: View<'_, T>,
-        eps: f32,
+        normed: Normed<'_, T>,
         d_out: View<'_, T>,
         d_x: ViewMut<'_, T>,
         add: bool,
@@ -139,7 +147,6 @@ pub trait Ops<T: Float>: Send {
 
     /// Causal softmax attention: `q` and `out` (n, Q), `k` and `v` (n, KV); `log_sums` (rows, heads, length) gets
     /// the logarithm of each softmax's denominator. Memory grows linearly with the sequence.
-    #[allow(clippy::too_many_arguments)]
     fn attention(
         &mut self,
         shape: AttentionShape,

@@ -5,11 +5,9 @@
 
 use crate::error::Result;
 use crate::grads::Grads;
-use crate::kernels::Kernels;
 use crate::plan::{NORM_BLOCK, Plan};
-use crate::step::Clock;
+use crate::step::Hands;
 use collectives::{Account, Buffer, Communicator, Float};
-use models::Model;
 
 /// Partial sums of all ranks, kept between steps.
 pub struct Norm {
@@ -45,17 +43,13 @@ impl Norm {
     }
 
     /// The norm of the reduced gradient over all ranks, and the sum of the ranks' `loss`.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn global<T: Float>(
         &mut self,
-        plan: &Plan,
-        comm: &Communicator,
-        model: &dyn Model<T>,
-        kernels: &mut dyn Kernels<T>,
+        hands: &mut Hands<'_, T>,
         grads: &Grads<T>,
         loss: f64,
-        clock: &mut Clock,
     ) -> Result<Global> {
+        let Hands { plan, comm, model, kernels, clock } = hands;
         let mine = plan.rank * self.stride;
         let partials = &mut self.partials;
         kernels.put(&[loss], partials.view_mut().slice(mine..mine + 1))?;

@@ -137,14 +137,15 @@ impl<T: Float> Trainer<T> {
         clock.compute(|| kernels.finish())?;
 
         let (update, communication) = (Instant::now(), clock.communication);
-        let global = norm.global(plan, comm, &**model, &mut **kernels, grads, loss, clock)?;
+        let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
+        let global = norm.global(&mut hands, grads, loss)?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
             return Err(Error::NotFinite { step: optimizer.steps() + 1, norm: global.norm });
         }
         let clip = clip::factor(global.norm, plan.config.clip);
-        optimizer.update(plan, comm, &**model, &mut **kernels, params, grads, lr, clip, clock)?;
+        optimizer.update(&mut hands, params, grads, lr, clip)?;
 
         let exposed = clock.communication - communication;
         report.optimizer_seconds = (update.elapsed() - exposed).as_secs_f64();
@@ -247,6 +248,15 @@ fn plan_for<T: Float>(
     let reads: Vec<bool> = (0..units.len()).map(|u| model.backward_reads_weights(u)).collect();
     let config = Config { placement, ..config.clone() };
     Plan::new(units, &reads, T::DTYPE, &config, comm.rank(), comm.size())
+}
+
+/// What the end of a step works with: where everything is, who the ranks are, what computes, and the clock.
+pub(crate) struct Hands<'a, T: Float> {
+    pub plan: &'a Plan,
+    pub comm: &'a Communicator,
+    pub model: &'a dyn Model<T>,
+    pub kernels: &'a mut dyn Kernels<T>,
+    pub clock: &'a mut Clock,
 }
 
 /// Where the wall time of this thread goes.

@@ -1,5 +1,4 @@
 //! What every transport owes the engine, asked at the level of messages. Each rank calls these with its transport.
-#![allow(dead_code)]
 
 use collectives::transport::{Request, Tag, Transport};
 use collectives::{Error, Result};

@@ -180,7 +180,15 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                 let count = QUERIES.min(length - first);
                 let rows = queries.mat(q, first, head, width);
                 // SAFETY: this is compiled and called for the kernel's processor.
-                unsafe { scores::<K, T>(rows, width, first, count, s.keys_t, s.left, s.scores, long) };
+                unsafe {
+                    scores::<K, T>(
+                        rows,
+                        count,
+                        s.keys_t,
+                        s.left,
+                        Scores { out: s.scores, stride: long, width, first },
+                    )
+                };
                 let (mut largest, mut sums) = ([0f32; QUERIES], [1f32; QUERIES]);
                 for r in (0..count).step_by(ABREAST) {
                     let mut rows = Abreast::new(s.scores, long, r, first + r);
@@ -237,8 +245,10 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 let d_rows = queries.mat(d_out, first, head, width);
                 // SAFETY: this is compiled and called for the kernel's processor.
                 unsafe {
-                    scores::<K, T>(rows, width, first, count, s.keys_t, s.left, s.scores, long);
-                    scores::<K, T>(d_rows, width, first, count, s.values_t, s.left, s.d_scores, long);
+                    let to = Scores { out: s.scores, stride: long, width, first };
+                    scores::<K, T>(rows, count, s.keys_t, s.left, to);
+                    let to = Scores { out: s.d_scores, stride: long, width, first };
+                    scores::<K, T>(d_rows, count, s.values_t, s.left, to);
                 }
                 let (mut log_sum, mut delta) = ([0f32; QUERIES], [0f32; QUERIES]);
                 for r in 0..count {
@@ -294,22 +304,19 @@ fn tile_at<K: Kernel>(row: usize, column: usize, width: usize) -> usize {
     row * width.next_multiple_of(K::NR) + column * K::MR
 }
 
-/// `out (count, first + count) = rows (count, width) * right (width, ..)`, without tiles above the diagonal.
+/// `to (count, first + count) = rows (count, width) * right (width, ..)`, without tiles above the diagonal.
 ///
 /// # Safety
 /// As for [`Kernel::tile`].
-#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 unsafe fn scores<K: Kernel, T: Float>(
     rows: Mat<'_, T>,
-    width: usize,
-    first: usize,
     count: usize,
     right: &[u32],
     left: &mut [u32],
-    out: &mut [f32],
-    stride: usize,
+    mut to: Scores<'_>,
 ) {
+    let (width, first) = (to.width, to.first);
     // An odd last row would be rounded up to one that may not exist.
     let left = Left::in_place::<K, T>(rows).filter(|_| count.is_multiple_of(2)).unwrap_or_else(|| {
         pack::left_along::<K, T>(rows, count, width, left);
@@ -317,9 +324,8 @@ unsafe fn scores<K: Kernel, T: Float>(
     });
     let right = Right::packed::<K>(right, width * K::NR);
     let sweep = Sweep { rows: count, columns: first + count, right };
-    let mut tiles = Scores { out, stride, width, first };
     // SAFETY: the caller's promise; the operands are packed as said.
-    unsafe { sweep.run::<K>(left, &mut tiles) };
+    unsafe { sweep.run::<K>(left, &mut to) };
 }
 
 /// Scores on and below the diagonal, written where they belong: there is room for whole tiles.

@@ -13,7 +13,7 @@ mod product;
 mod tests;
 
 use crate::error::Result;
-use crate::ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
+use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use crate::team::{Shared, Team};
 use collectives::{Buffer, DType, Element, Float, View, ViewMut};
 use kernel::Isa;
@@ -215,14 +215,13 @@ impl<T: Float> Ops<T> for Cpu {
 
     fn norm_backward(
         &mut self,
-        x: View<'_, T>,
-        weight: View<'_, T>,
-        eps: f32,
+        normed: Normed<'_, T>,
         d_out: View<'_, T>,
         d_x: ViewMut<'_, T>,
         add: bool,
         d_weight: ViewMut<'_, T>,
     ) {
+        let Normed { x, weight, eps } = normed;
         let (x, weight, d_out, d_x) = (x.host(), weight.host(), d_out.host(), d_x.host());
         let h = weight.len();
         assert!(x.len() == d_out.len() && x.len() == d_x.len(), "as many gradients as inputs of a norm");

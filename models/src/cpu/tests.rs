@@ -2,7 +2,7 @@
 //! instruction sets and numbers of threads.
 
 use super::*;
-use crate::ops::{AttentionBackward, AttentionShape};
+use crate::ops::{AttentionBackward, AttentionShape, Normed};
 use collectives::bf16;
 use collectives::simd::{Level, with_level};
 
@@ -302,9 +302,7 @@ fn norms_agree_with_their_definition_and_differences() {
                     out.as_mut_slice().into(),
                 );
                 cpu.norm_backward(
-                    x.as_slice().into(),
-                    w.as_slice().into(),
-                    eps,
+                    Normed { x: x.as_slice().into(), weight: w.as_slice().into(), eps },
                     d_out.as_slice().into(),
                     d_x.as_mut_slice().into(),
                     true,

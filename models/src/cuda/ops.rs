@@ -2,7 +2,7 @@
 
 use super::{attention, elementwise, embed, loss, sources};
 use crate::error::{Error, Result};
-use crate::ops::{AttentionBackward, AttentionShape, Matrix, Ops, Plus, Turn};
+use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use collectives::device::{Launch, Module, Product, Queue};
 use collectives::{Buffer, Element, Float, View, ViewMut};
 
@@ -179,15 +179,14 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
 
     fn norm_backward(
         &mut self,
-        x: View<'_, T>,
-        weight: View<'_, T>,
-        eps: f32,
+        normed: Normed<'_, T>,
         d_out: View<'_, T>,
         d_x: ViewMut<'_, T>,
         add: bool,
         d_weight: ViewMut<'_, T>,
     ) {
         let partials = &mut self.partials.view_mut();
+        let Normed { x, weight, eps } = normed;
         let launches = elementwise::norm_backward(x, weight, eps, d_out, d_x, add, d_weight, partials);
         launches.iter().for_each(|launch| run(&mut self.queue, launch));
     }

@@ -1,7 +1,7 @@
 //! A block: attention and feed-forward, each behind a norm and added to the residual stream.
 
 use super::{Llama, Recompute};
-use crate::ops::{AttentionBackward, Matrix, Ops, Plus, Turn};
+use crate::ops::{AttentionBackward, Matrix, Normed, Ops, Plus, Turn};
 use crate::unit::{Gradients, Weights};
 use collectives::Float;
 
@@ -123,7 +123,8 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
         ops.product(s.d_normed.view_mut().slice(0..n * h), Plus::Old, d_up, w(UP, f, h));
         let d_normed = s.d_normed.view().slice(0..n * h);
         let d_stream = s.d_stream.view_mut().slice(0..n * h);
-        ops.norm_backward(middle, norm, eps, d_normed, d_stream, true, gradients.tensor(unit, POST_NORM));
+        let normed = Normed { x: middle, weight: norm, eps };
+        ops.norm_backward(normed, d_normed, d_stream, true, gradients.tensor(unit, POST_NORM));
         gradients.ready(unit, POST_NORM);
     }
 
@@ -178,7 +179,8 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
         ops.product(s.d_normed.view_mut().slice(0..n * h), Plus::Old, d_v, w(V, kv, h));
         let d_normed = s.d_normed.view().slice(0..n * h);
         let d_stream = s.d_stream.view_mut().slice(0..n * h);
-        ops.norm_backward(x, norm, eps, d_normed, d_stream, true, gradients.tensor(unit, INPUT_NORM));
+        let normed = Normed { x, weight: norm, eps };
+        ops.norm_backward(normed, d_normed, d_stream, true, gradients.tensor(unit, INPUT_NORM));
         gradients.ready(unit, INPUT_NORM);
     }
 }

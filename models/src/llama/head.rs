@@ -1,7 +1,7 @@
 //! The head: the final norm, logits and the loss, a chunk of tokens at a time.
 
 use super::Llama;
-use crate::ops::{Matrix, Ops, Plus};
+use crate::ops::{Matrix, Normed, Ops, Plus};
 use crate::unit::{Gradients, Weights};
 use collectives::Float;
 use std::ops::Range;
@@ -106,7 +106,7 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
         let x = s.streams[self.shape.layers].view().slice(0..n * h);
         let (norm, d_norm) = (weights.tensor(head, NORM), gradients.tensor(head, NORM));
         let (d_normed, d_x) = (s.d_normed.view().slice(0..n * h), s.d_stream.view_mut().slice(0..n * h));
-        ops.norm_backward(x, norm, eps, d_normed, d_x, false, d_norm);
+        ops.norm_backward(Normed { x, weight: norm, eps }, d_normed, d_x, false, d_norm);
         gradients.ready(head, NORM);
         self.fetch_losses();
     }

@@ -3,6 +3,11 @@
 use crate::emulator::emulator;
 use collectives::Buffer;
 use collectives::device::Range;
+use collectives::device::emulation::Parts;
+
+fn parts<'a>(kernel: &'a str, blocks: u32, slots: &'a [u64], ranges: &'a [Range]) -> Parts<'a> {
+    Parts { module: "faults", kernel, grid: [blocks, 1, 1], threads: 64, shared: 1024, slots, ranges }
+}
 
 #[test]
 fn every_kind_of_mistake_is_noticed() {
@@ -12,7 +17,7 @@ fn every_kind_of_mistake_is_noticed() {
         let (start_x, start_y) = (x.host_mut().as_mut_ptr() as u64, y.host().as_ptr() as u64);
         let range = |start, writable| Range { start, bytes: 128, writable, reaches: 0 };
         let ranges = [range(start_x, 1), range(start_y, 0)];
-        emulator.run("faults", kernel, &[2, 1, 1], 64, 1024, &[start_x, start_y, 32], &ranges, seed)
+        emulator.run(&parts(kernel, 2, &[start_x, start_y, 32], &ranges), seed)
     };
     let mistakes = [
         ("out_of_bounds", "writes 4 bytes at byte 128 of array 0, which has 128 bytes"),
@@ -46,7 +51,7 @@ fn every_kind_of_mistake_is_noticed() {
     ];
     let slots = [ranges[0].start, ranges[1].start, 32];
     for seed in 0..4 {
-        emulator.run("faults", "correct", &[1, 1, 1], 64, 1024, &slots, &ranges, seed).unwrap();
+        emulator.run(&parts("correct", 1, &slots, &ranges), seed).unwrap();
         assert!(x.host().iter().enumerate().all(|(i, x)| *x == 64.0 - i as f32));
     }
 }

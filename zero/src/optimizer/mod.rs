@@ -9,9 +9,9 @@ use crate::grads::Grads;
 use crate::kernels::{Kernels, Update};
 use crate::params::Params;
 use crate::plan::Plan;
-use crate::step::Clock;
+use crate::step::Hands;
 use collectives::{Account, Buffer, Communicator, Float};
-use models::{Model, Unit};
+use models::Unit;
 use std::ops::Range;
 
 /// Where initial weights come from: fills the elements `range` of a tensor. Called for every tensor in order,
@@ -89,19 +89,15 @@ impl Optimizer {
 
     /// One update of everything owned, bucket by bucket, each published while the next is updated.
     /// `clip` scales the gradient.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn update<T: Float>(
         &mut self,
-        plan: &Plan,
-        comm: &Communicator,
-        model: &dyn Model<T>,
-        kernels: &mut dyn Kernels<T>,
+        hands: &mut Hands<'_, T>,
         params: &mut Params<T>,
         grads: &Grads<T>,
         lr: f32,
         clip: f32,
-        clock: &mut Clock,
     ) -> Result<()> {
+        let Hands { plan, comm, model, kernels, clock } = hands;
         self.steps += 1;
         let c = plan.config.adamw.coefficients(self.steps, lr, clip);
         let mut following = plan.buckets().skip(1);

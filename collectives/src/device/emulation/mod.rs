@@ -55,6 +55,24 @@ type Emulate = unsafe extern "C" fn(
     error_bytes: usize,
 ) -> i32;
 
+/// A launch as the emulation takes it.
+pub struct Parts<'a> {
+    /// The name of what was built.
+    pub module: &'a str,
+    /// The entry in it.
+    pub kernel: &'a str,
+    /// Blocks in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// The arguments.
+    pub slots: &'a [u64],
+    /// The arrays that they reach.
+    pub ranges: &'a [Range],
+}
+
 impl Emulator {
     /// Compiles `modules` in `folder`, as far as they are not there from the last time. `None` where there is no C++
     /// compiler.
@@ -100,19 +118,10 @@ impl Emulator {
         EmulatedQueue::new(self.clone(), seed, true)
     }
 
-    /// Runs a kernel from its parts. The ranges are memory of this process that nobody else uses meanwhile.
-    #[allow(clippy::too_many_arguments)]
-    pub fn run(
-        &self,
-        module: &str,
-        kernel: &str,
-        grid: &[u32; 3],
-        threads: u32,
-        shared: u32,
-        slots: &[u64],
-        ranges: &[Range],
-        seed: u64,
-    ) -> Result<(), String> {
+    /// Runs a kernel from its parts, in the order of `seed`. The ranges are memory of this process that nobody else uses
+    /// meanwhile.
+    pub fn run(&self, parts: &Parts<'_>, seed: u64) -> Result<(), String> {
+        let Parts { module, kernel, grid, threads, shared, slots, ranges } = *parts;
         let library = {
             let libraries = self.libraries.lock().unwrap_or_else(|e| e.into_inner());
             // Each library has the emulation's own faults besides its modules.

@@ -1,7 +1,7 @@
 //! What the queues of an emulated device have been given and have not done yet.
 
 use super::queue::{copy, multiply_any, zero};
-use super::{Emulator, Name};
+use super::{Emulator, Name, Parts};
 use crate::device::launch::Launch;
 use crate::device::product::Product;
 use crate::error::{Error, Result};
@@ -198,14 +198,20 @@ impl Device {
 
     /// Runs a kernel now.
     pub fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let (slots, ranges, grid) = (launch.slots(), launch.ranges(), &launch.grid);
         let failed = |source_text| Error::System {
             what: format!("emulating {} of {}", launch.kernel, launch.module),
             source_text,
         };
         let module = Name::of(launch.module).map_err(failed)?;
-        self.emulator
-            .run(module.text(), launch.kernel, grid, launch.threads, launch.shared, slots, ranges, self.seed)
-            .map_err(failed)
+        let parts = Parts {
+            module: module.text(),
+            kernel: launch.kernel,
+            grid: launch.grid,
+            threads: launch.threads,
+            shared: launch.shared,
+            slots: launch.slots(),
+            ranges: launch.ranges(),
+        };
+        self.emulator.run(&parts, self.seed).map_err(failed)
     }
 }
