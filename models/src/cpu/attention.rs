@@ -469,12 +469,16 @@ unsafe fn add_transposed<K: Kernel>(
     let end = first + count;
     for key in (0..end).step_by(KEYS) {
         let keys = KEYS.min(end - key);
-        pack::left_across::<K, f32>(weights.from(key, 0), keys, count, left);
+        let part = weights.from(key, 0);
+        let left = Left::in_place::<K, f32>(part).unwrap_or_else(|| {
+            pack::left_across::<K, f32>(part, keys, count, left);
+            Left::across::<K>(left, count)
+        });
         let right = Right::packed::<K>(right, count * K::NR);
         let sweep = Sweep { rows: keys, columns: width, right };
         let mut tiles = AddTransposed { sums, key, first, count, width };
-        // SAFETY: the caller's promise; the operands are packed as said.
-        unsafe { sweep.run::<K>(Left::across::<K>(left, count), &mut tiles) };
+        // SAFETY: the caller's promise; the operands are packed as said, or have room for another row.
+        unsafe { sweep.run::<K>(left, &mut tiles) };
     }
 }
 

@@ -74,12 +74,13 @@ fn norm_backward_body<T: Float>(
         let scale = inverse_root(x, eps);
         let mean = weighted_dot(x, d_out, weight) / h as f32;
         let pull = scale * scale * scale * mean;
-        for i in 0..h {
-            let (x, d) = (x[i].to_f32(), d_out[i].to_f32());
-            d_weight[i] += d * x * scale;
-            let own = d * weight[i].to_f32() * scale - x * pull;
-            let before = if add { d_x[i].to_f32() } else { 0.0 };
-            d_x[i] = T::from_f32(before + own);
+        let d_norm = d_weight.iter_mut().zip(weight);
+        for (((d_weight, w), d_x), (x, d)) in d_norm.zip(d_x).zip(x.iter().zip(d_out)) {
+            let (x, d) = (x.to_f32(), d.to_f32());
+            *d_weight += d * x * scale;
+            let own = d * w.to_f32() * scale - x * pull;
+            let before = if add { d_x.to_f32() } else { 0.0 };
+            *d_x = T::from_f32(before + own);
         }
     }
 }
