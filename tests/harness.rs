@@ -15,6 +15,23 @@ const HANG: Duration = Duration::from_secs(240);
 /// The variable by which processes of one test are found.
 const TAG: &str = "CARAVAN_TEST_TAG";
 
+/// Operations of `caravan bench` that move data.
+pub const OPERATIONS: [&str; 9] = [
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "send_recv",
+];
+
+/// `caravan train` for ever, which writes metrics and would save a model. [`Bench::endless`] starts it.
+pub const ENDLESS: &str = "train --model nano --data text.txt --steps 100000000 --micro-batch 1 --metrics m.jsonl \
+                           --save out";
+
 /// How a run of the program ended.
 #[derive(Debug)]
 pub struct Outcome {
@@ -153,6 +170,32 @@ impl Bench {
             thread.join().expect("a reader").expect("output")
         };
         Outcome { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
+    /// Starts a command that runs [`ENDLESS`] and waits until its first steps are done.
+    #[track_caller]
+    pub fn endless(&self, mut command: Command) -> Child {
+        self.text("text.txt", 20_000);
+        let mut child = command.spawn().expect("the program starts");
+        let steps = || fs::read_to_string(self.path("m.jsonl")).map_or(0, |text| text.lines().count());
+        while steps() <= 3 {
+            if child.try_wait().expect("a child to wait for").is_some() {
+                panic!("the run ended by itself: {:?}", self.finish(child));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child
+    }
+
+    /// Fails the test if an endless run that was ended left a process, a segment, a model, or half a line.
+    #[track_caller]
+    pub fn nothing_half_written(&self) {
+        self.nothing_left();
+        json_lines(&self.path("m.jsonl"));
+        let entries = fs::read_dir(self.folder.path()).expect("the scratch folder").flatten();
+        let mut names: Vec<_> = entries.map(|e| e.file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["m.jsonl", "text.txt"]);
     }
 
     /// Processes that this test started and that still run, the program's ranks among them.

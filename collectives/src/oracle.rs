@@ -66,6 +66,38 @@ fn write<T: Element>(x: Number) -> T {
     out
 }
 
+/// Element `i` of rank `rank`'s input: a number that differs from all others near it, floats between -2 and 2 and integers
+/// over their whole range, so that sums overflow and round.
+pub fn sample<T: Element>(rank: usize, i: usize) -> T {
+    let x = (rank * 7919 + i * 104_729 + 1) as u64;
+    let noise = x.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
+    let unit = noise as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
+    let spread = noise.wrapping_mul(x);
+    write(match T::DTYPE {
+        DType::F32 | DType::F16 | DType::Bf16 => Number::Single(unit as f32),
+        DType::F64 => Number::Double(unit),
+        DType::I8 | DType::I32 | DType::I64 => Number::Signed(spread as i64),
+        DType::U8 | DType::U32 | DType::U64 => Number::Unsigned(spread),
+    })
+}
+
+/// Calls a function that is generic in the type of elements once for each type.
+#[macro_export]
+macro_rules! for_every_type {
+    ($check:ident) => {
+        $check::<f32>();
+        $check::<f64>();
+        $check::<$crate::f16>();
+        $check::<$crate::bf16>();
+        $check::<i32>();
+        $check::<u32>();
+        $check::<i64>();
+        $check::<u64>();
+        $check::<i8>();
+        $check::<u8>();
+    };
+}
+
 fn join(op: ReduceOp, dtype: DType, a: Number, b: Number) -> Number {
     use Number::{Double, Signed, Single, Unsigned};
     macro_rules! float {

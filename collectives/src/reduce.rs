@@ -127,15 +127,13 @@ mod tests {
     use super::*;
     use crate::oracle;
     use crate::simd::{Level, with_level};
-    use half::f16;
 
-    fn check<T: Element>(make: impl Fn(u64) -> T) {
+    fn check<T: Element>() {
         let bits = |x: &[T]| crate::oracle::bytes(x).to_vec();
         for n in [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 23, 33] {
             for count in [0, 1, 15, 31, 32, 33, 511, 512, 513, 1100] {
-                let data: Vec<Vec<T>> = (0..n)
-                    .map(|r| (0..count).map(|i| make((r * 7919 + i * 104_729 + 1) as u64)).collect())
-                    .collect();
+                let data: Vec<Vec<T>> =
+                    (0..n).map(|r| (0..count).map(|i| oracle::sample(r, i)).collect()).collect();
                 let slices: Vec<&[T]> = data.iter().map(Vec::as_slice).collect();
                 for op in ReduceOp::ALL {
                     let expected = oracle::reduce(op, &slices);
@@ -166,18 +164,7 @@ mod tests {
 
     #[test]
     fn kernels_equal_the_oracle_bit_for_bit() {
-        let noise = |x: u64| x.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
-        let unit = |x: u64| noise(x) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
-        check::<f32>(|x| unit(x) as f32);
-        check::<f64>(unit);
-        check::<f16>(|x| f16::from_f64(unit(x)));
-        check::<bf16>(|x| bf16::from_f64(unit(x)));
-        check::<i32>(|x| noise(x) as i32);
-        check::<u32>(|x| noise(x) as u32);
-        check::<i64>(|x| noise(x).wrapping_mul(x) as i64);
-        check::<u64>(|x| noise(x).wrapping_mul(x));
-        check::<i8>(|x| noise(x) as i8);
-        check::<u8>(|x| noise(x) as u8);
+        crate::for_every_type!(check);
     }
 
     #[test]

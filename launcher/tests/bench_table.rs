@@ -1,6 +1,6 @@
 //! The benchmark's table as nccl-tests' parsers read it, and its numbers against each other.
 
-use harness::Bench;
+use harness::{Bench, OPERATIONS};
 use serde_json::Value;
 use std::fs;
 use std::time::Instant;
@@ -139,18 +139,6 @@ fn follows(size: usize, time: f64, factor: f64, shown: f64) {
         );
     }
 }
-
-const OPERATIONS: [&str; 9] = [
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "send_recv",
-];
 
 #[test]
 fn every_operation_prints_nccl_tests_table_with_consistent_numbers() {

@@ -1,11 +1,9 @@
 //! mpirun of Open MPI and of MPICH on this host: the same bits as own ranks, and every way to end early.
 
 use crate::{CARAVAN, Mpirun, TRAIN, bench, same, traced};
-use harness::{Bench, Outcome, is_root, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
-use std::fs;
 use std::process::{Child, Command};
-use std::time::Duration;
 
 #[test]
 fn every_launcher_and_transport_gives_the_same_bits() {
@@ -97,30 +95,7 @@ fn a_failing_rank_takes_the_job_down_with_its_reason() {
 
 /// A run that takes for ever, started and under way.
 fn endless(bench: &Bench, mpirun: Mpirun, transport: &str) -> Child {
-    bench.text("text.txt", 20_000);
-    let line = format!(
-        "{CARAVAN} train --model nano --data text.txt --steps 100000000 --micro-batch 1 --metrics m.jsonl --save out \
-         --quiet --transport {transport}"
-    );
-    let mut child = mpirun.run(bench, &[(3, &line)]).spawn().unwrap();
-    loop {
-        if fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count()) > 3 {
-            return child;
-        }
-        if child.try_wait().unwrap().is_some() {
-            panic!("the run ended by itself: {:?}", bench.finish(child));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Nothing but what was there before, and whole lines.
-fn nothing_half_written(bench: &Bench) {
-    bench.nothing_left();
-    harness::json_lines(&bench.path("m.jsonl"));
-    let mut names: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
-    names.sort();
-    assert_eq!(names, ["m.jsonl", "text.txt"]);
+    bench.endless(mpirun.run(bench, &[(3, &format!("{CARAVAN} {ENDLESS} --quiet --transport {transport}"))]))
 }
 
 #[test]
@@ -135,7 +110,7 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
             if mpirun == Mpirun::OpenMpi {
                 assert_ne!(outcome.code, Some(0), "{outcome:?}");
             }
-            nothing_half_written(&bench);
+            bench.nothing_half_written();
         }
     }
 }
@@ -151,7 +126,7 @@ fn a_killed_rank_takes_the_job_down() {
             signal(ranks[1], Signal::KILL);
             let outcome = bench.finish(run);
             assert_ne!(outcome.code, Some(0), "{outcome:?}");
-            nothing_half_written(&bench);
+            bench.nothing_half_written();
         }
     }
 }

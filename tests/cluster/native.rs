@@ -1,6 +1,7 @@
 //! `--algo native`: MPI's own collectives in the same table.
 
 use crate::{CARAVAN, Mpirun, bench};
+use harness::OPERATIONS;
 use serde_json::Value;
 use std::fs;
 
@@ -13,16 +14,8 @@ fn launcher() -> Option<Mpirun> {
 fn every_operation_is_exact_in_every_form() {
     let Some(mpirun) = launcher() else { return };
     let bench = bench();
-    for operation in [
-        "all_reduce",
-        "reduce_scatter",
-        "all_gather",
-        "broadcast",
-        "reduce",
-        "gather",
-        "scatter",
-        "all_to_all",
-    ] {
+    // MPI has no collective like the last one.
+    for operation in OPERATIONS.into_iter().filter(|&operation| operation != "send_recv") {
         let forms: &[&str] = match operation {
             "broadcast" => &["", "-z 3"],
             _ => &["", "--calls started", "--calls started -m 3"],
@@ -59,16 +52,7 @@ fn every_operation_is_exact_in_every_form() {
 fn four_ranks_finish_every_operation_over_mpi() {
     let Some(mpirun) = launcher() else { return };
     let bench = bench();
-    for operation in [
-        "all_reduce",
-        "reduce_scatter",
-        "all_gather",
-        "broadcast",
-        "reduce",
-        "all_to_all",
-        "send_recv",
-        "barrier",
-    ] {
+    for operation in OPERATIONS.into_iter().chain(["barrier"]) {
         let sizes = if operation == "barrier" { "" } else { "-b 1K -e 1M -f 32" };
         let line = format!("{CARAVAN} bench {operation} {sizes} -n 5 -w 1 --transport mpi");
         let table = bench.finish(mpirun.run(&bench, &[(4, &line)]).spawn().unwrap()).success().stdout;

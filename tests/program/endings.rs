@@ -1,37 +1,14 @@
 //! Runs that end before their time: killed ranks, signals, full disks. Every rank ends, and nothing stays.
 
 use crate::bench;
-use harness::{Bench, Outcome, is_root, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command};
-use std::time::Duration;
 
 /// A run that takes for ever, started and under way.
 fn endless(bench: &Bench, flags: &str) -> Child {
-    bench.text("text.txt", 20_000);
-    let fixed =
-        "train --model nano --data text.txt --steps 100000000 --micro-batch 1 --metrics m.jsonl --save out";
-    let mut child = bench.command(&format!("{fixed} {flags}")).spawn().unwrap();
-    loop {
-        let lines = fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
-        if lines > 3 {
-            return child;
-        }
-        if let Some(status) = child.try_wait().unwrap() {
-            panic!("the run ended by itself: {status}: {:?}", bench.finish(child));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A killed run leaves no model and no half a line.
-fn nothing_half_written(bench: &Bench) {
-    bench.nothing_left();
-    harness::json_lines(&bench.path("m.jsonl"));
-    let mut names: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
-    names.sort();
-    assert_eq!(names, ["m.jsonl", "text.txt"]);
+    bench.endless(bench.command(&format!("{ENDLESS} {flags}")))
 }
 
 #[test]
@@ -47,7 +24,7 @@ fn a_killed_rank_ends_the_others_by_name() {
         let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
         // The supervisor would say so, had a rank not ended by itself in its grace.
         assert!(!outcome.stderr.contains("did not end by itself"), "{}", outcome.stderr);
-        nothing_half_written(&bench);
+        bench.nothing_half_written();
     }
 }
 
@@ -59,7 +36,7 @@ fn an_interrupt_ends_every_rank() {
         signal(run.id(), name);
         let outcome = bench.finish(run);
         assert_eq!(outcome.code, Some(code), "{}", outcome.stderr);
-        nothing_half_written(&bench);
+        bench.nothing_half_written();
     }
 }
 

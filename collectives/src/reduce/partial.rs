@@ -165,11 +165,10 @@ mod tests {
     use crate::simd::{Level, with_level};
 
     /// The first two subtrees of six ranks, and the last: 4 contributions, then 2.
-    fn check<T: Element>(make: impl Fn(u64) -> T) {
+    fn check<T: Element>() {
         for count in [1, 2, 33, 513, 1100] {
-            let data: Vec<Vec<T>> = (0..6)
-                .map(|r| (0..count).map(|i| make((r * 7919 + i * 104_729 + 1) as u64)).collect())
-                .collect();
+            let data: Vec<Vec<T>> =
+                (0..6).map(|r| (0..count).map(|i| oracle::sample(r, i)).collect()).collect();
             let slices: Vec<&[T]> = data.iter().map(Vec::as_slice).collect();
             let addresses: Vec<*const u8> = slices.iter().map(|s| s.as_ptr().cast()).collect();
             for (op, level) in
@@ -209,18 +208,7 @@ mod tests {
 
     #[test]
     fn stages_give_the_bits_of_one_go() {
-        let noise = |x: u64| x.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
-        let unit = |x: u64| noise(x) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
-        check::<f32>(|x| unit(x) as f32);
-        check::<f64>(unit);
-        check::<f16>(|x| f16::from_f64(unit(x)));
-        check::<bf16>(|x| bf16::from_f64(unit(x)));
-        check::<i32>(|x| noise(x) as i32);
-        check::<u32>(|x| noise(x) as u32);
-        check::<i64>(|x| noise(x).wrapping_mul(x) as i64);
-        check::<u64>(|x| noise(x).wrapping_mul(x));
-        check::<i8>(|x| noise(x) as i8);
-        check::<u8>(|x| noise(x) as u8);
+        crate::for_every_type!(check);
     }
 
     #[test]
