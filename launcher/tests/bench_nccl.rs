@@ -1,37 +1,11 @@
 //! `bench --transport nccl` on a driver and an NCCL that run on the processor, whose ranks are threads: that it goes
 //! through, finds every element right, and says what it measured. Times mean nothing there.
 
-use harness::Bench;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+mod fake;
 
-/// The folder of the two libraries; `None` where there is no C compiler, or a real driver is found first.
-fn fake() -> Option<&'static PathBuf> {
-    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || {
-        if !harness::installed("cc") {
-            return None;
-        }
-        if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
-            harness::skip("bench over a driver that runs on the processor: there is a real one");
-            return None;
-        }
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda/fake.c");
-        for (part, library) in [("FAKE_DRIVER", "libcuda.so.1"), ("FAKE_NCCL", "libnccl.so.2")] {
-            let unfinished = folder.join(format!("{library}.{}", std::process::id()));
-            let mut compiler = Command::new("cc");
-            compiler.args(["-O1", "-shared", "-fPIC", "-pthread"]).arg(format!("-D{part}"));
-            let status = compiler.arg(&source).arg("-o").arg(&unfinished).status().expect("a compiler");
-            assert!(status.success(), "{compiler:?}");
-            std::fs::rename(&unfinished, folder.join(library)).expect("a library");
-        }
-        Some(folder)
-    };
-    FOLDER.get_or_init(build).as_ref()
-}
+use fake::fake;
+use harness::Bench;
+use std::path::Path;
 
 fn run(bench: &Bench, folder: &Path, flags: &str) -> harness::Outcome {
     let mut command = bench.command(&format!("bench {flags}"));
@@ -100,22 +74,4 @@ fn without_a_driver_it_says_what_is_missing() {
     let outcome = bench.run("bench all_reduce --transport nccl");
     outcome.refusal(2, &["transport nccl cannot be used", "NVIDIA's driver was not found", "install"]);
     bench.nothing_left();
-}
-
-#[test]
-fn the_run_for_gpu_machines_says_that_there_is_none() {
-    if !harness::installed("bash") || std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
-        return;
-    }
-    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
-    let mut command = Command::new("bash");
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
-    bench.prepare(&mut command);
-    command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
-    let outcome = bench.finish(command.spawn().expect("starts"));
-    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
-    for words in ["no GPU that can be used", "NVIDIA's driver was not found"] {
-        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
-    }
-    assert!(!bench.path("results").exists());
 }

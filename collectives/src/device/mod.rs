@@ -109,6 +109,12 @@ pub trait Streams: Queue + Sized + 'static {
     /// An event for queues of this device; nothing has to be waited for yet.
     fn event(&self) -> Result<Self::Event>;
 
+    /// An event that also knows when it happened.
+    fn timed_event(&self) -> Result<Self::Event>;
+
+    /// Seconds from one event to another; both are timed and have happened.
+    fn seconds(from: &Self::Event, to: &Self::Event) -> Result<f64>;
+
     /// Makes `event` the moment after everything that was given so far.
     fn record(&mut self, event: &Self::Event) -> Result<()>;
 

@@ -127,6 +127,14 @@ impl<Q: Streams> SharedQueue<Q> {
         self.lock().event()
     }
 
+    /// An event that also knows when it happened.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn timed_event(&self) -> Result<Q::Event> {
+        self.lock().timed_event()
+    }
+
     /// See [`Streams::record`].
     ///
     /// # Errors

@@ -61,6 +61,8 @@ pub enum BenchCommand {
     Overlap(OverlapArgs),
     /// Measure which algorithm is fastest at which size here, for --algo auto to use.
     Tune(TuneArgs),
+    /// Time each kernel of a model on a GPU against what bounds it, or check it against its definition.
+    Kernels(KernelArgs),
     /// Draw the results of several runs into one figure.
     Plot(PlotArgs),
 }
@@ -79,7 +81,10 @@ impl BenchCommand {
             BenchCommand::AllToAll(a) => (Operation::AllToAll, a),
             BenchCommand::SendRecv(a) => (Operation::SendRecv, a),
             BenchCommand::Barrier(a) => (Operation::Barrier, a),
-            BenchCommand::Overlap(_) | BenchCommand::Tune(_) | BenchCommand::Plot(_) => return None,
+            BenchCommand::Overlap(_)
+            | BenchCommand::Tune(_)
+            | BenchCommand::Kernels(_)
+            | BenchCommand::Plot(_) => return None,
         })
     }
 }
@@ -90,7 +95,7 @@ impl BenchCommand {
         match self {
             BenchCommand::Overlap(args) => Some(&args.ranks),
             BenchCommand::Tune(args) => Some(&args.ranks),
-            BenchCommand::Plot(_) => None,
+            BenchCommand::Kernels(_) | BenchCommand::Plot(_) => None,
             other => other.collective().map(|(_, args)| &args.ranks),
         }
     }
@@ -341,6 +346,38 @@ pub struct TuneArgs {
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
+}
+
+/// Flags of `bench kernels`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan bench kernels
+      times on GPU 0, on the shapes of llama-3.2-1b
+  caravan bench kernels attention norm --model llama-3.1-8b --micro-batch 1 --json times.json
+  caravan bench kernels --check
+      every kernel against its definition on the processor; exit code 1 if one is wrong
+
+What moves data is compared with the memory's speed by the data sheet and with a copy, what computes with the dense
+16-bit FLOP/s of the data sheet. Causal attention is counted without what its mask takes off.")]
+pub struct KernelArgs {
+    /// Only kernels, or with --check cases, whose name has one of these words in it.
+    #[arg(value_name = "KERNEL")]
+    pub only: Vec<String>,
+    /// Compare with the definitions instead of timing.
+    #[arg(long)]
+    pub check: bool,
+    /// The model whose shapes are timed.
+    #[arg(long, value_name = "MODEL", default_value = "llama-3.2-1b")]
+    pub model: String,
+    /// Sequences of a micro-batch.
+    #[arg(long = "micro-batch", value_name = "N", default_value_t = 8)]
+    pub rows: usize,
+    /// Tokens of a sequence.
+    #[arg(long = "seq", value_name = "N", default_value_t = 2048)]
+    pub length: usize,
+    /// Write everything.
+    #[arg(short = 'J', long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Flags of `bench plot`.

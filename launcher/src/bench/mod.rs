@@ -5,6 +5,7 @@ mod args;
 mod calls;
 mod device;
 mod exact;
+mod kernels;
 mod measure;
 pub mod native;
 mod operation;
@@ -48,6 +49,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     match &args.command {
         BenchCommand::Overlap(flags) => overlap::overlap(flags),
         BenchCommand::Tune(flags) => tune::tune(flags),
+        BenchCommand::Kernels(flags) => kernels::kernels(flags),
         BenchCommand::Plot(flags) => plot(flags),
         _ => Err(Failure::usage("this is no operation")),
     }
@@ -111,7 +113,7 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
         rows: Vec::new(),
     };
     let quiet = args.ranks.quiet || comm.rank() != 0;
-    let mut out = Out { quiet, failed: None };
+    let mut out = Out::new(quiet);
     out.text(&header(plan, party, &who));
     let rows = &mut run.rows;
     measure::run(plan, party, &mut |row| {
@@ -170,6 +172,11 @@ pub struct Out {
 }
 
 impl Out {
+    /// Where a rank that is not `quiet` prints.
+    pub fn new(quiet: bool) -> Self {
+        Out { quiet, failed: None }
+    }
+
     /// Prints unless this rank is quiet.
     pub fn text(&mut self, text: &str) {
         if self.quiet || self.failed.is_some() {

@@ -14,6 +14,7 @@ use crate::plan::Ranks;
 use collectives::Communicator;
 use collectives::bootstrap::Identity;
 use collectives::device::cuda::{Gpu, Survey};
+use collectives::device::emulation::Emulator;
 
 /// Says how many GPUs an emulation has, and how much memory each, as `2,64M`: `--device cuda` then runs on kernels that
 /// are compiled for the processor. For tests of the whole path on machines without a GPU.
@@ -57,7 +58,11 @@ impl Device {
         let of = |each| Gpus { each, share: ranks.share_gpus, local };
         let device = match emulation()? {
             Some(each) => Device::Emulated(of(each)),
-            None => Device::Cuda(of(real()?)),
+            None => Device::Cuda(of(real().map_err(|why| {
+                Failure::usage(format!(
+                    "--device cuda cannot be used: {why}; --device cpu needs none of that"
+                ))
+            })?)),
         };
         if let (Some(gpus), None) = (device.gpus(), identity) {
             gpus.check_share(ranks.world)?;
@@ -147,24 +152,43 @@ impl Gpus {
     }
 }
 
+/// Where a program of one process computes.
+pub enum Place {
+    /// On the first GPU, which can be used.
+    Gpu,
+    /// On GPUs that this emulates.
+    Emulated(Emulator),
+}
+
+/// Where a program of one process that needs a GPU computes.
+///
+/// # Errors
+/// Something of CUDA is missing, or there is no GPU.
+pub fn alone() -> Result<Place> {
+    match emulation()? {
+        Some(_) => Ok(Place::Emulated(open::emulator()?)),
+        None => match real() {
+            Ok(_) => Ok(Place::Gpu),
+            Err(why) => Err(Failure::usage(format!("a GPU cannot be used: {why}"))),
+        },
+    }
+}
+
 /// The GPUs of this machine, once everything that training needs beside them is found.
-fn real() -> Result<Vec<(String, usize)>> {
+fn real() -> std::result::Result<Vec<(String, usize)>, String> {
     let survey = Survey::take();
-    let cannot = |why: &str| {
-        Failure::usage(format!("--device cuda cannot be used: {why}; --device cpu needs none of that"))
-    };
-    let gpus = survey.gpus.as_ref().map_err(|why| cannot(why))?;
-    for found in [&survey.nvrtc, &survey.cublaslt] {
-        found.as_ref().map_err(|why| cannot(why))?;
+    let gpus = survey.gpus?;
+    for found in [survey.nvrtc, survey.cublaslt] {
+        found?;
     }
     if gpus.is_empty() {
-        return Err(cannot("the driver is there, but no GPU (CUDA_VISIBLE_DEVICES may hide them)"));
+        return Err("the driver is there, but no GPU (CUDA_VISIBLE_DEVICES may hide them)".into());
     }
     if let Some(old) = gpus.iter().find(|gpu| gpu.machine.capability < 80) {
-        return Err(cannot(&format!(
+        return Err(format!(
             "{} is {}, and the kernels need sm_80 or newer (CUDA_VISIBLE_DEVICES can hide it)",
             old.name, old.machine
-        )));
+        ));
     }
     Ok(gpus.iter().map(|gpu| (gpu.name.clone(), gpu.memory)).collect())
 }

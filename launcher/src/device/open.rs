@@ -46,7 +46,13 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
     match &plan.device {
         Device::Cpu => {
             let model = plan.model.build::<T>(&plan.batch, &ledger.of_model())?;
-            Ok(Trainer::new(model, comm, &plan.zero, ledger, &mut plan.model.source(plan.seed))?)
+            Ok(Trainer::new(
+                model,
+                comm,
+                &plan.zero,
+                ledger,
+                &mut plan.model.source(plan.seed, plan.batch.threads),
+            )?)
         }
         Device::Cuda(gpus) => {
             let gpu = open(gpus, &comm)?;
@@ -73,12 +79,15 @@ fn open(gpus: &Gpus, comm: &Communicator) -> Result<Gpu> {
 }
 
 fn emulated() -> Result<EmulatedQueue> {
+    Ok(emulator()?.queue(0))
+}
+
+/// What emulates GPUs.
+pub(super) fn emulator() -> Result<Emulator> {
     let folder = Cache::of_user().folder().map_or_else(std::env::temp_dir, |folder| folder.to_path_buf());
     std::fs::create_dir_all(&folder).map_err(|e| Failure::run(format!("{}: {e}", folder.display())))?;
     let built = Emulator::build(&[], &folder).map_err(Failure::run)?;
-    let emulator =
-        built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++ or clang++)"))?;
-    Ok(emulator.queue(0))
+    built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++ or clang++)"))
 }
 
 fn on_queue<T: Float, Q: Carried>(
@@ -92,7 +101,7 @@ fn on_queue<T: Float, Q: Carried>(
     let carrier = Q::carrier(&plan.ranks, &comm, &compute)?;
     let comm = comm.with_carrier(carrier);
     let model = model::<T, Q>(&plan.model, &plan.batch, &compute, &ledger.of_model())?;
-    let source = &mut plan.model.source(plan.seed);
+    let source = &mut plan.model.source(plan.seed, plan.batch.threads);
     Ok(Trainer::on_device(&compute, plan.batch.threads, model, comm, &plan.zero, ledger, source)?)
 }
 

@@ -92,12 +92,16 @@ impl ModelChoice {
         footprint.map_err(Failure::usage)
     }
 
-    /// Where first weights come from: the directory, or the seed.
-    pub fn source(&self, seed: u64) -> impl FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> Source + '_ {
+    /// Where first weights come from: the directory, or the seed, drawn by `threads` threads.
+    pub fn source(
+        &self,
+        seed: u64,
+        threads: usize,
+    ) -> impl FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> Source + '_ {
         move |spec, range, out| match &self.weights {
             Some(weights) => weights.read_range(&spec.name, range, out).map_err(|e| e.to_string()),
             None => {
-                models::init_range(spec, seed, range, out);
+                draw(spec, seed, range, out, threads);
                 Ok(())
             }
         }
@@ -139,4 +143,24 @@ impl ModelChoice {
             seq => Ok(seq),
         }
     }
+}
+
+/// New weights, each a function of its index alone: by as many threads as that pays for.
+fn draw(spec: &TensorSpec, seed: u64, range: Range<usize>, out: &mut [f32], threads: usize) {
+    // Drawing so many takes longer than starting a thread.
+    const LEAST: usize = 1 << 15;
+    let part = out.len().div_ceil(threads.max(1)).max(LEAST);
+    std::thread::scope(|scope| {
+        let mut parts = out.chunks_mut(part).enumerate();
+        let first = parts.next();
+        let begin = range.start;
+        let one = move |(i, out): (usize, &mut [f32])| {
+            let start = begin + i * part;
+            models::init_range(spec, seed, start..start + out.len(), out);
+        };
+        for each in parts {
+            scope.spawn(move || one(each));
+        }
+        first.map(one);
+    });
 }

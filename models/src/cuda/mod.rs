@@ -5,12 +5,17 @@
 //! which runs the kernel sources on the processor.
 
 mod attention;
+#[doc(hidden)]
+pub mod check;
 mod elementwise;
 mod embed;
 mod loss;
 mod ops;
 mod optimizer;
 pub mod sources;
+#[doc(hidden)]
+pub mod speed;
+mod trial;
 
 pub use attention::{WIDEST_HEAD, attention, attention_backward};
 pub use elementwise::{norm, norm_backward, norm_partials, rope, swiglu, swiglu_backward};

@@ -11,13 +11,13 @@ use crate::params::Params;
 use crate::plan::Plan;
 use crate::step::Hands;
 use collectives::{Account, Buffer, Communicator, Float};
-use models::Unit;
+use models::{TensorSpec, Unit};
 use std::ops::Range;
 
 /// Where initial weights come from: fills the elements `range` of a tensor. Called for every tensor in order,
 /// and only for the ranges that this rank keeps.
 pub type Source<'a> =
-    dyn FnMut(&models::TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
+    dyn FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
 
 /// State of one rank's optimizer.
 pub struct Optimizer {
@@ -61,9 +61,10 @@ impl Optimizer {
         params: &mut Params<T>,
         source: &mut Source<'_>,
     ) -> Result<()> {
-        // A tensor can be larger than memory has room for twice.
-        const CHUNK: usize = 1 << 16;
-        let mut chunk = vec![0f32; CHUNK];
+        // A tensor can be larger than memory has room for twice; a chunk is worth drawing by several threads.
+        const CHUNK: usize = 1 << 20;
+        let longest = units.iter().flat_map(|unit| &unit.tensors).map(TensorSpec::len).max();
+        let mut chunk = vec![0f32; CHUNK.min(longest.unwrap_or(0))];
         for (u, b) in plan.buckets() {
             let owned = plan.owned(u, b);
             let mut param = params.owned_mut(plan, u, b);

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Device, Driver, Handle, Status};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What there is to know about a device.
@@ -219,6 +220,30 @@ impl Gpu {
         }
         self.inner.functions.lock().expect("no panic while locked").insert(entry, SendHandle(function));
         Ok(function)
+    }
+
+    /// Compiles what is neither loaded nor kept on disk, on all processors: a module takes seconds.
+    pub(super) fn compile(&self, modules: &[Module]) -> Result<()> {
+        let loaded =
+            |m: &Module| self.inner.modules.lock().expect("no panic while locked").contains_key(&m.key());
+        let missing: Vec<&Module> = modules.iter().filter(|m| !loaded(m)).collect();
+        if missing.len() < 2 || self.inner.cache.folder().is_none() {
+            return Ok(());
+        }
+        let (compiler, machine) = (self.compiler()?, self.inner.properties.machine);
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len()) {
+                scope.spawn(|| {
+                    while let Some(module) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if let Err(error) = self.inner.cache.load(compiler, module, machine) {
+                            failed.lock().expect("no panic while locked").get_or_insert(error);
+                        }
+                    }
+                });
+            }
+        });
+        failed.into_inner().expect("no panic while locked").map_or(Ok(()), Err)
     }
 
     /// A module, compiled and loaded when first asked for.

@@ -145,6 +145,7 @@ impl Queue for Stream {
 
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {
         self.gpu.enter()?;
+        self.gpu.compile(modules)?;
         modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))?;
         self.products().map(drop)
     }
@@ -238,6 +239,14 @@ impl Streams for Stream {
 
     fn event(&self) -> Result<Event> {
         Event::new(&self.gpu)
+    }
+
+    fn timed_event(&self) -> Result<Event> {
+        Event::timed(&self.gpu)
+    }
+
+    fn seconds(from: &Event, to: &Event) -> Result<f64> {
+        to.seconds_since(from)
     }
 
     fn record(&mut self, event: &Event) -> Result<()> {

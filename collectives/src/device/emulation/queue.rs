@@ -140,6 +140,20 @@ impl Streams for EmulatedQueue {
         Ok(EmulatedEvent(Arc::default(), self.device.clone()))
     }
 
+    fn timed_event(&self) -> Result<EmulatedEvent> {
+        self.event()
+    }
+
+    fn seconds(from: &EmulatedEvent, to: &EmulatedEvent) -> Result<f64> {
+        match (from.0.when(), to.0.when()) {
+            (Some(from), Some(to)) => Ok(to.saturating_duration_since(from).as_secs_f64()),
+            _ => Err(Error::System {
+                what: "measuring the time between emulated events".into(),
+                source_text: "one of them has not happened".into(),
+            }),
+        }
+    }
+
     fn record(&mut self, event: &EmulatedEvent) -> Result<()> {
         let number = event.0.recorded.fetch_add(1, Ordering::Relaxed) + 1;
         self.device.give(self.number, Task::Record(event.0.clone(), number))

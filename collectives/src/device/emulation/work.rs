@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 /// One thing to do.
 pub(super) enum Task {
@@ -42,6 +43,20 @@ pub(super) type Poll = Box<dyn FnMut() -> Result<bool> + Send>;
 pub(super) struct Moments {
     pub recorded: AtomicU64,
     pub happened: AtomicU64,
+    /// When the last of them came.
+    last: Mutex<Option<Instant>>,
+}
+
+impl Moments {
+    /// When the last of its moments came.
+    pub fn when(&self) -> Option<Instant> {
+        *self.last.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn happen(&self, number: u64) {
+        *self.last.lock().unwrap_or_else(|e| e.into_inner()) = Some(Instant::now());
+        self.happened.fetch_max(number, Ordering::Relaxed);
+    }
 }
 
 /// An emulated device: its queues' tasks.
@@ -180,7 +195,7 @@ impl Device {
                 Ok(())
             },
             Task::Record(moments, number) => {
-                moments.happened.fetch_max(number, Ordering::Relaxed);
+                moments.happen(number);
                 Ok(())
             }
             Task::After(..) => Ok(()),

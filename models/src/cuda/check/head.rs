@@ -1,38 +1,41 @@
 //! The embedding and the cross-entropy against their definitions.
 
-use crate::tools::*;
+use super::bed::*;
+use crate::cuda;
+use collectives::device::Queue;
 use collectives::{Float, bf16, f16};
-use models::cuda;
 
-fn check_embedding<T: Float>(n: usize, vocab: usize, width: usize) {
-    let table = random::<T>(1, vocab * width, 1.0);
+fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, width: usize) {
+    let table = bed.random::<T>(1, vocab * width, 1.0);
     // One token is in half of the places.
     let tokens: Vec<u32> = (0..n)
         .map(|i| if i % 2 == 0 { 3 % vocab as u32 } else { (i * i + 5) as u32 % vocab as u32 })
         .collect();
-    let tokens = copy_of(&tokens);
-    let d_out = random::<T>(2, n * width, 1.0);
+    let tokens = bed.copy_of(&tokens);
+    let d_out = bed.random::<T>(2, n * width, 1.0);
     let mut order: Vec<u64> =
         tokens.host().iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
     order.sort_unstable();
-    let order = copy_of(&order);
+    let order = bed.copy_of(&order);
     let mut sums = vec![0.0; vocab * width];
     for (i, &t) in tokens.host().iter().enumerate() {
         for c in 0..width {
             sums[t as usize * width + c] += f64::from(d_out.host()[i * width + c].to_f32());
         }
     }
-    in_every_order(|stream| {
-        let mut out = unwritten::<T>(n * width);
+    let name = format!("embedding of {n} tokens x {width}");
+    bed.in_every_order(&name, |stream| {
+        let mut out = bed.unwritten::<T>(n * width);
         stream.run([cuda::embed(tokens.view(), table.view(), out.view_mut())]);
         for (i, &t) in tokens.host().iter().enumerate() {
             let t = t as usize;
-            assert_eq!(out.host()[i * width..][..width], table.host()[t * width..][..width], "row {i}");
+            let same = out.host()[i * width..][..width] == table.host()[t * width..][..width];
+            bed.that(same, || format!("{name}: row {i} is not that of token {t}"));
         }
         let mut results = vec![bytes(&out)];
         for add in [false, true] {
             // Rows of tokens that do not occur stay as they are.
-            let mut d_table = random::<T>(9, vocab * width, 1.0);
+            let mut d_table = bed.random::<T>(9, vocab * width, 1.0);
             let before = wide(&d_table);
             stream.run([cuda::embed_backward(order.view(), d_out.view(), d_table.view_mut(), add)]);
             let want: Vec<f64> = (0..vocab * width)
@@ -41,26 +44,25 @@ fn check_embedding<T: Float>(n: usize, vocab: usize, width: usize) {
                     if occurs && !add { sums[i] } else { before[i] + sums[i] }
                 })
                 .collect();
-            assert_close(&format!("embedding of {n} tokens x {width}"), &d_table, &want);
+            bed.close(&name, &d_table, &want);
             results.push(bytes(&d_table));
         }
         results
     });
 }
 
-#[test]
-fn embeddings() {
+pub fn embeddings<Q: Queue>(bed: &Bed<Q>) {
     for (n, vocab, width) in [(1, 1, 1), (7, 11, 5), (63, 50, 8), (200, 17, 72), (65, 300, 264)] {
-        check_embedding::<f32>(n, vocab, width);
-        check_embedding::<bf16>(n, vocab, width);
+        check_embedding::<f32, Q>(bed, n, vocab, width);
+        check_embedding::<bf16, Q>(bed, n, vocab, width);
     }
-    check_embedding::<f16>(30, 9, 40);
+    check_embedding::<f16, Q>(bed, 30, 9, 40);
 }
 
-fn check_cross_entropy<T: Float>(rows: usize, vocab: usize) {
-    let logits = random::<f32>(1, rows * vocab, 4.0);
+fn check_cross_entropy<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, vocab: usize) {
+    let logits = bed.random::<f32>(1, rows * vocab, 4.0);
     let targets: Vec<u32> = (0..rows).map(|i| ((i * 7919 + vocab - 1) % vocab) as u32).collect();
-    let targets = copy_of(&targets);
+    let targets = bed.copy_of(&targets);
     let scale = 1.0 / 13.0;
     let (mut losses, mut gradient) = (Vec::new(), Vec::new());
     for (row, &target) in wide(&logits).chunks_exact(vocab).zip(targets.host()) {
@@ -70,8 +72,8 @@ fn check_cross_entropy<T: Float>(rows: usize, vocab: usize) {
         let hit = |i: usize| if i == target as usize { 1.0 } else { 0.0 };
         gradient.extend(row.iter().enumerate().map(|(i, x)| ((x - most).exp() / sum - hit(i)) * scale));
     }
-    in_every_order(|stream| {
-        let (mut got, mut d) = (unwritten::<f32>(rows), unwritten::<T>(rows * vocab));
+    bed.in_every_order(&format!("cross-entropy of {rows} x {vocab}"), |stream| {
+        let (mut got, mut d) = (bed.unwritten::<f32>(rows), bed.unwritten::<T>(rows * vocab));
         let d_view = Some(d.view_mut());
         stream.run([cuda::cross_entropy(
             logits.view(),
@@ -80,29 +82,29 @@ fn check_cross_entropy<T: Float>(rows: usize, vocab: usize) {
             d_view,
             scale as f32,
         )]);
-        assert_close(&format!("loss of {rows} x {vocab}"), &got, &losses);
-        assert_close(&format!("d_logits of {rows} x {vocab}"), &d, &gradient);
-        let mut alone = unwritten::<f32>(rows);
+        bed.close(&format!("loss of {rows} x {vocab}"), &got, &losses);
+        bed.close(&format!("d_logits of {rows} x {vocab}"), &d, &gradient);
+        let mut alone = bed.unwritten::<f32>(rows);
         stream.run([cuda::cross_entropy::<T>(logits.view(), targets.view(), alone.view_mut(), None, 0.0)]);
-        assert_eq!(alone.host(), got.host(), "the loss does not depend on whether the gradient is wanted");
+        bed.that(alone.host() == got.host(), || {
+            format!("loss of {rows} x {vocab}: it depends on whether the gradient is wanted")
+        });
         vec![bytes(&got), bytes(&d)]
     });
 }
 
-#[test]
-fn cross_entropies() {
+pub fn cross_entropies<Q: Queue>(bed: &Bed<Q>) {
     for (rows, vocab) in [(1, 1), (3, 7), (5, 256), (2, 1001), (3, 8192), (1, 5000)] {
-        check_cross_entropy::<f32>(rows, vocab);
-        check_cross_entropy::<bf16>(rows, vocab);
+        check_cross_entropy::<f32, Q>(bed, rows, vocab);
+        check_cross_entropy::<bf16, Q>(bed, rows, vocab);
     }
-    check_cross_entropy::<f16>(2, 515);
+    check_cross_entropy::<f16, Q>(bed, 2, 515);
 }
 
-#[test]
-fn a_target_outside_the_vocabulary_gives_nan() {
-    let (logits, targets) = (random::<f32>(1, 20, 1.0), copy_of(&[10u32, 3]));
-    in_every_order(|stream| {
-        let mut losses = unwritten::<f32>(2);
+pub fn a_target_outside_the_vocabulary_gives_nan<Q: Queue>(bed: &Bed<Q>) {
+    let (logits, targets) = (bed.random::<f32>(1, 20, 1.0), bed.copy_of(&[10u32, 3]));
+    bed.in_every_order("a target outside the vocabulary", |stream| {
+        let mut losses = bed.unwritten::<f32>(2);
         stream.run([cuda::cross_entropy::<bf16>(
             logits.view(),
             targets.view(),
@@ -110,7 +112,8 @@ fn a_target_outside_the_vocabulary_gives_nan() {
             None,
             1.0,
         )]);
-        assert!(losses.host()[0].is_nan() && losses.host()[1].is_finite());
+        let fine = losses.host()[0].is_nan() && losses.host()[1].is_finite();
+        bed.that(fine, || format!("losses with a target outside the vocabulary: {:?}", losses.host()));
         vec![bytes(&losses)]
     });
 }

@@ -1,9 +1,11 @@
 //! Attention against the definition.
 
-use crate::tools::*;
+use super::bed::*;
+use crate::cuda;
+use crate::cuda::trial::AttentionTrial;
+use crate::ops::AttentionShape;
+use collectives::device::Queue;
 use collectives::{Buffer, Float, bf16, f16};
-use models::cuda;
-use models::{AttentionBackward, AttentionShape};
 
 /// A query: its sequence, its head, its position, and the places of its element 0 and of its keys'.
 fn each_query(s: AttentionShape, mut one: impl FnMut(usize, usize, &dyn Fn(usize) -> usize)) {
@@ -68,102 +70,106 @@ fn backward(s: AttentionShape, q: &[f64], k: &[f64], v: &[f64], out: &[f64], d_o
     [d_q, d_k, d_v]
 }
 
-fn check<T: Float>(rows: usize, length: usize, heads: usize, kv_heads: usize, width: usize) {
+fn check<T: Float, Q: Queue>(
+    bed: &Bed<Q>,
+    rows: usize,
+    length: usize,
+    heads: usize,
+    kv_heads: usize,
+    width: usize,
+) {
     let s = AttentionShape { rows, length, heads, kv_heads, width };
-    let n = rows * length;
-    let (q, k) = (random::<T>(1, n * heads * width, 1.5), random::<T>(2, n * kv_heads * width, 1.5));
-    let (v, d_out) = (random::<T>(3, n * kv_heads * width, 1.0), random::<T>(4, n * heads * width, 1.0));
-    let (want, want_log_sums) = forward(s, &wide(&q), &wide(&k), &wide(&v));
-    in_every_order(|stream| {
-        let (mut out, mut log_sums) = (unwritten::<T>(q.len()), unwritten::<f32>(n * heads));
-        let launch = cuda::attention(s, q.view(), k.view(), v.view(), out.view_mut(), log_sums.view_mut());
-        stream.run([launch]);
-        let name = format!("{rows} x {length}, {heads} heads over {kv_heads}, width {width}:");
-        assert_close(&format!("{name} attention"), &out, &want);
+    let (q, kv) = AttentionTrial::<T>::lengths(s);
+    let name = format!("attention of {rows} x {length}, {heads} heads over {kv_heads}, width {width}");
+    let mut forwards = None;
+    bed.in_every_order(&name, |stream| {
+        let sums = || bed.unwritten::<f32>(AttentionTrial::<T>::sums(s));
+        let mut a = AttentionTrial::<T> {
+            shape: s,
+            q: bed.random(1, q, 1.5),
+            k: bed.random(2, kv, 1.5),
+            v: bed.random(3, kv, 1.0),
+            d_out: bed.random(4, q, 1.0),
+            out: bed.unwritten(q),
+            log_sums: sums(),
+            delta: sums(),
+            d_q: bed.unwritten(q),
+            d_k: bed.unwritten(kv),
+            d_v: bed.unwritten(kv),
+        };
+        let (q, k, v) = (wide(&a.q), wide(&a.k), wide(&a.v));
+        let (want, want_log_sums) = forwards.get_or_insert_with(|| forward(s, &q, &k, &v));
+        stream.run([a.forward()]);
+        bed.close(&name, &a.out, want);
         // Probabilities are summed as they are multiplied, so rounded to 16 bits.
-        let error = log_sums.host().iter().zip(&want_log_sums).map(|(a, b)| (f64::from(*a) - b).abs());
+        let error = a.log_sums.host().iter().zip(&*want_log_sums).map(|(a, b)| (f64::from(*a) - b).abs());
         let allowed = if size_of::<T>() == 2 { 4e-3 } else { 1e-5 };
         let error = error.fold(0.0, f64::max);
-        assert!(error < allowed, "{name} logarithms: error {error:.2e}");
+        bed.that(error < allowed, || format!("{name}: logarithms: error {error:.2e}"));
 
-        let (mut d_q, mut d_k) = (unwritten::<T>(q.len()), unwritten::<T>(k.len()));
-        let (mut d_v, mut delta) = (unwritten::<T>(k.len()), unwritten::<f32>(n * heads));
-        let a = AttentionBackward {
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
-            out: out.view(),
-            log_sums: log_sums.view(),
-            d_out: d_out.view(),
-            d_q: d_q.view_mut(),
-            d_k: d_k.view_mut(),
-            d_v: d_v.view_mut(),
-        };
-        stream.run(cuda::attention_backward(s, a, &mut delta.view_mut()));
-        let want = backward(s, &wide(&q), &wide(&k), &wide(&v), &wide(&out), &wide(&d_out));
+        a.backward(|launches| stream.run(launches));
+        let want = backward(s, &q, &k, &v, &wide(&a.out), &wide(&a.d_out));
         // With a single key, the gradients of its score cancel to nothing.
-        for (what, got, want) in [("d_q", &d_q, &want[0]), ("d_k", &d_k, &want[1]), ("d_v", &d_v, &want[2])] {
-            assert_close_sums(&format!("{name} {what}"), got, want, 0.1);
+        for (what, got, want) in
+            [("d_q", &a.d_q, &want[0]), ("d_k", &a.d_k, &want[1]), ("d_v", &a.d_v, &want[2])]
+        {
+            bed.close_sums(&format!("{name}: {what}"), got, want, 0.1);
         }
-        vec![bytes(&out), bytes(&log_sums), bytes(&d_q), bytes(&d_k), bytes(&d_v)]
+        vec![bytes(&a.out), bytes(&a.log_sums), bytes(&a.d_q), bytes(&a.d_k), bytes(&a.d_v)]
     });
 }
 
-#[test]
-fn heads_of_64_on_tensor_cores() {
+pub fn heads_of_64_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
     for (rows, length, heads, kv_heads) in
         [(2, 1, 1, 1), (1, 7, 2, 1), (1, 63, 1, 1), (2, 65, 3, 1), (1, 200, 4, 2)]
     {
-        check::<bf16>(rows, length, heads, kv_heads, 64);
+        check::<bf16, Q>(bed, rows, length, heads, kv_heads, 64);
     }
-    check::<f16>(1, 130, 2, 1, 64);
+    check::<f16, Q>(bed, 1, 130, 2, 1, 64);
 }
 
-#[test]
-fn heads_of_128_on_tensor_cores() {
+pub fn heads_of_128_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
     for (rows, length, heads, kv_heads) in
         [(1, 1, 2, 2), (2, 7, 1, 1), (1, 63, 2, 1), (1, 65, 1, 1), (1, 200, 2, 1)]
     {
-        check::<bf16>(rows, length, heads, kv_heads, 128);
+        check::<bf16, Q>(bed, rows, length, heads, kv_heads, 128);
     }
 }
 
-#[test]
-fn plain_attention_for_f32_and_other_widths() {
-    check::<f32>(1, 70, 2, 1, 64);
-    check::<f32>(2, 37, 3, 3, 6);
-    check::<f32>(1, 33, 1, 1, 128);
-    check::<bf16>(2, 40, 4, 2, 16);
-    check::<f16>(1, 9, 2, 2, 40);
+pub fn plain_attention_for_f32_and_other_widths<Q: Queue>(bed: &Bed<Q>) {
+    check::<f32, Q>(bed, 1, 70, 2, 1, 64);
+    check::<f32, Q>(bed, 2, 37, 3, 3, 6);
+    check::<f32, Q>(bed, 1, 33, 1, 1, 128);
+    check::<bf16, Q>(bed, 2, 40, 4, 2, 16);
+    check::<f16, Q>(bed, 1, 9, 2, 2, 40);
 }
 
-#[test]
-fn large_scores_neither_overflow_nor_vanish() {
+pub fn large_scores_neither_overflow_nor_vanish<Q: Queue>(bed: &Bed<Q>) {
     let s = AttentionShape { rows: 1, length: 80, heads: 1, kv_heads: 1, width: 64 };
-    let (q, k) = (random::<bf16>(5, 80 * 64, 20.0), random::<bf16>(6, 80 * 64, 20.0));
-    let v = random::<bf16>(7, 80 * 64, 1.0);
+    let (q, k) = (bed.random::<bf16>(5, 80 * 64, 20.0), bed.random::<bf16>(6, 80 * 64, 20.0));
+    let v = bed.random::<bf16>(7, 80 * 64, 1.0);
     let want = forward(s, &wide(&q), &wide(&k), &wide(&v)).0;
-    in_every_order(|stream| {
-        let (mut out, mut log_sums) = (unwritten::<bf16>(q.len()), unwritten::<f32>(80));
+    bed.in_every_order("attention of large scores", |stream| {
+        let (mut out, mut log_sums) = (bed.unwritten::<bf16>(q.len()), bed.unwritten::<f32>(80));
         stream.run([cuda::attention(s, q.view(), k.view(), v.view(), out.view_mut(), log_sums.view_mut())]);
-        assert_close("attention of large scores", &out, &want);
+        bed.close("attention of large scores", &out, &want);
         vec![bytes(&out)]
     });
 }
 
-#[test]
-fn memory_at_odd_addresses_goes_through_the_plain_kernel() {
+pub fn memory_at_odd_addresses_goes_through_the_plain_kernel<Q: Queue>(bed: &Bed<Q>) {
     // Heads of 16 are compiled for the plain kernel only; one element off, vectors are impossible.
     let s = AttentionShape { rows: 1, length: 20, heads: 2, kv_heads: 1, width: 16 };
-    let (q, k): (Buffer<bf16>, Buffer<bf16>) = (random(1, 20 * 32 + 1, 1.0), random(2, 20 * 16 + 1, 1.0));
+    let (q, k): (Buffer<bf16>, Buffer<bf16>) =
+        (bed.random(1, 20 * 32 + 1, 1.0), bed.random(2, 20 * 16 + 1, 1.0));
     let (q, k) = (q.view().slice(1..641), k.view().slice(1..321));
     let widened =
         |x: collectives::View<'_, bf16>| x.host().iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
     let want = forward(s, &widened(q), &widened(k), &widened(k)).0;
-    in_every_order(|stream| {
-        let (mut out, mut log_sums) = (unwritten::<bf16>(640), unwritten::<f32>(40));
+    bed.in_every_order("attention at odd addresses", |stream| {
+        let (mut out, mut log_sums) = (bed.unwritten::<bf16>(640), bed.unwritten::<f32>(40));
         stream.run([cuda::attention(s, q, k, k, out.view_mut(), log_sums.view_mut())]);
-        assert_close("attention", &out, &want);
+        bed.close("attention", &out, &want);
         vec![bytes(&out)]
     });
 }

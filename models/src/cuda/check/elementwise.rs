@@ -1,8 +1,10 @@
 //! RMSNorm, the rotary embedding and SwiGLU against their definitions.
 
-use crate::tools::*;
+use super::bed::*;
+use crate::cuda;
+use crate::ops::Turn;
+use collectives::device::Queue;
 use collectives::{Float, bf16, f16};
-use models::{Turn, cuda};
 
 /// y, d_x (without what it is added to) and d_weight.
 fn norm_oracle(x: &[f64], weight: &[f64], eps: f64, dy: &[f64]) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
@@ -21,21 +23,21 @@ fn norm_oracle(x: &[f64], weight: &[f64], eps: f64, dy: &[f64]) -> (Vec<f64>, Ve
     (y, dx, dw)
 }
 
-fn check_norm<T: Float>(rows: usize, width: usize) {
+fn check_norm<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, width: usize) {
     let n = rows * width;
-    let (x, weight) = (random::<T>(1, n, 2.0), random::<T>(2, width, 1.0));
-    let (dy, before) = (random::<T>(3, n, 1.0), random::<T>(4, n, 1.0));
+    let (x, weight) = (bed.random::<T>(1, n, 2.0), bed.random::<T>(2, width, 1.0));
+    let (dy, before) = (bed.random::<T>(3, n, 1.0), bed.random::<T>(4, n, 1.0));
     let (y, dx, dw) = norm_oracle(&wide(&x), &wide(&weight), 1e-5, &wide(&dy));
-    let name = format!("norm of {rows} x {width}:");
-    in_every_order(|stream| {
-        let mut out = unwritten::<T>(n);
+    let name = format!("norm of {rows} x {width}");
+    bed.in_every_order(&name, |stream| {
+        let mut out = bed.unwritten::<T>(n);
         stream.run([cuda::norm(x.view(), None, weight.view(), 1e-5, out.view_mut())]);
-        assert_close(&name, &out, &y);
+        bed.close(&name, &out, &y);
         let mut results = vec![bytes(&out)];
         for add in [false, true] {
-            let mut d_x = if add { random::<T>(4, n, 1.0) } else { unwritten::<T>(n) };
-            let (mut d_weight, parts) = (unwritten::<T>(width), cuda::norm_partials(rows));
-            let mut partials = unwritten::<f32>(parts * width);
+            let mut d_x = if add { bed.random::<T>(4, n, 1.0) } else { bed.unwritten::<T>(n) };
+            let (mut d_weight, parts) = (bed.unwritten::<T>(width), cuda::norm_partials(rows));
+            let mut partials = bed.unwritten::<f32>(parts * width);
             stream.run(cuda::norm_backward(
                 x.view(),
                 weight.view(),
@@ -49,28 +51,26 @@ fn check_norm<T: Float>(rows: usize, width: usize) {
             let want: Vec<f64> =
                 dx.iter().zip(wide(&before)).map(|(d, b)| if add { d + b } else { *d }).collect();
             // In rows of one element the two terms of the gradient cancel.
-            assert_close_above(&format!("{name} d_x"), &d_x, &want, if width == 1 { 1.0 } else { 0.0 });
-            assert_close(&format!("{name} d_weight"), &d_weight, &dw);
+            bed.close_above(&format!("{name}: d_x"), &d_x, &want, if width == 1 { 1.0 } else { 0.0 });
+            bed.close(&format!("{name}: d_weight"), &d_weight, &dw);
             results.extend([bytes(&d_x), bytes(&d_weight)]);
         }
         results
     });
 }
 
-#[test]
-fn norms() {
+pub fn norms<Q: Queue>(bed: &Bed<Q>) {
     for (rows, width) in [(1, 1), (3, 7), (5, 64), (2, 65), (37, 200), (3, 2048), (2, 4104)] {
-        check_norm::<f32>(rows, width);
-        check_norm::<bf16>(rows, width);
+        check_norm::<f32, Q>(bed, rows, width);
+        check_norm::<bf16, Q>(bed, rows, width);
     }
-    check_norm::<f16>(20, 72);
+    check_norm::<f16, Q>(bed, 20, 72);
 }
 
-#[test]
-fn a_residual_is_added_before_the_norm() {
+pub fn a_residual_is_added_before_the_norm<Q: Queue>(bed: &Bed<Q>) {
     let (n, width) = (6 * 136, 136);
-    let (x, r) = (random::<bf16>(1, n, 1.0), random::<bf16>(2, n, 1.0));
-    let weight = random::<bf16>(3, width, 1.0);
+    let (x, r) = (bed.random::<bf16>(1, n, 1.0), bed.random::<bf16>(2, n, 1.0));
+    let weight = bed.random::<bf16>(3, width, 1.0);
     let added: Vec<bf16> =
         x.host().iter().zip(r.host()).map(|(a, b)| Float::from_f32(a.to_f32() + b.to_f32())).collect();
     let want = norm_oracle(
@@ -80,22 +80,22 @@ fn a_residual_is_added_before_the_norm() {
         &vec![0.0; n],
     )
     .0;
-    in_every_order(|stream| {
-        let (mut sum, mut out) = (unwritten::<bf16>(n), unwritten::<bf16>(n));
+    bed.in_every_order("norm of a sum", |stream| {
+        let (mut sum, mut out) = (bed.unwritten::<bf16>(n), bed.unwritten::<bf16>(n));
         let residual = Some((r.view(), sum.view_mut()));
         stream.run([cuda::norm(x.view(), residual, weight.view(), 1e-6, out.view_mut())]);
-        assert_eq!(sum.host(), added, "the sum is rounded once");
-        assert_close("norm of a sum", &out, &want);
+        bed.that(sum.host() == added, || "norm of a sum: the sum is not rounded once".into());
+        bed.close("norm of a sum", &out, &want);
         vec![bytes(&out)]
     });
 }
 
-fn check_rope<T: Float>(rows: usize, length: usize, heads: usize, width: usize) {
+fn check_rope<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, length: usize, heads: usize, width: usize) {
     let n = rows * length * heads * width;
-    let x = random::<T>(1, n, 1.0);
+    let x = bed.random::<T>(1, n, 1.0);
     // One position more than is used.
     let angle = |position: usize, pair: usize| (position as f64 * 0.37 + 1.0) / (pair as f64 + 1.3);
-    let mut angles = buffer::<f32>((length + 1) * width);
+    let mut angles = bed.buffer::<f32>((length + 1) * width);
     for (i, a) in angles.host_mut().iter_mut().enumerate() {
         let (position, pair) = (i / width, i % width % (width / 2));
         *a = if i % width < width / 2 { angle(position, pair).cos() } else { angle(position, pair).sin() }
@@ -112,32 +112,35 @@ fn check_rope<T: Float>(rows: usize, length: usize, heads: usize, width: usize) 
         }
         y
     };
-    in_every_order(|stream| {
+    let name = format!("rope of {heads} heads of {width}");
+    bed.in_every_order(&name, |stream| {
         [(Turn::Forward, 1.0), (Turn::Back, -1.0)]
             .map(|(turn, sign)| {
-                let mut y = random::<T>(1, n, 1.0);
+                let mut y = bed.random::<T>(1, n, 1.0);
                 stream.run([cuda::rope(y.view_mut(), angles.view(), heads, width, length, turn)]);
-                assert_close(&format!("rope of {heads} heads of {width}"), &y, &turned(&wide(&x), sign));
+                bed.close(&name, &y, &turned(&wide(&x), sign));
                 bytes(&y)
             })
             .to_vec()
     });
 }
 
-#[test]
-fn rotary_embeddings() {
+pub fn rotary_embeddings<Q: Queue>(bed: &Bed<Q>) {
     for (rows, length, heads, width) in
         [(1, 1, 1, 2), (2, 7, 3, 6), (1, 63, 2, 64), (3, 5, 1, 128), (2, 9, 5, 16)]
     {
-        check_rope::<f32>(rows, length, heads, width);
-        check_rope::<bf16>(rows, length, heads, width);
+        check_rope::<f32, Q>(bed, rows, length, heads, width);
+        check_rope::<bf16, Q>(bed, rows, length, heads, width);
     }
-    check_rope::<f16>(1, 20, 2, 32);
+    check_rope::<f16, Q>(bed, 1, 20, 2, 32);
 }
 
-fn check_swiglu<T: Float>(n: usize, offset: usize) {
-    let (gate, up, d) =
-        (random::<T>(1, n + offset, 3.0), random::<T>(2, n + offset, 1.0), random::<T>(3, n + offset, 1.0));
+fn check_swiglu<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, offset: usize) {
+    let (gate, up, d) = (
+        bed.random::<T>(1, n + offset, 3.0),
+        bed.random::<T>(2, n + offset, 1.0),
+        bed.random::<T>(3, n + offset, 1.0),
+    );
     let sigmoid = |g: f64| 1.0 / (1.0 + (-g).exp());
     let (g, u, w) = (wide(&gate), wide(&up), wide(&d));
     let each = |f: &dyn Fn(usize) -> f64| (offset..n + offset).map(f).collect::<Vec<f64>>();
@@ -148,37 +151,36 @@ fn check_swiglu<T: Float>(n: usize, offset: usize) {
         w[i] * u[i] * s * (1.0 + g[i] * (1.0 - s))
     });
     let all = offset..n + offset;
-    in_every_order(|stream| {
-        let mut out = unwritten::<T>(n);
+    bed.in_every_order(&format!("swiglu of {n}"), |stream| {
+        let mut out = bed.unwritten::<T>(n);
         stream.run([cuda::swiglu(
             gate.view().slice(all.clone()),
             up.view().slice(all.clone()),
             out.view_mut(),
         )]);
-        assert_close(&format!("swiglu of {n}"), &out, &want_out);
+        bed.close(&format!("swiglu of {n}"), &out, &want_out);
         let mut results = vec![bytes(&out)];
         let mut inout = [
-            random::<T>(1, n + offset, 3.0),
-            random::<T>(2, n + offset, 1.0),
-            random::<T>(3, n + offset, 1.0),
+            bed.random::<T>(1, n + offset, 3.0),
+            bed.random::<T>(2, n + offset, 1.0),
+            bed.random::<T>(3, n + offset, 1.0),
         ];
         let [a, b, c] = inout.each_mut().map(|x| x.view_mut().slice(all.clone()));
         stream.run([cuda::swiglu_backward(a, b, c)]);
         for (x, want) in inout.iter().zip([&want_gate, &want_up, &want_out]) {
-            let part = copy_of(&x.host()[all.clone()]);
-            assert_close(&format!("swiglu backward of {n}"), &part, want);
+            let part = bed.copy_of(&x.host()[all.clone()]);
+            bed.close(&format!("swiglu backward of {n}"), &part, want);
             results.push(bytes(x));
         }
         results
     });
 }
 
-#[test]
-fn swiglu_and_its_backward() {
+pub fn swiglu_and_its_backward<Q: Queue>(bed: &Bed<Q>) {
     for n in [1, 7, 63, 65, 200, 3000] {
-        check_swiglu::<f32>(n, 0);
-        check_swiglu::<bf16>(n, 0);
+        check_swiglu::<f32, Q>(bed, n, 0);
+        check_swiglu::<bf16, Q>(bed, n, 0);
     }
-    check_swiglu::<bf16>(777, 1);
-    check_swiglu::<f16>(129, 0);
+    check_swiglu::<bf16, Q>(bed, 777, 1);
+    check_swiglu::<f16, Q>(bed, 129, 0);
 }

@@ -1,0 +1,50 @@
+//! What GPUs promise.
+
+/// What bounds kernels, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Dense 16-bit FLOP/s, by the data sheet.
+    pub flops: Option<f64>,
+    /// Bytes a second of the memory, by the data sheet.
+    pub bytes: Option<f64>,
+    /// Bytes a second of a copy that was measured, read and written.
+    pub copy: Option<f64>,
+}
+
+impl Limits {
+    /// Those of the GPU of this name.
+    pub fn of(name: &str) -> Self {
+        // The first that all words of fit.
+        let known: [(&[&str], f64, f64); 9] = [
+            (&["H200"], 989e12, 4.8e12),
+            (&["H100", "PCIe"], 756e12, 2.0e12),
+            (&["H100", "NVL"], 835e12, 3.9e12),
+            (&["H100"], 989e12, 3.35e12),
+            (&["H800"], 989e12, 3.35e12),
+            (&["B200"], 2250e12, 8e12),
+            (&["A100", "40GB"], 312e12, 1.555e12),
+            (&["A100", "PCIe"], 312e12, 1.935e12),
+            (&["A100"], 312e12, 2.039e12),
+        ];
+        let found = known.iter().find(|(words, ..)| words.iter().all(|word| name.contains(word)));
+        match found {
+            Some(&(_, flops, bytes)) => Limits { flops: Some(flops), bytes: Some(bytes), copy: None },
+            None => Limits::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_drivers_are_known() {
+        let of = |name| (Limits::of(name).flops, Limits::of(name).bytes);
+        assert_eq!(of("NVIDIA H200"), (Some(989e12), Some(4.8e12)));
+        assert_eq!(of("NVIDIA H100 80GB HBM3"), (Some(989e12), Some(3.35e12)));
+        assert_eq!(of("NVIDIA H100 PCIe").1, Some(2.0e12));
+        assert_eq!(of("NVIDIA A100-SXM4-80GB").1, Some(2.039e12));
+        assert_eq!(Limits::of("Fake GPU 0"), Limits::default());
+    }
+}

@@ -1,0 +1,178 @@
+//! `bench kernels`, and the run for GPU machines that is made of it: on emulated devices, on a driver that runs on the
+//! processor, and where there is neither.
+
+mod fake;
+
+use fake::fake;
+use harness::{Bench, Outcome, json_lines};
+use std::path::Path;
+use std::process::Command;
+
+fn bench() -> Bench {
+    Bench::new(env!("CARGO_BIN_EXE_caravan"))
+}
+
+/// Whether there is a compiler for the emulation's kernels.
+fn can_emulate() -> bool {
+    let found = ["c++", "g++", "clang++"].iter().any(|name| harness::installed(name));
+    if !found {
+        harness::skip("bench kernels on emulated GPUs: no C++ compiler");
+    }
+    found
+}
+
+/// On an emulated GPU; kernels that one test compiled serve the next.
+fn emulated(command: &mut Command) {
+    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
+}
+
+fn kernels(bench: &Bench, flags: &str) -> Outcome {
+    let mut command = bench.command(&format!("bench kernels {flags}"));
+    emulated(&mut command);
+    bench.finish(command.spawn().expect("starts"))
+}
+
+#[test]
+fn kernels_are_checked_and_timed() {
+    if !can_emulate() {
+        return;
+    }
+    let bench = bench();
+    let text = kernels(&bench, "--check norm swiglu --json checks.json").success().stdout;
+    for words in ["ok    norms", "ok    a residual is added", "ok    swiglu and its backward", "emulated"] {
+        assert!(text.contains(words), "'{words}' is not in {text}");
+    }
+    assert!(!text.contains("WRONG") && !text.contains("adamw"), "{text}");
+    let checks = &json_lines_whole(&bench, "checks.json")["checks"];
+    assert!(checks[0]["comparisons"].as_u64() > Some(10) && checks[0]["worst_16_bit"].as_f64() < Some(1e-2));
+
+    let flags = "norm product --model nano --micro-batch 1 --seq 16 --json times.json";
+    let text = kernels(&bench, flags).success().stdout;
+    for words in ["norm backward, adding", "product gate 16 x 64 x 176", "GB/s", "of a copy", "TFLOP/s"] {
+        assert!(text.contains(words), "'{words}' is not in {text}");
+    }
+    let times = &json_lines_whole(&bench, "times.json")["times"];
+    assert!(times[0]["kernel"] == "copy" && times[0]["seconds"].as_f64() > Some(0.0), "{times}");
+}
+
+fn json_lines_whole(bench: &Bench, file: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(bench.path(file)).expect("the file is there");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn what_cannot_be_checked_or_timed_is_refused() {
+    let bench = bench();
+    for (flags, words) in [
+        ("pigeon", &["'pigeon'", "cross_entropy"][..]),
+        ("--check pigeon", &["'pigeon'", "swiglu_and_its_backward"]),
+        ("--model pigeon", &["'pigeon'", "llama-3.2-1b"]),
+        ("--seq 0", &["--seq", "at least 1"]),
+        ("--json nowhere/x.json", &["nowhere/x.json"]),
+    ] {
+        kernels(&bench, flags).refusal(2, words);
+    }
+    if !std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+        bench.run("bench kernels").refusal(2, &["a GPU cannot be used", "NVIDIA's driver was not found"]);
+    }
+}
+
+/// The run for GPU machines, with small models.
+fn script(bench: &Bench) -> Command {
+    let mut command = Command::new("bash");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
+    bench.prepare(&mut command);
+    command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
+    for (name, value) in
+        [("MODEL", "nano"), ("ROWS", "1"), ("LENGTH", "16"), ("SMALL", "nano"), ("SMALL_LENGTH", "16")]
+    {
+        command.env(name, value);
+    }
+    command.env("LARGE", "nano").env("PYTHON", "/nowhere").env_remove("ONLY");
+    command
+}
+
+#[test]
+fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    let mut command = script(&bench);
+    emulated(&mut command);
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(0), "{text}{}", outcome.stderr);
+    for words in [
+        "ok     every kernel agrees with its definition",
+        "ok     losses of stage-0 and cpu: 20 steps",
+        "ok     losses and gradient norms of stage-3 and stage-0 are the same bits in 20 steps",
+        "ok     memory of stage-3 is what was predicted",
+        "timed: ",
+        "TFLOP/s (6 N + attention), MFU",
+        "ok     memory of large is what was predicted",
+        "PyTorch",
+        "NCCL",
+        "nothing failed",
+    ] {
+        let (_, list) = text.split_once("what was shown").unwrap_or_default();
+        assert!(list.contains(words), "'{words}' is not in {text}");
+    }
+    assert!(text.contains("product logits"), "{text}");
+    let runs = json_lines(&bench.path("results/metrics.jsonl"));
+    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 7, "seven runs");
+    let names = std::fs::read_dir(bench.path("results")).expect("results").count();
+    assert_eq!(names, 4, "four files");
+    bench.nothing_left();
+}
+
+#[test]
+fn the_run_for_gpu_machines_says_what_is_wrong() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    // Too little memory for any training.
+    let mut command = script(&bench);
+    emulated(&mut command);
+    command.env("CARAVAN_EMULATED_DEVICE", "1,1M").env("ONLY", "speed large");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(1), "{text}");
+    assert!(text.contains("WRONG  failed (2): caravan train") && text.contains("SOMETHING FAILED"), "{text}");
+    let mut command = script(&bench);
+    emulated(&mut command);
+    command.env("ONLY", "everything");
+    assert_eq!(bench.finish(command.spawn().expect("starts")).code, Some(2));
+}
+
+#[test]
+fn the_run_for_gpu_machines_measures_nccl() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let mut command = script(&bench);
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "nccl").env("WIRE", "nccl+threads");
+    command.env("TYPE", "int32");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+    for words in ["ok     all_reduce (native) of 2 ranks", "ok     all_gather (auto) of 2 ranks"] {
+        assert!(text.contains(words), "'{words}' is not in {text}");
+    }
+    // The driver that runs on the processor has no kernels to sum with.
+    assert!(text.contains("WRONG") && text.contains("all_reduce"), "{text}");
+}
+
+#[test]
+fn the_run_for_gpu_machines_says_that_there_is_none() {
+    if !harness::installed("bash") || std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+        return;
+    }
+    let bench = bench();
+    let outcome = bench.finish(script(&bench).spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
+    for words in ["no GPU that can be used", "NVIDIA's driver was not found"] {
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+    }
+    assert!(!bench.path("results").exists());
+}

@@ -1,0 +1,103 @@
+//! Every kernel against its definition on the host, on any queue: the emulation in tests, and a GPU where there is one.
+//!
+//! A case runs on several queues of one device and must give the same bits on each: on the emulation these run blocks,
+//! warps and lanes in different orders.
+
+mod attention;
+mod bed;
+mod elementwise;
+mod head;
+mod model;
+mod optimizer;
+mod products;
+mod reduction;
+
+use super::sources;
+use bed::Bed;
+pub use bed::Outcome;
+use collectives::DType::{self, Bf16, F16, F32};
+use collectives::device::{Module, Queue, SharedQueue, Source};
+
+/// One case.
+pub struct Case<Q: Queue> {
+    /// What it is about.
+    pub name: &'static str,
+    /// The kernels that it launches; none for a product.
+    pub sources: &'static [&'static str],
+    run: fn(&Bed<Q>),
+}
+
+macro_rules! cases {
+    ($($file:ident::$name:ident: $($source:literal),*;)*) => {
+        vec![$(Case {
+            name: stringify!($name),
+            sources: &[$($source),*],
+            run: $file::$name::<Q>,
+        }),*]
+    };
+}
+
+/// All cases, those that take longest first.
+pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
+    cases![
+        model::a_bf16_llama_with_tensor_core_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
+            "attention_forward", "attention_backward";
+        model::an_f32_llama_with_tied_embeddings: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
+            "attention_plain";
+        attention::heads_of_64_on_tensor_cores: "attention_forward", "attention_backward";
+        attention::heads_of_128_on_tensor_cores: "attention_forward", "attention_backward";
+        attention::plain_attention_for_f32_and_other_widths: "attention_plain";
+        attention::large_scores_neither_overflow_nor_vanish: "attention_forward";
+        attention::memory_at_odd_addresses_goes_through_the_plain_kernel: "attention_plain";
+        reduction::reductions_have_the_bits_of_the_processor: "reduce";
+        optimizer::adamw_has_the_bits_of_the_processor: "adamw";
+        optimizer::sums_of_squares_have_the_bits_of_the_processor: "squares";
+        optimizer::casts_round_once: "cast";
+        optimizer::what_is_not_finite_is_found_wherever_it_is: "cast";
+        elementwise::norms: "rmsnorm";
+        elementwise::a_residual_is_added_before_the_norm: "rmsnorm";
+        elementwise::rotary_embeddings: "rope";
+        elementwise::swiglu_and_its_backward: "swiglu";
+        head::embeddings: "embedding";
+        head::cross_entropies: "cross_entropy";
+        head::a_target_outside_the_vocabulary_gives_nan: "cross_entropy";
+        products::products_of_every_orientation:;
+    ]
+}
+
+impl<Q: Queue> Case<Q> {
+    /// Runs it on queues of one device; two at least show whether it gives the same bits again.
+    pub fn run(&self, queues: &[SharedQueue<Q>]) -> Outcome {
+        let bed = Bed::new(queues.to_vec());
+        if let Some(queue) = queues.first() {
+            let modules: Vec<Module> =
+                modules().into_iter().filter(|m| self.sources.contains(&m.source.name)).collect();
+            let prepared = queue.clone().prepare(&modules);
+            let failed = prepared.is_err();
+            bed.that(!failed, || prepared.map_or_else(|error| error.to_string(), |()| String::new()));
+            if failed {
+                return bed.outcome();
+            }
+        }
+        (self.run)(&bed);
+        bed.outcome()
+    }
+}
+
+/// Every module that cases run: all sources, each for what it is made for.
+pub fn modules() -> Vec<Module> {
+    let mut modules = Vec::new();
+    let same = |a: &Source, b: &Source| a.name == b.name;
+    for &source in sources::ALL {
+        let heads: &[(DType, usize)] = if same(source, &sources::ATTENTION_PLAIN) {
+            &[(F32, 64), (F32, 6), (F32, 128), (Bf16, 16), (F16, 40)]
+        } else if same(source, &sources::ATTENTION_FORWARD) || same(source, &sources::ATTENTION_BACKWARD) {
+            &[(Bf16, 64), (Bf16, 128), (F16, 64)]
+        } else {
+            &[(F32, 0), (Bf16, 0), (F16, 0)]
+        };
+        modules.extend(heads.iter().map(|&(element, head)| Module::with_head(source, element, head)));
+    }
+    modules.extend(DType::ALL.map(Module::reduce));
+    modules
+}

@@ -1,0 +1,145 @@
+//! A whole Llama on a device against the one on the CPU: the same host code that drives a GPU, so grids,
+//! arguments, strides, order and memory.
+
+use super::bed::*;
+use crate::config::{LlamaConfig, Rope};
+use crate::cuda::Cuda;
+use crate::error::Result;
+use crate::llama::{Accounts, Llama, Recompute};
+use crate::unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
+use collectives::device::{Queue, SharedQueue};
+use collectives::{Buffer, Element, Float, View, ViewMut, bf16};
+
+/// Weights or gradients by unit and tensor.
+struct Tensors<T: Element>(Vec<Vec<Buffer<T>>>);
+
+impl<T: Float> Tensors<T> {
+    fn random<Q: Queue>(bed: &Bed<Q>, units: &[Unit]) -> Self {
+        let tensor = |spec: &TensorSpec| {
+            let (base, deviation) = if spec.decay { (0.0, 0.1) } else { (1.0, 0.3) };
+            let drawn = TensorSpec { init: Init::Normal(deviation), ..spec.clone() };
+            let mut values = vec![0.0; spec.len()];
+            crate::init_range(&drawn, 3, 0..spec.len(), &mut values);
+            bed.copy_of(&values.into_iter().map(|x| T::from_f32(base + x)).collect::<Vec<T>>())
+        };
+        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
+    }
+
+    fn unwritten<Q: Queue>(bed: &Bed<Q>, units: &[Unit]) -> Self {
+        let tensor = |spec: &TensorSpec| bed.unwritten(spec.len());
+        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
+    }
+}
+
+impl<T: Element> Weights<T> for Tensors<T> {
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
+        self.0[unit][tensor].view()
+    }
+}
+
+impl<T: Element> Gradients<T> for Tensors<T> {
+    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
+        self.0[unit][tensor].view_mut()
+    }
+
+    fn ready(&mut self, _: usize, _: usize) {}
+}
+
+/// The loss, the gradients, and the loss again of a forward alone.
+fn step<T: Float, Q: Queue>(
+    bed: &Bed<Q>,
+    model: &mut dyn Model<T>,
+    rows: usize,
+    length: usize,
+    vocab: usize,
+) -> (f64, Tensors<T>, f64) {
+    let weights = Tensors::<T>::random(bed, model.units());
+    let mut gradients = Tensors::unwritten(bed, model.units());
+    let n = rows * length;
+    let tokens: Vec<u32> = (0..n).map(|i| ((i * i + 3 * i) % vocab) as u32).collect();
+    let targets: Vec<u32> = (0..n).map(|i| ((i * 7 + 1) % vocab) as u32).collect();
+    let batch = Batch { tokens: &tokens, targets: &targets, rows, length };
+    let units = model.units().len();
+    model.begin(&batch, 1.0 / n as f32);
+    (0..units - 1).for_each(|unit| model.forward_unit(unit, &weights));
+    (0..units).rev().for_each(|unit| model.backward_unit(unit, &weights, &mut gradients));
+    let loss = model.loss();
+    model.begin(&batch, 0.0);
+    (0..units).for_each(|unit| model.forward_unit(unit, &weights));
+    (loss, gradients, model.loss())
+}
+
+fn check<T: Float, Q: Queue>(bed: &Bed<Q>, config: &LlamaConfig, rows: usize, length: usize, tolerance: f64) {
+    let name = format!("a Llama of {} with heads of {}", T::DTYPE, config.head_dim);
+    if let Err(error) = compare::<T, Q>(bed, &name, config, rows, length, tolerance) {
+        bed.that(false, || format!("{name}: {error}"));
+    }
+}
+
+fn compare<T: Float, Q: Queue>(
+    bed: &Bed<Q>,
+    name: &str,
+    config: &LlamaConfig,
+    rows: usize,
+    length: usize,
+    tolerance: f64,
+) -> Result<()> {
+    let mut cpu = Llama::<T>::new(config, rows, length, Recompute::None, 1, &Accounts::default())?;
+    let (want_loss, want, _) = step(bed, &mut cpu, rows, length, config.vocab);
+    let mut first: Option<Tensors<T>> = None;
+    let last = bed.queues().last().into_iter();
+    let kept = bed.queues().iter().map(|queue| (queue, Recompute::None));
+    for (queue, recompute) in kept.chain(last.map(|queue| (queue, Recompute::Full))) {
+        let accounts = Accounts::default();
+        let mut device = Llama::<T, _>::on_device(config, rows, length, recompute, queue.clone(), &accounts)?;
+        let planned = Llama::<T, Cuda<SharedQueue<Q>>>::device_footprint(config, rows, length, recompute)?;
+        let held = (accounts.activations.bytes(), accounts.workspace.bytes());
+        bed.that((planned.activations, planned.workspace) == held, || {
+            format!("{name}: it holds {held:?} bytes of activations and workspace, planned was {planned:?}")
+        });
+        let (loss, got, again) = step(bed, &mut device, rows, length, config.vocab);
+        bed.that(loss == again, || format!("{name}: the loss of a forward alone is {again}, not {loss}"));
+        let fine = (loss - want_loss).abs() < tolerance * want_loss;
+        bed.that(fine, || format!("{name}: the loss is {loss}, on the processor {want_loss}"));
+        for (unit, (got, want)) in got.0.iter().zip(&want.0).enumerate() {
+            for (tensor, (got, want)) in got.iter().zip(want).enumerate() {
+                let (got, want) = (wide(got), wide(want));
+                let error: f64 = got.iter().zip(&want).map(|(a, b)| (a - b) * (a - b)).sum();
+                let size: f64 = want.iter().map(|b| b * b).sum();
+                let error = (error / size).sqrt();
+                bed.that(error < tolerance, || {
+                    format!("{name}: the gradient of {unit}.{tensor}: error {error:.2e}")
+                });
+            }
+        }
+        let bits = |t: &Tensors<T>| t.0.iter().flatten().map(bytes).collect::<Vec<_>>();
+        let same = first.as_ref().is_none_or(|first| bits(first) == bits(&got));
+        bed.that(same, || format!("{name}: the order of threads, or recomputing, changes bits"));
+        first.get_or_insert(got);
+    }
+    Ok(())
+}
+
+fn small(head_dim: usize, tied: bool) -> LlamaConfig {
+    LlamaConfig {
+        hidden: 96,
+        layers: 2,
+        heads: 2,
+        kv_heads: 1,
+        head_dim,
+        ffn: 136,
+        vocab: 101,
+        context: 64,
+        rope: Rope::plain(10_000.0),
+        norm_eps: 1e-6,
+        tied,
+    }
+}
+
+pub fn a_bf16_llama_with_tensor_core_attention<Q: Queue>(bed: &Bed<Q>) {
+    check::<bf16, Q>(bed, &small(64, false), 2, 17, 3e-2);
+}
+
+pub fn an_f32_llama_with_tied_embeddings<Q: Queue>(bed: &Bed<Q>) {
+    check::<f32, Q>(bed, &small(6, true), 2, 9, 1e-4);
+}

@@ -1,0 +1,46 @@
+//! Products of matrices against their definition: what the library of products is asked for, in every orientation.
+
+use super::bed::*;
+use collectives::device::{Product, Queue};
+use collectives::{Buffer, Float, bf16, f16};
+
+/// The definition in f64.
+fn product<T: Float>([m, k, n]: [usize; 3], left: (&Buffer<T>, bool), right: (&Buffer<T>, bool)) -> Vec<f64> {
+    let (a, b) = (wide(left.0), wide(right.0));
+    let left = |row: usize, i: usize| if left.1 { a[i * m + row] } else { a[row * k + i] };
+    let right = |i: usize, column: usize| if right.1 { b[column * k + i] } else { b[i * n + column] };
+    let element = |at: usize| (0..k).map(|i| left(at / n, i) * right(i, at % n)).sum();
+    (0..m * n).map(element).collect()
+}
+
+fn check<T: Float, O: Float, Q: Queue>(bed: &Bed<Q>, sizes: [usize; 3]) {
+    let [m, k, n] = sizes;
+    let (left, right) = (bed.random::<T>(1, m * k, 1.0), bed.random::<T>(2, k * n, 1.0));
+    let other = bed.random::<O>(3, m * n, 1.0);
+    for (from_left, from_right) in [(false, true), (true, false), (false, false), (true, true)] {
+        let name = format!("product {m} x {k} x {n}, transposed {from_left} {from_right}, into {}", O::DTYPE);
+        let want = product(sizes, (&left, from_left), (&right, from_right));
+        let plus: Vec<f64> = want.iter().zip(wide(&other)).map(|(a, b)| a + b).collect();
+        bed.in_every_order(&name, |stream| {
+            let (mut out, mut sum) = (bed.unwritten::<O>(m * n), bed.unwritten::<O>(m * n));
+            let mut onto = bed.random::<O>(3, m * n, 1.0);
+            let operands = ((left.view(), from_left), (right.view(), from_right));
+            stream.multiply(&Product::new(sizes, operands.0, operands.1, out.view_mut()));
+            stream.multiply(&Product::new(sizes, operands.0, operands.1, sum.view_mut()).plus(other.view()));
+            stream.multiply(&Product::new(sizes, operands.0, operands.1, onto.view_mut()).plus_old());
+            bed.close(&name, &out, &want);
+            bed.close(&format!("{name}, added to another"), &sum, &plus);
+            bed.close(&format!("{name}, added to itself"), &onto, &plus);
+            vec![bytes(&out), bytes(&sum), bytes(&onto)]
+        });
+    }
+}
+
+pub fn products_of_every_orientation<Q: Queue>(bed: &Bed<Q>) {
+    for sizes in [[64, 32, 48], [17, 40, 24], [1, 8, 8], [33, 7, 5]] {
+        check::<bf16, bf16, Q>(bed, sizes);
+        check::<bf16, f32, Q>(bed, sizes);
+        check::<f16, f16, Q>(bed, sizes);
+        check::<f32, f32, Q>(bed, sizes);
+    }
+}

@@ -1,0 +1,211 @@
+//! What is timed.
+
+use super::Work::{Computed, Moved};
+use super::timing::Bench;
+use crate::config::LlamaConfig;
+use crate::cuda::attention::modules as attention_modules;
+use crate::cuda::trial::AttentionTrial;
+use crate::cuda::{self, Coefficients, sources};
+use crate::ops::{AttentionShape, Turn};
+use collectives::device::{Module, Product, Queue, Streams, reduce};
+use collectives::{Element, ReduceOp, Result, View, bf16};
+
+type T = bf16;
+const BYTES: usize = size_of::<T>();
+
+/// The modules of each group.
+pub(super) fn modules(config: &LlamaConfig) -> Vec<(&'static str, Module)> {
+    let plain = |group, source| (group, Module::new(source, T::DTYPE));
+    let mut all = vec![
+        plain("norm", &sources::RMSNORM),
+        plain("rope", &sources::ROPE),
+        plain("swiglu", &sources::SWIGLU),
+        plain("embedding", &sources::EMBEDDING),
+        plain("cross_entropy", &sources::CROSS_ENTROPY),
+        plain("optimizer", &sources::ADAMW),
+        plain("optimizer", &sources::SQUARES),
+        ("reduce", Module::reduce(T::DTYPE)),
+    ];
+    for width in widths(config) {
+        all.extend(attention_modules(T::DTYPE, width).into_iter().map(|module| ("attention", module)));
+    }
+    all
+}
+
+/// The model's own heads, then the other width that tensor cores take, on as many columns.
+fn widths(config: &LlamaConfig) -> [usize; 2] {
+    [config.head_dim, if config.head_dim == 128 { 64 } else { 128 }]
+}
+
+/// A plain copy, which shows what the memory can do.
+pub(super) fn copy<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: usize) -> Result<()> {
+    let bytes = 8 * b.scale.elements;
+    let (from, mut to) = (b.zeros::<u8>(bytes)?, b.zeros::<u8>(bytes)?);
+    let (from_at, to_at) = (from.view().as_ptr() as u64, to.view_mut().as_mut_ptr() as u64);
+    // SAFETY: both buffers are that long and kept.
+    b.time("copy", "copy", Moved(2 * bytes), |q| unsafe { q.copy(from_at, to_at, bytes) })
+}
+
+pub(super) fn norms<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    let h = config.hidden;
+    let (x, weight) = (b.noise::<T>(n * h, 1.0)?, b.noise::<T>(h, 1.0)?);
+    let d_out = b.noise::<T>(n * h, 1.0)?;
+    let (mut out, mut d_weight) = (b.zeros::<T>(n * h)?, b.zeros::<T>(h)?);
+    let mut partials = b.zeros::<f32>(cuda::norm_partials(n) * h)?;
+    b.time("norm", "norm", Moved(2 * n * h * BYTES), |q| {
+        q.launch(&cuda::norm(x.view(), None, weight.view(), 1e-5, out.view_mut()))
+    })?;
+    b.time("norm", "norm backward, adding", Moved(4 * n * h * BYTES), |q| {
+        let parts = &mut partials.view_mut();
+        let (d_x, d_weight) = (out.view_mut(), d_weight.view_mut());
+        cuda::norm_backward(x.view(), weight.view(), 1e-5, d_out.view(), d_x, true, d_weight, parts)
+            .iter()
+            .try_for_each(|launch| q.launch(launch))
+    })
+}
+
+pub(super) fn elementwise<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    let (heads, width, f, length) = (config.heads, config.head_dim, config.ffn, b.scale.length);
+    let angles = b.noise::<f32>(length * width, 1.0)?;
+    let mut x = b.noise::<T>(n * heads * width, 1.0)?;
+    let bytes = 2 * x.len() * BYTES;
+    b.time("rope", "rope of queries", Moved(bytes), |q| {
+        q.launch(&cuda::rope(x.view_mut(), angles.view(), heads, width, length, Turn::Forward))
+    })?;
+    let (mut gate, mut up) = (b.noise::<T>(n * f, 1.0)?, b.noise::<T>(n * f, 1.0)?);
+    let mut wide = b.noise::<T>(n * f, 1.0)?;
+    b.time("swiglu", "swiglu", Moved(3 * n * f * BYTES), |q| {
+        q.launch(&cuda::swiglu(gate.view(), up.view(), wide.view_mut()))
+    })?;
+    b.time("swiglu", "swiglu backward", Moved(6 * n * f * BYTES), |q| {
+        q.launch(&cuda::swiglu_backward(gate.view_mut(), up.view_mut(), wide.view_mut()))
+    })
+}
+
+/// Tokens that are spread over the vocabulary.
+fn spread(n: usize, vocab: usize) -> Vec<u32> {
+    (0..n).map(|i| (i * 7919 % vocab) as u32).collect()
+}
+
+pub(super) fn embeddings<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    let h = config.hidden;
+    let tokens = spread(n, config.vocab);
+    let mut order: Vec<u64> =
+        tokens.iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
+    order.sort_unstable();
+    let (tokens, order) = (b.pinned(&tokens)?, b.pinned(&order)?);
+    let mut table = b.zeros::<T>(config.vocab * h)?;
+    let (d_out, mut out) = (b.noise::<T>(n * h, 1.0)?, b.zeros::<T>(n * h)?);
+    b.time("embedding", "embedding", Moved(2 * n * h * BYTES), |q| {
+        q.launch(&cuda::embed(tokens.view(), table.view(), out.view_mut()))
+    })?;
+    b.time("embedding", "embedding backward, adding", Moved(3 * n * h * BYTES), |q| {
+        q.launch(&cuda::embed_backward(order.view(), d_out.view(), table.view_mut(), true))
+    })
+}
+
+pub(super) fn attention<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    let (rows, length) = (b.scale.rows, b.scale.length);
+    for width in widths(config) {
+        let heads = (config.heads * config.head_dim / width).max(1);
+        let groups = config.heads / config.kv_heads;
+        let kv_heads = if heads.is_multiple_of(groups) { heads / groups } else { heads };
+        let shape = AttentionShape { rows, length, heads, kv_heads, width };
+        let ((q, kv), sums) = (AttentionTrial::<T>::lengths(shape), AttentionTrial::<T>::sums(shape));
+        let mut a = AttentionTrial::<T> {
+            shape,
+            q: b.noise(q, 1.0)?,
+            k: b.noise(kv, 1.0)?,
+            v: b.noise(kv, 1.0)?,
+            d_out: b.noise(q, 1.0)?,
+            out: b.zeros(q)?,
+            log_sums: b.zeros(sums)?,
+            delta: b.zeros(sums)?,
+            d_q: b.zeros(q)?,
+            d_k: b.zeros(kv)?,
+            d_v: b.zeros(kv)?,
+        };
+        // Of products of queries and keys, without what the causal mask takes off.
+        let flops = |products: f64| Computed(products * (n * heads * width) as f64 * (length + 1) as f64);
+        let name = format!("attention {rows} x {length}, {heads} heads of {width} over {kv_heads}");
+        b.time("attention", name, flops(2.0), |q| q.launch(&a.forward()))?;
+        for (name, products, which) in [
+            ("  backward (5 products counted, 7 done)", 5.0, 0..3),
+            ("    gradient of queries (3 products)", 3.0, 1..2),
+            ("    gradients of keys and values (4)", 4.0, 2..3),
+        ] {
+            b.time("attention", name, flops(products), |q| {
+                a.backward(|launches| launches[which.clone()].iter().try_for_each(|launch| q.launch(launch)))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn cross_entropy<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    let (n, vocab) = (n.min(2048), config.vocab);
+    let logits = b.noise::<f32>(n * vocab, 4.0)?;
+    let targets = b.pinned(&spread(n, vocab))?;
+    let (mut losses, mut d_logits) = (b.zeros::<f32>(n)?, b.zeros::<T>(n * vocab)?);
+    let bytes = n * vocab * (size_of::<f32>() + BYTES);
+    b.time("cross_entropy", "cross-entropy and its gradient (one read)", Moved(bytes), |q| {
+        let (losses, d_logits) = (losses.view_mut(), Some(d_logits.view_mut()));
+        q.launch(&cuda::cross_entropy(logits.view(), targets.view(), losses, d_logits, 1.0))
+    })
+}
+
+pub(super) fn optimizer<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: usize) -> Result<()> {
+    let n = b.scale.elements;
+    let (grad, mut param) = (b.noise::<T>(n, 0.1)?, b.noise::<T>(n, 1.0)?);
+    let [mut master, mut m, mut v] = [b.zeros::<f32>(n)?, b.zeros::<f32>(n)?, b.zeros::<f32>(n)?];
+    // Those of some step.
+    let c = Coefficients {
+        one_minus_beta1: 0.1,
+        beta2: 0.95,
+        one_minus_beta2: 0.05,
+        eps: 1e-8,
+        step_size: 1e-3,
+        root_correction: 1.0,
+        keep: 1.0,
+        clip: 1.0,
+    };
+    b.time("optimizer", "AdamW with f32 master", Moved(n * (2 * BYTES + 24)), |q| {
+        let (m, v, param) = (m.view_mut(), v.view_mut(), param.view_mut());
+        q.launch(&cuda::adamw(&c, grad.view(), Some(master.view_mut()), m, v, param, 0..n))
+    })?;
+    let mut sums = b.zeros::<f64>(n / 1024)?;
+    b.time("optimizer", "squares of the norm", Moved(n * BYTES), |q| {
+        q.launch(&cuda::squares::<T, T>(grad.view(), sums.view_mut()))
+    })?;
+    let part = n / 8;
+    let inputs: Vec<View<'_, T>> = (0..8).map(|i| grad.view().slice(i * part..(i + 1) * part)).collect();
+    let addresses: Vec<u64> = inputs.iter().map(|view| view.as_ptr() as u64).collect();
+    let addresses = b.pinned(&addresses)?;
+    let mut sum = b.zeros::<T>(part)?;
+    b.time("reduce", "canonical sum of 8 inputs", Moved(9 * part * BYTES), |q| {
+        q.launch(&reduce(ReduceOp::Sum, &inputs, addresses.view(), sum.view_mut()))
+    })
+}
+
+pub(super) fn products<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    let (h, f, width) = (config.hidden, config.ffn, config.heads * config.head_dim);
+    let some = n.min(2048);
+    let shapes = [
+        ("queries".to_owned(), [n, h, width], false, true),
+        ("gate".to_owned(), [n, h, f], false, true),
+        ("down".to_owned(), [n, f, h], false, true),
+        ("gradient of down".to_owned(), [h, n, f], true, false),
+        ("gradient before down".to_owned(), [n, h, f], false, false),
+        (format!("logits of {some} tokens"), [some, h, config.vocab], false, true),
+    ];
+    for (name, [m, k, columns], left_transposed, right_transposed) in shapes {
+        let (left, right) = (b.noise::<T>(m * k, 1.0)?, b.noise::<T>(k * columns, 1.0)?);
+        let mut out = b.zeros::<T>(m * columns)?;
+        let flops = Computed(2.0 * m as f64 * k as f64 * columns as f64);
+        b.time("product", format!("product {name} {m} x {k} x {columns}"), flops, |q| {
+            let (left, right) = ((left.view(), left_transposed), (right.view(), right_transposed));
+            q.product(&Product::new([m, k, columns], left, right, out.view_mut()))
+        })?;
+    }
+    Ok(())
+}

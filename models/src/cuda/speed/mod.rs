@@ -1,0 +1,97 @@
+//! Times of each kernel on the shapes of a model, and what it moved or computed in that time.
+
+mod kernels;
+mod timing;
+
+use crate::config::LlamaConfig;
+use collectives::Result;
+use collectives::device::{Queue, SharedQueue, Streams};
+use timing::Bench;
+
+/// How large the data are, and how often they are timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Sequences of a micro-batch.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// Elements that the optimizer's kernels work on; a multiple of 8192.
+    pub elements: usize,
+    /// Batches of which the median counts, each of at least `seconds`.
+    pub batches: usize,
+    /// See `batches`.
+    pub seconds: f64,
+}
+
+/// What bounds a kernel at best.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Work {
+    /// Bytes that it must read and write.
+    Moved(usize),
+    /// Floating-point operations that it must do.
+    Computed(f64),
+}
+
+/// One kernel's time.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The group by which it can be asked for: `copy`, `norm`, `rope`, `swiglu`, `embedding`, `attention`,
+    /// `cross_entropy`, `optimizer`, `reduce`, `product`.
+    pub group: &'static str,
+    /// What was timed.
+    pub name: String,
+    /// Seconds of one call.
+    pub seconds: f64,
+    /// What bounds it.
+    pub work: Work,
+}
+
+/// The groups of [`Row`], in their order.
+pub const GROUPS: [&str; 10] = [
+    "copy",
+    "norm",
+    "rope",
+    "swiglu",
+    "embedding",
+    "attention",
+    "cross_entropy",
+    "optimizer",
+    "reduce",
+    "product",
+];
+
+/// Times kernels of a model, for micro-batches of so many tokens.
+type Measure<Q> = fn(&mut Bench<'_, Q>, &LlamaConfig, usize) -> Result<()>;
+
+/// Times the kernels of `config` in bf16, as far as their group is `wanted`, and shows each as soon as it is there.
+///
+/// # Errors
+/// The device's, such as too little memory.
+pub fn measure<Q: Streams>(
+    queue: &SharedQueue<Q>,
+    config: &LlamaConfig,
+    scale: Scale,
+    wanted: &dyn Fn(&str) -> bool,
+    show: &mut dyn FnMut(Row),
+) -> Result<()> {
+    let modules = kernels::modules(config).into_iter().filter(|(group, _)| wanted(group));
+    queue.clone().prepare(&modules.map(|(_, module)| module).collect::<Vec<_>>())?;
+    let mut bench = Bench::new(queue, scale, wanted, show)?;
+    let tokens = scale.rows * scale.length;
+    let all: [(&[&str], Measure<Q>); 8] = [
+        (&["copy"], kernels::copy),
+        (&["norm"], kernels::norms),
+        (&["rope", "swiglu"], kernels::elementwise),
+        (&["embedding"], kernels::embeddings),
+        (&["attention"], kernels::attention),
+        (&["cross_entropy"], kernels::cross_entropy),
+        (&["optimizer", "reduce"], kernels::optimizer),
+        (&["product"], kernels::products),
+    ];
+    for (groups, measure) in all {
+        if groups.iter().any(|group| wanted(group)) {
+            measure(&mut bench, config, tokens)?;
+        }
+    }
+    Ok(())
+}

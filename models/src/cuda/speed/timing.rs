@@ -1,0 +1,93 @@
+//! Device memory with something in it, and the time of work on a queue.
+
+use super::{Row, Scale, Work};
+use collectives::device::{Queue, SharedQueue, Streams};
+use collectives::{Buffer, Element, Float, Result};
+
+/// A queue with what is measured on it.
+pub(super) struct Bench<'a, Q: Streams> {
+    pub queue: SharedQueue<Q>,
+    pub scale: Scale,
+    events: (Q::Event, Q::Event),
+    wanted: &'a dyn Fn(&str) -> bool,
+    show: &'a mut dyn FnMut(Row),
+}
+
+impl<'a, Q: Streams> Bench<'a, Q> {
+    pub fn new(
+        queue: &SharedQueue<Q>,
+        scale: Scale,
+        wanted: &'a dyn Fn(&str) -> bool,
+        show: &'a mut dyn FnMut(Row),
+    ) -> Result<Self> {
+        let events = (queue.timed_event()?, queue.timed_event()?);
+        Ok(Bench { queue: queue.clone(), scale, events, wanted, show })
+    }
+
+    /// Zeros on the device.
+    pub fn zeros<E: Element>(&mut self, len: usize) -> Result<Buffer<E>> {
+        Ok(Buffer::from_memory(self.queue.memory(len * size_of::<E>())?))
+    }
+
+    /// Data of the host that the device reads in place.
+    pub fn pinned<E: Element>(&mut self, data: &[E]) -> Result<Buffer<E>> {
+        let mut buffer = Buffer::from_memory(self.queue.host_memory(size_of_val(data))?);
+        buffer.host_mut().copy_from_slice(data);
+        Ok(buffer)
+    }
+
+    /// Noise of the given width on the device: a pattern of a few megabytes, repeated. Random bits matter: products of
+    /// zeros run faster than any real ones.
+    pub fn noise<T: Float>(&mut self, len: usize, width: f32) -> Result<Buffer<T>> {
+        let pattern: Vec<T> = (0..len.min(1 << 20))
+            .map(|i| {
+                let bits = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
+                T::from_f32((bits as f32 / (1 << 24) as f32 - 0.5) * 2.0 * width)
+            })
+            .collect();
+        let mut buffer = self.zeros::<T>(len)?;
+        let start = buffer.view_mut().as_mut_ptr() as u64;
+        let mut done = size_of_val(&pattern[..]);
+        // SAFETY: all ranges are inside the buffer, which is kept; elements are plain numbers.
+        unsafe {
+            self.queue.upload(std::slice::from_raw_parts(pattern.as_ptr().cast(), done), start)?;
+            while done < len * size_of::<T>() {
+                let part = done.min(len * size_of::<T>() - done);
+                self.queue.copy(start, start + done as u64, part)?;
+                done += part;
+            }
+        }
+        self.queue.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// Times one call of `work` if its group is wanted: the median over batches that are long enough to time.
+    pub fn time(
+        &mut self,
+        group: &'static str,
+        name: impl Into<String>,
+        bound: Work,
+        mut work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>,
+    ) -> Result<()> {
+        if !(self.wanted)(group) {
+            return Ok(());
+        }
+        let mut batch = |calls: usize| -> Result<f64> {
+            let (start, end) = &self.events;
+            self.queue.record(start)?;
+            (0..calls).try_for_each(|_| work(&mut self.queue))?;
+            self.queue.record(end)?;
+            self.queue.synchronize()?;
+            Ok(Q::seconds(start, end)? / calls as f64)
+        };
+        // The first call loads the kernel, the next say how long one takes.
+        batch(1)?;
+        let once = batch(2)?.max(1e-9);
+        let calls = ((self.scale.seconds / once) as usize).clamp(1, 1000);
+        let mut times = (0..self.scale.batches.max(1)).map(|_| batch(calls)).collect::<Result<Vec<f64>>>()?;
+        times.sort_by(f64::total_cmp);
+        (self.show)(Row { group, name: name.into(), seconds: times[times.len() / 2], work: bound });
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! That the checks notice kernels that are wrong, so that their silence means something.
+
+use crate::emulator::emulator;
+use crate::outcome;
+use collectives::device::emulation::EmulatedQueue;
+use collectives::device::{Launch, Module, Product, Queue};
+use collectives::{Memory, Place, Result};
+
+/// A device that makes one mistake.
+struct Faulty {
+    queue: EmulatedQueue,
+    fault: Fault,
+    launches: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Every third launch is left out.
+    Forgets,
+    /// The last 16 bytes that a launch writes first are zeros.
+    Cuts,
+    /// Products are left out.
+    Multiplies,
+}
+
+impl Queue for Faulty {
+    fn place(&self) -> Place {
+        self.queue.place()
+    }
+
+    fn memory(&mut self, bytes: usize) -> Result<Memory> {
+        self.queue.memory(bytes)
+    }
+
+    fn host_memory(&mut self, bytes: usize) -> Result<Memory> {
+        self.queue.host_memory(bytes)
+    }
+
+    fn page_lock(&mut self, memory: Memory) -> Result<Memory> {
+        self.queue.page_lock(memory)
+    }
+
+    fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        self.queue.prepare(modules)
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        self.launches += 1;
+        if self.fault == Fault::Forgets && self.launches.is_multiple_of(3) {
+            return Ok(());
+        }
+        self.queue.launch(launch)?;
+        let written = launch.ranges().iter().find(|range| range.writable != 0);
+        match (self.fault, written) {
+            (Fault::Cuts, Some(range)) => {
+                let bytes = range.bytes.min(16);
+                // SAFETY: the end of an array that the launch was given.
+                unsafe { self.queue.zero(range.start + range.bytes - bytes, bytes as usize) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn product(&mut self, product: &Product<'_>) -> Result<()> {
+        if self.fault == Fault::Multiplies { Ok(()) } else { self.queue.product(product) }
+    }
+
+    unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.queue.copy(from, to, bytes) }
+    }
+
+    unsafe fn upload(&mut self, from: &[u8], to: u64) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.queue.upload(from, to) }
+    }
+
+    unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.queue.zero(at, bytes) }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.queue.synchronize()
+    }
+}
+
+#[test]
+fn checks_notice_kernels_that_are_wrong() {
+    let Some(emulator) = emulator() else { return };
+    let faulty = |fault| [0, 1].map(|seed| Faulty { queue: emulator.queue(seed), fault, launches: 0 });
+    for name in ["norms", "embeddings", "cross_entropies", "casts_round_once", "swiglu_and_its_backward"] {
+        for fault in [Fault::Forgets, Fault::Cuts] {
+            let outcome = outcome(name, faulty(fault));
+            assert!(!outcome.wrong.is_empty(), "{name} of a device that {fault:?} passes");
+        }
+    }
+    let outcome = outcome("products_of_every_orientation", faulty(Fault::Multiplies));
+    assert!(!outcome.wrong.is_empty(), "products that were not made pass");
+}

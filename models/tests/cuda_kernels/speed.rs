@@ -1,0 +1,30 @@
+//! That everything that is timed runs, on small shapes: times mean nothing on the emulation.
+
+use crate::emulator::emulator;
+use collectives::device::SharedQueue;
+use models::LlamaConfig;
+use models::cuda::speed::{GROUPS, Scale, Work, measure};
+
+#[test]
+fn every_kernel_can_be_timed() {
+    let Some(emulator) = emulator() else { return };
+    let config = LlamaConfig { head_dim: 64, heads: 2, kv_heads: 1, ..LlamaConfig::preset("nano").unwrap() };
+    let scale = Scale { rows: 1, length: 16, elements: 8192, batches: 1, seconds: 0.0 };
+    let queue = SharedQueue::new(emulator.queue(0));
+    let mut rows = Vec::new();
+    measure(&queue, &config, scale, &|_| true, &mut |row| rows.push(row)).unwrap();
+    for group in GROUPS {
+        assert!(rows.iter().any(|row| row.group == group), "{group} was not timed");
+    }
+    for row in &rows {
+        assert!(row.seconds > 0.0, "{row:?}");
+        let work = match row.work {
+            Work::Moved(bytes) => bytes as f64,
+            Work::Computed(flops) => flops,
+        };
+        assert!(work > 0.0, "{row:?}");
+    }
+    let mut norms = Vec::new();
+    measure(&queue, &config, scale, &|group| group == "norm", &mut |row| norms.push(row.group)).unwrap();
+    assert_eq!(norms, ["norm", "norm"]);
+}
