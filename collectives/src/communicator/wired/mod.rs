@@ -1,8 +1,9 @@
 //! Carries a device's calls from device to device, over a wire whose work is ordered by the device's own queues.
 //!
-//! Two queues beside the compute queue, one for gathers and one for sums, so that neither holds the other up. A call's
-//! queue waits for what the compute queue had been given when the call started; the compute queue waits for the call
-//! only once somebody waits for it. The host never waits.
+//! Two queues beside the compute queue, one for gathers and one for reductions, so that neither holds the other up. A
+//! call's queue waits for what the compute queue had been given when the call started; the compute queue waits for the
+//! call only once somebody waits for it. The host never waits. A third queue sums pieces of a reduction while the next
+//! ones are on their way.
 
 mod plan;
 mod slots;
@@ -22,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Call, Kind, Space, Span};
 use half::{bf16, f16};
-use plan::{Program, Step, least_scratch};
+use plan::{HALVES, Program, Step, least_scratch};
 use slots::Slots;
 use std::any::Any;
 use std::collections::HashMap;
@@ -52,12 +53,11 @@ pub struct Wired<Q: Streams, W: Wire<Q>> {
 
 struct State<Q: Streams> {
     lanes: [Q; 2],
+    sums: Sums<Q>,
     slots: Slots<Q::Event>,
     programs: HashMap<Call, Arc<Program>>,
     /// Contributions, in use by the lane of sums only.
     scratch: Buffer<u8>,
-    /// Where kernels read the addresses of contributions.
-    table: Buffer<u64>,
     addresses: Vec<u64>,
     messages: Vec<Message>,
     /// Messages that the wire has not been given yet.
@@ -68,6 +68,21 @@ struct State<Q: Streams> {
     /// After a failure: nothing is under way any more.
     settled: bool,
     stats: Stats,
+}
+
+/// What sums pieces, and for each half of scratch memory what orders it with the lane of reductions.
+struct Sums<Q: Streams> {
+    queue: Q,
+    halves: [Half<Q::Event>; HALVES],
+}
+
+struct Half<E> {
+    /// The lane has received all contributions.
+    arrived: E,
+    /// They are summed.
+    summed: E,
+    /// Where the kernel reads their addresses.
+    table: Buffer<u64>,
 }
 
 // SAFETY: the addresses in messages belong to calls in flight, whose buffers their owners keep; any thread may use them.
@@ -101,16 +116,21 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         let take = |bytes: usize| Ok(compute.lock().memory(bytes)?.booked(&account));
         let contributions = if host.size() > 1 { limit } else { 0 };
         let scratch = Buffer::from_memory(take(contributions)?);
-        let table = Buffer::from_memory(take(host.size() * size_of::<u64>())?);
+        let half = || -> Result<Half<Q::Event>> {
+            let table = Buffer::from_memory(take(host.size() * size_of::<u64>())?);
+            Ok(Half { arrived: compute.event()?, summed: compute.event()?, table })
+        };
+        let halves = [half()?, half()?];
+        let sums = Sums { queue: compute.sibling(Urgency::Normal)?, halves };
         let lanes = [compute.sibling(Urgency::High)?, compute.sibling(Urgency::Normal)?];
         let slots = Slots::new(&compute)?;
         let watch = Watch::start(&host, Arc::clone(&wire), slots.shared())?;
         let state = State {
             lanes,
+            sums,
             slots,
             programs: HashMap::new(),
             scratch,
-            table,
             addresses: Vec::with_capacity(host.size()),
             messages: Vec::with_capacity(2 * host.size()),
             deferred: Vec::new(),
@@ -141,8 +161,8 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             let error = self.watch.fail(error);
             if !std::mem::replace(&mut state.settled, true) {
                 // Nothing may touch the buffers any more once their owners hear of it.
-                for lane in &mut state.lanes {
-                    let _ = lane.synchronize();
+                for queue in state.queues() {
+                    let _ = queue.synchronize();
                 }
                 state.deferred.clear();
                 state.orphans.clear();
@@ -179,7 +199,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         if program.lane == Lane::Gathers {
             self.flush(state)?;
         }
-        let State { lanes, slots, scratch, table, addresses, messages, prepared, .. } = state;
+        let State { lanes, sums, slots, scratch, addresses, messages, prepared, .. } = state;
         let queue = &mut lanes[program.lane as usize];
         let slot = slots.slot(id);
         queue.after(&slot.given)?;
@@ -189,13 +209,20 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             Space::Recv => ends.recv.wrapping_add(span.offset),
             Space::Scratch => scratch_at.wrapping_add(span.offset),
         };
+        let mut summing = false;
         for step in &program.steps {
+            if !matches!(step, Step::Reduce { .. } | Step::Exchange(_, Some(_))) {
+                sums.await_all(queue, &mut summing)?;
+            }
             match step {
                 // SAFETY: both are ranges of the call's buffers or of scratch, by the caller and the plan.
                 Step::Copy { from, to } => unsafe {
                     queue.copy(at(from) as u64, at(to) as u64, from.bytes)?;
                 },
-                Step::Exchange(range) => {
+                Step::Exchange(range, half) => {
+                    if let Some(half) = half {
+                        queue.after(&sums.halves[*half].summed)?;
+                    }
                     messages.clear();
                     messages.extend(program.messages[range.clone()].iter().map(|m| Message {
                         peer: m.peer,
@@ -206,15 +233,21 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                     // SAFETY: as above; what is received overlaps nothing else, as tests of the plan show.
                     unsafe { self.wire.exchange(program.lane, queue, messages)? };
                 }
-                Step::Reduce { inputs, elements, out } => {
+                Step::Reduce { half, inputs, elements, out } => {
                     if !prepared.contains(&call.dtype) {
                         self.compute.clone().prepare(&[Module::reduce(call.dtype)])?;
                         prepared.push(call.dtype);
                     }
                     addresses.clear();
                     addresses.extend(program.inputs[inputs.clone()].iter().map(|span| at(span) as u64));
+                    let Sums { queue: summer, halves } = sums;
+                    let Half { arrived, summed, table } = &mut halves[*half];
+                    queue.record(arrived)?;
+                    summer.after(arrived)?;
                     // SAFETY: as above.
-                    unsafe { sum_any(queue, call, addresses, table, *elements, at(out))? };
+                    unsafe { sum_any(summer, call, addresses, table, *elements, at(out))? };
+                    summer.record(summed)?;
+                    summing = true;
                 }
                 // SAFETY: by the caller.
                 Step::Native => unsafe {
@@ -222,6 +255,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                 },
             }
         }
+        sums.await_all(queue, &mut summing)?;
         queue.record(&slot.done)
     }
 
@@ -255,6 +289,23 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             }
         }
         Ok(())
+    }
+}
+
+impl<Q: Streams> State<Q> {
+    /// Everything that calls go on in.
+    fn queues(&mut self) -> impl Iterator<Item = &mut Q> {
+        self.lanes.iter_mut().chain([&mut self.sums.queue])
+    }
+}
+
+impl<Q: Streams> Sums<Q> {
+    /// What `lane` is given next comes after all sums, if there are any since it did last.
+    fn await_all(&self, lane: &mut Q, summing: &mut bool) -> Result<()> {
+        match std::mem::take(summing) {
+            true => self.halves.iter().try_for_each(|half| lane.after(&half.summed)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -374,7 +425,7 @@ impl<Q: Streams, W: Wire<Q>> Drop for Wired<Q, W> {
         let ended = self.alive(state, |this, state| {
             this.flush(state)?;
             // The watch ends what peers hold up for too long.
-            state.lanes.iter_mut().try_for_each(Queue::synchronize)
+            state.queues().try_for_each(Queue::synchronize)
         });
         if ended.is_ok() {
             state.orphans.clear();

@@ -23,10 +23,12 @@ pub(super) enum Step {
         from: Span,
         to: Span,
     },
-    /// These of the program's messages.
-    Exchange(Range<usize>),
-    /// These of the program's inputs, in rank order.
+    /// These of the program's messages; contributions arrive in this half of scratch memory, if it is one.
+    Exchange(Range<usize>, Option<usize>),
+    /// These of the program's inputs, in rank order, as soon as all before has arrived. What is given next goes on beside
+    /// the sum, as far as it needs neither its result nor its half of scratch memory.
     Reduce {
+        half: usize,
         inputs: Range<usize>,
         elements: usize,
         out: Span,
@@ -68,9 +70,16 @@ fn accumulator(dtype: DType) -> DType {
     }
 }
 
+/// Where contributions arrive in turn: while one piece is summed, the next is on its way.
+pub(super) const HALVES: usize = 2;
+/// A sum is made in so many pieces, unless they would be too short to be worth it or too long for scratch memory.
+const PIECES: usize = 4;
+/// Bytes of a contribution below which a wire no longer reaches its speed.
+const SHORT: usize = 256 << 10;
+
 /// The least scratch memory with which `size` ranks can sum.
 pub(super) fn least_scratch(size: usize) -> usize {
-    size * ALIGNMENT
+    HALVES * size * ALIGNMENT
 }
 
 impl Program {
@@ -129,7 +138,7 @@ impl Planner {
                     self.message(peer, true, outgoing);
                     self.message(peer, false, incoming);
                 }
-                self.exchange(first);
+                self.exchange(first, None);
             }
             Kind::Reduce => self.reduce_whole(Some(root)),
             Kind::Gather | Kind::Scatter => {
@@ -150,7 +159,7 @@ impl Planner {
                     let span = if incoming { Span::send(0, block) } else { Span::recv(0, block) };
                     self.message(root, incoming, span);
                 }
-                self.exchange(0);
+                self.exchange(0, None);
             }
             Kind::AllToAll if !in_place => {
                 self.copy(Span::send(own, block), Span::recv(own, block));
@@ -158,16 +167,16 @@ impl Planner {
                     self.message(peer, true, Span::send(peer * block, block));
                     self.message(peer, false, Span::recv(peer * block, block));
                 }
-                self.exchange(0);
+                self.exchange(0, None);
             }
             Kind::AllToAll => self.swap_blocks(),
             Kind::Send => {
                 self.message(root, true, Span::send(0, block));
-                self.exchange(0);
+                self.exchange(0, None);
             }
             Kind::Recv => {
                 self.message(root, false, Span::recv(0, block));
-                self.exchange(0);
+                self.exchange(0, None);
             }
             Kind::Barrier => {}
         }
@@ -185,7 +194,7 @@ impl Planner {
             Kind::ReduceScatter if wide => {
                 self.program.inputs.push(Span::send(0, bytes));
                 let out = Span::recv(0, self.call.count * accumulator(self.call.dtype).size());
-                self.program.steps.push(Step::Reduce { inputs: 0..1, elements: self.call.count, out });
+                self.reduce(0, 0, self.call.count, out);
             }
             Kind::Broadcast | Kind::Send | Kind::Recv | Kind::Barrier => {}
             _ if in_place => {}
@@ -204,10 +213,10 @@ impl Planner {
     }
 
     /// All messages from number `first` on go on at once.
-    fn exchange(&mut self, first: usize) {
+    fn exchange(&mut self, first: usize, half: Option<usize>) {
         let messages = first..self.program.messages.len();
         if !messages.is_empty() {
-            self.program.steps.push(Step::Exchange(messages));
+            self.program.steps.push(Step::Exchange(messages, half));
         }
     }
 
@@ -223,10 +232,22 @@ impl Planner {
         fits.min(longest.next_multiple_of(at_once)).max(at_once)
     }
 
+    /// Elements of a piece of a sum whose contributions have up to `longest`.
+    fn summed_piece(&self, longest: usize) -> usize {
+        let worth = longest.div_ceil(PIECES).max(SHORT / self.call.dtype.size());
+        self.piece(HALVES * (self.size - 1), longest.min(worth))
+    }
+
+    /// Bytes of scratch memory that pieces of so many elements take.
+    fn summed_scratch(&self, piece: usize, longest: usize) -> usize {
+        let halves = if longest > piece { HALVES } else { 1 };
+        halves * (self.size - 1) * piece * self.call.dtype.size()
+    }
+
     /// The sum of the inputs that were added from number `first` on.
-    fn reduce(&mut self, first: usize, elements: usize, out: Span) {
+    fn reduce(&mut self, half: usize, first: usize, elements: usize, out: Span) {
         let inputs = first..self.program.inputs.len();
-        self.program.steps.push(Step::Reduce { inputs, elements, out });
+        self.program.steps.push(Step::Reduce { half, inputs, elements, out });
     }
 
     /// Each rank sums its part (first element and length by rank), which starts at byte `at` of the result, piece by
@@ -235,9 +256,9 @@ impl Planner {
         let element = self.call.dtype.size();
         let result = if self.call.wide { accumulator(self.call.dtype).size() } else { element };
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let piece = self.piece(self.size - 1, longest);
+        let piece = self.summed_piece(longest);
         let mine = self.rank;
-        for begin in (0..longest).step_by(piece) {
+        for (half, begin) in (0..longest).step_by(piece).enumerate().map(|(i, begin)| (i % HALVES, begin)) {
             // A piece of the part of rank p, as bytes of the input.
             let of = |p: usize| {
                 let (from, to) = (begin.min(lengths[p]), (begin + piece).min(lengths[p]));
@@ -245,12 +266,13 @@ impl Planner {
             };
             let elements = of(mine).bytes / element;
             let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
-            let slot = |k: usize| Span::scratch(k * piece * element, elements * element);
+            let place = half * (self.size - 1);
+            let slot = |k: usize| Span::scratch((place + k) * piece * element, elements * element);
             for peer in self.peers() {
                 self.message(peer, true, of(peer));
                 self.message(peer, false, slot(if peer < mine { peer } else { peer - 1 }));
             }
-            self.exchange(first);
+            self.exchange(first, Some(half));
             if elements == 0 {
                 continue;
             }
@@ -262,21 +284,23 @@ impl Planner {
                 };
                 self.program.inputs.push(input);
             }
-            self.reduce(first_input, elements, Span::recv(at + begin * result, elements * result));
+            self.reduce(half, first_input, elements, Span::recv(at + begin * result, elements * result));
         }
-        self.program.scratch = (self.size - 1) * piece * element;
+        self.program.scratch = self.summed_scratch(piece, longest);
     }
 
     /// One rank, or every one, gets all contributions and sums them, piece by piece.
     fn reduce_whole(&mut self, root: Option<usize>) {
         let element = self.call.dtype.size();
-        let piece = self.piece(self.size - 1, self.call.count);
+        let piece = self.summed_piece(self.call.count);
         let sums = root.is_none_or(|root| root == self.rank);
-        for begin in (0..self.call.count).step_by(piece) {
+        let begins = (0..self.call.count).step_by(piece).enumerate();
+        for (half, begin) in begins.map(|(i, begin)| (i % HALVES, begin)) {
             let elements = piece.min(self.call.count - begin);
             let (at, bytes) = (begin * element, elements * element);
             let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
-            let slot = |k: usize| Span::scratch(k * piece * element, bytes);
+            let place = half * (self.size - 1);
+            let slot = |k: usize| Span::scratch((place + k) * piece * element, bytes);
             for peer in self.peers() {
                 if root.is_none_or(|root| root == peer) {
                     self.message(peer, true, Span::send(at, bytes));
@@ -285,7 +309,7 @@ impl Planner {
                     self.message(peer, false, slot(if peer < self.rank { peer } else { peer - 1 }));
                 }
             }
-            self.exchange(first);
+            self.exchange(first, Some(half));
             if !sums {
                 continue;
             }
@@ -297,9 +321,9 @@ impl Planner {
                 };
                 self.program.inputs.push(input);
             }
-            self.reduce(first_input, elements, Span::recv(at, bytes));
+            self.reduce(half, first_input, elements, Span::recv(at, bytes));
         }
-        self.program.scratch = if sums { (self.size - 1) * piece * element } else { 0 };
+        self.program.scratch = if sums { self.summed_scratch(piece, self.call.count) } else { 0 };
     }
 
     /// An all_to_all in place: a piece of every block is put aside, and what is put aside is sent.
@@ -317,7 +341,7 @@ impl Planner {
                 self.message(peer, true, aside);
                 self.message(peer, false, here);
             }
-            self.exchange(first);
+            self.exchange(first, None);
         }
         self.program.scratch = (self.size - 1) * piece * element;
     }
@@ -358,7 +382,7 @@ mod tests {
                         let side = |rank: usize, peer: usize, outgoing: bool| {
                             let mut lengths = Vec::new();
                             for step in &programs[rank].steps {
-                                let Step::Exchange(range) = step else { continue };
+                                let Step::Exchange(range, _) = step else { continue };
                                 let of = programs[rank].messages[range.clone()].iter();
                                 let of = of.filter(|m| m.peer == peer && m.outgoing == outgoing);
                                 lengths.extend(of.map(|m| m.span.bytes));
@@ -388,7 +412,7 @@ mod tests {
                     for rank in 0..size {
                         let program = Program::new(&call, rank, size, Order::Canonical, 20_000);
                         for step in &program.steps {
-                            let Step::Exchange(range) = step else { continue };
+                            let Step::Exchange(range, _) = step else { continue };
                             let messages = &program.messages[range.clone()];
                             for (i, a) in messages.iter().enumerate() {
                                 if a.span.space == Space::Scratch {
@@ -411,6 +435,47 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// What arrives while a piece is summed touches neither the piece nor its result, and only once the other half's sum
+    /// is made does anything arrive there again.
+    #[test]
+    fn pieces_arrive_beside_the_sum_of_the_last_one() {
+        for (kind, size) in [(Kind::ReduceScatter, 2), (Kind::ReduceScatter, 3), (Kind::AllReduce, 4)] {
+            let call = Call { in_place: true, ..Call::new(kind, DType::Bf16, 4_000_000) };
+            let program = Program::new(&call, 1, size, Order::Canonical, 64 << 20);
+            let mut summed: Option<(usize, Vec<Span>, Span)> = None;
+            let mut sums = 0;
+            for step in &program.steps {
+                match step {
+                    Step::Exchange(range, half) => {
+                        let Some((last, inputs, out)) = &summed else { continue };
+                        if half.is_none() {
+                            continue;
+                        }
+                        assert_ne!(half, &Some(*last), "{call}: the half that is being summed");
+                        for message in &program.messages[range.clone()] {
+                            for busy in inputs.iter().chain([out]) {
+                                let same = message.span.space == busy.space;
+                                let apart = message.span.offset + message.span.bytes <= busy.offset
+                                    || busy.offset + busy.bytes <= message.span.offset;
+                                assert!(!same || apart, "{call}: {message:?} and {busy:?}");
+                            }
+                        }
+                    }
+                    Step::Reduce { half, inputs, out, .. } => {
+                        sums += 1;
+                        summed = Some((*half, program.inputs[inputs.clone()].to_vec(), *out));
+                    }
+                    _ => {}
+                }
+            }
+            assert!(sums >= 4, "{call}: {sums} pieces");
+        }
+        // What is short goes at once.
+        let call = Call::new(Kind::ReduceScatter, DType::F32, 1000);
+        let steps = Program::new(&call, 0, 4, Order::Canonical, 64 << 20).steps;
+        assert_eq!(steps.iter().filter(|step| matches!(step, Step::Reduce { .. })).count(), 1);
     }
 
     #[test]
