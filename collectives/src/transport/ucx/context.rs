@@ -1,7 +1,8 @@
 //! A UCX context and one worker of it: owners of the library's handles, and errors in UCX's own words.
 
+use super::defaults;
 use crate::error::{Error, Result};
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use ucx_sys::*;
@@ -49,11 +50,10 @@ impl Context {
         if status != UCS_OK {
             return Err(fail("ucp_config_read", status, &ucp));
         }
-        // A dead remote peer must be noticed within seconds, not UCX's 20; who sets the variable knows better.
-        if std::env::var_os("UCX_KEEPALIVE_INTERVAL").is_none() {
-            let (name, value): (&CStr, &CStr) = (c"KEEPALIVE_INTERVAL", c"1s");
-            // SAFETY: a valid configuration and two C strings. A version without this option says so by a status,
-            // and then its own interval stays.
+        let variable = |name: &str| std::env::var(name).ok();
+        for (name, value) in defaults::ours((major, minor), variable) {
+            // SAFETY: a valid configuration and two C strings. A version without the option says so by a status, and then
+            // its own value stays.
             unsafe { (ucp.ucp_config_modify)(config, name.as_ptr(), value.as_ptr()) };
         }
         let params = ucp_params_t {

@@ -2,12 +2,14 @@
 //! itself (`UCX_TLS` and `UCX_NET_DEVICES` are respected). The library is opened at run time.
 //!
 //! One worker per rank, shared by its groups; tagged messages whose tag holds source and group, so matching is exact.
-//! Peers are connected at their first message. A lost peer becomes an error in [`check`](Transport::check): on this host
+//! Peers are connected at the start; in jobs of more than 64 ranks at their first message. A lost peer becomes an error in [`check`](Transport::check): on this host
 //! its process is watched, because UCX cannot report losses over shared memory; elsewhere UCX's own keep-alive does it.
 
 mod closing;
 mod context;
+mod defaults;
 mod failures;
+mod greeting;
 mod meeting;
 mod peers;
 mod requests;
@@ -61,11 +63,14 @@ pub struct UcxTransport {
 }
 
 impl UcxTransport {
-    /// Opens UCX on this rank and learns the peers' addresses. `exchange` gives each rank's bytes to all: its result
-    /// holds one entry per rank, in their order. All ranks call this together.
+    /// Opens UCX on this rank, learns the peers' addresses and connects to them. `exchange` gives each rank's bytes to
+    /// all: its result holds one entry per rank, in their order. All ranks call this together. Up to 64 ranks connect
+    /// here, so that no call pays for it later; more connect at their first message.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where UCX is missing or refuses `UCX_TLS`; whatever `exchange` fails with.
+    /// [`Error::Unavailable`] where UCX is missing or refuses `UCX_TLS`; [`Error::Library`] where no transport of it
+    /// reaches a peer; [`Error::PeerLost`] and [`Error::Timeout`] for a peer that does not answer; whatever `exchange`
+    /// fails with.
     pub fn connect(
         rank: usize,
         size: usize,
@@ -77,6 +82,7 @@ impl UcxTransport {
             return Err(Error::Argument { call: "connect over UCX", rank, problem });
         }
         let session = Session::open(rank, size, exchange)?;
+        session.greet()?;
         Ok(Self::over(session, rank, (0..size).collect(), vec![0; size]))
     }
 

@@ -18,7 +18,7 @@ pub(super) struct Card {
     pub(super) address: Vec<u8>,
 }
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const FIXED: usize = 1 + 16 + 4 + 1;
 
 impl Card {

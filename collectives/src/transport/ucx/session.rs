@@ -30,12 +30,14 @@ pub(super) enum Word {
     Leaving = 2,
     /// The sender has got everything from a rank that is leaving, and sends it nothing more.
     Confirmed = 3,
+    /// The sender has connected.
+    Hello = 4,
 }
 
 impl Word {
     fn from_tag(tag: u64) -> Option<(Word, u16)> {
         let about = tags::about(tag);
-        let all = [Word::Farewell, Word::Failure, Word::Leaving, Word::Confirmed];
+        let all = [Word::Farewell, Word::Failure, Word::Leaving, Word::Confirmed, Word::Hello];
         let word = all.into_iter().find(|w| *w as u64 == about >> 16)?;
         Some((word, about as u16))
     }
@@ -65,6 +67,8 @@ pub(super) struct State {
     pub(super) endpoints: Vec<Handle>,
     pub(super) failures: Failures,
     pub(super) watch: Watch,
+    /// How often each peer has said that it is connected.
+    pub(super) greetings: Vec<u8>,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
     /// The numbers of this rank's groups.
@@ -116,6 +120,7 @@ impl Session {
             endpoints: vec![null_mut(); size],
             failures: Failures::none(size),
             watch: Watch::over(rank, size, neighbours)?,
+            greetings: vec![0; size],
             settled: vec![false; size],
             cards,
             numbers: vec![true],
@@ -251,6 +256,7 @@ impl State {
                 let _ = self.say(from, Word::Confirmed, 0, "");
             }
             Word::Confirmed => self.settled[from] = true,
+            Word::Hello => self.greetings[from] += 1,
             Word::Farewell | Word::Failure => {
                 if self.numbers.get(group as usize).is_some_and(|used| *used) && self.inbox.len() < MOST_KEPT
                 {

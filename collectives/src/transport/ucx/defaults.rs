@@ -1,0 +1,68 @@
+//! Where we differ from UCX's own defaults, unless the user has set a variable.
+
+use std::ffi::CStr;
+
+/// What to set, as [`ucp_config_modify`](ucx_sys::Ucp::ucp_config_modify) takes it. `variable` looks up the environment.
+pub(super) fn ours(
+    version: (u32, u32),
+    variable: impl Fn(&str) -> Option<String>,
+) -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
+    // Later versions move messages over TCP in another way, and know these options by other names.
+    let segments = version < (1, 17) && tcp_is_opened(variable("UCX_TLS"), variable("UCX_NET_DEVICES"));
+    [
+        // A dead remote peer must be noticed within seconds, not UCX's 20.
+        (true, "UCX_KEEPALIVE_INTERVAL", c"KEEPALIVE_INTERVAL", c"1s"),
+        // Where the loss of a peer is to be reported, UCX moves large messages over TCP as a row of short ones, each a
+        // system call at both ends. Longer ones than 8K and 64K make that faster than what it does without reports; a
+        // power of two fits with its header.
+        (segments, "UCX_TCP_TX_SEG_SIZE", c"TX_SEG_SIZE", c"136K"),
+        (segments, "UCX_TCP_RX_SEG_SIZE", c"RX_SEG_SIZE", c"264K"),
+    ]
+    .into_iter()
+    .filter(move |(wanted, name, ..)| *wanted && variable(name).is_none())
+    .map(|(_, _, name, value)| (name, value))
+}
+
+/// Whether UCX opens TCP, so that it does not warn of options that nothing has taken. Where it might not, it should be
+/// left alone.
+fn tcp_is_opened(tls: Option<String>, devices: Option<String>) -> bool {
+    let (tls, devices) = (tls.unwrap_or_else(|| "all".into()), devices.unwrap_or_else(|| "all".into()));
+    let named = |list: &str, what: &str| list.split(',').any(|t| t.trim().trim_start_matches('\\') == what);
+    let allowed = match tls.trim().strip_prefix('^') {
+        Some(left_out) => !named(left_out, "tcp"),
+        None => named(&tls, "tcp") || named(&tls, "all"),
+    };
+    // Ports of InfiniBand devices are written with a colon; interfaces are not.
+    allowed && devices.split(',').any(|d| !d.contains(':')) && !devices.trim().starts_with('^')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_has_longer_segments_where_it_is_opened() {
+        let count = |version, set: &[(&str, &str)]| {
+            let set: Vec<(String, String)> =
+                set.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
+            ours(version, move |name| set.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())).count()
+        };
+        let tls = |list: &str| count((1, 13), &[("UCX_TLS", list)]);
+        for (list, settings) in [
+            ("tcp,self", 3),
+            ("all", 3),
+            ("^ib", 3),
+            ("\\tcp", 3),
+            ("posix,cma", 1),
+            ("^tcp", 1),
+            ("rc,self,sm", 1),
+        ] {
+            assert_eq!(tls(list), settings, "{list}");
+        }
+        assert_eq!(count((1, 13), &[]), 3);
+        assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "eth0")]), 3);
+        assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "mlx5_0:1")]), 1);
+        assert_eq!(count((1, 18), &[]), 1);
+        assert_eq!(count((1, 16), &[("UCX_TCP_RX_SEG_SIZE", "64K"), ("UCX_KEEPALIVE_INTERVAL", "20s")]), 1);
+    }
+}

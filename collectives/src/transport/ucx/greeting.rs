@@ -1,0 +1,79 @@
+//! Connecting to every peer at the start, so that no collective pays for it.
+//!
+//! UCX makes a connection at the first message: peers then exchange addresses of all their ways to each other and choose
+//! among them, which takes milliseconds over TCP. Large jobs leave it at that, because each rank of a collective speaks to
+//! few of the others.
+
+use super::session::{Session, State, Word};
+use crate::error::{Error, Result};
+use std::time::{Duration, Instant};
+use ucx_sys::UCS_OK;
+
+/// Up to so many ranks connect all to all at the start.
+const MOST: usize = 64;
+/// A message that has come over a new connection says that it can be sent over, a second one that the choice among
+/// the ways is made.
+const ROUNDS: u8 = 2;
+/// How long ranks wait for each other.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// How long nothing has moved when a waiting rank sleeps between two looks, and for how long it does.
+const IDLE: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_micros(50);
+
+impl Session {
+    /// Connects this rank to all others, which do the same, unless they are many.
+    pub(super) fn greet(&self) -> Result<()> {
+        let mut state = self.turn()?;
+        if state.cards.len() > MOST {
+            return Ok(());
+        }
+        let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(&mut state, round));
+        // Peers are not to be waited for at the end of a rank that failed here.
+        state.failed |= met.is_err();
+        met
+    }
+
+    fn greet_once(&self, state: &mut State, round: u8) -> Result<()> {
+        let others = |state: &State| (0..state.cards.len()).filter(|&p| p != state.rank).collect::<Vec<_>>();
+        for peer in others(state) {
+            state.say(peer, Word::Hello, 0, "")?;
+        }
+        let (mut until, mut awake) = (Instant::now() + DEADLINE, Instant::now() + IDLE);
+        loop {
+            let moved = state.worker.progress();
+            state.listen()?;
+            let Some(missing) = others(state).into_iter().find(|&p| state.greetings[p] < round) else {
+                return Ok(());
+            };
+            let now = Instant::now();
+            if moved {
+                awake = now + IDLE;
+            }
+            if now > until || state.is_gone(missing) {
+                // What it had sent may still be on its way.
+                if state.is_gone(missing) && now < until {
+                    until = until.min(now + super::LAST_WORDS);
+                    continue;
+                }
+                return Err(self.stranger(state, missing));
+            }
+            match (moved, now > awake) {
+                (true, _) => {}
+                (false, false) => std::thread::yield_now(),
+                (false, true) => std::thread::sleep(NAP),
+            }
+        }
+    }
+
+    fn stranger(&self, state: &mut State, peer: usize) -> Error {
+        let rank = state.rank;
+        if !state.is_gone(peer) {
+            return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after: DEADLINE };
+        }
+        let how = match state.failures.of(peer) {
+            UCS_OK => format!("ended (process {}) while ranks were connecting", state.cards[peer].pid),
+            status => format!("is unreachable ({})", self.context.ucp.status(status)),
+        };
+        Error::PeerLost { rank, peer, how }
+    }
+}
