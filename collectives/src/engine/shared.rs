@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 const SPIN: u32 = 200;
 /// Looks within a turn.
 const LOOKS: u32 = 64;
+/// At most this long over messages, where a turn may be a system call: the scheduler may have put two ranks on one
+/// processor for the moment, and what one waits for then comes only once it yields.
+const SPIN_MESSAGES: Duration = Duration::from_micros(10);
 /// The same where ranks share processors: a peer may need this one to make progress.
 const SPIN_CROWDED: u32 = 10;
 /// Yields before parking.
@@ -31,6 +34,8 @@ pub(crate) struct Shared {
     /// without such a thread.
     wanted: Option<AtomicU32>,
     spin: u32,
+    /// However few turns that was.
+    spin_for: Duration,
     patience: Duration,
 }
 
@@ -45,13 +50,17 @@ impl Handle {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = transport.size() > processors;
         let spin = options.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN });
+        let spin_for = match transport.wakes() || options.spin.is_some() {
+            true => Duration::MAX,
+            false => SPIN_MESSAGES,
+        };
         let wanted = matches!(options.progress, Progress::Thread { .. }).then(AtomicU32::default);
         let rank = transport.rank();
         let mut engine = Engine::new(transport, options);
         engine.looks = if crowded { 0 } else { LOOKS };
         let patience = if engine.transport.wakes() { Duration::ZERO } else { PATIENCE };
         let engine = Mutex::new(engine);
-        let shared = Arc::new(Shared { engine, wake: Condvar::new(), wanted, spin, patience });
+        let shared = Arc::new(Shared { engine, wake: Condvar::new(), wanted, spin, spin_for, patience });
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
             let stop = Arc::new(AtomicBool::new(false));
@@ -177,6 +186,9 @@ impl Shared {
                 // Pausing takes long enough on some processors to be felt in the shortest calls.
                 if turns > 4 {
                     std::hint::spin_loop();
+                }
+                if turns.is_multiple_of(8) && since.is_some_and(|since| since.elapsed() > self.spin_for) {
+                    turns = self.spin;
                 }
                 continue;
             }

@@ -2,6 +2,17 @@
 
 use super::{Build, Kind, Span, Step};
 
+/// Lets what is posted together begin with its sends. Libraries announce a large message and send it once its receiver
+/// answers. A receive that finds its message announced is answered at once; then the peer's data are on their way, and
+/// behind those, over one connection, its answer to what this rank announces only afterwards: each link would carry
+/// data in one direction at a time.
+pub(super) fn send_first(steps: &mut [Step]) {
+    let posts = |step: &Step| matches!(step, Step::Frame { .. } | Step::Send { .. } | Step::Recv { .. });
+    for run in steps.chunk_by_mut(|a, b| posts(a) && posts(b)) {
+        run.sort_by_key(|step| matches!(step, Step::Recv { .. }));
+    }
+}
+
 /// What has been posted so far, per peer.
 pub(super) struct Messages {
     sent: Vec<usize>,
@@ -103,6 +114,38 @@ impl Build {
         }
         for (_, step) in now.iter().filter(|(_, s)| !matches!(s, Step::Check { .. })) {
             self.push(*step);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DType;
+    use crate::schedule::{Call, Group, Local, Schedule, Tuning};
+
+    #[test]
+    fn what_is_posted_together_begins_with_its_sends() {
+        let tuning = Tuning { round: 64 << 10, ..Tuning::default() };
+        for kind in [Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::AllToAll, Kind::Barrier] {
+            for (rank, size) in [(0, 2), (1, 2), (2, 5)] {
+                let group = Group { rank, size, direct: None, block: None, tuning };
+                let call = Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { 100_000 });
+                let steps = Schedule::new(call, &group, Local::default(), None).steps;
+                let (mut sends, mut received) = (0, false);
+                for step in &steps {
+                    match step {
+                        Step::Recv { .. } => received = true,
+                        Step::Send { .. } => {
+                            assert!(!received, "{kind:?}, rank {rank} of {size}");
+                            sends += 1;
+                        }
+                        Step::Frame { .. } => {}
+                        _ => received = false,
+                    }
+                }
+                assert!(sends > 0, "{kind:?}, rank {rank} of {size}");
+            }
         }
     }
 }

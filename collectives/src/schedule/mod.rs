@@ -108,6 +108,7 @@ impl Schedule {
             Kind::Send => send_recv::build_send(&mut build),
             Kind::Recv => send_recv::build_recv(&mut build),
         }
+        messages::send_first(&mut build.schedule.steps);
         build.schedule
     }
 

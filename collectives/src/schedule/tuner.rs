@@ -204,6 +204,10 @@ pub struct Rule {
     pub large: Algorithm,
 }
 
+/// By how much two ranks go further in sending each other everything: they send no more so than by halves and save a
+/// step; only the reduction is done twice.
+const BY_TWO: usize = 8;
+
 /// Sizes in bytes at which algorithms change. The same on every rank of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -217,7 +221,8 @@ pub struct Tuning {
     pub frame: usize,
     /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`.
     pub read_all: usize,
-    /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`.
+    /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
+    /// up to eight times as many.
     pub exchange_all: usize,
     /// Up to this many bytes, trees beat chains in `broadcast`, and the root alone reduces in `reduce`.
     pub tree: usize,
@@ -260,11 +265,20 @@ impl Tuning {
         let step = latency.as_secs_f64() + SOFTWARE;
         let n = ranks.max(2) as f64;
         let exchanged = step / ((1.0 - 2.0 / n) / bandwidth + 1.0 / (n * REDUCED));
+        let exchanged = if ranks <= 2 { exchanged / BY_TWO as f64 } else { exchanged };
         Tuning {
             exchange_all: exchanged.min(MOST) as usize,
             tree: (step * bandwidth).min(MOST) as usize,
             round: self.round.max((2.0 * step * bandwidth).min(16.0 * MOST) as usize),
             ..self
+        }
+    }
+
+    /// Up to how many bytes each of `ranks` ranks sends its whole input to every other in `all_reduce`.
+    fn exchanged(&self, ranks: usize) -> usize {
+        match ranks {
+            2 => self.exchange_all.saturating_mul(BY_TWO),
+            _ => self.exchange_all / (ranks - 1),
         }
     }
 
@@ -340,7 +354,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
         }
         (_, Some(_)) => Choice { algorithm: Algorithm::DirectRead, why: Why::Direct },
         (Kind::AllReduce, None) => {
-            let limit = tuning.exchange_all / (group.size - 1);
+            let limit = tuning.exchanged(group.size);
             by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
         }
         (Kind::Broadcast, None) => by_size(bytes, tuning.tree, Algorithm::Binomial, Algorithm::Chain),
@@ -378,7 +392,15 @@ mod tests {
         assert_eq!(all_reduce(&cluster, 17_005).algorithm, Algorithm::PairwiseReduceScatterAllGather);
         assert_eq!(all_reduce(&group(4, None), 17_004).algorithm, Algorithm::PairwiseReduceScatterAllGather);
         // Two ranks send no more than is needed: 22 us of reducing.
-        assert_eq!(group(2, Some((20, 1.25e9))).tuning.exchange_all, 352_000);
+        let two = group(2, Some((20, 1.25e9)));
+        assert_eq!(two.tuning.exchanged(2), 352_000);
+        assert_eq!(all_reduce(&two, 352_000).algorithm, Algorithm::ExchangeAll);
+        assert_eq!(all_reduce(&two, 352_001).algorithm, Algorithm::PairwiseReduceScatterAllGather);
+        assert_eq!(all_reduce(&group(2, None), 128 << 10).algorithm, Algorithm::ExchangeAll);
+        assert_eq!(
+            all_reduce(&group(2, None), (128 << 10) + 1).algorithm,
+            Algorithm::PairwiseReduceScatterAllGather
+        );
         // Over a continent a round must fill 50 ms.
         let far = group(4, Some((50_000, 1e9))).tuning;
         assert!(far.round >= 64 << 20 && far.exchange_all == 4 << 20, "{far:?}");
