@@ -159,6 +159,15 @@ pub enum Calls {
     Started,
 }
 
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Bind {
+    /// Each on its share of the processors, if there are as many as ranks.
+    Core,
+    /// Wherever the scheduler puts them.
+    None,
+}
+
 /// Flags of one operation.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:
@@ -202,6 +211,9 @@ pub struct CollectiveArgs {
     /// send_recv: ranks 0, 2, … only send and ranks 1, 3, … only receive; with -m a window of messages under way.
     #[arg(long = "one-way", alias = "one_way")]
     pub one_way: bool,
+    /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs.
+    #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
+    pub bind: Bind,
     /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap.
     #[arg(
         short = 'R',

@@ -2,6 +2,7 @@
 //! behind computation, and the tuning of this machine.
 
 mod args;
+mod bind;
 mod calls;
 mod device;
 mod exact;
@@ -27,9 +28,9 @@ use crate::layers;
 use crate::machine::{Machine, versions};
 use crate::plan::Ranks;
 use crate::ranks;
-use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
+use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
-use collectives::bootstrap::Identity;
+use collectives::bootstrap::{Identity, Launcher};
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
@@ -90,7 +91,12 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
         record::check_writable(flag, path)?;
     }
+    let ours = identity.as_ref().is_none_or(|identity| identity.launcher == Launcher::Caravan);
+    let bound = ours && !over_nccl && args.bind == Bind::Core;
     ranks::launch_with_native(&ranks, identity.as_ref(), None, &|comm, native| {
+        if bound {
+            bind::to_share(comm.rank(), comm.size())?;
+        }
         if !over_nccl {
             return rank(&plan, args, &Party { comm, native, device: None });
         }
@@ -323,6 +329,7 @@ fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
         ("-a", average_name(plan.average).to_owned()),
         ("--calls", format!("{:?}", plan.calls).to_lowercase()),
         ("--one-way", plan.one_way.to_string()),
+        ("--bind", if args.bind == Bind::Core { "core" } else { "none" }.to_owned()),
         ("-R", u8::from(plan.registered).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
     ];
