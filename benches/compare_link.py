@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Collectives over UCX between two hosts that a slow link joins, beside the link's rate and Open MPI.
+
+The hosts are two network name spaces of this machine, the link a pair of virtual interfaces whose rate a token bucket
+limits (tbf, 1 Gbit/s). Needs root, Debian's iproute2, and libucx0; --mpi-peer also Open MPI.
+
+    benches/compare_link.py --mpi-peer mpi_collectives.c --rounds 3
+
+Writes medians over rounds, the share of the link's rate, and every raw row to benches/results.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import side_by_side as sbs
+
+RATE = 0.125  # GB/s: 1 Gbit/s, headers included
+OPERATIONS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "send_recv"]
+SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
+LEAST = 2**20
+ADDRESSES = ["10.77.64.1", "10.77.64.2"]
+HOSTS = [f"caravan-link-{os.getpid()}-{i}" for i in range(2)]
+DEVICES = [f"cl{os.getpid()}-{i}" for i in range(2)]
+
+
+def make_hosts():
+    for host in HOSTS:
+        sbs.run(["ip", "netns", "add", host])
+    sbs.run(["ip", "link", "add", DEVICES[0], "netns", HOSTS[0], "type", "veth", "peer", "name", DEVICES[1], "netns",
+             HOSTS[1]])
+    for host, device, address in zip(HOSTS, DEVICES, ADDRESSES):
+        sbs.run(["ip", "-n", host, "addr", "add", f"{address}/24", "dev", device])
+        sbs.run(["ip", "-n", host, "link", "set", "lo", "up"])
+        sbs.run(["ip", "-n", host, "link", "set", device, "up"])
+        sbs.run(["tc", "-n", host, "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit", "burst", "128k",
+                 "latency", "50ms"])
+    for host, device in zip(HOSTS, DEVICES):
+        # A device is listed a moment before it carries anything, and UCX looks only once.
+        while "state UP" not in sbs.run(["ip", "-n", host, "link", "show", "dev", device]):
+            time.sleep(0.02)
+
+
+def remove_hosts():
+    for host in HOSTS:
+        subprocess.run(["ip", "netns", "del", host], stderr=subprocess.DEVNULL)
+
+
+def our_rows(program, operation, folder):
+    """One run: a rank on each host, started by hand as a cluster without a launcher would."""
+    out = folder / "run.json"
+    common = {**os.environ, "UCX_TLS": "self,tcp", "CARAVAN_WORLD": "2", "CARAVAN_LOCAL_RANK": "0", "CARAVAN_LOCAL_SIZE": "1",
+              "CARAVAN_RENDEZVOUS": f"{ADDRESSES[0]}:29517", "CARAVAN_JOB": f"link-{os.getpid()}",
+              "CARAVAN_TOKEN": "link"}
+    command = [program, "bench", operation, "-b", SIZES[0], "-e", SIZES[-1], "-f", 4, "-n", 10, "-w", 2, "-c", 1, "-z", 3, "-a", 3,
+               "--transport", "ucx", "--quiet", "--json", out]
+    ranks = [subprocess.Popen(["ip", "netns", "exec", host, "taskset", "-c", str(rank), *map(str, command)],
+                              env={**common, "CARAVAN_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+             for rank, host in enumerate(HOSTS)]
+    for rank, process in enumerate(ranks):
+        _, errors = process.communicate(timeout=300)
+        if process.returncode != 0:
+            sys.exit(f"{operation}: rank {rank} ended with {process.returncode}: {errors[-2000:]}")
+    found = json.loads(out.read_text())
+    if found["out_of_bounds"]["count"]:
+        sys.exit(f"{operation} gave wrong results")
+    for row in found["results"]:
+        yield {"lib": "caravan ucx", "coll": operation, "bytes": row["size"],
+               "us": round(row["out_of_place_per_iter"]["p50_us"], 1),
+               "busbw": round(row["out_of_place"]["bus_bw"] * row["out_of_place"]["time"]
+                              / row["out_of_place_per_iter"]["p50_us"], 5),
+               "algorithm": row["out_of_place"]["algorithm"]}
+
+
+def peer_rows(peer, folder, over):
+    """Open MPI between the hosts, which mpirun reaches through an agent that enters their name spaces."""
+    enter, agent = folder / "enter", folder / "agent"
+    enter.write_text("#!/bin/sh\nhost=$1; shift\nexec ip netns exec $host unshare --uts --mount sh -c "
+                     "'hostname $0 && mount -t tmpfs none /dev/shm && exec \"$@\"' $host \"$@\"\n")
+    agent.write_text("#!/bin/sh\nwhile :; do case $1 in -*) shift;; *) break;; esac; done\nhost=$1; shift\n"
+                     f"case $host in {ADDRESSES[0]}) name={HOSTS[0]};; {ADDRESSES[1]}) name={HOSTS[1]};; esac\n"
+                     f"exec {enter} $name sh -c \"$*\"\n")
+    for script in (enter, agent):
+        script.chmod(0o755)
+    subnet = f"{ADDRESSES[0]}/24"
+    ways = {
+        "openmpi tcp": ["--mca", "pml", "ob1", "--mca", "btl", "self,tcp"],
+        "openmpi ucx": ["--mca", "pml", "ucx", "--mca", "osc", "^ucx", "--mca", "pml_ucx_tls", "any", "--mca",
+                        "pml_ucx_devices", "any", "-x", "UCX_TLS=tcp,self"],
+    }
+    command = [enter, HOSTS[0], "mpirun.openmpi", "--allow-run-as-root", "-n", 2, "--host",
+               ",".join(f"{a}:1" for a in ADDRESSES), "--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include",
+               subnet, "--mca", "btl_tcp_if_include", subnet, *ways[over], folder / "peer", over]
+    for line in sbs.run(command).splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            if row["bytes"] in SIZES:
+                yield {key: row[key] for key in ("lib", "coll", "bytes", "us", "busbw")}
+
+
+def size(bytes_):
+    return f"{bytes_ // 2**20} MiB" if bytes_ >= 2**20 else f"{bytes_ // 2**10} KiB"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--caravan", help="our program [default: built from this checkout]")
+    parser.add_argument("--mpi-peer", help="C source of the MPI peer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--machine", help="the machine in the result file's name [default: its processor]")
+    args = parser.parse_args()
+    for program, package in [("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")]:
+        if not shutil.which(program):
+            sys.exit(f"{program} is not installed (Debian: {package})")
+    program, rows, load = args.caravan or sbs.build(), [], sbs.load()
+    versions = {"caravan": sbs.run([program, "--version"]).strip()}
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        peers = []
+        if args.mpi_peer and shutil.which("mpicc.openmpi"):
+            sbs.run(["mpicc.openmpi", "-O2", "-o", folder / "peer", args.mpi_peer])
+            versions["openmpi"] = sbs.run(["mpirun.openmpi", "--version"]).split("\n")[0].split()[-1]
+            peers = ["openmpi tcp", "openmpi ucx"]
+        elif args.mpi_peer:
+            print("skipped: Open MPI, because mpicc.openmpi is not installed")
+        try:
+            make_hosts()
+            for round_ in range(args.rounds):
+                for operation in OPERATIONS:
+                    rows += [{"round": round_, **row} for row in our_rows(program, operation, folder)]
+                for over in peers:
+                    rows += [{"round": round_, **row} for row in peer_rows(peer=folder / "peer", folder=folder, over=over)]
+                print(sbs.stamp(), round_, flush=True)
+        finally:
+            remove_hosts()
+
+    def median(lib, coll, bytes_, key):
+        found = [r[key] for r in rows if (r["lib"], r["coll"], r["bytes"]) == (lib, coll, bytes_)]
+        return sbs.median(found) if found else None
+
+    table, worst = [], []
+    for operation in OPERATIONS:
+        for bytes_ in SIZES:
+            us, busbw = (median("caravan ucx", operation, bytes_, key) for key in ("us", "busbw"))
+            theirs = [(median(peer, operation, bytes_, "us"), peer) for peer in peers]
+            cells = ["" if found is None else f"{found:.0f}" for found, _ in theirs]
+            best = min((found for found, _ in theirs if found), default=None)
+            table.append([operation, size(bytes_), f"{us:.0f}", f"{busbw:.4f}", f"{busbw / RATE:.3f}", *cells,
+                          f"{best / us:.2f}" if best else ""])
+            if bytes_ >= LEAST:
+                worst.append((operation, bytes_, busbw / RATE, best / us if best else None))
+    share = min(worst, key=lambda w: w[2])
+    targets = [["at least 0.9 of the link's rate from 1 MiB", f"{share[2]:.3f}: {share[0]}, {size(share[1])}",
+                "yes" if share[2] >= 0.9 else "no"]]
+    beside = [w for w in worst if w[3]]
+    if beside:
+        least = min(beside, key=lambda w: w[3])
+        targets.append(["at least as fast as the faster Open MPI from 1 MiB", f"{least[3]:.2f}: {least[0]}, {size(least[1])}",
+                        "yes" if least[3] >= 1 else "no"])
+    text = "\n".join([
+        "# Collectives over UCX across a link of 1 Gbit/s", "",
+        "Two ranks, each in a network name space of its own; f32, sum, out of place, results checked. A barrier before each "
+        "call, outside its time; the slowest rank (for Open MPI the mean over ranks), the median over calls, the median over rounds. The rate of the link "
+        "(0.125 GB/s in each direction) counts the headers of TCP, IP and Ethernet too. Sizes as nccl-tests counts them.",
+        "", "## Targets", "", sbs.table(["target", "worst found", "holds"], targets), "", "## Rows", "",
+        sbs.table(["", "", "us", "busbw GB/s", "of the link", *(f"{p} us" for p in peers), "best Open MPI / ours"], table), ""])
+    flags = ["--mpi-peer", pathlib.Path(args.mpi_peer).name] if args.mpi_peer else []
+    command = shlex.join(["benches/compare_link.py", *flags, "--rounds", str(args.rounds)])
+    sbs.write("compare_link", text, command, {"load": load, **versions}, rows, args.machine)
+
+
+if __name__ == "__main__":
+    main()
