@@ -1,6 +1,5 @@
 //! Kernels for the CPU: packed matrix products in f32 accumulation, vector loops for everything else.
 
-mod abreast;
 mod attention;
 mod elementwise;
 mod embed;

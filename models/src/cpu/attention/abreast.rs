@@ -1,7 +1,7 @@
 //! Softmax of a few rows of scores side by side: a single row is one long chain of dependent operations, and a processor
 //! does several at once only if they stand next to each other.
 
-use super::math::{LANES, exp, tree, upper};
+use super::super::math::{LANES, exp, tree, upper};
 
 /// Rows side by side; it divides [`LANES`].
 pub(super) const ABREAST: usize = 4;
