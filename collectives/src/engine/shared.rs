@@ -187,7 +187,7 @@ impl Shared {
                 if turns > 4 {
                     std::hint::spin_loop();
                 }
-                if turns.is_multiple_of(8) && since.is_some_and(|since| since.elapsed() > self.spin_for) {
+                if turns.is_multiple_of(4) && since.is_some_and(|since| since.elapsed() > self.spin_for) {
                     turns = self.spin;
                 }
                 continue;

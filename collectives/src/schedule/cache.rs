@@ -1,6 +1,6 @@
 //! Schedules that were already built: a steady state of repeated calls builds and allocates nothing.
 
-use super::{Call, Local, Schedule};
+use super::{Call, Kind, Local, Schedule};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
@@ -11,21 +11,23 @@ const MOST: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Cache {
     known: HashMap<(Call, Local), Arc<Schedule>, BuildHasherDefault<Mix>>,
-    last: Option<(Call, Local, Arc<Schedule>)>,
+    /// The last of each kind: programs take turns between kinds.
+    last: [Option<(Call, Local, Arc<Schedule>)>; Kind::ALL.len()],
 }
 
 impl Cache {
     /// The schedule for these arguments, built by `build` the first time.
     pub fn get(&mut self, call: &Call, local: Local, build: impl FnOnce() -> Schedule) -> &Arc<Schedule> {
         let same = |(c, l, _): &(Call, Local, Arc<Schedule>)| c == call && *l == local;
-        if !self.last.as_ref().is_some_and(same) {
+        let last = &mut self.last[call.kind as usize];
+        if !last.as_ref().is_some_and(same) {
             if self.known.len() >= MOST {
                 self.known.clear();
             }
             let found = self.known.entry((*call, local)).or_insert_with(|| Arc::new(build()));
-            self.last = Some((*call, local, Arc::clone(found)));
+            *last = Some((*call, local, Arc::clone(found)));
         }
-        &self.last.as_ref().expect("just set or found").2
+        &last.as_ref().expect("just set or found").2
     }
 
     pub fn clear(&mut self) {
