@@ -116,6 +116,7 @@ impl Engine {
             size: transport.size(),
             direct,
             block: transport.node_block(),
+            coded: transport.tells_calls_apart(),
             tuning: options.tuning,
         };
         Engine {

@@ -48,6 +48,74 @@ impl Fingerprint {
     }
 }
 
+/// What a message that carries all of a call between two ranks belongs to, in the 16 bits of a tag that otherwise number
+/// the messages of a call: what is called, and some bits of the length. Together with the length itself and the message's
+/// direction it is the whole [`Fingerprint`], so that no fingerprint has to travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coded(u16);
+
+impl Coded {
+    /// Set in every one of them, and in no number of a message.
+    const FLAG: u16 = 1 << 15;
+    /// Bits of the length.
+    const LENGTH: u32 = 7;
+
+    /// Of a message of `bytes`, which is the count of the call in bytes; none for messages of the user.
+    pub fn of(call: &Call, bytes: usize) -> Option<Self> {
+        let (dtype, op) = (call.dtype as u16, call.op as u16);
+        let what = match call.kind {
+            Kind::ReduceScatter => dtype * 5 + op,
+            Kind::AllReduce => 50 + dtype * 5 + op,
+            Kind::Reduce => 100 + dtype * 5 + op,
+            Kind::AllGather => 150 + dtype,
+            Kind::Broadcast => 160 + dtype,
+            Kind::Gather => 170 + dtype,
+            Kind::Scatter => 180 + dtype,
+            Kind::AllToAll => 190 + dtype,
+            Kind::Barrier => 200,
+            Kind::Send | Kind::Recv => return None,
+        };
+        // The upper bits of a product depend on all bits of the length.
+        let length = (bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::LENGTH);
+        Some(Coded(Self::FLAG | what << Self::LENGTH | length as u16))
+    }
+
+    /// From the low 16 bits of a tag, if those are not the number of a message.
+    pub fn from_slot(slot: u16) -> Option<Self> {
+        (slot & Self::FLAG != 0).then_some(Coded(slot))
+    }
+
+    /// As the low 16 bits of a tag.
+    pub fn slot(self) -> u16 {
+        self.0
+    }
+
+    /// What is called, without bits of the length.
+    pub fn what(self) -> u8 {
+        (self.0 >> Self::LENGTH) as u8
+    }
+
+    /// The call that a message of `bytes` between these ranks belongs to; none if there is no such call.
+    pub fn fingerprint(what: u8, bytes: usize, from: usize, to: usize) -> Option<Fingerprint> {
+        let kinds = [Kind::AllGather, Kind::Broadcast, Kind::Gather, Kind::Scatter, Kind::AllToAll];
+        let (kind, dtype, op) = match usize::from(what) {
+            what @ 0..150 => {
+                let kind = [Kind::ReduceScatter, Kind::AllReduce, Kind::Reduce][what / 50];
+                (kind, DTYPES[what % 50 / 5], OPS[what % 5])
+            }
+            what @ 150..200 => (kinds[(what - 150) / 10], DTYPES[what % 10], ReduceOp::Sum),
+            200 => (Kind::Barrier, DType::F32, ReduceOp::Sum),
+            _ => return None,
+        };
+        let root = match kind {
+            Kind::Broadcast | Kind::Scatter => from,
+            Kind::Reduce | Kind::Gather => to,
+            _ => 0,
+        };
+        Some(Fingerprint::of(&Call { op, root, ..Call::new(kind, dtype, bytes / dtype.size()) }))
+    }
+}
+
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = (self.0 >> 59).checked_sub(1).and_then(|k| Kind::ALL.get(k as usize));
@@ -98,6 +166,38 @@ const OPS: [ReduceOp; 5] =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_coded_message_says_what_its_fingerprint_would() {
+        let mut seen = std::collections::HashMap::new();
+        for kind in Kind::ALL {
+            for dtype in DTYPES {
+                for op in OPS {
+                    for count in [0, 1, 2, 1000, 1 << 30] {
+                        let root = match kind {
+                            Kind::Broadcast | Kind::Scatter => 3,
+                            Kind::Reduce | Kind::Gather => 9,
+                            _ => 0,
+                        };
+                        let count = if kind == Kind::Barrier { 0 } else { count };
+                        let dtype = if kind == Kind::Barrier { DType::F32 } else { dtype };
+                        let call = Call { op, root, ..Call::new(kind, dtype, count) };
+                        let Some(coded) = Coded::of(&call, call.bytes()) else {
+                            assert!(matches!(kind, Kind::Send | Kind::Recv));
+                            continue;
+                        };
+                        assert_eq!(Coded::from_slot(coded.slot()), Some(coded));
+                        let of = Fingerprint::of(&call);
+                        assert_eq!(Coded::fingerprint(coded.what(), call.bytes(), 3, 9), Some(of));
+                        let old = seen.insert((coded.slot(), call.bytes()), of);
+                        assert!(old.is_none_or(|old| old == of), "{of} and {old:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(Coded::from_slot(0x7fff), None);
+        assert_eq!((201..=255).find_map(|what| Coded::fingerprint(what, 8, 0, 1)), None);
+    }
 
     #[test]
     fn fingerprints_tell_calls_apart_and_name_them() {

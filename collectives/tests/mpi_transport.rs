@@ -105,6 +105,9 @@ fn passes(case: &str, ranks: usize) {
 #[test]
 fn rank_process() {
     let Ok(case) = std::env::var(CASE) else { return };
+    if case == "one_thread" {
+        return one_thread();
+    }
     let mut t = MpiTransport::world().unwrap();
     match case.as_str() {
         "suite" => {
@@ -186,6 +189,20 @@ fn rank_process() {
         }
     }
     println!("rank done");
+}
+
+/// MPI that was started for one thread works there, and refuses others.
+fn one_thread() {
+    let mut t = MpiTransport::world_of_this_thread().unwrap();
+    p2p::sizes(&mut t, &[3, 5000, 100_000]);
+    conformance(&mut t, |case| !case.fails && case.name.contains("all_reduce"), Progress::Inline);
+    let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1).unwrap();
+    let comm = Communicator::new(group, Options::default()).unwrap();
+    comm.barrier().unwrap();
+    let elsewhere = std::thread::scope(|scope| scope.spawn(|| comm.barrier()).join().unwrap());
+    let text = elsewhere.expect_err("another thread").to_string();
+    assert!(text.contains("of one thread only"), "{text}");
+    all_are_done(&t);
 }
 
 fn conformance(t: &mut MpiTransport, wanted: fn(&Case) -> bool, progress: Progress) {
@@ -376,6 +393,15 @@ fn early_leaver(mut t: MpiTransport) {
 fn messages_of_every_size_and_order() {
     for ranks in [1, 2, 4] {
         passes("suite", ranks);
+    }
+}
+
+#[test]
+fn other_threads_are_refused() {
+    for ranks in [2, 3] {
+        let Some(output) = run("one_thread", ranks) else { return };
+        let all = text(&output);
+        assert_eq!(all.matches("rank done").count(), ranks, "{all}");
     }
 }
 

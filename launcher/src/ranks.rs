@@ -156,7 +156,10 @@ fn mpi(
             std::process::exit(1);
         }
     });
-    let transport = MpiTransport::world();
+    let transport = match ranks.one_caller {
+        true => MpiTransport::world_of_this_thread(),
+        false => MpiTransport::world(),
+    };
     drop(started);
     let _ = watch.join();
     let transport = transport?;

@@ -21,6 +21,16 @@ pub(super) const CASES: &[Failing] = &[
         |c| diverge(c, "reduce_scatter of 5000 f32", "reduce_scatter of 10000 f32", large_counts),
         standard,
     ),
+    (
+        "different kinds of middling size",
+        |c| diverge(c, "all_gather of 2048 f32", "all_to_all of 2048 f32", middling_kinds),
+        standard,
+    ),
+    (
+        "different types from a root",
+        |c| diverge(c, "broadcast of 3000 f32, root 0", "broadcast of 3000 i32, root 0", types_from_a_root),
+        standard,
+    ),
     ("different types", |c| diverge(c, "all_reduce of 8 f32, sum", "all_reduce of 8 u32, sum", types), small),
     (
         "different operations",
@@ -66,6 +76,21 @@ fn counts(comm: &Communicator, odd: bool) -> Result<()> {
 fn large_counts(comm: &Communicator, odd: bool) -> Result<()> {
     let count = 5000 * (1 + usize::from(odd)) * comm.size();
     comm.reduce_scatter_in_place(&mut vec![1f32; count][..], ReduceOp::Sum)
+}
+
+fn middling_kinds(comm: &Communicator, odd: bool) -> Result<()> {
+    let (one, mut all) = (vec![1f32; 2048], vec![0f32; 2048 * comm.size()]);
+    match odd {
+        false => comm.all_gather(&one[..], &mut all[..]),
+        true => comm.all_to_all_in_place(&mut all[..]),
+    }
+}
+
+fn types_from_a_root(comm: &Communicator, odd: bool) -> Result<()> {
+    match odd {
+        false => comm.broadcast(&mut vec![1f32; 3000][..], 0),
+        true => comm.broadcast(&mut vec![1i32; 3000][..], 0),
+    }
 }
 
 fn types(comm: &Communicator, odd: bool) -> Result<()> {

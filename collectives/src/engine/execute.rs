@@ -8,6 +8,9 @@ use crate::schedule::{KEPT, Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
 
+/// How often to look at messages again at once: each look calls a library.
+const MESSAGE_LOOKS: u32 = 4;
+
 /// Where a call in flight is.
 pub(super) struct State {
     pub send: *const u8,
@@ -36,6 +39,7 @@ pub(super) struct State {
 #[repr(align(64))]
 struct Kept([u8; KEPT]);
 
+#[derive(Clone, Copy)]
 struct Posted {
     group: usize,
     peer: usize,
@@ -191,22 +195,12 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 state.posted.push(Posted { group, peer: from, request });
             }
             Step::Wait { group } => {
-                let mut waits_for = None;
-                let mut i = 0;
-                while i < state.posted.len() {
-                    let p = &state.posted[i];
-                    if p.group == group {
-                        let peer = p.peer;
-                        if env.transport.test(p.request).map_err(|e| in_words(e, schedule, state, peer))? {
-                            state.posted.swap_remove(i);
-                            continue;
-                        }
-                        waits_for.get_or_insert(peer);
+                let mut looks = env.looks.min(MESSAGE_LOOKS);
+                while let Some(peer) = under_way(schedule, state, env.transport, group)? {
+                    if looks == 0 {
+                        return Ok(Outcome::Blocked(peer));
                     }
-                    i += 1;
-                }
-                if let Some(peer) = waits_for {
-                    return Ok(Outcome::Blocked(peer));
+                    looks -= 1;
                 }
             }
             Step::Check { from, at } => {
@@ -303,6 +297,29 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
     Ok(Outcome::Done)
 }
 
+/// Moves the messages of a group on; the peer of one that is not through yet. It looks at one such only, and at another
+/// the next time: each look moves all of them, and a library may give up the processor in it.
+fn under_way(
+    schedule: &Schedule,
+    state: &mut State,
+    transport: &mut dyn Transport,
+    group: usize,
+) -> Result<Option<usize>> {
+    let mut i = 0;
+    while let Some(&Posted { group: of, peer, request }) = state.posted.get(i) {
+        if of != group {
+            i += 1;
+        } else if transport.test(request).map_err(|e| in_words(e, schedule, state, peer))? {
+            state.posted.swap_remove(i);
+        } else {
+            let last = state.posted.len() - 1;
+            state.posted.swap(i, last);
+            return Ok(Some(peer));
+        }
+    }
+    Ok(None)
+}
+
 /// Takes note of what peers have published for a round; the first of them that has not.
 #[inline(always)]
 fn missing(
@@ -355,6 +372,11 @@ fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint)
 /// may have arrived, and they say what the peer called.
 fn in_words(error: Error, schedule: &Schedule, state: &State, peer: usize) -> Error {
     let Error::Diverged { rank, mine, theirs, .. } = error else { return error };
+    if mine.is_empty() {
+        // The transport knows what the peer called.
+        let mine = schedule.fingerprint.to_string();
+        return Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs };
+    }
     let frame = schedule.steps.iter().find_map(|step| match *step {
         Step::Check { from, at } if from == peer => Some(at),
         _ => None,

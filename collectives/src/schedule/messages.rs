@@ -1,6 +1,8 @@
-//! Posting messages so that the first one between two ranks in a call carries the call's fingerprint.
+//! Posting messages so that the first one between two ranks in a call carries the call's fingerprint, or so that the
+//! transport tells by a message's tag and length which call it belongs to.
 
-use super::{Build, Kind, Span, Step};
+use super::{Algorithm, Build, Kind, Span, Step};
+use crate::watch::Coded;
 
 /// Lets what is posted together begin with its sends. Libraries announce a large message and send it once its receiver
 /// answers. A receive that finds its message announced is answered at once; then the peer's data are on their way, and
@@ -45,10 +47,29 @@ impl Build {
         slot
     }
 
+    /// The slot of a message of `bytes` that carries all of the call between two ranks, where the transport tells calls
+    /// apart: then no fingerprint travels. What it cannot tell from tag, length and direction, it needs not tell: in
+    /// these algorithms the root is one of the two, and no rank sends another more than the call's count.
+    fn coded(&self, bytes: usize) -> Option<usize> {
+        let whole = match self.algorithm() {
+            Algorithm::Pairwise | Algorithm::ExchangeAll | Algorithm::Linear | Algorithm::Dissemination => {
+                true
+            }
+            Algorithm::Binomial | Algorithm::Chain => self.group.size == 2,
+            _ => false,
+        };
+        let bytes = (self.group.coded && whole && bytes == self.call.bytes()).then_some(bytes)?;
+        Coded::of(&self.call, bytes).map(|coded| coded.slot().into())
+    }
+
     /// Posts `span` to `to`. Both sides decide alike, from the length, whether the fingerprint comes in the same
     /// message or in one before.
     pub(super) fn send(&mut self, m: &mut Messages, to: usize, span: Span, group: usize) {
         if m.sent[to] == 0 {
+            if let Some(slot) = self.coded(span.bytes) {
+                m.sent[to] += 1;
+                return self.push(Step::Send { to, slot, group, span });
+            }
             let together = span.bytes <= self.group.tuning.frame;
             let payload = if together { span } else { Span { bytes: 0, ..span } };
             let (at, room) = self.frame(payload.bytes);
@@ -73,7 +94,8 @@ impl Build {
         }
     }
 
-    /// Posts the receive of `bytes` from `from` and says where they will be: behind their fingerprint, or else in
+    /// Posts the receive of `bytes` from `from` and says where they will be: behind their fingerprint if that comes with
+    /// them, or else in
     /// `window`, which is scratch made for the purpose unless it is given.
     pub(super) fn recv_scratch(
         &mut self,
@@ -84,6 +106,12 @@ impl Build {
         window: &mut Option<Span>,
     ) -> Span {
         if m.received[from] == 0 {
+            if let Some(slot) = self.coded(bytes) {
+                m.received[from] += 1;
+                let span = window.get_or_insert_with(|| self.scratch(bytes)).slice(0, bytes);
+                self.push(Step::Recv { from, slot, group, span });
+                return span;
+            }
             let together = bytes <= self.group.tuning.frame;
             let (at, room) = self.frame(if together { bytes } else { 0 });
             let slot = self.slot(&mut m.received[from]);
@@ -125,11 +153,43 @@ mod tests {
     use crate::schedule::{Call, Group, Local, Schedule, Tuning};
 
     #[test]
+    fn what_the_transport_tells_apart_needs_no_fingerprint() {
+        for kind in Kind::ALL {
+            for count in [0, 10, 5000] {
+                let group = |coded| Group {
+                    rank: 0,
+                    size: 2,
+                    direct: None,
+                    block: None,
+                    coded,
+                    tuning: Tuning::default(),
+                };
+                let call = Call {
+                    root: 1,
+                    ..Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { count })
+                };
+                let steps = |coded| Schedule::new(call, &group(coded), Local::default(), None).steps;
+                let checks = |step: &Step| matches!(step, Step::Frame { .. } | Step::Check { .. });
+                let user = matches!(kind, Kind::Send | Kind::Recv);
+                assert!(steps(false).iter().any(checks), "{call}");
+                assert_eq!(steps(true).iter().any(checks), user, "{call}");
+                let slots = steps(true).into_iter().filter_map(|step| match step {
+                    Step::Send { slot, span, .. } | Step::Recv { slot, span, .. } => Some((slot, span.bytes)),
+                    _ => None,
+                });
+                for (slot, bytes) in slots.filter(|_| !user) {
+                    assert!(Coded::from_slot(slot as u16).is_some() && bytes == call.bytes(), "{call}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn what_is_posted_together_begins_with_its_sends() {
         let tuning = Tuning { round: 64 << 10, ..Tuning::default() };
         for kind in [Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::AllToAll, Kind::Barrier] {
-            for (rank, size) in [(0, 2), (1, 2), (2, 5)] {
-                let group = Group { rank, size, direct: None, block: None, tuning };
+            for (rank, size, coded) in [(0, 2, false), (1, 2, true), (2, 5, false), (2, 5, true)] {
+                let group = Group { rank, size, direct: None, block: None, coded, tuning };
                 let call = Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { 100_000 });
                 let steps = Schedule::new(call, &group, Local::default(), None).steps;
                 let (mut sends, mut received) = (0, false);

@@ -77,6 +77,9 @@ pub struct Group {
     pub direct: Option<usize>,
     /// How many consecutive ranks share a node, where that makes a difference; the last block may have fewer.
     pub block: Option<usize>,
+    /// Whether the transport tells messages of different calls apart, so that a message which carries all of a call
+    /// between two ranks needs no fingerprint.
+    pub coded: bool,
     /// Sizes at which algorithms change.
     pub tuning: Tuning,
 }

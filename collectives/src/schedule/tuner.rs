@@ -285,8 +285,8 @@ impl Tuning {
     /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`
     /// bytes: bytes of a piece per round, and rounds (at least one).
     pub(super) fn cut(&self, pieces: usize, largest: usize, budget: usize) -> (usize, usize) {
-        // At most 2^15 rounds, so that slots of messages fit their tags.
-        let least = self.piece.max(largest >> 15);
+        // At most 2^14 rounds, so that slots of messages fit their 15 bits of tags.
+        let least = self.piece.max(largest >> 14);
         let per_round = (budget / pieces.max(1)).max(least).next_multiple_of(64);
         (per_round, largest.div_ceil(per_round).max(1))
     }
@@ -382,7 +382,7 @@ mod tests {
         let group = |ranks, link: Option<(u64, f64)>| {
             let plain = Tuning::default();
             let tuning = link.map_or(plain, |(us, b)| plain.for_link(ranks, Duration::from_micros(us), b));
-            Group { rank: 0, size: ranks, direct: None, block: None, tuning }
+            Group { rank: 0, size: ranks, direct: None, block: None, coded: false, tuning }
         };
         // 22 us at 1.25 GB/s are 27500 bytes. With 4 ranks half of what is sent is too much, which takes 0.4 ns a
         // byte; the quarter that is reduced late takes 0.03: 22000 / 0.43125 bytes are sent at most, by 3 messages.
@@ -411,7 +411,7 @@ mod tests {
     fn nodes_are_units_where_that_sends_less_between_them() {
         let group = |size, block| {
             let tuning = Tuning::default();
-            Group { rank: 0, size, direct: None, block: Some(block), tuning }
+            Group { rank: 0, size, direct: None, block: Some(block), coded: false, tuning }
         };
         let of = |kind, dtype, count, group: &Group| choose(&Call::new(kind, dtype, count), group, None);
         let large = 1 << 20;

@@ -51,6 +51,13 @@ pub trait Transport: Send {
         usize::MAX
     }
 
+    /// Whether a message whose tag ends in a [`Coded`](crate::watch::Coded) meets only its like, and whatever else its
+    /// sender has sent under the same call instead becomes an [`Error::Diverged`] of who waits for it, with nothing as
+    /// `mine` and the sender's call as `theirs`. Then no fingerprint need travel with such a message.
+    fn tells_calls_apart(&self) -> bool {
+        false
+    }
+
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         Ok(Memory::host(bytes))

@@ -75,6 +75,8 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         }
         (false, false) => {}
     }
+    // What copies to and from devices has threads of its own.
+    ranks.one_caller = !over_nccl;
     ranks.native = plan.algo == Algo::Native && !over_nccl;
     if ranks.native {
         if ranks.label != ranks.transport.name() {

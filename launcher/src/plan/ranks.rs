@@ -33,6 +33,8 @@ pub struct Ranks {
     pub options: collectives::Options,
     /// Whether the transport's own collectives are wanted beside ours.
     pub native: bool,
+    /// Whether only the thread that connects a rank calls its communicator, which then need not be ready for others.
+    pub one_caller: bool,
     /// Whether memory of GPUs goes over NCCL, and only the rest over the transport.
     pub nccl: bool,
     /// Whether ranks may share a GPU.
@@ -97,6 +99,7 @@ impl Ranks {
             rendezvous_timeout: Duration::from_secs_f64(seconds),
             options: collectives::Options { tuning, ..Default::default() },
             native: false,
+            one_caller: false,
             nccl,
             share_gpus: args.share_gpus,
         })

@@ -2,13 +2,14 @@
 //!
 //! rsmpi starts MPI and gives its C interface; messages go as bytes through `MPI_Isend`, `MPI_Irecv` and `MPI_Test`
 //! on communicators of our own, whose errors come back as codes with MPI's own text. MPI is asked for
-//! `MPI_THREAD_SERIALIZED`, and a lock makes callers take turns; where a library grants less, only the thread that
-//! started it may use the transport.
+//! `MPI_THREAD_SERIALIZED`, and a lock makes callers take turns; where a library grants less, or the caller wants no more
+//! ([`MpiTransport::world_of_this_thread`]), only the thread that started it may use the transport.
 //!
 //! A rank that fails tells its peers and ends without `MPI_Finalize`, which would wait for them; the launcher then
 //! ends the job. A rank that panics calls `MPI_Abort` after the panic's message. When the last transport goes in
 //! order, MPI is finalised.
 
+mod aside;
 mod comm;
 mod control;
 pub mod native;
@@ -22,8 +23,8 @@ use crate::error::{Error, Result};
 use comm::Comm;
 use control::Word;
 use mpi::ffi;
-use requests::{Kind, Outcome, Requests, Route};
-use session::Session;
+use requests::{Comms, Kind, Outcome, Requests, Route};
+use session::{Callers, Session};
 use std::collections::HashMap;
 use std::os::raw::c_int;
 use std::sync::Arc;
@@ -58,11 +59,9 @@ pub struct MpiTransport {
     members: Vec<c_int>,
     /// Tells this group's words from those of others.
     identity: u64,
-    collectives: Channel,
-    users: Channel,
+    messages: Comm,
     /// Whether the library has to be kept from receiving more than was posted.
     guarded: bool,
-    tags: Tags,
     requests: Requests,
     /// Set by the first loss; nothing new is posted from then on.
     lost: Option<Error>,
@@ -71,23 +70,6 @@ pub struct MpiTransport {
     formed: HashMap<u64, u64>,
     /// No message is under way any more, and none will be.
     closed: bool,
-}
-
-/// Communicators for messages of one kind: the same one twice where large messages need no guard.
-struct Channel {
-    small: Arc<Comm>,
-    large: Arc<Comm>,
-}
-
-impl Channel {
-    fn new(small: Comm, guarded: bool) -> Result<Self> {
-        let small = Arc::new(small);
-        let large = match guarded {
-            true => Arc::new(Comm::duplicate(small.session(), small.raw)?),
-            false => small.clone(),
-        };
-        Ok(Channel { small, large })
-    }
 }
 
 // SAFETY: the handles are of the process; `&mut self` and the session's turns keep calls apart. Addresses of buffers
@@ -101,7 +83,20 @@ impl MpiTransport {
     /// # Errors
     /// [`Error::Unavailable`] where MPI was finalised or started by something else; [`Error::Library`] with MPI's text.
     pub fn world() -> Result<Self> {
-        let session = Session::start()?;
+        Self::start(Callers::All)
+    }
+
+    /// The same for a process in which only this thread will ever use MPI, which other threads are then refused. Open MPI
+    /// takes locks otherwise, which make up a quarter of its shortest messages.
+    ///
+    /// # Errors
+    /// As [`world`](Self::world).
+    pub fn world_of_this_thread() -> Result<Self> {
+        Self::start(Callers::This)
+    }
+
+    fn start(callers: Callers) -> Result<Self> {
+        let session = Session::start(callers)?;
         // SAFETY: a predefined communicator.
         let messages = Comm::duplicate(&session, unsafe { ffi::RSMPI_COMM_WORLD })?;
         let (_, size) = messages.rank_and_size()?;
@@ -123,7 +118,7 @@ impl MpiTransport {
     /// # Errors
     /// MPI's.
     pub fn native(&self) -> Result<native::Native> {
-        let comm = Comm::duplicate(self.session(), self.collectives.small.raw)?;
+        let comm = Comm::duplicate(self.session(), self.messages.raw)?;
         Ok(native::Native::new(comm, self.rank, self.members.len()))
     }
 
@@ -149,16 +144,20 @@ impl MpiTransport {
                 format!("{} takes tags up to {limit}; {} are needed", session.library(), tags::LEAST_LIMIT);
             return Err(Error::Unavailable { name: "mpi".into(), why });
         }
-        let users = Channel::new(Comm::duplicate(&session, messages.raw)?, guarded)?;
+        // All ranks make them in the same order. They stay until MPI ends, like every communicator.
+        let another = || Ok::<_, Error>(Comm::duplicate(&session, messages.raw)?.raw);
+        let guard = |small| Ok::<_, Error>(if guarded { another()? } else { small });
+        let users = another()?;
+        let users = Comms { small: users, large: guard(users)?, exact: None };
+        let exact = if guarded { Some(another()?) } else { None };
+        let collectives = Comms { small: messages.raw, large: guard(messages.raw)?, exact };
         Ok(MpiTransport {
             rank,
             members,
             identity,
-            collectives: Channel::new(messages, guarded)?,
-            users,
+            messages,
             guarded,
-            tags: Tags::new(limit),
-            requests: Requests::new(CHUNK),
+            requests: Requests::new(Tags::new(limit, guarded), rank, [collectives, users], CHUNK),
             lost: None,
             farewells: Farewells::none(size),
             formed: HashMap::new(),
@@ -167,7 +166,7 @@ impl MpiTransport {
     }
 
     fn session(&self) -> &Arc<Session> {
-        self.collectives.small.session()
+        self.messages.session()
     }
 
     fn check_peer(&self, call: &'static str, peer: usize) -> Result<()> {
@@ -182,11 +181,14 @@ impl MpiTransport {
     }
 
     /// Where a message goes.
-    fn route(&mut self, call: &'static str, peer: usize, tag: Tag) -> Result<Route> {
-        self.check_peer(call, peer)?;
-        let (channel, tag, unique) = match self.tags.map(tag) {
-            Ok(Mapped::Collective(tag)) => (&self.collectives, tag, true),
-            Ok(Mapped::User(tag)) => (&self.users, tag, false),
+    #[inline(always)]
+    fn route(&mut self, call: &'static str, peer: usize, of: Tag, bytes: usize) -> Result<Route> {
+        if self.lost.is_some() || peer >= self.members.len() {
+            self.check_peer(call, peer)?;
+        }
+        let (tag, user) = match self.requests.tags.map(of) {
+            Ok(Mapped::Collective(tag)) => (tag, false),
+            Ok(Mapped::User(tag)) => (tag, true),
             Err(problem) => return Err(Error::Argument { call, rank: self.rank, problem }),
         };
         let limit = match (self.guarded, peer == self.rank) {
@@ -194,12 +196,18 @@ impl MpiTransport {
             (true, false) => SMALL,
             (true, true) => SMALL_TO_SELF,
         };
-        Ok(Route { small: channel.small.raw, large: channel.large.raw, tag, limit, unique })
+        let one = self.guarded && peer != self.rank && bytes > limit && bytes <= self.requests.chunk;
+        let exactly = if one { self.requests.tags.exact(of, bytes) } else { None };
+        Ok(Route { of, tag, exactly: exactly.unwrap_or(-1), limit, user })
     }
 
     /// What the end of a message means.
     fn completed(&mut self, done: Outcome) -> Result<bool> {
-        let Outcome { kind, peer, bytes, length, code } = done;
+        let Outcome { kind, peer, bytes, length, code, called } = done;
+        if let Some(called) = called {
+            let (rank, theirs) = (self.rank, called.to_string());
+            return Err(Error::Diverged { sequence: 0, rank, mine: String::new(), peer, theirs });
+        }
         let (fine, truncated) = (code == ffi::MPI_SUCCESS as c_int, session::is_truncation(code));
         if fine && (kind == Kind::Send || length == bytes) {
             return Ok(true);
@@ -386,17 +394,21 @@ impl Transport for MpiTransport {
         if self.guarded { SMALL - size_of::<u64>() } else { usize::MAX }
     }
 
+    fn tells_calls_apart(&self) -> bool {
+        true
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
-        let route = self.route("send", to, tag)?;
-        let session = self.collectives.small.session();
+        let route = self.route("send", to, tag, bytes)?;
+        let session = self.messages.session();
         let _turn = session.turn()?;
         // SAFETY: the caller's promise.
         unsafe { self.requests.send(session, to, route, src, bytes) }
     }
 
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
-        let route = self.route("recv", from, tag)?;
-        let session = self.collectives.small.session();
+        let route = self.route("recv", from, tag, bytes)?;
+        let session = self.messages.session();
         let _turn = session.turn()?;
         // SAFETY: the caller's promise.
         unsafe { self.requests.recv(session, from, route, dst, bytes) }
@@ -407,7 +419,7 @@ impl Transport for MpiTransport {
             return Err(error.clone());
         }
         let outcome = {
-            let session = self.collectives.small.session();
+            let session = self.messages.session();
             let _turn = session.turn()?;
             self.requests.test(session, request)?
         };
@@ -440,7 +452,7 @@ impl Transport for MpiTransport {
         *times += 1;
         let identity = mix(same, *times);
         self.meet(members, identity)?;
-        let mut group = Self::over(self.collectives.small.of_members(members)?, in_job, identity)?;
+        let mut group = Self::over(self.messages.of_members(members)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
         Ok(Box::new(group))
     }

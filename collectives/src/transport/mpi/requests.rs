@@ -5,14 +5,18 @@
 //! Open MPI (seen in 4.1.4) writes the whole message over whatever follows the buffer, unless the message was small
 //! enough to travel at once. Ranks that disagree must get an error, not a ruined memory, so over such a library large
 //! messages have a communicator of their own, and their receives are posted only when a probe has seen a message of
-//! exactly the right length. Small messages are posted as usual and meet only small ones.
+//! exactly the right length. Small messages are posted as usual and meet only small ones. Messages of middling length
+//! are posted at once on a third communicator, where tags say how long they are; see [`tags`](super::tags).
 
+use super::aside::{post, read, take};
 use super::ffi;
 use super::session::Session;
+use super::tags::Tags;
 use crate::error::Result;
-use crate::transport::Request;
+use crate::transport::{Request, Tag};
+use crate::watch::{Coded, Fingerprint};
 use std::os::raw::c_int;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -20,16 +24,46 @@ pub(super) enum Kind {
     Recv,
 }
 
-/// Where a message goes: communicators for small and large ones (the same where no guard is needed), and its tag.
+/// Communicators for small and large messages (the same where no guard is needed), and for those whose tags say how long
+/// they are, if there are such.
 #[derive(Clone, Copy)]
-pub(super) struct Route {
+pub(super) struct Comms {
     pub(super) small: ffi::MPI_Comm,
     pub(super) large: ffi::MPI_Comm,
+    pub(super) exact: Option<ffi::MPI_Comm>,
+}
+
+/// Where a message goes. Few words, which stay in registers: reading a larger value back at once would wait for all that
+/// the call of MPI before has written.
+#[derive(Clone, Copy)]
+pub(super) struct Route {
+    /// The engine's tag.
+    pub(super) of: Tag,
+    /// MPI's.
     pub(super) tag: c_int,
+    /// MPI's on the communicator where tags say how long messages are, if it goes there; else -1.
+    pub(super) exactly: c_int,
     /// Messages up to this many bytes are small.
     pub(super) limit: usize,
-    /// No other message between these ranks has this tag, so one on the other communicator is of the wrong length.
-    pub(super) unique: bool,
+    /// A user's message, of which there may be more between these ranks with this tag.
+    pub(super) user: bool,
+}
+
+impl Route {
+    /// Whether messages of different lengths are kept apart.
+    pub(super) fn guarded(&self) -> bool {
+        self.limit != usize::MAX
+    }
+
+    /// What the message is, if it is all of a call between two ranks.
+    pub(super) fn coded(&self) -> Option<Coded> {
+        Coded::from_slot(self.of.0 as u16).filter(|_| !self.user)
+    }
+
+    /// Whether it goes where tags say how long messages are.
+    pub(super) fn is_exact(&self) -> bool {
+        self.exactly >= 0
+    }
 }
 
 /// How a message ended.
@@ -41,49 +75,72 @@ pub(super) struct Outcome {
     pub(super) length: usize,
     /// MPI's code of the first part that failed, or success.
     pub(super) code: c_int,
+    /// What the peer has called, if that is known and is something else.
+    pub(super) called: Option<Fingerprint>,
 }
 
-struct Slot {
+pub(super) struct Slot {
     /// Counts the uses of this place, so that a stale [`Request`] is not taken for a later one.
     generation: u32,
     active: bool,
-    kind: Kind,
-    peer: usize,
-    bytes: usize,
-    length: usize,
-    code: c_int,
-    route: Route,
-    dst: *mut u8,
+    pub(super) kind: Kind,
+    pub(super) peer: usize,
+    pub(super) bytes: usize,
+    pub(super) length: usize,
+    pub(super) code: c_int,
+    pub(super) route: Route,
+    pub(super) dst: *mut u8,
     /// Of a receive: the bytes whose receives are to be posted when a probe finds them.
-    unseen: std::ops::Range<usize>,
-    looks: u32,
+    pub(super) unseen: std::ops::Range<usize>,
+    pub(super) looks: u32,
+    /// Since when a message has been seen that speaks for another call of the peer, and that call.
+    pub(super) suspected: Option<Instant>,
+    pub(super) called: Option<Fingerprint>,
     /// Parts that are under way.
-    parts: Vec<ffi::MPI_Request>,
+    pub(super) parts: Vec<ffi::MPI_Request>,
 }
 
 pub(super) struct Requests {
-    slots: Vec<Slot>,
+    pub(super) tags: Tags,
+    pub(super) rank: usize,
+    collectives: Comms,
+    users: Comms,
+    pub(super) slots: Vec<Slot>,
     free: Vec<u32>,
     active: usize,
     /// Receives that wait for a probe, in the order in which they were asked for.
-    probing: Vec<u32>,
+    pub(super) probing: Vec<u32>,
     /// Bytes of one of MPI's messages at most.
     pub(super) chunk: usize,
 }
 
-const OK: c_int = ffi::MPI_SUCCESS as c_int;
-/// Looks at a waiting receive before the other communicator is looked at for a message of the wrong length.
-const LOOKS: u32 = 256;
-/// A message of the wrong length is still received, to see what it says and so that its sender need not wait for ever:
-/// for this long, and as long again for each so many bytes.
-const READING: (Duration, usize) = (Duration::from_millis(100), 16 << 20);
+pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
 
 impl Requests {
-    pub(super) fn new(chunk: usize) -> Self {
-        Requests { slots: Vec::new(), free: Vec::new(), active: 0, probing: Vec::new(), chunk }
+    /// For the messages of `rank` on communicators for collectives and for users' messages.
+    pub(super) fn new(tags: Tags, rank: usize, [collectives, users]: [Comms; 2], chunk: usize) -> Self {
+        let (slots, free, probing) = (Vec::new(), Vec::new(), Vec::new());
+        Requests { tags, rank, collectives, users, slots, free, active: 0, probing, chunk }
+    }
+
+    /// The communicators that a message may go over.
+    pub(super) fn comms(&self, route: &Route) -> &Comms {
+        if route.user { &self.users } else { &self.collectives }
+    }
+
+    /// The communicator and tag of a part.
+    #[inline(always)]
+    fn of_part(&self, route: &Route, bytes: usize) -> (ffi::MPI_Comm, c_int) {
+        let comms = self.comms(route);
+        match comms.exact {
+            Some(comm) if route.is_exact() => (comm, route.exactly),
+            _ if bytes > route.limit => (comms.large, route.tag),
+            _ => (comms.small, route.tag),
+        }
     }
 
     /// Takes a place for a message.
+    #[inline(always)]
     fn open(
         &mut self,
         kind: Kind,
@@ -105,6 +162,8 @@ impl Requests {
                 dst,
                 unseen: 0..0,
                 looks: 0,
+                suspected: None,
+                called: None,
                 parts: Vec::with_capacity(1),
             });
             self.slots.len() as u32 - 1
@@ -112,6 +171,7 @@ impl Requests {
         let slot = &mut self.slots[index as usize];
         (slot.active, slot.kind, slot.peer, slot.bytes) = (true, kind, peer, bytes);
         (slot.length, slot.code, slot.looks) = (0, OK, 0);
+        (slot.suspected, slot.called) = (None, None);
         (slot.route, slot.dst, slot.unseen) = (route, dst, 0..0);
         self.active += 1;
         (Request((slot.generation as u64) << 32 | index as u64), index as usize)
@@ -121,6 +181,7 @@ impl Requests {
     ///
     /// # Safety
     /// As of [`Transport::send`](crate::transport::Transport::send); it is this thread's turn.
+    #[inline(always)]
     pub(super) unsafe fn send(
         &mut self,
         session: &Session,
@@ -133,20 +194,13 @@ impl Requests {
         let mut at = 0;
         loop {
             let part = (bytes - at).min(self.chunk);
-            let comm = if part > route.limit { route.large } else { route.small };
+            let (comm, tag) = self.of_part(&route, part);
             // SAFETY: by the caller; the part lies within the message.
             let request = unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
                 let (from, count) = (src.add(at).cast(), part as c_int);
-                let code = ffi::MPI_Isend(
-                    from,
-                    count,
-                    ffi::RSMPI_UINT8_T,
-                    to as c_int,
-                    route.tag,
-                    comm,
-                    &mut request,
-                );
+                let code =
+                    ffi::MPI_Isend(from, count, ffi::RSMPI_UINT8_T, to as c_int, tag, comm, &mut request);
                 session.check("MPI_Isend", code)?;
                 request
             };
@@ -162,6 +216,7 @@ impl Requests {
     ///
     /// # Safety
     /// As of [`Transport::recv`](crate::transport::Transport::recv); it is this thread's turn.
+    #[inline(always)]
     pub(super) unsafe fn recv(
         &mut self,
         session: &Session,
@@ -174,17 +229,16 @@ impl Requests {
         let mut at = 0;
         loop {
             let part = (bytes - at).min(self.chunk);
-            if part > route.limit {
+            if part > route.limit && !route.is_exact() {
                 // Only the last part can be small.
                 self.slots[index].unseen.end = at + part;
             } else {
                 // SAFETY: by the caller; the part lies within the message.
                 let request = unsafe {
                     let mut request = ffi::RSMPI_REQUEST_NULL;
-                    let (to, comm) = (dst.add(at).cast(), route.small);
+                    let (to, (comm, tag)) = (dst.add(at).cast(), self.of_part(&route, part));
                     let (count, from) = (part as c_int, from as c_int);
-                    let code =
-                        ffi::MPI_Irecv(to, count, ffi::RSMPI_UINT8_T, from, route.tag, comm, &mut request);
+                    let code = ffi::MPI_Irecv(to, count, ffi::RSMPI_UINT8_T, from, tag, comm, &mut request);
                     session.check("MPI_Irecv", code)?;
                     request
                 };
@@ -208,9 +262,10 @@ impl Requests {
         if self.must_wait(index) {
             return Ok(());
         }
+        let large = self.comms(&self.slots[index].route).large;
         let slot = &mut self.slots[index];
         while !slot.unseen.is_empty() {
-            let Some((found, came)) = take(session, slot.peer, slot.route.large, slot.route.tag)? else {
+            let Some((found, came)) = take(session, slot.peer, large, slot.route.tag)? else {
                 return Ok(());
             };
             let expected = slot.unseen.len().min(self.chunk);
@@ -237,7 +292,7 @@ impl Requests {
             let before = &self.slots[i as usize];
             before.peer == slot.peer
                 && before.route.tag == slot.route.tag
-                && before.route.unique == slot.route.unique
+                && before.route.user == slot.route.user
         })
     }
 
@@ -247,7 +302,8 @@ impl Requests {
         let (index, generation) = (message.0 as u32 as usize, (message.0 >> 32) as u32);
         let slot = &self.slots[index];
         if slot.generation != generation || !slot.active {
-            return Ok(Some(Outcome { kind: Kind::Send, peer: slot.peer, bytes: 0, length: 0, code: OK }));
+            let peer = slot.peer;
+            return Ok(Some(Outcome { kind: Kind::Send, peer, bytes: 0, length: 0, code: OK, called: None }));
         }
         if !slot.unseen.is_empty() {
             self.probe(session, index)?;
@@ -266,6 +322,7 @@ impl Requests {
             bytes: slot.bytes,
             length: slot.length,
             code: slot.code,
+            called: slot.called(self.rank),
         }))
     }
 
@@ -292,26 +349,6 @@ impl Requests {
             slot.parts.pop();
         }
         if slot.unseen.is_empty() { Ok(true) } else { self.look_aside(session, index) }
-    }
-
-    /// Once in a while: whether a message of the wrong length waits on the communicator of the other lengths.
-    fn look_aside(&mut self, session: &Session, index: usize) -> Result<bool> {
-        let slot = &mut self.slots[index];
-        slot.looks += 1;
-        let eligible = slot.kind == Kind::Recv && slot.route.unique && slot.bytes <= self.chunk;
-        if slot.route.limit == usize::MAX || !eligible || !slot.looks.is_multiple_of(LOOKS) {
-            return Ok(false);
-        }
-        let other = if slot.bytes > slot.route.limit { slot.route.small } else { slot.route.large };
-        let Some((found, came)) = take(session, slot.peer, other, slot.route.tag)? else { return Ok(false) };
-        // SAFETY: the receive's memory; what is posted of it is cancelled first, or over.
-        unsafe {
-            slot.parts.drain(..).for_each(|part| cancel(part));
-            read(found, came, slot.dst, slot.bytes);
-        }
-        (slot.length, slot.unseen) = (came, 0..0);
-        self.probing.retain(|&i| i as usize != index);
-        Ok(true)
     }
 
     /// From whom `message` is awaited, if it is a receive.
@@ -341,90 +378,5 @@ impl Requests {
             }
         }
         Ok(self.active == 0)
-    }
-}
-
-/// Takes a message out of MPI's queue, if one is there: its handle and its length.
-fn take(
-    session: &Session,
-    from: usize,
-    comm: ffi::MPI_Comm,
-    tag: c_int,
-) -> Result<Option<(ffi::MPI_Message, usize)>> {
-    let (mut flag, mut count) = (0, 0);
-    let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
-    // SAFETY: a valid communicator and places.
-    unsafe {
-        let mut message = ffi::RSMPI_MESSAGE_NULL;
-        let code = ffi::MPI_Improbe(from as c_int, tag, comm, &mut flag, &mut message, status.as_mut_ptr());
-        session.check("MPI_Improbe", code)?;
-        if flag == 0 {
-            return Ok(None);
-        }
-        session
-            .check("MPI_Get_count", ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count))?;
-        Ok(Some((message, count.max(0) as usize)))
-    }
-}
-
-/// Starts to receive a message that was taken.
-///
-/// # Safety
-/// `dst..dst+bytes` is writable and left alone until the request is over; the message has `bytes`.
-unsafe fn post(
-    session: &Session,
-    mut message: ffi::MPI_Message,
-    bytes: usize,
-    dst: *mut u8,
-) -> Result<ffi::MPI_Request> {
-    // SAFETY: by the caller.
-    unsafe {
-        let mut request = ffi::RSMPI_REQUEST_NULL;
-        let code =
-            ffi::MPI_Imrecv(dst.cast(), bytes as c_int, ffi::RSMPI_UINT8_T, &mut message, &mut request);
-        session.check("MPI_Imrecv", code)?;
-        Ok(request)
-    }
-}
-
-/// Reads the start of a message of the wrong length into memory of `room` bytes, if that can be had in a moment.
-///
-/// # Safety
-/// `dst..dst+room` is writable and nobody else's.
-unsafe fn read(mut message: ffi::MPI_Message, bytes: usize, dst: *mut u8, room: usize) {
-    let mut space = vec![0u8; bytes.max(1)];
-    let until = Instant::now() + READING.0 * (1 + bytes / READING.1) as u32;
-    // SAFETY: `space` holds the whole message and outlives the request, being leaked where that is not over in time.
-    unsafe {
-        let mut request = ffi::RSMPI_REQUEST_NULL;
-        let to = space.as_mut_ptr().cast();
-        if ffi::MPI_Imrecv(to, bytes as c_int, ffi::RSMPI_UINT8_T, &mut message, &mut request) != OK {
-            return;
-        }
-        let mut flag = 0;
-        while ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) == OK && flag == 0 {
-            if Instant::now() > until {
-                std::mem::forget(space);
-                return;
-            }
-        }
-        std::ptr::copy_nonoverlapping(space.as_ptr(), dst, room.min(bytes));
-    }
-}
-
-/// Takes back a receive to which nothing has come.
-///
-/// # Safety
-/// A request that was posted and not yet reported complete, of a receive that matches nothing.
-unsafe fn cancel(mut request: ffi::MPI_Request) {
-    let mut flag = 0;
-    // SAFETY: by the caller.
-    unsafe {
-        ffi::MPI_Cancel(&mut request);
-        for _ in 0..1000 {
-            if ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) != OK || flag != 0 {
-                return;
-            }
-        }
     }
 }

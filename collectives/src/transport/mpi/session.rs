@@ -14,8 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, TryLockError, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+thread_local! {
+    /// Asking the thread's handle takes longer.
+    static SELF: ThreadId = std::thread::current().id();
+}
+
 /// Held around each call of MPI: `MPI_THREAD_SERIALIZED` asks its users to take turns, whoever they are.
 static TURN: Mutex<()> = Mutex::new(());
+/// Set around each call of MPI where only one thread may call it, and so needs no lock.
+static INSIDE: AtomicBool = AtomicBool::new(false);
 /// The session that transports of this process share.
 static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
 /// Whether a panic has to take the job down.
@@ -35,13 +42,33 @@ pub(super) struct Session {
     given_up: AtomicBool,
     /// MPI cannot be finalised without a hang.
     without_end: bool,
-    /// Where the library grants less than `MPI_THREAD_SERIALIZED`: the only thread that may call it.
+    /// Where fewer than all may call MPI: the only thread that may.
     only: Option<ThreadId>,
 }
 
+/// Which threads of a process call MPI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Callers {
+    /// Any, in turn.
+    All,
+    /// The one that starts it.
+    This,
+}
+
+/// A thread's turn to call MPI, until this is dropped.
+pub(super) struct Turn(Option<MutexGuard<'static, ()>>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.0.is_none() {
+            INSIDE.store(false, Ordering::Release);
+        }
+    }
+}
+
 impl Session {
-    /// The running session, or a new one.
-    pub(super) fn start() -> Result<Arc<Self>> {
+    /// The running session, or a new one for these callers.
+    pub(super) fn start(callers: Callers) -> Result<Arc<Self>> {
         let mut current = CURRENT.lock().unwrap_or_else(|p| p.into_inner());
         if let Some(session) = current.upgrade() {
             return Ok(session);
@@ -50,7 +77,9 @@ impl Session {
         if mpi::environment::is_finalized() || ENDED.load(Ordering::SeqCst) {
             return Err(unavailable("MPI was ended in this process, and it cannot be started again"));
         }
-        let (universe, granted) = mpi::initialize_with_threading(Threading::Serialized).ok_or_else(|| {
+        // A library that knows of one caller takes no locks; other threads of the process never call it.
+        let wanted = if callers == Callers::This { Threading::Single } else { Threading::Serialized };
+        let (universe, granted) = mpi::initialize_with_threading(wanted).ok_or_else(|| {
             unavailable(
                 "MPI was started by something else in this process; start it through this transport only",
             )
@@ -72,7 +101,8 @@ impl Session {
             Mutex::new(Control::on(comm, size as usize))
         };
         let without_end = library.starts_with("MPICH 4.0") && ranks_here() != Some(size);
-        let only = (granted < Threading::Serialized).then(|| std::thread::current().id());
+        let one = callers == Callers::This || granted < Threading::Serialized;
+        let only = one.then(|| SELF.with(|id| *id));
         RUNNING.store(true, Ordering::SeqCst);
         HOOK.call_once(install_hook);
         let session = Arc::new(Session {
@@ -90,20 +120,31 @@ impl Session {
     }
 
     /// This thread's turn to call MPI.
-    pub(super) fn turn(&self) -> Result<MutexGuard<'static, ()>> {
-        if self.only.is_some_and(|thread| thread != std::thread::current().id()) {
-            let why = format!(
-                "{} grants only MPI_THREAD_FUNNELED, and this is not the thread that started it; use progress without \
-                 a thread, from the thread that made the communicator",
-                self.library
-            );
-            return Err(Error::Unavailable { name: "mpi".into(), why });
+    pub(super) fn turn(&self) -> Result<Turn> {
+        if let Some(only) = self.only
+            && SELF.with(|id| *id) != only
+        {
+            return Err(self.not_this_thread());
         }
-        if self.given_up.load(Ordering::SeqCst) {
+        if self.given_up.load(Ordering::Acquire) {
             return Err(self.error_text("progress", "messages of a failed group could not be ended".into()));
         }
+        if self.only.is_some() {
+            INSIDE.store(true, Ordering::Relaxed);
+            return Ok(Turn(None));
+        }
         // A thread that panicked in its turn has left MPI as it was between two calls.
-        Ok(TURN.lock().unwrap_or_else(|p| p.into_inner()))
+        Ok(Turn(Some(TURN.lock().unwrap_or_else(|p| p.into_inner()))))
+    }
+
+    #[cold]
+    fn not_this_thread(&self) -> Error {
+        let why = format!(
+            "{} was started for calls of one thread only, and this is not that thread; use progress without a thread, \
+             from the thread that made the communicator",
+            self.library
+        );
+        Error::Unavailable { name: "mpi".into(), why }
     }
 
     /// The channel for words between ranks; for the thread whose turn it is.
@@ -264,6 +305,9 @@ fn abort_job() -> ! {
     let until = Instant::now() + Duration::from_secs(1);
     let _turn = loop {
         match TURN.try_lock() {
+            Ok(_) if INSIDE.load(Ordering::Acquire) && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1))
+            }
             Ok(turn) => break Some(turn),
             Err(TryLockError::Poisoned(turn)) => break Some(turn.into_inner()),
             Err(TryLockError::WouldBlock) if Instant::now() > until => break None,
