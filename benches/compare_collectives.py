@@ -8,7 +8,8 @@ medians over rounds, ratios, the targets and every raw row to benches/results.
     benches/compare_collectives.py --mpi-peer mpi_collectives.c --limit-peer shm_limit.c --mpi --ucx --rounds 5
 
 With --mpi our program is also built against Open MPI and against MPICH (feature 'mpi'), and our schedules over MPI's
-messages are measured beside the library's own collectives. With --ucx our messages over UCX are measured beside
+messages are measured beside the library's own collectives: those that the peer has, and the others beside our program
+with '--algo native', which calls the library's. With --ucx our messages over UCX are measured beside
 ucx_perftest over the same UCX transports. What is not installed is skipped with the reason.
 """
 
@@ -28,6 +29,8 @@ import side_by_side as sbs
 
 RANKS = 2
 COLLECTIVES = ["reduce_scatter", "all_gather", "all_reduce"]
+# What the MPI peer does not measure.
+OTHERS = ["broadcast", "reduce", "all_to_all", "gather", "scatter"]
 SIZES = [1024 * 4**i for i in range(9)]
 # Messages in one direction, and how many are under way. Each of ours has a buffer of its own, while all of ucx_perftest's
 # come from one; a window of ours takes no more memory than that, or caches would decide: a plain program over ucp with
@@ -106,11 +109,11 @@ def bench(launch, program, collective, flags, env):
     return found["results"]
 
 
-def our_rows(name, launch, program, flags, env, forms):
-    """Runs ours once over every collective; the started form is what peers call i…."""
+def our_rows(name, launch, program, flags, env, forms, collectives=COLLECTIVES):
+    """Runs ours once over some collectives; the started form is what peers call i…."""
     rows = []
     for form, prefix in forms:
-        for collective in COLLECTIVES:
+        for collective in collectives:
             # As often as the peers: less often what takes long.
             for least, most, iterations in [(SIZES[0], 65536, 200), (262144, 2**22, 40), (2**24, SIZES[-1], 12)]:
                 sizes = ["-b", least, "-e", most, "-f", 4, "-n", iterations, "-w", 5, "-c", 1, "-z", 3, "--calls", form]
@@ -162,6 +165,31 @@ def message_rows(program, link):
     return rows
 
 
+class Alone:
+    """Keeps a command such as `flock FILE` running, in whose time measurements have the machine for themselves."""
+
+    LONGEST = 75
+
+    def __init__(self, command):
+        self.command, self.held, self.since = shlex.split(command or ""), None, 0
+
+    def take(self):
+        """Waits until the command runs; lets go before, if it has been running for long."""
+        if self.held and time.monotonic() - self.since > self.LONGEST:
+            self.leave()
+        if self.command and not self.held:
+            inner = ["sh", "-c", "echo; cat >/dev/null"]
+            self.held = subprocess.Popen([*self.command, *inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.held.stdout.readline()
+            self.since = time.monotonic()
+
+    def leave(self):
+        if self.held:
+            self.held.stdin.close()
+            self.held.wait()
+            self.held = None
+
+
 def size(bytes_):
     for unit, name in [(2**20, "MiB"), (2**10, "KiB")]:
         if bytes_ >= unit:
@@ -189,13 +217,14 @@ class Found:
 
 def busbw(coll, bytes_, us):
     factor = (2 if coll.endswith("all_reduce") else 1) * (RANKS - 1) / RANKS
+    factor = 1 if coll in ("broadcast", "reduce") else factor
     return bytes_ / us / 1e3 * factor
 
 
 def tables(found):
     parts = []
     libs = found.libs()
-    for coll in [c for prefix in ("", "i") for c in (prefix + name for name in COLLECTIVES)]:
+    for coll in [*COLLECTIVES, *OTHERS, *("i" + name for name in COLLECTIVES)]:
         have = [lib for lib in libs if any(found.us(lib, coll, s) is not None for s in SIZES)]
         if not any(lib.startswith("caravan") for lib in have):
             continue
@@ -246,7 +275,7 @@ def targets(found):
         check(f"shm {coll}: within 1.3 times of the limit from 256 KiB", limit, lambda r: r <= 1.3, max)
     for library in mpi:
         lib = f"caravan {library}"
-        for coll in COLLECTIVES:
+        for coll in [*COLLECTIVES, *OTHERS]:
             ratios = [(s, found.us(lib, coll, s) / found.us(library, coll, s)) for s in SIZES
                       if found.us(lib, coll, s) and found.us(library, coll, s)]
             check(f"our {coll} over {library}: at most 1.1 times its own time", ratios, lambda r: r <= 1.1, max)
@@ -277,6 +306,7 @@ def main():
     parser.add_argument("--caravan-openmpi", help="our program built against Open MPI [default: built]")
     parser.add_argument("--caravan-mpich", help="our program built against MPICH [default: built]")
     parser.add_argument("--machine", help="the machine in the result file's name [default: its processor]")
+    parser.add_argument("--alone", help="a command before measurements, which runs its arguments when the machine is idle")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     load, rows = sbs.load(), []
@@ -302,17 +332,27 @@ def main():
         for link in links:
             flags = ["--ranks", RANKS, "--transport", "ucx"]
             ours[f"caravan ucx {link}"] = ([], program, flags, ucx_env(link), [("blocking", "")])
+        alone = Alone(args.alone)
         for round_ in range(args.rounds):
             # In turn within a round: a change of the machine's mood shows as a spread between rounds, which the raw
             # rows have.
             found = [(name, lambda how=how, name=name: our_rows(name, *how)) for name, how in ours.items()]
+            for library in MPIRUN:
+                if f"caravan {library}" not in ours:
+                    continue
+                launch, path, flags, env, _ = ours[f"caravan {library}"]
+                for name, native in [(f"caravan {library}", []), (library, ["--algo", "native"])]:
+                    how = (name, launch, path, [*flags, *native], env, both[:1], OTHERS)
+                    found.append((f"{name}, others", lambda how=how: our_rows(*how)))
             found += [(name, lambda name=name, how=how: peer_rows(name, how)) for name, how in peers.items()]
             for link in links:
                 found += [(f"tag_bw {link}", lambda link=link: perftest_rows(link)),
                           (f"send_recv {link}", lambda link=link: message_rows(program, link))]
             for name, measure in found:
+                alone.take()
                 rows += [{"round": round_, **row} for row in measure()]
                 print(sbs.stamp(), round_, name, flush=True)
+        alone.leave()
         version = sbs.run([program, "--version"]).strip()
     found = Found(rows)
     parts = ["# Collectives beside Open MPI, MPICH, UCX and the limit of direct shared memory", "",
