@@ -94,7 +94,8 @@ KERNEL(THREADS, 2, attention_forward, T *out, float *log_sums, const T *q, const
                     left_operand(held[step][strip], lane_rows(queries), mine + strip * 16, step);
             }
         }
-        int key = tile * KEYS;
+        // Found again for each tile: with heads of 128 no register is left to keep it in.
+        int key = tile * KEYS, mine = (int)here((u32)warp_index()) * ROWS_OF_WARP;
         if (key > first + mine + ROWS_OF_WARP - 1) continue; // later than all of this warp's queries
 
         u32 query_rows = lane_rows(queries), key_rows = lane_rows_t(stage), value_rows = lane_rows(stage + TILE_BYTES<KEYS>);
