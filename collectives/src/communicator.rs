@@ -13,8 +13,8 @@ pub(crate) mod wired;
 pub use alone::Alone;
 pub use carrier::Carrier;
 pub(crate) use carrier::End;
-pub use staged::Staged;
-pub use wired::{Lane, Message, Order, Wire, Wired};
+pub use staged::{Staged, staged_bytes};
+pub use wired::{Lane, Message, Order, Wire, Wired, wired_bytes};
 
 use crate::buffer::Buffer;
 use crate::element::Element;

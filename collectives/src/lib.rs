@@ -23,7 +23,9 @@ pub mod watch;
 
 pub use bucket::{Bucket, Buckets, Placed};
 pub use buffer::{Buffer, Memory, Place, View, ViewMut};
-pub use communicator::{Alone, Carrier, Communicator, Lane, Message, Order, Staged, Wire, Wired};
+pub use communicator::{
+    Alone, Carrier, Communicator, Lane, Message, Order, Staged, Wire, Wired, staged_bytes, wired_bytes,
+};
 pub use element::{DType, Element, Float, ReduceOp};
 pub use engine::{Ends, Options, Priority, Progress, Stats};
 pub use error::{Error, Result};

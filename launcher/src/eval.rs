@@ -9,6 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::human;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
 use collectives::bootstrap::Identity;
+use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::{Buffer, Communicator, Float, View};
 use models::tokens::Windows;
 use models::{Recompute, Unit, Weights};
@@ -59,7 +60,33 @@ impl EvalPlan {
         let batch = MicroBatch { rows, length, recompute: Recompute::Full, threads: ranks.threads };
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
-        Ok(EvalPlan { model, feed, windows, ranks, device, dtype, rows, json, quiet })
+        let plan = EvalPlan { model, feed, windows, ranks, device, dtype, rows, json, quiet };
+        plan.check_memory(&batch)?;
+        Ok(plan)
+    }
+
+    /// Whether the GPUs of this machine have room for their ranks.
+    fn check_memory(&self, batch: &MicroBatch) -> Result<()> {
+        let Some(gpus) = self.device.gpus() else { return Ok(()) };
+        // Ranks are dealt to GPUs in turn, so that the first has most.
+        let sharing = self.ranks.world.div_ceil(gpus.each.len());
+        for (number, (name, memory)) in gpus.each.iter().enumerate().take(self.ranks.world) {
+            let name = format!("GPU {number} ({name})");
+            device::check_evaluation(&name, memory / sharing, batch, |batch| self.arena(batch))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the one piece of memory on a device that everything lies in.
+    ///
+    /// # Errors
+    /// A micro-batch that is too large to be computed.
+    pub fn arena(&self, batch: &MicroBatch) -> Result<usize> {
+        let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
+        let units = self.model.config.units();
+        let tensors = units.iter().flat_map(|unit| &unit.tensors);
+        let weights = tensors.map(|tensor| tensor.len() * self.dtype.dtype().size());
+        Ok(footprint.arena + Arena::needed(weights.chain([PRODUCT_WORKSPACE])))
     }
 }
 

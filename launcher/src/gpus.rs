@@ -5,7 +5,7 @@ use crate::plan::Ranks;
 use collectives::bootstrap::Identity;
 use collectives::device::SharedQueue;
 use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency, share_gpu};
-use collectives::{Carrier, Communicator, Order, Wired};
+use collectives::{Account, Carrier, Communicator, Order, Wired};
 use std::sync::Arc;
 
 /// What says that ranks may share a GPU, by NCCL's own names.
@@ -77,7 +77,8 @@ impl RankGpu {
     }
 }
 
-/// Carries calls on memory of the GPU of `compute` over NCCL.
+/// Carries calls on memory of the GPU of `compute` over NCCL, with memory that was planned for it if it is booked on an
+/// account.
 ///
 /// # Errors
 /// NCCL's, a rank that does not come, or two with one GPU.
@@ -86,10 +87,14 @@ pub fn over_nccl(
     compute: &SharedQueue<Stream>,
     ranks: &Ranks,
     order: Order,
+    planned: Option<&Account>,
 ) -> Result<Arc<dyn Carrier>> {
     let gpu = compute.lock().gpu().clone();
     let wire = Nccl::connect(comm, &gpu, ranks.rendezvous_timeout)?;
-    Ok(Arc::new(Wired::new(comm, compute.clone(), wire, order)?))
+    Ok(Arc::new(match planned {
+        Some(account) => Wired::planned(comm, compute.clone(), wire, order, None, account)?,
+        None => Wired::new(comm, compute.clone(), wire, order)?,
+    }))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::machine::Machine;
 use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
 use collectives::bootstrap::Identity;
+use collectives::device::Arena;
 use models::tokens::{self, BatchPlan, Windows};
 use std::path::PathBuf;
 
@@ -154,8 +155,20 @@ impl TrainPlan {
         let dtype = self.dtype.dtype();
         let plan = zero::Plan::new(&units, &reads, dtype, zero, 0, self.ranks.world);
         let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
-        let memory = zero::memory::predict(&plan, footprint);
-        Ok(Need { memory, arena: zero::memory::arena(&plan, footprint) })
+        let mut memory = zero::memory::predict(&plan, footprint);
+        let mut arena = zero::memory::arena(&plan, footprint);
+        let mut largest_call = 0;
+        if zero.placement.on_device() && self.ranks.world > 1 {
+            if self.ranks.nccl {
+                let carrier = collectives::wired_bytes(self.ranks.world, None);
+                memory.workspace += carrier.iter().sum::<usize>();
+                arena += Arena::needed(carrier);
+            } else {
+                largest_call = zero::memory::largest_call(&plan);
+                memory.host += collectives::staged_bytes(largest_call);
+            }
+        }
+        Ok(Need { memory, arena, largest_call })
     }
 
     /// As `--offload` names it.

@@ -100,8 +100,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         let done = trainer.step(&mut loader, lr as f32)?;
         loader.check()?;
         let seconds = began.elapsed().as_secs_f64();
-        let compute = (done.compute_seconds - loader.seconds).max(0.0);
-        account.compute += compute;
+        account.compute += done.compute_seconds;
         account.exposed += done.exposed_communication_seconds;
         account.optimizer += done.optimizer_seconds;
         account.data += loader.seconds;
@@ -117,7 +116,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
                 "tokens": done.tokens,
                 "seconds": seconds,
                 "tokens_per_second": done.tokens as f64 / seconds,
-                "compute_seconds": compute,
+                "compute_seconds": done.compute_seconds,
                 "exposed_communication_seconds": done.exposed_communication_seconds,
                 "optimizer_seconds": done.optimizer_seconds,
                 "bytes_sent": done.bytes_sent,

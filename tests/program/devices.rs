@@ -80,6 +80,11 @@ fn a_model_trains_on_gpus_and_is_evaluated_there() {
     let (here, there) =
         (loss(bench.run(eval)), loss(run(&bench, "1,256M", &format!("{eval} --device cuda"))));
     assert!((here - there).abs() < 1e-2, "{there} on a GPU, {here} on the processor");
+    // 32 MiB are the library's.
+    let eval = format!("{eval} --device cuda --micro-batch 64");
+    let words = ["a rank needs", "GPU 0", "33.0 MiB", "this would fit: --micro-batch "];
+    run(&bench, "1,33M", &eval).refusal(2, &words);
+    run(&bench, "1,32M", &eval).refusal(2, &["a rank needs", "even for one token", "--device cpu"]);
     bench.nothing_left();
 }
 

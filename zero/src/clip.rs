@@ -5,6 +5,7 @@
 
 use crate::error::Result;
 use crate::grads::Grads;
+use crate::kernels::Activity;
 use crate::plan::{NORM_BLOCK, Plan};
 use crate::step::Hands;
 use collectives::{Account, Buffer, Communicator, Float};
@@ -64,7 +65,9 @@ impl Norm {
             });
         });
         done?;
+        kernels.mark(Activity::Communication)?;
         clock.communicate(|| comm.all_gather_in_place(&mut *partials))?;
+        kernels.mark(Activity::Optimizer)?;
 
         let partials = kernels.numbers(partials.view())?;
         let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();

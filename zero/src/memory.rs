@@ -6,7 +6,7 @@ use crate::config::Placement;
 use crate::kernels::Needs;
 use crate::plan::{Home, Plan};
 use collectives::Account;
-use collectives::device::Arena;
+use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use models::{Accounts, Footprint};
 
 /// Bytes per class of state.
@@ -59,7 +59,7 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
     let element = plan.dtype.size();
     let mut memory = Memory {
         activations: model.activations,
-        workspace: model.workspace + Norm::bytes(plan),
+        workspace: model.workspace + Norm::bytes(plan) + products(plan),
         host: model.host + Needs::of(plan).host_bytes(plan),
         ..Memory::default()
     };
@@ -91,7 +91,29 @@ pub fn arena(plan: &Plan, model: Footprint) -> usize {
     let memory = predict(plan, Footprint::default());
     // All but the norm's are whole blocks of at least 1024 elements, and the last is a carrier's own.
     let blocks = memory.on_device(plan.config.placement) - memory.workspace;
-    model.arena + blocks + Arena::needed([memory.workspace, CARRIER])
+    let alone = if plan.world == 1 { CARRIER } else { 0 };
+    model.arena + blocks + Arena::needed([Norm::bytes(plan), products(plan), alone])
+}
+
+/// What products work in on a device.
+fn products(plan: &Plan) -> usize {
+    if plan.config.placement.on_device() { PRODUCT_WORKSPACE } else { 0 }
+}
+
+/// Bytes of both buffers of the largest call of a step, the output at a multiple of 64.
+pub fn largest_call(plan: &Plan) -> usize {
+    let element = plan.dtype.size();
+    let of_bucket = |(u, b): (usize, usize)| {
+        let bucket = plan.layout[u].bucket(b);
+        let (whole, shard) = (element * bucket.len(), bucket.shard_len());
+        // A reduction leaves its input only for a sum over micro-batches or a shard of its own.
+        match plan.gradients[u] {
+            _ if plan.config.accumulate > 1 => whole.next_multiple_of(64) + size_of::<f32>() * shard,
+            Home::Slot(_) => whole.next_multiple_of(64) + element * shard,
+            Home::Whole => whole,
+        }
+    };
+    plan.buckets().map(of_bucket).chain([Norm::bytes(plan)]).max().unwrap_or(0)
 }
 
 /// What a group of one takes to carry its calls.

@@ -8,13 +8,13 @@ use crate::clip::{self, Norm};
 use crate::config::{Config, Placement};
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
-use crate::kernels::{Device, Host, Kernels, Needs, Offloaded};
+use crate::kernels::{Activity, Device, Elapsed, Host, Kernels, Needs, Offloaded};
 use crate::memory::Ledger;
 use crate::optimizer::{Optimizer, Source};
 use crate::params::{Lent, Params};
 use crate::plan::Plan;
 use crate::schedule::Action;
-use collectives::device::{SharedQueue, Streams};
+use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
 use collectives::{Communicator, Float};
 use models::{Batch, Model, TensorSpec, Weights};
 use std::time::{Duration, Instant};
@@ -55,7 +55,9 @@ pub struct Step {
     pub bytes_sent: u64,
     /// Wall time.
     pub seconds: f64,
-    /// Of it, in the model's forward and backward.
+    /// Of it, in the model's forward and backward. On a device this and the two below are times of its compute queue
+    /// between events, from the norm of the step before to this one's, so that the host need not wait for the end of a
+    /// step to know them.
     pub compute_seconds: f64,
     /// Of it, in the optimizer.
     pub optimizer_seconds: f64,
@@ -89,6 +91,7 @@ impl<T: Float> Trainer<T> {
     ) -> Result<Self> {
         let plan = plan_for(&*model, config, config.placement.max_device(), &comm);
         let needs = Needs::of(&plan);
+        queue.clone().lend(queue.clone().memory(PRODUCT_WORKSPACE)?.booked(&ledger.workspace));
         let device = Device::new::<T>(queue.clone(), &needs, &ledger.host)?;
         let kernels: Box<dyn Kernels<T>> = match plan.config.placement {
             Placement::Offloaded => Box::new(Offloaded::new(device, &needs, threads, &ledger.host)?),
@@ -121,24 +124,30 @@ impl<T: Float> Trainer<T> {
         let mut report = Step::default();
         let micro_batches = self.plan.config.accumulate;
         let mut loss = 0.0;
+        self.kernels.mark(Activity::Compute)?;
         for index in 0..micro_batches {
             let batch = batches.micro_batch(index);
             report.tokens = batch.rows * batch.length * micro_batches * self.plan.world;
             self.model.begin(&batch, (1.0 / report.tokens as f64) as f32);
             self.grads.begin(index);
             for at in 0..self.plan.training.actions.len() {
-                self.perform(self.plan.training.actions[at])?;
+                let action = self.plan.training.actions[at];
+                self.kernels.mark(activity(action))?;
+                self.perform(action)?;
             }
             let Trainer { model, clock, .. } = self;
             loss += clock.compute(|| model.loss());
         }
         let Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, clock, .. } = self;
+        kernels.mark(Activity::Communication)?;
         clock.communicate(|| grads.finish(plan, comm, &mut **kernels))?;
-        clock.compute(|| kernels.finish())?;
+        kernels.mark(Activity::Optimizer)?;
 
         let (update, communication) = (Instant::now(), clock.communication);
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
         let global = norm.global(&mut hands, grads, loss)?;
+        // The norm is known: whatever was marked before it has happened.
+        let elapsed = hands.kernels.elapsed()?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
@@ -151,6 +160,12 @@ impl<T: Float> Trainer<T> {
         report.optimizer_seconds = (update.elapsed() - exposed).as_secs_f64();
         report.compute_seconds = clock.compute.as_secs_f64();
         report.exposed_communication_seconds = clock.communication.as_secs_f64();
+        if let Some(Elapsed { compute, communication, optimizer }) = elapsed {
+            report.compute_seconds = compute;
+            report.exposed_communication_seconds = communication;
+            report.optimizer_seconds = optimizer;
+        }
+        kernels.mark(Activity::Other)?;
         report.bytes_sent = comm.stats().since(&before).bytes_sent;
         report.seconds = start.elapsed().as_secs_f64();
         Ok(report)
@@ -257,6 +272,16 @@ pub(crate) struct Hands<'a, T: Float> {
     pub model: &'a dyn Model<T>,
     pub kernels: &'a mut dyn Kernels<T>,
     pub clock: &'a mut Clock,
+}
+
+/// What a device does in an action, or waits for.
+fn activity(action: Action) -> Activity {
+    match action {
+        Action::Forward(_) | Action::Backward(_) => Activity::Compute,
+        // What was started moves without the queue; what is awaited holds it up.
+        Action::Gather(_) | Action::Open(_) => Activity::Communication,
+        Action::Prefetch(_) | Action::Close(_) | Action::Release(_) => Activity::Compute,
+    }
 }
 
 /// Where the wall time of this thread goes.

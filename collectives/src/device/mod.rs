@@ -20,7 +20,7 @@ pub use arena::Arena;
 pub use cache::Cache;
 pub use compile::{Compiler, Machine, Resources};
 pub use launch::{Launch, Range, address, aligned, twice};
-pub use product::Product;
+pub use product::{PRODUCT_WORKSPACE, Product};
 pub use reduce::reduce;
 pub(crate) use reduce::reduce_addresses;
 pub use shared::SharedQueue;
@@ -50,6 +50,10 @@ pub trait Queue: Send {
     /// Compiles and loads what launches of `modules` need, and opens what products need, so that nothing of that can
     /// be missing later.
     fn prepare(&mut self, modules: &[Module]) -> Result<()>;
+
+    /// Lends products [`PRODUCT_WORKSPACE`] bytes of the queue's memory to work in, before the first of them. A queue
+    /// that was lent none takes them from the device.
+    fn lend(&mut self, workspace: Memory);
 
     /// Runs a kernel. A launch without blocks does nothing.
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;

@@ -5,6 +5,9 @@ use crate::buffer::{Place, View, ViewMut};
 use crate::element::{DType, Element, Float};
 use std::marker::PhantomData;
 
+/// Bytes that products work in on a device: what cuBLAS recommends for Hopper; older GPUs need less.
+pub const PRODUCT_WORKSPACE: usize = 32 << 20;
+
 /// `out (m, n) = left (m, k) * right (k, n) + added`, accumulated in f32 and rounded once; matrices are row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {

@@ -81,6 +81,10 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
         self.lock().prepare(modules)
     }
 
+    fn lend(&mut self, workspace: Memory) {
+        self.lock().lend(workspace);
+    }
+
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         self.lock().launch(launch)
     }

@@ -46,7 +46,7 @@ pub fn join(
 ) -> Result<(Communicator, Gpus)> {
     let device = RankGpu::open(&comm, ranks, identity)?;
     let order = if plan.algo == Algo::Native { Order::Native } else { Order::Canonical };
-    let carrier = gpus::over_nccl(&comm, &device.queue, ranks, order)?;
+    let carrier = gpus::over_nccl(&comm, &device.queue, ranks, order, None)?;
     Ok((comm.with_carrier(carrier), Gpus { device, order }))
 }
 

@@ -3,7 +3,6 @@
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::plan::{MicroBatch, TrainPlan};
-use collectives::device::cuda::PRODUCT_WORKSPACE;
 use models::Recompute;
 use zero::{Config, Memory, Placement, Stage};
 
@@ -14,13 +13,8 @@ pub struct Need {
     pub memory: Memory,
     /// Bytes of the one piece of memory that everything on the device lies in.
     pub arena: usize,
-}
-
-impl Need {
-    /// Bytes on the device, with what the library of products takes for itself.
-    pub fn on_device(&self) -> usize {
-        self.arena + PRODUCT_WORKSPACE
-    }
+    /// Bytes of the buffers of the largest call that goes through the host.
+    pub largest_call: usize,
 }
 
 /// Refuses a plan whose ranks do not fit on their GPU: `room` bytes are there for one.
@@ -28,13 +22,13 @@ impl Need {
 /// # Errors
 /// What is needed, what there is, and what would fit.
 pub fn check(plan: &TrainPlan, gpu: &str, room: usize) -> Result<()> {
-    let need = plan.need(&plan.zero, &plan.batch)?.on_device();
+    let need = plan.need(&plan.zero, &plan.batch)?.arena;
     if need <= room {
         return Ok(());
     }
     let mut alone = Vec::new();
     for remedy in remedies(plan) {
-        let needs = plan.need(&remedy.zero, &remedy.batch)?.on_device();
+        let needs = plan.need(&remedy.zero, &remedy.batch)?.arena;
         if needs <= room {
             alone.push(format!("{} ({})", remedy.flags, human::bytes(needs as u64)));
             // Smaller batches than the largest that fits would fit too.
@@ -51,6 +45,47 @@ pub fn check(plan: &TrainPlan, gpu: &str, room: usize) -> Result<()> {
         "a rank needs {} on {gpu}, which has {} for it; {what}",
         human::bytes(need as u64),
         human::bytes(room as u64)
+    )))
+}
+
+/// Refuses an evaluation that does not fit on the GPU of a rank: `room` bytes are there for it. What it needs is told
+/// for so many sequences of so many tokens.
+///
+/// # Errors
+/// What is needed, what there is, and what would fit.
+pub fn check_evaluation(
+    gpu: &str,
+    room: usize,
+    batch: &MicroBatch,
+    need: impl Fn(&MicroBatch) -> Result<usize>,
+) -> Result<()> {
+    let needs = need(batch)?;
+    if needs <= room {
+        return Ok(());
+    }
+    let size = |bytes: usize| human::bytes(bytes as u64);
+    let halves = |n: usize| std::iter::successors(Some(n / 2), |n| Some(n / 2)).take_while(|&n| n > 0);
+    let fewer =
+        halves(batch.rows).map(|rows| (format!("--micro-batch {rows}"), MicroBatch { rows, ..*batch }));
+    let one = MicroBatch { rows: 1, ..*batch };
+    let shorter = halves(batch.length)
+        .map(|length| (format!("--micro-batch 1 --seq {length}"), MicroBatch { length, ..one }));
+    for (flags, smaller) in fewer.chain(shorter) {
+        let fits = need(&smaller)?;
+        if fits <= room {
+            return Err(Failure::usage(format!(
+                "a rank needs {} on {gpu}, which has {} for it; this would fit: {flags} ({})",
+                size(needs),
+                size(room),
+                size(fits)
+            )));
+        }
+    }
+    Err(Failure::usage(format!(
+        "a rank needs {} on {gpu}, which has {} for it, and more than that even for one token: --device cpu, or a \
+         smaller model",
+        size(needs),
+        size(room)
     )))
 }
 
@@ -100,7 +135,7 @@ fn together(plan: &TrainPlan, room: usize) -> Result<String> {
     let flags = format!("{}--recompute full --offload optimizer", if shards { "--stage 3 " } else { "" });
     let mut rows = plan.batch.rows;
     loop {
-        let needs = plan.need(&zero, &batch(rows))?.on_device();
+        let needs = plan.need(&zero, &batch(rows))?.arena;
         let size = human::bytes(needs as u64);
         if needs <= room {
             return Ok(format!("these together would fit: {flags} --micro-batch {rows} ({size})"));

@@ -3,7 +3,7 @@
 mod fit;
 mod open;
 
-pub use fit::{Need, check};
+pub use fit::{Need, check, check_evaluation};
 pub use open::{evaluation, trainer};
 
 use crate::agree;

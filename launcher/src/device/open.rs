@@ -1,13 +1,13 @@
 //! Opens a rank's device and puts its model and its trainer there.
 
-use super::{Device, Gpus, fit};
+use super::{Device, Gpus, Need, fit};
 use crate::eval::EvalPlan;
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, TrainPlan};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::emulation::{EmulatedQueue, Emulator};
-use collectives::device::{Cache, Queue, SharedQueue, Streams, Urgency};
+use collectives::device::{Cache, PRODUCT_WORKSPACE, Queue, SharedQueue, Streams, Urgency};
 use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged};
 use models::{Accounts, Llama, Model};
 use std::sync::Arc;
@@ -16,26 +16,53 @@ use zero::{Ledger, Trainer};
 /// Queues whose memory collectives can be carried for.
 trait Carried: Streams {
     /// Who carries the calls of `comm` for memory of `compute`'s device.
-    fn carrier(ranks: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>>;
+    fn carrier(
+        ranks: &Ranks,
+        comm: &Communicator,
+        compute: &SharedQueue<Self>,
+        need: &Need,
+        ledger: &Ledger,
+    ) -> Result<Arc<dyn Carrier>>;
 }
 
 impl Carried for Stream {
-    fn carrier(ranks: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>> {
-        Ok(match (comm.size(), ranks.nccl) {
-            (1, _) => Arc::new(Alone::new(comm, compute.clone())?),
-            (_, true) => gpus::over_nccl(comm, compute, ranks, Order::Canonical)?,
-            (_, false) => Arc::new(Staged::new(comm, compute.clone())?),
-        })
+    fn carrier(
+        ranks: &Ranks,
+        comm: &Communicator,
+        compute: &SharedQueue<Self>,
+        need: &Need,
+        ledger: &Ledger,
+    ) -> Result<Arc<dyn Carrier>> {
+        match comm.size() > 1 && ranks.nccl {
+            true => gpus::over_nccl(comm, compute, ranks, Order::Canonical, Some(&ledger.workspace)),
+            false => beside_a_wire(comm, compute, need, ledger),
+        }
     }
 }
 
 impl Carried for EmulatedQueue {
-    fn carrier(_: &Ranks, comm: &Communicator, compute: &SharedQueue<Self>) -> Result<Arc<dyn Carrier>> {
-        Ok(match comm.size() {
-            1 => Arc::new(Alone::new(comm, compute.clone())?),
-            _ => Arc::new(Staged::new(comm, compute.clone())?),
-        })
+    fn carrier(
+        _: &Ranks,
+        comm: &Communicator,
+        compute: &SharedQueue<Self>,
+        need: &Need,
+        ledger: &Ledger,
+    ) -> Result<Arc<dyn Carrier>> {
+        beside_a_wire(comm, compute, need, ledger)
     }
+}
+
+/// What carries calls where no wire joins devices.
+fn beside_a_wire<Q: Streams>(
+    comm: &Communicator,
+    compute: &SharedQueue<Q>,
+    need: &Need,
+    ledger: &Ledger,
+) -> Result<Arc<dyn Carrier>> {
+    Ok(match comm.size() {
+        1 => Arc::new(Alone::new(comm, compute.clone())?),
+        _ => Arc::new(Staged::planned(comm, compute.clone(), need.largest_call, &ledger.host)?),
+    })
 }
 
 /// This rank's trainer, where the plan places it.
@@ -97,8 +124,9 @@ fn on_queue<T: Float, Q: Carried>(
     ledger: Ledger,
 ) -> Result<Trainer<T>> {
     let compute = SharedQueue::new(queue);
-    compute.reserve(plan.need(&plan.zero, &plan.batch)?.arena)?;
-    let carrier = Q::carrier(&plan.ranks, &comm, &compute)?;
+    let need = plan.need(&plan.zero, &plan.batch)?;
+    compute.reserve(need.arena)?;
+    let carrier = Q::carrier(&plan.ranks, &comm, &compute, &need, &ledger)?;
     let comm = comm.with_carrier(carrier);
     let model = model::<T, Q>(&plan.model, &plan.batch, &compute, &ledger.of_model())?;
     let source = &mut plan.model.source(plan.seed, plan.batch.threads);
@@ -132,6 +160,9 @@ pub fn evaluation<T: Float>(
         Device::Cpu => Ok((plan.model.build::<T>(batch, &Accounts::default())?, Box::new(Ok))),
         Device::Cuda(gpus) => {
             let gpu = open(gpus, comm)?;
+            let (free, _) = gpu.free_memory()?;
+            let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
+            fit::check_evaluation(&name, free, batch, |batch| plan.arena(batch))?;
             forwards(Stream::new(&gpu, Urgency::Normal)?, plan, batch)
         }
         Device::Emulated(_) => forwards(emulated()?, plan, batch),
@@ -140,6 +171,8 @@ pub fn evaluation<T: Float>(
 
 fn forwards<T: Float, Q: Streams>(queue: Q, plan: &EvalPlan, batch: &MicroBatch) -> Result<Evaluation<T>> {
     let compute = SharedQueue::new(queue);
+    compute.reserve(plan.arena(batch)?)?;
+    compute.clone().lend(compute.clone().memory(PRODUCT_WORKSPACE)?);
     let model = model::<T, Q>(&plan.model, batch, &compute, &Accounts::default())?;
     let moved = move |values: Buffer<T>| Ok(upload(&mut compute.clone(), &values)?);
     Ok((model, Box::new(moved)))

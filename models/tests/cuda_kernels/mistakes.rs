@@ -44,6 +44,10 @@ impl Queue for Faulty {
         self.queue.prepare(modules)
     }
 
+    fn lend(&mut self, workspace: Memory) {
+        self.queue.lend(workspace);
+    }
+
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         self.launches += 1;
         if self.fault == Fault::Forgets && self.launches.is_multiple_of(3) {

@@ -1,23 +1,25 @@
 //! On a device, in the order of its compute queue.
 
 use super::host::round;
-use super::{Kernels, Needs, Update};
+use super::meter::Meter;
+use super::{Activity, Elapsed, Kernels, Needs, Update};
 use crate::error::Result;
 use crate::grads::Reduced;
-use collectives::device::{Module, Queue, SharedQueue};
+use collectives::device::{Module, Queue, SharedQueue, Streams};
 use collectives::{Account, Buffer, DType, Element, Float, View, ViewMut};
 use models::cuda::{self, sources};
 
 /// Everything in memory of a device.
-pub struct Device<Q> {
+pub struct Device<Q: Streams> {
     pub(super) queue: SharedQueue<Q>,
+    meter: Meter<Q>,
     /// The norm's numbers on the host.
     numbers: Buffer<f64>,
     /// Elements on their way from and to the host, outside of steps.
     passing: Vec<u8>,
 }
 
-impl<Q: Queue> Device<Q> {
+impl<Q: Streams> Device<Q> {
     /// Compiles and loads the kernels; memory of the host is booked on `account`.
     ///
     /// # Errors
@@ -31,7 +33,7 @@ impl<Q: Queue> Device<Q> {
         ];
         queue.prepare(&modules)?;
         let numbers = Buffer::from_memory(queue.host_memory(needs.numbers * size_of::<f64>())?);
-        Ok(Device { queue, numbers: numbers.booked(account), passing: Vec::new() })
+        Ok(Device { queue, meter: Meter::default(), numbers: numbers.booked(account), passing: Vec::new() })
     }
 
     /// Copies from the host.
@@ -46,7 +48,7 @@ impl<Q: Queue> Device<Q> {
     }
 }
 
-impl<T: Float, Q: Queue> Kernels<T> for Device<Q> {
+impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
     fn state(&mut self, len: usize) -> Result<Buffer<f32>> {
         Ok(Buffer::from_memory(self.queue.memory(len * size_of::<f32>())?))
     }
@@ -95,8 +97,12 @@ impl<T: Float, Q: Queue> Kernels<T> for Device<Q> {
         self.upload(&rounded, param)
     }
 
-    fn finish(&mut self) -> Result<()> {
-        Ok(self.queue.synchronize()?)
+    fn mark(&mut self, activity: Activity) -> Result<()> {
+        self.meter.mark(&self.queue, activity)
+    }
+
+    fn elapsed(&mut self) -> Result<Option<Elapsed>> {
+        self.meter.take(&self.queue).map(Some)
     }
 
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {

@@ -54,10 +54,6 @@ impl<T: Float> Kernels<T> for Host {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
-    }
-
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
         to.host().copy_from_slice(values);
         Ok(())

@@ -3,10 +3,12 @@
 
 mod device;
 mod host;
+mod meter;
 mod offload;
 
 pub use device::Device;
 pub use host::Host;
+pub use meter::{Activity, Elapsed};
 pub use offload::Offloaded;
 
 use crate::clip::Norm;
@@ -41,8 +43,16 @@ pub trait Kernels<T: Float>: Send {
     /// Sets weights.
     fn set(&mut self, values: &[f32], master: Option<ViewMut<'_, f32>>, param: ViewMut<'_, T>) -> Result<()>;
 
-    /// Returns when everything is done that a device was given.
-    fn finish(&mut self) -> Result<()>;
+    /// What is given to a device from here on is this; on the host, where a call's time is the work's, nothing.
+    fn mark(&mut self, _activity: Activity) -> Result<()> {
+        Ok(())
+    }
+
+    /// Where a device's time went between the last mark before the last call of this and the last mark now, which is
+    /// known to be over. `None` on the host.
+    fn elapsed(&mut self) -> Result<Option<Elapsed>> {
+        Ok(None)
+    }
 
     /// Copies from the host.
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()>;

@@ -5,7 +5,7 @@
 //! that parameters need not come down.
 
 use super::host::on_host;
-use super::{Device, Kernels, Needs, UNDER_WAY, Update};
+use super::{Activity, Device, Elapsed, Kernels, Needs, UNDER_WAY, Update};
 use crate::error::{Error, Result};
 use crate::grads::Reduced;
 use collectives::device::{Queue, SharedQueue, Streams, Urgency};
@@ -177,8 +177,12 @@ impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
         self.device.squares(gradient, out)
     }
 
-    fn finish(&mut self) -> Result<()> {
-        Kernels::<T>::finish(&mut self.device)
+    fn mark(&mut self, activity: Activity) -> Result<()> {
+        Kernels::<T>::mark(&mut self.device, activity)
+    }
+
+    fn elapsed(&mut self) -> Result<Option<Elapsed>> {
+        Kernels::<T>::elapsed(&mut self.device)
     }
 
     fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {

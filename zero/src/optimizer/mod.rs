@@ -6,7 +6,7 @@ pub use adamw::AdamW;
 
 use crate::error::{Error, Result};
 use crate::grads::Grads;
-use crate::kernels::{Kernels, Update};
+use crate::kernels::{Activity, Kernels, Update};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::step::Hands;
@@ -128,7 +128,9 @@ impl Optimizer {
             });
             done?;
             if plan.config.stage.shards_optimizer {
+                kernels.mark(Activity::Communication)?;
                 clock.communicate(|| params.publish(comm, u, b))?;
+                kernels.mark(Activity::Optimizer)?;
             }
         }
         Ok(())

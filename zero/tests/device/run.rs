@@ -1,12 +1,13 @@
 //! A Llama on ranks that each have an emulated device, or none.
 
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
-use collectives::device::{Queue, SharedQueue};
-use collectives::{Alone, Carrier, Communicator, Float, Order, Staged, Wired};
+use collectives::device::{Arena, Queue, SharedQueue};
+use collectives::{Alone, Carrier, Communicator, Float, Order, Staged, Wired, staged_bytes, wired_bytes};
 use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use zero::{Batches, Config, Ledger, Memory, Placement, Trainer};
 
 /// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
@@ -30,6 +31,9 @@ pub fn emulator() -> Option<&'static Emulator> {
     };
     EMULATOR.get_or_init(build).as_ref()
 }
+
+/// Scratch memory of a carrier over a wire.
+const SCRATCH: usize = 1 << 16;
 
 /// A run.
 #[derive(Clone)]
@@ -122,14 +126,17 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
         }
         _ => {
             let shared = SharedQueue::new(queue_of(run, rank));
-            shared.reserve(arena::<T>(run, rank)).unwrap();
+            let (needed, largest) = arena::<T>(run, rank);
+            shared.reserve(needed).unwrap();
             let carrier: Arc<dyn Carrier> = match world {
                 1 => Arc::new(Alone::new(&comm, shared.clone()).unwrap()),
                 _ if run.wire => {
                     let compute = shared.clone();
-                    Arc::new(Wired::with_scratch(&comm, compute, wire, Order::Canonical, 1 << 16).unwrap())
+                    let account = &ledger.workspace;
+                    let (order, limit) = (Order::Canonical, Some(SCRATCH));
+                    Arc::new(Wired::planned(&comm, compute, wire, order, limit, account).unwrap())
                 }
-                _ => Arc::new(Staged::new(&comm, shared.clone()).unwrap()),
+                _ => Arc::new(Staged::planned(&comm, shared.clone(), largest, &ledger.host).unwrap()),
             };
             let comm = comm.with_carrier(carrier);
             let accounts = ledger.of_model();
@@ -159,10 +166,19 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
         targets: vec![0; n],
     };
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let (mut timed, start) = (0.0, Instant::now());
     for step in 0..run.steps {
         tokens.step = step;
         let done = trainer.step(&mut tokens, run.lr).unwrap();
         assert_eq!(done.bytes_sent, trainer.plan().step_bytes());
+        if run.zero.placement.on_device() {
+            // Between events of the device, whose intervals do not overlap.
+            let parts = [done.compute_seconds, done.exposed_communication_seconds, done.optimizer_seconds];
+            assert!(parts[0] > 0.0 && parts.iter().all(|&part| part >= 0.0), "{parts:?}");
+            assert!(step == 0 || parts[2] > 0.0, "the last step's update is in {parts:?}");
+            timed += parts.iter().sum::<f64>();
+            assert!(timed <= start.elapsed().as_secs_f64(), "{timed} s in less time");
+        }
         losses.push(done.loss);
         norms.push(done.grad_norm.to_bits());
     }
@@ -176,7 +192,12 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
             Ok(())
         })
         .unwrap();
-    let predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run));
+    let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run));
+    match (world > 1 && run.zero.placement.on_device(), run.wire) {
+        (true, true) => predicted.workspace += wired_bytes(world, Some(SCRATCH)).iter().sum::<usize>(),
+        (true, false) => predicted.host += staged_bytes(zero::memory::largest_call(trainer.plan())),
+        (false, _) => {}
+    }
     let held = trainer.ledger().held();
     let arena = queue.as_ref().and_then(SharedQueue::reserved);
     if let Some(queue) = &mut queue {
@@ -201,9 +222,14 @@ fn footprint<T: Float>(run: &Run) -> models::Footprint {
     }
 }
 
-fn arena<T: Float>(run: &Run, rank: usize) -> usize {
+/// Bytes of the arena, and of the largest call through the host.
+fn arena<T: Float>(run: &Run, rank: usize) -> (usize, usize) {
     let units = run.model.units();
     let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
     let plan = zero::Plan::new(&units, &reads, T::DTYPE, &run.zero, rank, run.world);
-    zero::memory::arena(&plan, footprint::<T>(run))
+    let carrier = match run.world > 1 && run.wire {
+        true => Arena::needed(wired_bytes(run.world, Some(SCRATCH))),
+        false => 0,
+    };
+    (zero::memory::arena(&plan, footprint::<T>(run)) + carrier, zero::memory::largest_call(&plan))
 }

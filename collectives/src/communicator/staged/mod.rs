@@ -2,7 +2,8 @@
 //!
 //! A call goes through three stages: copied down by one queue, exchanged by the host's engine, copied up by another. The
 //! compute queue waits for none of them but the last, and that only once somebody waits for the call; so copies,
-//! exchanges and computation go on side by side.
+//! exchanges and computation go on side by side. Where a plan has said how large calls are, they share a fixed number of
+//! places in memory of the host, and a call that finds none free first finishes the oldest one.
 
 mod pieces;
 mod pool;
@@ -16,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::Call;
 use pieces::Pieces;
+pub use pool::staged_bytes;
 use pool::{Pool, Staging};
 use std::any::Any;
 use std::collections::VecDeque;
@@ -47,7 +49,7 @@ struct State<Q: Streams> {
     /// Being copied down, in the order of their start: in this order the host starts them, as every rank does.
     copying: VecDeque<u32>,
     exchanging: Vec<u32>,
-    pool: Pool<Q::Event>,
+    pool: Pool,
     failed: Option<Error>,
     stats: Stats,
 }
@@ -59,7 +61,11 @@ struct Flight<E> {
     given: E,
     /// All of it is copied down.
     lowered: E,
-    staging: Option<Staging<E>>,
+    /// What comes back is on the device.
+    raised: E,
+    /// Whether anything came back that compute has not been made to wait for.
+    comes_back: bool,
+    staging: Option<Staging>,
     job: Option<Job>,
     /// The host's number of it.
     host: u32,
@@ -114,6 +120,22 @@ impl<Q: Streams> Staged<Q> {
         }
         let name = format!("{} through the host", host.transport_name());
         Ok(Staged { name, host, compute, state: Mutex::new(state), scratch: Account::default() })
+    }
+
+    /// The same with all memory of the host taken now, for calls whose buffers have up to `largest` bytes together, and
+    /// booked on `account`: [`staged_bytes`] says how much. Larger calls still take more.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), or there is too little memory.
+    pub fn planned(
+        host: &Communicator,
+        compute: SharedQueue<Q>,
+        largest: usize,
+        account: &Account,
+    ) -> Result<Self> {
+        let staged = Staged::new(host, compute)?;
+        staged.lock().pool.fill(largest, &staged.compute, &staged.host, account)?;
+        Ok(staged)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<Q>> {
@@ -192,20 +214,24 @@ impl<Q: Streams> Staged<Q> {
     /// Waits for the host and copies what comes back.
     fn raise(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         state.exchanging.retain(|&other| other != id);
-        let State { flights, up, .. } = state;
+        let State { flights, down, up, pool, .. } = state;
         let flight = &mut flights[id as usize];
         flight.stage = Stage::Returned;
         self.host.handle.shared.wait(flight.host)?;
         let job = flight.job.as_ref().expect("a call in flight has a job");
-        if let Some(staging) = &mut flight.staging {
+        if let Some(mut staging) = flight.staging.take() {
             let from = staging.start().wrapping_add(job.output()) as u64;
             for piece in job.pieces.up() {
+                flight.comes_back = true;
                 let (at, bytes) = (piece.start as u64, piece.len());
                 // SAFETY: ranges of the staging memory and of the call's buffer, which stay until the event that
                 // is recorded next.
                 unsafe { up.copy(from + at, job.ends.recv as u64 + at, bytes)? };
             }
-            up.record(staging.raised())?;
+            up.record(&flight.raised)?;
+            // Whatever is copied there next comes after.
+            down.after(&flight.raised)?;
+            pool.give_back(staging);
         }
         if flight.orphan.is_some() {
             self.end(state, id)?;
@@ -218,11 +244,34 @@ impl<Q: Streams> Staged<Q> {
     /// The compute queue comes after the call from now on.
     fn end(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         let flight = &mut state.flights[id as usize];
-        let Some(staging) = flight.staging.take() else { return Ok(()) };
-        let comes_back = flight.job.as_ref().is_some_and(|job| job.pieces.up().next().is_some());
-        let after = if comes_back { self.compute.after(staging.raised()) } else { Ok(()) };
-        state.pool.give_back(staging);
-        after
+        match std::mem::take(&mut flight.comes_back) {
+            true => self.compute.after(&flight.raised),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until the first call is copied down, and gives it to the host.
+    fn lower_first(&self, state: &mut State<Q>) -> Result<()> {
+        let Some(&first) = state.copying.front() else { return Ok(()) };
+        while !Q::happened(&state.flights[first as usize].lowered)? {
+            self.host.progress()?;
+            std::thread::yield_now();
+        }
+        self.exchange(state, first)
+    }
+
+    /// Finishes the oldest call, so that its place is free. Every rank started the same calls before this one, so that
+    /// none of them can be missing.
+    fn make_room(&self, state: &mut State<Q>) -> Result<()> {
+        let since = Instant::now();
+        if state.exchanging.is_empty() {
+            self.lower_first(state)?;
+        }
+        if let Some(&oldest) = state.exchanging.first() {
+            self.raise(state, oldest)?;
+        }
+        state.stats.exposed_seconds += since.elapsed().as_secs_f64();
+        Ok(())
     }
 
     /// Waits for the call until it has returned to the device.
@@ -230,13 +279,7 @@ impl<Q: Streams> Staged<Q> {
         if state.flights[id as usize].stage == Stage::Copying {
             let since = Instant::now();
             while state.flights[id as usize].stage == Stage::Copying {
-                let first = *state.copying.front().expect("this call, or one before it");
-                if Q::happened(&state.flights[first as usize].lowered)? {
-                    self.exchange(state, first)?;
-                } else {
-                    self.host.progress()?;
-                    std::thread::yield_now();
-                }
+                self.lower_first(state)?;
             }
             state.stats.exposed_seconds += since.elapsed().as_secs_f64();
         }
@@ -272,6 +315,8 @@ impl<E: Send + Sync> Flight<E> {
             stage: Stage::Free,
             given: queue.event()?,
             lowered: queue.event()?,
+            raised: queue.event()?,
+            comes_back: false,
             staging: None,
             job: None,
             host: 0,
@@ -305,6 +350,9 @@ impl<Q: Streams> Carrier for Staged<Q> {
         let job = Job { call, ends, pieces, tag, priority };
         let state = &mut *self.lock();
         self.alive(state, |this, state| {
+            while !state.pool.has_room(job.staging_bytes()) {
+                this.make_room(state)?;
+            }
             let id = match state.free.pop() {
                 Some(id) => id,
                 None => {
@@ -315,7 +363,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
             let State { flights, down, pool, .. } = state;
             let flight = &mut flights[id as usize];
             (flight.stage, flight.job) = (Stage::Copying, Some(job));
-            flight.staging = pool.take::<Q>(job.staging_bytes(), &this.compute, &this.host, &this.scratch)?;
+            flight.staging = pool.take(job.staging_bytes(), &this.compute, &this.host, &this.scratch)?;
             this.compute.record(&flight.given)?;
             down.after(&flight.given)?;
             if let Some(staging) = &mut flight.staging {

@@ -35,6 +35,14 @@ const SCRATCH: usize = 64 << 20;
 /// Programs that are kept; a run has a few tens.
 const PROGRAMS: usize = 1024;
 
+/// Bytes of each piece of a device's memory that a carrier over a wire takes in a group of `size`, with so much scratch
+/// memory or as much as usual.
+pub fn wired_bytes(size: usize, limit: Option<usize>) -> [usize; 3] {
+    let contributions = if size > 1 { limit.unwrap_or(SCRATCH).max(least_scratch(size)) } else { 0 };
+    let table = size * size_of::<u64>();
+    [contributions, table, table]
+}
+
 /// Carries calls over wire `W`, for memory of the device whose compute queue is of type `Q`.
 ///
 /// Messages are matched with those of the other side by their order, not by their tags: between two ranks tags must come
@@ -94,8 +102,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
     /// # Errors
     /// The device gives no more memory, queues or events; a rank is lost.
     pub fn new(host: &Communicator, compute: SharedQueue<Q>, wire: W, order: Order) -> Result<Self> {
-        let scratch = SCRATCH.max(least_scratch(host.size()));
-        Wired::with_scratch(host, compute, wire, order, scratch)
+        Wired::with_scratch(host, compute, wire, order, SCRATCH)
     }
 
     /// The same with so many bytes of scratch memory, the same on every rank: sums of more go piece by piece.
@@ -109,15 +116,45 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         order: Order,
         limit: usize,
     ) -> Result<Self> {
-        let host = Communicator { carrier: None, ..host.clone() };
-        let (account, wire) = (Account::default(), Arc::new(wire));
-        let limit = limit.max(least_scratch(host.size()));
+        let account = Account::default();
         // Of the device itself: an arena holds what the plan of the training knows.
         let take = |bytes: usize| Ok(compute.lock().memory(bytes)?.booked(&account));
-        let contributions = if host.size() > 1 { limit } else { 0 };
+        Wired::with(host, compute.clone(), wire, order, limit, account.clone(), &take)
+    }
+
+    /// The same with memory from the arena of `compute`, booked on `account`: [`wired_bytes`] says how much.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn planned(
+        host: &Communicator,
+        compute: SharedQueue<Q>,
+        wire: W,
+        order: Order,
+        limit: Option<usize>,
+        account: &Account,
+    ) -> Result<Self> {
+        let limit = limit.unwrap_or(SCRATCH);
+        let take = |bytes: usize| Ok(compute.clone().memory(bytes)?.booked(account));
+        Wired::with(host, compute.clone(), wire, order, limit, Account::default(), &take)
+    }
+
+    fn with(
+        host: &Communicator,
+        compute: SharedQueue<Q>,
+        wire: W,
+        order: Order,
+        limit: usize,
+        unplanned: Account,
+        take: &dyn Fn(usize) -> Result<Memory>,
+    ) -> Result<Self> {
+        let host = Communicator { carrier: None, ..host.clone() };
+        let wire = Arc::new(wire);
+        let limit = limit.max(least_scratch(host.size()));
+        let [contributions, table, _] = wired_bytes(host.size(), Some(limit));
         let scratch = Buffer::from_memory(take(contributions)?);
         let half = || -> Result<Half<Q::Event>> {
-            let table = Buffer::from_memory(take(host.size() * size_of::<u64>())?);
+            let table = Buffer::from_memory(take(table)?);
             Ok(Half { arrived: compute.event()?, summed: compute.event()?, table })
         };
         let halves = [half()?, half()?];
@@ -140,7 +177,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             stats: Stats::default(),
         };
         let state = Mutex::new(state);
-        Ok(Wired { host, compute, wire, order, limit, state, watch, scratch: account })
+        Ok(Wired { host, compute, wire, order, limit, state, watch, scratch: unplanned })
     }
 
     fn lock(&self) -> MutexGuard<'_, State<Q>> {

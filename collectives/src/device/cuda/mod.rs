@@ -15,6 +15,5 @@ pub use super::Urgency;
 pub use event::{Event, Graph};
 pub use gpu::{Gpu, Properties};
 pub use nccl::{Nccl, share_gpu};
-pub use product::PRODUCT_WORKSPACE;
 pub use stream::Stream;
 pub use survey::{Found, Library, Survey};

@@ -1,9 +1,9 @@
 //! Products with cuBLASLt. Descriptions and the heuristic's choice are kept for each shape.
 
 use super::gpu::Gpu;
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Memory};
 use crate::device::compile::missing;
-use crate::device::product::Product;
+use crate::device::product::{PRODUCT_WORKSPACE, Product};
 use crate::element::DType;
 use crate::error::{Error, Result};
 use cuda_sys::cublaslt::{self, Algorithm, Choice, CublasLt, Status};
@@ -11,9 +11,6 @@ use cuda_sys::driver::Handle;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-
-/// Bytes of each stream that multiplies: what cuBLAS recommends for Hopper; older GPUs need less.
-pub const PRODUCT_WORKSPACE: usize = 32 << 20;
 
 /// Everything that a choice depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,7 +71,8 @@ pub(super) struct Products {
     prepared: HashMap<Key, Prepared>,
     handle: Object,
     library: Arc<CublasLt>,
-    workspace: Buffer<u8>,
+    /// Taken when first needed, unless some was lent before.
+    workspace: Option<Buffer<u8>>,
     gpu: Gpu,
 }
 
@@ -85,13 +83,19 @@ impl Products {
         let create = library.create;
         // SAFETY: a valid place to write to, in the GPU's context.
         let handle = object(&library, "cublasLtCreate", library.destroy, |out| unsafe { create(out) })?;
-        let workspace = Buffer::from_memory(gpu.memory(PRODUCT_WORKSPACE)?);
-        Ok(Products { prepared: HashMap::new(), handle, library, workspace, gpu: gpu.clone() })
+        Ok(Products { prepared: HashMap::new(), handle, library, workspace: None, gpu: gpu.clone() })
+    }
+
+    pub(super) fn lend(&mut self, workspace: Memory) {
+        self.workspace = Some(Buffer::from_memory(workspace));
     }
 
     pub(super) fn run(&mut self, p: &Product<'_>, stream: Handle) -> Result<()> {
         if p.m == 0 || p.n == 0 {
             return Ok(());
+        }
+        if self.workspace.is_none() {
+            self.lend(self.gpu.memory(PRODUCT_WORKSPACE)?);
         }
         let key = Key::of(p);
         if !self.prepared.contains_key(&key) {
@@ -102,7 +106,7 @@ impl Products {
         let (one, zero) = (1f32, 0f32);
         let beta = if key.added { &one } else { &zero };
         let [left, right, out] = &prepared.layouts;
-        let workspace = self.workspace.view().as_ptr();
+        let workspace = self.workspace.as_ref().map_or(std::ptr::null(), |buffer| buffer.view().as_ptr());
         // SAFETY: the matrices exist, as `Product` has checked, and stay until the stream has used them; scales are
         // read before the call returns. Our row-major result is the library's column-major transpose, so that its
         // left matrix is our right one.

@@ -18,6 +18,8 @@ pub struct Stream {
     handle: Handle,
     /// cuBLASLt, opened when first needed.
     products: Option<Products>,
+    /// For products, until they take it.
+    lent: Option<Memory>,
     /// Page-locked memory that uploads go through, each with the moment when it is free again.
     staging: Vec<(Buffer<u8>, Event)>,
 }
@@ -40,7 +42,7 @@ impl Stream {
             let flags = driver::STREAM_NON_BLOCKING;
             gpu.check("creating a stream", (gpu.driver().stream_create)(&mut handle, flags, priority))?;
         }
-        Ok(Stream { gpu: gpu.clone(), handle, products: None, staging: Vec::new() })
+        Ok(Stream { gpu: gpu.clone(), handle, products: None, lent: None, staging: Vec::new() })
     }
 
     /// Its GPU.
@@ -90,7 +92,11 @@ impl Stream {
         if self.products.is_none() {
             self.products = Some(Products::open(&self.gpu)?);
         }
-        Ok(self.products.as_mut().expect("just opened"))
+        let products = self.products.as_mut().expect("just opened");
+        if let Some(workspace) = self.lent.take() {
+            products.lend(workspace);
+        }
+        Ok(products)
     }
 
     /// The number of a free piece of staging memory of at least `bytes`; after the first steps there always is one.
@@ -148,6 +154,10 @@ impl Queue for Stream {
         self.gpu.compile(modules)?;
         modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))?;
         self.products().map(drop)
+    }
+
+    fn lend(&mut self, workspace: Memory) {
+        self.lent = Some(workspace);
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {

@@ -16,6 +16,8 @@ use std::sync::atomic::Ordering;
 pub struct EmulatedQueue {
     pub(super) device: Arc<Device>,
     pub(super) number: usize,
+    /// What products would work in.
+    lent: Option<Memory>,
 }
 
 /// Ends work that may still use memory.
@@ -31,7 +33,7 @@ impl EmulatedQueue {
     pub(super) fn new(emulator: Emulator, seed: u64, late: bool) -> Self {
         let device = Device::new(emulator, seed, late);
         let number = device.add_queue();
-        EmulatedQueue { device, number }
+        EmulatedQueue { device, number, lent: None }
     }
 
     fn accepts(&self, what: &str, place: Option<Place>) -> Result<()> {
@@ -69,6 +71,10 @@ impl Queue for EmulatedQueue {
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {
         let failed = |source_text| Error::System { what: "building the emulation".into(), source_text };
         self.device.emulator.add(modules).map_err(failed)
+    }
+
+    fn lend(&mut self, workspace: Memory) {
+        self.lent = Some(workspace);
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
@@ -133,7 +139,7 @@ impl Streams for EmulatedQueue {
     type Event = EmulatedEvent;
 
     fn sibling(&self, _: Urgency) -> Result<Self> {
-        Ok(EmulatedQueue { device: self.device.clone(), number: self.device.add_queue() })
+        Ok(EmulatedQueue { device: self.device.clone(), number: self.device.add_queue(), lent: None })
     }
 
     fn event(&self) -> Result<EmulatedEvent> {
