@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Facts about the machine that a run depends on.
 #[derive(Clone, Debug)]
@@ -81,7 +82,9 @@ pub fn versions() -> Value {
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+    // Asked once: a rank that is bound to its share later runs on the same machine.
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 fn cpu_name() -> String {

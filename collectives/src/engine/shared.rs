@@ -6,7 +6,7 @@ use crate::schedule::Call;
 use crate::transport::Transport;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,10 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Handle> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        // Asked once: a rank that was bound to its share of them since is no more crowded than before.
+        static PROCESSORS: OnceLock<usize> = OnceLock::new();
+        let processors =
+            *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
         let crowded = transport.size() > processors;
         let spin = options.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN });
         let spin_for = match transport.wakes() || options.spin.is_some() {
