@@ -115,8 +115,8 @@ fn rank_process() {
             let me = Identity::from_env().unwrap().unwrap();
             assert_eq!((me.rank, me.world), (t.rank(), t.size()));
             p2p::suite(&mut t);
-            // Every message in several parts.
-            t.split_above(1000);
+            // Large messages in several parts.
+            t.split_above(20_000);
             p2p::suite(&mut t);
         }
         "wrong_lengths" => p2p::wrong_lengths(&mut t),
