@@ -155,9 +155,10 @@ against_torch() {
 
 # Two ranks on one GPU show that NCCL is called rightly; their times mean little.
 over_nccl() {
-    local algo operation
-    if ! "$caravan" doctor | grep -q '^  yes nccl'; then
-        verdict "skip   NCCL: $("$caravan" doctor | sed -n 's/^  no  nccl *//p')"
+    local algo operation found
+    found=$("$caravan" doctor | sed -n 's/^  \(yes\|no \) nccl */\1/p')
+    if [ "${found:0:3}" != yes ]; then
+        verdict "skip   NCCL: ${found#no }"
         return
     fi
     for algo in auto native; do

@@ -7,6 +7,7 @@ use crate::device::{self, Device};
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::out;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
 use collectives::bootstrap::Identity;
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
@@ -125,33 +126,30 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let tokens = plan.windows.count() * length;
     let seconds = start.elapsed().as_secs_f64();
     if plan.json {
-        println!(
-            "{}",
-            json!({
-                "model": plan.model.name,
-                "data": plan.feed.json(),
-                "loss": loss,
-                "perplexity": loss.exp(),
-                "tokens": tokens,
-                "windows": plan.windows.count(),
-                "seq": length,
-                "dtype": plan.dtype.name(),
-                "ranks": plan.ranks.world,
-                "transport": plan.ranks.label,
-                "device": plan.device.name(),
-                "seconds": seconds,
-            })
-        );
+        out::line(json!({
+            "model": plan.model.name,
+            "data": plan.feed.json(),
+            "loss": loss,
+            "perplexity": loss.exp(),
+            "tokens": tokens,
+            "windows": plan.windows.count(),
+            "seq": length,
+            "dtype": plan.dtype.name(),
+            "ranks": plan.ranks.world,
+            "transport": plan.ranks.label,
+            "device": plan.device.name(),
+            "seconds": seconds,
+        }))?;
     } else if plan.quiet {
-        println!("{loss}");
+        out::line(loss)?;
     } else {
-        println!(
+        out::line(format_args!(
             "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {} windows of {length}, {}, in {}",
             loss.exp(),
             plan.windows.count(),
             plan.dtype.name(),
             human::seconds(seconds)
-        );
+        ))?;
     }
     Ok(())
 }

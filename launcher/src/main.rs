@@ -14,6 +14,7 @@ mod human;
 mod layers;
 mod machine;
 mod metrics;
+mod out;
 mod plan;
 mod progress;
 mod ranks;

@@ -2,6 +2,7 @@
 
 use crate::args::{Cli, Command, RankArgs, SbatchArgs};
 use crate::failure::{Failure, Result};
+use crate::out;
 use clap::Parser;
 use std::fmt::Write;
 
@@ -12,7 +13,7 @@ use std::fmt::Write;
 pub fn sbatch(args: &SbatchArgs) -> Result<()> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::run(format!("where this program lies, for the script to call: {e}")))?;
-    print!("{}", script(args, &program.to_string_lossy())?);
+    out::text(script(args, &program.to_string_lossy())?)?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use crate::args::TokenizeArgs;
 use crate::data;
 use crate::failure::{Failure, Result};
+use crate::out;
 use crate::text;
 use crate::tokenizer::Tokenizer;
 use models::tokens::{TokenWidth, TokenWriter};
@@ -27,17 +28,14 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let count = writer.finish().map_err(Failure::run)?;
     let bits = if width == TokenWidth::U16 { 16 } else { 32 };
     if args.json {
-        println!(
-            "{}",
-            json!({"out": args.out, "tokens": count, "token_bits": bits, "text_bytes": bytes,
-                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab()})
-        );
+        out::line(json!({"out": args.out, "tokens": count, "token_bits": bits, "text_bytes": bytes,
+                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab()}))?;
     } else {
-        println!(
+        out::line(format_args!(
             "{count} tokens of {bits} bits from {bytes} bytes of text ({:.3} bytes a token) in {}",
             bytes as f64 / count as f64,
             args.out.display()
-        );
+        ))?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::metrics::Metrics;
+use crate::out;
 use crate::plan::TrainPlan;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
@@ -177,20 +178,20 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     }
     if !show.quiet {
         if let Some(text) = text {
-            println!("sample\n{}\n", indent(&text));
+            out::line(format_args!("sample\n{}\n", indent(&text)))?;
         }
-        println!("{}", report::table(&ranks, plan.steps, plan.zero.placement));
+        out::line(report::table(&ranks, plan.steps, plan.zero.placement))?;
         let held_out = validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
-        println!(
+        out::line(format_args!(
             "{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}",
             plan.steps,
             human::count(tokens as f64),
             human::seconds(account.total),
             human::count(speed),
             last.loss
-        );
+        ))?;
         if let Some(dir) = &plan.save {
-            println!("saved to {}", dir.display());
+            out::line(format_args!("saved to {}", dir.display()))?;
         }
     }
     Ok(())

@@ -227,3 +227,17 @@ fn doctor_says_what_brings_what_is_missing() {
         assert!(line.contains("yes") || line.contains("cannot be opened"), "{line}");
     }
 }
+
+#[test]
+fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
+    let bench = bench();
+    let mut unread = bench.command("doctor").spawn().unwrap();
+    drop(unread.stdout.take());
+    let ended = unread.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]));
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ended = bench.command("doctor").stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("caravan: writing to standard output: No space left"), "{said}");
+}

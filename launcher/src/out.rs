@@ -1,0 +1,27 @@
+//! Standard output. What nobody reads any more (`caravan doctor | head -1`) is no failure; what cannot be written is one.
+
+use crate::failure::{Failure, Result};
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+/// Prints `text` as it is.
+///
+/// # Errors
+/// Standard output takes nothing, and not because its reader has gone.
+pub fn text(text: impl Display) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::run(format!("writing to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints `line` and ends it.
+///
+/// # Errors
+/// As [`text`].
+pub fn line(line: impl Display) -> Result<()> {
+    text(format_args!("{line}\n"))
+}
