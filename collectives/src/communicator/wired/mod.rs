@@ -7,6 +7,7 @@
 
 mod plan;
 mod slots;
+mod sums;
 mod watch;
 mod wire;
 
@@ -15,19 +16,19 @@ pub use wire::{Lane, Message, Wire};
 
 use super::Communicator;
 use super::carrier::Carrier;
-use crate::buffer::{Buffer, Memory, Place, View, ViewMut};
-use crate::device::{Module, Queue, SharedQueue, Streams, Urgency, reduce_addresses};
-use crate::element::{DType, Element};
+use crate::buffer::{Buffer, Memory, Place};
+use crate::device::{Module, Queue, SharedQueue, Streams, Urgency};
+use crate::element::DType;
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Call, Kind, Space, Span};
-use half::{bf16, f16};
-use plan::{HALVES, Program, Step, least_scratch};
+use plan::{Program, Step, least_scratch};
 use slots::Slots;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use sums::Sums;
 use watch::Watch;
 
 /// Scratch memory for contributions to sums, unless set otherwise.
@@ -76,21 +77,6 @@ struct State<Q: Streams> {
     /// After a failure: nothing is under way any more.
     settled: bool,
     stats: Stats,
-}
-
-/// What sums pieces, and for each half of scratch memory what orders it with the lane of reductions.
-struct Sums<Q: Streams> {
-    queue: Q,
-    halves: [Half<Q::Event>; HALVES],
-}
-
-struct Half<E> {
-    /// The lane has received all contributions.
-    arrived: E,
-    /// They are summed.
-    summed: E,
-    /// Where the kernel reads their addresses.
-    table: Buffer<u64>,
 }
 
 // SAFETY: the addresses in messages belong to calls in flight, whose buffers their owners keep; any thread may use them.
@@ -153,12 +139,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         let limit = limit.max(least_scratch(host.size()));
         let [contributions, table, _] = wired_bytes(host.size(), Some(limit));
         let scratch = Buffer::from_memory(take(contributions)?);
-        let half = || -> Result<Half<Q::Event>> {
-            let table = Buffer::from_memory(take(table)?);
-            Ok(Half { arrived: compute.event()?, summed: compute.event()?, table })
-        };
-        let halves = [half()?, half()?];
-        let sums = Sums { queue: compute.sibling(Urgency::Normal)?, halves };
+        let sums = Sums::new(&compute, || Ok(Buffer::from_memory(take(table)?)))?;
         let lanes = [compute.sibling(Urgency::High)?, compute.sibling(Urgency::Normal)?];
         let slots = Slots::new(&compute)?;
         let watch = Watch::start(&host, Arc::clone(&wire), slots.shared())?;
@@ -246,10 +227,9 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             Space::Recv => ends.recv.wrapping_add(span.offset),
             Space::Scratch => scratch_at.wrapping_add(span.offset),
         };
-        let mut summing = false;
         for step in &program.steps {
             if !matches!(step, Step::Reduce { .. } | Step::Exchange(_, Some(_))) {
-                sums.await_all(queue, &mut summing)?;
+                sums.await_all(queue)?;
             }
             match step {
                 // SAFETY: both are ranges of the call's buffers or of scratch, by the caller and the plan.
@@ -258,7 +238,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                 },
                 Step::Exchange(range, half) => {
                     if let Some(half) = half {
-                        queue.after(&sums.halves[*half].summed)?;
+                        sums.await_half(*half, queue)?;
                     }
                     messages.clear();
                     messages.extend(program.messages[range.clone()].iter().map(|m| Message {
@@ -277,14 +257,8 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                     }
                     addresses.clear();
                     addresses.extend(program.inputs[inputs.clone()].iter().map(|span| at(span) as u64));
-                    let Sums { queue: summer, halves } = sums;
-                    let Half { arrived, summed, table } = &mut halves[*half];
-                    queue.record(arrived)?;
-                    summer.after(arrived)?;
                     // SAFETY: as above.
-                    unsafe { sum_any(summer, call, addresses, table, *elements, at(out))? };
-                    summer.record(summed)?;
-                    summing = true;
+                    unsafe { sums.sum(*half, queue, call, addresses, *elements, at(out))? };
                 }
                 // SAFETY: by the caller.
                 Step::Native => unsafe {
@@ -292,7 +266,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                 },
             }
         }
-        sums.await_all(queue, &mut summing)?;
+        sums.await_all(queue)?;
         queue.record(&slot.done)
     }
 
@@ -332,17 +306,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
 impl<Q: Streams> State<Q> {
     /// Everything that calls go on in.
     fn queues(&mut self) -> impl Iterator<Item = &mut Q> {
-        self.lanes.iter_mut().chain([&mut self.sums.queue])
-    }
-}
-
-impl<Q: Streams> Sums<Q> {
-    /// What `lane` is given next comes after all sums, if there are any since it did last.
-    fn await_all(&self, lane: &mut Q, summing: &mut bool) -> Result<()> {
-        match std::mem::take(summing) {
-            true => self.halves.iter().try_for_each(|half| lane.after(&half.summed)),
-            false => Ok(()),
-        }
+        self.lanes.iter_mut().chain([self.sums.queue()])
     }
 }
 
@@ -469,65 +433,4 @@ impl<Q: Streams, W: Wire<Q>> Drop for Wired<Q, W> {
         }
         self.watch.stop();
     }
-}
-
-/// Sums what `addresses` point to.
-///
-/// # Safety
-/// As many elements of the call's type lie at each address and fit at `out`, all on the queue's device, and stay until
-/// the queue is done.
-unsafe fn sum_any<Q: Queue>(
-    queue: &mut Q,
-    call: &Call,
-    addresses: &[u64],
-    table: &mut Buffer<u64>,
-    elements: usize,
-    out: *mut u8,
-) -> Result<()> {
-    macro_rules! sum {
-        ($t:ty) => {
-            match call.wide {
-                true => sum::<$t, <$t as Element>::Acc, Q>(queue, call, addresses, table, elements, out),
-                false => sum::<$t, $t, Q>(queue, call, addresses, table, elements, out),
-            }
-        };
-    }
-    // SAFETY: by the caller, for the type that the call names.
-    unsafe {
-        match call.dtype {
-            DType::F32 => sum!(f32),
-            DType::F64 => sum!(f64),
-            DType::F16 => sum!(f16),
-            DType::Bf16 => sum!(bf16),
-            DType::I32 => sum!(i32),
-            DType::I64 => sum!(i64),
-            DType::U32 => sum!(u32),
-            DType::U64 => sum!(u64),
-            DType::I8 => sum!(i8),
-            DType::U8 => sum!(u8),
-        }
-    }
-}
-
-/// # Safety
-/// As [`sum_any`].
-unsafe fn sum<T: Element, O: Element, Q: Queue>(
-    queue: &mut Q,
-    call: &Call,
-    addresses: &[u64],
-    table: &mut Buffer<u64>,
-    elements: usize,
-    out: *mut u8,
-) -> Result<()> {
-    let place = queue.place();
-    // SAFETY: addresses are plain numbers.
-    let bytes = unsafe { std::slice::from_raw_parts(addresses.as_ptr().cast(), size_of_val(addresses)) };
-    // The queue writes them after the last kernel has read its own.
-    // SAFETY: the table is as long as the group is large, and stays as long as the queue.
-    unsafe { queue.upload(bytes, table.view_mut().as_mut_ptr() as u64)? };
-    // SAFETY: by the caller.
-    let out = unsafe { ViewMut::<O>::from_raw(out.cast(), elements, place) };
-    let table: View<'_, u64> = table.view().slice(0..addresses.len());
-    let vectors = addresses.iter().all(|address| address % 16 == 0);
-    queue.launch(&reduce_addresses::<T, O>(call.op, table, vectors, out))
 }

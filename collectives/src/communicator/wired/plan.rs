@@ -193,7 +193,7 @@ impl Planner {
         match kind {
             Kind::ReduceScatter if wide => {
                 self.program.inputs.push(Span::send(0, bytes));
-                let out = Span::recv(0, self.call.count * accumulator(self.call.dtype).size());
+                let out = Span::recv(0, self.call.count * self.result_size());
                 self.reduce(0, 0, self.call.count, out);
             }
             Kind::Broadcast | Kind::Send | Kind::Recv | Kind::Barrier => {}
@@ -250,80 +250,78 @@ impl Planner {
         self.program.steps.push(Step::Reduce { half, inputs, elements, out });
     }
 
+    /// The place of a peer among all others.
+    fn among_others(&self, peer: usize) -> usize {
+        peer - usize::from(peer > self.rank)
+    }
+
+    /// Bytes of an element of the result.
+    fn result_size(&self) -> usize {
+        if self.call.wide { accumulator(self.call.dtype).size() } else { self.call.dtype.size() }
+    }
+
+    /// One piece of a sum, of up to `piece` elements: each peer is sent what `outgoing` says, and what has come from all is
+    /// summed with this rank's `own` contribution to byte `at` of the result. Who has none does not sum.
+    fn sum_piece(
+        &mut self,
+        half: usize,
+        piece: usize,
+        own: Span,
+        outgoing: impl Fn(usize) -> Span,
+        at: usize,
+    ) {
+        let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
+        let slot = |this: &Self, peer: usize| {
+            let place = half * (this.size - 1) + this.among_others(peer);
+            Span::scratch(place * piece * this.call.dtype.size(), own.bytes)
+        };
+        for peer in self.peers() {
+            self.message(peer, true, outgoing(peer));
+            self.message(peer, false, slot(self, peer));
+        }
+        self.exchange(first, Some(half));
+        let elements = own.bytes / self.call.dtype.size();
+        if elements == 0 {
+            return;
+        }
+        for rank in 0..self.size {
+            let input = if rank == self.rank { own } else { slot(self, rank) };
+            self.program.inputs.push(input);
+        }
+        self.reduce(half, first_input, elements, Span::recv(at, elements * self.result_size()));
+    }
+
     /// Each rank sums its part (first element and length by rank), which starts at byte `at` of the result, piece by
     /// piece.
     fn reduce_parts(&mut self, starts: Vec<usize>, lengths: Vec<usize>, at: usize) {
-        let element = self.call.dtype.size();
-        let result = if self.call.wide { accumulator(self.call.dtype).size() } else { element };
+        let (element, result) = (self.call.dtype.size(), self.result_size());
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let piece = self.summed_piece(longest);
-        let mine = self.rank;
-        for (half, begin) in (0..longest).step_by(piece).enumerate().map(|(i, begin)| (i % HALVES, begin)) {
+        for (i, begin) in (0..longest).step_by(piece).enumerate() {
             // A piece of the part of rank p, as bytes of the input.
             let of = |p: usize| {
                 let (from, to) = (begin.min(lengths[p]), (begin + piece).min(lengths[p]));
                 Span::send((starts[p] + from) * element, (to - from) * element)
             };
-            let elements = of(mine).bytes / element;
-            let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
-            let place = half * (self.size - 1);
-            let slot = |k: usize| Span::scratch((place + k) * piece * element, elements * element);
-            for peer in self.peers() {
-                self.message(peer, true, of(peer));
-                self.message(peer, false, slot(if peer < mine { peer } else { peer - 1 }));
-            }
-            self.exchange(first, Some(half));
-            if elements == 0 {
-                continue;
-            }
-            for rank in 0..self.size {
-                let input = match rank.cmp(&mine) {
-                    std::cmp::Ordering::Less => slot(rank),
-                    std::cmp::Ordering::Equal => of(mine),
-                    std::cmp::Ordering::Greater => slot(rank - 1),
-                };
-                self.program.inputs.push(input);
-            }
-            self.reduce(half, first_input, elements, Span::recv(at + begin * result, elements * result));
+            self.sum_piece(i % HALVES, piece, of(self.rank), of, at + begin * result);
         }
         self.program.scratch = self.summed_scratch(piece, longest);
     }
 
     /// One rank, or every one, gets all contributions and sums them, piece by piece.
     fn reduce_whole(&mut self, root: Option<usize>) {
-        let element = self.call.dtype.size();
-        let piece = self.summed_piece(self.call.count);
-        let sums = root.is_none_or(|root| root == self.rank);
-        let begins = (0..self.call.count).step_by(piece).enumerate();
-        for (half, begin) in begins.map(|(i, begin)| (i % HALVES, begin)) {
-            let elements = piece.min(self.call.count - begin);
-            let (at, bytes) = (begin * element, elements * element);
-            let (first, first_input) = (self.program.messages.len(), self.program.inputs.len());
-            let place = half * (self.size - 1);
-            let slot = |k: usize| Span::scratch((place + k) * piece * element, bytes);
-            for peer in self.peers() {
-                if root.is_none_or(|root| root == peer) {
-                    self.message(peer, true, Span::send(at, bytes));
-                }
-                if sums {
-                    self.message(peer, false, slot(if peer < self.rank { peer } else { peer - 1 }));
-                }
-            }
-            self.exchange(first, Some(half));
-            if !sums {
-                continue;
-            }
-            for rank in 0..self.size {
-                let input = match rank.cmp(&self.rank) {
-                    std::cmp::Ordering::Less => slot(rank),
-                    std::cmp::Ordering::Equal => Span::send(at, bytes),
-                    std::cmp::Ordering::Greater => slot(rank - 1),
-                };
-                self.program.inputs.push(input);
-            }
-            self.reduce(half, first_input, elements, Span::recv(at, bytes));
+        let (element, count) = (self.call.dtype.size(), self.call.count);
+        let piece = self.summed_piece(count);
+        for (i, begin) in (0..count).step_by(piece).enumerate() {
+            // What a rank sums, or nothing.
+            let of = |p: usize| match root.is_none_or(|root| root == p) {
+                true => Span::send(begin * element, piece.min(count - begin) * element),
+                false => Span::send(begin * element, 0),
+            };
+            self.sum_piece(i % HALVES, piece, of(self.rank), of, begin * element);
         }
-        self.program.scratch = if sums { self.summed_scratch(piece, self.call.count) } else { 0 };
+        let sums = root.is_none_or(|root| root == self.rank);
+        self.program.scratch = if sums { self.summed_scratch(piece, count) } else { 0 };
     }
 
     /// An all_to_all in place: a piece of every block is put aside, and what is put aside is sent.
@@ -335,8 +333,7 @@ impl Planner {
             let first = self.program.messages.len();
             for peer in self.peers() {
                 let here = Span::recv(peer * self.call.bytes() + begin * element, bytes);
-                let aside =
-                    Span::scratch(if peer < self.rank { peer } else { peer - 1 } * piece * element, bytes);
+                let aside = Span::scratch(self.among_others(peer) * piece * element, bytes);
                 self.copy(here, aside);
                 self.message(peer, true, aside);
                 self.message(peer, false, here);
@@ -348,156 +345,4 @@ impl Planner {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::schedule::Space;
-
-    fn every_call(count: usize, size: usize) -> Vec<Call> {
-        let mut calls = Vec::new();
-        for kind in Kind::ALL {
-            for in_place in [false, true] {
-                for root in [0, size - 1] {
-                    let messages = matches!(kind, Kind::Send | Kind::Recv | Kind::Barrier);
-                    if !messages {
-                        calls.push(Call { in_place, root, ..Call::new(kind, DType::Bf16, count) });
-                    }
-                }
-            }
-        }
-        calls.push(Call { wide: true, ..Call::new(Kind::ReduceScatter, DType::Bf16, count) });
-        calls
-    }
-
-    /// What every rank sends another is what that one expects, in the same order and in exchanges of the same number.
-    #[test]
-    fn both_sides_of_every_message_agree() {
-        for size in 2..6 {
-            for count in [0, 1, 100, 1000, 40_000] {
-                for call in every_call(count, size) {
-                    let limit = least_scratch(size) + 3000;
-                    let programs: Vec<Program> = (0..size)
-                        .map(|rank| Program::new(&call, rank, size, Order::Canonical, limit))
-                        .collect();
-                    let between = |from: usize, to: usize| {
-                        let side = |rank: usize, peer: usize, outgoing: bool| {
-                            let mut lengths = Vec::new();
-                            for step in &programs[rank].steps {
-                                let Step::Exchange(range, _) = step else { continue };
-                                let of = programs[rank].messages[range.clone()].iter();
-                                let of = of.filter(|m| m.peer == peer && m.outgoing == outgoing);
-                                lengths.extend(of.map(|m| m.span.bytes));
-                            }
-                            lengths
-                        };
-                        (side(from, to, true), side(to, from, false))
-                    };
-                    for from in 0..size {
-                        for to in (0..size).filter(|&to| to != from) {
-                            let (sent, expected) = between(from, to);
-                            assert_eq!(sent, expected, "{call} of {size}, from {from} to {to}");
-                        }
-                    }
-                    assert!(programs.iter().all(|p| p.scratch <= limit && p.lane == programs[0].lane));
-                }
-            }
-        }
-    }
-
-    /// Within one exchange nothing that is received overlaps anything else, and scratch is as large as is said.
-    #[test]
-    fn exchanges_touch_disjoint_memory() {
-        for size in 2..6 {
-            for count in [1, 100, 1000, 40_000] {
-                for call in every_call(count, size) {
-                    for rank in 0..size {
-                        let program = Program::new(&call, rank, size, Order::Canonical, 20_000);
-                        for step in &program.steps {
-                            let Step::Exchange(range, _) = step else { continue };
-                            let messages = &program.messages[range.clone()];
-                            for (i, a) in messages.iter().enumerate() {
-                                if a.span.space == Space::Scratch {
-                                    assert!(a.span.offset + a.span.bytes <= program.scratch);
-                                }
-                                for (j, b) in messages.iter().enumerate() {
-                                    // In place, input and output are one.
-                                    let space = |s: Space| {
-                                        if call.in_place && s == Space::Send { Space::Recv } else { s }
-                                    };
-                                    let same = space(a.span.space) == space(b.span.space);
-                                    let apart = a.span.offset + a.span.bytes <= b.span.offset
-                                        || b.span.offset + b.span.bytes <= a.span.offset;
-                                    let reads = a.outgoing && b.outgoing;
-                                    assert!(i == j || !same || apart || reads, "{call} on {rank} of {size}");
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// What arrives while a piece is summed touches neither the piece nor its result, and only once the other half's sum
-    /// is made does anything arrive there again.
-    #[test]
-    fn pieces_arrive_beside_the_sum_of_the_last_one() {
-        for (kind, size) in [(Kind::ReduceScatter, 2), (Kind::ReduceScatter, 3), (Kind::AllReduce, 4)] {
-            let call = Call { in_place: true, ..Call::new(kind, DType::Bf16, 4_000_000) };
-            let program = Program::new(&call, 1, size, Order::Canonical, 64 << 20);
-            let mut summed: Option<(usize, Vec<Span>, Span)> = None;
-            let mut sums = 0;
-            for step in &program.steps {
-                match step {
-                    Step::Exchange(range, half) => {
-                        let Some((last, inputs, out)) = &summed else { continue };
-                        if half.is_none() {
-                            continue;
-                        }
-                        assert_ne!(half, &Some(*last), "{call}: the half that is being summed");
-                        for message in &program.messages[range.clone()] {
-                            for busy in inputs.iter().chain([out]) {
-                                let same = message.span.space == busy.space;
-                                let apart = message.span.offset + message.span.bytes <= busy.offset
-                                    || busy.offset + busy.bytes <= message.span.offset;
-                                assert!(!same || apart, "{call}: {message:?} and {busy:?}");
-                            }
-                        }
-                    }
-                    Step::Reduce { half, inputs, out, .. } => {
-                        sums += 1;
-                        summed = Some((*half, program.inputs[inputs.clone()].to_vec(), *out));
-                    }
-                    _ => {}
-                }
-            }
-            assert!(sums >= 4, "{call}: {sums} pieces");
-        }
-        // What is short goes at once.
-        let call = Call::new(Kind::ReduceScatter, DType::F32, 1000);
-        let steps = Program::new(&call, 0, 4, Order::Canonical, 64 << 20).steps;
-        assert_eq!(steps.iter().filter(|step| matches!(step, Step::Reduce { .. })).count(), 1);
-    }
-
-    #[test]
-    fn the_volume_is_the_least_possible() {
-        for size in 2..6 {
-            for kind in [Kind::ReduceScatter, Kind::AllReduce, Kind::AllToAll] {
-                let call = Call::new(kind, DType::F32, 100_000);
-                for rank in 0..size {
-                    let program = Program::new(&call, rank, size, Order::Canonical, 1 << 20);
-                    let sent = program.messages.iter().filter(|m| m.outgoing).map(|m| m.span.bytes);
-                    assert_eq!(sent.sum::<usize>(), call.volume(rank, size), "{call} on {rank} of {size}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_wire_sums_only_if_asked_to_and_gathers_always() {
-        let steps = |kind, order| Program::new(&Call::new(kind, DType::F32, 8), 0, 2, order, 4096).steps;
-        assert_eq!(steps(Kind::AllGather, Order::Canonical), [Step::Native]);
-        assert_eq!(steps(Kind::AllReduce, Order::Native), [Step::Native]);
-        assert!(!steps(Kind::AllReduce, Order::Canonical).contains(&Step::Native));
-        assert!(!steps(Kind::AllToAll, Order::Native).contains(&Step::Native));
-    }
-}
+mod tests;
