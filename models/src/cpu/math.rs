@@ -6,6 +6,8 @@ use collectives::Float;
 pub(super) const LANES: usize = 16;
 
 /// e^x to about one unit in the last place; 0 below -86.98, where 2^(n-1) would be denormal; infinity above 88.8.
+/// Multiplications and additions are fused by name: a third fewer instructions where the processor has them fused, and the
+/// same bits where a library does it.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // Adding and subtracting 1.5 * 2^23 rounds to an integer, which the low bits then hold.
@@ -15,16 +17,14 @@ pub(super) fn exp(x: f32) -> f32 {
     // Comparisons and not `min`, so that a NaN stays one.
     let bounded = if x > 89.0 { 89.0 } else { x };
     let bounded = if bounded < -88.0 { -88.0 } else { bounded };
-    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
+    let shifted = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = bounded - n * LN2_HIGH - n * LN2_LOW;
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 0.166_666_65;
-    p = p * r + 0.5;
-    p = p * (r * r) + r + 1.0;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, bounded));
+    let mut p = 1.987_569_1e-4f32;
+    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5] {
+        p = p.mul_add(r, coefficient);
+    }
+    p = p.mul_add(r * r, r) + 1.0;
     // 2^(n-1) twice: 2^128 itself would overflow.
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(126) << 23;
     let e = p * f32::from_bits(exponent) * 2.0;
