@@ -75,6 +75,11 @@ impl DType {
         }
     }
 
+    /// Whether numbers are whole, and reductions of them exact up to wrapping around.
+    pub const fn is_integer(self) -> bool {
+        !matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
+    }
+
     /// The short name used on command lines and in reports.
     pub const fn name(self) -> &'static str {
         match self {

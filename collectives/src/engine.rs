@@ -115,15 +115,15 @@ impl Engine {
             rank: transport.rank(),
             size: transport.size(),
             direct,
-            block: transport.node_block(),
+            nodes: transport.nodes().filter(|nodes| nodes.matter()).cloned().map(Arc::new),
             coded: transport.tells_calls_apart(),
             tuning: options.tuning,
         };
         Engine {
             transport,
+            flights: (0..READY).map(|_| Flight::new(group.size)).collect(),
             group,
             options,
-            flights: (0..READY).map(|_| Flight::new(group.size)).collect(),
             free: (0..READY).rev().collect(),
             order: Vec::with_capacity(READY as usize),
             cache: Cache::default(),

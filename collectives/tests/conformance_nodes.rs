@@ -31,18 +31,22 @@ fn slow_ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
     Ok(Box::new(Emulated::new("slow ucx", inner, "latency=5us,bandwidth=2GB/s".parse()?, apart)?))
 }
 
-fn nodes(outer: Outer, per_node: usize) -> Result<Box<dyn Transport>> {
+/// The node of each rank.
+type Shape = &'static [usize];
+
+fn nodes(outer: Outer, shape: Shape) -> Result<Box<dyn Transport>> {
     let identity = identity();
-    let mut outer = outer(&mut Rendezvous::join(&identity, &options())?)?;
-    let nodes = nodes_of(&mut *outer, &options(), Some(per_node))?;
+    let outer = outer(&mut Rendezvous::join(&identity, &options())?)?;
+    let nodes = Nodes::of(shape);
     let inner = shm_inside(&identity, &options(), &nodes)?;
     Ok(Box::new(Hierarchical::new("nodes", inner, outer, nodes)?))
 }
 
 /// Every case, or those `chosen`, that leaves its processes alive, each in a group of its own.
-fn suite(test: &str, outer: Outer, n: usize, per_node: usize, chosen: fn(&Case) -> bool) {
+fn suite(test: &str, outer: Outer, shape: Shape, chosen: fn(&Case) -> bool) {
+    let n = shape.len();
     let rank = || {
-        let mut transport = nodes(outer, per_node).expect("a group");
+        let mut transport = nodes(outer, shape).expect("a group");
         let all: Vec<usize> = (0..n).collect();
         for (i, case) in cases().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
             let group = transport.subgroup(&all, 1_000_000 + i as u64).expect("a group");
@@ -60,22 +64,22 @@ fn without_the_longest(case: &Case) -> bool {
 
 #[test]
 fn nodes_of_two_over_shared_memory() {
-    suite("nodes_of_two_over_shared_memory", shm, 4, 2, |_| true);
+    suite("nodes_of_two_over_shared_memory", shm, &[0, 0, 1, 1], |_| true);
 }
 
 #[test]
 fn uneven_nodes_over_shared_memory() {
-    suite("uneven_nodes_over_shared_memory", shm, 5, 3, without_the_longest);
+    suite("uneven_nodes_over_shared_memory", shm, &[0, 0, 0, 1, 1], without_the_longest);
 }
 
 #[test]
 fn nodes_of_one_over_shared_memory() {
-    suite("nodes_of_one_over_shared_memory", shm, 2, 1, without_the_longest);
+    suite("nodes_of_one_over_shared_memory", shm, &[0, 1], without_the_longest);
 }
 
 #[test]
 fn one_node_over_shared_memory() {
-    suite("one_node_over_shared_memory", shm, 3, 3, without_the_longest);
+    suite("one_node_over_shared_memory", shm, &[0, 0, 0], without_the_longest);
 }
 
 /// Whether UCX is here; why not is printed.
@@ -92,28 +96,33 @@ fn has_ucx() -> bool {
 #[test]
 fn uneven_nodes_over_ucx() {
     if has_ucx() {
-        suite("uneven_nodes_over_ucx", ucx, 3, 2, |_| true);
+        suite("uneven_nodes_over_ucx", ucx, &[0, 0, 1], |_| true);
     }
 }
 
 #[test]
-fn nodes_of_two_over_ucx() {
+fn scattered_nodes_over_ucx() {
     if has_ucx() {
-        suite("nodes_of_two_over_ucx", ucx, 5, 2, without_the_longest);
+        suite("scattered_nodes_over_ucx", ucx, &[0, 1, 0, 2, 1], without_the_longest);
     }
 }
 
 #[test]
 fn emulated_links_over_ucx() {
     if has_ucx() {
-        suite("emulated_links_over_ucx", slow_ucx, 3, 1, without_the_longest);
+        suite("emulated_links_over_ucx", slow_ucx, &[0, 1, 2], without_the_longest);
     }
 }
 
 #[test]
-fn nodes_behind_emulated_links_over_ucx() {
+fn ranks_dealt_in_turn_behind_emulated_links_over_ucx() {
     if has_ucx() {
-        suite("nodes_behind_emulated_links_over_ucx", slow_ucx, 4, 2, without_the_longest);
+        suite(
+            "ranks_dealt_in_turn_behind_emulated_links_over_ucx",
+            slow_ucx,
+            &[0, 1, 0, 1],
+            without_the_longest,
+        );
     }
 }
 
@@ -121,7 +130,7 @@ fn nodes_behind_emulated_links_over_ucx() {
 #[test]
 fn a_rank_of_another_node_that_fails_is_named() {
     let reports = job("a_rank_of_another_node_that_fails_is_named", &[4], || {
-        let transport = nodes(shm, 2).expect("a group");
+        let transport = nodes(shm, &[0, 0, 1, 1]).expect("a group");
         let rank = transport.rank();
         let comm = Communicator::new(transport, collectives::Options::default()).expect("a communicator");
         comm.barrier().expect("works");
@@ -138,13 +147,15 @@ fn a_rank_of_another_node_that_fails_is_named() {
     }
 }
 
-/// Without a number of ranks per node, the machine is one.
+/// Without a number of ranks per node, the machine is one; with it, ranks are cut into nodes.
 #[test]
 fn hosts_are_nodes() {
     let reports = job("hosts_are_nodes", &[3], || {
         let mut outer = shm(&mut Rendezvous::join(&identity(), &options()).expect("meets")).expect("a group");
         let nodes = nodes_of(&mut *outer, &options(), None).expect("nodes");
-        assert_eq!((nodes.count(), nodes.block()), (1, None));
+        assert_eq!(nodes, Nodes::of(&[0, 0, 0]));
+        let nodes = nodes_of(&mut *outer, &options(), Some(2)).expect("nodes");
+        assert_eq!(nodes, Nodes::of(&[0, 0, 1]));
         assert!(nodes_of(&mut *outer, &options(), Some(0)).is_err());
     });
     assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());

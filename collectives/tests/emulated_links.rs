@@ -113,9 +113,9 @@ fn collectives_take_as_long_as_their_bytes() {
 fn memory_is_not_read_directly_and_nodes_are_told() {
     let mut all = threads::group(4);
     let nodes = Nodes::blocks(4, 2).expect("nodes");
-    let mut t = emulated(all.remove(0), "latency=1us,bandwidth=2GB/s", nodes);
+    let mut t = emulated(all.remove(0), "latency=1us,bandwidth=2GB/s", nodes.clone());
     assert!(t.direct().is_none());
-    assert_eq!(t.node_block(), Some(2));
+    assert_eq!(t.nodes(), Some(&nodes));
     assert_eq!(t.name(), "slow");
     let wrong = Emulated::new(
         "slow",

@@ -215,7 +215,7 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
         |outer| Ok(Nodes::blocks(outer.size(), ranks.layers.per_node.unwrap_or(outer.size()))?),
         |outer, nodes| {
             let node = nodes.with(outer.rank());
-            Ok((node.len() > 1).then(|| outer.subgroup(&node, node[0] as u64)).transpose()?)
+            Ok((node.len() > 1).then(|| outer.subgroup(node, node[0] as u64)).transpose()?)
         },
     )?;
     Ok(Communicator::new(transport, ranks.options)?)

@@ -49,7 +49,7 @@ pub fn shm_inside(
     if node.len() == 1 {
         return Ok(None);
     }
-    let mut rendezvous = Rendezvous::among(identity, options, &node)?;
+    let mut rendezvous = Rendezvous::among(identity, options, node)?;
     Ok(Some(Box::new(ShmTransport::connect(&mut rendezvous, options)?)))
 }
 

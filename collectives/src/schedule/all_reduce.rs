@@ -4,6 +4,7 @@ use super::exposure::Part;
 use super::messages::Messages;
 use super::{
     Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, hierarchical, part, reduce_scatter,
+    tuner,
 };
 use std::ops::Range;
 
@@ -25,10 +26,10 @@ pub(super) fn build(b: &mut Build) {
             all_gather::direct(b, own, &parts, |_| ());
         }
         Algorithm::ExchangeAll => exchange_all(b),
-        Algorithm::HierarchicalExchange => hierarchical::exchange(b),
+        Algorithm::HierarchicalExchange => hierarchical::exchange(b, &(0..size).collect::<Vec<usize>>()),
         Algorithm::Hierarchical => {
             let mut m = Messages::new(size);
-            match hierarchical::pays(&b.group, b.call.dtype) {
+            match tuner::sums_pay(&b.group, b.call.dtype) {
                 true => hierarchical::reduce_scatter(b, &mut m, &parts, own),
                 false => reduce_scatter::pairwise(b, &mut m, &parts, own),
             }

@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Peers, Span, Step};
+use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -29,6 +29,7 @@ pub(super) fn build(b: &mut Build) {
             };
             b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |b| b.copy(own, place), read);
         }
+        Algorithm::Hierarchical => hierarchical::all_to_all(b, own, place),
         _ if b.call.in_place => pairwise_in_place(b),
         _ => {
             let mut m = Messages::new(size);

@@ -1,6 +1,7 @@
 //! The root's data ends on every rank.
 
 use super::exposure::Part;
+use super::hierarchical::View;
 use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step};
 
@@ -9,20 +10,58 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::Local => {}
         Algorithm::DirectRead => direct(b),
         Algorithm::Binomial => {
-            let (parent, children) = binomial(b.group.size, relative(b));
-            tree(b, parent, &children);
+            let at = from_root(b).at(b.group.rank, binomial);
+            tree(b, at);
+        }
+        Algorithm::Hierarchical => {
+            let shape = if b.call.bytes() <= b.group.tuning.tree { binomial } else { chain };
+            let (view, root) = (View::of(&b.group), b.call.root);
+            // Between nodes first: that takes longer.
+            let mut at = List(view.speakers(root)).at(b.group.rank, shape);
+            at.and(List(view.behind_speaker(root)).at(b.group.rank, shape));
+            tree(b, at);
         }
         _ => {
-            let (me, size) = (relative(b), b.group.size);
-            let next: Vec<usize> = (me + 1 < size).then_some(me + 1).into_iter().collect();
-            tree(b, me.checked_sub(1), &next);
+            let at = from_root(b).at(b.group.rank, chain);
+            tree(b, at);
         }
     }
 }
 
-/// This rank's distance behind the root.
-fn relative(b: &Build) -> usize {
-    (b.group.rank + b.group.size - b.call.root) % b.group.size
+/// Ranks that a tree joins; the first is its root.
+pub(super) struct List(pub Vec<usize>);
+
+/// All ranks in order, from the root on.
+fn from_root(b: &Build) -> List {
+    List((0..b.group.size).map(|i| (b.call.root + i) % b.group.size).collect())
+}
+
+/// Where one rank is in a tree.
+#[derive(Default)]
+pub(super) struct At {
+    pub parent: Option<usize>,
+    pub children: Vec<usize>,
+}
+
+impl At {
+    /// And in another, of which it is the root if it is any other rank of this one.
+    fn and(&mut self, other: At) {
+        self.parent = self.parent.or(other.parent);
+        self.children.extend(other.children);
+    }
+}
+
+/// Parent and children of a place in a tree over as many places.
+type Shape = fn(usize, usize) -> (Option<usize>, Vec<usize>);
+
+impl List {
+    /// Where `rank` is in the tree of this shape; nowhere if it is not in the list.
+    pub fn at(&self, rank: usize, shape: Shape) -> At {
+        let Some(me) = self.0.iter().position(|&r| r == rank) else { return At::default() };
+        let (parent, children) = shape(self.0.len(), me);
+        let rank = |place: usize| self.0[place];
+        At { parent: parent.map(rank), children: children.into_iter().map(rank).collect() }
+    }
 }
 
 fn direct(b: &mut Build) {
@@ -45,8 +84,8 @@ fn direct(b: &mut Build) {
     b.exchange(&exposure, sources, (Peers::All, true), |_| (), read);
 }
 
-/// Parent and children in a binomial tree, by distance behind the root; the largest subtree comes first.
-fn binomial(size: usize, me: usize) -> (Option<usize>, Vec<usize>) {
+/// A binomial tree; the largest subtree comes first.
+pub(super) fn binomial(size: usize, me: usize) -> (Option<usize>, Vec<usize>) {
     let reach = if me == 0 { size.next_power_of_two() } else { 1 << me.trailing_zeros() };
     let parent = (me > 0).then(|| me & (me - 1));
     let mut children = Vec::new();
@@ -60,10 +99,14 @@ fn binomial(size: usize, me: usize) -> (Option<usize>, Vec<usize>) {
     (parent, children)
 }
 
+/// Each place passes on to the next.
+fn chain(size: usize, me: usize) -> (Option<usize>, Vec<usize>) {
+    (me.checked_sub(1), (me + 1 < size).then_some(me + 1).into_iter().collect())
+}
+
 /// Passes the data on piece by piece: a rank forwards one piece while the next arrives.
-fn tree(b: &mut Build, parent: Option<usize>, children: &[usize]) {
-    let (size, root, bytes) = (b.group.size, b.call.root, b.call.bytes());
-    let rank = |relative: usize| (relative + root) % size;
+fn tree(b: &mut Build, At { parent, children }: At) {
+    let (size, bytes) = (b.group.size, b.call.bytes());
     let budget = (b.group.tuning.round / 4).max(b.group.tuning.tree);
     let (per_round, rounds) = b.group.tuning.cut(1, bytes, budget);
     let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
@@ -71,17 +114,17 @@ fn tree(b: &mut Build, parent: Option<usize>, children: &[usize]) {
     if let Some(parent) = parent {
         for k in 0..rounds {
             let range = piece(k);
-            b.recv(&mut m, rank(parent), Span::recv(range.start, range.len()), k);
+            b.recv(&mut m, parent, Span::recv(range.start, range.len()), k);
         }
     }
     for k in 0..rounds {
         if parent.is_some() {
             b.wait(&mut m, k);
         }
-        for &child in children {
+        for &child in &children {
             let range = piece(k);
             // At the root, input and output are one buffer.
-            b.send(&mut m, rank(child), Span::recv(range.start, range.len()), rounds);
+            b.send(&mut m, child, Span::recv(range.start, range.len()), rounds);
         }
     }
     if !children.is_empty() {

@@ -4,6 +4,8 @@
 //! The tree over `lo..hi` joins those over `lo..mid` and `mid..hi`, where `mid` is `lo` and half of the next power of
 //! two of `hi - lo` (see [`reduce`](crate::reduce)).
 
+use crate::element::DType;
+use crate::transport::Nodes;
 use std::ops::Range;
 
 /// Where the tree over a range of at least two ranks joins.
@@ -11,22 +13,48 @@ fn middle(range: &Range<usize>) -> usize {
     range.start + range.len().next_power_of_two() / 2
 }
 
-/// The largest subtrees of the tree over `size` ranks that lie within `block`, in rank order: what the ranks of a
-/// block can reduce among themselves. With blocks of a power of two of ranks it is one each.
-pub(super) fn subtrees(size: usize, block: &Range<usize>) -> Vec<Range<usize>> {
-    fn walk(tree: Range<usize>, block: &Range<usize>, found: &mut Vec<Range<usize>>) {
-        if tree.end <= block.start || block.end <= tree.start {
-            return;
-        }
-        if block.start <= tree.start && tree.end <= block.end {
+/// A partial result that the ranks of one node can make on their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    /// The node.
+    pub node: usize,
+    /// Which of the node's partial results it is.
+    pub number: usize,
+    /// The ranks whose contributions are in it, in order.
+    pub ranks: Vec<usize>,
+}
+
+/// What nodes can reduce on their own, in the order in which [`Join`] counts it, and how that becomes the result.
+pub(super) fn units(nodes: &Nodes, dtype: DType) -> (Vec<Unit>, Join) {
+    if dtype.is_integer() {
+        // Integers wrap around, so their sums, products, least and greatest are the same in every order.
+        let whole = |(node, ranks): (usize, &Vec<usize>)| Unit { node, number: 0, ranks: ranks.clone() };
+        let join = Join::Of((0..nodes.count()).map(Join::Given).collect());
+        return (nodes.all().iter().enumerate().map(whole).collect(), join);
+    }
+    let trees = subtrees(nodes);
+    let mut made = vec![0; nodes.count()];
+    let unit = |tree: &Range<usize>| {
+        let node = nodes.node(tree.start);
+        made[node] += 1;
+        Unit { node, number: made[node] - 1, ranks: tree.clone().collect() }
+    };
+    (trees.iter().map(unit).collect(), join(nodes.world(), &trees))
+}
+
+/// The largest subtrees of the tree over all ranks whose ranks share a node, in rank order. A node that is a block of a
+/// power of two of consecutive ranks is one; where ranks are dealt to nodes in turn, each rank is its own.
+fn subtrees(nodes: &Nodes) -> Vec<Range<usize>> {
+    fn walk(tree: Range<usize>, nodes: &Nodes, found: &mut Vec<Range<usize>>) {
+        if tree.clone().all(|rank| nodes.shared(tree.start, rank)) {
             return found.push(tree);
         }
         let mid = middle(&tree);
-        walk(tree.start..mid, block, found);
-        walk(mid..tree.end, block, found);
+        walk(tree.start..mid, nodes, found);
+        walk(mid..tree.end, nodes, found);
     }
     let mut found = Vec::new();
-    walk(0..size, block, &mut found);
+    walk(0..nodes.world(), nodes, &mut found);
     found
 }
 
@@ -41,7 +69,7 @@ pub(super) enum Join {
 
 /// How the partial results over `units`, subtrees of the tree over `size` ranks that together are all of it, in rank
 /// order, are joined in as few passes as give the tree's bits.
-pub(super) fn join(size: usize, units: &[Range<usize>]) -> Join {
+fn join(size: usize, units: &[Range<usize>]) -> Join {
     plan(0..size, units, 0)
 }
 
@@ -104,15 +132,14 @@ mod tests {
     #[test]
     fn joined_parts_are_the_tree_over_all_ranks() {
         for size in 1..40 {
-            for block in 1..=size {
-                let blocks = (0..size).step_by(block).map(|start| start..(start + block).min(size));
-                let units: Vec<Range<usize>> = blocks.flat_map(|b| subtrees(size, &b)).collect();
-                assert_eq!(units.iter().map(Range::len).sum::<usize>(), size);
-                assert_eq!(
-                    joined(&join(size, &units), &units),
-                    text(0..size),
-                    "{size} ranks, {block} a block"
-                );
+            for k in 1..=size {
+                let dealt: Vec<usize> = (0..size).map(|rank| rank % k).collect();
+                let uneven: Vec<usize> = (0..size).map(|rank| rank * rank / k % 3).collect();
+                for nodes in [Nodes::blocks(size, k).unwrap(), Nodes::of(&dealt), Nodes::of(&uneven)] {
+                    let units = subtrees(&nodes);
+                    assert_eq!(units.iter().map(Range::len).sum::<usize>(), size);
+                    assert_eq!(joined(&join(size, &units), &units), text(0..size), "{nodes:?}");
+                }
             }
         }
     }
@@ -120,13 +147,27 @@ mod tests {
     #[test]
     fn blocks_of_powers_of_two_are_one_part_each_and_joined_in_one_pass() {
         for (size, block) in [(8, 2), (8, 4), (12, 4), (5, 2), (64, 8), (7, 4)] {
-            let starts = (0..size).step_by(block);
-            let units: Vec<Range<usize>> = starts.map(|s| s..(s + block).min(size)).collect();
-            assert!(units.iter().all(|unit| subtrees(size, unit) == [unit.clone()]), "{size} {block}");
-            let all = (0..units.len()).map(Join::Given).collect();
-            assert_eq!(join(size, &units), Join::Of(all), "{size} {block}");
+            let nodes = Nodes::blocks(size, block).unwrap();
+            let (units, join) = units(&nodes, DType::F32);
+            let ranks: Vec<Vec<usize>> = units.into_iter().map(|unit| unit.ranks).collect();
+            assert_eq!(ranks, nodes.all(), "{size} {block}");
+            let all = (0..nodes.count()).map(Join::Given).collect();
+            assert_eq!(join, Join::Of(all), "{size} {block}");
         }
-        assert_eq!(subtrees(9, &(3..6)), [3..4, 4..6]);
-        assert_eq!(subtrees(24, &(12..24)), [12..16, 16..24]);
+        assert_eq!(subtrees(&Nodes::blocks(9, 3).unwrap()), [0..2, 2..3, 3..4, 4..6, 6..8, 8..9]);
+        assert_eq!(subtrees(&Nodes::of(&[0, 1, 0, 0])), [0..1, 1..2, 2..4]);
+    }
+
+    #[test]
+    fn integers_are_one_part_a_node_however_ranks_are_dealt() {
+        let nodes = Nodes::of(&[0, 1, 0, 1, 1]);
+        let parts = |dtype| {
+            let (units, _) = units(&nodes, dtype);
+            units.into_iter().map(|unit| (unit.node, unit.number, unit.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(DType::I8), [(0, 0, vec![0, 2]), (1, 0, vec![1, 3, 4])]);
+        let single = |node, number, rank| (node, number, vec![rank]);
+        let each = [single(0, 0, 0), single(1, 0, 1), single(0, 1, 2), single(1, 1, 3), single(1, 2, 4)];
+        assert_eq!(parts(DType::F64), each);
     }
 }

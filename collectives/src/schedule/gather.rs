@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Peers, Span, Step};
+use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, root, block) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
@@ -36,6 +36,7 @@ pub(super) fn build(b: &mut Build) {
             };
             b.exchange(&exposure, sources, (Peers::One(root), true), keep, read);
         }
+        Algorithm::Hierarchical => hierarchical::gather(b, own, place),
         _ => {
             let mut m = Messages::new(size);
             if at_root {

@@ -30,6 +30,11 @@ impl Messages {
     pub fn new(size: usize) -> Self {
         Messages { sent: vec![0; size], received: vec![0; size], after: Vec::new() }
     }
+
+    /// Another step to take once a group is through.
+    pub fn then(&mut self, group: usize, step: Step) {
+        self.after.push((group, step));
+    }
 }
 
 impl Build {
@@ -90,7 +95,7 @@ impl Build {
     pub(super) fn recv(&mut self, m: &mut Messages, from: usize, span: Span, group: usize) {
         let arrived = self.recv_scratch(m, from, span.bytes, group, &mut Some(span));
         if arrived != span && span.bytes > 0 {
-            m.after.push((group, Step::Copy { from: arrived, to: span }));
+            m.then(group, Step::Copy { from: arrived, to: span });
         }
     }
 
@@ -116,7 +121,7 @@ impl Build {
             let (at, room) = self.frame(if together { bytes } else { 0 });
             let slot = self.slot(&mut m.received[from]);
             self.push(Step::Recv { from, slot, group, span: Span::scratch(at, HEADER + room.bytes) });
-            m.after.push((group, Step::Check { from, at }));
+            m.then(group, Step::Check { from, at });
             if together {
                 return room;
             }
@@ -160,7 +165,7 @@ mod tests {
                     rank: 0,
                     size: 2,
                     direct: None,
-                    block: None,
+                    nodes: None,
                     coded,
                     tuning: Tuning::default(),
                 };
@@ -189,7 +194,7 @@ mod tests {
         let tuning = Tuning { round: 64 << 10, ..Tuning::default() };
         for kind in [Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::AllToAll, Kind::Barrier] {
             for (rank, size, coded) in [(0, 2, false), (1, 2, true), (2, 5, false), (2, 5, true)] {
-                let group = Group { rank, size, direct: None, block: None, coded, tuning };
+                let group = Group { rank, size, direct: None, nodes: None, coded, tuning };
                 let call = Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { 100_000 });
                 let steps = Schedule::new(call, &group, Local::default(), None).steps;
                 let (mut sends, mut received) = (0, false);

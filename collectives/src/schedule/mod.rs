@@ -18,6 +18,7 @@ mod exposure;
 mod gather;
 mod hierarchical;
 mod messages;
+mod parcels;
 mod print;
 mod reduce;
 mod reduce_scatter;
@@ -29,9 +30,11 @@ pub mod tuner;
 
 use crate::element::DType;
 use crate::reduce::Kernel;
+use crate::transport::Nodes;
 use crate::watch::Fingerprint;
 pub(crate) use cache::Cache;
 pub use call::{Call, Kind, part};
+use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
 pub use table::TuningTable;
 pub use tuner::{Algorithm, Choice, Rule, Tuning};
@@ -67,7 +70,7 @@ pub struct Schedule {
 
 /// What a schedule needs to know about the group and this rank's place in it; all but `rank` is the same on
 /// every rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Group {
     /// This rank.
     pub rank: usize,
@@ -75,8 +78,8 @@ pub struct Group {
     pub size: usize,
     /// Whether peers' memory can be read, and then up to how many bytes publishing copies.
     pub direct: Option<usize>,
-    /// How many consecutive ranks share a node, where that makes a difference; the last block may have fewer.
-    pub block: Option<usize>,
+    /// Which ranks share a node, where that makes a difference.
+    pub nodes: Option<Arc<Nodes>>,
     /// Whether the transport tells messages of different calls apart, so that a message which carries all of a call
     /// between two ranks needs no fingerprint.
     pub coded: bool,
@@ -97,7 +100,8 @@ impl Schedule {
     /// The schedule of this rank for `call`, by the tuner's choice or by `forced`.
     pub fn new(call: Call, group: &Group, local: Local, forced: Option<Algorithm>) -> Schedule {
         let choice = tuner::choose(&call, group, forced);
-        let mut build = Build { call, group: *group, local, schedule: Schedule::empty(call, group, choice) };
+        let mut build =
+            Build { call, group: group.clone(), local, schedule: Schedule::empty(call, group, choice) };
         match call.kind {
             Kind::ReduceScatter => reduce_scatter::build(&mut build),
             Kind::AllGather => all_gather::build(&mut build),
@@ -120,7 +124,7 @@ impl Schedule {
             call.kind.reduces().then(|| crate::reduce::kernel(call.dtype, call.op, call.wide, group.size));
         Schedule {
             call,
-            group: *group,
+            group: group.clone(),
             choice,
             steps: Vec::new(),
             operands: Vec::new(),

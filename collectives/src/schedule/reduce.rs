@@ -11,6 +11,7 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::Local => b.copy(Span::send(0, bytes), Span::recv(0, bytes)),
         Algorithm::DirectRead => direct(b),
         Algorithm::Linear => linear(b),
+        Algorithm::HierarchicalExchange => hierarchical::exchange(b, &[b.call.root]),
         _ => scatter_gather(b),
     }
 }

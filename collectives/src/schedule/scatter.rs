@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Peers, Span, Step};
+use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -39,6 +39,7 @@ pub(super) fn build(b: &mut Build) {
             let sources = (!at_root).then_some(Peers::One(root));
             b.exchange(&exposure, sources, (Peers::All, true), keep, read);
         }
+        Algorithm::Hierarchical => hierarchical::scatter(b, own, place),
         _ => {
             let mut m = Messages::new(size);
             if at_root {

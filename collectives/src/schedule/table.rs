@@ -147,7 +147,7 @@ mod tests {
         let tuning = sample().apply("shm", 2, Tuning::default()).unwrap();
         assert_eq!(sample().apply("shm", 3, Tuning::default()), None);
         assert_eq!(sample().apply("mpi", 2, Tuning::default()), None);
-        let group = Group { rank: 0, size: 2, direct: Some(4096), block: None, coded: false, tuning };
+        let group = Group { rank: 0, size: 2, direct: Some(4096), nodes: None, coded: false, tuning };
         let of = |kind, bytes| choose(&Call::new(kind, DType::U8, bytes), &group, None);
         assert_eq!(of(Kind::AllReduce, 4096).why, Why::MeasuredUpTo(4096));
         assert_eq!(of(Kind::AllReduce, 4096).algorithm, Algorithm::DirectReadAll);
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(of(Kind::AllReduce, 4097).algorithm, Algorithm::DirectReduceScatterAllGather);
         assert_eq!(of(Kind::AllGather, 4096).why, Why::Direct);
         // Memory of peers cannot be read here, so the rule's algorithm cannot be had.
-        let messages = Group { direct: None, ..group };
+        let messages = Group { direct: None, ..group.clone() };
         let choice = choose(&Call::new(Kind::AllReduce, DType::U8, 64), &messages, None);
         assert_eq!(choice.algorithm, Algorithm::ExchangeAll);
     }

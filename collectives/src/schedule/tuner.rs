@@ -1,7 +1,8 @@
 //! Which algorithm carries a call, and why: by kind, bytes, ranks and what the transport can do. The answer is
 //! the same on every rank, because it depends only on what is.
 
-use super::{Call, Group, KEPT, Kind};
+use super::{Call, Group, KEPT, Kind, hierarchical};
+use crate::element::DType;
 use std::fmt;
 use std::time::Duration;
 
@@ -34,9 +35,9 @@ pub enum Algorithm {
     Dissemination,
     /// One message.
     Message,
-    /// Nodes as units: partial results of each node, or each rank's part once to each node, cross the network.
+    /// Nodes as units: what several ranks of a node get crosses the network once, and what they give comes in one.
     Hierarchical,
-    /// Each rank sends its whole input to those of its node, and the node's partial results to one of each other.
+    /// Each rank sends its whole input inside its node, and a node its partial results to those that need them.
     HierarchicalExchange,
 }
 
@@ -87,9 +88,10 @@ impl Algorithm {
         if group.size == 1 {
             return &[Local];
         }
-        if let (true, None) = (group.block.is_some(), group.direct) {
+        if let (true, None) = (group.nodes.is_some(), group.direct) {
             match kind {
-                Kind::ReduceScatter | Kind::AllGather => return &[Pairwise, Hierarchical],
+                Kind::Send | Kind::Recv => {}
+                Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll => return &[Pairwise, Hierarchical],
                 Kind::AllReduce => {
                     return &[
                         ExchangeAll,
@@ -98,8 +100,12 @@ impl Algorithm {
                         Hierarchical,
                     ];
                 }
-                Kind::Reduce => return &[Linear, PairwiseReduceScatterGather, Hierarchical],
-                _ => {}
+                Kind::Broadcast => return &[Binomial, Chain, Hierarchical],
+                Kind::Reduce => {
+                    return &[Linear, PairwiseReduceScatterGather, HierarchicalExchange, Hierarchical];
+                }
+                Kind::Gather | Kind::Scatter => return &[Linear, Hierarchical],
+                Kind::Barrier => return &[Dissemination, Hierarchical],
             }
         }
         match (kind, group.direct.is_some()) {
@@ -161,7 +167,7 @@ pub enum Why {
     Latency(usize),
     /// So many bytes that their volume counts: more than this.
     Bandwidth(usize),
-    /// Nodes of this many ranks send each other once what all their ranks would.
+    /// Nodes of up to this many ranks send each other once what all their ranks would.
     Nodes(usize),
     /// The tuning table's measurements: fastest up to this many bytes.
     MeasuredUpTo(usize),
@@ -184,7 +190,7 @@ impl fmt::Display for Why {
             Why::Latency(limit) => write!(f, "because up to {limit} bytes the number of steps decides"),
             Why::Bandwidth(limit) => write!(f, "because above {limit} bytes the volume decides"),
             Why::Nodes(ranks) => {
-                write!(f, "because {ranks} ranks share a node, and least crosses between nodes so")
+                write!(f, "because up to {ranks} ranks share a node, and least crosses between nodes so")
             }
             Why::MeasuredUpTo(usize::MAX) => f.write_str("measured to be fastest at every size"),
             Why::MeasuredUpTo(limit) => write!(f, "measured to be fastest up to {limit} bytes"),
@@ -224,7 +230,8 @@ pub struct Tuning {
     /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
     /// up to eight times as many.
     pub exchange_all: usize,
-    /// Up to this many bytes, trees beat chains in `broadcast`, and the root alone reduces in `reduce`.
+    /// Up to this many bytes, trees beat chains in `broadcast`, the root alone reduces in `reduce`, and what a node
+    /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks.
     pub tree: usize,
     /// From this many bytes on a copy or a reduction writes past the caches.
     pub stream: usize,
@@ -292,28 +299,42 @@ impl Tuning {
     }
 }
 
+/// Whether reductions send less than half as much between nodes with nodes as units as if every rank sent to every
+/// other: below that, passing contributions on inside the node costs more than it saves.
+pub(super) fn sums_pay(group: &Group, dtype: DType) -> bool {
+    let (flat, partial) = group.nodes.as_ref().map_or((0, 0), |nodes| hierarchical::crossing(nodes, dtype));
+    2 * partial < flat
+}
+
 /// The algorithm for `call` that treats nodes as units, where that sends less between them and latency does not speak
 /// for another.
 fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
-    let block = group.block.filter(|_| group.direct.is_none())?;
+    let nodes = group.nodes.as_ref().filter(|_| group.direct.is_none())?;
     let (tuning, bytes) = (&group.tuning, call.bytes());
-    let units = Some(Choice { algorithm: Algorithm::Hierarchical, why: Why::Nodes(block) });
-    let pays = !call.kind.reduces() || super::hierarchical::pays(group, call.dtype);
+    let units = Some(Choice { algorithm: Algorithm::Hierarchical, why: Why::Nodes(nodes.largest()) });
+    let few = |algorithm, limit| Some(Choice { algorithm, why: Why::Latency(limit) });
+    let pays = call.kind.reduces() && sums_pay(group, call.dtype);
     match call.kind {
         Kind::AllReduce => {
-            let messages = block - 1 + group.size.div_ceil(block) - 1;
-            let few = tuning.exchange_all / messages;
-            match bytes <= few {
-                true if pays => {
-                    let why = Why::Latency(few);
-                    Some(Choice { algorithm: Algorithm::HierarchicalExchange, why })
-                }
+            let messages = nodes.largest() - 1 + hierarchical::most_served(nodes) - 1;
+            let limit = tuning.exchange_all / messages;
+            match bytes <= limit {
+                true if pays => few(Algorithm::HierarchicalExchange, limit),
                 true if bytes <= tuning.exchange_all / (group.size - 1) => None,
                 _ => units,
             }
         }
-        Kind::ReduceScatter | Kind::AllGather if pays => units,
-        Kind::Reduce if pays && bytes > tuning.tree => units,
+        Kind::ReduceScatter if pays => units,
+        Kind::Reduce if bytes > tuning.tree => units.filter(|_| pays),
+        Kind::Reduce => {
+            let (flat, partial) = hierarchical::crossing(nodes, call.dtype);
+            few(Algorithm::HierarchicalExchange, tuning.tree).filter(|_| partial <= flat)
+        }
+        Kind::AllGather | Kind::Broadcast | Kind::Barrier => units,
+        // More keeps the link busy block by block, and gains nothing from waiting inside nodes.
+        Kind::Gather | Kind::Scatter | Kind::AllToAll if bytes <= tuning.tree / group.size => {
+            few(Algorithm::Hierarchical, tuning.tree / group.size)
+        }
         _ => None,
     }
 }
@@ -371,7 +392,8 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::DType;
+    use crate::transport::Nodes;
+    use std::sync::Arc;
 
     fn all_reduce(group: &Group, bytes: usize) -> Choice {
         choose(&Call::new(Kind::AllReduce, DType::U8, bytes), group, None)
@@ -382,7 +404,7 @@ mod tests {
         let group = |ranks, link: Option<(u64, f64)>| {
             let plain = Tuning::default();
             let tuning = link.map_or(plain, |(us, b)| plain.for_link(ranks, Duration::from_micros(us), b));
-            Group { rank: 0, size: ranks, direct: None, block: None, coded: false, tuning }
+            Group { rank: 0, size: ranks, direct: None, nodes: None, coded: false, tuning }
         };
         // 22 us at 1.25 GB/s are 27500 bytes. With 4 ranks half of what is sent is too much, which takes 0.4 ns a
         // byte; the quarter that is reduced late takes 0.03: 22000 / 0.43125 bytes are sent at most, by 3 messages.
@@ -411,7 +433,8 @@ mod tests {
     fn nodes_are_units_where_that_sends_less_between_them() {
         let group = |size, block| {
             let tuning = Tuning::default();
-            Group { rank: 0, size, direct: None, block: Some(block), coded: false, tuning }
+            let nodes = Some(Arc::new(Nodes::blocks(size, block).unwrap()));
+            Group { rank: 0, size, direct: None, nodes, coded: false, tuning }
         };
         let of = |kind, dtype, count, group: &Group| choose(&Call::new(kind, dtype, count), group, None);
         let large = 1 << 20;
@@ -420,7 +443,11 @@ mod tests {
             assert_eq!((choice.algorithm, choice.why), (Algorithm::Hierarchical, Why::Nodes(4)), "{kind}");
         }
         assert_eq!(all_reduce(&group(8, 4), 64).algorithm, Algorithm::HierarchicalExchange);
-        assert_eq!(of(Kind::Reduce, DType::F32, 4, &group(8, 4)).algorithm, Algorithm::Linear);
+        let small = |kind| of(kind, DType::F32, 4, &group(8, 4)).algorithm;
+        assert_eq!(small(Kind::Reduce), Algorithm::HierarchicalExchange);
+        for kind in [Kind::Broadcast, Kind::Gather, Kind::Scatter, Kind::AllToAll, Kind::Barrier] {
+            assert_eq!(small(kind), Algorithm::Hierarchical, "{kind}");
+        }
         // Nodes must save more than half: 8 unrounded bf16 in one do, 4 do not, nor 3 f32 in two.
         let of_sums =
             |dtype, size, block| of(Kind::ReduceScatter, dtype, large, &group(size, block)).algorithm;

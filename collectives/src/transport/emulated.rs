@@ -205,8 +205,8 @@ impl Transport for Emulated {
         self.inner.size()
     }
 
-    fn node_block(&self) -> Option<usize> {
-        self.nodes.block()
+    fn nodes(&self) -> Option<&Nodes> {
+        Some(&self.nodes)
     }
 
     fn called(&self, member: usize) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! Each message goes over the inner transport if its peer shares this rank's node and over the outer one otherwise,
 //! so every algorithm works unchanged; those that treat nodes as units ask for
-//! [`node_block`](Transport::node_block). Which ranks share a node is told by their rendezvous, or by hand
+//! [`nodes`](Transport::nodes). Which ranks share a node is told by their rendezvous, or by hand
 //! ([`Nodes::blocks`]). Where all ranks share one node, peers' memory is read as the inner transport reads it.
 
 use super::{Direct, Nodes, Request, Tag, Transport};
@@ -149,8 +149,8 @@ impl Transport for Hierarchical {
         self.outer.size()
     }
 
-    fn node_block(&self) -> Option<usize> {
-        self.nodes.block()
+    fn nodes(&self) -> Option<&Nodes> {
+        Some(&self.nodes)
     }
 
     fn called(&self, member: usize) -> usize {

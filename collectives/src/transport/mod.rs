@@ -34,9 +34,8 @@ pub trait Transport: Send {
     /// Ranks in the group.
     fn size(&self) -> usize;
 
-    /// How many consecutive ranks share a node, for algorithms that treat nodes as units: see [`Nodes::block`]. None
-    /// where nodes make no difference.
-    fn node_block(&self) -> Option<usize> {
+    /// Which ranks share a node, for algorithms that treat nodes as units; None where nobody knows.
+    fn nodes(&self) -> Option<&Nodes> {
         None
     }
 

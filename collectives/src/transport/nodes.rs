@@ -1,20 +1,38 @@
 //! Which ranks share a node: what is cheap to reach, and what crosses the network.
 
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 
-/// The node of each rank of a group.
+/// The node of each rank of a group. Nodes may have different numbers of ranks, and ranks of a node need not follow each
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nodes(Vec<usize>);
+pub struct Nodes {
+    /// Nodes have numbers in the order of their first ranks.
+    of: Vec<usize>,
+    /// The ranks of each node, in order.
+    ranks: Vec<Vec<usize>>,
+}
 
 impl Nodes {
     /// From any numbers, equal for ranks that share a node.
     pub fn of(nodes: &[usize]) -> Self {
-        Nodes(nodes.to_vec())
+        let mut numbers = HashMap::new();
+        let mut ranks: Vec<Vec<usize>> = Vec::new();
+        let number = |(rank, node)| {
+            let number = *numbers.entry(node).or_insert(ranks.len());
+            if number == ranks.len() {
+                ranks.push(Vec::new());
+            }
+            ranks[number].push(rank);
+            number
+        };
+        let of = nodes.iter().enumerate().map(number).collect();
+        Nodes { of, ranks }
     }
 
     /// Every rank on a node of its own.
     pub fn apart(world: usize) -> Self {
-        Nodes((0..world).collect())
+        Nodes { of: (0..world).collect(), ranks: (0..world).map(|rank| vec![rank]).collect() }
     }
 
     /// Nodes of `per_node` consecutive ranks, the last of which may have fewer, whatever the machine says.
@@ -24,45 +42,53 @@ impl Nodes {
     pub fn blocks(world: usize, per_node: usize) -> Result<Self> {
         match per_node {
             0 => Err(Error::Launch("nodes of 0 ranks were asked for: a node has at least 1".into())),
-            _ => Ok(Nodes((0..world).map(|rank| rank / per_node).collect())),
+            _ => Ok(Nodes::of(&(0..world).map(|rank| rank / per_node).collect::<Vec<usize>>())),
         }
     }
 
     /// Ranks.
     pub fn world(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether two ranks share a node.
-    pub fn shared(&self, a: usize, b: usize) -> bool {
-        self.0[a] == self.0[b]
-    }
-
-    /// The ranks on the node of `rank`, in order.
-    pub fn with(&self, rank: usize) -> Vec<usize> {
-        (0..self.0.len()).filter(|&other| self.shared(rank, other)).collect()
+        self.of.len()
     }
 
     /// How many nodes there are.
     pub fn count(&self) -> usize {
-        let mut seen = self.0.clone();
-        seen.sort_unstable();
-        seen.dedup();
-        seen.len()
+        self.ranks.len()
+    }
+
+    /// The number of the node of `rank`.
+    pub fn node(&self, rank: usize) -> usize {
+        self.of[rank]
+    }
+
+    /// The ranks of each node, in order.
+    pub fn all(&self) -> &[Vec<usize>] {
+        &self.ranks
+    }
+
+    /// The ranks on the node of `rank`, in order.
+    pub fn with(&self, rank: usize) -> &[usize] {
+        &self.ranks[self.of[rank]]
+    }
+
+    /// Whether two ranks share a node.
+    pub fn shared(&self, a: usize, b: usize) -> bool {
+        self.of[a] == self.of[b]
+    }
+
+    /// The most ranks that a node has.
+    pub fn largest(&self) -> usize {
+        self.ranks.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Whether some ranks share a node and others do not: only then do nodes make a difference to algorithms.
+    pub fn matter(&self) -> bool {
+        (2..self.world()).contains(&self.count())
     }
 
     /// The nodes of some ranks, in their new order.
     pub fn among(&self, members: &[usize]) -> Self {
-        Nodes(members.iter().map(|&m| self.0[m]).collect())
-    }
-
-    /// The most consecutive ranks that can be treated as a unit: the largest K of at least 2 for which every block of
-    /// K ranks, the last of which may have fewer, is on one node. None where there is no such K below the number of
-    /// ranks, because nodes then make no difference to algorithms, or follow no order that they could use.
-    pub fn block(&self) -> Option<usize> {
-        let world = self.0.len();
-        let fits = |k: usize| self.0.chunks(k).all(|block| block.iter().all(|&node| node == block[0]));
-        (self.count() > 1).then(|| (2..world).rev().find(|&k| fits(k))).flatten()
+        Nodes::of(&members.iter().map(|&m| self.of[m]).collect::<Vec<usize>>())
     }
 }
 
@@ -71,32 +97,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_found_where_ranks_of_a_node_are_consecutive() {
-        for (nodes, block) in [
-            (&[0, 0, 1, 1][..], Some(2)),
-            (&[5, 5, 5], None),
-            (&[3, 1, 2], None),
-            (&[0, 0, 1], Some(2)),
-            (&[0, 0, 0, 1, 1], Some(3)),
-            (&[0, 0, 0, 0, 1, 1, 2, 2], Some(2)),
-            (&[0, 0, 0, 1, 1, 2, 2], None),
-            (&[0, 1, 0, 1], None),
-            (&[0, 0, 1, 1, 0, 0], Some(2)),
-            (&[0, 1, 1, 2], None),
-            (&[], None),
-        ] {
-            assert_eq!(Nodes::of(nodes).block(), block, "{nodes:?}");
-        }
+    fn nodes_have_numbers_in_the_order_of_their_first_ranks() {
+        let nodes = Nodes::of(&[7, 3, 7, 9, 3]);
+        assert_eq!(nodes.all(), [vec![0, 2], vec![1, 4], vec![3]]);
+        assert_eq!((nodes.node(4), nodes.with(4), nodes.largest()), (1, &[1, 4][..], 2));
         assert_eq!(Nodes::blocks(5, 2).unwrap(), Nodes::of(&[0, 0, 1, 1, 2]));
-        assert_eq!(Nodes::blocks(5, 4).unwrap().block(), Some(4));
-        assert_eq!((Nodes::blocks(5, 9).unwrap().block(), Nodes::apart(4).block()), (None, None));
+        assert_eq!(Nodes::apart(3), Nodes::of(&[5, 6, 1]));
         assert!(Nodes::blocks(4, 0).unwrap_err().to_string().contains("at least 1"));
+    }
+
+    #[test]
+    fn nodes_matter_where_some_ranks_share_one() {
+        for (nodes, matter) in [
+            (&[][..], false),
+            (&[5, 5, 5], false),
+            (&[3, 1, 2], false),
+            (&[0, 0, 1], true),
+            (&[0, 1, 0, 1], true),
+            (&[0, 1, 1, 2], true),
+        ] {
+            assert_eq!(Nodes::of(nodes).matter(), matter, "{nodes:?}");
+        }
     }
 
     #[test]
     fn a_group_of_some_ranks_keeps_their_nodes() {
         let nodes = Nodes::of(&[7, 8, 7, 9]);
-        assert_eq!((nodes.with(2), nodes.count(), nodes.world()), (vec![0, 2], 3, 4));
+        assert_eq!((nodes.with(2), nodes.count(), nodes.world()), (&[0, 2][..], 3, 4));
         assert_eq!(nodes.among(&[3, 2, 0]), Nodes::of(&[9, 7, 7]));
         assert!(nodes.shared(0, 2) && !nodes.shared(0, 1));
     }

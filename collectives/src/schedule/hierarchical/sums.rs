@@ -1,0 +1,251 @@
+//! Reductions over nodes.
+//!
+//! Sums keep the canonical order: a node reduces only what is a subtree of the tree over all ranks (see
+//! [`canonical`](super::super::canonical)) and sends partial results unrounded, which the receiver joins as the tree does.
+//! A node that is a block of a power of two of ranks has one partial result, others have a few; where ranks are dealt to
+//! nodes in turn, the tree joins ranks of different nodes first, and each contribution is its own partial result. Then
+//! nodes save messages but not bytes, except of integers, which may be joined in any order. For 16-bit types partial
+//! results are twice as long as contributions. Where nodes save little, the tuner reduces without them ([`crossing`]).
+
+use super::{View, cut, piece};
+use crate::element::DType;
+use crate::reduce::{Stage, accumulator};
+use crate::schedule::canonical::{Join, Unit, units};
+use crate::schedule::messages::Messages;
+use crate::schedule::{Build, Operand, Space, Span, Step};
+use crate::transport::Nodes;
+use std::ops::Range;
+
+/// Bytes that cross between nodes for each byte of a part that is reduced for every rank: as contributions of all
+/// ranks, and as partial results of nodes. Both as multiples of what one node sends one rank.
+pub(in crate::schedule) fn crossing(nodes: &Nodes, dtype: DType) -> (usize, usize) {
+    let elsewhere = |node: usize| nodes.world() - nodes.all()[node].len();
+    let (units, _) = units(nodes, dtype);
+    let partial = units.iter().map(|unit| elsewhere(unit.node)).sum::<usize>() * accumulator(dtype).size();
+    let flat = (0..nodes.world()).map(|rank| elsewhere(nodes.node(rank))).sum::<usize>() * dtype.size();
+    (flat, partial)
+}
+
+/// Partial results of this rank's node, and of all nodes, for one rank and one round.
+struct Reducer {
+    view: View,
+    element: usize,
+    /// Bytes of an element of a partial result.
+    wide: usize,
+    /// The partial results of all nodes.
+    units: Vec<Unit>,
+    /// How many of them each node has.
+    made: Vec<usize>,
+    join: Join,
+    /// Memory for what is joined in several passes.
+    passes: Vec<Span>,
+}
+
+impl Reducer {
+    fn new(b: &Build) -> Self {
+        let (view, dtype) = (View::of(&b.group), b.call.dtype);
+        let (units, join) = units(&view.nodes, dtype);
+        let mut made = vec![0; view.nodes.count()];
+        units.iter().for_each(|unit| made[unit.node] += 1);
+        let (element, wide) = (dtype.size(), accumulator(dtype).size());
+        Reducer { view, element, wide, units, made, join, passes: Vec::new() }
+    }
+
+    /// Bytes of a node's partial results of contributions of `bytes` bytes.
+    fn partial_bytes(&self, node: usize, bytes: usize) -> usize {
+        self.made[node] * bytes / self.element * self.wide
+    }
+
+    /// Reduces contributions of `bytes` bytes of this rank's node to its partial results at `to`.
+    fn first(&self, b: &mut Build, to: Span, bytes: usize, contribution: impl Fn(usize) -> Operand) {
+        let (mine, count) = (self.view.node(), bytes / self.element);
+        for unit in self.units.iter().filter(|unit| unit.node == mine) {
+            let operands = unit.ranks.iter().map(|&rank| contribution(rank)).collect();
+            let bytes = count * self.wide;
+            b.join(Stage::First, operands, to.slice(unit.number * bytes, bytes), count);
+        }
+    }
+
+    /// Joins all nodes' partial results, which lie at `from`, to the result at `out`.
+    fn last(&mut self, b: &mut Build, from: &[Span], out: Span, count: usize) {
+        let bytes = count * self.wide;
+        let at = |unit: &Unit| Operand::Own(Space::Scratch, from[unit.node].offset + unit.number * bytes);
+        let units: Vec<Operand> = self.units.iter().map(at).collect();
+        let Join::Of(parts) = self.join.clone() else { unreachable!("there are several nodes") };
+        let mut used = 0;
+        let operands = parts.iter().map(|part| self.middle(b, part, &units, count, &mut used)).collect();
+        b.join(Stage::Last, operands, out, count);
+    }
+
+    fn middle(
+        &mut self,
+        b: &mut Build,
+        join: &Join,
+        units: &[Operand],
+        count: usize,
+        used: &mut usize,
+    ) -> Operand {
+        let parts = match join {
+            Join::Given(unit) => return units[*unit],
+            Join::Of(parts) => parts,
+        };
+        let operands = parts.iter().map(|part| self.middle(b, part, units, count, used)).collect();
+        if self.passes.len() == *used {
+            // Rounds get no longer, so the first one's memory serves all.
+            self.passes.push(b.scratch(count * self.wide));
+        }
+        let to = self.passes[*used].slice(0, count * self.wide);
+        *used += 1;
+        b.join(Stage::Middle, operands, to, count);
+        Operand::Own(Space::Scratch, to.offset)
+    }
+}
+
+/// Part r of the reduction ends on rank r, at `out`; `parts` are byte ranges of the input, the first the longest.
+pub(in crate::schedule) fn reduce_scatter(
+    b: &mut Build,
+    m: &mut Messages,
+    parts: &[Range<usize>],
+    out: Span,
+) {
+    let mut reducer = Reducer::new(b);
+    let view = reducer.view.clone();
+    let (rank, mine, count) = (view.rank, view.node(), view.nodes.count());
+    let served = view.served_by(rank);
+    let mates: Vec<usize> = view.mates().collect();
+    let theirs: Vec<Vec<usize>> = mates.iter().map(|&mate| view.served_by(mate)).collect();
+    let (per_round, rounds) = cut(b, &view, count * view.nodes.largest(), parts[0].len());
+    let longest = per_round.min(parts[0].len());
+    // Of two rounds each: contributions by rank served and place of the mate, partial results by rank served, those of
+    // other nodes.
+    let by_mate = served.len() * view.nodes.with(rank).len();
+    let at = |served: usize, of: usize| served * view.nodes.with(rank).len() + view.place(of);
+    let mut windows: [Vec<Option<Span>>; 2] = std::array::from_fn(|_| vec![None; by_mate]);
+    let mut arrived: [Vec<Span>; 2] = std::array::from_fn(|_| vec![Span::scratch(0, 0); by_mate]);
+    let room = |b: &mut Build, node: usize| b.scratch(reducer.partial_bytes(node, longest));
+    let partial: [Vec<Span>; 2] = std::array::from_fn(|_| served.iter().map(|_| room(b, mine)).collect());
+    let mut incoming: [Vec<Option<Span>>; 2] = std::array::from_fn(|_| vec![None; count]);
+    for spans in &mut incoming {
+        for node in (0..count).filter(|&node| node != mine) {
+            spans[node] = Some(room(b, node));
+        }
+    }
+    let inside =
+        |b: &mut Build, m: &mut Messages, windows: &mut [Option<Span>], arrived: &mut [Span], k: usize| {
+            for (i, &r) in served.iter().enumerate() {
+                let bytes = piece(&parts[r], k, per_round).len();
+                for &from in &mates {
+                    let window = &mut windows[at(i, from)];
+                    if window.is_none() {
+                        *window = Some(b.scratch(longest));
+                    }
+                    arrived[at(i, from)] = b.recv_scratch(m, from, bytes, 2 * k, window);
+                }
+            }
+            for (&to, theirs) in mates.iter().zip(&theirs) {
+                for &r in theirs {
+                    let range = piece(&parts[r], k, per_round);
+                    b.send(m, to, Span::send(range.start, range.len()), 2 * k);
+                }
+            }
+        };
+    inside(b, m, &mut windows[0], &mut arrived[0], 0);
+    let mut from = [vec![Span::scratch(0, 0); count], vec![Span::scratch(0, 0); count]];
+    for k in 0..=rounds {
+        if k + 1 < rounds {
+            let next = (k + 1) % 2;
+            inside(b, m, &mut windows[next], &mut arrived[next], k + 1);
+        }
+        if k < rounds {
+            b.wait(m, 2 * k);
+            for (i, &r) in served.iter().enumerate() {
+                let range = piece(&parts[r], k, per_round);
+                let contribution = |of: usize| match of {
+                    of if of == rank => Operand::Own(Space::Send, range.start),
+                    of => Operand::Own(Space::Scratch, arrived[k % 2][at(i, of)].offset),
+                };
+                reducer.first(b, partial[k % 2][i], range.len(), contribution);
+            }
+            let bytes = piece(&parts[rank], k, per_round).len();
+            for node in view.others() {
+                let bytes = reducer.partial_bytes(node, bytes);
+                let window = &mut incoming[k % 2][node];
+                from[k % 2][node] = b.recv_scratch(m, view.partner(node, rank), bytes, 2 * k + 1, window);
+            }
+            for (i, &r) in served.iter().enumerate() {
+                let bytes = reducer.partial_bytes(mine, piece(&parts[r], k, per_round).len());
+                match r == rank {
+                    true => from[k % 2][mine] = partial[k % 2][i],
+                    false => b.send(m, r, partial[k % 2][i].slice(0, bytes), 2 * k + 1),
+                }
+            }
+        }
+        if k > 0 {
+            let k = k - 1;
+            b.wait(m, 2 * k + 1);
+            let range = piece(&parts[rank], k, per_round);
+            let elements = |bytes: usize| bytes / reducer.element;
+            let (at, count) = (elements(range.start - parts[rank].start), elements(range.len()));
+            let size = b.out_size();
+            reducer.last(b, &from[k % 2], out.slice(at * size, count * size), count);
+        }
+    }
+}
+
+/// The reduction ends on `targets`, in two steps: ranks make their node's partial results for those that they deal with,
+/// and send them there.
+pub(in crate::schedule) fn exchange(b: &mut Build, targets: &[usize]) {
+    let mut reducer = Reducer::new(b);
+    let view = &reducer.view.clone();
+    let (rank, bytes) = (view.rank, b.call.bytes());
+    let served = |by: usize| {
+        let node = view.nodes.node(by);
+        targets.iter().copied().filter(move |&target| view.partner(node, target) == by)
+    };
+    let mut m = Messages::new(view.nodes.world());
+    let mut arrived = vec![0; view.nodes.world()];
+    if served(rank).next().is_some() {
+        for from in view.mates() {
+            arrived[from] = b.recv_scratch(&mut m, from, bytes, 0, &mut None).offset;
+        }
+    }
+    for to in view.mates().filter(|&mate| served(mate).next().is_some()) {
+        b.send(&mut m, to, Span::send(0, bytes), 0);
+    }
+    b.wait(&mut m, 0);
+    if served(rank).next().is_none() {
+        return;
+    }
+    let partial = b.scratch(reducer.partial_bytes(view.node(), bytes));
+    reducer.first(b, partial, bytes, |of| match of {
+        of if of == rank => Operand::Own(Space::Send, 0),
+        of => Operand::Own(Space::Scratch, arrived[of]),
+    });
+    let mut from = vec![partial; view.nodes.count()];
+    let is_target = targets.contains(&rank);
+    if is_target {
+        for node in view.others() {
+            let (sender, bytes) = (view.partner(node, rank), reducer.partial_bytes(node, bytes));
+            from[node] = b.recv_scratch(&mut m, sender, bytes, 1, &mut None);
+        }
+    }
+    for to in served(rank).filter(|&target| target != rank) {
+        b.send(&mut m, to, partial, 1);
+    }
+    b.wait(&mut m, 1);
+    if is_target {
+        reducer.last(b, &from, Span::recv(0, bytes), b.call.count);
+    }
+}
+
+impl Build {
+    /// A stage of a reduction.
+    fn join(&mut self, stage: Stage, operands: Vec<Operand>, out: Span, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let (first, inputs) = (self.schedule.operands.len(), operands.len());
+        self.schedule.operands.extend(operands);
+        self.push(Step::Join { stage, first, inputs, out, count });
+    }
+}
