@@ -24,8 +24,10 @@ pub const PRODUCT_LEFT: c_int = 3;
 pub const PRODUCT_RIGHT: c_int = 4;
 /// The attribute of a preference: bytes of workspace (u64).
 pub const PREFERENCE_WORKSPACE: c_int = 1;
-/// Which ways of splitting sums are allowed (u32, 0: none but in place).
+/// Where parts of a split sum may meet (u32, bits; 0: sums are not split).
 pub const PREFERENCE_REDUCTIONS: c_int = 3;
+/// One of these bits: in the workspace, unrounded.
+pub const REDUCTIONS_IN_COMPUTE_TYPE: u32 = 2;
 /// The attribute of a preference: bytes to which the left matrix is aligned (u32).
 pub const PREFERENCE_ALIGNMENT_LEFT: c_int = 5;
 /// The right one.

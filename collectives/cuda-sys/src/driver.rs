@@ -27,6 +27,9 @@ pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// The oldest CUDA that a driver must support, as it numbers versions.
 const OLDEST: c_int = 12_000;
 
+/// For memory of the host: page-locked for all contexts of the process.
+pub const HOST_PORTABLE: c_uint = 1;
+
 /// Multiprocessors of a device.
 pub const DEVICE_MULTIPROCESSORS: c_int = 16;
 /// Bytes of its second-level cache.
@@ -37,6 +40,8 @@ pub const DEVICE_CAPABILITY_MAJOR: c_int = 75;
 pub const DEVICE_CAPABILITY_MINOR: c_int = 76;
 /// Bytes of shared memory that a block may ask for.
 pub const DEVICE_SHARED_BYTES: c_int = 97;
+/// Bytes of static shared memory of a block of a function.
+pub const FUNCTION_SHARED_BYTES: c_int = 1;
 /// Bytes of local memory (spills and stack) of a thread of a function.
 pub const FUNCTION_LOCAL_BYTES: c_int = 3;
 /// Registers of a thread of a function.

@@ -30,6 +30,14 @@ macro_rules! functions {
                 }
             }
 
+            /// Each function's name and how its result and arguments are passed.
+            #[cfg(test)]
+            pub(crate) fn signatures() -> Vec<(&'static str, Vec<String>)> {
+                vec![$(
+                    ($symbol, <unsafe extern "C" fn($($arg),*) -> $ret as $crate::headers::Signature>::texts())
+                ),*]
+            }
+
             /// The file that was opened, as far as it is known.
             pub fn file(&self) -> &str {
                 self.opened.file()
@@ -41,5 +49,7 @@ macro_rules! functions {
 pub mod cublaslt;
 pub mod driver;
 pub mod find;
+#[cfg(test)]
+mod headers;
 pub mod nccl;
 pub mod nvrtc;

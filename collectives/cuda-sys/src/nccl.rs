@@ -66,9 +66,9 @@ pub struct UniqueId {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    size: usize,
-    magic: c_uint,
-    version: c_uint,
+    pub(crate) size: usize,
+    pub(crate) magic: c_uint,
+    pub(crate) version: c_uint,
     /// 0: no call waits for a peer.
     pub blocking: c_int,
     /// Blocks that are scheduled together.

@@ -212,7 +212,7 @@ impl Gpu {
         // SAFETY: a loaded module, and valid places to write to.
         unsafe {
             self.check(&what, (driver.module_function)(&mut function, module, kernel.as_ptr()))?;
-            let static_bytes = 1; // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+            let static_bytes = driver::FUNCTION_SHARED_BYTES;
             self.check(&what, (driver.function_attribute)(&mut fixed, static_bytes, function))?;
             let most = self.inner.properties.shared as c_int - fixed;
             let attribute = driver::FUNCTION_DYNAMIC_SHARED_BYTES;

@@ -3,7 +3,7 @@
 use super::gpu::Gpu;
 use crate::buffer::{Memory, Place};
 use crate::error::{Error, Result};
-use cuda_sys::driver::OUT_OF_MEMORY;
+use cuda_sys::driver::{HOST_PORTABLE, OUT_OF_MEMORY};
 use std::ptr::NonNull;
 
 /// Gives memory back when dropped.
@@ -80,10 +80,8 @@ impl Gpu {
     pub fn page_lock(&self, mut memory: Memory) -> Result<Memory> {
         self.enter()?;
         let (start, bytes, place) = (memory.as_mut_ptr(), memory.bytes(), memory.place());
-        // Usable by all contexts of the process.
-        let portable = 1;
         // SAFETY: the memory exists, and its pages are nobody else's.
-        let status = unsafe { (self.driver().register_host)(start.cast(), bytes, portable) };
+        let status = unsafe { (self.driver().register_host)(start.cast(), bytes, HOST_PORTABLE) };
         self.check(&format!("page-locking {bytes} bytes of memory in {place:?}"), status)?;
         let owner = Registered { gpu: self.clone(), start: start as usize, _memory: memory };
         let pointer = NonNull::new(start).expect("memory is not at 0");
@@ -98,10 +96,8 @@ impl Gpu {
     pub fn pinned(&self, bytes: usize) -> Result<Memory> {
         self.enter()?;
         let mut pointer = std::ptr::null_mut();
-        // Usable by all contexts of the process.
-        let portable = 1;
         // SAFETY: a valid place to write to.
-        let status = unsafe { (self.driver().allocate_host)(&mut pointer, bytes.max(1), portable) };
+        let status = unsafe { (self.driver().allocate_host)(&mut pointer, bytes.max(1), HOST_PORTABLE) };
         self.check(&format!("page-locking {bytes} bytes of host memory"), status)?;
         // SAFETY: just allocated, as long as is said.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
