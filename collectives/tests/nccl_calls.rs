@@ -3,7 +3,7 @@
 
 use collectives::bootstrap::{Identity, shm_group};
 use collectives::conformance::{device, standard};
-use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency};
+use collectives::device::cuda::{Event, Gpu, Nccl, Stream, Survey, Urgency};
 use collectives::device::{Queue, SharedQueue};
 use collectives::{Buffer, Communicator, Options, Order, ReduceOp, Staged, Wired};
 use std::io::Write;
@@ -18,14 +18,14 @@ use std::time::Duration;
 fn fake() -> bool {
     static BUILT: OnceLock<bool> = OnceLock::new();
     *BUILT.get_or_init(|| {
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_driver_and_nccl");
         std::fs::create_dir_all(&folder).expect("a folder");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda/fake.c");
-        for (part, library) in [("FAKE_DRIVER", "libcuda.so.1"), ("FAKE_NCCL", "libnccl.so.2")] {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda");
+        for (source, library) in [("driver.c", "libcuda.so.1"), ("nccl.c", "libnccl.so.2")] {
             let mut compiler = Command::new("cc");
             let unfinished = folder.join(format!("{library}.{}", std::process::id()));
             compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
-            compiler.arg(format!("-D{part}")).arg(&source).arg("-o").arg(&unfinished);
+            compiler.arg(sources.join(source)).arg("-o").arg(&unfinished);
             match compiler.status() {
                 Ok(status) => assert!(status.success(), "{compiler:?}"),
                 Err(_) => return skip("there is no C compiler (cc)"),
@@ -192,6 +192,34 @@ fn wide_sums_of_the_library_and_kernels_that_are_missing_are_errors() {
         // The compiler of kernels may be missing, or what it made cannot be loaded here; the peer tells the same.
         assert!(error.contains("fake driver") || error.contains("NVRTC"), "{error}");
     });
+}
+
+/// A thread that has given the driver nothing yet has no context.
+#[test]
+fn any_thread_may_ask_and_drop_what_another_has_made() {
+    if !fake() {
+        return;
+    }
+    let gpu = Gpu::open(0).expect("a GPU");
+    let mut stream = Stream::new(&gpu, Urgency::High).expect("a stream");
+    let [start, end] = [0, 1].map(|_| {
+        let event = Event::timed(&gpu).expect("an event");
+        stream.record(&event).expect("an event happens");
+        event
+    });
+    let elsewhere = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work).join().expect("no panic");
+    let [start, end] = [start, end].map(Arc::new);
+    let (a, b) = (Arc::clone(&start), Arc::clone(&end));
+    elsewhere(Box::new(move || assert!(b.seconds_since(&a).unwrap() >= 0.0)));
+    let event = Arc::clone(&start);
+    elsewhere(Box::new(move || event.wait().unwrap()));
+    let stream = Arc::new(std::sync::Mutex::new(stream));
+    let asked = Arc::clone(&stream);
+    elsewhere(Box::new(move || assert!(asked.lock().unwrap().idle().unwrap())));
+    elsewhere(Box::new(move || drop(Arc::into_inner(start))));
+    elsewhere(Box::new(move || drop(Arc::into_inner(end))));
+    elsewhere(Box::new(move || drop(Arc::into_inner(stream))));
+    elsewhere(Box::new(move || drop(gpu)));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 
 fn run(bench: &Bench, folder: &Path, flags: &str) -> harness::Outcome {
     let mut command = bench.command(&format!("bench {flags}"));
-    command.env("CARAVAN_CUDA_LIBRARIES", folder);
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
     bench.finish(command.spawn().expect("starts"))
 }
 

@@ -146,6 +146,33 @@ fn the_run_for_gpu_machines_says_what_is_wrong() {
     assert_eq!(bench.finish(command.spawn().expect("starts")).code, Some(2));
 }
 
+/// What asks cuBLASLt for products, and everything that a training run asks the driver for: that the calls are right. What
+/// kernels compute is shown on emulated devices; here they do nothing.
+#[test]
+fn products_and_training_call_the_driver_and_its_libraries_rightly() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let mut products = bench.command("bench kernels --check products");
+    products.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+    let text = bench.finish(products.spawn().expect("starts")).success().stdout;
+    assert!(text.contains("ok    products of every orientation") && text.contains("Fake GPU 0"), "{text}");
+
+    let mut command = script(&bench);
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    let (_, list) = text.split_once("what was shown").unwrap_or_default();
+    for words in ["memory of stage-0 is", "memory of stage-3 is", "memory of timed is", "memory of large is"]
+    {
+        assert!(list.contains(&format!("ok     {words} what was predicted")), "'{words}' is not in {text}");
+    }
+    // All that is wrong are losses, which nothing has computed.
+    let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();
+    assert!(wrong.len() == 1 && wrong[0].contains("losses of stage-0 and cpu"), "{text}");
+    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+    bench.nothing_left();
+}
+
 #[test]
 fn the_run_for_gpu_machines_measures_nccl() {
     let Some(folder) = fake() else { return };
@@ -159,7 +186,7 @@ fn the_run_for_gpu_machines_measures_nccl() {
     for words in ["ok     all_reduce (native) of 2 ranks", "ok     all_gather (auto) of 2 ranks"] {
         assert!(text.contains(words), "'{words}' is not in {text}");
     }
-    // The driver that runs on the processor has no kernels to sum with.
+    // Kernels that sum do nothing there.
     assert!(text.contains("WRONG") && text.contains("all_reduce"), "{text}");
 }
 

@@ -131,9 +131,9 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
     }
     let bench = bench();
     bench.text("text.txt", 6000);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../collectives/tests/fake_cuda/fake.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../collectives/tests/fake_cuda/driver.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-shared", "-fPIC", "-pthread", "-DFAKE_DRIVER", source, "-o"]);
+    compiler.args(["-O1", "-shared", "-fPIC", "-pthread", source, "-o"]);
     match compiler.arg(bench.path("libcuda.so.1")).status() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(_) => return skip("old drivers and missing libraries: no C compiler"),
@@ -142,7 +142,9 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
         let mut command = bench.command(&format!("{TRAIN} --device cuda --ranks 1"));
         // No other folders: no Python, no toolkit.
         command.env("CARAVAN_CUDA_LIBRARIES", bench.path(".")).env("PATH", "/nowhere");
-        for name in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"] {
+        for name in
+            ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "HOME", "LD_LIBRARY_PATH"]
+        {
             command.env_remove(name);
         }
         command.env("FAKE_CUDA_VERSION", version);

@@ -1,10 +1,18 @@
-//! A driver and an NCCL that run on the processor, as libraries.
+//! CUDA's libraries as ones that run on the processor: kernels do nothing, products and collectives are what they should be.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder of the two libraries; `None` where there is no C compiler, or a real driver is found first.
+/// Their sources and names.
+const LIBRARIES: [(&str, &str); 4] = [
+    ("driver.c", "libcuda.so.1"),
+    ("nccl.c", "libnccl.so.2"),
+    ("nvrtc.c", "libnvrtc.so.13"),
+    ("cublaslt.c", "libcublasLt.so.13"),
+];
+
+/// The folder of the libraries; `None` where there is no C compiler, or a real driver is found first.
 pub fn fake() -> Option<&'static PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
@@ -12,17 +20,18 @@ pub fn fake() -> Option<&'static PathBuf> {
             return None;
         }
         if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
-            harness::skip("bench over a driver that runs on the processor: there is a real one");
+            harness::skip("a driver that runs on the processor: there is a real one");
             return None;
         }
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
         std::fs::create_dir_all(&folder).expect("a folder");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda/fake.c");
-        for (part, library) in [("FAKE_DRIVER", "libcuda.so.1"), ("FAKE_NCCL", "libnccl.so.2")] {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda");
+        for (source, library) in LIBRARIES {
             let unfinished = folder.join(format!("{library}.{}", std::process::id()));
             let mut compiler = Command::new("cc");
-            compiler.args(["-O1", "-shared", "-fPIC", "-pthread"]).arg(format!("-D{part}"));
-            let status = compiler.arg(&source).arg("-o").arg(&unfinished).status().expect("a compiler");
+            compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
+            compiler.arg(sources.join(source)).arg("-o").arg(&unfinished);
+            let status = compiler.status().expect("a compiler");
             assert!(status.success(), "{compiler:?}");
             std::fs::rename(&unfinished, folder.join(library)).expect("a library");
         }

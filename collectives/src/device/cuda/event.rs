@@ -63,6 +63,7 @@ impl Event {
     /// # Errors
     /// Work before it failed.
     pub fn wait(&self) -> Result<()> {
+        self.gpu.enter()?;
         // SAFETY: a live event.
         self.gpu.check("waiting for an event", unsafe { (self.gpu.driver().event_synchronize)(self.handle) })
     }
@@ -72,6 +73,7 @@ impl Event {
     /// # Errors
     /// They are not, or have not.
     pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        self.gpu.enter()?;
         let mut milliseconds = 0f32;
         // SAFETY: live events, and a valid place to write to.
         let status =
@@ -84,7 +86,10 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: a live event; the driver keeps it until nothing waits for it.
-        unsafe { (self.gpu.driver().event_destroy)(self.handle) };
+        unsafe {
+            let _ = self.gpu.enter();
+            (self.gpu.driver().event_destroy)(self.handle);
+        }
     }
 }
 
@@ -130,6 +135,7 @@ impl Graph {
     /// # Errors
     /// The driver's.
     pub fn launch(&self, stream: &mut Stream) -> Result<()> {
+        self.gpu.enter()?;
         // SAFETY: a live graph and stream; what the recorded work uses is kept by whoever recorded it.
         let status = unsafe { (self.gpu.driver().graph_launch)(self.handle, stream.handle()) };
         self.gpu.check("launching a graph", status)
@@ -139,6 +145,9 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: a live graph; the driver keeps it until it has run.
-        unsafe { (self.gpu.driver().graph_exec_destroy)(self.handle) };
+        unsafe {
+            let _ = self.gpu.enter();
+            (self.gpu.driver().graph_exec_destroy)(self.handle);
+        }
     }
 }

@@ -23,7 +23,8 @@ struct Key {
     left_transposed: bool,
     right_transposed: bool,
     added: bool,
-    /// Bytes to which left, right, added and out are aligned, at most 16.
+    /// Bytes to which left, right, added and out are aligned, at most 16, which is as much as one instruction moves: the
+    /// same product must have the same bits wherever its matrices lie.
     alignment: [u32; 4],
 }
 
@@ -185,6 +186,9 @@ impl Products {
         };
         let workspace = PRODUCT_WORKSPACE as u64;
         prefer(cublaslt::PREFERENCE_WORKSPACE, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;
+        // A result is rounded once: parts of a split sum must not meet in its type.
+        let reductions = cublaslt::REDUCTIONS_IN_COMPUTE_TYPE;
+        prefer(cublaslt::PREFERENCE_REDUCTIONS, std::ptr::from_ref(&reductions).cast(), size_of::<u32>())?;
         let [of_left, of_right, of_added, of_out] = key.alignment;
         for (attribute, alignment) in [
             (cublaslt::PREFERENCE_ALIGNMENT_LEFT, of_right),

@@ -81,6 +81,7 @@ impl Stream {
     /// # Errors
     /// Some of it failed.
     pub fn idle(&self) -> Result<bool> {
+        self.gpu.enter()?;
         // SAFETY: a live stream.
         match unsafe { (self.gpu.driver().stream_query)(self.handle) } {
             driver::NOT_READY => Ok(false),
@@ -189,9 +190,21 @@ impl Queue for Stream {
                 null,
             )
         };
-        match status {
-            0 => Ok(()),
-            _ => self.gpu.check(&format!("launching {} of {}", launch.kernel, launch.module), status),
+        if status == 0 {
+            return Ok(());
+        }
+        let what = format!("launching {} of {}", launch.kernel, launch.module);
+        let (asked, there) = (launch.shared as usize, self.gpu.properties().shared);
+        match asked > there {
+            // Of which the driver says only that a value is invalid.
+            true => Err(Error::System {
+                what,
+                source_text: format!(
+                    "it needs {asked} bytes of shared memory a block, and {} has {there}",
+                    self.gpu.properties().name
+                ),
+            }),
+            false => self.gpu.check(&what, status),
         }
     }
 

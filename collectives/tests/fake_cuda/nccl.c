@@ -1,107 +1,8 @@
-/* A driver and an NCCL that run on the processor, to walk our bindings and the order of our calls where there is no GPU:
- * device memory is malloc'ed, streams do everything at once, ranks are threads of one process. Every handle is checked, so
- * that arguments in a wrong order end the process with a sentence. Built once with FAKE_DRIVER, once with FAKE_NCCL. */
-#define _GNU_SOURCE
+/* NCCL between ranks that are threads of one process. */
+#include "check.h"
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#define CHECK(condition)                                                                      \
-    do {                                                                                      \
-        if (!(condition)) {                                                                   \
-            fprintf(stderr, "fake: %s: %s does not hold\n", __func__, #condition);            \
-            abort();                                                                          \
-        }                                                                                     \
-    } while (0)
-
-#ifdef FAKE_DRIVER
-enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7 };
-typedef struct { int kind, recorded; struct timespec at; } Thing;
-static Thing context = {CONTEXT, 0, {0, 0}};
-static __thread Thing *current;
-
-static Thing *thing(int kind) {
-    Thing *t = calloc(1, sizeof *t);
-    t->kind = kind;
-    return t;
-}
-static int is(void *t, int kind) { return t && ((Thing *)t)->kind == kind; }
-
-int cuInit(unsigned flags) { CHECK(flags == 0); return 0; }
-int cuDriverGetVersion(int *v) {
-    const char *version = getenv("FAKE_CUDA_VERSION");
-    *v = version ? atoi(version) : 13010;
-    return 0;
-}
-int cuDeviceGetCount(int *n) { *n = 8; return 0; }
-int cuDeviceGet(int *d, int ordinal) { CHECK(ordinal < 8); *d = ordinal; return 0; }
-int cuDeviceGetName(char *name, int length, int d) { snprintf(name, length, "Fake GPU %d", d); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int d) { CHECK(d < 8); *bytes = 1u << 30; return 0; }
-int cuDeviceGetUuid_v2(unsigned char *uuid, int d) { memset(uuid, d + 1, 16); return 0; }
-int cuDeviceGetAttribute(int *value, int which, int d) {
-    CHECK(d < 8);
-    *value = which == 75 ? 9 : which == 76 ? 0 : 1 << 16;
-    return 0;
-}
-int cuDevicePrimaryCtxRetain(void **c, int d) { CHECK(d < 8); *c = &context; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int d) { CHECK(d < 8); return 0; }
-int cuCtxSetCurrent(void *c) { CHECK(is(c, CONTEXT)); current = c; return 0; }
-int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return 0; }
-int cuMemGetInfo_v2(size_t *free_, size_t *total) { *free_ = 1u << 29; *total = 1u << 30; return 0; }
-int cuMemAlloc_v2(uint64_t *p, size_t n) { CHECK(current && n > 0); *p = (uint64_t)aligned_alloc(256, (n + 255) / 256 * 256); return 0; }
-int cuMemFree_v2(uint64_t p) { CHECK(current); free((void *)p); return 0; }
-int cuMemHostAlloc(void **p, size_t n, unsigned flags) { CHECK(flags <= 7 && n > 0); *p = malloc(n); return 0; }
-int cuMemFreeHost(void *p) { free(p); return 0; }
-int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { CHECK(p && bytes && flags == 1); return 0; }
-int cuMemHostUnregister(void *p) { CHECK(p); return 0; }
-int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *s) { CHECK(current && is(s, STREAM)); memcpy((void *)to, (void *)from, n); return 0; }
-int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { CHECK(current && (!s || is(s, STREAM))); memset((void *)p, x, n); return 0; }
-int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
-    CHECK(current && flags == 1 && priority <= 0 && priority >= -5);
-    *s = thing(STREAM);
-    return 0;
-}
-int cuStreamDestroy_v2(void *s) { CHECK(is(s, STREAM)); free(s); return 0; }
-int cuStreamSynchronize(void *s) { CHECK(current && (!s || is(s, STREAM))); return 0; }
-int cuStreamQuery(void *s) { CHECK(is(s, STREAM)); return 0; }
-int cuStreamWaitEvent(void *s, void *e, unsigned flags) { CHECK(current && is(s, STREAM) && is(e, EVENT) && flags == 0); return 0; }
-int cuEventCreate(void **e, unsigned flags) { CHECK(current && (flags == 0 || flags == 2)); *e = thing(EVENT); return 0; }
-int cuEventDestroy_v2(void *e) { CHECK(is(e, EVENT)); free(e); return 0; }
-int cuEventRecord(void *e, void *s) {
-    CHECK(current && is(e, EVENT) && is(s, STREAM));
-    ((Thing *)e)->recorded = 1;
-    clock_gettime(CLOCK_MONOTONIC, &((Thing *)e)->at);
-    return 0;
-}
-int cuEventQuery(void *e) { CHECK(current && is(e, EVENT)); return 0; }
-int cuEventSynchronize(void *e) { CHECK(is(e, EVENT)); return 0; }
-int cuEventElapsedTime(float *ms, void *a, void *b) {
-    CHECK(is(a, EVENT) && is(b, EVENT) && ((Thing *)a)->recorded && ((Thing *)b)->recorded);
-    struct timespec from = ((Thing *)a)->at, to = ((Thing *)b)->at;
-    *ms = (float)((to.tv_sec - from.tv_sec) * 1e3 + (to.tv_nsec - from.tv_nsec) / 1e6);
-    return 0;
-}
-/* There are no kernels here. */
-int cuModuleLoadData(void **m, const void *image) { (void)m; (void)image; return 209; }
-int cuModuleUnload(void *m) { (void)m; return 209; }
-int cuModuleGetFunction(void **f, void *m, const char *name) { (void)f; (void)m; (void)name; return 209; }
-int cuFuncSetAttribute(void *f, int which, int value) { (void)f; (void)which; (void)value; return 209; }
-int cuFuncGetAttribute(int *value, int which, void *f) { (void)value; (void)which; (void)f; return 209; }
-int cuLaunchKernel(void) { return 209; }
-int cuStreamBeginCapture_v2(void *s, int mode) { (void)s; (void)mode; return 209; }
-int cuStreamEndCapture(void *s, void **g) { (void)s; (void)g; return 209; }
-int cuGraphInstantiateWithFlags(void **x, void *g, uint64_t flags) { (void)x; (void)g; (void)flags; return 209; }
-int cuGraphLaunch(void *x, void *s) { (void)x; (void)s; return 209; }
-int cuGraphDestroy(void *g) { (void)g; return 209; }
-int cuGraphExecDestroy(void *x) { (void)x; return 209; }
-int cuGetErrorName(int status, const char **text) { *text = status == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR"; return 0; }
-int cuGetErrorString(int status, const char **text) { *text = status == 209 ? "the fake driver has no kernels" : "a fake error"; return 0; }
-#endif
-
-#ifdef FAKE_NCCL
 enum { RANKS = 16, COMM = 0xcc, PROGRESS = 7, INVALID = 4 };
 typedef struct { char bytes[128]; } Id;
 typedef struct { size_t size; unsigned magic, version; int blocking, cga, min, max; const char *net; int split; } Config;
@@ -347,4 +248,3 @@ int ncclGroupEnd(void) {
 }
 const char *ncclGetErrorString(int status) { return status == 6 ? "remote process exited or there was a network error" : "a fake error"; }
 const char *ncclGetLastError(void *comm) { (void)comm; return "from the fake NCCL"; }
-#endif
