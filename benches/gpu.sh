@@ -241,6 +241,12 @@ fi
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
+# What Python knows and the program may not find by itself.
+for each in "${PYTHON:-}" python3 python; do
+    found=$("$each" -c 'import glob, nvidia; print(":".join(lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib")))' \
+        2>/dev/null) && CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:+$CARAVAN_CUDA_LIBRARIES:}$found
+done
+export CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:-}
 # Kernels are compiled once for all parts.
 export CARAVAN_CACHE=${CARAVAN_CACHE:-$work/cache}
 run > >(tee "$results/gpu.txt") 2>&1

@@ -56,29 +56,21 @@ pub fn open(what: &str, names: &[&str], hint: &str) -> Result<Opened, String> {
     })
 }
 
-/// Folders that hold CUDA's libraries: those of `CARAVAN_CUDA_LIBRARIES` (separated by colons), of Python
-/// environments with NVIDIA's wheels, and of toolkits.
+/// Folders that hold CUDA's libraries: those of `CARAVAN_CUDA_LIBRARIES` (separated by colons), of Python packages, which
+/// NVIDIA's wheels are, and of toolkits.
 pub fn folders() -> Vec<PathBuf> {
     let listed = std::env::var_os("CARAVAN_CUDA_LIBRARIES");
     let mut folders: Vec<PathBuf> = listed.iter().flat_map(std::env::split_paths).collect();
-    for prefix in python_prefixes() {
-        for lib in ["lib", "lib64", "local/lib"] {
-            for python in children(&prefix.join(lib), "python3") {
-                for packages in ["site-packages", "dist-packages"] {
-                    let nvidia = python.join(packages).join("nvidia");
-                    folders.extend(children(&nvidia, "").into_iter().map(|package| package.join("lib")));
-                }
-            }
-        }
+    for packages in python_packages() {
+        folders.extend(children(&packages.join("nvidia"), "").into_iter().map(|package| package.join("lib")));
     }
     let mut toolkits = children(Path::new("/usr/local"), "cuda");
     // The plain name is the one that the administrator chose; then the newest.
     toolkits.sort_by_key(|path| {
         (path.file_name().is_some_and(|name| name != "cuda"), std::cmp::Reverse(path.clone()))
     });
-    for root in
-        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from).chain(toolkits)
-    {
+    let named = ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"];
+    for root in named.into_iter().filter_map(std::env::var_os).map(PathBuf::from).chain(toolkits) {
         folders.extend(
             ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|lib| root.join(lib)),
         );
@@ -91,7 +83,21 @@ pub fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Where Python lives: the active environments, and whatever `python3` in the path belongs to.
+/// Where Python's packages lie: on its own search path, and in environments.
+fn python_packages() -> Vec<PathBuf> {
+    let searched = std::env::var_os("PYTHONPATH").unwrap_or_default();
+    let mut packages: Vec<PathBuf> = std::env::split_paths(&searched).collect();
+    for prefix in python_prefixes() {
+        for lib in ["lib", "lib64", "local/lib"] {
+            for python in children(&prefix.join(lib), "python3") {
+                packages.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
+            }
+        }
+    }
+    packages
+}
+
+/// Where Python lives: the active environments, whatever `python3` in the path belongs to, and the user's own packages.
 fn python_prefixes() -> Vec<PathBuf> {
     let environments =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
@@ -99,14 +105,22 @@ fn python_prefixes() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = environments.collect();
     for folder in std::env::split_paths(&path) {
         let python = folder.join("python3");
-        // As named, and as what the name links to: an environment's python is a link to the system's.
-        for file in [Some(python.clone()), python.canonicalize().ok()].into_iter().flatten() {
-            if let (true, Some(prefix)) = (file.exists(), file.parent().and_then(Path::parent)) {
-                prefixes.push(prefix.to_path_buf());
-            }
+        if python.exists() {
+            prefixes.extend(links(python).filter_map(|file| Some(file.parent()?.parent()?.to_path_buf())));
         }
     }
+    prefixes.extend(std::env::var_os("HOME").map(|home| Path::new(&home).join(".local")));
     prefixes
+}
+
+/// A file as named, and what it links to, link by link: a python in the path may be a link to an environment's, which is
+/// a link to the system's.
+fn links(file: PathBuf) -> impl Iterator<Item = PathBuf> {
+    // As many as the kernel follows.
+    const MOST: usize = 40;
+    let whole = file.canonicalize().ok();
+    let next = |file: &PathBuf| Some(file.parent()?.join(file.read_link().ok()?));
+    std::iter::successors(Some(file), next).take(MOST).chain(whole)
 }
 
 /// Entries of a folder whose names start with `start`, sorted; none if it cannot be read.
@@ -138,6 +152,27 @@ mod tests {
         // SAFETY: the type is never used, because the symbol is not there.
         let error = unsafe { opened.symbol::<usize>("caravan_no_such_function\0") }.unwrap_err();
         assert!(error.contains("libc.so.6") && error.contains("caravan_no_such_function"), "{error}");
+    }
+
+    #[test]
+    fn a_python_is_followed_link_by_link() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().canonicalize().unwrap().join(name);
+        for folder in ["path", "environment/bin", "system/bin"] {
+            std::fs::create_dir_all(at(folder)).unwrap();
+        }
+        std::fs::write(at("system/bin/python3.12"), "").unwrap();
+        let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, at(from)).unwrap();
+        link("python3.12", "system/bin/python3");
+        link(at("system/bin/python3").to_str().unwrap(), "environment/bin/python3");
+        link("../environment/bin/python3", "path/python3");
+        link("loop", "path/loop");
+        let folders: Vec<PathBuf> =
+            links(at("path/python3")).map(|file| file.parent().unwrap().canonicalize().unwrap()).collect();
+        for folder in ["path", "environment/bin", "system/bin"] {
+            assert!(folders.contains(&at(folder)), "{folder} is not in {folders:?}");
+        }
+        assert!(links(at("path/loop")).count() <= 41);
     }
 
     #[test]
