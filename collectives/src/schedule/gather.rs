@@ -43,11 +43,14 @@ pub(super) fn build(b: &mut Build) {
                 for from in b.others() {
                     b.recv(&mut m, from, Span::recv(from * block, block), 0);
                 }
-                b.copy(own, place);
             } else {
                 b.send(&mut m, root, own, 0);
             }
             b.wait(&mut m, 0);
+            if at_root {
+                // Last, because it needs nobody, while the others may wait for this rank to take what they sent.
+                b.copy(own, place);
+            }
         }
     }
 }
