@@ -108,6 +108,8 @@ fn chain(size: usize, me: usize) -> (Option<usize>, Vec<usize>) {
 fn tree(b: &mut Build, At { parent, children }: At) {
     let (size, bytes) = (b.group.size, b.call.bytes());
     let budget = (b.group.tuning.round / 4).max(b.group.tuning.tree);
+    // Nobody passes pieces on between two.
+    let budget = if size == 2 { bytes } else { budget };
     let (per_round, rounds) = b.group.tuning.cut(1, bytes, budget);
     let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
     let mut m = Messages::new(size);
