@@ -211,13 +211,13 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             }
             Step::Copy { from, to } => {
                 let (src, dst) = (state.read(from.space, from.offset), state.write(to));
-                if !work::copy(schedule, (src, dst), to.bytes, state, env) {
+                if !work::copy(schedule, (src, dst), to, state, env) {
                     return Ok(Outcome::Yield);
                 }
             }
             Step::Read { from, to } => {
                 let (src, dst) = (state.remote(from), state.write(to));
-                if !work::copy(schedule, (src, dst), to.bytes, state, env) {
+                if !work::copy(schedule, (src, dst), to, state, env) {
                     return Ok(Outcome::Yield);
                 }
             }

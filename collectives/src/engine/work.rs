@@ -14,19 +14,19 @@ const TIMED: usize = 16 << 10;
 pub(super) fn copy(
     schedule: &Schedule,
     (src, dst): (*const u8, *mut u8),
-    bytes: usize,
+    to: Span,
     state: &mut State,
     env: &mut Env<'_>,
 ) -> bool {
     if env.worked >= env.quantum {
         return false;
     }
-    let part = (bytes - state.part).min(env.quantum);
+    let part = (to.bytes - state.part).min(env.quantum);
     let start = (part >= TIMED).then(Instant::now);
     // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
     unsafe {
         let (src, dst) = (src.add(state.part), dst.add(state.part));
-        if bytes >= schedule.group.tuning.stream {
+        if schedule.streams(to.space) {
             stream::copy(src, dst, part);
             stream::fence();
         } else {
@@ -38,7 +38,7 @@ pub(super) fn copy(
     }
     env.worked += part;
     state.part += part;
-    let done = state.part == bytes;
+    let done = state.part == to.bytes;
     if done {
         state.part = 0;
     }
@@ -58,7 +58,8 @@ pub(super) fn reduce(
     }
     let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
     let element = schedule.call.dtype.size();
-    let (out, out_size) = (state.write(out), out.bytes / count);
+    let (stream, out_size) = (schedule.streams(out.space), out.bytes / count);
+    let out = state.write(out);
     let part = (count - state.part).min((env.quantum / element).max(1));
     env.pointers.clear();
     let skip = state.part * element;
@@ -74,7 +75,7 @@ pub(super) fn reduce(
     // size; the output is disjoint from them or, in place, this rank's operand itself.
     unsafe {
         let out = out.add(state.part * out_size);
-        if count * out_size >= schedule.group.tuning.stream && !env.pointers.contains(&out.cast_const()) {
+        if stream && !env.pointers.contains(&out.cast_const()) {
             streamed(kernel, env.pointers, (out, out_size), part, element);
         } else {
             kernel(env.pointers, out, part);

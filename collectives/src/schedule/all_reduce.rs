@@ -72,10 +72,11 @@ fn read_all(b: &mut Build) {
 fn exchange_all(b: &mut Build) {
     let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
     let mut m = Messages::new(size);
-    let mut arrived = vec![0; size];
+    let mut arrived = vec![Span::scratch(0, 0); size];
+    let mut window = b.landing(Span::recv(0, bytes), bytes);
     for i in 1..size {
         let from = (rank + size - i) % size;
-        arrived[from] = b.recv_scratch(&mut m, from, bytes, 0, &mut None).offset;
+        arrived[from] = b.recv_scratch(&mut m, from, bytes, 0, &mut window.take());
     }
     for to in b.others() {
         b.send(&mut m, to, Span::send(0, bytes), 0);
@@ -83,7 +84,7 @@ fn exchange_all(b: &mut Build) {
     b.wait(&mut m, 0);
     let operand = |r: usize| match r {
         r if r == rank => Operand::Own(Space::Send, 0),
-        r => Operand::Own(Space::Scratch, arrived[r]),
+        r => Operand::Own(arrived[r].space, arrived[r].offset),
     };
     b.reduce(operand, Span::recv(0, bytes), b.call.count);
 }

@@ -119,6 +119,13 @@ impl Schedule {
         build.schedule
     }
 
+    /// Whether what this rank itself writes to `space` goes past the caches: the result of a call too large for them.
+    pub(crate) fn streams(&self, space: Space) -> bool {
+        let Schedule { call, group, .. } = self;
+        let piece = if call.kind == Kind::AllReduce { call.bytes() / group.size } else { call.bytes() };
+        space != Space::Scratch && piece >= group.tuning.stream
+    }
+
     fn empty(call: Call, group: &Group, choice: Choice) -> Schedule {
         let kernel =
             call.kind.reduces().then(|| crate::reduce::kernel(call.dtype, call.op, call.wide, group.size));
@@ -181,6 +188,12 @@ impl Build {
         let first = self.schedule.operands.len();
         self.schedule.operands.extend((0..self.group.size).map(operand));
         self.push(Step::Reduce { first, inputs: self.group.size, out, count });
+    }
+
+    /// Where one peer's contribution may arrive instead of in scratch, so that less passes through the caches: where the
+    /// result goes, unless that is this rank's input or has elements of another size.
+    fn landing(&self, out: Span, bytes: usize) -> Option<Span> {
+        (!self.call.in_place && self.out_size() == self.call.dtype.size()).then(|| out.slice(0, bytes))
     }
 
     /// Scratch at a cache line.

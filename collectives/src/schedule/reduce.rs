@@ -39,7 +39,7 @@ fn direct(b: &mut Build) {
 fn linear(b: &mut Build) {
     let (rank, size, root, bytes) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
     let element = b.call.dtype.size();
-    let (per_round, rounds) = b.group.tuning.cut(size - 1, bytes, b.group.tuning.round);
+    let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, bytes);
     let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
     let mut m = Messages::new(size);
     if rank != root {
@@ -50,7 +50,12 @@ fn linear(b: &mut Build) {
         return b.wait(&mut m, 0);
     }
     let mut windows: [Vec<Option<Span>>; 2] = [vec![None; size], vec![None; size]];
-    let mut arrived = [vec![0; size], vec![0; size]];
+    let mut arrived = [vec![Span::scratch(0, 0); size], vec![Span::scratch(0, 0); size]];
+    if rounds == 1
+        && let Some(first) = b.others().next()
+    {
+        windows[0][first] = b.landing(Span::recv(0, bytes), bytes);
+    }
     for k in 0..=rounds {
         if k < rounds {
             for from in b.others() {
@@ -58,7 +63,7 @@ fn linear(b: &mut Build) {
                 if window.is_none() && piece(k).len() > b.group.tuning.frame {
                     *window = Some(b.scratch(per_round.min(bytes)));
                 }
-                arrived[k % 2][from] = b.recv_scratch(&mut m, from, piece(k).len(), k, window).offset;
+                arrived[k % 2][from] = b.recv_scratch(&mut m, from, piece(k).len(), k, window);
             }
         }
         if k > 0 {
@@ -67,7 +72,7 @@ fn linear(b: &mut Build) {
             let arrived = &arrived[(k - 1) % 2];
             let operand = |r: usize| match r {
                 r if r == rank => Operand::Own(Space::Send, range.start),
-                r => Operand::Own(Space::Scratch, arrived[r]),
+                r => Operand::Own(arrived[r].space, arrived[r].offset),
             };
             b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
         }

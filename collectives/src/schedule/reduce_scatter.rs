@@ -65,7 +65,7 @@ pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: usize, release:
 /// reduced to `out`. `parts` are byte ranges of the input.
 pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], out: Span) {
     let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
-    let (per_round, rounds) = b.group.tuning.cut(size - 1, parts[0].len(), b.group.tuning.round);
+    let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, parts[0].len());
     let mut windows: [Vec<Option<Span>>; 2] = [vec![None; size], vec![None; size]];
     let mut arrived: [Vec<Span>; 2] = [vec![Span::scratch(0, 0); size], vec![Span::scratch(0, 0); size]];
     let cut = |part: &Range<usize>, k: usize| {
@@ -88,6 +88,11 @@ pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], 
                 b.send(m, to, Span::send(theirs.start, theirs.len()), k);
             }
         };
+    if rounds == 1
+        && let Some(first) = b.others().next()
+    {
+        windows[0][first] = b.landing(out, parts[rank].len());
+    }
     post(b, m, &mut arrived[0], &mut windows[0], 0);
     for k in 0..rounds {
         if k + 1 < rounds {
@@ -98,7 +103,7 @@ pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], 
         let mine = cut(&parts[rank], k);
         let operand = |r: usize| match r {
             r if r == rank => Operand::Own(Space::Send, mine.start),
-            r => Operand::Own(Space::Scratch, arrived[k % 2][r].offset),
+            r => Operand::Own(arrived[k % 2][r].space, arrived[k % 2][r].offset),
         };
         let at = out_bytes(b, mine.start - parts[rank].start);
         let bytes = out_bytes(b, mine.len());

@@ -219,8 +219,12 @@ const BY_TWO: usize = 8;
 pub struct Tuning {
     /// Copied per round when peers cannot read a buffer where it is.
     pub staging: usize,
-    /// Received per round of a pairwise reduction.
+    /// Sent to a rank or received by it per round.
     pub round: usize,
+    /// The same in a reduction whose result goes past the caches: two rounds of contributions stay in a cache beside the
+    /// input and the result that pass through it. With 2 MiB of cache a processor, 128 to 512 KiB took equally long over
+    /// messages within a node, and 2 MiB a quarter more.
+    pub window: usize,
     /// The least piece per peer of a round.
     pub piece: usize,
     /// First messages up to this many bytes travel together with the call's fingerprint.
@@ -233,7 +237,7 @@ pub struct Tuning {
     /// Up to this many bytes, trees beat chains in `broadcast`, the root alone reduces in `reduce`, and what a node
     /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks.
     pub tree: usize,
-    /// From this many bytes on a copy or a reduction writes past the caches.
+    /// From this many bytes on a call's result is written past the caches.
     pub stream: usize,
     /// Measurements by kind, which go before the limits above; see [`TuningTable`](super::TuningTable).
     pub measured: [Option<Rule>; Kind::ALL.len()],
@@ -244,6 +248,7 @@ impl Default for Tuning {
         Tuning {
             staging: 256 << 10,
             round: 2 << 20,
+            window: 256 << 10,
             piece: 32 << 10,
             frame: 8 << 10,
             read_all: 32 << 10,
@@ -273,10 +278,12 @@ impl Tuning {
         let n = ranks.max(2) as f64;
         let exchanged = step / ((1.0 - 2.0 / n) / bandwidth + 1.0 / (n * REDUCED));
         let exchanged = if ranks <= 2 { exchanged / BY_TWO as f64 } else { exchanged };
+        let filled = (2.0 * step * bandwidth).min(16.0 * MOST) as usize;
         Tuning {
             exchange_all: exchanged.min(MOST) as usize,
             tree: (step * bandwidth).min(MOST) as usize,
-            round: self.round.max((2.0 * step * bandwidth).min(16.0 * MOST) as usize),
+            round: self.round.max(filled),
+            window: self.window.max(filled),
             ..self
         }
     }
@@ -287,6 +294,11 @@ impl Tuning {
             2 => self.exchange_all.saturating_mul(BY_TWO),
             _ => self.exchange_all / (ranks - 1),
         }
+    }
+
+    /// How contributions of at most `largest` bytes each, of `peers` ranks at once, are cut into rounds.
+    pub(super) fn cut_reduction(&self, peers: usize, largest: usize) -> (usize, usize) {
+        self.cut(peers, largest, if largest < self.stream { self.round } else { self.window })
     }
 
     /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`
