@@ -116,7 +116,7 @@ impl Engine {
             size: transport.size(),
             direct,
             nodes: transport.nodes().filter(|nodes| nodes.matter()).cloned().map(Arc::new),
-            coded: transport.tells_calls_apart(),
+            tells: transport.tells(),
             tuning: options.tuning,
         };
         Engine {

@@ -116,6 +116,29 @@ impl Coded {
     }
 }
 
+/// The element type of a user's message, in bits of its tag that are not the user's. Together with the message's length it
+/// is the whole [`Fingerprint`].
+pub struct Typed;
+
+impl Typed {
+    /// Where the bits are; the user's are below them.
+    pub const SHIFT: u32 = 32;
+    /// All of them.
+    pub const MASK: u64 = 0xf << Self::SHIFT;
+
+    /// Of a message of elements of `dtype`. Never 0, which says nothing.
+    pub fn of(dtype: DType) -> u64 {
+        (dtype as u64 + 1) << Self::SHIFT
+    }
+
+    /// What the sender of a message of `bytes` with this tag has called, if the tag says it.
+    pub fn fingerprint(tag: u64, bytes: usize) -> Option<Fingerprint> {
+        let code = ((tag & Self::MASK) >> Self::SHIFT) as usize;
+        let dtype = *DTYPES.get(code.checked_sub(1)?)?;
+        Some(Fingerprint::of(&Call::new(Kind::Send, dtype, bytes / dtype.size())))
+    }
+}
+
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = (self.0 >> 59).checked_sub(1).and_then(|k| Kind::ALL.get(k as usize));

@@ -179,7 +179,9 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 // SAFETY: the buffers live and stay as they are until the call is done, which `Wait` precedes.
                 let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
                 let request = request.map_err(|e| in_words(e, schedule, state, to))?;
-                state.posted.push(Posted { group, peer: to, request });
+                if request != Request::DONE {
+                    state.posted.push(Posted { group, peer: to, request });
+                }
             }
             Step::Recv { from, slot, group, span } => {
                 let tag = Tag(state.tag + slot as u64);

@@ -2,7 +2,8 @@
 //! transport tells by a message's tag and length which call it belongs to.
 
 use super::{Algorithm, Build, Kind, Span, Step};
-use crate::watch::Coded;
+use crate::transport::Tells;
+use crate::watch::{Coded, Typed};
 
 /// Lets what is posted together begin with its sends. Libraries announce a large message and send it once its receiver
 /// answers. A receive that finds its message announced is answered at once; then the peer's data are on their way, and
@@ -56,6 +57,9 @@ impl Build {
     /// apart: then no fingerprint travels. What it cannot tell from tag, length and direction, it needs not tell: in
     /// these algorithms the root is one of the two, and no rank sends another more than the call's count.
     fn coded(&self, bytes: usize) -> Option<usize> {
+        if matches!(self.call.kind, Kind::Send | Kind::Recv) {
+            return (self.group.tells == Tells::Everything).then(|| Typed::of(self.call.dtype) as usize);
+        }
         let whole = match self.algorithm() {
             Algorithm::Pairwise | Algorithm::ExchangeAll | Algorithm::Linear | Algorithm::Dissemination => {
                 true
@@ -63,7 +67,8 @@ impl Build {
             Algorithm::Binomial | Algorithm::Chain => self.group.size == 2,
             _ => false,
         };
-        let bytes = (self.group.coded && whole && bytes == self.call.bytes()).then_some(bytes)?;
+        let bytes = (self.group.tells >= Tells::Collectives && whole && bytes == self.call.bytes())
+            .then_some(bytes)?;
         Coded::of(&self.call, bytes).map(|coded| coded.slot().into())
     }
 
@@ -156,34 +161,40 @@ mod tests {
     use super::*;
     use crate::element::DType;
     use crate::schedule::{Call, Group, Local, Schedule, Tuning};
+    use crate::watch::Fingerprint;
 
     #[test]
     fn what_the_transport_tells_apart_needs_no_fingerprint() {
         for kind in Kind::ALL {
             for count in [0, 10, 5000] {
-                let group = |coded| Group {
+                let group = |tells| Group {
                     rank: 0,
                     size: 2,
                     direct: None,
                     nodes: None,
-                    coded,
+                    tells,
                     tuning: Tuning::default(),
                 };
                 let call = Call {
                     root: 1,
                     ..Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { count })
                 };
-                let steps = |coded| Schedule::new(call, &group(coded), Local::default(), None).steps;
+                let steps = |tells| Schedule::new(call, &group(tells), Local::default(), None).steps;
                 let checks = |step: &Step| matches!(step, Step::Frame { .. } | Step::Check { .. });
                 let user = matches!(kind, Kind::Send | Kind::Recv);
-                assert!(steps(false).iter().any(checks), "{call}");
-                assert_eq!(steps(true).iter().any(checks), user, "{call}");
-                let slots = steps(true).into_iter().filter_map(|step| match step {
+                assert!(steps(Tells::Nothing).iter().any(checks), "{call}");
+                assert_eq!(steps(Tells::Collectives).iter().any(checks), user, "{call}");
+                assert!(!steps(Tells::Everything).iter().any(checks), "{call}");
+                let slots = steps(Tells::Everything).into_iter().filter_map(|step| match step {
                     Step::Send { slot, span, .. } | Step::Recv { slot, span, .. } => Some((slot, span.bytes)),
                     _ => None,
                 });
-                for (slot, bytes) in slots.filter(|_| !user) {
-                    assert!(Coded::from_slot(slot as u16).is_some() && bytes == call.bytes(), "{call}");
+                for (slot, bytes) in slots {
+                    let told = match user {
+                        true => Typed::fingerprint(slot as u64, bytes) == Some(Fingerprint::of(&call)),
+                        false => Coded::from_slot(slot as u16).is_some(),
+                    };
+                    assert!(told && bytes == call.bytes(), "{call}");
                 }
             }
         }
@@ -193,8 +204,13 @@ mod tests {
     fn what_is_posted_together_begins_with_its_sends() {
         let tuning = Tuning { round: 64 << 10, ..Tuning::default() };
         for kind in [Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce, Kind::AllToAll, Kind::Barrier] {
-            for (rank, size, coded) in [(0, 2, false), (1, 2, true), (2, 5, false), (2, 5, true)] {
-                let group = Group { rank, size, direct: None, nodes: None, coded, tuning };
+            for (rank, size, tells) in [
+                (0, 2, Tells::Nothing),
+                (1, 2, Tells::Collectives),
+                (2, 5, Tells::Nothing),
+                (2, 5, Tells::Everything),
+            ] {
+                let group = Group { rank, size, direct: None, nodes: None, tells, tuning };
                 let call = Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { 100_000 });
                 let steps = Schedule::new(call, &group, Local::default(), None).steps;
                 let (mut sends, mut received) = (0, false);

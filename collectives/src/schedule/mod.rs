@@ -30,7 +30,7 @@ pub mod tuner;
 
 use crate::element::DType;
 use crate::reduce::Kernel;
-use crate::transport::Nodes;
+use crate::transport::{Nodes, Tells};
 use crate::watch::Fingerprint;
 pub(crate) use cache::Cache;
 pub use call::{Call, Kind, part};
@@ -80,9 +80,8 @@ pub struct Group {
     pub direct: Option<usize>,
     /// Which ranks share a node, where that makes a difference.
     pub nodes: Option<Arc<Nodes>>,
-    /// Whether the transport tells messages of different calls apart, so that a message which carries all of a call
-    /// between two ranks needs no fingerprint.
-    pub coded: bool,
+    /// Which messages that carry all of a call between two ranks need no fingerprint.
+    pub tells: Tells,
     /// Sizes at which algorithms change.
     pub tuning: Tuning,
 }

@@ -404,7 +404,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::Nodes;
+    use crate::transport::{Nodes, Tells};
     use std::sync::Arc;
 
     fn all_reduce(group: &Group, bytes: usize) -> Choice {
@@ -416,7 +416,7 @@ mod tests {
         let group = |ranks, link: Option<(u64, f64)>| {
             let plain = Tuning::default();
             let tuning = link.map_or(plain, |(us, b)| plain.for_link(ranks, Duration::from_micros(us), b));
-            Group { rank: 0, size: ranks, direct: None, nodes: None, coded: false, tuning }
+            Group { rank: 0, size: ranks, direct: None, nodes: None, tells: Tells::Nothing, tuning }
         };
         // 22 us at 1.25 GB/s are 27500 bytes. With 4 ranks half of what is sent is too much, which takes 0.4 ns a
         // byte; the quarter that is reduced late takes 0.03: 22000 / 0.43125 bytes are sent at most, by 3 messages.
@@ -446,7 +446,7 @@ mod tests {
         let group = |size, block| {
             let tuning = Tuning::default();
             let nodes = Some(Arc::new(Nodes::blocks(size, block).unwrap()));
-            Group { rank: 0, size, direct: None, nodes, coded: false, tuning }
+            Group { rank: 0, size, direct: None, nodes, tells: Tells::Nothing, tuning }
         };
         let of = |kind, dtype, count, group: &Group| choose(&Call::new(kind, dtype, count), group, None);
         let large = 1 << 20;

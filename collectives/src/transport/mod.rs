@@ -18,9 +18,27 @@ pub use nodes::Nodes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
 
+/// Of which messages a transport tells what their sender has called, from tag and length: then no fingerprint need travel
+/// with them. Whatever else a sender has sent under the same call, or the same tag of the user, becomes an
+/// [`Error::Diverged`] of who waits for such a message, with nothing as `mine` and the sender's call as `theirs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tells {
+    /// Of none.
+    Nothing,
+    /// Of those whose tag is [`Coded`](crate::watch::Coded).
+    Collectives,
+    /// Also of users' messages, whose tags are [`Typed`](crate::watch::Typed).
+    Everything,
+}
+
 /// A posted send or receive of one transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub u64);
+
+impl Request {
+    /// Of what was done when it was posted: to test it would only take time.
+    pub const DONE: Request = Request(u64::MAX);
+}
 
 /// Moves bytes between the ranks of one group. One thread at a time drives it (the engine's), which is
 /// why every method takes `&mut self`. No method blocks: waiting, deadlines and parking are the engine's.
@@ -50,11 +68,9 @@ pub trait Transport: Send {
         usize::MAX
     }
 
-    /// Whether a message whose tag ends in a [`Coded`](crate::watch::Coded) meets only its like, and whatever else its
-    /// sender has sent under the same call instead becomes an [`Error::Diverged`] of who waits for it, with nothing as
-    /// `mine` and the sender's call as `theirs`. Then no fingerprint need travel with such a message.
-    fn tells_calls_apart(&self) -> bool {
-        false
+    /// Which messages need no fingerprint; the same on every rank.
+    fn tells(&self) -> Tells {
+        Tells::Nothing
     }
 
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.

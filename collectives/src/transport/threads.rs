@@ -14,9 +14,6 @@ use std::time::Duration;
 /// Up to this many bytes a message waits in the mailbox rather than at the sender.
 const EAGER: usize = 16 << 10;
 
-/// A request that was complete when it was made.
-const DONE: Request = Request(u64::MAX);
-
 /// One rank of a group of threads.
 pub struct Threads {
     rank: usize,
@@ -265,7 +262,7 @@ impl Transport for Threads {
             };
             inner.arrived.push(Letter { from, tag, body });
             mailbox.ring(&mut inner);
-            return Ok(own.map_or(DONE, |request| Request(request as u64)));
+            return Ok(own.map_or(Request::DONE, |request| Request(request as u64)));
         };
         let posted = inner.posted.remove(index);
         inner.copying += 1;
@@ -279,7 +276,7 @@ impl Transport for Threads {
         if let Some(request) = own {
             self.mine().lock().requests[request] = State::Free;
         }
-        Ok(DONE)
+        Ok(Request::DONE)
     }
 
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
@@ -312,11 +309,11 @@ impl Transport for Threads {
                 }
             }
         }
-        Ok(DONE)
+        Ok(Request::DONE)
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        if request == DONE {
+        if request == Request::DONE {
             return Ok(true);
         }
         let index = request.0 as usize;

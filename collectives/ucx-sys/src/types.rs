@@ -200,10 +200,15 @@ pub struct ucp_request_param_t {
 
 macro_rules! zeroed {
     ($($name:ident)*) => {$(
+        impl $name {
+            /// No field is set.
+            // SAFETY: integers, null pointers and `None` functions: all zero is a value of each field.
+            pub const UNSET: Self = unsafe { std::mem::zeroed() };
+        }
+
         impl Default for $name {
             fn default() -> Self {
-                // SAFETY: integers, null pointers and `None` functions: all zero is a value of each field.
-                unsafe { std::mem::zeroed() }
+                Self::UNSET
             }
         }
     )*};
@@ -222,6 +227,7 @@ pub enum Posted {
 }
 
 /// Tells the three meanings of a `ucs_status_ptr_t` apart, as `UCS_PTR_IS_ERR` and its kin do in C.
+#[inline]
 pub fn posted(pointer: ucs_status_ptr_t) -> Posted {
     let value = pointer as isize;
     if value == 0 {

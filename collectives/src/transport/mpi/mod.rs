@@ -18,7 +18,7 @@ mod session;
 mod tags;
 
 use super::farewell::Farewells;
-use super::{Request, Tag, Transport};
+use super::{Request, Tag, Tells, Transport};
 use crate::error::{Error, Result};
 use comm::Comm;
 use control::Word;
@@ -394,8 +394,8 @@ impl Transport for MpiTransport {
         if self.guarded { SMALL - size_of::<u64>() } else { usize::MAX }
     }
 
-    fn tells_calls_apart(&self) -> bool {
-        true
+    fn tells(&self) -> Tells {
+        Tells::Collectives
     }
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {

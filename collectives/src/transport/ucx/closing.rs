@@ -7,6 +7,7 @@
 
 use super::UcxTransport;
 use super::context::Worker;
+use super::members::Members;
 use super::session::{State, Word};
 use crate::error::Error;
 use crate::transport::Transport;
@@ -29,7 +30,7 @@ impl UcxTransport {
         let text = why.to_string();
         self.announced = true;
         self.tell_peers(Word::Failure, &text, |state, peer| state.failures.of(peer) == UCS_OK);
-        self.lost.get_or_insert_with(|| why.clone());
+        self.members.lost.get_or_insert_with(|| why.clone());
         self.wait(Instant::now() + LINGER_FAILED, |this| match this.session.turn() {
             Ok(mut state) => state.settle_outgoing(),
             Err(_) => true,
@@ -39,10 +40,11 @@ impl UcxTransport {
     /// Says something to the members that are still there and that `wanted` accepts.
     fn tell_peers(&mut self, word: Word, text: &str, wanted: fn(&State, usize) -> bool) {
         let Ok(mut state) = self.session.turn() else { return };
-        for (member, &peer) in self.members.iter().enumerate() {
-            if member != self.rank && !self.farewells.has_left(member) && wanted(&state, peer) {
+        let Members { rank, ranks, numbers, farewells, .. } = &self.members;
+        for (member, &peer) in ranks.iter().enumerate() {
+            if member != *rank && !farewells.has_left(member) && wanted(&state, peer) {
                 // A peer that cannot be told finds out by itself.
-                let _ = state.say(peer, word, self.numbers[member], text);
+                let _ = state.say(peer, word, numbers[member], text);
             }
         }
     }
@@ -77,8 +79,8 @@ impl UcxTransport {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
-        let failed = self.lost.is_some() || std::thread::panicking();
-        if let Some(why) = self.lost.clone().filter(|_| !self.announced) {
+        let failed = self.members.lost.is_some() || std::thread::panicking();
+        if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
             // Or else peers would take the end of this process for the cause.
             self.announce_failure(&why);
         }
@@ -87,18 +89,18 @@ impl UcxTransport {
             self.requests.cancel_receives(&state.worker);
         }
         let sent = self.wait(until, |this| this.settle().0 == 0 || !failed && this.check().is_err());
-        if sent && self.lost.is_none() && !failed {
+        if sent && self.members.lost.is_none() && !failed {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
                 let watches = state.local(peer) && state.cards[peer].pid != state.cards[state.rank].pid;
                 watches || !state.endpoints[peer].is_null()
             });
         }
-        let until = if self.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
+        let until = if self.members.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
         let settled = self.wait(until, |this| this.settle() == (0, 0));
         let mut state = self.session.any_turn();
-        state.free_number(self.numbers[self.rank]);
-        state.failed |= self.lost.is_some() || failed;
+        state.free_number(self.members.number());
+        state.failed |= self.members.lost.is_some() || failed;
         if !settled {
             // UCX cannot take back a message under way, and its memory is the caller's again from here on.
             state.given_up = true;

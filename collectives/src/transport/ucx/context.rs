@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use ucx_sys::*;
 
-/// An opened library and a context. Groups of one rank share it; each has its own worker.
+/// An opened library and a context of it.
 pub(super) struct Context {
     pub(super) ucp: Ucp,
     handle: Handle,
@@ -15,8 +15,7 @@ pub(super) struct Context {
     rank: usize,
 }
 
-// SAFETY: created for workers of several threads (`mt_workers_shared`); its handle is only used to create workers
-// and, by the last owner, to clean up.
+// SAFETY: its handle is only used to create a worker and, by the last owner, to clean up.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -59,11 +58,9 @@ impl Context {
         let params = ucp_params_t {
             field_mask: UCP_PARAM_FIELD_FEATURES
                 | UCP_PARAM_FIELD_TAG_SENDER_MASK
-                | UCP_PARAM_FIELD_MT_WORKERS_SHARED
                 | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
             features: UCP_FEATURE_TAG,
             tag_sender_mask: super::tags::SOURCE_MASK,
-            mt_workers_shared: 1,
             estimated_num_eps: size,
             ..Default::default()
         };
@@ -96,13 +93,20 @@ impl Drop for Context {
     }
 }
 
-/// One worker: the endpoint of one group on this rank. One thread at a time uses it.
+/// How messages are posted: constants, because what was just written to the stack is not to be read (see
+/// [`turns`](super::turns)).
+const SEND: ucp_request_param_t = ucp_request_param_t::UNSET;
+/// UCX 1.13 fails to say how long a message was whose receive is done at once, so a request is asked for in every case.
+const RECV: ucp_request_param_t =
+    ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_NO_IMM_CMPL, ..ucp_request_param_t::UNSET };
+
+/// What moves the messages of a rank. One thread at a time uses it.
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     handle: Handle,
 }
 
-// SAFETY: created with UCS_THREAD_MODE_SERIALIZED; `&mut` methods of the transport keep calls one after another.
+// SAFETY: created with UCS_THREAD_MODE_SERIALIZED, and turns keep calls one after another.
 unsafe impl Send for Worker {}
 
 impl Worker {
@@ -178,6 +182,7 @@ impl Worker {
     ///
     /// # Safety
     /// As of [`Transport::send`](crate::transport::Transport::send); `endpoint` is one of this worker.
+    #[inline(always)]
     pub(super) unsafe fn send(
         &self,
         endpoint: Handle,
@@ -185,16 +190,15 @@ impl Worker {
         src: *const u8,
         bytes: usize,
     ) -> Posted {
-        let param = ucp_request_param_t::default();
         // SAFETY: the caller's promise.
-        posted(unsafe { (self.context.ucp.ucp_tag_send_nbx)(endpoint, src.cast(), bytes, tag, &param) })
+        posted(unsafe { (self.context.ucp.ucp_tag_send_nbx)(endpoint, src.cast(), bytes, tag, &SEND) })
     }
 
-    /// Posts a receive of at most `bytes`. It is never done at once: UCX 1.13 then fails to say how long the message
-    /// was, so a request is asked for in every case.
+    /// Posts a receive of at most `bytes`, which is never done at once.
     ///
     /// # Safety
     /// As of [`Transport::recv`](crate::transport::Transport::recv).
+    #[inline(always)]
     pub(super) unsafe fn recv(
         &self,
         tag: ucp_tag_t,
@@ -202,10 +206,9 @@ impl Worker {
         dst: *mut u8,
         bytes: usize,
     ) -> Result<*mut c_void> {
-        let param = ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_NO_IMM_CMPL, ..Default::default() };
         let ucp = &self.context.ucp;
         // SAFETY: the caller's promise.
-        match posted(unsafe { (ucp.ucp_tag_recv_nbx)(self.handle, dst.cast(), bytes, tag, mask, &param) }) {
+        match posted(unsafe { (ucp.ucp_tag_recv_nbx)(self.handle, dst.cast(), bytes, tag, mask, &RECV) }) {
             Posted::Pending(request) => Ok(request),
             Posted::Failed(status) => Err(self.context.error("ucp_tag_recv_nbx", status)),
             Posted::Done => {
@@ -258,9 +261,7 @@ impl Worker {
         // SAFETY: the caller's promise.
         unsafe { (self.context.ucp.ucp_request_cancel)(self.handle, request) }
     }
-}
 
-impl Worker {
     /// Ends the worker: nothing touches memory of its requests any more, and no other method may be called.
     pub(super) fn destroy(&mut self) {
         let handle = std::mem::replace(&mut self.handle, null_mut());
@@ -269,9 +270,7 @@ impl Worker {
             unsafe { (self.context.ucp.ucp_worker_destroy)(handle) }
         }
     }
-}
 
-impl Worker {
     /// Leaves the worker as it is, for good: nothing moves it any more, and no other method may be called.
     pub(super) fn abandon(&mut self) {
         self.handle = null_mut();

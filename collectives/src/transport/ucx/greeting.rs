@@ -4,7 +4,7 @@
 //! among them, which takes milliseconds over TCP. Large jobs leave it at that, because each rank of a collective speaks to
 //! few of the others.
 
-use super::session::{Session, State, Word};
+use super::session::{State, Word};
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
 use ucx_sys::UCS_OK;
@@ -20,42 +20,42 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 
-impl Session {
+impl State {
     /// Connects this rank to all others, which do the same, unless they are many.
-    pub(super) fn greet(&self) -> Result<()> {
-        let mut state = self.turn()?;
-        if state.cards.len() > MOST {
+    pub(super) fn greet(&mut self) -> Result<()> {
+        if self.cards.len() > MOST {
             return Ok(());
         }
-        let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(&mut state, round));
+        let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(round));
         // Peers are not to be waited for at the end of a rank that failed here.
-        state.failed |= met.is_err();
+        self.failed |= met.is_err();
         met
     }
 
-    fn greet_once(&self, state: &mut State, round: u8) -> Result<()> {
-        let others = |state: &State| (0..state.cards.len()).filter(|&p| p != state.rank).collect::<Vec<_>>();
-        for peer in others(state) {
-            state.say(peer, Word::Hello, 0, "")?;
+    fn greet_once(&mut self, round: u8) -> Result<()> {
+        let (rank, size) = (self.rank, self.cards.len());
+        let others = || (0..size).filter(move |&peer| peer != rank);
+        for peer in others() {
+            self.say(peer, Word::Hello, 0, "")?;
         }
         let (mut until, mut awake) = (Instant::now() + DEADLINE, Instant::now() + IDLE);
         loop {
-            let moved = state.worker.progress();
-            state.listen()?;
-            let Some(missing) = others(state).into_iter().find(|&p| state.greetings[p] < round) else {
+            let moved = self.worker.progress();
+            self.listen()?;
+            let Some(missing) = others().find(|&peer| self.greetings[peer] < round) else {
                 return Ok(());
             };
             let now = Instant::now();
             if moved {
                 awake = now + IDLE;
             }
-            if now > until || state.is_gone(missing) {
+            if now > until || self.is_gone(missing) {
                 // What it had sent may still be on its way.
-                if state.is_gone(missing) && now < until {
+                if self.is_gone(missing) && now < until {
                     until = until.min(now + super::LAST_WORDS);
                     continue;
                 }
-                return Err(self.stranger(state, missing));
+                return Err(self.stranger(missing));
             }
             match (moved, now > awake) {
                 (true, _) => {}
@@ -65,14 +65,14 @@ impl Session {
         }
     }
 
-    fn stranger(&self, state: &mut State, peer: usize) -> Error {
-        let rank = state.rank;
-        if !state.is_gone(peer) {
+    fn stranger(&mut self, peer: usize) -> Error {
+        let rank = self.rank;
+        if !self.is_gone(peer) {
             return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after: DEADLINE };
         }
-        let how = match state.failures.of(peer) {
-            UCS_OK => format!("ended (process {}) while ranks were connecting", state.cards[peer].pid),
-            status => format!("is unreachable ({})", self.context.ucp.status(status)),
+        let how = match self.failures.of(peer) {
+            UCS_OK => format!("ended (process {}) while ranks were connecting", self.cards[peer].pid),
+            status => format!("is unreachable ({})", self.worker.context.ucp.status(status)),
         };
         Error::PeerLost { rank, peer, how }
     }

@@ -1,8 +1,8 @@
 //! How members form a subgroup: each tells the others by which number it knows the new group.
 
+use super::members::Members;
 use super::{UcxTransport, tags};
 use crate::error::{Error, Result};
-use crate::transport::Transport;
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
@@ -20,20 +20,20 @@ struct Awaited {
 impl UcxTransport {
     /// The group of `members`, which all call this together.
     pub(super) fn form(&mut self, members: &[usize], context: u64) -> Result<Self> {
-        let refuse = |problem| Error::Argument { call: "subgroup", rank: self.rank, problem };
-        let Some(rank) = members.iter().position(|&m| m == self.rank) else {
+        let refuse = |problem| Error::Argument { call: "subgroup", rank: self.members.rank, problem };
+        let Some(rank) = members.iter().position(|&m| m == self.members.rank) else {
             return Err(refuse(format!("ranks {members:?} form a group without this rank")));
         };
-        if let Some(&bad) = members.iter().find(|&&m| m >= self.members.len()) {
-            self.check_peer("subgroup", bad)?;
+        if let Some(&bad) = members.iter().find(|&&m| m >= self.members.ranks.len()) {
+            self.members.admit("subgroup", bad)?;
         }
         let Some(number) = self.session.turn()?.take_number() else {
             return Err(refuse(format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS)));
         };
         match self.exchange(members, context, number) {
             Ok(numbers) => {
-                let members = members.iter().map(|&m| self.members[m]).collect();
-                Ok(Self::over(self.session.clone(), rank, members, numbers))
+                let ranks = members.iter().map(|&m| self.members.ranks[m]).collect();
+                Ok(Self::over(self.session.clone(), Members::new(rank, ranks, numbers)))
             }
             Err(error) => {
                 self.session.any_turn().free_number(number);
@@ -60,13 +60,13 @@ impl UcxTransport {
 
     fn post(&mut self, members: &[usize], context: u64, mine: u16, awaited: &mut Vec<Awaited>) -> Result<()> {
         let mut state = self.session.turn()?;
-        for (member, &parent) in members.iter().enumerate().filter(|(_, m)| **m != self.rank) {
-            let (me, peer) = (state.rank, self.members[parent]);
+        for (member, &parent) in members.iter().enumerate().filter(|(_, m)| **m != self.members.rank) {
+            let (me, peer) = (state.rank, self.members.ranks[parent]);
             // A name that both sides know: the receiver's number of the group that it is formed from, and the context.
             let tag = |source, number: u16| tags::control(tags::EXCHANGE, source, about(number, context));
-            state.control(peer, tag(me, self.numbers[parent]), mine.to_le_bytes().into())?;
+            state.control(peer, tag(me, self.members.numbers[parent]), mine.to_le_bytes().into())?;
             let mut space = vec![0u8; size_of::<u16>()];
-            let tag = tag(peer, self.numbers[self.rank]);
+            let tag = tag(peer, self.members.number());
             // SAFETY: `space` is kept in `awaited` until the request is complete.
             let request = unsafe { state.worker.recv(tag, tags::EXACT, space.as_mut_ptr(), space.len())? };
             awaited.push(Awaited { member, space, request });
@@ -78,27 +78,27 @@ impl UcxTransport {
         let until = Instant::now() + MEETING;
         while let Some(Awaited { member, space, request }) = awaited.last() {
             let mut info = ucp_tag_recv_info_t::default();
-            let state = self.session.turn()?;
+            let mut state = self.session.turn()?;
             // SAFETY: a receive of this worker that was not yet reported complete.
             let status = unsafe { state.worker.received(*request, &mut info) };
             if status == UCS_INPROGRESS {
                 let moved = state.worker.progress();
+                self.members.check(&mut state)?;
                 drop(state);
                 if !moved {
                     std::thread::yield_now();
                 }
-                self.check()?;
                 if Instant::now() > until {
                     let what = format!("forming a group of {} ranks", members.len());
                     let peer = members[*member];
-                    return Err(Error::Timeout { what, rank: self.rank, peer, after: MEETING });
+                    return Err(Error::Timeout { what, rank: self.members.rank, peer, after: MEETING });
                 }
                 continue;
             }
             numbers[*member] = u16::from_le_bytes([space[0], space[1]]);
             awaited.pop();
             if status != UCS_OK {
-                return Err(self.session.context.error("ucp_tag_recv_nbx", status));
+                return Err(state.worker.context.error("ucp_tag_recv_nbx", status));
             }
         }
         Ok(())

@@ -1,9 +1,10 @@
 //! Messages over UCX: InfiniBand, RoCE, TCP, and on one host shared memory and cross-memory attach, chosen by UCX
 //! itself (`UCX_TLS` and `UCX_NET_DEVICES` are respected). The library is opened at run time.
 //!
-//! One worker per rank, shared by its groups; tagged messages whose tag holds source and group, so matching is exact.
-//! Peers are connected at the start; in jobs of more than 64 ranks at their first message. A lost peer becomes an error in [`check`](Transport::check): on this host
-//! its process is watched, because UCX cannot report losses over shared memory; elsewhere UCX's own keep-alive does it.
+//! One worker per rank, shared by its groups; tagged messages whose tag holds source, group and call. Peers are connected
+//! at the start; in jobs of more than 64 ranks at their first message. A lost peer becomes an error in
+//! [`check`](Transport::check): on this host its process is watched, because UCX cannot report losses over shared memory;
+//! elsewhere UCX's own keep-alive does it.
 
 mod closing;
 mod context;
@@ -11,19 +12,22 @@ mod defaults;
 mod failures;
 mod greeting;
 mod meeting;
+mod members;
 mod peers;
 mod requests;
 mod session;
 mod tags;
+mod turns;
 
-use super::farewell::Farewells;
-use super::{Request, Tag, Transport};
+use super::{Request, Tag, Tells, Transport};
 use crate::error::{Error, Result};
+use crate::watch::Fingerprint;
+use members::Members;
 use requests::{Kind, Outcome, Requests};
-use session::{Session, State, Word};
-use std::sync::Arc;
+use session::State;
 use std::time::{Duration, Instant};
 use tags::Window;
+use turns::Hold;
 use ucx_sys::{Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_OK};
 
 /// The name and version of the UCX library that would be opened.
@@ -44,18 +48,10 @@ const LAST_WORDS: Duration = Duration::from_millis(20);
 
 /// UCX between the ranks of one group.
 pub struct UcxTransport {
-    session: Arc<Session>,
-    /// This rank in the group.
-    rank: usize,
-    /// The members' ranks in the job.
-    members: Vec<usize>,
-    /// By which number each member knows the group.
-    numbers: Vec<u16>,
+    session: Hold,
+    members: Members,
     requests: Requests,
     window: Window,
-    farewells: Farewells,
-    /// Set by the first loss; nothing new is posted from then on.
-    lost: Option<Error>,
     /// Peers have been told that this rank gives up.
     announced: bool,
     /// No message is under way any more, and none will be.
@@ -81,97 +77,29 @@ impl UcxTransport {
                 format!("{size} ranks asked for, the tags of this transport hold {}", tags::MOST_RANKS);
             return Err(Error::Argument { call: "connect over UCX", rank, problem });
         }
-        let session = Session::open(rank, size, exchange)?;
-        session.greet()?;
-        Ok(Self::over(session, rank, (0..size).collect(), vec![0; size]))
+        let mut session = State::open(rank, size, exchange)?;
+        session.turn()?.greet()?;
+        Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
     }
 
-    fn over(session: Arc<Session>, rank: usize, members: Vec<usize>, numbers: Vec<u16>) -> Self {
+    fn over(session: Hold, members: Members) -> Self {
         UcxTransport {
             session,
-            rank,
+            members,
             requests: Requests::default(),
             window: Window::default(),
-            farewells: Farewells::none(members.len()),
-            members,
-            numbers,
-            lost: None,
             announced: false,
             closed: false,
         }
     }
 
-    fn check_peer(&self, call: &'static str, peer: usize) -> Result<()> {
-        if let Some(error) = &self.lost {
-            return Err(error.clone());
+    /// The tag of a message of `of` from one rank of the job to the member that calls the group `number`.
+    #[inline(always)]
+    fn tag(&mut self, call: &'static str, source: usize, number: u16, of: Tag) -> Result<u64> {
+        match self.window.admit(of) {
+            Ok(()) => Ok(tags::message(source, number, of)),
+            Err(problem) => Err(Error::Argument { call, rank: self.members.rank, problem }),
         }
-        if peer >= self.members.len() {
-            let problem = format!("rank {peer} asked for, the group has {}", self.members.len());
-            return Err(Error::Argument { call, rank: self.rank, problem });
-        }
-        Ok(())
-    }
-
-    /// Whether a message can have this tag.
-    fn admit(&mut self, call: &'static str, tag: Tag) -> Result<()> {
-        self.window.admit(tag).map_err(|problem| Error::Argument { call, rank: self.rank, problem })
-    }
-
-    fn other_length(&self, peer: usize, expected: usize, came: String) -> Error {
-        let (mine, theirs) = (format!("{expected} bytes"), came);
-        Error::Diverged { sequence: 0, rank: self.rank, mine, peer, theirs }
-    }
-
-    /// Takes note of what peers have said about this group.
-    fn take_notices(&mut self, state: &mut State) -> Result<()> {
-        state.listen()?;
-        while let Some(notice) = state.take_notice(self.numbers[self.rank]) {
-            let Some(peer) = self.members.iter().position(|&m| m == notice.from) else { continue };
-            match notice.word {
-                Word::Failure if self.lost.is_none() => {
-                    let how = format!("gave up: {}", notice.text);
-                    self.lost = Some(Error::PeerLost { rank: self.rank, peer, how });
-                }
-                Word::Farewell => self.farewells.note(peer),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// What is known to have gone wrong by now.
-    fn find_loss(&mut self, state: &mut State) -> Option<Error> {
-        state.watch.look();
-        if !state.failures.any() && !state.watch.any() {
-            return None;
-        }
-        for peer in 0..self.members.len() {
-            let world = self.members[peer];
-            if self.farewells.has_left(peer) || !state.is_gone(world) {
-                continue;
-            }
-            // Its farewell may have been on its way.
-            let until = Instant::now() + LAST_WORDS;
-            while !self.farewells.has_left(peer) && self.lost.is_none() && Instant::now() < until {
-                state.worker.progress();
-                if let Err(error) = self.take_notices(state) {
-                    return Some(error);
-                }
-            }
-            if self.lost.is_some() {
-                return self.lost.clone();
-            }
-            if !self.farewells.has_left(peer) {
-                let how = match state.failures.of(world) {
-                    UCS_OK => {
-                        format!("ended (process {}) without leaving the group", state.cards[world].pid)
-                    }
-                    status => format!("is unreachable ({})", self.session.context.ucp.status(status)),
-                };
-                return Some(Error::PeerLost { rank: self.rank, peer, how });
-            }
-        }
-        None
     }
 }
 
@@ -181,63 +109,69 @@ impl Transport for UcxTransport {
     }
 
     fn rank(&self) -> usize {
-        self.rank
+        self.members.rank
     }
 
     fn size(&self) -> usize {
-        self.members.len()
+        self.members.ranks.len()
+    }
+
+    fn tells(&self) -> Tells {
+        Tells::Everything
     }
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
-        self.check_peer("send", to)?;
-        self.admit("send", tag)?;
-        if self.farewells.has_left(to) {
-            let how = "left the group before a message to it was sent".into();
-            return Err(Error::PeerLost { rank: self.rank, peer: to, how });
+        self.members.admit("send", to)?;
+        if self.members.farewells.has_left(to) {
+            return Err(self.members.error(to, "left the group before a message to it was sent"));
         }
+        let source = self.members.ranks[self.members.rank];
+        let tag = self.tag("send", source, self.members.numbers[to], tag)?;
         let mut state = self.session.turn()?;
-        let endpoint = state.endpoint(self.members[to])?;
-        let tag = tags::message(state.rank, self.numbers[to], tag);
+        let endpoint = state.endpoint(self.members.ranks[to])?;
         // SAFETY: the caller's promise.
         match unsafe { state.worker.send(endpoint, tag, src, bytes) } {
-            Posted::Done => Ok(Requests::DONE),
+            Posted::Done => Ok(Request::DONE),
             Posted::Pending(request) => Ok(self.requests.add(Kind::Send, request, to, bytes)),
-            Posted::Failed(status) => Err(self.session.context.error("ucp_tag_send_nbx", status)),
+            Posted::Failed(status) => Err(state.worker.context.error("ucp_tag_send_nbx", status)),
         }
     }
 
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
-        self.check_peer("recv", from)?;
-        self.admit("recv", tag)?;
+        self.members.admit("recv", from)?;
+        let source = self.members.ranks[from];
+        let tag = self.tag("recv", source, self.members.number(), tag)?;
         let mut state = self.session.turn()?;
-        let peer = self.members[from];
-        if !state.local(peer) {
+        if !state.local(source) {
             // UCX watches a remote peer through a connection to it.
-            state.endpoint(peer)?;
+            state.endpoint(source)?;
         }
-        let tag = tags::message(peer, self.numbers[self.rank], tag);
         // SAFETY: the caller's promise.
-        let request = unsafe { state.worker.recv(tag, tags::EXACT, dst, bytes)? };
-        Ok(self.requests.add(Kind::Recv, request, from, bytes))
+        let request = unsafe { state.worker.recv(tag, tags::deciding(tag), dst, bytes)? };
+        Ok(self.requests.add(Kind::Recv { tag, dst }, request, from, bytes))
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        if request == Requests::DONE {
+        if request == Request::DONE {
             return Ok(true);
         }
-        if let (true, Some(error)) = (self.closed, &self.lost) {
+        if let (true, Some(error)) = (self.closed, &self.members.lost) {
             return Err(error.clone());
         }
         let state = self.session.turn()?;
-        let mut done = self.requests.test(&state.worker, request);
-        if done.is_none() {
-            state.worker.progress();
-            done = self.requests.test(&state.worker, request);
-        }
+        let mut moved = false;
+        let done = loop {
+            match self.requests.test(&state.worker, request) {
+                Ok(false) if !moved => state.worker.progress(),
+                done => break done,
+            };
+            moved = true;
+        };
         drop(state);
         match done {
-            None => self.still_possible(request),
-            Some(done) => self.completed(done),
+            Ok(true) => Ok(true),
+            Ok(false) => self.still_possible(request),
+            Err(outcome) => Err(self.failed(&outcome)),
         }
     }
 
@@ -246,18 +180,11 @@ impl Transport for UcxTransport {
     }
 
     fn check(&mut self) -> Result<()> {
-        if self.lost.is_none() {
-            let session = self.session.clone();
-            let mut state = session.turn()?;
-            self.take_notices(&mut state)?;
-            if self.lost.is_none() {
-                self.lost = self.find_loss(&mut state);
-            }
+        if let Some(error) = &self.members.lost {
+            return Err(error.clone());
         }
-        match &self.lost {
-            None => Ok(()),
-            Some(error) => Err(error.clone()),
-        }
+        let mut state = self.session.turn()?;
+        self.members.check(&mut state)
     }
 
     /// Sleeps only when nothing has moved for a while: over TCP each look moves one segment, and a nap between two would
@@ -286,41 +213,59 @@ impl UcxTransport {
     /// False for a request that is under way, an error if its peer has left without serving it.
     fn still_possible(&self, request: Request) -> Result<bool> {
         match self.requests.awaits(request) {
-            Some(peer) if self.farewells.nothing_comes_from(peer) => {
-                let how = "left the group while a message from it was awaited".into();
-                Err(Error::PeerLost { rank: self.rank, peer, how })
+            Some(peer) if self.members.farewells.nothing_comes_from(peer) => {
+                Err(self.members.error(peer, "left the group while a message from it was awaited"))
             }
             _ => Ok(false),
         }
     }
 
-    /// The outcome of a request that is no longer under way.
-    fn completed(&mut self, done: Outcome) -> Result<bool> {
-        let Outcome { kind, peer, bytes, status, length } = done;
-        match (kind, status) {
-            (Kind::Send, UCS_OK) => Ok(true),
-            (Kind::Recv, UCS_OK) if length == bytes => Ok(true),
-            (Kind::Recv, UCS_OK) => Err(self.other_length(peer, bytes, format!("{length} bytes"))),
-            (Kind::Recv, UCS_ERR_MESSAGE_TRUNCATED) => {
-                // UCX drops such a message whole, so nothing here tells what the peer called. If it was the peer's
-                // turn to receive as well, it got the shorter message, knows more, and says so in a moment.
-                let until = Instant::now() + HEARSAY;
-                while self.lost.is_none() && Instant::now() < until {
-                    self.session.turn()?.worker.progress();
-                    self.check()?;
-                }
-                Err(self.other_length(peer, bytes, "more".into()))
+    /// What it means that a request did not end as it should.
+    #[cold]
+    fn failed(&mut self, done: &Outcome) -> Error {
+        let (call, way) = match (done.kind, done.status) {
+            (Kind::Recv { tag, dst }, UCS_OK | UCS_ERR_MESSAGE_TRUNCATED) => {
+                return self.diverged(done, tag, dst);
             }
-            (kind, status) => {
-                // A loss that explains the failure is the better message.
-                self.check()?;
-                let (call, way) = match kind {
-                    Kind::Send => ("ucp_tag_send_nbx", "to"),
-                    Kind::Recv => ("ucp_tag_recv_nbx", "from"),
-                };
-                let text = self.session.context.ucp.status(status);
-                Err(self.session.context.error_text(call, format!("{bytes} bytes {way} rank {peer}: {text}")))
+            (Kind::Recv { .. }, _) => ("ucp_tag_recv_nbx", "from"),
+            (Kind::Send, _) => ("ucp_tag_send_nbx", "to"),
+        };
+        // A loss that explains the failure is the better message.
+        if let Err(loss) = self.check() {
+            return loss;
+        }
+        let context = self.session.context();
+        let (bytes, peer, text) = (done.bytes, done.peer, context.ucp.status(done.status));
+        context.error_text(call, format!("{bytes} bytes {way} rank {peer}: {text}"))
+    }
+
+    /// What has come to `dst` is not what was waited for under `tag`.
+    fn diverged(&mut self, done: &Outcome, tag: u64, dst: *const u8) -> Error {
+        let Outcome { peer, bytes, came, .. } = *done;
+        let (rank, sent, here) = (self.members.rank, came.length, done.status == UCS_OK);
+        let framed = came.sender_tag != tag && tags::is_framed(came.sender_tag) && sent >= size_of::<u64>();
+        let called = match framed && here {
+            // SAFETY: so many bytes have come there, and until `test` returns they are the transport's.
+            true => Some(Fingerprint::from_bits(unsafe { dst.cast::<u64>().read_unaligned() })),
+            false => tags::called(came.sender_tag, sent, peer, rank),
+        };
+        if let Some(called) = called {
+            let (mine, theirs) = (String::new(), called.to_string());
+            return Error::Diverged { sequence: 0, rank, mine, peer, theirs };
+        }
+        // UCX drops a message whole that is longer than its receive, so nothing here tells what the peer called. If it was
+        // the peer's turn to receive as well, it got the shorter message, knows more, and says so in a moment.
+        let until = Instant::now() + HEARSAY;
+        while !here && Instant::now() < until {
+            let heard = self.session.turn().and_then(|mut state| {
+                state.worker.progress();
+                self.members.check(&mut state)
+            });
+            if let Err(error) = heard {
+                return error;
             }
         }
+        let (mine, theirs) = (format!("{bytes} bytes"), format!("{sent} bytes"));
+        Error::Diverged { sequence: 0, rank, mine, peer, theirs }
     }
 }

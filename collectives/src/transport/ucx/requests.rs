@@ -1,27 +1,33 @@
 //! The requests of a transport that are under way, in places that are used again: no allocation once warm.
+//!
+//! What is written here or returned is read back word by word, as it was written: a longer load cannot be served from
+//! stores that have not reached the cache yet, and waits for all of them; see [`turns`](super::turns).
 
 use super::context::Worker;
 use crate::transport::Request;
 use std::ffi::c_void;
-use ucx_sys::{UCS_INPROGRESS, ucp_tag_recv_info_t, ucs_status_t};
+use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t, ucp_tag_t, ucs_status_t};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Send,
-    Recv,
+    /// Of a message under `tag` to `dst`.
+    Recv {
+        tag: ucp_tag_t,
+        dst: *const u8,
+    },
 }
 
-/// How a request ended.
+/// How a request ended that did not end as it should.
 pub(super) struct Outcome {
     pub(super) kind: Kind,
     pub(super) peer: usize,
     pub(super) bytes: usize,
     pub(super) status: ucs_status_t,
     /// What came, for receives.
-    pub(super) length: usize,
+    pub(super) came: ucp_tag_recv_info_t,
 }
 
-#[derive(Clone, Copy)]
 struct Slot {
     /// Counts the uses of this place, so that a stale [`Request`] is not taken for a later one.
     generation: u32,
@@ -40,13 +46,11 @@ pub(super) struct Requests {
     orphans: Vec<(*mut c_void, Vec<u8>)>,
 }
 
-// SAFETY: the pointers are requests of a worker that may move between threads, and its lock keeps calls apart.
+// SAFETY: the pointers are requests of a worker that may move between threads, and turns keep calls apart; and memory that
+// callers of `recv` have vouched for.
 unsafe impl Send for Requests {}
 
 impl Requests {
-    /// What was done when it was posted.
-    pub(super) const DONE: Request = Request(u64::MAX);
-
     pub(super) fn add(&mut self, kind: Kind, pointer: *mut c_void, peer: usize, bytes: usize) -> Request {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, pointer, kind, peer, bytes });
@@ -57,36 +61,46 @@ impl Requests {
         Request((slot.generation as u64) << 32 | index as u64)
     }
 
-    /// How `request` ended, or nothing while it is under way. A request that ended before is an outcome of success.
-    pub(super) fn test(&mut self, worker: &Worker, request: Request) -> Option<Outcome> {
+    /// Whether `request` is done, as one is that has been done before; or how else it ended.
+    #[inline(always)]
+    pub(super) fn test(&mut self, worker: &Worker, request: Request) -> Result<bool, Box<Outcome>> {
         let (index, generation) = (request.0 as u32, (request.0 >> 32) as u32);
-        let slot = self.slots[index as usize];
+        let slot = &mut self.slots[index as usize];
         if slot.generation != generation || slot.pointer.is_null() {
-            return Some(Outcome { kind: Kind::Send, peer: slot.peer, bytes: 0, status: 0, length: 0 });
+            return Ok(true);
         }
-        let mut info = ucp_tag_recv_info_t::default();
+        let mut came = ucp_tag_recv_info_t::default();
         // SAFETY: a request of this worker that was not yet reported complete.
         let status = unsafe {
             match slot.kind {
                 Kind::Send => worker.finished(slot.pointer),
-                Kind::Recv => worker.received(slot.pointer, &mut info),
+                Kind::Recv { .. } => worker.received(slot.pointer, &mut came),
             }
         };
         if status == UCS_INPROGRESS {
-            return None;
+            return Ok(false);
         }
-        let place = &mut self.slots[index as usize];
-        place.pointer = std::ptr::null_mut();
-        // Generations stay below the number of `DONE`.
-        place.generation = (generation + 1) & 0x7fff_ffff;
+        slot.pointer = std::ptr::null_mut();
+        // Generations stay below that of `Request::DONE`.
+        slot.generation = (generation + 1) & 0x7fff_ffff;
         self.free.push(index);
-        Some(Outcome { kind: slot.kind, peer: slot.peer, bytes: slot.bytes, status, length: info.length })
+        let expected = match slot.kind {
+            Kind::Send => true,
+            Kind::Recv { tag, .. } => came.length == slot.bytes && came.sender_tag == tag,
+        };
+        match status == UCS_OK && expected {
+            true => Ok(true),
+            false => {
+                let Slot { kind, peer, bytes, .. } = *slot;
+                Err(Box::new(Outcome { kind, peer, bytes, status, came }))
+            }
+        }
     }
 
     /// From whom `request` awaits a message, if it is a receive.
     pub(super) fn awaits(&self, request: Request) -> Option<usize> {
         let slot = &self.slots[request.0 as u32 as usize];
-        (slot.kind == Kind::Recv).then_some(slot.peer)
+        matches!(slot.kind, Kind::Recv { .. }).then_some(slot.peer)
     }
 
     /// Takes over a receive that nobody awaits any more, with its memory.
@@ -98,7 +112,7 @@ impl Requests {
 
     /// Cancels every receive that is under way.
     pub(super) fn cancel_receives(&mut self, worker: &Worker) {
-        for slot in self.slots.iter().filter(|s| !s.pointer.is_null() && s.kind == Kind::Recv) {
+        for slot in self.slots.iter().filter(|s| !s.pointer.is_null() && s.kind != Kind::Send) {
             // SAFETY: a request of this worker that was not yet reported complete.
             unsafe { worker.cancel(slot.pointer) };
         }
@@ -108,12 +122,10 @@ impl Requests {
     pub(super) fn settle(&mut self, worker: &Worker) -> (usize, usize) {
         let (mut sends, mut others) = (0, 0);
         for index in 0..self.slots.len() {
-            let slot = self.slots[index];
-            if slot.pointer.is_null() {
-                continue;
-            }
-            if self.test(worker, Request((slot.generation as u64) << 32 | index as u64)).is_none() {
-                if slot.kind == Kind::Send { sends += 1 } else { others += 1 }
+            let Slot { generation, pointer, kind, .. } = self.slots[index];
+            let request = Request((generation as u64) << 32 | index as u64);
+            if !pointer.is_null() && matches!(self.test(worker, request), Ok(false)) {
+                if kind == Kind::Send { sends += 1 } else { others += 1 }
             }
         }
         self.orphans.retain(|(request, _)| {

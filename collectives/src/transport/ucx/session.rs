@@ -8,10 +8,10 @@ use super::context::{Context, Worker};
 use super::failures::Failures;
 use super::peers::{Card, Watch};
 use super::tags;
+use super::turns::Hold;
 use crate::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard};
 use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
 
 pub(super) const NOTICE_BYTES: usize = 1 << 10;
@@ -53,12 +53,7 @@ pub(super) struct Notice {
     pub(super) text: String,
 }
 
-/// What is shared by the groups of a rank.
-pub(super) struct Session {
-    pub(super) context: Arc<Context>,
-    state: Mutex<State>,
-}
-
+/// What is shared by the groups of a rank, which [take turns](super::turns) at it.
 pub(super) struct State {
     /// This rank in the job, as everything below.
     pub(super) rank: usize,
@@ -88,16 +83,16 @@ pub(super) struct State {
     pub(super) worker: Worker,
 }
 
-// SAFETY: the raw handles belong to the worker, which may move between threads; the lock keeps calls apart.
+// SAFETY: the raw handles belong to the worker, which may move between threads; turns keep calls apart.
 unsafe impl Send for State {}
 
-impl Session {
+impl State {
     /// Makes the worker and learns the peers' addresses by `exchange`.
     pub(super) fn open(
         rank: usize,
         size: usize,
         exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
-    ) -> Result<Arc<Self>> {
+    ) -> Result<Hold> {
         let context = Context::open(rank, size)?;
         let worker = Worker::create(&context)?;
         let mine = Card::of_this_process(worker.address()?);
@@ -134,35 +129,9 @@ impl Session {
             worker,
         };
         state.await_notice()?;
-        Ok(Arc::new(Session { context, state: Mutex::new(state) }))
+        Ok(Hold::new(context, state))
     }
 
-    /// This thread's turn, as long as messages can be moved at all.
-    pub(super) fn turn(&self) -> Result<MutexGuard<'_, State>> {
-        let state = self.any_turn();
-        match state.given_up {
-            false => Ok(state),
-            true => {
-                let text = "messages of a failed group could not be ended".into();
-                Err(self.context.error_text("ucp_worker_progress", text))
-            }
-        }
-    }
-
-    /// This thread's turn, perhaps only to look.
-    pub(super) fn any_turn(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked in its turn has left UCX as it was between two calls.
-        self.state.lock().unwrap_or_else(|p| p.into_inner())
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.state.get_mut().unwrap_or_else(|p| p.into_inner()).close();
-    }
-}
-
-impl State {
     /// Whether `peer` runs on this host.
     pub(super) fn local(&self, peer: usize) -> bool {
         self.cards[peer].host == self.cards[self.rank].host

@@ -1,0 +1,111 @@
+//! What a rank knows of the members of one group: who they are, who has left, and the first loss.
+
+use super::LAST_WORDS;
+use super::session::{State, Word};
+use crate::error::{Error, Result};
+use crate::transport::farewell::Farewells;
+use std::time::Instant;
+use ucx_sys::UCS_OK;
+
+pub(super) struct Members {
+    /// This rank in the group.
+    pub(super) rank: usize,
+    /// The members' ranks in the job.
+    pub(super) ranks: Vec<usize>,
+    /// By which number each member knows the group.
+    pub(super) numbers: Vec<u16>,
+    pub(super) farewells: Farewells,
+    /// Set by the first loss; nothing new is posted from then on.
+    pub(super) lost: Option<Error>,
+}
+
+impl Members {
+    pub(super) fn new(rank: usize, ranks: Vec<usize>, numbers: Vec<u16>) -> Self {
+        Members { rank, farewells: Farewells::none(ranks.len()), ranks, numbers, lost: None }
+    }
+
+    /// By which number this rank knows the group.
+    pub(super) fn number(&self) -> u16 {
+        self.numbers[self.rank]
+    }
+
+    /// Whether `call` can have to do with `peer`.
+    pub(super) fn admit(&self, call: &'static str, peer: usize) -> Result<()> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        if peer >= self.ranks.len() {
+            let problem = format!("rank {peer} asked for, the group has {}", self.ranks.len());
+            return Err(Error::Argument { call, rank: self.rank, problem });
+        }
+        Ok(())
+    }
+
+    /// The error of a message that cannot be, because of what `peer` has done.
+    pub(super) fn error(&self, peer: usize, how: impl Into<String>) -> Error {
+        Error::PeerLost { rank: self.rank, peer, how: how.into() }
+    }
+
+    /// Whether all members are there or have left in order.
+    pub(super) fn check(&mut self, state: &mut State) -> Result<()> {
+        if self.lost.is_none() {
+            self.take_notices(state)?;
+        }
+        if self.lost.is_none() {
+            self.lost = self.find_loss(state)?;
+        }
+        match &self.lost {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Takes note of what peers have said about this group.
+    fn take_notices(&mut self, state: &mut State) -> Result<()> {
+        state.listen()?;
+        while let Some(notice) = state.take_notice(self.number()) {
+            let Some(peer) = self.ranks.iter().position(|&r| r == notice.from) else { continue };
+            match notice.word {
+                Word::Failure if self.lost.is_none() => {
+                    self.lost = Some(self.error(peer, format!("gave up: {}", notice.text)));
+                }
+                Word::Farewell => self.farewells.note(peer),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What is known to have gone wrong by now.
+    fn find_loss(&mut self, state: &mut State) -> Result<Option<Error>> {
+        state.watch.look();
+        if !state.failures.any() && !state.watch.any() {
+            return Ok(None);
+        }
+        for peer in 0..self.ranks.len() {
+            let world = self.ranks[peer];
+            if self.farewells.has_left(peer) || !state.is_gone(world) {
+                continue;
+            }
+            // Its farewell may have been on its way.
+            let until = Instant::now() + LAST_WORDS;
+            while !self.farewells.has_left(peer) && self.lost.is_none() && Instant::now() < until {
+                state.worker.progress();
+                self.take_notices(state)?;
+            }
+            if self.lost.is_some() {
+                return Ok(self.lost.clone());
+            }
+            if !self.farewells.has_left(peer) {
+                let how = match state.failures.of(world) {
+                    UCS_OK => {
+                        format!("ended (process {}) without leaving the group", state.cards[world].pid)
+                    }
+                    status => format!("is unreachable ({})", state.worker.context.ucp.status(status)),
+                };
+                return Ok(Some(self.error(peer, how)));
+            }
+        }
+        Ok(None)
+    }
+}
