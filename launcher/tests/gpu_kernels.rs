@@ -170,6 +170,19 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
     let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();
     assert!(wrong.len() == 1 && wrong[0].contains("losses of stage-0 and cpu"), "{text}");
     assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+
+    // Two ranks, whose GPUs reach each other over NCCL, or through the host and then with the optimizer there.
+    for flags in [
+        "--transport nccl+threads --stage 0",
+        "--transport nccl+threads --stage 3",
+        "--transport shm --stage 3 --offload optimizer --recompute full",
+    ] {
+        let flags =
+            format!("train --model nano --data random --steps 3 --seq 16 --ranks 2 --device cuda {flags}");
+        let mut train = bench.command(&flags);
+        train.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+        bench.finish(train.spawn().expect("starts")).success();
+    }
     bench.nothing_left();
 }
 

@@ -15,7 +15,11 @@ typedef struct {
     void *born[RANKS];
     struct { const void *from; size_t bytes; int full; } letters[RANKS][RANKS];
 } Group;
-typedef struct { int kind, rank, looks, aborted; Group *group; } Comm;
+typedef struct {
+    int kind, rank, aborted;
+    _Atomic int under_way; /* looks until the last call is done */
+    Group *group;
+} Comm;
 typedef struct { Comm *comm; const void *from; void *to; size_t bytes; int peer; } Part;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -28,6 +32,16 @@ static __thread Part list[4 * RANKS];
 static Comm *live(void *c) {
     CHECK(c && ((Comm *)c)->kind == COMM);
     return c;
+}
+/* A communicator takes a call only once it has said that the last one is done. */
+static Comm *ready(void *comm) {
+    Comm *c = live(comm);
+    CHECK(c->group->broken || (!c->under_way && c->group->joined == c->group->size));
+    return c;
+}
+static int begun(Comm *c) {
+    c->under_way = 3;
+    return PROGRESS;
 }
 /* All ranks of the group come here; 0 unless it was given up meanwhile. */
 static int meet(Comm *c) {
@@ -82,19 +96,21 @@ int ncclCommInitRankConfig(void **comm, int size, Id id, int rank, Config *confi
     g->joined++;
     *comm = comm_of(g, rank);
     pthread_mutex_unlock(&lock);
-    return PROGRESS;
+    return begun(*comm);
 }
 int ncclCommGetAsyncError(void *comm, int *state) {
     Comm *c = live(comm);
     CHECK(!c->aborted);
     pthread_mutex_lock(&lock);
     /* Under way until all have come, and then for a few more looks. */
-    *state = c->group->broken ? 6 : c->group->joined < c->group->size || c->looks++ % 4 != 3 ? PROGRESS : 0;
+    int joined = c->group->joined == c->group->size, looks = c->under_way;
+    *state = c->group->broken ? 6 : joined && !looks ? 0 : PROGRESS;
+    if (joined && looks) c->under_way = looks - 1;
     pthread_mutex_unlock(&lock);
     return 0;
 }
 int ncclCommSplit(void *comm, int color, int key, void **born, Config *config) {
-    Comm *c = live(comm);
+    Comm *c = ready(comm);
     CHECK(config->magic == 0xcafebeef && config->blocking == 0);
     pthread_mutex_lock(&lock);
     Group *g = c->group;
@@ -120,10 +136,10 @@ int ncclCommSplit(void *comm, int color, int key, void **born, Config *config) {
     *born = g->born[c->rank];
     meet(c);
     pthread_mutex_unlock(&lock);
-    return PROGRESS;
+    return begun(c);
 }
-int ncclCommFinalize(void *comm) { live(comm); return PROGRESS; }
-int ncclCommDestroy(void *comm) { live(comm)->kind = 0; return 0; }
+int ncclCommFinalize(void *comm) { return begun(ready(comm)); }
+int ncclCommDestroy(void *comm) { ready(comm)->kind = 0; return 0; }
 int ncclCommAbort(void *comm) {
     Comm *c = live(comm);
     pthread_mutex_lock(&lock);
@@ -161,22 +177,22 @@ static int reduced(Comm *c, void *to, const void *from, size_t first, size_t cou
     if (wanted && !broken) memcpy(to, sum, bytes);
     free(sum);
     pthread_mutex_unlock(&lock);
-    return broken ? 6 : PROGRESS;
+    return broken ? 6 : begun(c);
 }
 int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *s) {
     CHECK(s);
-    return reduced(live(comm), to, from, 0, n, type, op, 1);
+    return reduced(ready(comm), to, from, 0, n, type, op, 1);
 }
 int ncclReduceScatter(const void *from, void *to, size_t n, int type, int op, void *comm, void *s) {
     CHECK(s);
-    return reduced(live(comm), to, from, n * live(comm)->rank, n, type, op, 1);
+    return reduced(ready(comm), to, from, n * live(comm)->rank, n, type, op, 1);
 }
 int ncclReduce(const void *from, void *to, size_t n, int type, int op, int root, void *comm, void *s) {
     CHECK(s && root < live(comm)->group->size);
-    return reduced(live(comm), to, from, 0, n, type, op, live(comm)->rank == root);
+    return reduced(ready(comm), to, from, 0, n, type, op, live(comm)->rank == root);
 }
 int ncclAllGather(const void *from, void *to, size_t n, int type, void *comm, void *s) {
-    Comm *c = live(comm);
+    Comm *c = ready(comm);
     size_t bytes = n * bytes_of(type);
     CHECK(s);
     pthread_mutex_lock(&lock);
@@ -185,10 +201,10 @@ int ncclAllGather(const void *from, void *to, size_t n, int type, void *comm, vo
     for (int r = 0; r < c->group->size && !broken; r++) memmove((char *)to + r * bytes, c->group->from[r], bytes);
     if (!broken) meet(c);
     pthread_mutex_unlock(&lock);
-    return broken ? 6 : PROGRESS;
+    return broken ? 6 : begun(c);
 }
 int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void *comm, void *s) {
-    Comm *c = live(comm);
+    Comm *c = ready(comm);
     CHECK(s && root < c->group->size);
     pthread_mutex_lock(&lock);
     c->group->from[c->rank] = from;
@@ -196,23 +212,24 @@ int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void
     if (!broken) memmove(to, c->group->from[root], n * bytes_of(type));
     if (!broken) meet(c);
     pthread_mutex_unlock(&lock);
-    return broken ? 6 : PROGRESS;
+    return broken ? 6 : begun(c);
 }
 int ncclGroupStart(void) { depth++; return 0; }
 int ncclSend(const void *from, size_t n, int type, int peer, void *comm, void *s) {
     CHECK(s && depth == 1 && peer < live(comm)->group->size && peer != live(comm)->rank && parts < 4 * RANKS);
-    list[parts++] = (Part){live(comm), from, NULL, n * bytes_of(type), peer};
+    list[parts++] = (Part){ready(comm), from, NULL, n * bytes_of(type), peer};
     return 0;
 }
 int ncclRecv(void *to, size_t n, int type, int peer, void *comm, void *s) {
     CHECK(s && depth == 1 && peer < live(comm)->group->size && peer != live(comm)->rank && parts < 4 * RANKS);
-    list[parts++] = (Part){live(comm), NULL, to, n * bytes_of(type), peer};
+    list[parts++] = (Part){ready(comm), NULL, to, n * bytes_of(type), peer};
     return 0;
 }
 int ncclGroupEnd(void) {
     CHECK(--depth == 0);
     int left = parts, broken = 0, count = parts;
     parts = 0;
+    for (int i = 0; i < count; i++) begun(list[i].comm);
     pthread_mutex_lock(&lock);
     /* Sends are put down as soon as there is room, receives take what is there; sends are over when taken. */
     static __thread int put[4 * RANKS];
