@@ -1,6 +1,7 @@
 //! Where CUDA's libraries are: the loader's own search, Python environments, and the usual folders.
 
 use libloading::Library;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// An opened library.
@@ -85,8 +86,7 @@ pub fn folders() -> Vec<PathBuf> {
 
 /// Where Python's packages lie: on its own search path, and in environments.
 fn python_packages() -> Vec<PathBuf> {
-    let searched = std::env::var_os("PYTHONPATH").unwrap_or_default();
-    let mut packages: Vec<PathBuf> = std::env::split_paths(&searched).collect();
+    let mut packages = searched("PYTHONPATH");
     for prefix in python_prefixes() {
         for lib in ["lib", "lib64", "local/lib"] {
             for python in children(&prefix.join(lib), "python3") {
@@ -101,9 +101,8 @@ fn python_packages() -> Vec<PathBuf> {
 fn python_prefixes() -> Vec<PathBuf> {
     let environments =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
     let mut prefixes: Vec<PathBuf> = environments.collect();
-    for folder in std::env::split_paths(&path) {
+    for folder in searched("PATH") {
         let python = folder.join("python3");
         if python.exists() {
             prefixes.extend(links(python).filter_map(|file| Some(file.parent()?.parent()?.to_path_buf())));
@@ -111,6 +110,15 @@ fn python_prefixes() -> Vec<PathBuf> {
     }
     prefixes.extend(std::env::var_os("HOME").map(|home| Path::new(&home).join(".local")));
     prefixes
+}
+
+/// The folders of a variable, but none that depends on where the program was started.
+fn searched(variable: &str) -> Vec<PathBuf> {
+    absolute(&std::env::var_os(variable).unwrap_or_default())
+}
+
+fn absolute(folders: &OsStr) -> Vec<PathBuf> {
+    std::env::split_paths(folders).filter(|folder| folder.is_absolute()).collect()
 }
 
 /// A file as named, and what it links to, link by link: a python in the path may be a link to an environment's, which is
@@ -173,6 +181,13 @@ mod tests {
             assert!(folders.contains(&at(folder)), "{folder} is not in {folders:?}");
         }
         assert!(links(at("path/loop")).count() <= 41);
+    }
+
+    #[test]
+    fn nothing_is_searched_where_the_program_was_started() {
+        let folders = |text: &str| absolute(OsStr::new(text));
+        assert!(folders("").is_empty());
+        assert_eq!(folders(":/a:b:.:/c"), [PathBuf::from("/a"), PathBuf::from("/c")]);
     }
 
     #[test]
