@@ -10,7 +10,8 @@ medians over rounds, ratios, the targets and every raw row to benches/results.
 With --mpi our program is also built against Open MPI and against MPICH (feature 'mpi'), and our schedules over MPI's
 messages are measured beside the library's own collectives: those that the peer has, and the others beside our program
 with '--algo native', which calls the library's. With --ucx our messages over UCX are measured beside
-ucx_perftest over the same UCX transports. What is not installed is skipped with the reason.
+ucx_perftest over the same UCX transports, and our collectives beside Open MPI's over them; with --mpi too, those that the
+peer does not have. What is not installed is skipped with the reason.
 """
 
 import argparse
@@ -51,15 +52,7 @@ LINKS = {
 
 def build_for(library, folder):
     """Our program built against an MPI library."""
-    path = folder / f"caravan-{library}"
-    env = {**os.environ, "MPICC": f"mpicc.{library}"}
-    command = ["cargo", "build", "--release", "--bin", "caravan", "--features", "mpi", "--message-format",
-               "json-render-diagnostics"]
-    out = subprocess.run(command, cwd=sbs.ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
-    messages = (json.loads(line) for line in out.splitlines())
-    built = next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
-    shutil.copy(built, path)
-    return path
+    return shutil.copy(sbs.build(library), folder / f"caravan-{library}")
 
 
 def compile_peers(args, folder):
@@ -289,7 +282,7 @@ def targets(found):
                   for s in MESSAGES if found.us("ucx_perftest", f"tag_bw {link}", s)
                   and found.us("caravan ucx", f"send_recv {link}", s)]
         check(f"our send_recv over ucx {link}: at least 0.9 of ucx_perftest's tag_bw", ratios, lambda r: r >= 0.9, min)
-        for coll in COLLECTIVES:
+        for coll in [*COLLECTIVES, *OTHERS]:
             pairs = [(s, found.us(f"openmpi ucx {link}", coll, s), found.us(f"caravan ucx {link}", coll, s)) for s in SIZES]
             check(f"our {coll} over ucx {link}: at least as fast as Open MPI over it",
                   [(s, peer / ours) for s, peer, ours in pairs if peer and ours], lambda r: r >= 1, min)
@@ -319,9 +312,13 @@ def main():
             program = shutil.copy(program, folder / "caravan")
         both = [("blocking", ""), ("started", "i")]
         ours = {"caravan shm": ([], program, ["--ranks", RANKS, "--transport", "shm"], {}, both[:1])}
+        # What calls a library's collectives, which the ours of that name is compared with: as the peers are called.
+        natives = {}
+        native = ["--transport", "mpi", "--algo", "native"]
         for library, path in [("openmpi", args.caravan_openmpi), ("mpich", args.caravan_mpich)]:
             if args.mpi and library in peers:
                 path = path or build_for(library, folder)
+                natives[f"caravan {library}"] = (library, MPIRUN[library], path, native, {})
                 ours[f"caravan {library}"] = (MPIRUN[library], path, ["--transport", "mpi"], {},
                                              both if library == "openmpi" else both[:1])
         links = []
@@ -331,19 +328,18 @@ def main():
             print("skipped: UCX, because ucx_perftest (Debian: ucx-utils) is not installed")
         for link in links:
             flags = ["--ranks", RANKS, "--transport", "ucx"]
-            ours[f"caravan ucx {link}"] = ([], program, flags, ucx_env(link), [("blocking", "")])
+            ours[f"caravan ucx {link}"] = ([], program, flags, ucx_env(link), both[:1])
+            if "caravan openmpi" in natives:
+                _, launch, path, *_ = natives["caravan openmpi"]
+                natives[f"caravan ucx {link}"] = (f"openmpi ucx {link}", [*launch, *LINKS[link]], path, native, {})
         alone = Alone(args.alone)
         for round_ in range(args.rounds):
             # In turn within a round: a change of the machine's mood shows as a spread between rounds, which the raw
             # rows have.
             found = [(name, lambda how=how, name=name: our_rows(name, *how)) for name, how in ours.items()]
-            for library in MPIRUN:
-                if f"caravan {library}" not in ours:
-                    continue
-                launch, path, flags, env, _ = ours[f"caravan {library}"]
-                for name, native in [(f"caravan {library}", []), (library, ["--algo", "native"])]:
-                    how = (name, launch, path, [*flags, *native], env, both[:1], OTHERS)
-                    found.append((f"{name}, others", lambda how=how: our_rows(*how)))
+            for name, theirs in natives.items():
+                for how in [(name, *ours[name][:-1]), theirs]:
+                    found.append((f"{how[0]}, others", lambda how=how: our_rows(*how, both[:1], OTHERS)))
             found += [(name, lambda name=name, how=how: peer_rows(name, how)) for name, how in peers.items()]
             for link in links:
                 found += [(f"tag_bw {link}", lambda link=link: perftest_rows(link)),

@@ -2,9 +2,12 @@
 """Collectives over UCX between two hosts that a slow link joins, beside the link's rate and Open MPI.
 
 The hosts are two network name spaces of this machine, the link a pair of virtual interfaces whose rate a token bucket
-limits (tbf, 1 Gbit/s). Needs root, Debian's iproute2, and libucx0; --mpi-peer also Open MPI.
+limits (tbf, 1 Gbit/s). Needs root, Debian's iproute2, and libucx0; --mpi-peer and --mpi also Open MPI.
 
-    benches/compare_link.py --mpi-peer mpi_collectives.c --rounds 3
+    benches/compare_link.py --mpi-peer mpi_collectives.c --mpi --rounds 3
+
+With --mpi our program is also built against Open MPI (feature 'mpi'), and calls those of its collectives that the peer
+does not have ('--algo native').
 
 Writes medians over rounds, the share of the link's rate, and every raw row to benches/results.
 """
@@ -24,9 +27,11 @@ import time
 import side_by_side as sbs
 
 RATE = 0.125  # GB/s: 1 Gbit/s, headers included
-OPERATIONS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "send_recv"]
 # Of these the mean over ranks, as for the peer; of the others the slowest rank, because their senders may end early.
 BOTH_WAYS = ["all_reduce", "reduce_scatter", "all_gather"]
+# What the MPI peer does not measure.
+OTHERS = ["broadcast", "reduce", "all_to_all", "gather", "scatter"]
+OPERATIONS = [*BOTH_WAYS, *OTHERS, "send_recv"]
 SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
 LEAST = 2**20
 ADDRESSES = ["10.77.64.1", "10.77.64.2"]
@@ -56,15 +61,32 @@ def remove_hosts():
         subprocess.run(["ip", "netns", "del", host], stderr=subprocess.DEVNULL)
 
 
+def bench(program, operation, out, *flags):
+    """Our program's command line."""
+    return [program, "bench", operation, "-b", SIZES[0], "-e", SIZES[-1], "-f", 4, "-n", 10, "-w", 2, "-c", 1, "-z", 3,
+            "-a", 1 if operation in BOTH_WAYS else 3, "--quiet", "--json", out, *flags]
+
+
+def results(lib, operation, out):
+    """What our program has found."""
+    found = json.loads(out.read_text())
+    if found["out_of_bounds"]["count"]:
+        sys.exit(f"{operation} gave wrong results")
+    for row in found["results"]:
+        yield {"lib": lib, "coll": operation, "bytes": row["size"],
+               "us": round(row["out_of_place_per_iter"]["p50_us"], 1),
+               "busbw": round(row["out_of_place"]["bus_bw"] * row["out_of_place"]["time"]
+                              / row["out_of_place_per_iter"]["p50_us"], 5),
+               "algorithm": row["out_of_place"]["algorithm"]}
+
+
 def our_rows(program, operation, folder):
     """One run: a rank on each host, started by hand as a cluster without a launcher would."""
     out = folder / "run.json"
     common = {**os.environ, "UCX_TLS": "self,tcp", "CARAVAN_WORLD": "2", "CARAVAN_LOCAL_RANK": "0", "CARAVAN_LOCAL_SIZE": "1",
               "CARAVAN_RENDEZVOUS": f"{ADDRESSES[0]}:29517", "CARAVAN_JOB": f"link-{os.getpid()}",
               "CARAVAN_TOKEN": "link"}
-    command = [program, "bench", operation, "-b", SIZES[0], "-e", SIZES[-1], "-f", 4, "-n", 10, "-w", 2, "-c", 1, "-z", 3,
-               "-a", 1 if operation in BOTH_WAYS else 3,
-               "--transport", "ucx", "--quiet", "--json", out]
+    command = bench(program, operation, out, "--transport", "ucx")
     ranks = [subprocess.Popen(["ip", "netns", "exec", host, "taskset", "-c", str(rank), *map(str, command)],
                               env={**common, "CARAVAN_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
              for rank, host in enumerate(HOSTS)]
@@ -72,19 +94,11 @@ def our_rows(program, operation, folder):
         _, errors = process.communicate(timeout=300)
         if process.returncode != 0:
             sys.exit(f"{operation}: rank {rank} ended with {process.returncode}: {errors[-2000:]}")
-    found = json.loads(out.read_text())
-    if found["out_of_bounds"]["count"]:
-        sys.exit(f"{operation} gave wrong results")
-    for row in found["results"]:
-        yield {"lib": "caravan ucx", "coll": operation, "bytes": row["size"],
-               "us": round(row["out_of_place_per_iter"]["p50_us"], 1),
-               "busbw": round(row["out_of_place"]["bus_bw"] * row["out_of_place"]["time"]
-                              / row["out_of_place_per_iter"]["p50_us"], 5),
-               "algorithm": row["out_of_place"]["algorithm"]}
+    return results("caravan ucx", operation, out)
 
 
-def peer_rows(folder, over):
-    """Open MPI between the hosts, which mpirun reaches through an agent that enters their name spaces."""
+def over_mpi(folder, over, program):
+    """Runs a program over Open MPI between the hosts, which mpirun reaches through an agent that enters their name spaces."""
     enter, agent = folder / "enter", folder / "agent"
     # mpirun would bind the first rank of each host to the first processor, and here both hosts have the same one.
     enter.write_text(f"#!/bin/sh\nhost=$1; shift\ncase $host in {HOSTS[0]}) cpu=0;; *) cpu=1;; esac\n"
@@ -103,12 +117,23 @@ def peer_rows(folder, over):
     }
     command = [enter, HOSTS[0], "mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "-n", 2, "--host",
                ",".join(f"{a}:1" for a in ADDRESSES), "--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include",
-               subnet, "--mca", "btl_tcp_if_include", subnet, *ways[over], f"{folder}/peer", over]
-    for line in sbs.run(command).splitlines():
+               subnet, "--mca", "btl_tcp_if_include", subnet, *ways[over], *program]
+    return sbs.run(command)
+
+
+def peer_rows(folder, over):
+    for line in over_mpi(folder, over, [f"{folder}/peer", over]).splitlines():
         if line.startswith("{"):
             row = json.loads(line)
             if row["bytes"] in SIZES:
                 yield {key: row[key] for key in ("lib", "coll", "bytes", "us", "busbw")}
+
+
+def native_rows(program, operation, folder, over):
+    """Those of Open MPI's collectives that the peer does not have, by our program."""
+    out = folder / "native.json"
+    over_mpi(folder, over, bench(program, operation, out, "--transport", "mpi", "--algo", "native"))
+    return results(over, operation, out)
 
 
 def size(bytes_):
@@ -119,6 +144,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--caravan", help="our program [default: built from this checkout]")
     parser.add_argument("--mpi-peer", help="C source of the MPI peer")
+    parser.add_argument("--mpi", action="store_true", help="measure Open MPI's other collectives, too")
+    parser.add_argument("--caravan-openmpi", help="our program built against Open MPI [default: built]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--machine", help="the machine in the result file's name [default: its processor]")
     args = parser.parse_args()
@@ -143,6 +170,11 @@ def main():
             peers = ["openmpi tcp", "openmpi ucx"]
         elif args.mpi_peer:
             print("skipped: Open MPI, because mpicc.openmpi is not installed")
+        native = args.caravan_openmpi
+        if args.mpi and peers and not native:
+            # It would replace ours where that is.
+            program = program if args.caravan else shutil.copy(program, folder / "caravan")
+            native = sbs.build("openmpi")
         # Whoever ends the comparison early wants its name spaces gone too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
@@ -153,6 +185,8 @@ def main():
                 print(sbs.stamp(), round_, "caravan", flush=True)
                 for over in peers:
                     rows += [{"round": round_, **row} for row in peer_rows(folder, over)]
+                    for operation in OTHERS if native else []:
+                        rows += [{"round": round_, **row} for row in native_rows(native, operation, folder, over)]
                     print(sbs.stamp(), round_, over, flush=True)
         finally:
             remove_hosts()
@@ -186,11 +220,13 @@ def main():
         "call, outside its time; the mean over ranks where Open MPI is beside it, else the slowest rank; the "
         "median over calls, the median over rounds. The rate of the link "
         "(0.125 GB/s in each direction) counts the headers of TCP, IP and Ethernet too. Sizes as nccl-tests counts them. "
-        "Of mpi_collectives.c the blocking collectives up to 16 MiB, 10 calls each like ours. "
+        "Of mpi_collectives.c the blocking collectives up to 16 MiB, 10 calls each like ours; Open MPI's others are called by "
+        "our program. "
         "The token bucket lets 128 KiB pass at once after a pause, so small calls can be above the link's rate.",
         "", "## Targets", "", sbs.table(["target", "worst found", "holds"], targets), "", "## Rows", "",
         sbs.table(["", "", "us", "busbw GB/s", "of the link", *(f"{p} us" for p in peers), "best Open MPI / ours"], table), ""])
     flags = ["--mpi-peer", pathlib.Path(args.mpi_peer).name] if args.mpi_peer else []
+    flags += ["--mpi"] * args.mpi
     command = shlex.join(["benches/compare_link.py", *flags, "--rounds", str(args.rounds)])
     sbs.write("compare_link", text, command, {"load": load, **versions}, rows, args.machine)
 

@@ -15,10 +15,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benches" / "results"
 
 
-def build():
-    """Builds the program and gives its path."""
+def build(library=None):
+    """Builds the program, perhaps against an MPI library, and gives its path. The next build replaces it there."""
     command = ["cargo", "build", "--release", "--bin", "caravan", "--message-format", "json-render-diagnostics"]
-    out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    mpi = {"MPICC": f"mpicc.{library}"} if library else {}
+    command += ["--features", "mpi"] if library else []
+    env = {**os.environ, **mpi}
+    out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     messages = (json.loads(line) for line in out.splitlines())
     return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
 
