@@ -12,6 +12,7 @@
 mod aside;
 mod comm;
 mod control;
+mod members;
 pub mod native;
 mod requests;
 mod session;
@@ -21,7 +22,6 @@ use super::farewell::Farewells;
 use super::{Request, Tag, Tells, Transport};
 use crate::error::{Error, Result};
 use comm::Comm;
-use control::Word;
 use mpi::ffi;
 use requests::{Comms, Kind, Outcome, Requests, Route};
 use session::{Callers, Session};
@@ -40,12 +40,6 @@ const SMALL: usize = 4000;
 const SMALL_TO_SELF: usize = 900;
 /// How long to wait for a peer's explanation of what went wrong.
 const HEARSAY: Duration = Duration::from_millis(300);
-/// How long the members of a new subgroup wait for each other.
-const MEETING: Duration = Duration::from_secs(60);
-/// How long a rank that leaves waits for its peers to take what it sent.
-const LINGER: Duration = Duration::from_secs(30);
-/// How long a rank that failed does so.
-const LINGER_FAILED: Duration = Duration::from_millis(300);
 
 /// The name and version of the MPI library that this program is built against; MPI need not be started.
 pub fn library() -> String {
@@ -208,10 +202,11 @@ impl MpiTransport {
             let (rank, theirs) = (self.rank, called.to_string());
             return Err(Error::Diverged { sequence: 0, rank, mine: String::new(), peer, theirs });
         }
-        let (fine, truncated) = (code == ffi::MPI_SUCCESS as c_int, session::is_truncation(code));
+        let fine = code == ffi::MPI_SUCCESS as c_int;
         if fine && (kind == Kind::Send || length == bytes) {
             return Ok(true);
         }
+        let truncated = !fine && session::is_truncation(code);
         if kind == Kind::Recv && (fine || truncated) {
             if truncated && !self.guarded {
                 // Such a message is dropped whole, so nothing here tells what the peer called. If it was the peer's turn
@@ -239,140 +234,6 @@ impl MpiTransport {
         Err(self
             .session()
             .error_text(call, format!("{bytes} bytes {way} rank {peer}: {}", session::text(code))))
-    }
-
-    /// Says something to every peer that is still there. Who cannot be told is ended by the launcher.
-    fn tell(
-        &self,
-        kind: control::Kind,
-        group: u64,
-        text: &str,
-        to: impl Iterator<Item = c_int>,
-        from: usize,
-    ) {
-        let session = self.session();
-        if let Ok(_turn) = session.turn() {
-            let word = Word { group, kind, from, text: text.to_owned() };
-            let mut control = session.control();
-            for peer in to {
-                let _ = control.say(session, peer, &word);
-            }
-        }
-    }
-
-    fn tell_peers(&self, kind: control::Kind, text: &str) {
-        let present = |&peer: &usize| peer != self.rank && !self.farewells.has_left(peer);
-        let peers = (0..self.members.len()).filter(present).map(|peer| self.members[peer]);
-        self.tell(kind, self.identity, text, peers, self.rank);
-    }
-
-    /// Takes note of what peers have said about this group.
-    fn listen(&mut self) -> Result<()> {
-        let session = self.session().clone();
-        loop {
-            let word = {
-                let _turn = session.turn()?;
-                session.control().hear(&session, self.identity, |w| w.kind != control::Kind::Meeting)?
-            };
-            match word {
-                None => return Ok(()),
-                Some(word) if word.from >= self.members.len() => {}
-                Some(Word { kind: control::Kind::Failure, from, text, .. }) => {
-                    session.fail();
-                    let how = format!("gave up: {text}");
-                    self.lost.get_or_insert(Error::PeerLost { rank: self.rank, peer: from, how });
-                }
-                Some(word) => self.farewells.note(word.from),
-            }
-        }
-    }
-
-    /// Returns once every member has come to form the group `identity`, so that the call of MPI that forms it, which
-    /// blocks, returns at once.
-    fn meet(&mut self, members: &[usize], identity: u64) -> Result<()> {
-        let mine = members.iter().position(|&m| m == self.rank).unwrap_or(0);
-        let others = members.iter().filter(|&&m| m != self.rank).map(|&m| self.members[m]);
-        self.tell(control::Kind::Meeting, identity, "", others, mine);
-        let session = self.session().clone();
-        let mut here = vec![false; members.len()];
-        here[mine] = true;
-        let until = Instant::now() + MEETING;
-        while let Some(missing) = here.iter().position(|h| !h) {
-            let word = {
-                let _turn = session.turn()?;
-                session.control().hear(&session, identity, |w| w.kind == control::Kind::Meeting)?
-            };
-            match word {
-                Some(word) if word.from < here.len() => here[word.from] = true,
-                Some(_) => {}
-                None => {
-                    self.check()?;
-                    if Instant::now() > until {
-                        let (what, peer) =
-                            (format!("forming a group of {} ranks", members.len()), members[missing]);
-                        return Err(Error::Timeout { what, rank: self.rank, peer, after: MEETING });
-                    }
-                    std::thread::sleep(Duration::from_micros(20));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves messages forward until `done` or the deadline.
-    fn wait(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        loop {
-            if done(self) {
-                return true;
-            }
-            if Instant::now() > until {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
-    }
-
-    /// Moves all messages forward; whether none is under way any more.
-    fn settle_requests(&mut self) -> bool {
-        let session = self.session().clone();
-        match session.turn() {
-            Ok(_turn) => self.requests.settle(&session).unwrap_or(true),
-            Err(_) => true,
-        }
-    }
-
-    /// Whether everything that this process has said has gone.
-    fn settle_words(&mut self) -> bool {
-        let session = self.session();
-        match session.turn() {
-            Ok(_turn) => session.control().settle(),
-            Err(_) => true,
-        }
-    }
-
-    /// Ends every message, in order where nothing was lost. Afterwards no memory of a request is touched any more: what
-    /// cannot be ended in time ends with all use of MPI by this process.
-    fn close(&mut self) {
-        if std::mem::replace(&mut self.closed, true) {
-            return;
-        }
-        let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();
-        let linger = |failed: bool| Instant::now() + if failed { LINGER_FAILED } else { LINGER };
-        if let Ok(_turn) = self.session().turn() {
-            self.requests.cancel_receives();
-        }
-        self.wait(linger(failed(self)), |this| {
-            // A peer that gives up now must not be waited for.
-            this.settle_requests() || this.lost.is_none() && this.check().is_err()
-        });
-        if !failed(self) {
-            // Only now, because what was sent before must not come after the farewell.
-            self.tell_peers(control::Kind::Farewell, "");
-        }
-        let settled = self.wait(linger(failed(self)), |this| this.settle_requests() && this.settle_words());
-        if !settled {
-            self.session().give_up();
-        }
     }
 }
 
