@@ -270,10 +270,11 @@ impl Requests {
             };
             let expected = slot.unseen.len().min(self.chunk);
             if came != expected {
+                let at = std::mem::take(&mut slot.unseen).start;
                 slot.length += came;
-                slot.unseen = 0..0;
-                // SAFETY: the rest of the receive's memory, which is this transport's until it is over.
-                unsafe { read(found, came, slot.dst.add(slot.bytes - expected.min(slot.bytes)), expected) };
+                // SAFETY: the part's own memory, for which nothing is posted, and which is this transport's until the
+                // receive is over.
+                unsafe { read(found, came, slot.dst.add(at), expected) };
                 break;
             }
             // SAFETY: the receive's memory, which stays until it is over; the length is that of the message.
