@@ -125,7 +125,8 @@ unsafe fn streamed(
     stream::fence();
 }
 
-/// One stage of a reduction that goes over nodes. Does the whole step, unless calls of higher priority should have a look first; true when it is done.
+/// One stage of a reduction that goes over nodes. Does the whole step, unless calls of higher priority should have a look
+/// first; true when it is done.
 pub(super) fn join(
     schedule: &Schedule,
     (stage, operands): (Stage, &[Operand]),

@@ -105,8 +105,7 @@ impl Build {
     }
 
     /// Posts the receive of `bytes` from `from` and says where they will be: behind their fingerprint if that comes with
-    /// them, or else in
-    /// `window`, which is scratch made for the purpose unless it is given.
+    /// them, or else in `window`, which is scratch made for the purpose unless it is given.
     pub(super) fn recv_scratch(
         &mut self,
         m: &mut Messages,
