@@ -21,7 +21,7 @@ use crate::element::Element;
 use crate::engine::{Handle, Options, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Call, Kind, Schedule};
+use crate::schedule::{Algorithm, Call, Group, Kind, Schedule};
 use crate::transport::{Transport, threads};
 use crate::watch::MAX_SIZE;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -137,9 +137,20 @@ impl Communicator {
         self.carrier.as_ref().map_or(stats, |carrier| stats.and(&carrier.stats()))
     }
 
-    /// Bytes of the engine's own memory: staging and incoming contributions.
+    /// Bytes of the engine's own memory: fingerprints, staging and contributions on their way.
     pub fn scratch(&self) -> Account {
         self.handle.shared.lock().scratch_account()
+    }
+
+    /// Takes now the engine's memory for `calls` with buffers from [`alloc`](Self::alloc), however many of them are in
+    /// flight at once: [`scratch_bytes`](crate::scratch_bytes) says how much it holds then. Others may still take more.
+    pub fn reserve(&self, calls: &[Call]) {
+        self.handle.shared.lock().reserve(calls);
+    }
+
+    /// This rank's place, and what schedules depend on beside it.
+    pub fn group(&self) -> Group {
+        self.handle.shared.lock().group()
     }
 
     /// Makes every later call of `kind` use `algorithm`; `None` leaves the choice to the tuner, as at the start.

@@ -15,23 +15,21 @@ mod work;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Cache, Call, Group, KEPT, Kind, Local, Schedule};
+use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule};
 use crate::transport::Transport;
 use execute::{Env, Outcome, State};
 pub use options::{Options, Priority, Progress};
-use scratch::Pool;
+pub use scratch::scratch_bytes;
+use scratch::{Pool, READY};
 pub(crate) use shared::{Handle, Shared};
 pub use stats::Stats;
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
-
-/// Calls in flight that a new engine has places for. How many are in flight at once depends on timing, so that
-/// places made only when needed would be allocated in the middle of a steady training step.
-const READY: u32 = 32;
 
 /// One call's place in the engine.
 struct Flight {
@@ -45,10 +43,10 @@ struct Flight {
 }
 
 impl Flight {
-    fn new(size: usize) -> Self {
+    fn new(size: usize, kept: Option<Memory>) -> Self {
         Flight {
             schedule: None,
-            state: State::empty(size),
+            state: State::empty(size, kept),
             stage: Stage::Free,
             priority: Priority::default(),
             blocked_on: 0,
@@ -87,6 +85,8 @@ pub(crate) struct Engine {
     free: Vec<u32>,
     /// Calls in flight, in the order of their start.
     order: Vec<u32>,
+    /// Those of them that have no scratch yet, likewise.
+    waiting: VecDeque<u32>,
     cache: Cache,
     forced: [Option<Algorithm>; Kind::ALL.len()],
     /// Collectives started so far.
@@ -119,18 +119,21 @@ impl Engine {
             tells: transport.tells(),
             tuning: options.tuning,
         };
+        let pool = Pool::default();
+        let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             transport,
-            flights: (0..READY).map(|_| Flight::new(group.size)).collect(),
+            flights: (0..READY).map(|_| Flight::new(group.size, Some(kept()))).collect(),
             group,
             options,
-            free: (0..READY).rev().collect(),
-            order: Vec::with_capacity(READY as usize),
+            free: (0..READY as u32).rev().collect(),
+            order: Vec::with_capacity(READY),
+            waiting: VecDeque::with_capacity(READY),
             cache: Cache::default(),
             forced: [None; Kind::ALL.len()],
             sequence: 0,
             rounds: 0,
-            pool: Pool::default(),
+            pool,
             pointers: Vec::with_capacity(64),
             looks: 0,
             threaded: matches!(options.progress, Progress::Thread { .. }),
@@ -145,6 +148,15 @@ impl Engine {
 
     pub fn scratch_account(&self) -> Account {
         self.pool.account.clone()
+    }
+
+    /// Takes now what `calls` will need; see [`scratch_bytes`].
+    pub fn reserve(&mut self, calls: &[Call]) {
+        self.pool.reserve(scratch::piece(&self.group, calls));
+    }
+
+    pub fn group(&self) -> Group {
+        self.group.clone()
     }
 
     pub fn alloc(&mut self, bytes: usize) -> Result<Memory> {
@@ -214,27 +226,16 @@ impl Engine {
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
         let schedule = self.cache.get(&call, local, || Schedule::new(call, group, local, forced));
         let id = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(Flight::new(group.size));
+            self.flights.push(Flight::new(group.size, None));
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[id as usize];
         let state = &mut flight.state;
         state.reset(group.size, schedule.rounds);
-        if schedule.scratch <= KEPT && !schedule.scratch_published {
-            state.scratch_at = state.kept();
-        } else {
-            let taken = self.pool.take(schedule.scratch, schedule.scratch_published, &mut *self.transport);
-            match taken {
-                Ok(mut scratch) => {
-                    state.scratch_at = scratch.memory.as_mut_ptr();
-                    state.scratch = Some(scratch);
-                }
-                Err(error) => {
-                    self.free.push(id);
-                    // Peers expect this call of this rank, which will now never come.
-                    return Err(self.fail(error));
-                }
-            }
+        match state.kept(schedule.scratch).filter(|_| !schedule.scratch_published) {
+            Some(kept) => state.scratch_at = kept,
+            None if schedule.scratch == 0 => {}
+            None => self.waiting.push_back(id),
         }
         (state.send, state.recv) = (ends.send, ends.recv);
         state.fingerprint = schedule.fingerprint;
@@ -278,6 +279,9 @@ impl Engine {
     /// Runs one call as far as it goes, looking up to `looks` times more for what a peer publishes, and copying or
     /// reducing about `quantum` bytes, or a little less for one of several calls. True when it could go on.
     fn run(&mut self, id: u32, looks: u32, quantum: usize) -> Result<bool> {
+        if !self.waiting.is_empty() && !self.equip(id)? {
+            return Ok(false);
+        }
         let alone = self.order.len() == 1;
         let floor = if alone { u64::MAX } else { self.floor(id) };
         let flight = &mut self.flights[id as usize];
@@ -301,6 +305,35 @@ impl Engine {
                 Ok(false)
             }
             Ok(Outcome::Yield) => Ok(true),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Gives a call its scratch; false where it has to wait for some. Collectives get it in the order of their start,
+    /// which is the same on all ranks: so the oldest that is under way anywhere has it everywhere. A user's message
+    /// waits for nobody, because its peer may make other calls first.
+    fn equip(&mut self, id: u32) -> Result<bool> {
+        let Some(at) = self.waiting.iter().position(|&other| other == id) else { return Ok(true) };
+        let flight = &mut self.flights[id as usize];
+        let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
+        let next = at == 0 || matches!(schedule.call.kind, Kind::Send | Kind::Recv);
+        let found = match next {
+            true => self.pool.lend(schedule, &mut *self.transport),
+            false => Ok(None),
+        };
+        match found {
+            Ok(Some(mut scratch)) => {
+                flight.state.scratch_at = scratch.memory.as_mut_ptr();
+                flight.state.scratch = Some(scratch);
+                self.waiting.remove(at);
+                Ok(true)
+            }
+            Ok(None) => {
+                let oldest = self.order[0] as usize;
+                self.flights[id as usize].blocked_on = self.flights[oldest].blocked_on;
+                Ok(false)
+            }
+            // Peers expect this call of this rank, which will now never come.
             Err(error) => Err(self.fail(error)),
         }
     }
@@ -353,6 +386,7 @@ impl Engine {
         }
         self.transport.abort(&error);
         self.failed = Some(error.clone());
+        self.waiting.clear();
         for id in std::mem::take(&mut self.order) {
             let flight = &mut self.flights[id as usize];
             flight.stage = Stage::Failed;

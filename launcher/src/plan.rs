@@ -16,6 +16,7 @@ use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
 use collectives::bootstrap::Identity;
 use collectives::device::Arena;
+use collectives::schedule::Group;
 use models::tokens::{self, BatchPlan, Windows};
 use std::path::PathBuf;
 
@@ -136,24 +137,32 @@ impl TrainPlan {
         Ok(plan)
     }
 
-    /// What one rank will hold, to the byte.
+    /// What a rank of `group` will hold, to the byte.
     ///
     /// # Errors
     /// A micro-batch that is too large to be computed.
-    pub fn predict(&self) -> Result<zero::Memory> {
-        Ok(self.need(&self.zero, &self.batch)?.memory)
+    pub fn predict(&self, group: &Group) -> Result<zero::Memory> {
+        let mut memory = self.need(&self.zero, &self.batch)?.memory;
+        if !self.zero.placement.on_device() {
+            memory.workspace += zero::memory::engine(&self.sharded(&self.zero, group.rank), group);
+        }
+        Ok(memory)
     }
 
-    /// The same for other settings, and what of it lies on the device.
+    /// Where `rank` will keep what.
+    fn sharded(&self, zero: &zero::Config, rank: usize) -> zero::Plan {
+        let units = self.model.config.units();
+        // The embedding's backward only scatters; every other unit's reads its own weights.
+        let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
+        zero::Plan::new(&units, &reads, self.dtype.dtype(), zero, rank, self.ranks.world)
+    }
+
+    /// What the model and its state need with other settings, and what of it lies on the device.
     ///
     /// # Errors
     /// A micro-batch that is too large to be computed, or a model that the device's kernels do not take.
     pub fn need(&self, zero: &zero::Config, batch: &MicroBatch) -> Result<Need> {
-        let units = self.model.config.units();
-        // The embedding's backward only scatters; every other unit's reads its own weights.
-        let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
-        let dtype = self.dtype.dtype();
-        let plan = zero::Plan::new(&units, &reads, dtype, zero, 0, self.ranks.world);
+        let plan = self.sharded(zero, 0);
         let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
         let mut memory = zero::memory::predict(&plan, footprint);
         let mut arena = zero::memory::arena(&plan, footprint);

@@ -83,9 +83,8 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     let mut progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
     progress.line(&headline(plan));
 
-    let ledger = Ledger::default();
-    let mut trainer = device::trainer::<T>(plan, comm, ledger)?;
-    let predicted = plan.predict()?;
+    let predicted = plan.predict(&comm.group())?;
+    let mut trainer = device::trainer::<T>(plan, comm, Ledger::default())?;
 
     let mut loader = Loader::new(plan, me);
     let mut account = RankReport { predicted: predicted.total(), ..RankReport::default() };

@@ -5,8 +5,9 @@ use crate::clip::Norm;
 use crate::config::Placement;
 use crate::kernels::Needs;
 use crate::plan::{Home, Plan};
-use collectives::Account;
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
+use collectives::schedule::Group;
+use collectives::{Account, scratch_bytes};
 use models::{Accounts, Footprint};
 
 /// Bytes per class of state.
@@ -82,6 +83,12 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
     memory
 }
 
+/// What the engine of a rank of `group` works in during steps of this plan, where all is on the host: workspace beside
+/// what [`predict`] says.
+pub fn engine(plan: &Plan, group: &Group) -> usize {
+    scratch_bytes(group, &plan.calls())
+}
+
 /// Bytes of the arena that takes everything of this plan, and of a model with this footprint, on a device: what
 /// [`predict`] says, with each buffer at a multiple of the arena's alignment.
 pub fn arena(plan: &Plan, model: Footprint) -> usize {
@@ -136,6 +143,8 @@ pub struct Ledger {
     pub workspace: Account,
     /// Page-locked memory of the host, beside a device.
     pub host: Account,
+    /// What the engine of the ranks' communicator works in: workspace too, where all is on the host.
+    pub(crate) engine: Account,
 }
 
 impl Ledger {
@@ -153,7 +162,7 @@ impl Ledger {
             optimizer: self.optimizer.bytes(),
             buckets: self.buckets.bytes(),
             activations: self.activations.bytes(),
-            workspace: self.workspace.bytes(),
+            workspace: self.workspace.bytes() + self.engine.bytes(),
             host: self.host.bytes(),
         }
     }

@@ -6,8 +6,10 @@
 use crate::clip::Norm;
 use crate::config::{Config, Placement};
 use crate::schedule::{Schedule, assign_slots};
+use collectives::schedule::{Call, Kind};
 use collectives::{Buckets, DType};
 use models::Unit;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Elements over which one partial sum of the gradient norm runs. Tensors and shards start at multiples of
@@ -148,6 +150,26 @@ impl Plan {
         }
         let norm = Norm::bytes(self) / self.world;
         ((self.world - 1) * (elements * self.dtype.size() + norm)) as u64
+    }
+
+    /// The different collectives of a step, of whole buckets and shards in memory of the communicator.
+    pub fn calls(&self) -> Vec<Call> {
+        let mut calls = HashSet::new();
+        for (u, b) in self.buckets() {
+            let bucket = self.layout[u].bucket(b);
+            let reduce = Call::new(Kind::ReduceScatter, self.dtype, bucket.shard_len());
+            let in_place = |call: Call| Call { in_place: true, ..call };
+            calls.insert(match self.gradients[u] {
+                _ if self.config.accumulate > 1 => Call { wide: true, ..reduce },
+                Home::Slot(_) => reduce,
+                Home::Whole if self.config.stage.shards_optimizer => in_place(reduce),
+                Home::Whole => in_place(Call::new(Kind::AllReduce, self.dtype, bucket.len())),
+            });
+            let gather = Call::new(Kind::AllGather, self.dtype, bucket.shard_len());
+            calls.insert(if self.weights[u] == Home::Whole { in_place(gather) } else { gather });
+        }
+        calls.insert(Call { in_place: true, ..Call::new(Kind::AllGather, DType::F64, Norm::stride(self)) });
+        calls.into_iter().collect()
     }
 
     /// Every (unit, bucket), in order.

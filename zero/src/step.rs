@@ -75,6 +75,8 @@ impl<T: Float> Trainer<T> {
         source: &mut Source<'_>,
     ) -> Result<Self> {
         let plan = plan_for(&*model, config, Placement::Host, &comm);
+        comm.reserve(&plan.calls());
+        let ledger = Ledger { engine: comm.scratch(), ..ledger };
         Trainer::with(Box::new(Host), plan, model, comm, ledger, source)
     }
 

@@ -3,8 +3,9 @@
 use super::scratch::Scratch;
 use super::stats::Stats;
 use super::work;
+use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::schedule::{KEPT, Peers, Remote, Schedule, Space, Span, Step};
+use crate::schedule::{Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
 
@@ -32,12 +33,9 @@ pub(super) struct State {
     pub part: usize,
     posted: Vec<Posted>,
     peers: Vec<PeerAt>,
-    kept: Box<Kept>,
+    /// The scratch of calls that need little; only some have it.
+    kept: Option<Memory>,
 }
-
-/// The scratch of calls that need little.
-#[repr(align(64))]
-struct Kept([u8; KEPT]);
 
 #[derive(Clone, Copy)]
 struct Posted {
@@ -82,7 +80,7 @@ pub(super) struct Env<'a> {
 
 impl State {
     /// Lists that need no more memory in a group of `size`.
-    pub fn empty(size: usize) -> Self {
+    pub fn empty(size: usize, kept: Option<Memory>) -> Self {
         State {
             send: std::ptr::null(),
             recv: std::ptr::null_mut(),
@@ -97,7 +95,7 @@ impl State {
             part: 0,
             posted: Vec::with_capacity(2 * size),
             peers: Vec::with_capacity(size),
-            kept: Box::new(Kept([0; KEPT])),
+            kept,
         }
     }
 
@@ -113,9 +111,9 @@ impl State {
         }
     }
 
-    /// [`KEPT`] bytes that stay where they are.
-    pub fn kept(&mut self) -> *mut u8 {
-        self.kept.0.as_mut_ptr()
+    /// The memory that this place always has, if it is for `bytes` long enough.
+    pub fn kept(&mut self, bytes: usize) -> Option<*mut u8> {
+        self.kept.as_mut().filter(|kept| kept.bytes() >= bytes).map(Memory::as_mut_ptr)
     }
 
     pub(super) fn read(&self, space: Space, offset: usize) -> *const u8 {

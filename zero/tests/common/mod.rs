@@ -236,7 +236,8 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
             Ok(())
         })
         .unwrap();
-    let none = models::Footprint::default();
+    let mut predicted = zero::memory::predict(trainer.plan(), models::Footprint::default());
+    predicted.workspace += zero::memory::engine(trainer.plan(), &trainer.comm().group());
     Ran {
         trace: Trace {
             losses: reports.iter().map(|r| r.loss.to_bits()).collect(),
@@ -245,7 +246,7 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
             weights,
         },
         held: trainer.ledger().held(),
-        predicted: zero::memory::predict(trainer.plan(), none),
+        predicted,
         planned_bytes: trainer.plan().step_bytes(),
         steps: reports,
     }
