@@ -4,13 +4,14 @@
 use collectives::bootstrap::{Identity, Options, shm_group};
 use collectives::device::SharedQueue;
 use collectives::device::emulation::Emulator;
-use collectives::{Alone, Carrier, Communicator, Staged, bf16};
+use collectives::{Alone, Carrier, Communicator, DType, Staged, bf16};
 use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
-use zero::{Batches, Config, Ledger, Placement, Stage, Trainer};
+use zero::memory::largest_call;
+use zero::{Batches, Config, Ledger, Placement, Plan, Stage, Trainer};
 
 struct Counting;
 
@@ -93,9 +94,13 @@ fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, 
                 let config =
                     LlamaConfig { hidden: 32, head_dim: 16, heads: 2, kv_heads: 1, vocab: 40, ..config };
                 let queue = SharedQueue::new(emulator.queue(0));
+                // As the program plans it: how many calls are under way at once depends on timing.
+                let reads = vec![true; config.units().len()];
+                let plan = Plan::new(&config.units(), &reads, DType::Bf16, &zero, rank, world);
+                let largest = largest_call(&plan);
                 let carrier: Arc<dyn Carrier> = match world {
                     1 => Arc::new(Alone::new(&comm, queue.clone()).unwrap()),
-                    _ => Arc::new(Staged::new(&comm, queue.clone()).unwrap()),
+                    _ => Arc::new(Staged::planned(&comm, queue.clone(), largest, &ledger.host).unwrap()),
                 };
                 let comm = comm.with_carrier(carrier);
                 let none = Recompute::None;
