@@ -103,7 +103,7 @@ int cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a, voi
     int *transposed = live(p, PRODUCT)->transposed;
     const void *places[] = {a, b, c, d};
     live(handle, HANDLE);
-    CHECK(stream && live(c_layout, LAYOUT)->type == out->type && (c != d || c_layout == d_layout) && left->type == right->type);
+    CHECK(stream && live(c_layout, LAYOUT)->type == out->type && (c == d) == (c_layout == d_layout) && left->type == right->type);
     for (int i = 0; i < 4; i++) {
         uint64_t alignment = algorithm->data[1 + i];
         CHECK(alignment && alignment <= 256 && (uintptr_t)places[i] % alignment == 0);

@@ -22,10 +22,20 @@ struct Key {
     output: DType,
     left_transposed: bool,
     right_transposed: bool,
-    added: bool,
+    added: Added,
     /// Bytes to which left, right, added and out are aligned, at most 16, which is as much as one instruction moves: the
     /// same product must have the same bits wherever its matrices lie.
     alignment: [u32; 4],
+}
+
+/// What a product adds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Added {
+    Nothing,
+    /// What the result holds.
+    Own,
+    /// Another matrix: not every algorithm takes one.
+    Other,
 }
 
 impl Key {
@@ -39,7 +49,11 @@ impl Key {
             output: p.output,
             left_transposed: p.left.1,
             right_transposed: p.right.1,
-            added: p.added.is_some(),
+            added: match p.added {
+                None => Added::Nothing,
+                Some(at) if at == p.out => Added::Own,
+                Some(_) => Added::Other,
+            },
             alignment: [p.left.0, p.right.0, p.added.unwrap_or(p.out), p.out].map(alignment),
         }
     }
@@ -50,6 +64,8 @@ struct Prepared {
     product: Object,
     /// Of the library's left (our right), right (our left), and result.
     layouts: [Object; 3],
+    /// Of another matrix that is added. The library takes one description of both for one matrix.
+    other: Option<Object>,
     algorithm: Algorithm,
 }
 
@@ -105,8 +121,9 @@ impl Products {
         }
         let prepared = &self.prepared[&key];
         let (one, zero) = (1f32, 0f32);
-        let beta = if key.added { &one } else { &zero };
+        let beta = if key.added == Added::Nothing { &zero } else { &one };
         let [left, right, out] = &prepared.layouts;
+        let added = prepared.other.as_ref().unwrap_or(out);
         let workspace = self.workspace.as_ref().map_or(std::ptr::null(), |buffer| buffer.view().as_ptr());
         // SAFETY: the matrices exist, as `Product` has checked, and stay until the stream has used them; scales are
         // read before the call returns. Our row-major result is the library's column-major transpose, so that its
@@ -122,7 +139,7 @@ impl Products {
                 right.handle,
                 std::ptr::from_ref(beta).cast(),
                 p.added.unwrap_or(p.out) as *const c_void,
-                out.handle,
+                added.handle,
                 p.out as *mut c_void,
                 out.handle,
                 &prepared.algorithm,
@@ -172,6 +189,7 @@ impl Products {
         let right = if key.right_transposed { layout(input, n, k)? } else { layout(input, k, n)? };
         let left = if key.left_transposed { layout(input, k, m)? } else { layout(input, m, k)? };
         let out = layout(output, m, n)?;
+        let other = (key.added == Added::Other).then(|| layout(output, m, n)).transpose()?;
 
         let create = lib.preference_create;
         // SAFETY: a valid place to write to.
@@ -206,7 +224,7 @@ impl Products {
                 product.handle,
                 right.handle,
                 left.handle,
-                out.handle,
+                other.as_ref().unwrap_or(&out).handle,
                 out.handle,
                 preference.handle,
                 1,
@@ -217,7 +235,7 @@ impl Products {
         self.check("cublasLtMatmulAlgoGetHeuristic", key, status)?;
         let usable = if found == 0 { 15 } else { choice.status };
         self.check("cublasLtMatmulAlgoGetHeuristic", key, usable)?;
-        Ok(Prepared { product, layouts: [right, left, out], algorithm: choice.algorithm })
+        Ok(Prepared { product, layouts: [right, left, out], other, algorithm: choice.algorithm })
     }
 
     fn check(&self, call: &str, key: &Key, status: Status) -> Result<()> {
