@@ -5,6 +5,7 @@
 //! by whoever waits, by [`progress`](crate::Communicator::progress), and by a thread if one was asked for.
 
 mod execute;
+mod flight;
 mod options;
 mod scratch;
 mod shared;
@@ -17,65 +18,20 @@ use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule};
 use crate::transport::Transport;
-use execute::{Env, Outcome, State};
+use execute::{Env, Outcome};
+pub use flight::Ends;
+use flight::{Flight, Stage};
 pub use options::{Options, Priority, Progress};
 pub use scratch::scratch_bytes;
 use scratch::{Pool, READY};
 pub(crate) use shared::{Handle, Shared};
 pub use stats::Stats;
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
-
-/// One call's place in the engine.
-struct Flight {
-    schedule: Option<Arc<Schedule>>,
-    state: State,
-    stage: Stage,
-    priority: Priority,
-    blocked_on: usize,
-    /// Buffers of a call that nobody waits for any more.
-    orphan: Option<Box<dyn Any + Send>>,
-}
-
-impl Flight {
-    fn new(size: usize, kept: Option<Memory>) -> Self {
-        Flight {
-            schedule: None,
-            state: State::empty(size, kept),
-            stage: Stage::Free,
-            priority: Priority::default(),
-            blocked_on: 0,
-            orphan: None,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Free,
-    Running,
-    Done,
-    /// Ended by the engine's failure.
-    Failed,
-}
-
-/// The addresses of a call's buffers.
-#[derive(Clone, Copy, Debug)]
-pub struct Ends {
-    /// What goes in.
-    pub send: *const u8,
-    /// Its length.
-    pub send_bytes: usize,
-    /// What comes out; the same as `send` for a call in place.
-    pub recv: *mut u8,
-    /// Its length.
-    pub recv_bytes: usize,
-}
 
 pub(crate) struct Engine {
     transport: Box<dyn Transport>,

@@ -1,0 +1,55 @@
+//! Calls in flight.
+
+use super::execute::State;
+use super::options::Priority;
+use crate::buffer::Memory;
+use crate::schedule::Schedule;
+use std::any::Any;
+use std::sync::Arc;
+
+/// One call's place in the engine.
+pub(super) struct Flight {
+    pub schedule: Option<Arc<Schedule>>,
+    pub state: State,
+    pub stage: Stage,
+    pub priority: Priority,
+    /// The rank that it waits for.
+    pub blocked_on: usize,
+    /// Buffers of a call that nobody waits for any more.
+    pub orphan: Option<Box<dyn Any + Send>>,
+}
+
+impl Flight {
+    pub fn new(size: usize, kept: Option<Memory>) -> Self {
+        Flight {
+            schedule: None,
+            state: State::empty(size, kept),
+            stage: Stage::Free,
+            priority: Priority::default(),
+            blocked_on: 0,
+            orphan: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Free,
+    Running,
+    Done,
+    /// Ended by the engine's failure.
+    Failed,
+}
+
+/// The addresses of a call's buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// What goes in.
+    pub send: *const u8,
+    /// Its length.
+    pub send_bytes: usize,
+    /// What comes out; the same as `send` for a call in place.
+    pub recv: *mut u8,
+    /// Its length.
+    pub recv_bytes: usize,
+}
