@@ -7,7 +7,7 @@ use super::ffi;
 use crate::error::{Error, Result};
 use mpi::Threading;
 use mpi::environment::Universe;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, TryLockError, Weak};
@@ -314,9 +314,21 @@ fn abort_job() -> ! {
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
         }
     };
+    let_launcher_read();
     // SAFETY: MPI is initialised and not finalised, by RUNNING.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 101) };
     std::process::abort()
+}
+
+/// Waits a moment until the launcher has read what this rank has printed: Hydra ends an aborted job at once, and what its
+/// ranks' pipes still hold is lost, such as the panic's message.
+fn let_launcher_read() {
+    let until = Instant::now() + Duration::from_millis(200);
+    let unread = |fd: BorrowedFd<'_>| rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0);
+    let (out, err) = (std::io::stdout(), std::io::stderr());
+    while (unread(out.as_fd()) || unread(err.as_fd())) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[cfg(test)]
