@@ -5,6 +5,10 @@ use collectives::{Communicator, ReduceOp};
 use models::Batch;
 use models::tokens::{Tokens, Windows};
 
+/// Sums of batches that ranks add in one call: so few that the engine has room for them anyway, and a run holds no more
+/// after an evaluation than was planned for its steps.
+const AT_ONCE: usize = 8;
+
 /// Deals the windows out in batches of `rows`, batch b to rank b modulo `world`, and gives the mean loss of all.
 /// `loss` gives the sum of the token losses of a batch; ranks that got one batch less are called without one in
 /// the last round, because on stage 3 every rank takes part in every forward.
@@ -34,6 +38,8 @@ pub fn mean_loss(
     }
     // Each sum is on one rank and zero on the others, so adding over ranks is exact; then the order is that of
     // the batches, whoever had them.
-    comm.all_reduce_in_place(&mut sums[..], ReduceOp::Sum)?;
+    for part in sums.chunks_mut(AT_ONCE) {
+        comm.all_reduce_in_place(part, ReduceOp::Sum)?;
+    }
     Ok(sums.iter().sum::<f64>() / (windows.count() * length) as f64)
 }

@@ -53,6 +53,19 @@ fn metrics_have_a_run_every_step_and_a_summary() {
 }
 
 #[test]
+fn an_evaluation_of_many_batches_takes_no_memory_beside_the_plan() {
+    let bench = bench();
+    bench.text("text.txt", 100_000);
+    bench
+        .run("train --model nano --data text.txt --steps 2 --micro-batch 1 --val-fraction 0.7 --sample 0 --metrics m.jsonl")
+        .success();
+    let lines = json_lines(&bench.path("m.jsonl"));
+    for rank in lines[lines.len() - 1]["summary"]["ranks"].as_array().unwrap() {
+        assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "held as predicted");
+    }
+}
+
+#[test]
 fn a_model_learns_the_text_and_writes_it() {
     let bench = bench();
     bench.text("text.txt", 60_000);
