@@ -167,3 +167,19 @@ pub trait Direct {
     /// Whether `peer` has finished reading for call `sequence`, or a later one in the same place, or has left.
     fn finished(&mut self, peer: usize, sequence: u64) -> bool;
 }
+
+/// Refuses a `call` of `rank` that has to do with a rank which its group of `size` does not have.
+fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()> {
+    if peer < size {
+        return Ok(());
+    }
+    Err(Error::Argument { call, rank, problem: format!("rank {peer} asked for, the group has {size}") })
+}
+
+/// The place of `rank`, of a group of `size`, among the `members` of that who form a group of their own.
+fn place_among(members: &[usize], rank: usize, size: usize) -> Result<usize> {
+    members.iter().try_for_each(|&member| admit("subgroup", rank, member, size))?;
+    let place = members.iter().position(|&member| member == rank);
+    let problem = || format!("ranks {members:?} form a group without this rank");
+    place.ok_or_else(|| Error::Argument { call: "subgroup", rank, problem: problem() })
+}

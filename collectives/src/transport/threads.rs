@@ -4,7 +4,7 @@
 //! once, from the sender's memory to the receiver's, by whichever of the two comes second. A rank that leaves or
 //! gives up first waits for the copies that others are making of its memory, so that nobody touches it later.
 
-use super::{Request, Tag, Transport};
+use super::{Request, Tag, Transport, place_among};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -352,8 +352,7 @@ impl Transport for Threads {
     }
 
     fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
-        let rank = members.iter().position(|&m| m == self.rank);
-        let rank = rank.ok_or_else(|| Error::Launch(format!("rank {} is not in {members:?}", self.rank)))?;
+        let rank = place_among(members, self.rank, self.group.members.len())?;
         let mut joining = self.group.joining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (group, joined) = joining.entry(context).or_insert_with(|| {
             let members = members.iter().map(|&m| self.group.members[m]).collect();

@@ -19,7 +19,7 @@ mod session;
 mod tags;
 
 use super::farewell::Farewells;
-use super::{Request, Tag, Tells, Transport};
+use super::{Request, Tag, Tells, Transport, admit, place_among};
 use crate::error::{Error, Result};
 use comm::Comm;
 use mpi::ffi;
@@ -167,11 +167,7 @@ impl MpiTransport {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
-        if peer >= self.members.len() {
-            let problem = format!("rank {peer} asked for, the group has {}", self.members.len());
-            return Err(Error::Argument { call, rank: self.rank, problem });
-        }
-        Ok(())
+        admit(call, self.rank, peer, self.members.len())
     }
 
     /// Where a message goes.
@@ -297,13 +293,7 @@ impl Transport for MpiTransport {
     }
 
     fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
-        if !members.contains(&self.rank) {
-            let problem = format!("ranks {members:?} form a group without this rank");
-            return Err(Error::Argument { call: "subgroup", rank: self.rank, problem });
-        }
-        if let Some(&bad) = members.iter().find(|&&m| m >= self.members.len()) {
-            self.check_peer("subgroup", bad)?;
-        }
+        place_among(members, self.rank, self.members.len())?;
         // Any number that differs between groups: FNV-1a over what makes one.
         let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x100_0000_01b3).rotate_left(23);
         let in_job: Vec<c_int> = members.iter().map(|&m| self.members[m]).collect();

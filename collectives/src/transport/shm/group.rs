@@ -4,6 +4,7 @@ use super::bell::Fences;
 use super::layout::{self, Block, Layout};
 use super::segments::Segments;
 use crate::error::{Error, Result};
+use crate::transport::admit;
 use std::sync::Arc;
 
 /// One group of this process.
@@ -45,9 +46,7 @@ impl Group {
     /// Some members of this group, in their new order.
     pub fn subgroup(&self, members: &[usize], context: u64) -> Result<Group> {
         let bad = |problem: String| Error::Argument { call: "subgroup", rank: self.segments.rank(), problem };
-        if let Some(wrong) = members.iter().find(|&&m| m >= self.members.len()) {
-            return Err(bad(format!("rank {wrong} is not in a group of {}", self.members.len())));
-        }
+        members.iter().try_for_each(|&m| admit("subgroup", self.segments.rank(), m, self.members.len()))?;
         if (1..members.len()).any(|i| members[..i].contains(&members[i])) {
             return Err(bad(format!("a rank is twice in {members:?}")));
         }

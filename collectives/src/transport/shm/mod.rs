@@ -19,7 +19,7 @@ mod slots;
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::{Direct, Request, Tag, Transport};
+use crate::transport::{Direct, Request, Tag, Transport, admit};
 use group::Group;
 use mail::Mail;
 use peers::Watcher;
@@ -95,11 +95,7 @@ impl ShmTransport {
     }
 
     fn checked_peer(&self, call: &'static str, peer: usize) -> Result<()> {
-        if peer < self.group.size() {
-            return Ok(());
-        }
-        let problem = format!("rank {peer} is not in a group of {}", self.group.size());
-        Err(Error::Argument { call, rank: self.group.segments.rank(), problem })
+        admit(call, self.group.segments.rank(), peer, self.group.size())
     }
 }
 

@@ -3,6 +3,7 @@
 use super::members::Members;
 use super::{UcxTransport, tags};
 use crate::error::{Error, Result};
+use crate::transport::place_among;
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
@@ -20,15 +21,10 @@ struct Awaited {
 impl UcxTransport {
     /// The group of `members`, which all call this together.
     pub(super) fn form(&mut self, members: &[usize], context: u64) -> Result<Self> {
-        let refuse = |problem| Error::Argument { call: "subgroup", rank: self.members.rank, problem };
-        let Some(rank) = members.iter().position(|&m| m == self.members.rank) else {
-            return Err(refuse(format!("ranks {members:?} form a group without this rank")));
-        };
-        if let Some(&bad) = members.iter().find(|&&m| m >= self.members.ranks.len()) {
-            self.members.admit("subgroup", bad)?;
-        }
+        let rank = place_among(members, self.members.rank, self.members.ranks.len())?;
         let Some(number) = self.session.turn()?.take_number() else {
-            return Err(refuse(format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS)));
+            let problem = format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS);
+            return Err(Error::Argument { call: "subgroup", rank: self.members.rank, problem });
         };
         match self.exchange(members, context, number) {
             Ok(numbers) => {

@@ -3,7 +3,7 @@
 use super::LAST_WORDS;
 use super::session::{State, Word};
 use crate::error::{Error, Result};
-use crate::transport::farewell::Farewells;
+use crate::transport::{admit, farewell::Farewells};
 use std::time::Instant;
 use ucx_sys::UCS_OK;
 
@@ -34,11 +34,7 @@ impl Members {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
-        if peer >= self.ranks.len() {
-            let problem = format!("rank {peer} asked for, the group has {}", self.ranks.len());
-            return Err(Error::Argument { call, rank: self.rank, problem });
-        }
-        Ok(())
+        admit(call, self.rank, peer, self.ranks.len())
     }
 
     /// The error of a message that cannot be, because of what `peer` has done.
