@@ -1,5 +1,6 @@
 //! The reduction ends on every rank.
 
+use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
 use super::{
@@ -72,19 +73,13 @@ fn read_all(b: &mut Build) {
 fn exchange_all(b: &mut Build) {
     let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
     let mut m = Messages::new(size);
-    let mut arrived = vec![Span::scratch(0, 0); size];
-    let mut window = b.landing(Span::recv(0, bytes), bytes);
+    let mut contributions = Contributions::new(b, 1, Span::recv(0, bytes));
     for i in 1..size {
-        let from = (rank + size - i) % size;
-        arrived[from] = b.recv_scratch(&mut m, from, bytes, 0, &mut window.take());
+        contributions.recv(b, &mut m, (rank + size - i) % size, bytes, 0);
     }
     for to in b.others() {
         b.send(&mut m, to, Span::send(0, bytes), 0);
     }
     b.wait(&mut m, 0);
-    let operand = |r: usize| match r {
-        r if r == rank => Operand::Own(Space::Send, 0),
-        r => Operand::Own(arrived[r].space, arrived[r].offset),
-    };
-    b.reduce(operand, Span::recv(0, bytes), b.call.count);
+    b.reduce(contributions.of(rank, 0, 0), Span::recv(0, bytes), b.call.count);
 }

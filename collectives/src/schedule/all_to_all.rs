@@ -73,9 +73,6 @@ fn pairwise_in_place(b: &mut Build) {
         for i in 1..size {
             let from = (rank + size - i) % size;
             let bytes = cut(from, block, k, per_round).len();
-            if windows[from].is_none() && bytes > b.group.tuning.frame {
-                windows[from] = Some(b.scratch(per_round.min(block)));
-            }
             arrived[from] = b.recv_scratch(&mut m, from, bytes, k, &mut windows[from]);
         }
         for to in b.others() {

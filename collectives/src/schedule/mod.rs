@@ -14,6 +14,7 @@ mod broadcast;
 mod cache;
 mod call;
 mod canonical;
+mod contributions;
 mod exposure;
 mod gather;
 mod hierarchical;
@@ -187,12 +188,6 @@ impl Build {
         let first = self.schedule.operands.len();
         self.schedule.operands.extend((0..self.group.size).map(operand));
         self.push(Step::Reduce { first, inputs: self.group.size, out, count });
-    }
-
-    /// Where one peer's contribution may arrive instead of in scratch, so that less passes through the caches: where the
-    /// result goes, unless that is this rank's input or has elements of another size.
-    fn landing(&self, out: Span, bytes: usize) -> Option<Span> {
-        (!self.call.in_place && self.out_size() == self.call.dtype.size()).then(|| out.slice(0, bytes))
     }
 
     /// Scratch at a cache line.

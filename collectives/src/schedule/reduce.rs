@@ -1,5 +1,6 @@
 //! The reduction ends on the root.
 
+use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
 use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, part, reduce_scatter};
@@ -49,31 +50,17 @@ fn linear(b: &mut Build) {
         }
         return b.wait(&mut m, 0);
     }
-    let mut windows: [Vec<Option<Span>>; 2] = [vec![None; size], vec![None; size]];
-    let mut arrived = [vec![Span::scratch(0, 0); size], vec![Span::scratch(0, 0); size]];
-    if rounds == 1
-        && let Some(first) = b.others().next()
-    {
-        windows[0][first] = b.landing(Span::recv(0, bytes), bytes);
-    }
+    let mut contributions = Contributions::new(b, rounds, Span::recv(0, bytes));
     for k in 0..=rounds {
         if k < rounds {
             for from in b.others() {
-                let window = &mut windows[k % 2][from];
-                if window.is_none() && piece(k).len() > b.group.tuning.frame {
-                    *window = Some(b.scratch(per_round.min(bytes)));
-                }
-                arrived[k % 2][from] = b.recv_scratch(&mut m, from, piece(k).len(), k, window);
+                contributions.recv(b, &mut m, from, piece(k).len(), k);
             }
         }
         if k > 0 {
             let range = piece(k - 1);
             b.wait(&mut m, k - 1);
-            let arrived = &arrived[(k - 1) % 2];
-            let operand = |r: usize| match r {
-                r if r == rank => Operand::Own(Space::Send, range.start),
-                r => Operand::Own(arrived[r].space, arrived[r].offset),
-            };
+            let operand = contributions.of(rank, range.start, k - 1);
             b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
         }
     }

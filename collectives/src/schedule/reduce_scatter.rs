@@ -1,5 +1,6 @@
 //! Shard r of the reduction ends on rank r.
 
+use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
 use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical};
@@ -66,47 +67,28 @@ pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: usize, release:
 pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], out: Span) {
     let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
     let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, parts[0].len());
-    let mut windows: [Vec<Option<Span>>; 2] = [vec![None; size], vec![None; size]];
-    let mut arrived: [Vec<Span>; 2] = [vec![Span::scratch(0, 0); size], vec![Span::scratch(0, 0); size]];
+    let mut contributions = Contributions::new(b, rounds, out);
     let cut = |part: &Range<usize>, k: usize| {
         (part.start + k * per_round).min(part.end)..(part.start + (k + 1) * per_round).min(part.end)
     };
-    let post =
-        |b: &mut Build, m: &mut Messages, arrived: &mut Vec<Span>, windows: &mut Vec<Option<Span>>, k| {
-            let mine = cut(&parts[rank], k);
-            for i in 1..size {
-                let from = (rank + size - i) % size;
-                let room = || per_round.min(parts[0].len());
-                let window = &mut windows[from];
-                if window.is_none() && mine.len() > b.group.tuning.frame {
-                    *window = Some(b.scratch(room()));
-                }
-                arrived[from] = b.recv_scratch(m, from, mine.len(), k, window);
-            }
-            for to in b.others() {
-                let theirs = cut(&parts[to], k);
-                b.send(m, to, Span::send(theirs.start, theirs.len()), k);
-            }
-        };
-    if rounds == 1
-        && let Some(first) = b.others().next()
-    {
-        windows[0][first] = b.landing(out, parts[rank].len());
-    }
-    post(b, m, &mut arrived[0], &mut windows[0], 0);
+    let post = |b: &mut Build, m: &mut Messages, contributions: &mut Contributions, k: usize| {
+        for i in 1..size {
+            contributions.recv(b, m, (rank + size - i) % size, cut(&parts[rank], k).len(), k);
+        }
+        for to in b.others() {
+            let theirs = cut(&parts[to], k);
+            b.send(m, to, Span::send(theirs.start, theirs.len()), k);
+        }
+    };
+    post(b, m, &mut contributions, 0);
     for k in 0..rounds {
         if k + 1 < rounds {
-            let next = (k + 1) % 2;
-            post(b, m, &mut arrived[next], &mut windows[next], k + 1);
+            post(b, m, &mut contributions, k + 1);
         }
         b.wait(m, k);
         let mine = cut(&parts[rank], k);
-        let operand = |r: usize| match r {
-            r if r == rank => Operand::Own(Space::Send, mine.start),
-            r => Operand::Own(arrived[k % 2][r].space, arrived[k % 2][r].offset),
-        };
         let at = out_bytes(b, mine.start - parts[rank].start);
         let bytes = out_bytes(b, mine.len());
-        b.reduce(operand, out.slice(at, bytes), mine.len() / element);
+        b.reduce(contributions.of(rank, mine.start, k), out.slice(at, bytes), mine.len() / element);
     }
 }

@@ -1,0 +1,44 @@
+//! Where peers' contributions to a reduction arrive.
+
+use super::messages::Messages;
+use super::{Build, Operand, Space, Span};
+
+/// One round of contributions is reduced while the next arrives, so there is memory for two.
+pub(super) struct Contributions {
+    windows: [Vec<Option<Span>>; 2],
+    arrived: [Vec<Span>; 2],
+    /// Where the first that is posted arrives instead of in scratch, so that less passes through the caches.
+    landing: Option<Span>,
+}
+
+impl Contributions {
+    /// For a result at `out`. One contribution may arrive there if there are no further rounds, unless that is this
+    /// rank's input or has elements of another size.
+    pub fn new(b: &Build, rounds: usize, out: Span) -> Self {
+        let lands = rounds == 1 && !b.call.in_place && b.out_size() == b.call.dtype.size();
+        let size = b.group.size;
+        Contributions {
+            windows: [vec![None; size], vec![None; size]],
+            arrived: [vec![Span::scratch(0, 0); size], vec![Span::scratch(0, 0); size]],
+            landing: lands.then_some(out),
+        }
+    }
+
+    /// Posts the receive of `bytes` from `from` in round `k`. Rounds get no longer, so the first one's memory serves all.
+    pub fn recv(&mut self, b: &mut Build, m: &mut Messages, from: usize, bytes: usize, k: usize) {
+        let window = &mut self.windows[k % 2][from];
+        if window.is_none() {
+            *window = self.landing.take();
+        }
+        self.arrived[k % 2][from] = b.recv_scratch(m, from, bytes, k, window);
+    }
+
+    /// What each rank contributes to round `k`: this one its input from `own` on.
+    pub fn of(&self, rank: usize, own: usize, k: usize) -> impl Fn(usize) -> Operand {
+        let arrived = &self.arrived[k % 2];
+        move |r| match r {
+            r if r == rank => Operand::Own(Space::Send, own),
+            r => Operand::Own(arrived[r].space, arrived[r].offset),
+        }
+    }
+}
