@@ -9,7 +9,7 @@ use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::shm::ShmTransport;
 use collectives::transport::ucx::UcxTransport;
-use collectives::transport::{Nodes, Transport};
+use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Result};
 use shm_ranks::{identity, job, options};
 
@@ -154,9 +154,9 @@ fn hosts_are_nodes() {
         let mut outer = shm(&mut Rendezvous::join(&identity(), &options()).expect("meets")).expect("a group");
         let nodes = nodes_of(&mut *outer, &options(), None).expect("nodes");
         assert_eq!(nodes, Nodes::of(&[0, 0, 0]));
-        let nodes = nodes_of(&mut *outer, &options(), Some(2)).expect("nodes");
+        let nodes = nodes_of(&mut *outer, &options(), Some(PerNode::Block(2))).expect("nodes");
         assert_eq!(nodes, Nodes::of(&[0, 0, 1]));
-        assert!(nodes_of(&mut *outer, &options(), Some(0)).is_err());
+        assert!(nodes_of(&mut *outer, &options(), Some(PerNode::Block(0))).is_err());
     });
     assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());
 }

@@ -180,9 +180,10 @@ pub struct RankArgs {
     /// carries the rest.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
-    /// Ranks of a node, for shm+mpi, shm+ucx and emulated links [default: the ranks of a host; behind a link, 1].
-    #[arg(long, value_name = "K")]
-    pub ranks_per_node: Option<usize>,
+    /// Ranks of a node, for shm+mpi, shm+ucx and emulated links: K that follow each other, or K that are dealt out in
+    /// turn, as by 'srun --distribution=cyclic' [default: the ranks of a host; behind a link, 1].
+    #[arg(long, value_name = "K[:cyclic]")]
+    pub ranks_per_node: Option<String>,
     /// Lets ranks share a GPU, whose memory and time they then divide.
     #[arg(long)]
     pub share_gpus: bool,

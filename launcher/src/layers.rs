@@ -7,15 +7,15 @@ use crate::transports::Transport;
 use collectives::schedule::Tuning;
 use collectives::transport::emulated::{Emulated, Link};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::{self, Nodes};
+use collectives::transport::{self, Nodes, PerNode};
 
 /// What was asked for beside the transport that reaches every rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Layers {
     /// Inside nodes, where that is another.
     pub inside: Option<Transport>,
-    /// Ranks of a node, where not the hosts' names decide.
-    pub per_node: Option<usize>,
+    /// Ranks of a node, where not the hosts decide.
+    pub per_node: Option<PerNode>,
     /// Emulated, between nodes or between all ranks.
     pub link: Option<Link>,
 }
@@ -40,23 +40,26 @@ impl Layers {
         };
         let link =
             args.emulate_link.as_deref().map(str::parse::<Link>).transpose().map_err(Failure::usage)?;
-        match args.ranks_per_node {
-            Some(0) => return Err(Failure::usage("--ranks-per-node 0: a node has at least 1 rank")),
-            Some(k) if inside.is_none() && link.is_none() => {
-                return Err(Failure::usage(format!(
-                    "--ranks-per-node {k} says where nodes begin, and transport {between} makes no difference between \
-                     nodes: take --transport shm+ucx or shm+mpi, or --emulate-link"
-                )));
-            }
-            _ => {}
+        let by_hand = |text: &String| {
+            text.parse().map_err(|e| {
+                Failure::usage(format!(
+                    "--ranks-per-node {text}: {e}; it is like 4, or 4:cyclic for ranks dealt in turn"
+                ))
+            })
+        };
+        let per_node: Option<PerNode> = args.ranks_per_node.as_ref().map(by_hand).transpose()?;
+        if let (Some(given), None, None) = (per_node, inside, link) {
+            return Err(Failure::usage(format!(
+                "--ranks-per-node {given} says which ranks share a node, and transport {between} makes no difference \
+                 between nodes: take --transport shm+ucx or shm+mpi, or --emulate-link"
+            )));
         }
-        if link.is_some_and(|link| link.inside.is_some()) && inside.is_none() && args.ranks_per_node.is_none()
-        {
+        if link.is_some_and(|link| link.inside.is_some()) && inside.is_none() && per_node.is_none() {
             return Err(Failure::usage(
                 "--emulate-link has a link inside nodes, but every rank is a node: give --ranks-per-node",
             ));
         }
-        Ok((Layers { inside, per_node: args.ranks_per_node, link }, between))
+        Ok((Layers { inside, per_node, link }, between))
     }
 
     /// What the transport as a whole is called, in output and in tuning tables: `shm`, `shm+ucx`, `shm+ucx/8` with
@@ -97,7 +100,7 @@ impl Layers {
         let world = outer.size();
         if self.inside.is_none() {
             let Some(link) = self.link else { return Ok(outer) };
-            let nodes = self.per_node.map_or(Ok(Nodes::apart(world)), |k| Nodes::blocks(world, k))?;
+            let nodes = self.per_node.map_or(Ok(Nodes::apart(world)), |k| Nodes::by_hand(world, k))?;
             return Ok(Box::new(Emulated::new(label, outer, link, nodes)?));
         }
         let nodes = nodes(&mut *outer)?;
@@ -146,6 +149,7 @@ mod tests {
             ("--transport shm", "shm".to_owned()),
             ("--transport shm+ucx", "shm+ucx".into()),
             ("--transport shm+ucx --ranks-per-node 4", "shm+ucx/4".into()),
+            ("--transport shm+ucx --ranks-per-node 4:cyclic", "shm+ucx/4:cyclic".into()),
             (&format!("--transport ucx --emulate-link {link}"), format!("ucx@{link}")),
             (
                 &format!("--transport shm --ranks-per-node 2 --emulate-link {link},inside-latency=1us"),
@@ -170,6 +174,7 @@ mod tests {
             ("--transport shm+pigeon", &["shm+pigeon", "shm+mpi"]),
             ("--transport shm --ranks-per-node 2", &["--ranks-per-node 2", "--emulate-link"]),
             ("--transport shm+ucx --ranks-per-node 0", &["--ranks-per-node 0", "at least 1"]),
+            ("--transport shm+ucx --ranks-per-node 2:plane", &["2:plane", "block", "4:cyclic"]),
             ("--emulate-link latency=fast", &["--emulate-link latency=fast", "'fast' is not like 20us"]),
             ("--emulate-link latency=1us,inside-latency=1us", &["inside nodes", "--ranks-per-node"]),
         ] {

@@ -8,7 +8,7 @@ use crate::transports::Transport;
 use collectives::Communicator;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
 use collectives::transport::ucx::UcxTransport;
-use collectives::transport::{Nodes, threads};
+use collectives::transport::{Nodes, PerNode, threads};
 #[cfg(feature = "mpi")]
 use collectives::transport::{Transport as _, mpi::MpiTransport};
 use std::os::unix::process::CommandExt;
@@ -212,7 +212,10 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
     let transport = ranks.layers.over(
         &ranks.label,
         Box::new(member),
-        |outer| Ok(Nodes::blocks(outer.size(), ranks.layers.per_node.unwrap_or(outer.size()))?),
+        |outer| {
+            let (size, per_node) = (outer.size(), ranks.layers.per_node);
+            Ok(Nodes::by_hand(size, per_node.unwrap_or(PerNode::Block(size)))?)
+        },
         |outer, nodes| {
             let node = nodes.with(outer.rank());
             Ok((node.len() > 1).then(|| outer.subgroup(node, node[0] as u64)).transpose()?)

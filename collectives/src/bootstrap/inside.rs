@@ -5,32 +5,29 @@ use super::rendezvous::{Hosts, Rendezvous};
 use super::{Options, hosts};
 use crate::error::{Error, Result};
 use crate::transport::shm::ShmTransport;
-use crate::transport::{Nodes, Request, Tag, Transport};
+use crate::transport::{Nodes, PerNode, Request, Tag, Transport};
 use std::time::{Duration, Instant};
 
 /// Room for what a rank says about its host; names of hosts have at most 64 bytes.
 const CARD: usize = 256;
 
-/// Which ranks share a node: those whose hosts are the same, or `per_node` consecutive ones each, for smaller nodes
-/// than there are (a cluster's shape can be tried on one machine). All ranks call it together, on a transport that
-/// has carried nothing yet.
+/// Which ranks share a node: those whose hosts are the same, or as `per_node` says, for smaller nodes than there are (a
+/// cluster's shape can be tried on one machine). All ranks call it together, on a transport that has carried nothing yet.
 ///
 /// # Errors
-/// [`Error::Launch`] when nodes of `per_node` ranks would span hosts, and what the transport says.
-pub fn nodes_of(outer: &mut dyn Transport, options: &Options, per_node: Option<usize>) -> Result<Nodes> {
+/// [`Error::Launch`] when nodes by hand would span hosts, and what the transport says.
+pub fn nodes_of(outer: &mut dyn Transport, options: &Options, per_node: Option<PerNode>) -> Result<Nodes> {
     let all = exchange(outer, &format!("{}\n{}", hosts::host_key(), hosts::host_name()), options.timeout)?;
     let hosts = Hosts::of(&all);
     let Some(per_node) = per_node else { return Ok(Nodes::of(&hosts.of)) };
-    let nodes = Nodes::blocks(outer.size(), per_node)?;
-    let split = (1..outer.size()).find(|&r| nodes.shared(r - 1, r) && hosts.of[r - 1] != hosts.of[r]);
-    match split {
+    let nodes = Nodes::by_hand(outer.size(), per_node)?;
+    let mut neighbours = nodes.all().iter().flat_map(|ranks| ranks.windows(2));
+    match neighbours.find(|pair| hosts.of[pair[0]] != hosts.of[pair[1]]) {
         None => Ok(nodes),
-        Some(r) => Err(Error::Launch(format!(
-            "nodes of {per_node} ranks were asked for, but rank {} runs on {} and rank {r} on {}: nodes can be smaller \
+        Some(pair) => Err(Error::Launch(format!(
+            "nodes of {per_node} ranks were asked for, but rank {} runs on {} and rank {} on {}: nodes can be smaller \
              than hosts, not larger",
-            r - 1,
-            hosts.names[hosts.of[r - 1]],
-            hosts.names[hosts.of[r]]
+            pair[0], hosts.names[hosts.of[pair[0]]], pair[1], hosts.names[hosts.of[pair[1]]]
         ))),
     }
 }

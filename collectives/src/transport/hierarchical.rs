@@ -3,7 +3,7 @@
 //! Each message goes over the inner transport if its peer shares this rank's node and over the outer one otherwise,
 //! so every algorithm works unchanged; those that treat nodes as units ask for
 //! [`nodes`](Transport::nodes). Which ranks share a node is told by their rendezvous, or by hand
-//! ([`Nodes::blocks`]). Where all ranks share one node, peers' memory is read as the inner transport reads it.
+//! ([`Nodes::by_hand`]). Where all ranks share one node, peers' memory is read as the inner transport reads it.
 
 use super::{Direct, Nodes, Request, Tag, Transport};
 use crate::buffer::Memory;

@@ -12,7 +12,7 @@ pub mod ucx;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-pub use nodes::Nodes;
+pub use nodes::{Nodes, PerNode};
 
 /// What matches a send with its receive: unique per (call, step) on one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
 
 /// The node of each rank of a group. Nodes may have different numbers of ranks, and ranks of a node need not follow each
 /// other.
@@ -35,15 +37,29 @@ impl Nodes {
         Nodes { of: (0..world).collect(), ranks: (0..world).map(|rank| vec![rank]).collect() }
     }
 
-    /// Nodes of `per_node` consecutive ranks, the last of which may have fewer, whatever the machine says.
+    /// Nodes by hand, whatever the machine says.
     ///
     /// # Errors
     /// [`Error::Launch`] for nodes of no ranks.
-    pub fn blocks(world: usize, per_node: usize) -> Result<Self> {
+    pub fn by_hand(world: usize, per_node: PerNode) -> Result<Self> {
+        let node_of = |rank: usize| match per_node {
+            PerNode::Block(ranks) => rank / ranks,
+            PerNode::Cyclic(ranks) => rank % world.div_ceil(ranks),
+        };
         match per_node {
-            0 => Err(Error::Launch("nodes of 0 ranks were asked for: a node has at least 1".into())),
-            _ => Ok(Nodes::of(&(0..world).map(|rank| rank / per_node).collect::<Vec<usize>>())),
+            PerNode::Block(0) | PerNode::Cyclic(0) => {
+                Err(Error::Launch("nodes of 0 ranks were asked for: a node has at least 1".into()))
+            }
+            _ => Ok(Nodes::of(&(0..world).map(node_of).collect::<Vec<usize>>())),
         }
+    }
+
+    /// Nodes of `per_node` consecutive ranks, the last of which may have fewer.
+    ///
+    /// # Errors
+    /// As [`by_hand`](Self::by_hand).
+    pub fn blocks(world: usize, per_node: usize) -> Result<Self> {
+        Nodes::by_hand(world, PerNode::Block(per_node))
     }
 
     /// Ranks.
@@ -92,6 +108,42 @@ impl Nodes {
     }
 }
 
+/// Which ranks share a node, by hand; in text `4` or `4:cyclic`, by Slurm's words for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PerNode {
+    /// This many consecutive ones. The last node may have fewer.
+    Block(usize),
+    /// At most this many of those that are dealt to as few nodes as that takes, in turn.
+    Cyclic(usize),
+}
+
+impl fmt::Display for PerNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PerNode::Block(ranks) => write!(f, "{ranks}"),
+            PerNode::Cyclic(ranks) => write!(f, "{ranks}:cyclic"),
+        }
+    }
+}
+
+impl FromStr for PerNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (ranks, way) = text.split_once(':').unwrap_or((text, "block"));
+        let way = match way {
+            "block" => PerNode::Block,
+            "cyclic" => PerNode::Cyclic,
+            other => return Err(format!("'{other}' is neither block nor cyclic")),
+        };
+        match ranks.parse() {
+            Ok(0) => Err("a node has at least 1 rank".into()),
+            Ok(ranks) => Ok(way(ranks)),
+            Err(_) => Err(format!("'{ranks}' is no number of ranks")),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +156,32 @@ mod tests {
         assert_eq!(Nodes::blocks(5, 2).unwrap(), Nodes::of(&[0, 0, 1, 1, 2]));
         assert_eq!(Nodes::apart(3), Nodes::of(&[5, 6, 1]));
         assert!(Nodes::blocks(4, 0).unwrap_err().to_string().contains("at least 1"));
+    }
+
+    #[test]
+    fn nodes_by_hand_are_blocks_or_dealt_in_turn() {
+        for (text, nodes) in [
+            ("2", &[0, 0, 1, 1, 2][..]),
+            ("2:block", &[0, 0, 1, 1, 2]),
+            ("2:cyclic", &[0, 1, 2, 0, 1]),
+            ("3:cyclic", &[0, 1, 0, 1, 0]),
+            ("1:cyclic", &[0, 1, 2, 3, 4]),
+            ("9:cyclic", &[0, 0, 0, 0, 0]),
+        ] {
+            let per_node: PerNode = text.parse().unwrap();
+            assert_eq!(Nodes::by_hand(5, per_node).unwrap(), Nodes::of(nodes), "{text}");
+            assert_eq!(per_node.to_string().parse(), Ok(per_node));
+        }
+        for (text, words) in [
+            ("", "''"),
+            ("0", "at least 1"),
+            ("0:cyclic", "at least 1"),
+            ("2:plane", "'plane'"),
+            ("-2", "'-2'"),
+        ] {
+            let said = text.parse::<PerNode>().unwrap_err();
+            assert!(said.contains(words), "{said}");
+        }
     }
 
     #[test]
