@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+/// The exit code of what made no sense.
+pub const USAGE: u8 = 2;
+
 /// A sentence for the user, and whose fault it is.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {
@@ -48,7 +51,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Failure::Run(_) | Failure::Consequence(_) => 1,
-            Failure::Usage(_) => 2,
+            Failure::Usage(_) => USAGE,
             Failure::Ranks { code, .. } | Failure::Told { code } => *code,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::agree;
 use crate::bench::native::Native;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, USAGE};
 use crate::plan::Ranks;
 use crate::transports::Transport;
 use collectives::Communicator;
@@ -76,7 +76,10 @@ fn as_rank(
         comm.abort(&failure.to_string());
     }
     let Some(board) = board else {
-        eprintln!("caravan: rank {}: {failure}", identity.rank);
+        match failure {
+            Failure::Usage(_) => eprintln!("caravan: {failure}"),
+            _ => eprintln!("caravan: rank {}: {failure}", identity.rank),
+        }
         // Ranks that have met notice a failure, and arguments that differ are noticed by all. Only who never came has
         // to be ended, once the sentence has gone its way through the launcher.
         if group.is_none() && matches!(failure, Failure::Run(_)) {
@@ -200,6 +203,7 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
     let cause = failures().find(|(_, e)| !matches!(e, Failure::Consequence(_))).or_else(|| failures().next());
     match cause {
         None => Ok(()),
+        Some((_, Failure::Usage(text))) => Err(Failure::usage(text)),
         Some((rank, failure)) => {
             let text = format!("rank {rank} failed: {failure}");
             Err(Failure::Ranks { text, code: failure.code() })
@@ -234,8 +238,11 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
         command.arg0(&name).args(&arguments).envs(variable.clone());
         command
     })?;
+    let code = report.exit_code();
     match report.sentence() {
         None => Ok(()),
-        Some(text) => Err(Failure::Ranks { text, code: report.exit_code() }),
+        // What makes no sense is no rank's failure.
+        Some(text) if code == USAGE => Err(Failure::usage(report.announced.unwrap_or(text))),
+        Some(text) => Err(Failure::Ranks { text, code }),
     }
 }

@@ -53,9 +53,21 @@ fn nonsense_is_refused_before_any_rank_starts() {
 
 #[test]
 fn an_algorithm_that_cannot_carry_the_operation_names_those_that_can() {
-    bench()
-        .run("bench all_gather --algo binomial --ranks 2")
-        .refusal(2, &["--algo binomial", "all_gather", "direct-read, pairwise"]);
+    for (flags, words) in [
+        (
+            "all_gather --algo binomial --ranks 2",
+            &["--algo binomial", "all_gather", "direct-read, pairwise"][..],
+        ),
+        (
+            "all_reduce --algo hierarchical --transport threads",
+            &["--algo hierarchical", "threads with 2 ranks"],
+        ),
+        ("all_reduce --algo ring", &["--algo ring", "pairwise", "native"]),
+    ] {
+        let outcome = bench().run(&format!("bench {flags}")).refusal(2, words);
+        let said = format!("caravan: {}: ", words[0]);
+        assert!(outcome.stdout.is_empty() && outcome.stderr.starts_with(&said), "{outcome:?}");
+    }
 }
 
 #[test]

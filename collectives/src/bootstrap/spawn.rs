@@ -21,6 +21,8 @@ pub struct Report {
     pub endings: Vec<Ending>,
     /// The rank that failed first, and how, as the end of a sentence that starts with its name.
     pub first_failure: Option<(usize, String)>,
+    /// What that rank itself said of it.
+    pub announced: Option<String>,
     /// The signal to this process that ended the job: Ctrl-C is 2.
     pub interrupted: Option<i32>,
     /// Ranks that had to be killed because they did not end by themselves in time.
@@ -198,11 +200,10 @@ impl Family {
             }
         }
         let endings: Vec<Ending> = self.members.iter().filter_map(|m| m.ending).collect();
-        let first_failure = self
-            .board
-            .first_failure()
-            .map(|r| (r, self.board.how(r).unwrap_or_else(|| endings[r].to_string())));
-        Report { endings, first_failure, interrupted, killed }
+        let first = self.board.first_failure();
+        let first_failure = first.map(|r| (r, self.board.how(r).unwrap_or_else(|| endings[r].to_string())));
+        let announced = first.and_then(|r| self.board.announced(r));
+        Report { endings, first_failure, announced, interrupted, killed }
     }
 
     /// Sleeps until a rank has ended, a signal came or the deadline passed.

@@ -12,7 +12,6 @@ use super::statistics::Summary;
 use super::table::{Half, Label, dtype_name, op_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
-use collectives::schedule::Algorithm;
 use collectives::{Communicator, DType, ReduceOp, bf16, f16};
 use std::time::Instant;
 
@@ -21,7 +20,6 @@ use std::time::Instant;
 /// # Errors
 /// What a call or the transport said.
 pub fn run(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
-    force(plan, &party.comm)?;
     for &dtype in &plan.dtypes {
         match dtype {
             DType::F32 => typed::<f32>(plan, party, row)?,
@@ -40,22 +38,23 @@ pub fn run(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
 }
 
 /// Makes the communicator take the algorithm that was asked for.
-fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
-    let Algo::Named(name) = &plan.algo else { return Ok(()) };
+///
+/// # Errors
+/// It cannot carry the operation between these ranks: of all ranks alike, and with those that can.
+pub fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
+    let Algo::Named(algorithm) = plan.algo else { return Ok(()) };
     let kind = plan.operation.kind();
     let possible = comm.algorithms(kind);
-    let names = || possible.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ");
-    let found: Option<Algorithm> = possible.iter().copied().find(|a| a.name() == name);
-    let Some(algorithm) = found else {
-        return Err(Failure::usage(format!(
-            "--algo {name}: over {} with {} ranks, {} can be carried by {}, or auto",
-            comm.transport_name(),
-            comm.size(),
-            plan.operation.name(),
-            names()
-        )));
-    };
-    Ok(comm.force(kind, Some(algorithm))?)
+    if possible.contains(&algorithm) {
+        return Ok(comm.force(kind, Some(algorithm))?);
+    }
+    Err(Failure::usage(format!(
+        "--algo {algorithm}: over {} with {} ranks, {} can be carried by {}, or auto",
+        comm.transport_name(),
+        comm.size(),
+        plan.operation.name(),
+        possible.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
+    )))
 }
 
 /// Everything for one element type, with buffers that are allocated once.

@@ -111,6 +111,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
 fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
     let comm = &party.comm;
     agree::check(comm, &signature(plan, args))?;
+    measure::force(plan, comm)?;
     let started = record::now();
     let who = agree::exchange(comm, &introduce(party))?;
     let mut run = Run {
@@ -304,7 +305,7 @@ fn algo_name(algo: &Algo) -> &str {
     match algo {
         Algo::Auto => "auto",
         Algo::Native => "native",
-        Algo::Named(name) => name,
+        Algo::Named(algorithm) => algorithm.name(),
     }
 }
 

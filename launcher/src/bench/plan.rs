@@ -6,6 +6,7 @@ use super::sweep::{Step, Sweep, default_iterations, default_warmup};
 use super::table::Columns;
 use crate::failure::{Failure, Result};
 use crate::human;
+use collectives::schedule::Algorithm;
 use collectives::{DType, ReduceOp};
 
 /// A sweep with its repetitions.
@@ -69,7 +70,7 @@ pub enum Algo {
     /// The tuner's choice.
     Auto,
     /// This one.
-    Named(String),
+    Named(Algorithm),
     /// The collectives of the transport's library.
     Native,
 }
@@ -163,7 +164,7 @@ impl Plan {
             one_way: args.one_way,
             registered: switch("-R", &args.register)?,
             columns,
-            algo: algo(&args.algo),
+            algo: algo(&args.algo)?,
             min_busbw: args.min_busbw,
         })
     }
@@ -210,11 +211,15 @@ pub fn dtypes(text: &str) -> Result<Vec<DType>> {
     }
 }
 
-fn algo(text: &str) -> Algo {
+fn algo(text: &str) -> Result<Algo> {
     match text {
-        "auto" => Algo::Auto,
-        "native" => Algo::Native,
-        name => Algo::Named(name.to_owned()),
+        "auto" => Ok(Algo::Auto),
+        "native" => Ok(Algo::Native),
+        name => {
+            let known =
+                name.parse().map_err(|e| Failure::usage(format!("--algo {name}: {e}, auto, native")))?;
+            Ok(Algo::Named(known))
+        }
     }
 }
 
@@ -288,6 +293,7 @@ mod tests {
             ("all_reduce -N 0", &["-N 0"]),
             ("all_reduce -f 1", &["-f 1", "-i"]),
             ("all_reduce --min-busbw nan", &["--min-busbw"]),
+            ("all_reduce --algo ring", &["--algo ring", "pairwise", "auto", "native"]),
         ] {
             let e = plan(flags).expect_err(flags);
             assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
