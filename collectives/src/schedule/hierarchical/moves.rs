@@ -64,105 +64,176 @@ pub(in crate::schedule) fn all_gather(
     b.wait(m, end);
 }
 
-/// The blocks of some ranks in memory that has one of `bytes` for each rank.
-fn blocks(ranks: &[usize], bytes: usize, of: fn(usize, usize) -> Span) -> Vec<Span> {
-    ranks.iter().map(|rank| of(rank * bytes, bytes)).collect()
+/// Carries a call that moves blocks of one length in rounds, each of a part of every block.
+fn in_rounds(b: &mut Build, mut carry: impl FnMut(&mut Build, &View, &mut Messages, Round)) {
+    let (view, block) = (View::of(&b.group), b.call.bytes());
+    let mut m = Messages::new(b.group.size);
+    // A rank has parts of about as many blocks at once as there are ranks.
+    let (per_round, rounds) = cut(b, &view, b.group.size, block);
+    let (start, mut most) = (b.schedule.scratch, 0);
+    for k in 0..rounds {
+        // When a round is over, nothing is left of it there.
+        b.schedule.scratch = start;
+        carry(b, &view, &mut m, Round { block, range: piece(&(0..block), k, per_round), group: 2 * k });
+        most = most.max(b.schedule.scratch);
+    }
+    b.schedule.scratch = most;
+}
+
+/// One of them.
+struct Round {
+    /// Bytes of a block.
+    block: usize,
+    /// Those of it that this round moves.
+    range: Range<usize>,
+    /// Its messages are of this group and the next.
+    group: usize,
+}
+
+impl Round {
+    /// Its part of the block of `rank` in memory that has one for each rank.
+    fn of(&self, rank: usize, memory: fn(usize, usize) -> Span) -> Span {
+        memory(rank * self.block + self.range.start, self.range.len())
+    }
+
+    /// The same of several ranks.
+    fn all(&self, ranks: &[usize], memory: fn(usize, usize) -> Span) -> Vec<Span> {
+        ranks.iter().map(|&rank| self.of(rank, memory)).collect()
+    }
+
+    /// Its part of one block.
+    fn part(&self, block: Span) -> Span {
+        block.slice(self.range.start, self.range.len())
+    }
 }
 
 /// Every rank's block, `own`, ends on the root: from each other node in one message. The root keeps its own at `place`.
 pub(in crate::schedule) fn gather(b: &mut Build, own: Span, place: Span) {
-    let (view, root, bytes) = (View::of(&b.group), b.call.root, b.call.bytes());
-    let (rank, mut m) = (view.rank, Messages::new(view.nodes.world()));
-    let speaker = view.partner(view.node(), root);
-    if rank == root {
-        for from in view.mates() {
-            b.recv(&mut m, from, Span::recv(from * bytes, bytes), 0);
+    let (rank, root) = (b.group.rank, b.call.root);
+    in_rounds(b, |b, view, m, round| {
+        let (own, bytes, last) = (round.part(own), round.range.len(), round.group + 1);
+        let speaker = view.partner(view.node(), root);
+        if rank == root {
+            for from in view.mates() {
+                b.recv(m, from, round.of(from, Span::recv), last);
+            }
+            for node in view.others() {
+                let theirs = round.all(&view.nodes.all()[node], Span::recv);
+                b.recv_all(m, view.partner(node, root), &theirs, last);
+            }
+            b.copy(own, round.part(place));
+        } else if rank == speaker {
+            let all = b.scratch(view.nodes.with(rank).len() * bytes);
+            let at = |rank: usize| all.slice(view.place(rank) * bytes, bytes);
+            for from in view.mates() {
+                b.recv(m, from, at(from), round.group);
+            }
+            b.copy(own, at(rank));
+            b.wait(m, round.group);
+            b.send(m, root, all, last);
+        } else {
+            b.send(m, speaker, own, last);
         }
-        for node in view.others() {
-            let theirs = blocks(&view.nodes.all()[node], bytes, Span::recv);
-            b.recv_all(&mut m, view.partner(node, root), &theirs, 0);
-        }
-        b.copy(own, place);
-    } else if rank == speaker {
-        let all = b.scratch(view.nodes.with(rank).len() * bytes);
-        let at = |rank: usize| all.slice(view.place(rank) * bytes, bytes);
-        for from in view.mates() {
-            b.recv(&mut m, from, at(from), 0);
-        }
-        b.copy(own, at(rank));
-        b.wait(&mut m, 0);
-        b.send(&mut m, root, all, 0);
-    } else {
-        b.send(&mut m, speaker, own, 0);
-    }
-    b.wait(&mut m, 0);
+        b.wait(m, last);
+    });
 }
 
 /// Block r of the root ends on rank r, at `place`: to each other node in one message. The root's is `own`.
 pub(in crate::schedule) fn scatter(b: &mut Build, own: Span, place: Span) {
-    let (view, root, bytes) = (View::of(&b.group), b.call.root, b.call.bytes());
-    let (rank, mut m) = (view.rank, Messages::new(view.nodes.world()));
-    let speaker = view.partner(view.node(), root);
-    if rank == root {
-        for node in view.others() {
-            let theirs = blocks(&view.nodes.all()[node], bytes, Span::send);
-            b.send_all(&mut m, view.partner(node, root), &theirs, 0);
+    let (rank, root) = (b.group.rank, b.call.root);
+    in_rounds(b, |b, view, m, round| {
+        let (place, bytes, last) = (round.part(place), round.range.len(), round.group + 1);
+        let speaker = view.partner(view.node(), root);
+        if rank == root {
+            for node in view.others() {
+                let theirs = round.all(&view.nodes.all()[node], Span::send);
+                b.send_all(m, view.partner(node, root), &theirs, last);
+            }
+            for to in view.mates() {
+                b.send(m, to, round.of(to, Span::send), last);
+            }
+            b.copy(round.part(own), place);
+        } else if rank == speaker {
+            let room = view.nodes.with(rank).len() * bytes;
+            let all = b.recv_scratch(m, root, room, round.group, &mut None);
+            let at = |rank: usize| all.slice(view.place(rank) * bytes, bytes);
+            b.wait(m, round.group);
+            for to in view.mates() {
+                b.send(m, to, at(to), last);
+            }
+            b.copy(at(rank), place);
+        } else {
+            b.recv(m, speaker, place, last);
         }
-        for to in view.mates() {
-            b.send(&mut m, to, Span::send(to * bytes, bytes), 0);
-        }
-        b.copy(own, place);
-    } else if rank == speaker {
-        let room = view.nodes.with(rank).len() * bytes;
-        let all = b.recv_scratch(&mut m, root, room, 0, &mut None);
-        let at = |rank: usize| all.slice(view.place(rank) * bytes, bytes);
-        b.wait(&mut m, 0);
-        for to in view.mates() {
-            b.send(&mut m, to, at(to), 0);
-        }
-        b.copy(at(rank), place);
-    } else {
-        b.recv(&mut m, speaker, place, 0);
-    }
-    b.wait(&mut m, 0);
+        b.wait(m, last);
+    });
 }
 
 /// Block r of every rank ends on rank r: from each other node in one message. A rank's own goes from `own` to `place`.
 pub(in crate::schedule) fn all_to_all(b: &mut Build, own: Span, place: Span) {
-    let (view, bytes) = (View::of(&b.group), b.call.bytes());
-    let (rank, mut m) = (view.rank, Messages::new(view.nodes.world()));
-    // To each mate go its own block and those for the ranks that it deals with.
-    let served = view.served_by(rank);
-    let room = served.len() * bytes;
-    let mates: Vec<usize> = view.mates().collect();
-    let arrived: Vec<Span> =
-        mates.iter().map(|&from| b.recv_scratch(&mut m, from, room, 0, &mut None)).collect();
-    for &to in &mates {
-        b.send_all(&mut m, to, &blocks(&view.served_by(to), bytes, Span::send), 0);
+    let rank = b.group.rank;
+    in_rounds(b, |b, view, m, round| {
+        let (bytes, last) = (round.range.len(), round.group + 1);
+        // To each mate go its own block and those for the ranks that it deals with.
+        let served = view.served_by(rank);
+        let room = served.len() * bytes;
+        let mates: Vec<usize> = view.mates().collect();
+        let arrived: Vec<Span> =
+            mates.iter().map(|&from| b.recv_scratch(m, from, room, round.group, &mut None)).collect();
+        for &to in &mates {
+            b.send_all(m, to, &round.all(&view.served_by(to), Span::send), round.group);
+        }
+        b.wait(m, round.group);
+        // Everything that leaves this node lies elsewhere before what arrives replaces it in place.
+        let part = |i: usize, of: usize| match mates.iter().position(|&mate| mate == of) {
+            Some(from) => arrived[from].slice(i * bytes, bytes),
+            None => round.of(served[i], Span::send),
+        };
+        let parcel = |b: &mut Build, i: usize| {
+            let parts: Vec<Span> = view.nodes.with(rank).iter().map(|&of| part(i, of)).collect();
+            b.pack(&parts)
+        };
+        let elsewhere = (0..served.len()).filter(|&i| served[i] != rank);
+        let parcels: Vec<(usize, Span)> = elsewhere.map(|i| (served[i], parcel(b, i))).collect();
+        for node in view.others() {
+            let theirs = round.all(&view.nodes.all()[node], Span::recv);
+            b.recv_all(m, view.partner(node, rank), &theirs, last);
+        }
+        for (to, parcel) in parcels {
+            b.send(m, to, parcel, last);
+        }
+        b.copy(round.part(own), round.part(place));
+        let mine = served.iter().position(|&r| r == rank).expect("every rank deals with itself");
+        for &mate in &mates {
+            b.copy(part(mine, mate), round.of(mate, Span::recv));
+        }
+        b.wait(m, last);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::element::DType;
+    use crate::schedule::{Algorithm, Call, Group, Kind, Local, Schedule, Tuning};
+    use crate::transport::{Nodes, Tells};
+    use std::sync::Arc;
+
+    #[test]
+    fn scratch_does_not_grow_with_blocks() {
+        for nodes in [&[0, 0, 1, 1][..], &[0, 1, 0, 1], &[0, 1, 1, 2, 2, 2]] {
+            for kind in [Kind::Gather, Kind::Scatter, Kind::AllToAll] {
+                for rank in 0..nodes.len() {
+                    let nodes = Some(Arc::new(Nodes::of(nodes)));
+                    let (size, tuning) = (nodes.as_ref().map_or(0, |nodes| nodes.world()), Tuning::default());
+                    let group = Group { rank, size, direct: None, nodes, tells: Tells::Nothing, tuning };
+                    let scratch = |bytes| {
+                        let call = Call::new(kind, DType::U8, bytes);
+                        Schedule::new(call, &group, Local::default(), Some(Algorithm::Hierarchical)).scratch
+                    };
+                    assert_eq!(scratch(4 << 20), scratch(16 << 20), "{kind}");
+                    assert!(scratch(16 << 20) < 4 * tuning.round, "{kind}");
+                }
+            }
+        }
     }
-    b.wait(&mut m, 0);
-    // Everything that leaves this node lies elsewhere before what arrives replaces it in place.
-    let part = |i: usize, of: usize| match mates.iter().position(|&mate| mate == of) {
-        Some(from) => arrived[from].slice(i * bytes, bytes),
-        None => Span::send(served[i] * bytes, bytes),
-    };
-    let parcel = |b: &mut Build, i: usize| {
-        let parts: Vec<Span> = view.nodes.with(rank).iter().map(|&of| part(i, of)).collect();
-        b.pack(&parts)
-    };
-    let elsewhere = (0..served.len()).filter(|&i| served[i] != rank);
-    let parcels: Vec<(usize, Span)> = elsewhere.map(|i| (served[i], parcel(b, i))).collect();
-    for node in view.others() {
-        let theirs = blocks(&view.nodes.all()[node], bytes, Span::recv);
-        b.recv_all(&mut m, view.partner(node, rank), &theirs, 1);
-    }
-    for (to, parcel) in parcels {
-        b.send(&mut m, to, parcel, 1);
-    }
-    b.copy(own, place);
-    let mine = served.iter().position(|&r| r == rank).expect("every rank deals with itself");
-    for &mate in &mates {
-        b.copy(part(mine, mate), Span::recv(mate * bytes, bytes));
-    }
-    b.wait(&mut m, 1);
 }
