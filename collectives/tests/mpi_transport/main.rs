@@ -4,102 +4,20 @@
 //! target folder of its own.
 #![cfg(feature = "mpi")]
 
+mod launch;
+mod native;
+#[path = "../p2p/mod.rs"]
 mod p2p;
+#[path = "../planned/mod.rs"]
+mod planned;
 
 use collectives::bootstrap::Identity;
-use collectives::conformance::{Case, cases};
-use collectives::schedule::{Call, Kind};
+use collectives::conformance::{Case, cases, standard};
 use collectives::transport::mpi::{MpiTransport, library};
 use collectives::transport::{Tag, Transport};
-use collectives::{Buffer, Communicator, DType, Error, Options, Progress, ReduceOp, bf16};
-use std::process::{Command, Output, Stdio};
+use collectives::{Communicator, Error, Options, Progress};
+use launch::{CASE, FOLDER, passes, run, text};
 use std::time::{Duration, Instant};
-
-const CASE: &str = "CARAVAN_TEST_CASE";
-/// Where ranks leave a file each when they are done.
-const FOLDER: &str = "CARAVAN_TEST_FOLDER";
-
-/// The launcher that belongs to the library, with what it needs to start any number of ranks here.
-fn launcher() -> Option<Command> {
-    let (names, flags): (&[&str], &[&str]) = match library() {
-        l if l.starts_with("Open MPI") => {
-            (&["mpirun.openmpi", "mpirun"], &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"])
-        }
-        l if l.starts_with("MPICH") => (&["mpirun.mpich", "mpirun"], &[]),
-        l => {
-            println!("skipped: no launcher is known for {l}");
-            return None;
-        }
-    };
-    let found = |name: &&&str| {
-        Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-    };
-    match names.iter().find(found) {
-        None => {
-            println!("skipped: {} is not there", names.join(" or "));
-            None
-        }
-        Some(name) => {
-            let mut command = Command::new(name);
-            command.args(flags);
-            Some(command)
-        }
-    }
-}
-
-/// Runs `ranks` ranks of `case`; nothing where there is no launcher.
-fn run(case: &str, ranks: usize) -> Option<Output> {
-    let folder = tempfile::tempdir().unwrap();
-    let mut child = launcher()?
-        .args(["-n", &ranks.to_string()])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "rank_process", "--nocapture"])
-        .env(CASE, case)
-        .env(FOLDER, folder.path())
-        // This program's own backtraces would bury what is looked for.
-        .env("RUST_BACKTRACE", "0")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pipes = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let reader = |mut pipe: Box<dyn std::io::Read + Send>| {
-        std::thread::spawn(move || {
-            let mut all = Vec::new();
-            pipe.read_to_end(&mut all).map(|_| all)
-        })
-    };
-    let (out, err) = (reader(Box::new(pipes.0)), reader(Box::new(pipes.1)));
-    let until = Instant::now() + 3 * p2p::PATIENCE;
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > until {
-            // The launcher ends its ranks when it is asked to end.
-            let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-            std::thread::sleep(Duration::from_secs(2));
-            let _ = child.kill();
-            panic!("{case} with {ranks} ranks hangs");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    Some(Output { status, stdout: out.join().unwrap().unwrap(), stderr: err.join().unwrap().unwrap() })
-}
-
-fn text(output: &Output) -> String {
-    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn passes(case: &str, ranks: usize) {
-    if let Some(output) = run(case, ranks) {
-        let all = text(&output);
-        assert!(output.status.success(), "{case} with {ranks} ranks ({}):\n{all}", library());
-        // Each rank has really run it.
-        assert_eq!(all.matches("rank done").count(), ranks, "{case} with {ranks} ranks:\n{all}");
-    }
-}
 
 /// One rank of the case that the environment names; nothing when this is run as an ordinary test.
 #[test]
@@ -126,7 +44,11 @@ fn rank_process() {
             |case| case.name.contains("flight") || case.name == "split",
             Progress::Thread { cpu: None },
         ),
-        "native" => native(&t),
+        "native" => native::collectives(&t),
+        "planned" => {
+            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1).unwrap();
+            planned::rank(Communicator::new(group, standard()).unwrap());
+        }
         "second_start" => {
             let again = MpiTransport::world().unwrap();
             assert_eq!((again.rank(), again.size()), (t.rank(), t.size()));
@@ -232,96 +154,6 @@ fn all_are_done(t: &MpiTransport) -> ! {
         std::thread::sleep(Duration::from_millis(5));
     }
     std::process::exit(0);
-}
-
-/// Exactly summable data, so that MPI's order of summation does not matter.
-fn native(t: &MpiTransport) {
-    let (rank, n) = (t.rank(), t.size());
-    let native = t.native().unwrap();
-    let count = 1000;
-    let whole: Vec<f32> = (0..n * count).map(|i| (i % 97 + rank) as f32).collect();
-    let sum: Vec<f32> = (0..n * count).map(|i| (0..n).map(|r| (i % 97 + r) as f32).sum()).collect();
-    let own = rank * count..(rank + 1) * count;
-    let gathered: Vec<f32> = (0..n * count).map(|i| (i % 97 + i / count) as f32).collect();
-    let shard: Vec<f32> = gathered[own.clone()].to_vec();
-    let call = |kind, count| Call::new(kind, DType::F32, count);
-    let rooted = |kind, count| Call { root: n - 1, ..call(kind, count) };
-
-    let mut out = vec![0.0; count];
-    native.run(call(Kind::ReduceScatter, count), &whole, &mut out).unwrap();
-    assert_eq!(out, sum[own.clone()]);
-    let mut data = whole.clone();
-    native.run_in_place(call(Kind::ReduceScatter, count), &mut data).unwrap();
-    assert_eq!(data[own.clone()], sum[own.clone()]);
-    let mut all = vec![0.0; n * count];
-    native.run(call(Kind::AllGather, count), &shard, &mut all).unwrap();
-    assert_eq!(all, gathered);
-    let mut data = vec![0.0; n * count];
-    data[own.clone()].copy_from_slice(&shard);
-    native.run_in_place(call(Kind::AllGather, count), &mut data).unwrap();
-    assert_eq!(data, gathered);
-    let mut out = vec![0.0; n * count];
-    native.run(call(Kind::AllReduce, n * count), &whole, &mut out).unwrap();
-    assert_eq!(out, sum);
-    let mut data = whole.clone();
-    native.run_in_place(call(Kind::AllReduce, n * count), &mut data).unwrap();
-    assert_eq!(data, sum);
-    let max = Call { op: ReduceOp::Max, ..call(Kind::AllReduce, count) };
-    native.run(max, &whole[..count], &mut out[..count]).unwrap();
-    assert_eq!(out[..count], (0..count).map(|i| (i % 97 + n - 1) as f32).collect::<Vec<_>>());
-    let mut data = if rank == n - 1 { sum.clone() } else { vec![0.0; n * count] };
-    native.run_in_place(rooted(Kind::Broadcast, n * count), &mut data).unwrap();
-    assert_eq!(data, sum);
-    let mut out = vec![0.0; if rank == n - 1 { count } else { 0 }];
-    native.run(rooted(Kind::Reduce, count), &whole[..count], &mut out).unwrap();
-    assert!(rank < n - 1 || out == sum[..count]);
-    let mut out = vec![0.0; if rank == n - 1 { n * count } else { 0 }];
-    native.run(rooted(Kind::Gather, count), &shard, &mut out).unwrap();
-    assert!(rank < n - 1 || out == gathered);
-    let mut out = vec![0.0; count];
-    let empty: &[f32] = &[];
-    native
-        .run(rooted(Kind::Scatter, count), if rank == n - 1 { &gathered } else { empty }, &mut out)
-        .unwrap();
-    assert_eq!(out, shard);
-    let mut out = vec![0.0; n * count];
-    native.run(call(Kind::AllToAll, count), &whole, &mut out).unwrap();
-    let expected: Vec<f32> =
-        (0..n * count).map(|i| ((rank * count + i % count) % 97 + i / count) as f32).collect();
-    assert_eq!(out, expected);
-    native.run::<f32>(call(Kind::Barrier, 0), &[], &mut []).unwrap();
-
-    let started = native
-        .start(call(Kind::ReduceScatter, count), Buffer::copy_of(&whole), Buffer::<f32>::zeroed(count))
-        .unwrap();
-    let (_, out) = started.wait().unwrap();
-    assert_eq!(out.host(), &sum[own]);
-    // One that nobody waits for runs to its end and frees its memory then.
-    let dropped =
-        native.start(call(Kind::AllReduce, count), Buffer::copy_of(&whole[..count]), Buffer::zeroed(count));
-    drop(dropped.unwrap());
-
-    // 16-bit floats can be moved but not added.
-    let half = vec![bf16::from_f32(rank as f32); count];
-    let mut halves = vec![bf16::ZERO; n * count];
-    native.run(Call::new(Kind::AllGather, DType::Bf16, count), &half, &mut halves).unwrap();
-    assert!((0..n * count).all(|i| halves[i].to_f32() == (i / count) as f32));
-    let one = &[0.0f32; 1];
-    let refused = [
-        (native.run(Call::new(Kind::AllReduce, DType::Bf16, count), &half, &mut halves), "bf16"),
-        (
-            native.run(Call { op: ReduceOp::Average, ..call(Kind::AllReduce, 1) }, one, &mut [0.0]),
-            "no average",
-        ),
-        (native.run(call(Kind::AllGather, 1 << 40), one, &mut [0.0]), "take up to 2147483647"),
-        (native.run(call(Kind::AllGather, 10), &[0.0f32; 9], &mut [0.0; 99]), "9 elements in"),
-        (native.run(Call { root: n, ..call(Kind::Reduce, 1) }, one, &mut [0.0]), "root"),
-        (native.run(call(Kind::Send, 1), one, &mut [0.0]), "not a collective of MPI"),
-    ];
-    for (result, words) in refused {
-        let text = result.expect_err(words).to_string();
-        assert!(text.contains(words), "{text}");
-    }
 }
 
 /// Users' messages have a communicator of their own, and a tag beyond the library's limit is refused.
@@ -441,6 +273,13 @@ fn conformance_suite_where_something_goes_wrong() {
 fn native_collectives() {
     for ranks in [1, 3] {
         passes("native", ranks);
+    }
+}
+
+#[test]
+fn scratch_is_as_planned() {
+    for ranks in [2, 3] {
+        passes("planned", ranks);
     }
 }
 

@@ -1,0 +1,93 @@
+//! Starts ranks under the launcher of the library that is built in, and says how they ended.
+
+use crate::p2p;
+use collectives::transport::mpi::library;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Which case a rank runs.
+pub const CASE: &str = "CARAVAN_TEST_CASE";
+/// Where ranks leave a file each when they are done.
+pub const FOLDER: &str = "CARAVAN_TEST_FOLDER";
+
+/// The launcher that belongs to the library, with what it needs to start any number of ranks here.
+fn launcher() -> Option<Command> {
+    let (names, flags): (&[&str], &[&str]) = match library() {
+        l if l.starts_with("Open MPI") => {
+            (&["mpirun.openmpi", "mpirun"], &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"])
+        }
+        l if l.starts_with("MPICH") => (&["mpirun.mpich", "mpirun"], &[]),
+        l => {
+            println!("skipped: no launcher is known for {l}");
+            return None;
+        }
+    };
+    let found = |name: &&&str| {
+        Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    };
+    match names.iter().find(found) {
+        None => {
+            println!("skipped: {} is not there", names.join(" or "));
+            None
+        }
+        Some(name) => {
+            let mut command = Command::new(name);
+            command.args(flags);
+            Some(command)
+        }
+    }
+}
+
+/// Runs `ranks` ranks of `case`; nothing where there is no launcher.
+pub fn run(case: &str, ranks: usize) -> Option<Output> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = launcher()?
+        .args(["-n", &ranks.to_string()])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "rank_process", "--nocapture"])
+        .env(CASE, case)
+        .env(FOLDER, folder.path())
+        // This program's own backtraces would bury what is looked for.
+        .env("RUST_BACKTRACE", "0")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pipes = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reader = |mut pipe: Box<dyn std::io::Read + Send>| {
+        std::thread::spawn(move || {
+            let mut all = Vec::new();
+            pipe.read_to_end(&mut all).map(|_| all)
+        })
+    };
+    let (out, err) = (reader(Box::new(pipes.0)), reader(Box::new(pipes.1)));
+    let until = Instant::now() + 3 * p2p::PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > until {
+            // The launcher ends its ranks when it is asked to end.
+            let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+            std::thread::sleep(Duration::from_secs(2));
+            let _ = child.kill();
+            panic!("{case} with {ranks} ranks hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Some(Output { status, stdout: out.join().unwrap().unwrap(), stderr: err.join().unwrap().unwrap() })
+}
+
+pub fn text(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+pub fn passes(case: &str, ranks: usize) {
+    if let Some(output) = run(case, ranks) {
+        let all = text(&output);
+        assert!(output.status.success(), "{case} with {ranks} ranks ({}):\n{all}", library());
+        // Each rank has really run it.
+        assert_eq!(all.matches("rank done").count(), ranks, "{case} with {ranks} ranks:\n{all}");
+    }
+}
