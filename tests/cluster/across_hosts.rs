@@ -7,6 +7,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// Which ranks a host gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ranks {
+    /// Ranks that follow each other, this many.
+    Block(usize),
+    /// This many, every other one.
+    Dealt(usize),
+}
+
 /// The two hosts; gone with this.
 struct Hosts<'a> {
     bench: &'a Bench,
@@ -93,19 +102,26 @@ impl<'a> Hosts<'a> {
         self.bench.finish(command.spawn().expect("the program starts"))
     }
 
-    /// mpirun on the first host, with `each` ranks on each.
-    fn mpirun(&self, mpirun: Mpirun, each: usize, line: &str) -> Outcome {
+    /// mpirun on the first host, with ranks on both.
+    fn mpirun(&self, mpirun: Mpirun, ranks: Ranks, line: &str) -> Outcome {
+        let (each, dealt) = match ranks {
+            Ranks::Block(each) => (each, false),
+            Ranks::Dealt(each) => (each, true),
+        };
         // UCX takes two name spaces of one machine for one host.
         let mut settings = vec![("UCX_TLS", "tcp,self".to_owned())];
         let [one, two] = &self.addresses;
         let agent = self.bench.path("agent").display().to_string();
-        let [subnet, ranks] = [format!("{one}/24"), (2 * each).to_string()];
+        let [subnet, all] = [format!("{one}/24"), (2 * each).to_string()];
         let enter = self.bench.path("enter").display().to_string();
         let mut words = vec![enter, self.names[0].clone(), mpirun.program().to_owned()];
         words.extend(mpirun.flags().iter().map(|&f| f.to_owned()));
         match mpirun {
             Mpirun::OpenMpi => {
                 words.extend(["--host".into(), format!("{one}:{each},{two}:{each}")]);
+                if dealt {
+                    words.extend(["--map-by", "node"].map(Into::into));
+                }
                 for (name, value) in [
                     ("plm_rsh_agent", agent.as_str()),
                     ("oob_tcp_if_include", &subnet),
@@ -121,7 +137,9 @@ impl<'a> Hosts<'a> {
                 // Open MPI says where it runs; Hydra does not.
                 settings
                     .push(("CARAVAN_RENDEZVOUS", format!("{one}:{}", 20_000 + std::process::id() % 10_000)));
-                words.extend(["-hosts".into(), format!("{one}:{each},{two}:{each}")]);
+                // It goes round the hosts until all ranks have one.
+                let turn = if dealt { 1 } else { each };
+                words.extend(["-hosts".into(), format!("{one}:{turn},{two}:{turn}")]);
                 words.extend(
                     ["-launcher", "ssh", "-launcher-exec", &agent, "-localhost", one].map(Into::into),
                 );
@@ -130,7 +148,7 @@ impl<'a> Hosts<'a> {
                 );
             }
         }
-        words.extend(["-n".into(), ranks]);
+        words.extend(["-n".into(), all]);
         self.run(&format!("{} {line}", words.join(" ")))
     }
 }
@@ -153,22 +171,27 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
     bench.run(&traced("own-4", "--ranks 4")).success();
     for mpirun in Mpirun::tried() {
         let between: Vec<&str> = Mpirun::transports().into_iter().filter(|&t| t != "shm").collect();
-        // Also with shared memory inside each host, whose ranks are found by its name.
-        let inside = between.iter().map(|t| format!("shm+{t}"));
-        for transport in between.iter().map(|&t| t.to_owned()).chain(inside) {
-            for each in [1, 2] {
-                let name = format!("{}-{transport}-{each}", mpirun.program());
-                let line = format!("{CARAVAN} {}", traced(&name, &format!("--transport {transport}")));
-                hosts.mpirun(mpirun, each, &line).success();
-                same(&bench, &format!("own-{}", 2 * each), &name);
+        for transport in &between {
+            for ranks in [Ranks::Block(1), Ranks::Block(2)] {
+                trains_the_same(&hosts, mpirun, ranks, transport);
             }
-            let line = format!("{CARAVAN} bench all_reduce -b 64K -e 1M -n 3 --transport {transport}");
-            let table = hosts.mpirun(mpirun, 1, &line).success().stdout;
-            assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
+            measures(
+                &hosts,
+                mpirun,
+                Ranks::Block(1),
+                &format!("all_reduce -b 64K -e 1M --transport {transport}"),
+            );
+        }
+        // Also with shared memory inside each host, whose ranks are found by its name, whichever they are.
+        for transport in between.iter().map(|t| format!("shm+{t}")) {
+            for ranks in [Ranks::Block(1), Ranks::Block(2), Ranks::Dealt(2)] {
+                trains_the_same(&hosts, mpirun, ranks, &transport);
+            }
+            treats_hosts_as_units(&hosts, mpirun, &transport);
         }
         // Shared memory says that it ends at the host.
         let line = format!("{CARAVAN} bench all_reduce -b 64K -e 64K -n 3 --transport shm");
-        let outcome = hosts.mpirun(mpirun, 1, &line);
+        let outcome = hosts.mpirun(mpirun, Ranks::Block(1), &line);
         assert_ne!(outcome.code, Some(0));
         assert!(
             outcome.stderr.contains("it joins ranks of one host, and these are on 2"),
@@ -176,10 +199,42 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
             outcome.stderr
         );
         // By itself the program takes what reaches.
-        let line = format!("{CARAVAN} bench all_reduce -b 64K -e 64K -n 3");
-        let table = hosts.mpirun(mpirun, 1, &line).success().stdout;
+        let table = measures(&hosts, mpirun, Ranks::Block(1), "all_reduce -b 64K -e 64K");
         assert!(table.contains("transport shm+mpi ") || table.contains("transport shm+ucx "), "{table}");
     }
     drop(hosts);
     bench.nothing_left();
+}
+
+/// A training run has the bits of one without hosts.
+fn trains_the_same(hosts: &Hosts<'_>, mpirun: Mpirun, ranks: Ranks, transport: &str) {
+    let name = format!("{}-{transport}-{ranks:?}", mpirun.program()).replace(['(', ')'], "-");
+    let line = format!("{CARAVAN} {}", traced(&name, &format!("--transport {transport}")));
+    hosts.mpirun(mpirun, ranks, &line).success();
+    let (Ranks::Block(each) | Ranks::Dealt(each)) = ranks;
+    same(hosts.bench, &format!("own-{}", 2 * each), &name);
+}
+
+/// The table of a measurement whose results are right.
+fn measures(hosts: &Hosts<'_>, mpirun: Mpirun, ranks: Ranks, what: &str) -> String {
+    let table = hosts.mpirun(mpirun, ranks, &format!("{CARAVAN} bench {what} -n 3")).success().stdout;
+    assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
+    table
+}
+
+/// Ranks dealt to the hosts in turn are said to be there, and collectives cross between hosts as those over nodes do.
+fn treats_hosts_as_units(hosts: &Hosts<'_>, mpirun: Mpirun, transport: &str) {
+    for what in
+        ["all_reduce", "all_gather", "reduce_scatter --algo hierarchical", "all_to_all --algo hierarchical"]
+    {
+        let flags = format!("-b 256K -e 256K --transport {transport}");
+        let table = measures(hosts, mpirun, Ranks::Dealt(2), &format!("{what} {flags}"));
+        let [one, two] = &hosts.names;
+        let ranks: Vec<&str> = table.lines().filter(|line| line.starts_with("#  Rank ")).collect();
+        assert_eq!(ranks.len(), 4, "{table}");
+        for (line, host) in ranks.iter().zip([one, two, one, two]) {
+            assert!(line.contains(&format!(" {host} ")), "{table}");
+        }
+        assert!(table.contains("bytes out-of-place: hierarchical, "), "{table}");
+    }
 }

@@ -214,6 +214,21 @@ fn two_nodes(slurm: &Slurm<'_>) {
         slurm.run(&run).success();
         same(slurm.bench, "own-4", &name);
     }
+    // Ranks dealt out in turn. Both nodes are this host, so the flag says once more what Slurm has done.
+    let cyclic = "srun -N 2 -n 4 --ntasks-per-node=2 --distribution=cyclic";
+    let nodes = slurm.run(&format!("{cyclic} --label printenv SLURM_NODEID")).success().stdout;
+    let mut nodes: Vec<&str> = nodes.lines().map(str::trim).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, ["0: 0", "1: 1", "2: 0", "3: 1"]);
+    let by_hand = "--transport shm+ucx --ranks-per-node 2:cyclic";
+    for (name, flags) in [("cyclic", ""), ("cyclic-nodes", by_hand)] {
+        slurm.run(&format!("{cyclic} {CARAVAN} {}", traced(name, flags))).success();
+        same(slurm.bench, "own-4", name);
+    }
+    let bench = format!("{cyclic} {CARAVAN} bench all_gather -b 256K -e 256K -n 3 {by_hand}");
+    let table = slurm.run(&bench).success().stdout;
+    let said = "hierarchical, because up to 2 ranks share a node";
+    assert!(table.contains(said) && table.contains("# Out of bounds values : 0 OK"), "{table}");
     slurm
         .run(&format!("srun -N 2 -n 2 --kill-on-bad-exit=1 {CARAVAN} {TRAIN} --transport threads"))
         .code
