@@ -143,9 +143,13 @@ impl Communicator {
     }
 
     /// Takes now the engine's memory for `calls` with buffers from [`alloc`](Self::alloc), however many of them are in
-    /// flight at once: [`scratch_bytes`](crate::scratch_bytes) says how much it holds then. Others may still take more.
+    /// flight at once: [`scratch_bytes`](crate::scratch_bytes) says how much it holds then, with none of `calls` if a
+    /// carrier takes them to others than the engine. Other calls may still take more.
     pub fn reserve(&self, calls: &[Call]) {
-        self.handle.shared.lock().reserve(calls);
+        match &self.carrier {
+            Some(carrier) => carrier.reserve(calls),
+            None => self.handle.shared.lock().reserve(calls),
+        }
     }
 
     /// This rank's place, and what schedules depend on beside it.

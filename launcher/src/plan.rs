@@ -142,11 +142,8 @@ impl TrainPlan {
     /// # Errors
     /// A micro-batch that is too large to be computed.
     pub fn predict(&self, group: &Group) -> Result<zero::Memory> {
-        let mut memory = self.need(&self.zero, &self.batch)?.memory;
-        if !self.zero.placement.on_device() {
-            memory.workspace += zero::memory::engine(&self.sharded(&self.zero, group.rank), group);
-        }
-        Ok(memory)
+        let memory = self.need(&self.zero, &self.batch)?.memory;
+        Ok(memory.with_engine(&self.sharded(&self.zero, group.rank), group, self.ranks.nccl))
     }
 
     /// Where `rank` will keep what.

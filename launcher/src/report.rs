@@ -137,7 +137,7 @@ pub fn table(ranks: &[RankReport], steps: usize, placement: Placement) -> String
     for (index, (name, _)) in ranks[0].memory.classes().iter().enumerate() {
         let name = match (*name, placement) {
             ("host", Placement::Host) => continue,
-            ("host", _) => "page-locked, on the host",
+            ("host", _) => "for transfers, on the host",
             ("optimizer", Placement::Offloaded) => "optimizer, on the host",
             (name, _) => name,
         };

@@ -56,7 +56,7 @@ fn a_model_trains_on_gpus_and_is_evaluated_there() {
     ] {
         let gpus = if flags.contains("share") { "1,256M" } else { "2,256M" };
         let outcome = run(&bench, gpus, &format!("{common} --device cuda {flags}")).success();
-        for word in ["emulated GPU", "on the device", "on the host", "page-locked, on the host", "sample"] {
+        for word in ["emulated GPU", "on the device", "on the host", "for transfers, on the host", "sample"] {
             let said = format!("{}{}", outcome.stderr, outcome.stdout);
             assert!(said.contains(word), "'{word}' in {said}");
         }

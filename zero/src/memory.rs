@@ -25,7 +25,7 @@ pub struct Memory {
     pub activations: usize,
     /// Scratch.
     pub workspace: usize,
-    /// Beside a device: page-locked memory of the host that it copies from and to.
+    /// Beside a device: memory of the host that it copies from and to, and what the engine works in.
     pub host: usize,
 }
 
@@ -52,6 +52,19 @@ impl Memory {
     /// All classes together.
     pub fn total(&self) -> usize {
         self.classes().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The same with what the engine of a rank of `group` works in during steps of this plan. Calls that go over a
+    /// `wire` between devices do not need it.
+    pub fn with_engine(mut self, plan: &Plan, group: &Group, wire: bool) -> Self {
+        let calls = if wire { Vec::new() } else { plan.calls() };
+        *self.engine(plan.config.placement.on_device()) += scratch_bytes(group, &calls);
+        self
+    }
+
+    /// The class of what the engine works in.
+    fn engine(&mut self, beside_device: bool) -> &mut usize {
+        if beside_device { &mut self.host } else { &mut self.workspace }
     }
 }
 
@@ -81,12 +94,6 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
     memory.buckets = element * (elements(&plan.weight_slots) + elements(&plan.gradient_slots))
         + size_of::<f32>() * elements(&plan.partial_slots);
     memory
-}
-
-/// What the engine of a rank of `group` works in during steps of this plan, where all is on the host: workspace beside
-/// what [`predict`] says.
-pub fn engine(plan: &Plan, group: &Group) -> usize {
-    scratch_bytes(group, &plan.calls())
 }
 
 /// Bytes of the arena that takes everything of this plan, and of a model with this footprint, on a device: what
@@ -141,10 +148,12 @@ pub struct Ledger {
     pub activations: Account,
     /// Scratch.
     pub workspace: Account,
-    /// Page-locked memory of the host, beside a device.
+    /// Memory of the host that a device copies from and to.
     pub host: Account,
-    /// What the engine of the ranks' communicator works in: workspace too, where all is on the host.
+    /// What the engine of the ranks' communicator works in.
     pub(crate) engine: Account,
+    /// Whether that is beside a device.
+    pub(crate) beside_device: bool,
 }
 
 impl Ledger {
@@ -156,14 +165,16 @@ impl Ledger {
 
     /// Bytes held now.
     pub fn held(&self) -> Memory {
-        Memory {
+        let mut memory = Memory {
             parameters: self.parameters.bytes(),
             gradients: self.gradients.bytes(),
             optimizer: self.optimizer.bytes(),
             buckets: self.buckets.bytes(),
             activations: self.activations.bytes(),
-            workspace: self.workspace.bytes() + self.engine.bytes(),
+            workspace: self.workspace.bytes(),
             host: self.host.bytes(),
-        }
+        };
+        *memory.engine(self.beside_device) += self.engine.bytes();
+        memory
     }
 }

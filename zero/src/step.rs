@@ -75,8 +75,6 @@ impl<T: Float> Trainer<T> {
         source: &mut Source<'_>,
     ) -> Result<Self> {
         let plan = plan_for(&*model, config, Placement::Host, &comm);
-        comm.reserve(&plan.calls());
-        let ledger = Ledger { engine: comm.scratch(), ..ledger };
         Trainer::with(Box::new(Host), plan, model, comm, ledger, source)
     }
 
@@ -110,6 +108,9 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
+        comm.reserve(&plan.calls());
+        let beside_device = plan.config.placement.on_device();
+        let ledger = Ledger { engine: comm.scratch(), beside_device, ..ledger };
         let mut params = Params::new(&plan, &comm, &ledger.parameters, &ledger.buckets)?;
         let grads = Grads::new(&plan, &comm, &ledger.gradients, &ledger.buckets)?;
         let mut optimizer = Optimizer::new(&plan, &mut *kernels, &ledger.optimizer)?;

@@ -25,6 +25,9 @@ pub trait Carrier: Send + Sync {
     /// Takes zeroed memory of the device that it moves fastest.
     fn alloc(&self, bytes: usize) -> Result<Memory>;
 
+    /// Takes now what the engine of the host needs for `calls`, where they go through it.
+    fn reserve(&self, _calls: &[Call]) {}
+
     /// Starts a call, which is waited for or abandoned by its id. A message goes under `tag`; a collective has none.
     ///
     /// # Safety

@@ -236,8 +236,11 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
             Ok(())
         })
         .unwrap();
-    let mut predicted = zero::memory::predict(trainer.plan(), models::Footprint::default());
-    predicted.workspace += zero::memory::engine(trainer.plan(), &trainer.comm().group());
+    let predicted = zero::memory::predict(trainer.plan(), models::Footprint::default()).with_engine(
+        trainer.plan(),
+        &trainer.comm().group(),
+        false,
+    );
     Ran {
         trace: Trace {
             losses: reports.iter().map(|r| r.loss.to_bits()).collect(),

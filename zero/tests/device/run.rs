@@ -192,7 +192,11 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
             Ok(())
         })
         .unwrap();
-    let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run));
+    let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run)).with_engine(
+        trainer.plan(),
+        &trainer.comm().group(),
+        run.wire,
+    );
     match (world > 1 && run.zero.placement.on_device(), run.wire) {
         (true, true) => predicted.workspace += wired_bytes(world, Some(SCRATCH)).iter().sum::<usize>(),
         (true, false) => predicted.host += staged_bytes(zero::memory::largest_call(trainer.plan())),

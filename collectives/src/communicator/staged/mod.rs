@@ -345,6 +345,10 @@ impl<Q: Streams> Carrier for Staged<Q> {
         self.compute.clone().memory(bytes)
     }
 
+    fn reserve(&self, calls: &[Call]) {
+        self.host.reserve(calls);
+    }
+
     unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
         let pieces = Pieces::of(&call, &ends, self.host.rank(), self.host.size());
         let job = Job { call, ends, pieces, tag, priority };
