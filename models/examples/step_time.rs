@@ -38,6 +38,8 @@ fn attention_flops(s: &AttentionShape, products: usize) -> f64 {
 }
 
 impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
+    type Work = O::Work;
+
     fn team(&self) -> Team {
         self.inner.team()
     }
@@ -58,12 +60,12 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
         self.note("copy", 0.0, |o| o.download(from, to));
     }
 
-    fn product<P: Float>(
+    fn product<L: Float, R: Float, P: Float>(
         &mut self,
         out: ViewMut<'_, P>,
         plus: Plus<'_, P>,
-        l: Matrix<'_, T>,
-        r: Matrix<'_, T>,
+        l: Matrix<'_, L>,
+        r: Matrix<'_, R>,
     ) {
         let order = |t: bool| if t { "^T" } else { "" };
         let name = format!(
@@ -75,42 +77,48 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
             order(r.transposed)
         );
         let flops = 2.0 * (l.rows * l.columns) as f64 * r.columns as f64;
-        self.note(name, flops, |o| o.product(out, plus, l, r));
+        self.note(name, flops, |o| Ops::<T>::product(o, out, plus, l, r));
     }
 
     fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>) {
         self.note("embed", 0.0, |o| o.embed(tokens, table, out));
     }
 
-    fn embed_backward(&mut self, order: View<'_, u64>, d: View<'_, T>, table: ViewMut<'_, T>, add: bool) {
+    fn embed_backward(
+        &mut self,
+        order: View<'_, u64>,
+        d: View<'_, O::Work>,
+        table: ViewMut<'_, T>,
+        add: bool,
+    ) {
         self.note("embed backward", 0.0, |o| o.embed_backward(order, d, table, add));
     }
 
-    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>) {
+    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, O::Work>) {
         self.note("norm", 0.0, |o| o.norm(x, weight, eps, out));
     }
 
     fn norm_backward(
         &mut self,
         normed: Normed<'_, T>,
-        d_out: View<'_, T>,
-        d_x: ViewMut<'_, T>,
+        d_out: View<'_, O::Work>,
+        d_x: ViewMut<'_, O::Work>,
         add: bool,
         d_weight: ViewMut<'_, T>,
     ) {
         self.note("norm backward", 0.0, |o| o.norm_backward(normed, d_out, d_x, add, d_weight));
     }
 
-    fn rope(
+    fn rope<E: Float>(
         &mut self,
-        x: ViewMut<'_, T>,
+        x: ViewMut<'_, E>,
         angles: View<'_, f32>,
         heads: usize,
         width: usize,
         length: usize,
         turn: Turn,
     ) {
-        self.note("rope", 0.0, |o| o.rope(x, angles, heads, width, length, turn));
+        self.note("rope", 0.0, |o| Ops::<T>::rope(o, x, angles, heads, width, length, turn));
     }
 
     fn attention(
@@ -125,15 +133,15 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
         self.note("attention", attention_flops(&shape, 2), |o| o.attention(shape, q, k, v, out, log_sums));
     }
 
-    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>) {
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, O::Work>) {
         self.note("attention backward", attention_flops(&shape, 5), |o| o.attention_backward(shape, a));
     }
 
-    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>) {
+    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, O::Work>) {
         self.note("swiglu", 0.0, |o| o.swiglu(gate, up, out));
     }
 
-    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>) {
+    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, O::Work>) {
         self.note("swiglu backward", 0.0, |o| o.swiglu_backward(gate, up, d_out));
     }
 

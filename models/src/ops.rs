@@ -81,6 +81,9 @@ pub enum Turn {
 
 /// Kernels over elements stored as `T` and computed as f32.
 pub trait Ops<T: Float>: Send {
+    /// How the elements are stored that live only within a unit's forward or backward.
+    type Work: Float;
+
     /// The threads that compute.
     fn team(&self) -> Team {
         Team::default()
@@ -99,12 +102,13 @@ pub trait Ops<T: Float>: Send {
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]);
 
     /// `out (m, n) = left (m, k) * right (k, n) + plus`, accumulated in f32 and rounded once to `O`.
-    fn product<O: Float>(
+    /// Every matrix is of `T` or of `Work`, the result also of f32.
+    fn product<L: Float, R: Float, O: Float>(
         &mut self,
         out: ViewMut<'_, O>,
         plus: Plus<'_, O>,
-        left: Matrix<'_, T>,
-        right: Matrix<'_, T>,
+        left: Matrix<'_, L>,
+        right: Matrix<'_, R>,
     );
 
     /// Rows of `table` (V, H) at `tokens` (n): `out` (n, H).
@@ -115,29 +119,29 @@ pub trait Ops<T: Float>: Send {
     fn embed_backward(
         &mut self,
         order: View<'_, u64>,
-        d_out: View<'_, T>,
+        d_out: View<'_, Self::Work>,
         d_table: ViewMut<'_, T>,
         add: bool,
     );
 
     /// RMSNorm: `out = x / sqrt(mean(x^2) + eps) * weight`, over rows of `weight`'s length.
-    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>);
+    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, Self::Work>);
 
     /// Backward of `norm` of `normed`: `d_x` is overwritten, or added to if `add`; `d_weight` is overwritten.
     fn norm_backward(
         &mut self,
         normed: Normed<'_, T>,
-        d_out: View<'_, T>,
-        d_x: ViewMut<'_, T>,
+        d_out: View<'_, Self::Work>,
+        d_x: ViewMut<'_, Self::Work>,
         add: bool,
         d_weight: ViewMut<'_, T>,
     );
 
     /// Turns each head of `x` (rows * length, heads * width) in place, pairing i with i + width/2 as Hugging
     /// Face does. `angles` (length or more, width) holds the cosines of the width/2 pairs, then their sines.
-    fn rope(
+    fn rope<E: Float>(
         &mut self,
-        x: ViewMut<'_, T>,
+        x: ViewMut<'_, E>,
         angles: View<'_, f32>,
         heads: usize,
         width: usize,
@@ -158,14 +162,14 @@ pub trait Ops<T: Float>: Send {
     );
 
     /// Backward of `attention`; the probabilities are computed again.
-    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>);
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, Self::Work>);
 
     /// `out = gate * sigmoid(gate) * up`.
-    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>);
+    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, Self::Work>);
 
     /// Backward of `swiglu`, in place: `gate` and `up` become their gradients, and `d_out` becomes `out`, which
     /// the gradient of the next matrix needs.
-    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>);
+    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, Self::Work>);
 
     /// Cross-entropy of each row of `logits` (targets, V), which are lost: `losses` gets one value a row, and
     /// `d_logits`, if wanted, the gradient of their sum times `scale`.
@@ -180,7 +184,7 @@ pub trait Ops<T: Float>: Send {
 }
 
 /// What the backward of attention reads and writes; shapes as in [`Ops::attention`].
-pub struct AttentionBackward<'a, T: Element> {
+pub struct AttentionBackward<'a, T: Element, W: Element> {
     /// Queries.
     pub q: View<'a, T>,
     /// Keys.
@@ -192,11 +196,11 @@ pub struct AttentionBackward<'a, T: Element> {
     /// Its logarithms of denominators.
     pub log_sums: View<'a, f32>,
     /// The gradient of `out`.
-    pub d_out: View<'a, T>,
+    pub d_out: View<'a, W>,
     /// Gets the gradient of `q`.
-    pub d_q: ViewMut<'a, T>,
+    pub d_q: ViewMut<'a, W>,
     /// Gets the gradient of `k`.
-    pub d_k: ViewMut<'a, T>,
+    pub d_k: ViewMut<'a, W>,
     /// Gets the gradient of `v`.
-    pub d_v: ViewMut<'a, T>,
+    pub d_v: ViewMut<'a, W>,
 }

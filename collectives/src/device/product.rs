@@ -37,13 +37,14 @@ impl<'a> Product<'a> {
     /// A product of left (m, k) and right (k, n), each with whether memory holds its transpose.
     ///
     /// # Panics
-    /// Lengths that do not fit.
-    pub fn new<T: Float, O: Float>(
+    /// Lengths that do not fit, or inputs of two types.
+    pub fn new<L: Float, R: Float, O: Float>(
         [m, k, n]: [usize; 3],
-        left: (View<'a, T>, bool),
-        right: (View<'a, T>, bool),
+        left: (View<'a, L>, bool),
+        right: (View<'a, R>, bool),
         out: ViewMut<'a, O>,
     ) -> Self {
+        assert_eq!(L::DTYPE, R::DTYPE, "the inputs of a product");
         assert_eq!(left.0.len(), m * k, "the left matrix of a product of {m} x {k} and {k} x {n}");
         assert_eq!(right.0.len(), k * n, "the right matrix of a product of {m} x {k} and {k} x {n}");
         assert_eq!(out.len(), m * n, "the result of a product of {m} x {k} and {k} x {n}");
@@ -57,7 +58,7 @@ impl<'a> Product<'a> {
             m,
             n,
             k,
-            inputs: T::DTYPE,
+            inputs: L::DTYPE,
             output: O::DTYPE,
             left: (address(left.0), left.1),
             right: (address(right.0), right.1),

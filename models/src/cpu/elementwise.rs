@@ -6,15 +6,15 @@ use collectives::Float;
 
 collectives::simd_dispatch! {
     /// RMSNorm of each row of `x`.
-    pub(super) fn norm<T: Float>(x: &[T], weight: &[T], eps: f32, out: &mut [T]) = norm_body;
+    pub(super) fn norm<T: Float>(x: &[T], weight: &[T], eps: f32, out: &mut [f32]) = norm_body;
 
     /// Its backward over some rows: `d_x` is overwritten or added to, `d_weight` is added to.
     pub(super) fn norm_backward<T: Float>(
         x: &[T],
         weight: &[T],
         eps: f32,
-        d_out: &[T],
-        d_x: &mut [T],
+        d_out: &[f32],
+        d_x: &mut [f32],
         add: bool,
         d_weight: &mut [f32],
     ) = norm_backward_body;
@@ -33,10 +33,10 @@ collectives::simd_dispatch! {
     ) = rope_body;
 
     /// `gate * sigmoid(gate) * up`.
-    pub(super) fn swiglu<T: Float>(gate: &[T], up: &[T], out: &mut [T]) = swiglu_body;
+    pub(super) fn swiglu<T: Float>(gate: &[T], up: &[T], out: &mut [f32]) = swiglu_body;
 
     /// The gradients of gate and up, in place; `d_out` becomes the forward's result.
-    pub(super) fn swiglu_backward<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [T]) =
+    pub(super) fn swiglu_backward<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [f32]) =
         swiglu_backward_body;
 }
 
@@ -47,12 +47,12 @@ fn inverse_root<T: Float>(x: &[T], eps: f32) -> f32 {
 }
 
 #[inline(always)]
-fn norm_body<T: Float>(x: &[T], weight: &[T], eps: f32, out: &mut [T]) {
+fn norm_body<T: Float>(x: &[T], weight: &[T], eps: f32, out: &mut [f32]) {
     let h = weight.len();
     for (x, out) in x.chunks_exact(h).zip(out.chunks_exact_mut(h)) {
         let scale = inverse_root(x, eps);
         for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-            *out = T::from_f32(x.to_f32() * scale * w.to_f32());
+            *out = x.to_f32() * scale * w.to_f32();
         }
     }
 }
@@ -63,8 +63,8 @@ fn norm_backward_body<T: Float>(
     x: &[T],
     weight: &[T],
     eps: f32,
-    d_out: &[T],
-    d_x: &mut [T],
+    d_out: &[f32],
+    d_x: &mut [f32],
     add: bool,
     d_weight: &mut [f32],
 ) {
@@ -76,29 +76,28 @@ fn norm_backward_body<T: Float>(
         let pull = scale * scale * scale * mean;
         let d_norm = d_weight.iter_mut().zip(weight);
         for (((d_weight, w), d_x), (x, d)) in d_norm.zip(d_x).zip(x.iter().zip(d_out)) {
-            let (x, d) = (x.to_f32(), d.to_f32());
+            let x = x.to_f32();
             *d_weight += d * x * scale;
             let own = d * w.to_f32() * scale - x * pull;
-            let before = if add { d_x.to_f32() } else { 0.0 };
-            *d_x = T::from_f32(before + own);
+            *d_x = if add { *d_x + own } else { own };
         }
     }
 }
 
 /// The sum of a * b * c.
 #[inline(always)]
-fn weighted_dot<T: Float>(a: &[T], b: &[T], c: &[T]) -> f32 {
+fn weighted_dot<T: Float>(a: &[T], b: &[f32], c: &[T]) -> f32 {
     let mut lanes = [0f32; LANES];
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
     let (b_chunks, b_rest) = b.as_chunks::<LANES>();
     let (c_chunks, c_rest) = c.as_chunks::<LANES>();
     for ((a, b), c) in a_chunks.iter().zip(b_chunks).zip(c_chunks) {
         for l in 0..LANES {
-            lanes[l] += a[l].to_f32() * b[l].to_f32() * c[l].to_f32();
+            lanes[l] += a[l].to_f32() * b[l] * c[l].to_f32();
         }
     }
     for (lane, ((a, b), c)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest).zip(c_rest)) {
-        *lane += a.to_f32() * b.to_f32() * c.to_f32();
+        *lane += a.to_f32() * b * c.to_f32();
     }
     tree(lanes)
 }
@@ -141,21 +140,21 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn swiglu_body<T: Float>(gate: &[T], up: &[T], out: &mut [T]) {
+fn swiglu_body<T: Float>(gate: &[T], up: &[T], out: &mut [f32]) {
     for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
         let g = gate.to_f32();
-        *out = T::from_f32(g * sigmoid(g) * up.to_f32());
+        *out = g * sigmoid(g) * up.to_f32();
     }
 }
 
 #[inline(always)]
-fn swiglu_backward_body<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [T]) {
+fn swiglu_backward_body<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [f32]) {
     for ((gate, up), d_out) in gate.iter_mut().zip(up).zip(d_out) {
-        let (g, u, d) = (gate.to_f32(), up.to_f32(), d_out.to_f32());
+        let (g, u, d) = (gate.to_f32(), up.to_f32(), *d_out);
         let s = sigmoid(g);
         let silu = g * s;
         *gate = T::from_f32(d * u * s * (1.0 + g * (1.0 - s)));
         *up = T::from_f32(d * silu);
-        *d_out = T::from_f32(silu * u);
+        *d_out = silu * u;
     }
 }

@@ -20,7 +20,7 @@ const STRIP: usize = 256;
 /// `d_table` has a row for every token, and nobody else touches these columns.
 pub(super) unsafe fn embed_backward<T: Float>(
     order: &[u64],
-    d_out: &[T],
+    d_out: &[f32],
     d_table: *mut T,
     vocab: usize,
     hidden: usize,
@@ -58,14 +58,14 @@ unsafe fn strip<'a, T>(table: *mut T, hidden: usize, token: usize, columns: &Ran
 }
 
 collectives::simd_dispatch! {
-    fn add_row<T: Float>(sum: &mut [f32], x: &[T]) = add_row_body;
+    fn add_row(sum: &mut [f32], x: &[f32]) = add_row_body;
     fn finish<T: Float>(out: &mut [T], sum: &[f32]) = finish_body;
 }
 
 #[inline(always)]
-fn add_row_body<T: Float>(sum: &mut [f32], x: &[T]) {
+fn add_row_body(sum: &mut [f32], x: &[f32]) {
     for (sum, x) in sum.iter_mut().zip(x) {
-        *sum += x.to_f32();
+        *sum += x;
     }
 }
 

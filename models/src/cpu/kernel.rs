@@ -5,8 +5,7 @@
 //! on every machine, for every blocking and however the work is split. Only the kernel of native bf16
 //! instructions, which adds two products at a time, has bits of its own.
 
-use collectives::Float;
-use collectives::simd;
+use collectives::{DType, Float, bf16, simd};
 
 /// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
 pub(super) trait Kernel: Copy + Send + Sync + 'static {
@@ -77,14 +76,18 @@ impl Ends {
     }
 }
 
-/// One lane: an element widened to f32, or a pair of bf16, the first one low.
+/// One lane: an element widened to f32, or a pair of bf16, the first one low, rounded if it was wider.
 #[inline(always)]
 pub(super) fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
     if K::STEP == 1 {
         low.to_f32().to_bits()
     } else {
+        let rounded = |x: E| match E::DTYPE {
+            DType::Bf16 => x.to_f32(),
+            _ => <bf16 as Float>::from_f32(x.to_f32()).to_f32(),
+        };
         // A bf16 is the upper half of its f32.
-        (low.to_f32().to_bits() >> 16) | (high.to_f32().to_bits() & 0xffff_0000)
+        (rounded(low).to_bits() >> 16) | (rounded(high).to_bits() & 0xffff_0000)
     }
 }
 

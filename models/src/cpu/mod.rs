@@ -117,6 +117,9 @@ fn cut(len: usize, parts: usize, step: usize, i: usize) -> std::ops::Range<usize
 }
 
 impl<T: Float> Ops<T> for Cpu {
+    /// What a product reads without packing, and nothing has to round.
+    type Work = f32;
+
     fn team(&self) -> Team {
         self.team.clone()
     }
@@ -135,12 +138,12 @@ impl<T: Float> Ops<T> for Cpu {
         to.copy_from_slice(from.host());
     }
 
-    fn product<O: Float>(
+    fn product<L: Float, R: Float, O: Float>(
         &mut self,
         mut out: ViewMut<'_, O>,
         plus: Plus<'_, O>,
-        left: Matrix<'_, T>,
-        right: Matrix<'_, T>,
+        left: Matrix<'_, L>,
+        right: Matrix<'_, R>,
     ) {
         let (m, k, n) = (left.rows, left.columns, right.columns);
         assert_eq!(k, right.rows, "inner dimensions of a product");
@@ -184,7 +187,7 @@ impl<T: Float> Ops<T> for Cpu {
     fn embed_backward(
         &mut self,
         order: View<'_, u64>,
-        d_out: View<'_, T>,
+        d_out: View<'_, f32>,
         mut d_table: ViewMut<'_, T>,
         add: bool,
     ) {
@@ -200,7 +203,7 @@ impl<T: Float> Ops<T> for Cpu {
         });
     }
 
-    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>) {
+    fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, f32>) {
         let (x, weight, out) = (x.host(), weight.host(), out.host());
         assert_eq!(x.len(), out.len(), "as many results as inputs of a norm");
         let (h, out) = (weight.len(), Shared(out.as_mut_ptr()));
@@ -215,8 +218,8 @@ impl<T: Float> Ops<T> for Cpu {
     fn norm_backward(
         &mut self,
         normed: Normed<'_, T>,
-        d_out: View<'_, T>,
-        d_x: ViewMut<'_, T>,
+        d_out: View<'_, f32>,
+        d_x: ViewMut<'_, f32>,
         add: bool,
         d_weight: ViewMut<'_, T>,
     ) {
@@ -238,9 +241,9 @@ impl<T: Float> Ops<T> for Cpu {
         elementwise::add_rows(partial, sum, d_weight.host());
     }
 
-    fn rope(
+    fn rope<E: Float>(
         &mut self,
-        x: ViewMut<'_, T>,
+        x: ViewMut<'_, E>,
         angles: View<'_, f32>,
         heads: usize,
         width: usize,
@@ -287,7 +290,7 @@ impl<T: Float> Ops<T> for Cpu {
         });
     }
 
-    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>) {
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, f32>) {
         let (q, k, v, out) = (a.q.host(), a.k.host(), a.v.host(), a.out.host());
         let (log_sums, d_out) = (a.log_sums.host(), a.d_out.host());
         let (d_q, d_k, d_v) = (a.d_q.host(), a.d_k.host(), a.d_v.host());
@@ -325,7 +328,7 @@ impl<T: Float> Ops<T> for Cpu {
         });
     }
 
-    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>) {
+    fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, f32>) {
         let (gate, up, out) = (gate.host(), up.host(), out.host());
         assert!(gate.len() == up.len() && gate.len() == out.len(), "gate, up and their product");
         let shared = Shared(out.as_mut_ptr());
@@ -336,7 +339,7 @@ impl<T: Float> Ops<T> for Cpu {
         });
     }
 
-    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>) {
+    fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, f32>) {
         let (gate, up, d_out) = (gate.host(), up.host(), d_out.host());
         assert!(gate.len() == up.len() && gate.len() == d_out.len(), "gate, up and their gradient");
         let len = gate.len();

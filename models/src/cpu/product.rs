@@ -103,17 +103,17 @@ impl<'a> Scratch<'a> {
 }
 
 /// `out (m, n) = left (m, k) * right (k, n) + addend`, on this thread.
-pub(super) struct Product<'a, 's, E, O> {
+pub(super) struct Product<'a, 's, L, R, O> {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub left: Mat<'a, E>,
-    pub right: Mat<'a, E>,
+    pub left: Mat<'a, L>,
+    pub right: Mat<'a, R>,
     pub out: Out<O>,
     pub scratch: &'a mut Scratch<'s>,
 }
 
-impl<E: Float, O: Float> Product<'_, '_, E, O> {
+impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
     /// Computes with the kernel `isa`.
     ///
     /// # Safety
@@ -124,9 +124,9 @@ impl<E: Float, O: Float> Product<'_, '_, E, O> {
 }
 
 /// A product whose result is promised to be valid.
-struct Blocked<'a, 's, E, O>(Product<'a, 's, E, O>);
+struct Blocked<'a, 's, L, R, O>(Product<'a, 's, L, R, O>);
 
-impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
+impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
     #[inline(always)]
     fn run<K: Kernel>(self) {
         let Product { m, n, k, left, right, out, scratch } = self.0;
@@ -145,8 +145,8 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
                     let depth = depth.min(lanes - lane0);
                     let (k0, k1) = (lane0 * K::STEP, k.min((lane0 + depth) * K::STEP));
                     let part = right.from(k0, n0);
-                    let right = Right::in_place::<K, E>(part, columns).filter(|_| few).unwrap_or_else(|| {
-                        pack::right::<K, E>(part, k1 - k0, columns, depth * K::NR, scratch.right);
+                    let right = Right::in_place::<K, R>(part, columns).filter(|_| few).unwrap_or_else(|| {
+                        pack::right::<K, R>(part, k1 - k0, columns, depth * K::NR, scratch.right);
                         Right::packed::<K>(scratch.right, depth * K::NR)
                     });
                     for i0 in (m0..m.min(m0 + stripe)).step_by(ROWS) {
@@ -154,12 +154,12 @@ impl<E: Float, O: Float> Task for Blocked<'_, '_, E, O> {
                         let part = left.from(i0, k0);
                         // An odd last row would be rounded up to one that does not exist.
                         let even = m.is_multiple_of(2) && (part.column == 1 || few);
-                        let left = Left::in_place::<K, E>(part).filter(|_| even).unwrap_or_else(|| {
+                        let left = Left::in_place::<K, L>(part).filter(|_| even).unwrap_or_else(|| {
                             if part.column == 1 {
-                                pack::left_along::<K, E>(part, rows, k1 - k0, scratch.left);
+                                pack::left_along::<K, L>(part, rows, k1 - k0, scratch.left);
                                 Left::Along(scratch.left, LEFT_STRIDE)
                             } else {
-                                pack::left_across::<K, E>(part, rows, k1 - k0, scratch.left);
+                                pack::left_across::<K, L>(part, rows, k1 - k0, scratch.left);
                                 Left::across::<K>(scratch.left, depth)
                             }
                         });

@@ -116,7 +116,7 @@ pub fn attention<'a, T: Float>(
 /// As [`attention`].
 pub fn attention_backward<'a, T: Float>(
     shape: AttentionShape,
-    a: AttentionBackward<'a, T>,
+    a: AttentionBackward<'a, T, T>,
     delta: &'a mut ViewMut<'_, f32>,
 ) -> [Launch<'a>; 3] {
     check(shape, a.q, a.k, a.v);

@@ -110,6 +110,8 @@ fn bytes_of<E: Element>(data: &[E]) -> &[u8] {
 }
 
 impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
+    type Work = T;
+
     fn upload<E: Element>(&mut self, from: &[E], mut to: ViewMut<'_, E>) {
         assert_eq!(from.len(), to.len(), "as much memory as is uploaded");
         // SAFETY: the view is that long; the model keeps its buffers for as long as its queue.
@@ -136,12 +138,12 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         });
     }
 
-    fn product<O: Float>(
+    fn product<L: Float, R: Float, O: Float>(
         &mut self,
         out: ViewMut<'_, O>,
         plus: Plus<'_, O>,
-        left: Matrix<'_, T>,
-        right: Matrix<'_, T>,
+        left: Matrix<'_, L>,
+        right: Matrix<'_, R>,
     ) {
         assert_eq!(left.columns, right.rows, "inner dimensions of a product");
         let sizes = [left.rows, left.columns, right.columns];
@@ -191,9 +193,9 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         launches.iter().for_each(|launch| run(&mut self.queue, launch));
     }
 
-    fn rope(
+    fn rope<E: Float>(
         &mut self,
-        x: ViewMut<'_, T>,
+        x: ViewMut<'_, E>,
         angles: View<'_, f32>,
         heads: usize,
         width: usize,
@@ -215,7 +217,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         self.run([attention::attention(shape, q, k, v, out, log_sums)]);
     }
 
-    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T>) {
+    fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, T>) {
         let delta = &mut self.delta.view_mut();
         let launches = attention::attention_backward(shape, a, delta);
         launches.iter().for_each(|launch| run(&mut self.queue, launch));

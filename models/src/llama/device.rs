@@ -80,7 +80,7 @@ fn of<T: Float>(config: &LlamaConfig, rows: usize, length: usize, recompute: Rec
     let shape = Shape::on_device(config, rows, length, recompute)?;
     shape.cuda().modules::<T>()?;
     let mut allocator = Allocator::planning_device();
-    let _ = (State::<T>::new(&shape, &mut allocator), workspace(&shape.cuda(), &mut allocator));
+    let _ = (State::<T, T>::new(&shape, &mut allocator), workspace(&shape.cuda(), &mut allocator));
     Ok(allocator.counted())
 }
 

@@ -235,24 +235,24 @@ pub(super) struct BlockState<T: Float> {
     pub up: Buffer<T>,
 }
 
-/// Everything a Llama holds besides weights and gradients.
-pub(super) struct State<T: Float> {
+/// Everything a Llama holds besides weights and gradients; `W` is the kernels' [`Work`](crate::ops::Ops::Work).
+pub(super) struct State<T: Float, W: Float> {
     /// The residual stream before each block, and after the last (n, H).
     pub streams: Vec<Buffer<T>>,
     /// One for each block, or one for all when activations are recomputed.
     pub blocks: Vec<BlockState<T>>,
     /// The gradient of the residual stream (n, H).
-    pub d_stream: Buffer<T>,
+    pub d_stream: Buffer<W>,
     /// A norm's result and its gradient (n, H).
-    pub normed: Buffer<T>,
-    pub d_normed: Buffer<T>,
+    pub normed: Buffer<W>,
+    pub d_normed: Buffer<W>,
     /// The gradient of attention's result (n, Q), and of what goes in.
-    pub d_attended: Buffer<T>,
-    pub d_q: Buffer<T>,
-    pub d_k: Buffer<T>,
-    pub d_v: Buffer<T>,
+    pub d_attended: Buffer<W>,
+    pub d_q: Buffer<W>,
+    pub d_k: Buffer<W>,
+    pub d_v: Buffer<W>,
     /// The feed-forward's activation, and its gradient (n, F).
-    pub wide: Buffer<T>,
+    pub wide: Buffer<W>,
     /// (chunk, V)
     pub logits: Buffer<f32>,
     pub d_logits: Buffer<T>,
@@ -269,7 +269,7 @@ pub(super) struct State<T: Float> {
     pub angles: Buffer<f32>,
 }
 
-impl<T: Float> State<T> {
+impl<T: Float, W: Float> State<T, W> {
     /// The one list of what a model holds.
     pub(super) fn new(s: &Shape, a: &mut Allocator<'_>) -> Self {
         let n = s.tokens;

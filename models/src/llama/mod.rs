@@ -24,14 +24,17 @@ use collectives::{DType, Float};
 use memory::{Allocator, Shape, State};
 
 /// A Llama whose elements are stored as `T` and computed as f32 by the kernels `O`.
-pub struct Llama<T: Float, O = Cpu> {
+pub struct Llama<T: Float, O: Ops<T> = Cpu> {
     config: LlamaConfig,
     shape: Shape,
     units: Vec<Unit>,
-    state: State<T>,
+    state: State<T, O::Work>,
     ops: O,
     now: Now,
 }
+
+/// What a model on the CPU holds.
+type CpuState<T> = State<T, <Cpu as Ops<T>>::Work>;
 
 /// The micro-batch at hand.
 #[derive(Clone, Copy, Default)]
@@ -65,7 +68,7 @@ impl<T: Float> Llama<T> {
     ) -> Result<Self> {
         let shape = Shape::new(config, rows, length, recompute, threads)?;
         let mut allocator = Allocator::booking(accounts);
-        let state = State::new(&shape, &mut allocator);
+        let state = CpuState::new(&shape, &mut allocator);
         let ops = Cpu::new(&shape.cpu(), memory::cpu_memory(&shape, &mut allocator))?;
         Ok(Llama::with(config, shape, state, ops))
     }
@@ -83,13 +86,13 @@ impl<T: Float> Llama<T> {
     ) -> Result<Footprint> {
         let shape = Shape::new(config, rows, length, recompute, threads)?;
         let mut allocator = Allocator::planning();
-        let _ = (State::<T>::new(&shape, &mut allocator), memory::cpu_memory(&shape, &mut allocator));
+        let _ = (CpuState::<T>::new(&shape, &mut allocator), memory::cpu_memory(&shape, &mut allocator));
         Ok(allocator.counted())
     }
 }
 
 impl<T: Float, O: Ops<T>> Llama<T, O> {
-    fn with(config: &LlamaConfig, shape: Shape, mut state: State<T>, mut ops: O) -> Self {
+    fn with(config: &LlamaConfig, shape: Shape, mut state: State<T, O::Work>, mut ops: O) -> Self {
         let mut angles = vec![0.0; shape.length * shape.width];
         rope::angles(&config.rope, shape.length, shape.width, &mut angles);
         ops.upload(&angles, state.angles.view_mut());
@@ -97,7 +100,7 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
     }
 
     /// The same model on other kernels made from its own, such as ones that measure them.
-    pub fn with_ops<P: Ops<T>>(self, make: impl FnOnce(O) -> P) -> Llama<T, P> {
+    pub fn with_ops<P: Ops<T, Work = O::Work>>(self, make: impl FnOnce(O) -> P) -> Llama<T, P> {
         let Llama { config, shape, units, state, ops, now } = self;
         Llama { config, shape, units, state, ops: make(ops), now }
     }

@@ -125,10 +125,10 @@ pub(super) struct Backward<'a, T> {
     pub v: &'a [T],
     pub out: &'a [T],
     pub log_sums: &'a [f32],
-    pub d_out: &'a [T],
-    pub d_q: *mut T,
-    pub d_k: *mut T,
-    pub d_v: *mut T,
+    pub d_out: &'a [f32],
+    pub d_q: *mut f32,
+    pub d_k: *mut f32,
+    pub d_v: *mut f32,
     pub words: &'a mut [u32],
 }
 
@@ -250,7 +250,7 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     let to = Scores { out: s.scores, stride: long, width, first };
                     scores::<K, T>(rows, count, s.keys_t, s.left, to);
                     let to = Scores { out: s.d_scores, stride: long, width, first };
-                    scores::<K, T>(d_rows, count, s.values_t, s.left, to);
+                    scores::<K, f32>(d_rows, count, s.values_t, s.left, to);
                 }
                 let (mut log_sum, mut delta) = ([0f32; QUERIES], [0f32; QUERIES]);
                 for r in 0..count {
@@ -266,7 +266,7 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     d.mask(0.0);
                     p.differentiate(&mut d, scale, four(&log_sum), four(&delta));
                 }
-                pack::right::<K, T>(d_rows, count, width, count * K::NR, s.d_out);
+                pack::right::<K, f32>(d_rows, count, width, count * K::NR, s.d_out);
                 pack::right::<K, T>(rows, count, width, count * K::NR, s.queries);
                 let right = Packed { packed: s.rows, length, width };
                 let d_weights = Mat::rows(&*s.d_scores, long);
@@ -275,7 +275,7 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 unsafe {
                     let out = d_q.add(queries.start + first * queries.stride + head * width);
                     let to = Rows { out, stride: queries.stride, factors: &[1.0; QUERIES] };
-                    weighted::<K, T>(d_weights, first, count, right, s.left, s.sums, to);
+                    weighted::<K, f32>(d_weights, first, count, right, s.left, s.sums, to);
                     let weights = Mat { data: &*s.scores, row: 1, column: long };
                     let d_weights = Mat { data: &*s.d_scores, row: 1, column: long };
                     add_transposed::<K>(weights, first, count, s.d_out, width, s.left, s.d_values);
@@ -291,9 +291,7 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     let sums = &sums[tile + row % K::MR * K::NR..][..K::NR.min(width - column)];
                     // SAFETY: this head, in a row of this sequence.
                     let out = unsafe { std::slice::from_raw_parts_mut(out.add(at + column), sums.len()) };
-                    for (out, &sum) in out.iter_mut().zip(sums) {
-                        *out = T::from_f32(sum);
-                    }
+                    out.copy_from_slice(sums);
                 }
             }
         }
