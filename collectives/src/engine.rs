@@ -6,6 +6,7 @@
 
 mod execute;
 mod flight;
+mod lock;
 mod options;
 mod scratch;
 mod shared;

@@ -94,3 +94,32 @@ fn a_panicking_rank_is_named() {
         }
     }
 }
+
+/// While one thread of a rank waits for an answer, another one sends the question.
+#[test]
+fn a_thread_that_waits_leaves_the_engine_to_others() {
+    const ROUNDS: u32 = 5;
+    let ranks = Communicator::threads(2);
+    std::thread::scope(|scope| {
+        for comm in &ranks {
+            let (peer, rank) = (1 - comm.rank(), comm.rank());
+            scope.spawn(move || {
+                let mut word = [0u32];
+                for round in 0..ROUNDS {
+                    comm.recv(&mut word[..], peer, 1 - rank as u32).expect("a word");
+                    assert_eq!(word[0], round);
+                    if rank == 1 {
+                        comm.send(&word[..], peer, 1).expect("an answer");
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for round in 0..ROUNDS {
+                // Long enough for the other thread to sleep in its wait.
+                std::thread::sleep(std::time::Duration::from_millis(8));
+                ranks[0].send(&[round][..], 1, 0).expect("a question");
+            }
+        });
+    });
+}

@@ -1,13 +1,14 @@
 //! The engine as its users hold it: behind a lock, waited for in three gears, with an optional thread.
 
+use super::lock::{Guard, Lock};
 use super::{Ends, Engine, Options, Priority, Progress, Stage, Stats};
 use crate::error::{Error, Result};
 use crate::schedule::Call;
 use crate::transport::Transport;
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 /// Turns at a call before the processor is yielded.
@@ -28,14 +29,13 @@ const YIELD: u32 = 50;
 const PATIENCE: Duration = Duration::from_millis(5);
 /// The longest nap.
 const PARK: Duration = Duration::from_millis(1);
+/// The progress thread's.
+const NAP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
-    engine: Mutex<Engine>,
-    /// Wakes the progress thread.
-    wake: Condvar,
-    /// Threads of the user that want the engine, which the progress thread then leaves alone for a moment; None
-    /// without such a thread.
-    wanted: Option<AtomicU32>,
+    engine: Lock<Engine>,
+    /// The progress thread, which sleeps while there is nothing to do.
+    driver: OnceLock<Thread>,
     spin: u32,
     /// However few turns that was.
     spin_for: Duration,
@@ -61,13 +61,12 @@ impl Handle {
             None if transport.wakes() => SPIN_FOR,
             None => SPIN_MESSAGES,
         };
-        let wanted = matches!(options.progress, Progress::Thread { .. }).then(AtomicU32::default);
         let rank = transport.rank();
         let mut engine = Engine::new(transport, options);
         engine.looks = if crowded { 0 } else { LOOKS };
         let patience = if engine.transport.wakes() { Duration::ZERO } else { PATIENCE };
-        let engine = Mutex::new(engine);
-        let shared = Arc::new(Shared { engine, wake: Condvar::new(), wanted, spin, spin_for, patience });
+        let engine = Lock::new(engine);
+        let shared = Arc::new(Shared { engine, driver: OnceLock::new(), spin, spin_for, patience });
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
             let stop = Arc::new(AtomicBool::new(false));
@@ -83,6 +82,7 @@ impl Handle {
             let handle = spawned.map_err(|e| Error::system("start the progress thread", e))?;
             // A thread that could not be bound has ended, and dropping its handle detaches nothing.
             hear.recv().map_err(|e| Error::system("start the progress thread", e))??;
+            shared.driver.get_or_init(|| handle.thread().clone());
             thread = Some((handle, stop));
         }
         Ok(Handle { shared, thread })
@@ -93,8 +93,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if let Some((thread, stop)) = self.thread.take() {
             stop.store(true, Ordering::Release);
-            drop(self.shared.lock());
-            self.shared.wake.notify_all();
+            thread.thread().unpark();
             // The thread never panics on purpose; if it did, its message is already on standard error.
             let _ = thread.join();
         }
@@ -116,17 +115,9 @@ fn bind(cpu: usize) -> Result<()> {
 }
 
 impl Shared {
-    pub fn lock(&self) -> MutexGuard<'_, Engine> {
-        let Some(wanted) = &self.wanted else { return self.lock_now() };
-        wanted.fetch_add(1, Ordering::Relaxed);
-        let engine = self.lock_now();
-        wanted.fetch_sub(1, Ordering::Relaxed);
-        engine
-    }
-
-    fn lock_now(&self) -> MutexGuard<'_, Engine> {
-        // A panic under the lock is a bug in a schedule; the state is still good enough to fail with.
-        self.engine.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    #[inline(always)]
+    pub fn lock(&self) -> Guard<'_, Engine> {
+        self.engine.lock()
     }
 
     pub fn stats(&self) -> Stats {
@@ -140,8 +131,8 @@ impl Shared {
     pub unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
         // SAFETY: the caller's.
         let id = unsafe { self.lock().start(call, ends, tag, priority) }?;
-        if self.wanted.is_some() {
-            self.wake.notify_one();
+        if let Some(driver) = self.driver.get() {
+            driver.unpark();
         }
         Ok(id)
     }
@@ -162,7 +153,7 @@ impl Shared {
         self.wait_locked(self.lock(), id)
     }
 
-    fn wait_locked<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, id: u32) -> Result<()> {
+    fn wait_locked(&self, mut engine: Guard<'_, Engine>, id: u32) -> Result<()> {
         let mut turns = 0u32;
         let mut since = None;
         loop {
@@ -204,17 +195,14 @@ impl Shared {
                 if turns.is_multiple_of(16) {
                     let _ = engine.check(Some(id), start);
                 }
-                drop(engine);
-                std::thread::yield_now();
-                engine = self.lock();
+                engine = engine.meanwhile(std::thread::yield_now);
             } else {
                 if engine.check(Some(id), start).is_ok()
                     && engine.flights[id as usize].stage == Stage::Running
                 {
                     engine.transport.park(PARK);
                 }
-                drop(engine);
-                engine = self.lock();
+                engine = engine.meanwhile(|| ());
             }
         }
     }
@@ -260,11 +248,11 @@ impl Shared {
     /// The progress thread: gives calls turns while there is something to do, sleeps while there is not.
     fn drive(&self, stop: &AtomicBool) {
         let mut idle = 0u32;
-        let mut engine = self.lock_now();
+        let mut engine = self.lock();
         while !stop.load(Ordering::Acquire) {
             if engine.order.is_empty() {
                 idle = 0;
-                engine = self.wake.wait(engine).unwrap_or_else(|poisoned| poisoned.into_inner());
+                engine = engine.meanwhile(std::thread::park);
                 continue;
             }
             let before = engine.progress_mark();
@@ -273,19 +261,14 @@ impl Shared {
             let idles = !more && engine.progress_mark() == before;
             idle = if idles { idle.saturating_add(1) } else { 0 };
             if idle < self.spin + YIELD {
-                drop(engine);
-                if idle >= self.spin {
-                    std::thread::yield_now();
-                }
-                while self.wanted.as_ref().is_some_and(|wanted| wanted.load(Ordering::Relaxed) > 0) {
-                    std::thread::yield_now();
-                }
-                engine = self.lock_now();
+                engine = engine.meanwhile(|| {
+                    if idle >= self.spin {
+                        std::thread::yield_now();
+                    }
+                });
             } else {
                 let _ = engine.check(None, Instant::now());
-                let nap = Duration::from_micros(50);
-                let woken = self.wake.wait_timeout(engine, nap);
-                engine = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+                engine = engine.meanwhile(|| std::thread::park_timeout(NAP));
             }
         }
     }
