@@ -8,7 +8,7 @@
 //! exactly the right length. Small messages are posted as usual and meet only small ones. Messages of middling length
 //! are posted at once on a third communicator, where tags say how long they are; see [`tags`](super::tags).
 
-use super::aside::{post, read, take};
+use super::aside::{self, read, take};
 use super::ffi;
 use super::session::Session;
 use super::tags::Tags;
@@ -116,6 +116,9 @@ pub(super) struct Requests {
 
 pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
 
+/// Up to this many bytes libraries have mostly sent a message when they return, and then it needs no place.
+const AT_ONCE: usize = 4000;
+
 impl Requests {
     /// For the messages of `rank` on communicators for collectives and for users' messages.
     pub(super) fn new(tags: Tags, rank: usize, [collectives, users]: [Comms; 2], chunk: usize) -> Self {
@@ -190,25 +193,55 @@ impl Requests {
         src: *const u8,
         bytes: usize,
     ) -> Result<Request> {
+        let first = bytes.min(self.chunk);
+        // SAFETY: by the caller; a part of the message.
+        let mut request = unsafe { self.post(session, to, &route, src, first)? };
+        let mut code = OK;
+        if bytes <= AT_ONCE.min(self.chunk) {
+            let mut flag = 0;
+            // SAFETY: a request that was just posted; valid places.
+            code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+            if code == OK && flag != 0 {
+                return Ok(Request::DONE);
+            }
+        }
         let (message, index) = self.open(Kind::Send, to, route, std::ptr::null_mut(), bytes);
-        let mut at = 0;
-        loop {
+        self.slots[index].code = code;
+        if code == OK {
+            self.slots[index].parts.push(request);
+        }
+        let mut at = first;
+        while at < bytes {
             let part = (bytes - at).min(self.chunk);
-            let (comm, tag) = self.of_part(&route, part);
-            // SAFETY: by the caller; the part lies within the message.
-            let request = unsafe {
-                let mut request = ffi::RSMPI_REQUEST_NULL;
-                let (from, count) = (src.add(at).cast(), part as c_int);
-                let code =
-                    ffi::MPI_Isend(from, count, ffi::RSMPI_UINT8_T, to as c_int, tag, comm, &mut request);
-                session.check("MPI_Isend", code)?;
-                request
-            };
+            // SAFETY: as above.
+            let request = unsafe { self.post(session, to, &route, src.add(at), part)? };
             self.slots[index].parts.push(request);
             at += part;
-            if at == bytes {
-                return Ok(message);
-            }
+        }
+        Ok(message)
+    }
+
+    /// Posts a part of a message.
+    ///
+    /// # Safety
+    /// As of [`send`](Self::send).
+    #[inline(always)]
+    unsafe fn post(
+        &self,
+        session: &Session,
+        to: usize,
+        route: &Route,
+        src: *const u8,
+        bytes: usize,
+    ) -> Result<ffi::MPI_Request> {
+        let (comm, tag) = self.of_part(route, bytes);
+        let (from, count, to) = (src.cast(), bytes as c_int, to as c_int);
+        // SAFETY: by the caller; a valid place.
+        unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let code = ffi::MPI_Isend(from, count, ffi::RSMPI_UINT8_T, to, tag, comm, &mut request);
+            session.check("MPI_Isend", code)?;
+            Ok(request)
         }
     }
 
@@ -278,7 +311,7 @@ impl Requests {
                 break;
             }
             // SAFETY: the receive's memory, which stays until it is over; the length is that of the message.
-            let request = unsafe { post(session, found, came, slot.dst.add(slot.unseen.start))? };
+            let request = unsafe { aside::post(session, found, came, slot.dst.add(slot.unseen.start))? };
             slot.parts.push(request);
             slot.unseen.start += came;
         }
@@ -314,7 +347,8 @@ impl Requests {
         }
         let slot = &mut self.slots[index];
         slot.active = false;
-        slot.generation = generation.wrapping_add(1);
+        // Generations stay below that of `Request::DONE`.
+        slot.generation = (generation + 1) & 0x7fff_ffff;
         self.free.push(index as u32);
         self.active -= 1;
         Ok(Some(Outcome {
