@@ -28,6 +28,7 @@ use scratch::{Pool, READY};
 pub(crate) use shared::{Handle, Shared};
 pub use stats::Stats;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,8 @@ pub(crate) struct Engine {
 }
 
 // SAFETY: the raw pointers are to buffers that belong to calls in flight; who owns those (`Pending`, a blocking
-// caller, or the engine itself) keeps them until the call is done, and any thread may copy to and from them.
+// caller, or the engine itself) keeps them until the call is done, and any thread may copy to and from them. Schedules
+// that are counted without atomics are counted by this engine's cache and calls only, which move together.
 unsafe impl Send for Engine {}
 
 impl Engine {
@@ -210,8 +212,8 @@ impl Engine {
         self.stats.bytes_sent += schedule.volume as u64;
         (flight.stage, flight.priority) = (Stage::Running, priority);
         // A repeated call often finds the schedule where it was: counting references would cost as much as a step.
-        if !flight.schedule.as_ref().is_some_and(|last| Arc::ptr_eq(last, schedule)) {
-            flight.schedule = Some(Arc::clone(schedule));
+        if !flight.schedule.as_ref().is_some_and(|last| Rc::ptr_eq(last, schedule)) {
+            flight.schedule = Some(Rc::clone(schedule));
         }
         self.order.push(id);
         // With a thread to do the work, a start only tells peers what is ready.

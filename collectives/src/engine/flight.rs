@@ -5,11 +5,11 @@ use super::options::Priority;
 use crate::buffer::Memory;
 use crate::schedule::Schedule;
 use std::any::Any;
-use std::sync::Arc;
+use std::rc::Rc;
 
 /// One call's place in the engine.
 pub(super) struct Flight {
-    pub schedule: Option<Arc<Schedule>>,
+    pub schedule: Option<Rc<Schedule>>,
     pub state: State,
     pub stage: Stage,
     pub priority: Priority,

@@ -3,29 +3,31 @@
 use super::{Call, Kind, Local, Schedule};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
-use std::sync::Arc;
+use std::rc::Rc;
 
 /// Beyond this many different calls, the cache starts anew rather than grow without bound.
 const MOST: usize = 4096;
 
+/// Schedules are counted without atomics, which would take a tenth of a short call: they never leave the engine that has
+/// this cache.
 #[derive(Default)]
 pub(crate) struct Cache {
-    known: HashMap<(Call, Local), Arc<Schedule>, BuildHasherDefault<Mix>>,
+    known: HashMap<(Call, Local), Rc<Schedule>, BuildHasherDefault<Mix>>,
     /// The last of each kind: programs take turns between kinds.
-    last: [Option<(Call, Local, Arc<Schedule>)>; Kind::ALL.len()],
+    last: [Option<(Call, Local, Rc<Schedule>)>; Kind::ALL.len()],
 }
 
 impl Cache {
     /// The schedule for these arguments, built by `build` the first time.
-    pub fn get(&mut self, call: &Call, local: Local, build: impl FnOnce() -> Schedule) -> &Arc<Schedule> {
-        let same = |(c, l, _): &(Call, Local, Arc<Schedule>)| c == call && *l == local;
+    pub fn get(&mut self, call: &Call, local: Local, build: impl FnOnce() -> Schedule) -> &Rc<Schedule> {
+        let same = |(c, l, _): &(Call, Local, Rc<Schedule>)| c == call && *l == local;
         let last = &mut self.last[call.kind as usize];
         if !last.as_ref().is_some_and(same) {
             if self.known.len() >= MOST {
                 self.known.clear();
             }
-            let found = self.known.entry((*call, local)).or_insert_with(|| Arc::new(build()));
-            *last = Some((*call, local, Arc::clone(found)));
+            let found = self.known.entry((*call, local)).or_insert_with(|| Rc::new(build()));
+            *last = Some((*call, local, Rc::clone(found)));
         }
         &last.as_ref().expect("just set or found").2
     }
