@@ -194,7 +194,8 @@ pub struct RankArgs {
     /// A tuning table from 'bench tune' for the choice of algorithms [default: $CARAVAN_TUNING, else a cost model].
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Compute threads of each rank [default: cores / ranks, at least 1].
+    /// Compute threads of each rank [default: cores / ranks of the host, at least 1, at most those that the
+    /// rank is bound to].
     #[arg(long, value_name = "K")]
     pub threads: Option<usize>,
     /// Seconds that ranks wait for each other at the start.

@@ -1,9 +1,9 @@
 //! What this machine is: for doctor, for the run line of metrics, and for default choices.
 
+use collectives::bootstrap;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
 
 /// Facts about the machine that a run depends on.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl Machine {
             host: uname.nodename().to_string_lossy().into_owned(),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             cpu: cpu_name(),
-            cores: cores(),
+            cores: bootstrap::processors(),
             simd: simd(),
             memory,
             memory_available,
@@ -78,13 +78,6 @@ impl Machine {
 /// Versions of what ran.
 pub fn versions() -> Value {
     json!({ "caravan": env!("CARGO_PKG_VERSION"), "rustc": env!("CARAVAN_RUSTC") })
-}
-
-/// Cores that this process may use.
-pub fn cores() -> usize {
-    // Asked once: a rank that is bound to its share later runs on the same machine.
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 fn cpu_name() -> String {

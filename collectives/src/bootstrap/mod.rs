@@ -10,6 +10,7 @@ mod identity;
 mod inside;
 pub(crate) mod memfd;
 mod place;
+mod processors;
 mod rendezvous;
 pub mod spawn;
 mod star;
@@ -19,6 +20,7 @@ pub use board::{Board, Ending};
 pub(crate) use hosts::fnv;
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{nodes_of, shm_inside};
+pub use processors::{processors, processors_of_host};
 pub use rendezvous::Rendezvous;
 
 use crate::error::{Error, Result};

@@ -33,9 +33,10 @@ pub struct Options {
     pub progress: Progress,
     /// How long a peer may be silent, while this rank waits, before the call fails.
     pub deadline: Duration,
-    /// How often to look again before yielding the processor; by default few times when the group has more ranks
-    /// than this machine has processors.
-    pub spin: Option<u32>,
+    /// Whether ranks share processors, so that a waiting rank soon leaves its own to others; by default where the group
+    /// has more ranks than this process may use processors. A launcher that binds ranks leaves few to each:
+    /// [`processors_of_host`](crate::bootstrap::processors_of_host) tells.
+    pub crowded: Option<bool>,
     /// Sizes at which algorithms change. The same on every rank.
     pub tuning: Tuning,
 }
@@ -45,7 +46,7 @@ impl Default for Options {
         Options {
             progress: Progress::default(),
             deadline: crate::watch::DEADLINE,
-            spin: None,
+            crowded: None,
             tuning: Tuning::default(),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::lock::{Guard, Lock};
 use super::{Ends, Engine, Options, Priority, Progress, Stage, Stats};
+use crate::bootstrap::processors;
 use crate::error::{Error, Result};
 use crate::schedule::Call;
 use crate::transport::Transport;
@@ -50,17 +51,9 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Handle> {
-        // Asked once: a rank that was bound to its share of them since is no more crowded than before.
-        static PROCESSORS: OnceLock<usize> = OnceLock::new();
-        let processors =
-            *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let crowded = transport.size() > processors;
-        let spin = options.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN });
-        let spin_for = match options.spin {
-            Some(_) => Duration::MAX,
-            None if transport.wakes() => SPIN_FOR,
-            None => SPIN_MESSAGES,
-        };
+        let crowded = options.crowded.unwrap_or_else(|| transport.size() > processors());
+        let spin = if crowded { SPIN_CROWDED } else { SPIN };
+        let spin_for = if transport.wakes() { SPIN_FOR } else { SPIN_MESSAGES };
         let rank = transport.rank();
         let mut engine = Engine::new(transport, options);
         engine.looks = if crowded { 0 } else { LOOKS };

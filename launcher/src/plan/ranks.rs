@@ -6,9 +6,8 @@ use crate::bench::tuning;
 use crate::failure::Result;
 use crate::gpus;
 use crate::layers::Layers;
-use crate::machine;
 use crate::transports::Transport;
-use collectives::bootstrap::Identity;
+use collectives::bootstrap::{self, Identity};
 use std::time::Duration;
 
 /// More ranks than this on one machine are a typing error.
@@ -59,9 +58,10 @@ impl Ranks {
         if world == 0 || world > MOST_RANKS {
             return usage(format!("--ranks {world}: a run has from 1 to {MOST_RANKS} ranks"));
         }
-        // The cores of this host are for its own ranks.
+        // The processors of this host are for its own ranks, and a rank may be bound to some of them.
         let here = identity.and_then(|i| i.local_size).unwrap_or(world).max(1);
-        let threads = args.threads.unwrap_or_else(|| (machine::cores() / here).max(1));
+        let processors = bootstrap::processors_of_host(identity);
+        let threads = args.threads.unwrap_or_else(|| (processors / here).clamp(1, bootstrap::processors()));
         if threads == 0 || threads > 1024 {
             return usage(format!("--threads {threads}: a rank computes with 1 to 1024 threads"));
         }
@@ -97,7 +97,7 @@ impl Ranks {
             label,
             threads,
             rendezvous_timeout: Duration::from_secs_f64(seconds),
-            options: collectives::Options { tuning, ..Default::default() },
+            options: collectives::Options { crowded: Some(here > processors), tuning, ..Default::default() },
             native: false,
             one_caller: false,
             nccl,
