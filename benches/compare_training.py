@@ -20,6 +20,7 @@ import side_by_side as sbs
 
 PEERS = [("ddp", 0), ("fsdp2", 2), ("fsdp2", 3), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2),
          ("deepspeed", 3)]
+ATTEMPTS = 3
 
 
 def ours(program, dtype, stage, steps):
@@ -36,11 +37,20 @@ def ours(program, dtype, stage, steps):
 def peer(args, dtype, engine, stage):
     env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     torchrun = pathlib.Path(args.python).parent / "torchrun"
-    out = sbs.run([torchrun, "--nproc-per-node", "2", args.peer, "--engine", engine, "--stage", stage,
-                   "--dtype", dtype, "--steps", args.steps], env=env)
+    command = [torchrun, "--nproc-per-node", "2", args.peer, "--engine", engine, "--stage", stage, "--dtype", dtype,
+               "--steps", args.steps]
+    # DeepSpeed's gloo aborts now and then: such a run is repeated, and the row says how often.
+    for failed in range(ATTEMPTS):
+        out, failure = sbs.attempt(command, env=env)
+        if not failure:
+            break
+        print(sbs.stamp(), failure, flush=True)
+    else:
+        sys.exit(f"{engine} stage {stage} in {dtype} failed {ATTEMPTS} times")
     line = next(line for line in out.splitlines() if line.startswith("{"))
     found = json.loads(line)
-    return {key: found[key] for key in ("engine", "stage", "dtype", "step_s", "tok_s", "rss_mb")}
+    row = {key: found[key] for key in ("engine", "stage", "dtype", "step_s", "tok_s", "rss_mb")}
+    return {**row, "failed_before": failed} if failed else row
 
 
 def main():
@@ -87,6 +97,10 @@ def main():
         parts += [f"## {dtype}", f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds "
                   f"{leanest:.0f} MB.", "",
                   sbs.table(["", "tokens/s", "x fastest peer", "x fastest peer of the stage", "peak MB", "x leanest peer"], cells), ""]
+    failed = [f"{row['engine']} stage {row['stage']} in {row['dtype']} ({row['failed_before']})" for row in rows
+              if "failed_before" in row]
+    if failed:
+        parts += [f"Runs of peers that ended with an error and were repeated: {', '.join(failed)}.", ""]
     command = " ".join(["benches/compare_training.py --python V/bin/python --peer train_torch.py",
                         f"--rounds {args.rounds} --steps {args.steps} --dtype {shlex.join(args.dtype)}"])
     sbs.write("training", "\n".join(parts), command, {"load": load, "peers": sbs.versions(args.python)}, rows)

@@ -26,13 +26,21 @@ def build(library=None):
     return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
 
 
-def run(command, cwd=None, env=None):
-    """Runs a command to its end and gives its standard output; its errors are shown if it fails."""
+def attempt(command, cwd=None, env=None):
+    """Runs a command to its end and gives its standard output, and what it said if it failed."""
     done = subprocess.run([str(c) for c in command], cwd=cwd, env={**os.environ, **(env or {})},
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    return done.stdout
+    if done.returncode == 0:
+        return done.stdout, None
+    return done.stdout, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+
+
+def run(command, cwd=None, env=None):
+    """Runs a command to its end and gives its standard output; its errors are shown if it fails."""
+    out, failure = attempt(command, cwd, env)
+    if failure:
+        sys.exit(failure)
+    return out
 
 
 def caravan(program, flags):
