@@ -154,27 +154,39 @@ fn quoted(text: &str) -> String {
 /// The flag, the path and the system's words.
 pub fn check_writable(flag: &str, path: &Path) -> Result<()> {
     let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
-    if path.is_dir() {
-        return Err(refuse(&"is a directory; give a file"));
-    }
-    let probe = partial(path);
+    let path = match fs::metadata(path) {
+        Ok(there) if there.is_dir() => return Err(refuse(&"is a directory; give a file")),
+        // To open a pipe or a device may do something.
+        Ok(there) if !there.is_file() => return Ok(()),
+        Ok(_) => fs::canonicalize(path).map_err(|e| refuse(&e))?,
+        Err(_) => path.to_owned(),
+    };
+    let probe = partial(&path);
     fs::File::create(&probe).map_err(|e| refuse(&e))?;
     fs::remove_file(&probe).map_err(|e| refuse(&e))
 }
 
-/// Writes all of `content`, or leaves what was there.
+/// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,
+/// `/dev/stdout`) is written to instead of replaced.
 ///
 /// # Errors
 /// The path and the system's words.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
+    let written = match fs::metadata(path) {
+        Ok(there) if there.is_file() => fs::canonicalize(path).and_then(|file| replace(&file, content)),
+        Ok(_) => fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content)),
+        Err(_) => replace(path, content),
+    };
+    written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
+}
+
+/// A whole file in the place of what was there.
+fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let part = partial(path);
-    let written = fs::File::create(&part)
+    fs::File::create(&part)
         .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&part, path));
-    written.map_err(|e| {
-        let _ = fs::remove_file(&part);
-        Failure::run(format!("writing {}: {e}", path.display()))
-    })
+        .and_then(|()| fs::rename(&part, path))
+        .inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
 fn partial(path: &Path) -> std::path::PathBuf {
@@ -312,6 +324,22 @@ pub mod tests {
         fs::create_dir(&taken).unwrap();
         assert_eq!(write_whole(&taken, b"x").unwrap_err().code(), 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn links_and_devices_are_written_to_and_stay_what_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link, full] = ["run.json", "latest.json", "full"].map(|name| dir.path().join(name));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("run.json", &link).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+        check_writable("--json", &link).unwrap();
+        write_whole(&link, b"{}").unwrap();
+        assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
+        check_writable("--json", &full).unwrap();
+        assert!(write_whole(&full, b"{}").unwrap_err().to_string().contains("No space left"));
+        assert!(fs::metadata(&full).is_ok_and(|there| !there.is_file()) && full.is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]

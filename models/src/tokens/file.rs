@@ -217,12 +217,20 @@ impl TokenWriter {
     /// # Errors
     /// `width` is `U8`, or the system's refusal.
     pub fn create(path: impl AsRef<Path>, width: TokenWidth) -> Result<Self> {
-        let path = path.as_ref().to_owned();
+        let mut path = path.as_ref().to_owned();
         if width == TokenWidth::U8 {
             return Err(Error::format(&path, "the format has 16-bit and 32-bit tokens, no 8-bit ones"));
         }
-        if path.is_dir() || path.file_name().is_none() {
-            return Err(Error::format(&path, "a directory: tokens are written to a file"));
+        match fs::metadata(&path) {
+            // A link stays one: what it names is replaced.
+            Ok(there) if there.is_file() => {
+                path = fs::canonicalize(&path).map_err(|e| Error::system("resolve", &path, e))?;
+            }
+            Ok(_) => return Err(Error::format(&path, "no regular file: tokens are written to one")),
+            Err(_) if path.file_name().is_none() => {
+                return Err(Error::format(&path, "a directory: tokens are written to a file"));
+            }
+            Err(_) => {}
         }
         let mut staging = path.as_os_str().to_owned();
         staging.push(format!(".tmp-{}", std::process::id()));
@@ -385,5 +393,19 @@ mod tests {
         assert!(TokenWriter::create(home.path(), TokenWidth::U16).is_err());
         assert!(TokenWriter::create(home.path().join("no/t.bin"), TokenWidth::U16).is_err());
         assert!(TokenWriter::create(&path, TokenWidth::U8).is_err());
+    }
+
+    #[test]
+    fn links_and_devices_stay_what_they_are() {
+        let home = tempfile::tempdir().unwrap();
+        let (path, link, device) =
+            (home.path().join("t.bin"), home.path().join("l.bin"), home.path().join("null"));
+        fs::write(&path, "old").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        write(&link, TokenWidth::U16, &[1, 2, 3]);
+        assert!(link.is_symlink() && TokenFile::open(&path).unwrap().len() == 3);
+        std::os::unix::fs::symlink("/dev/null", &device).unwrap();
+        let e = TokenWriter::create(&device, TokenWidth::U16).err().unwrap().to_string();
+        assert!(e.contains("no regular file"), "{e}");
     }
 }
