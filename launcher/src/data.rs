@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The word that asks for random tokens instead of a path.
@@ -30,6 +31,8 @@ pub struct Feed {
     train: Range<usize>,
     held_out: Range<usize>,
     about: String,
+    /// What was read.
+    files: Vec<PathBuf>,
     /// Tokens that were made from text: ranks map them instead of making them again.
     made: Option<File>,
 }
@@ -38,7 +41,14 @@ impl Feed {
     /// Uniform random tokens, enough that none is seen twice.
     pub fn random(seed: u64, vocab: usize, len: usize) -> Self {
         let tokens = Tokens::new(vec![Source::Random { seed, vocab, len }], vocab);
-        Feed { train: 0..len, held_out: len..len, tokens, about: "random tokens".into(), made: None }
+        Feed {
+            train: 0..len,
+            held_out: len..len,
+            tokens,
+            about: "random tokens".into(),
+            files: vec![],
+            made: None,
+        }
     }
 
     /// Files and directories in the order given; with none, the text below the current directory. All must be text
@@ -81,7 +91,7 @@ impl Feed {
             )));
         }
         let len = tokens.len();
-        Ok(Feed { tokens, train: 0..len, held_out: len..len, about, made })
+        Ok(Feed { tokens, train: 0..len, held_out: len..len, about, files, made })
     }
 
     /// Holds out the last `fraction` of the tokens for validation.
@@ -107,6 +117,11 @@ impl Feed {
                 self.tokens.len()
             ))),
         }
+    }
+
+    /// The files that hold them.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     /// All tokens.
@@ -218,6 +233,20 @@ pub fn check_destination(flag: &str, path: &Path) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Whether a file can be made at this path without destroying one of `inputs`, by whichever name.
+pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
+    let identity = |path: &Path| path.metadata().ok().map(|m| (m.dev(), m.ino()));
+    let Some(there) = identity(path) else { return Ok(()) };
+    match inputs.iter().find(|input| identity(input) == Some(there)) {
+        None => Ok(()),
+        Some(input) => Err(Failure::usage(format!(
+            "{flag} {} would overwrite {}, which this run reads: give it another name",
+            path.display(),
+            input.display()
+        ))),
+    }
 }
 
 /// `shakespeare.txt`, or `34 text files`.

@@ -81,13 +81,8 @@ impl TrainPlan {
         at_least_one("--micro-batch", args.micro_batch)?;
         at_least_one("--accumulate", args.accumulate)?;
         let rate = rate(args)?;
-        if let Some(dir) = &args.save {
-            let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
-            models::hf::check_destination(dir, bytes).map_err(Failure::usage)?;
-        }
-        if let Some(file) = &args.metrics {
-            data::check_destination("--metrics", file)?;
-        }
+        let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
+        check_outputs(args, bytes)?;
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = if data::is_random(&args.data) {
             let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
@@ -95,6 +90,9 @@ impl TrainPlan {
         } else {
             Feed::open(&args.data, &tokenizer, model.config.vocab)?
         };
+        if let Some(file) = &args.metrics {
+            data::check_apart("--metrics", file, feed.files())?;
+        }
         let fraction = val_fraction(args)?;
         let feed = feed.hold_out(fraction)?;
         check_batch(args, &feed, ranks.world, length, step_tokens)?;
@@ -209,6 +207,23 @@ impl TrainPlan {
                 human::bytes(have)
             )),
         }
+    }
+}
+
+/// Whether the model of so many bytes and the metrics can be written, and both be kept.
+fn check_outputs(args: &TrainArgs, bytes: u64) -> Result<()> {
+    let model = args.save.as_ref().map(|dir| models::hf::check_destination(dir, bytes));
+    let model = model.transpose().map_err(Failure::usage)?;
+    let Some(file) = &args.metrics else { return Ok(()) };
+    data::check_destination("--metrics", file)?;
+    let place = std::path::absolute(file).and_then(|path| path.parent().unwrap_or(&path).canonicalize());
+    match (model, place) {
+        (Some(model), Ok(place)) if place.starts_with(&model) => usage(format!(
+            "--metrics {} lies in --save {}, which the model replaces as a whole: name a file elsewhere",
+            file.display(),
+            model.display()
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -14,8 +14,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     data::check_destination("--out", &args.out)?;
     let files = data::list(&args.data)?;
+    data::check_apart("--out", &args.out, &files)?;
     let width = TokenWidth::for_vocab(tokenizer.vocab());
-    let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::run)?;
+    let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
     let mut bytes = 0u64;
     for file in &files {
         let content = text::read(file)?;

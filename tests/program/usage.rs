@@ -118,6 +118,25 @@ fn data_that_cannot_be_used_are_refused() {
 }
 
 #[test]
+fn what_is_read_is_not_overwritten_and_what_is_saved_is_not_lost() {
+    let bench = bench();
+    let text = fs::read(bench.text("text.txt", 8000)).unwrap();
+    std::os::unix::fs::symlink("text.txt", bench.path("link.txt")).unwrap();
+    std::os::unix::fs::symlink("nothing", bench.path("dangling")).unwrap();
+    let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
+    bench.run(&format!("{train} --metrics text.txt")).refusal(2, &["--metrics text.txt", "overwrite"]);
+    bench.run(&format!("{train} --metrics link.txt")).refusal(2, &["link.txt", "text.txt", "overwrite"]);
+    bench.run("tokenize --data text.txt --out link.txt").refusal(2, &["--out link.txt", "overwrite"]);
+    bench.run("tokenize --data text.txt --out /dev/null").refusal(2, &["/dev/null", "no regular file"]);
+    assert_eq!(fs::read(bench.path("text.txt")).unwrap(), text);
+    // Each of these would have been found out after training only.
+    bench.run(&format!("{train} --save dangling")).refusal(2, &["dangling", "link to nothing"]);
+    bench.run(&format!("{train} --save m")).success();
+    bench.run(&format!("{train} --save m --metrics m/m.jsonl")).refusal(2, &["m/m.jsonl", "--save", "/m,"]);
+    bench.run(&format!("{train} --save m --metrics m.jsonl")).success();
+}
+
+#[test]
 fn token_files_and_text_do_not_mix_and_tokens_fit_the_vocabulary() {
     let bench = bench();
     bench.text("text.txt", 8000);

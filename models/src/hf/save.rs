@@ -212,10 +212,11 @@ impl Writer {
 pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
     let target = match fs::canonicalize(dir) {
         Ok(path) => path,
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            std::path::absolute(dir).map_err(|e| Error::system("resolve", dir, e))?
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::system("resolve", dir, e)),
+        Err(_) if dir.is_symlink() => {
+            return Err(Error::format(dir, "a link to nothing: a model is saved to a directory"));
         }
-        Err(e) => return Err(Error::system("resolve", dir, e)),
+        Err(_) => std::path::absolute(dir).map_err(|e| Error::system("resolve", dir, e))?,
     };
     let (Some(_), Some(parent)) = (target.file_name(), target.parent()) else {
         return Err(Error::format(dir, "cannot be a model directory: give it a name of its own"));
