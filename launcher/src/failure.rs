@@ -1,5 +1,6 @@
 //! How a command ends when it cannot do what was asked: one sentence and an exit code.
 
+use crate::out;
 use std::process::ExitCode;
 
 /// The exit code of what made no sense.
@@ -59,7 +60,7 @@ impl Failure {
     /// Prints the sentence, unless it is told already, and gives the exit code.
     pub fn report(&self) -> ExitCode {
         if !matches!(self, Failure::Told { .. }) {
-            eprintln!("caravan: {self}");
+            out::note(format_args!("caravan: {self}"));
         }
         ExitCode::from(self.code())
     }

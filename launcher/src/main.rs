@@ -1,5 +1,8 @@
 //! The `caravan` program: literal flags, a validated plan, a run.
 
+// They panic where nobody reads: `out` prints.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod agree;
 mod args;
 mod bench;

@@ -1,4 +1,5 @@
-//! Standard output. What nobody reads any more (`caravan doctor | head -1`) is no failure; what cannot be written is one.
+//! Standard output, where what nobody reads any more (`caravan doctor | head -1`) is no failure and what cannot be
+//! written is one; and standard error, whose loss is none: there is nobody left to tell.
 
 use crate::failure::{Failure, Result};
 use std::fmt::Display;
@@ -16,6 +17,11 @@ pub fn text(text: impl Display) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Prints `line` on standard error, in one piece, if it can be.
+pub fn note(line: impl Display) {
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Prints `line` and ends it.

@@ -2,6 +2,7 @@
 
 use crate::args::Colour;
 use crate::human;
+use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -79,7 +80,7 @@ impl Progress {
             }
             Progress::Lines { steps, last, next } => {
                 if tick.step >= *next || last.elapsed() >= PAUSE || tick.step == *steps {
-                    eprintln!("step {}/{steps}  {}", tick.step, tick.text());
+                    out::note(format_args!("step {}/{steps}  {}", tick.step, tick.text()));
                     *last = Instant::now();
                     *next = following(tick.step);
                 }
@@ -91,8 +92,8 @@ impl Progress {
     pub fn line(&self, text: &str) {
         match self {
             Progress::Quiet => {}
-            Progress::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
-            Progress::Lines { .. } => eprintln!("{text}"),
+            Progress::Bar(bar) => bar.suspend(|| out::note(text)),
+            Progress::Lines { .. } => out::note(text),
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::agree;
 use crate::bench::native::Native;
 use crate::failure::{Failure, Result, USAGE};
+use crate::out;
 use crate::plan::Ranks;
 use crate::transports::Transport;
 use collectives::Communicator;
@@ -77,8 +78,8 @@ fn as_rank(
     }
     let Some(board) = board else {
         match failure {
-            Failure::Usage(_) => eprintln!("caravan: {failure}"),
-            _ => eprintln!("caravan: rank {}: {failure}", identity.rank),
+            Failure::Usage(_) => out::note(format_args!("caravan: {failure}")),
+            _ => out::note(format_args!("caravan: rank {}: {failure}", identity.rank)),
         }
         // Ranks that have met notice a failure, and arguments that differ are noticed by all. Only who never came has
         // to be ended, once the sentence has gone its way through the launcher.
@@ -152,10 +153,10 @@ fn mpi(
     let (rank, world, timeout) = (identity.rank, identity.world, ranks.rendezvous_timeout);
     let watch = std::thread::spawn(move || {
         if wait.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
-            eprintln!(
+            out::note(format_args!(
                 "caravan: rank {rank}: MPI did not start within {timeout:?} (--rendezvous-timeout): of {world} ranks, \
                  some have not called MPI_Init, or their hosts cannot reach each other"
-            );
+            ));
             std::process::exit(1);
         }
     });

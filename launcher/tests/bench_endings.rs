@@ -147,7 +147,6 @@ fn a_reader_that_goes_away_ends_the_run_in_order() {
     let mut said = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
     let code = child.wait().unwrap().code();
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("standard output") && !said.contains("panicked"), "{said}");
+    assert_eq!((code, said.as_str()), (Some(0), ""));
     bench.nothing_left();
 }

@@ -250,13 +250,32 @@ fn doctor_says_what_brings_what_is_missing() {
 #[test]
 fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
     let bench = bench();
-    let mut unread = bench.command("doctor").spawn().unwrap();
-    drop(unread.stdout.take());
-    let ended = unread.wait_with_output().unwrap();
-    assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]));
-    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let ended = bench.command("doctor").stdout(full).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.starts_with("caravan: writing to standard output: No space left"), "{said}");
+    for args in ["doctor", "bench all_reduce -e 4K -n 3"] {
+        let mut unread = bench.command(args).spawn().unwrap();
+        drop(unread.stdout.take());
+        let ended = unread.wait_with_output().unwrap();
+        assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]), "{args}");
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ended = bench.command(args).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains("writing to standard output: No space left"), "{said}");
+    }
+}
+
+#[test]
+fn a_run_goes_on_when_nobody_reads_its_progress() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    for (transport, metrics) in [("shm", "a.jsonl"), ("threads", "b.jsonl")] {
+        let flags = "--model nano --data text.txt --steps 3 --micro-batch 1 --sample 0";
+        let mut unread = bench
+            .command(&format!("train {flags} --transport {transport} --metrics {metrics}"))
+            .spawn()
+            .unwrap();
+        drop((unread.stdout.take(), unread.stderr.take()));
+        assert_eq!(unread.wait().unwrap().code(), Some(0));
+        let lines = harness::json_lines(&bench.path(metrics));
+        assert!(lines.last().unwrap()["summary"].is_object(), "{lines:?}");
+    }
 }

@@ -24,8 +24,10 @@ pub use args::BenchArgs;
 
 use crate::agree::{self, Signature};
 use crate::failure::{Failure, Result};
+use crate::human;
 use crate::layers;
 use crate::machine::{Machine, versions};
+use crate::out;
 use crate::plan::Ranks;
 use crate::ranks;
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
@@ -36,7 +38,6 @@ use plan::{Algo, Plan, Roots};
 use plot::Series;
 use record::{Row, Run};
 use serde_json::{Value, json};
-use std::io::Write;
 use sweep::Step;
 
 /// Runs the subcommand.
@@ -174,33 +175,28 @@ fn verdict(plan: &Plan, run: &Run) -> Result<()> {
     }
 }
 
-/// Standard output, whose loss (a closed pipe) must not stop a rank in the middle of a collective.
+/// Standard output, whose loss (a full disk) must not stop a rank in the middle of a collective.
 pub struct Out {
     quiet: bool,
-    failed: Option<std::io::Error>,
+    printed: Result<()>,
 }
 
 impl Out {
     /// Where a rank that is not `quiet` prints.
     pub fn new(quiet: bool) -> Self {
-        Out { quiet, failed: None }
+        Out { quiet, printed: Ok(()) }
     }
 
     /// Prints unless this rank is quiet.
     pub fn text(&mut self, text: &str) {
-        if self.quiet || self.failed.is_some() {
-            return;
+        if !self.quiet && self.printed.is_ok() {
+            self.printed = out::text(text);
         }
-        let mut stdout = std::io::stdout().lock();
-        self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
     }
 
     /// The first thing that went wrong.
     pub fn end(self) -> Result<()> {
-        match self.failed {
-            None => Ok(()),
-            Some(e) => Err(Failure::run(format!("writing to standard output: {e}"))),
-        }
+        self.printed
     }
 }
 

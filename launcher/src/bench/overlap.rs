@@ -85,7 +85,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     let party = Party { comm: comm.clone(), native: None, device: None };
     let started = record::now();
     let lead = comm.rank() == 0;
-    let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
+    let mut out = Out::new(args.ranks.quiet || !lead);
     out.text(&header(args, &comm));
     let mut results = Vec::new();
     let mut wrong = 0;

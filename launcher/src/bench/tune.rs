@@ -59,7 +59,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;
-    let mut out = Out { quiet: args.ranks.quiet || !lead, failed: None };
+    let mut out = Out::new(args.ranks.quiet || !lead);
     out.text(&format!(
         "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, fastest first\n",
         env!("CARGO_PKG_VERSION"),
