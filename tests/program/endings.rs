@@ -41,6 +41,20 @@ fn an_interrupt_ends_every_rank() {
 }
 
 #[test]
+fn a_run_under_nohup_outlives_its_terminal() {
+    let bench = bench();
+    let mut command = Command::new("nohup");
+    command.args([CARAVAN].into_iter().chain(ENDLESS.split_whitespace()));
+    bench.prepare(&mut command);
+    let run = bench.endless(command);
+    signal(run.id(), Signal::HUP);
+    // Were the first taken, it would be the one that the exit code names.
+    signal(run.id(), Signal::TERM);
+    assert_eq!(bench.finish(run).code, Some(143));
+    bench.nothing_half_written();
+}
+
+#[test]
 fn ranks_do_not_outlive_a_killed_parent() {
     let bench = bench();
     let mut run = endless(&bench, "--ranks 2");

@@ -70,7 +70,7 @@ impl Report {
 /// (see [`variables`]) and no standard input, and returns when all have ended.
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
-/// killed. SIGINT, SIGTERM and SIGHUP are passed on likewise, a stop (Ctrl-Z) too. If this process dies in any way,
+/// killed. SIGINT, SIGTERM and SIGHUP (but under nohup) are passed on likewise, a stop (Ctrl-Z) too. If this process dies in any way,
 /// the kernel kills the ranks. Call it from the main thread before starting others: the signals are blocked in
 /// this thread only, and the ranks die with the thread that started them.
 ///
@@ -280,7 +280,10 @@ impl Signals {
             let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
             libc::sigemptyset(&mut set);
             for signal in Self::CAUGHT {
-                libc::sigaddset(&mut set, signal);
+                // A descriptor gets ignored signals too, and nohup has a job stay when its terminal goes.
+                if signal != libc::SIGHUP || !ignored(signal) {
+                    libc::sigaddset(&mut set, signal);
+                }
             }
             let failed = libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
             if failed != 0 {
@@ -305,6 +308,15 @@ impl Signals {
             }
             _ => None,
         }
+    }
+}
+
+/// Whether this process was started to ignore a signal.
+fn ignored(signal: libc::c_int) -> bool {
+    // SAFETY: it only asks; a zeroed structure is valid, and is filled where the call succeeds.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
     }
 }
 
