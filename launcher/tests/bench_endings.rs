@@ -139,7 +139,18 @@ fn an_interrupt_leaves_nothing() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_the_run_in_order() {
+fn many_ranks_need_no_higher_limit_of_open_files() {
+    let bench = bench();
+    let run =
+        format!("ulimit -Sn 24; exec {} bench barrier --ranks 16 -n 2 -q", env!("CARGO_BIN_EXE_caravan"));
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &run]);
+    bench.prepare(&mut command);
+    bench.finish(command.spawn().unwrap()).success();
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
     let bench = bench();
     let mut child =
         bench.command("bench all_reduce -b 1K -e 16K -n 3 -N 50").stdout(Stdio::piped()).spawn().unwrap();
