@@ -1,6 +1,7 @@
 //! What this machine is: for doctor, for the run line of metrics, and for default choices.
 
 use collectives::bootstrap;
+use collectives::transport::shm::memory_limit;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -43,10 +44,8 @@ impl Machine {
             simd: simd(),
             memory,
             memory_available,
-            cgroup_memory: cgroup("memory.max", "memory/memory.limit_in_bytes")
-                .and_then(|text| text.parse().ok())
-                .filter(|&limit: &u64| limit < memory.max(1)),
-            cgroup_cores: cgroup("cpu.max", "").and_then(|text| {
+            cgroup_memory: memory_limit(),
+            cgroup_cores: cpu_quota().and_then(|text| {
                 let (quota, period) = text.split_once(' ')?;
                 Some(quota.parse::<f64>().ok()? / period.trim().parse::<f64>().ok()?)
             }),
@@ -54,6 +53,11 @@ impl Machine {
                 .ok()
                 .map(|s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize)),
         }
+    }
+
+    /// Bytes of memory that processes of this one's cgroup can have.
+    pub fn usable_memory(&self) -> u64 {
+        self.cgroup_memory.map_or(self.memory, |limit| limit.min(self.memory))
     }
 
     /// The same as JSON.
@@ -98,8 +102,8 @@ fn meminfo() -> (u64, u64) {
     (field("MemTotal:").unwrap_or(0), field("MemAvailable:").unwrap_or(0))
 }
 
-/// The innermost cgroup's own setting, or that of the nearest group above it that has one; version 2 first.
-fn cgroup(v2: &str, v1: &str) -> Option<String> {
+/// The quota of processor time of the innermost cgroup that has one.
+fn cpu_quota() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let root = Path::new("/sys/fs/cgroup");
     let own = groups.lines().find_map(|l| l.strip_prefix("0::")).unwrap_or("/");
@@ -109,8 +113,7 @@ fn cgroup(v2: &str, v1: &str) -> Option<String> {
         (!text.starts_with("max")).then_some(text)
     };
     let inside = own.ancestors().take_while(|dir| dir.starts_with(root));
-    let mut found = inside.filter_map(|dir| read(&dir.join(v2)));
-    found.next().or_else(|| (!v1.is_empty()).then(|| read(&root.join(v1))).flatten())
+    inside.filter_map(|dir| read(&dir.join("cpu.max"))).next()
 }
 
 #[cfg(target_arch = "x86_64")]

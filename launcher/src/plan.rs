@@ -196,8 +196,7 @@ impl TrainPlan {
         }
         let host = need.total() - need.on_device(self.zero.placement);
         let (each, ranks) = (host as u64, self.ranks.world as u64);
-        let machine = Machine::probe();
-        let have = machine.cgroup_memory.map_or(machine.memory, |limit| limit.min(machine.memory));
+        let have = Machine::probe().usable_memory();
         match each.saturating_mul(ranks) <= have {
             true => Ok(()),
             false => usage(format!(

@@ -25,6 +25,8 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce -f 1", &["-f 1"]),
         ("all_reduce -b 0", &["-b 0", "-i"]),
         ("all_reduce -n 0", &["-n 0"]),
+        ("all_reduce -b 1G -e 1024G", &["2 ranks would hold 4.00 TiB", "lower -e"]),
+        ("all_to_all -b 1G -e 1G -m 1000 --ranks 64", &["64 ranks would hold 125.0 TiB", "-m"]),
         ("all_reduce -z 9", &["-z 9", "0 to 3"]),
         ("all_reduce --ranks 0", &["--ranks 0"]),
         ("send_recv --ranks 1", &["send_recv", "--ranks 2"]),

@@ -228,6 +228,31 @@ fn doctor_says_what_there_is() {
 }
 
 #[test]
+fn doctor_sees_the_memory_that_a_control_group_grants() {
+    let bench = bench();
+    // As a batch system nests its jobs; version 1 and version 2 differ in the place.
+    let run = format!(
+        "group=/sys/fs/cgroup/memory; file=memory.limit_in_bytes
+         [ -d $group ] || {{ group=/sys/fs/cgroup; file=memory.max; }}
+         group=$group/caravan-$$; mkdir $group || exit 77
+         (echo 1073741824 >$group/$file && echo $BASHPID >$group/cgroup.procs || exit 77; exec {} doctor --json)
+         code=$?; rmdir $group; exit $code",
+        env!("CARGO_BIN_EXE_caravan")
+    );
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &run]);
+    bench.prepare(&mut command);
+    let outcome = bench.finish(command.spawn().unwrap());
+    if outcome.code == Some(77) {
+        return harness::skip(&format!(
+            "no memory control group can be made here: {}",
+            outcome.stderr.trim()
+        ));
+    }
+    assert_eq!(outcome.success().json()["machine"]["cgroup_memory_bytes"], 1u64 << 30);
+}
+
+#[test]
 fn doctor_says_what_brings_what_is_missing() {
     let bench = bench();
     // A folder whose libraries are none.

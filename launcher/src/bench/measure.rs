@@ -57,6 +57,47 @@ pub fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
     )))
 }
 
+/// Bytes of the buffers of all ranks together.
+pub fn footprint(plan: &Plan, native: bool, ranks: usize) -> u64 {
+    let largest = plan.repeats.sweep.sizes().last().unwrap_or(0);
+    let of = |element: usize| {
+        let lengths = (0..ranks).map(|rank| capacity(plan, largest, element, native, rank, ranks));
+        let bytes = lengths.map(|(send, receive)| ((send + receive) * element) as u64);
+        bytes.fold(0, u64::saturating_add)
+    };
+    let most = plan.dtypes.iter().map(|dtype| of(dtype.size())).max();
+    most.unwrap_or(0).saturating_mul(plan.aggregate as u64)
+}
+
+/// Elements of the two buffers of a rank that calls up to this size take.
+fn capacity(
+    plan: &Plan,
+    bytes: usize,
+    element: usize,
+    native: bool,
+    rank: usize,
+    ranks: usize,
+) -> (usize, usize) {
+    let largest = work(plan, bytes, element, ranks);
+    let placements = plan.operation.placements(plan.calls, native);
+    let roots = plan.roots(ranks);
+    let all = roots.iter().flat_map(|root| placements.map(|placement| (root.unwrap_or(0), placement)));
+    Slot::<u8>::capacity(all.map(|(root, placement)| Work { root, placement, ..largest }), rank)
+}
+
+/// A call of this size, as far as it does not differ within a row of the table.
+fn work(plan: &Plan, bytes: usize, element: usize, ranks: usize) -> Work {
+    Work {
+        operation: plan.operation,
+        calls: plan.calls,
+        one_way: plan.one_way,
+        placement: Placement::Out,
+        op: ReduceOp::Sum,
+        root: 0,
+        counts: plan.operation.counts(bytes, element, ranks),
+    }
+}
+
 /// Everything for one element type, with buffers that are allocated once.
 fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
     let comm = &party.comm;
@@ -66,21 +107,16 @@ fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Resu
         _ => plan.repeats.sweep.sizes().collect(),
     };
     let roots = plan.roots(ranks);
-    let placements = plan.operation.placements(plan.calls, party.native.is_some());
+    let native = party.native.is_some();
+    let placements = plan.operation.placements(plan.calls, native);
     let work = |bytes: usize, op: Option<ReduceOp>, root: Option<usize>, placement: Placement| Work {
-        operation: plan.operation,
-        calls: plan.calls,
-        one_way: plan.one_way,
         placement,
         op: op.unwrap_or(ReduceOp::Sum),
         root: root.unwrap_or(0),
-        counts: plan.operation.counts(bytes, size_of::<T>(), ranks),
+        ..work(plan, bytes, size_of::<T>(), ranks)
     };
-    let mut all = Vec::new();
-    for (&bytes, &root) in sizes.iter().flat_map(|b| roots.iter().map(move |r| (b, r))) {
-        all.extend(placements.map(|placement| work(bytes, None, root, placement)));
-    }
-    let (send, receive) = Slot::<T>::capacity(all.into_iter(), rank);
+    let (send, receive) =
+        capacity(plan, sizes.last().copied().unwrap_or(0), size_of::<T>(), native, rank, ranks);
     let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, plan.registered));
     let mut bench = Bench { plan, party, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
     for &op in &plan.ops {

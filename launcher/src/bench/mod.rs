@@ -90,6 +90,9 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         }
         native::check(operation, plan.calls, ranks.transport)?;
     }
+    if identity.is_none() && !over_nccl {
+        check_memory(measure::footprint(&plan, ranks.native, ranks.world), ranks.world)?;
+    }
     let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
     for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
         record::check_writable(flag, path)?;
@@ -106,6 +109,19 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         let (comm, gpus) = device::join(&plan, &ranks, identity.as_ref(), comm)?;
         rank(&plan, args, &Party { comm, native, device: Some(gpus) })
     })
+}
+
+/// Whether this machine can hold the buffers of all ranks: memory beyond a limit is not refused, it gets ranks killed.
+fn check_memory(bytes: u64, ranks: usize) -> Result<()> {
+    let have = Machine::probe().usable_memory();
+    match bytes <= have {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "the buffers of {ranks} ranks would hold {} and this machine has {} of memory: lower -e, -m or --ranks",
+            human::bytes(bytes),
+            human::bytes(have)
+        ))),
+    }
 }
 
 /// One rank's part; rank 0 shows and writes.

@@ -3,6 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// Where version 2 and version 1 have a control group's limit.
+const LIMITS: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
+
 /// What is available, and what says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Available {
@@ -24,6 +27,15 @@ pub(super) fn available() -> Available {
         }
     }
     least
+}
+
+/// The least memory limit of the control groups that this process is in, of either version; none if nothing limits it.
+pub fn limit() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let directories = memory_groups(&groups, Path::new("/sys/fs/cgroup"));
+    let limits = directories.iter().flat_map(|d| LIMITS.map(|file| std::fs::read_to_string(d.join(file))));
+    // Version 1 says "none" by a number beyond all memory, version 2 by a word.
+    limits.flatten().filter_map(|text| text.trim().parse().ok()).filter(|&limit| limit < total()).min()
 }
 
 /// The host's whole memory.
@@ -61,9 +73,9 @@ fn memory_groups(proc_cgroup: &str, mount: &Path) -> Vec<PathBuf> {
 /// What a control group still allows: its limit, less what is used, plus the file cache that would give way.
 fn left_in(directory: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let number = |file: &str| read(&directory.join(file))?.trim().parse::<u64>().ok();
-    let (limit, used) = match number("memory.max") {
+    let (limit, used) = match number(LIMITS[0]) {
         Some(limit) => (limit, number("memory.current")?),
-        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
+        None => (number(LIMITS[1])?, number("memory.usage_in_bytes")?),
     };
     let stat = read(&directory.join("memory.stat")).unwrap_or_default();
     let cache: u64 = ["inactive_file ", "active_file "]

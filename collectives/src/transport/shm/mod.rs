@@ -20,6 +20,7 @@ use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::transport::{Direct, Request, Tag, Transport, admit};
+pub use budget::limit as memory_limit;
 use group::Group;
 use mail::Mail;
 use peers::Watcher;
