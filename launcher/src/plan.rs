@@ -265,7 +265,7 @@ fn zero_config(args: &TrainArgs, device: &Device) -> Result<zero::Config> {
     let adamw = zero::AdamW {
         beta1: decay("--beta1", args.beta1)?,
         beta2: decay("--beta2", args.beta2)?,
-        eps: number("--eps", args.eps, "above 0", |x| x > 0.0)? as f32,
+        eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
         weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
     };
     let placement = match (device, args.offload) {
@@ -294,9 +294,9 @@ fn zero_config(args: &TrainArgs, device: &Device) -> Result<zero::Config> {
 
 fn rate(args: &TrainArgs) -> Result<Rate> {
     let peak = number("--lr", args.lr, "at least 0", |x| x >= 0.0)?;
-    let floor = number("--min-lr", args.min_lr.unwrap_or(peak / 10.0), "from 0 to --lr", |x| {
-        (0.0..=peak).contains(&x)
-    })?;
+    let range = format!("from 0 to --lr {peak}");
+    let floor =
+        number("--min-lr", args.min_lr.unwrap_or(peak / 10.0), &range, |x| (0.0..=peak).contains(&x))?;
     let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
     if warmup > args.steps {
         return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
@@ -314,15 +314,16 @@ fn val_fraction(args: &TrainArgs) -> Result<f64> {
 /// A finite number in a range.
 fn number(flag: &str, value: f64, range: &str, fits: impl Fn(f64) -> bool) -> Result<f64> {
     // What is finite in f64 may not be in the f32 that kernels take.
-    match (value as f32).is_finite() && fits(value) {
-        true => Ok(value),
-        false => usage(format!("{flag} {value}: it must be {range}")),
+    match ((value as f32).is_finite(), fits(value)) {
+        (true, true) => Ok(value),
+        (true, false) => usage(format!("{flag} {value:?}: it must be {range}")),
+        (false, _) => usage(format!("{flag} {value:?}: it must be finite in 32 bits, and {range}")),
     }
 }
 
 fn decay(flag: &str, value: f64) -> Result<f32> {
     let fits = |x: f64| (0.0..1.0).contains(&x) && (x as f32) < 1.0;
-    Ok(number(flag, value, "from 0 to below 1", fits)? as f32)
+    Ok(number(flag, value, "from 0 to below 1 in 32 bits", fits)? as f32)
 }
 
 /// A count that makes no sense as 0.
