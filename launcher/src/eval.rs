@@ -120,6 +120,13 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
         (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
         Ok(model.loss())
     })?;
+    if !loss.is_finite() {
+        return Err(Failure::run(format!(
+            "the loss of {} is {loss}: its weights are not all finite, or too large for --dtype {}",
+            plan.model.name,
+            plan.dtype.name()
+        )));
+    }
     if comm.rank() > 0 {
         return Ok(());
     }

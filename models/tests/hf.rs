@@ -172,13 +172,26 @@ fn harmless_extras_are_accepted() {
     let config = LlamaConfig { tied: true, ..tiny() };
     let (_home, dir) = saved(&config);
     rewrite(&dir, |list| {
-        list.push(("lm_head.weight".into(), safetensors::Dtype::F32, vec![11, 8], vec![0; 352]));
+        let embedding = list.iter().find(|t| t.0 == "model.embed_tokens.weight").unwrap().3.clone();
+        list.push(("lm_head.weight".into(), safetensors::Dtype::F32, vec![11, 8], embedding));
         let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
         list.push((name.into(), safetensors::Dtype::F32, vec![2], vec![0; 8]));
     });
     check_content(&dir, &config, 1, |x| x);
     rewrite(&dir, |list| list.iter_mut().filter(|t| t.0 == "lm_head.weight").for_each(|t| t.2 = vec![8, 11]));
     assert!(refusal(&dir).contains("lm_head.weight has the shape"));
+}
+
+#[test]
+fn a_tied_model_with_another_head_is_refused() {
+    let (_home, dir) = saved(&LlamaConfig { tied: true, ..tiny() });
+    rewrite(&dir, |list| {
+        let mut head = list.iter().find(|t| t.0 == "model.embed_tokens.weight").unwrap().3.clone();
+        *head.last_mut().unwrap() ^= 1;
+        list.push(("lm_head.weight".into(), safetensors::Dtype::F32, vec![11, 8], head));
+    });
+    let text = refusal(&dir);
+    assert!(text.contains("lm_head.weight is another") && text.contains("tie_word_embeddings"), "{text}");
 }
 
 #[test]

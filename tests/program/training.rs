@@ -111,6 +111,20 @@ fn a_saved_model_evaluates_as_it_did_when_trained() {
 }
 
 #[test]
+fn a_model_that_is_not_finite_has_no_loss() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let flags = "--steps 1 --micro-batch 1 --dtype f32 --sample 0 --quiet";
+    bench.run(&format!("train --model nano --data text.txt {flags} --save m")).success();
+    let path = bench.path("m/model.safetensors");
+    let mut weights = fs::read(&path).unwrap();
+    let half = weights.len() / 8 * 4;
+    weights[half..].fill(0xff);
+    fs::write(&path, weights).unwrap();
+    bench.run("eval --model m --data text.txt --json").refusal(1, &["loss of m is NaN", "finite"]);
+}
+
+#[test]
 fn token_files_train_and_evaluate_like_the_text_they_were_made_of() {
     let bench = bench();
     bench.text("text.txt", 30_000);

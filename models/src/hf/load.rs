@@ -24,6 +24,8 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 const HEADER_LIMIT: u64 = 100_000_000;
 /// Bytes read and converted at once: stays in the first-level cache's neighbourhood.
 const CHUNK: usize = 64 << 10;
+/// The head of a model that is not tied.
+const HEAD: &str = "lm_head.weight";
 
 /// An open Hugging Face directory whose weights are exactly those of its configuration.
 ///
@@ -51,7 +53,7 @@ impl Checkpoint {
     /// Opens a directory with `config.json` and either `model.safetensors` or the files that
     /// `model.safetensors.index.json` lists. Weights may be f32, f16 or bf16, each as it likes.
     ///
-    /// A tied model's `lm_head.weight` may be absent or present (then the embedding is used), and
+    /// A tied model's `lm_head.weight` may be absent or be the embedding again, and
     /// `rotary_emb.inv_freq` buffers of old checkpoints are ignored.
     ///
     /// # Errors
@@ -212,8 +214,9 @@ impl Checkpoint {
                 format!("config.json asks for weights that are missing: {names}"),
             ));
         }
+        let embedding = &units[0].tensors[0];
         if self.config.tied {
-            specs.insert("lm_head.weight", &units[0].tensors[0]);
+            specs.insert(HEAD, embedding);
         }
         let surplus = self.tensors.keys().map(String::as_str).filter(|name| !specs.contains_key(name));
         if let Some(names) = listed(surplus) {
@@ -232,6 +235,30 @@ impl Checkpoint {
                     specs[name.as_str()].shape
                 ),
             ));
+        }
+        match self.config.tied && self.tensors.contains_key(HEAD) {
+            true => self.check_head(embedding),
+            false => Ok(()),
+        }
+    }
+
+    /// A tied model has no head of its own: one that is stored all the same is the embedding.
+    fn check_head(&self, embedding: &TensorSpec) -> Result<()> {
+        let mut parts = [vec![0f32; CHUNK], vec![0f32; CHUNK]];
+        for start in (0..embedding.len()).step_by(CHUNK) {
+            let range = start..embedding.len().min(start + CHUNK);
+            for (part, name) in parts.iter_mut().zip([HEAD, &embedding.name]) {
+                part.truncate(range.len());
+                self.read_range(name, range.clone(), part)?;
+            }
+            if parts[0] != parts[1] {
+                let text = format!(
+                    "config.json ties the head to {}, and {HEAD} is another: set tie_word_embeddings to false, or \
+                     remove {HEAD}",
+                    embedding.name
+                );
+                return Err(Error::format(&self.dir, text));
+            }
         }
         Ok(())
     }
