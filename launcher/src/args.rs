@@ -341,7 +341,7 @@ pub struct EvalArgs {
     /// The type of weights and activations.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
-    /// Sequences per rank and batch. The bits of the result depend on nothing but the model and the tokens.
+    /// Sequences per rank and batch. The bits of the result do not depend on them, nor on --ranks and --threads.
     #[arg(long, value_name = "B", default_value_t = 8)]
     pub micro_batch: usize,
     /// Tokens of a sequence [default: the model's context, at most 1024].
@@ -358,7 +358,7 @@ pub struct EvalArgs {
   caravan tokenize --data shakespeare.txt --out shakespeare.bin
   caravan tokenize --data docs src --tokenizer path/to/tokenizer.json --out corpus.bin
 
-The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, count), then u16 tokens; with a
+The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, count), then u16 tokens; with a \
 vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32.")]
 pub struct TokenizeArgs {
     /// Text files or directories (their .rs, .md and .txt files), in this order.
@@ -382,7 +382,7 @@ pub struct TokenizeArgs {
   caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
   caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch
 
-The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets
+The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets \
 --mpi=pmix, which Open MPI needs.")]
 pub struct SbatchArgs {
     /// Nodes of the job.

@@ -268,11 +268,11 @@ pub struct CollectiveArgs {
   caravan bench overlap reduce_scatter
   caravan bench overlap all_gather -b 1M -e 64M --json overlap.json
 
-Columns: Pure comm. is a call alone; Compute is the matrix products alone, as many as take as long as the call;
+Columns: Pure comm. is a call alone; Compute is the matrix products alone, as many as take as long as the call; \
 Overall is the call started, the products, then the wait. Two formulas of overlap, in per cent, and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
-  IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute while
-             communicating, all of the rank whose overall is largest
+  IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute
+             while communicating, all of the rank whose overall is largest
   Exposed  = overall - compute
   Slowdown = compute while communicating / compute")]
 pub struct OverlapArgs {
@@ -369,7 +369,7 @@ pub struct TuneArgs {
   caravan bench kernels --check
       every kernel against its definition on the processor; exit code 1 if one is wrong
 
-What moves data is compared with the memory's speed by the data sheet and with a copy, what computes with the dense
+What moves data is compared with the memory's speed by the data sheet and with a copy, what computes with the dense \
 16-bit FLOP/s of the data sheet. Causal attention is counted without what its mask takes off.")]
 pub struct KernelArgs {
     /// Only kernels, or with --check cases, whose name has one of these words in it.
