@@ -9,6 +9,7 @@ pub(super) fn ours(
 ) -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
     // Later versions move messages over TCP in another way, and know these options by other names.
     let segments = version < (1, 17) && tcp_is_opened(variable("UCX_TLS"), variable("UCX_NET_DEVICES"));
+    let loopback = segments && variable("UCX_NET_DEVICES").is_some_and(|devices| devices.trim() == "lo");
     [
         // A dead remote peer must be noticed within seconds, not UCX's 20.
         (true, "UCX_KEEPALIVE_INTERVAL", c"KEEPALIVE_INTERVAL", c"1s"),
@@ -17,6 +18,10 @@ pub(super) fn ours(
         // power of two fits with its header.
         (segments, "UCX_TCP_TX_SEG_SIZE", c"TX_SEG_SIZE", c"136K"),
         (segments, "UCX_TCP_RX_SEG_SIZE", c"RX_SEG_SIZE", c"264K"),
+        // The kernel lets a connection have megabytes under way. On the loopback device they go through two processors,
+        // overtake each other, and are taken for lost. With this a stream of 64 KiB takes 11 us each in every run instead
+        // of 11 to 31, exchanges of 16 MiB three quarters of the time; of 1 MiB, 1.03 to 1.08 times. 192K and more help less.
+        (loopback, "UCX_TCP_SNDBUF", c"SNDBUF", c"128K"),
     ]
     .into_iter()
     .filter(move |(wanted, name, ..)| *wanted && variable(name).is_none())
@@ -41,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tcp_has_longer_segments_where_it_is_opened() {
+    fn tcp_has_other_defaults_where_it_is_opened() {
         let count = |version, set: &[(&str, &str)]| {
             let set: Vec<(String, String)> =
                 set.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
@@ -62,6 +67,8 @@ mod tests {
         assert_eq!(count((1, 13), &[]), 3);
         assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "eth0")]), 3);
         assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "mlx5_0:1")]), 1);
+        assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "lo")]), 4);
+        assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "lo"), ("UCX_TLS", "posix")]), 1);
         assert_eq!(count((1, 18), &[]), 1);
         assert_eq!(count((1, 16), &[("UCX_TCP_RX_SEG_SIZE", "64K"), ("UCX_KEEPALIVE_INTERVAL", "20s")]), 1);
     }
