@@ -31,7 +31,7 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < -86.98 { 0.0 } else { e }
 }
 
-/// The natural logarithm of a positive, normal number, to f32's precision.
+/// The natural logarithm of a positive, normal number, to f32's precision, or of what is no number, which it stays.
 #[inline(always)]
 pub(super) fn ln(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -44,7 +44,8 @@ pub(super) fn ln(x: f32) -> f32 {
     for k in [13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
         series = series * zz + 1.0 / k;
     }
-    (f64::from(e) * std::f64::consts::LN_2 + 2.0 * z * series) as f32
+    let ln = (f64::from(e) * std::f64::consts::LN_2 + 2.0 * z * series) as f32;
+    if x.is_nan() { x } else { ln }
 }
 
 /// The sum of products.
@@ -155,6 +156,7 @@ mod tests {
         assert_eq!(exp(88.9), f32::INFINITY);
         assert!(exp(f32::NAN).is_nan());
         assert_eq!(ln(1.0), 0.0);
+        assert!(ln(f32::NAN).is_nan() && exp(f32::NAN).is_nan());
     }
 
     #[test]
