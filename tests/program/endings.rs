@@ -29,6 +29,17 @@ fn a_killed_rank_ends_the_others_by_name() {
 }
 
 #[test]
+fn a_rank_that_stands_still_is_named() {
+    for (ranks, victim, stage) in [(2, 1, 3), (3, 0, 1)] {
+        let bench = bench();
+        let run = endless(&bench, &format!("--ranks {ranks} --stage {stage} --call-timeout 2"));
+        signal(bench.ranks()[victim].1, Signal::STOP);
+        bench.finish(run).refusal(1, &[&format!("rank {victim}"), "2s"]);
+        bench.nothing_half_written();
+    }
+}
+
+#[test]
 fn an_interrupt_ends_every_rank() {
     for (name, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let bench = bench();

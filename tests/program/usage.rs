@@ -39,6 +39,7 @@ fn flags_that_make_no_sense_are_refused() {
         ("--bucket-size 0", &["--bucket-size 0"]),
         ("--bucket-size lots", &["'lots'", "64K"]),
         ("--rendezvous-timeout 0", &["--rendezvous-timeout 0"]),
+        ("--call-timeout NaN", &["--call-timeout NaN", "more than 0"]),
         ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
         ("--metrics .", &["--metrics", "directory"]),
         ("--save text.txt", &["text.txt", "not a directory"]),

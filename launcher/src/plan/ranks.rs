@@ -61,16 +61,13 @@ impl Ranks {
         // The processors of this host are for its own ranks, and a rank may be bound to some of them.
         let here = identity.and_then(|i| i.local_size).unwrap_or(world).max(1);
         let processors = bootstrap::processors_of_host(identity);
+        let crowded = Some(here > processors);
         let threads = args.threads.unwrap_or_else(|| (processors / here).clamp(1, bootstrap::processors()));
         if threads == 0 || threads > 1024 {
             return usage(format!("--threads {threads}: a rank computes with 1 to 1024 threads"));
         }
-        let seconds = args.rendezvous_timeout;
-        if !(seconds.is_finite() && seconds > 0.0 && seconds <= 1e6) {
-            return usage(format!(
-                "--rendezvous-timeout {seconds}: ranks wait for more than 0 and at most 1e6 s"
-            ));
-        }
+        let rendezvous_timeout = patience("--rendezvous-timeout", args.rendezvous_timeout)?;
+        let deadline = patience("--call-timeout", args.call_timeout)?;
         let (nccl, host) = match args.transport.strip_prefix("nccl") {
             Some("") => (true, "auto"),
             Some(rest) if rest.starts_with('+') => (true, &rest[1..]),
@@ -96,8 +93,8 @@ impl Ranks {
             layers,
             label,
             threads,
-            rendezvous_timeout: Duration::from_secs_f64(seconds),
-            options: collectives::Options { crowded: Some(here > processors), tuning, ..Default::default() },
+            rendezvous_timeout,
+            options: collectives::Options { crowded, deadline, tuning, ..Default::default() },
             native: false,
             one_caller: false,
             nccl,
@@ -122,5 +119,13 @@ impl Ranks {
             )),
             false => Ok(()),
         }
+    }
+}
+
+/// For how long ranks wait for each other.
+fn patience(flag: &str, seconds: f64) -> Result<Duration> {
+    match seconds > 0.0 && seconds <= 1e6 {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => usage(format!("{flag} {seconds}: ranks wait for more than 0 and at most 1e6 s")),
     }
 }
