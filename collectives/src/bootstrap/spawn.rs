@@ -70,9 +70,9 @@ impl Report {
 /// (see [`variables`]) and no standard input, and returns when all have ended.
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
-/// killed. SIGINT, SIGTERM and SIGHUP (but under nohup) are passed on likewise, a stop (Ctrl-Z) too. If this process dies in any way,
-/// the kernel kills the ranks. Call it from the main thread before starting others: the signals are blocked in
-/// this thread only, and the ranks die with the thread that started them.
+/// killed. SIGINT, SIGTERM and SIGHUP (but under nohup) are passed on likewise, a stop (Ctrl-Z) too. If this process
+/// dies in any way, the kernel kills the ranks. Call it from the main thread before starting others: the signals are
+/// blocked in this thread only, and the ranks die with the thread that started them.
 ///
 /// # Errors
 /// [`Error::Launch`] for 0 ranks, [`Error::System`] when a process cannot be started (those started are killed).

@@ -8,10 +8,10 @@
 //! exactly the right length. Small messages are posted as usual and meet only small ones. Messages of middling length
 //! are posted at once on a third communicator, where tags say how long they are; see [`tags`](super::tags).
 
-use super::aside::{self, read, take};
-use super::ffi;
+use super::aside::{post, read, take};
 use super::session::Session;
 use super::tags::Tags;
+use super::{SMALL, ffi};
 use crate::error::Result;
 use crate::transport::{Request, Tag};
 use crate::watch::{Coded, Fingerprint};
@@ -116,9 +116,6 @@ pub(super) struct Requests {
 
 pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
 
-/// Up to this many bytes libraries have mostly sent a message when they return, and then it needs no place.
-const AT_ONCE: usize = 4000;
-
 impl Requests {
     /// For the messages of `rank` on communicators for collectives and for users' messages.
     pub(super) fn new(tags: Tags, rank: usize, [collectives, users]: [Comms; 2], chunk: usize) -> Self {
@@ -195,9 +192,10 @@ impl Requests {
     ) -> Result<Request> {
         let first = bytes.min(self.chunk);
         // SAFETY: by the caller; a part of the message.
-        let mut request = unsafe { self.post(session, to, &route, src, first)? };
+        let mut request = unsafe { self.send_part(session, to, &route, src, first)? };
         let mut code = OK;
-        if bytes <= AT_ONCE.min(self.chunk) {
+        // So small a message has mostly been sent by now, and then it needs no place.
+        if bytes <= SMALL.min(self.chunk) {
             let mut flag = 0;
             // SAFETY: a request that was just posted; valid places.
             code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
@@ -214,19 +212,19 @@ impl Requests {
         while at < bytes {
             let part = (bytes - at).min(self.chunk);
             // SAFETY: as above.
-            let request = unsafe { self.post(session, to, &route, src.add(at), part)? };
+            let request = unsafe { self.send_part(session, to, &route, src.add(at), part)? };
             self.slots[index].parts.push(request);
             at += part;
         }
         Ok(message)
     }
 
-    /// Posts a part of a message.
+    /// Posts one of its parts.
     ///
     /// # Safety
     /// As of [`send`](Self::send).
     #[inline(always)]
-    unsafe fn post(
+    unsafe fn send_part(
         &self,
         session: &Session,
         to: usize,
@@ -311,7 +309,7 @@ impl Requests {
                 break;
             }
             // SAFETY: the receive's memory, which stays until it is over; the length is that of the message.
-            let request = unsafe { aside::post(session, found, came, slot.dst.add(slot.unseen.start))? };
+            let request = unsafe { post(session, found, came, slot.dst.add(slot.unseen.start))? };
             slot.parts.push(request);
             slot.unseen.start += came;
         }
