@@ -66,10 +66,10 @@ pub fn small() -> Options {
         read_all: 512,
         exchange_all: 512,
         tree: 512,
-        stream: 1500,
+        windowed: 1500,
         ..Tuning::default()
     };
-    Options { tuning, ..standard() }
+    Options { tuning, stream: Some(1500), ..standard() }
 }
 
 /// A case that leaves the communicator usable.

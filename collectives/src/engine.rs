@@ -55,6 +55,8 @@ pub(crate) struct Engine {
     pointers: Vec<*const u8>,
     /// How often a waiting rank looks again at once before it does anything else.
     looks: u32,
+    /// From how many bytes for each rank on results go past the caches.
+    stream: usize,
     /// A progress thread does the work that nobody waits for.
     threaded: bool,
     failed: Option<Error>,
@@ -79,6 +81,7 @@ impl Engine {
             tuning: options.tuning,
         };
         let pool = Pool::default();
+        let stream = options.stream.unwrap_or_else(|| stream::from(group.size));
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             transport,
@@ -95,6 +98,7 @@ impl Engine {
             pool,
             pointers: Vec::with_capacity(64),
             looks: 0,
+            stream,
             threaded: matches!(options.progress, Progress::Thread { .. }),
             failed: None,
             stats: Stats::default(),
@@ -253,6 +257,7 @@ impl Engine {
             worked: 0,
             floor,
             looks,
+            stream: self.stream,
         };
         match execute::run(schedule, &mut flight.state, &mut env) {
             Ok(Outcome::Done) => {

@@ -76,6 +76,8 @@ pub(super) struct Env<'a> {
     pub floor: u64,
     /// How often to look again at once for what a peer publishes.
     pub looks: u32,
+    /// From how many bytes for each rank on results go past the caches.
+    pub stream: usize,
 }
 
 impl State {

@@ -37,6 +37,9 @@ pub struct Options {
     /// has more ranks than this process may use processors. A launcher that binds ranks leaves few to each:
     /// [`processors_of_host`](crate::bootstrap::processors_of_host) tells.
     pub crowded: Option<bool>,
+    /// From how many bytes of a result for each rank on it is written past the caches; by default as this processor's
+    /// caches say.
+    pub stream: Option<usize>,
     /// Sizes at which algorithms change. The same on every rank.
     pub tuning: Tuning,
 }
@@ -47,6 +50,7 @@ impl Default for Options {
             progress: Progress::default(),
             deadline: crate::watch::DEADLINE,
             crowded: None,
+            stream: None,
             tuning: Tuning::default(),
         }
     }

@@ -1,9 +1,57 @@
 //! Writing results that no cache can keep: past the caches, so that the processor does not first read what it is
 //! about to overwrite.
 
+use crate::simd;
+use std::sync::OnceLock;
+
 /// Bytes that are reduced in the first-level cache before they are written: so few that the processor is fetching
 /// the next ones while it writes.
-pub(super) const TILE: usize = 1 << 10;
+pub(super) const TILE: usize = 512;
+
+/// From how many bytes of a result for each of `ranks` ranks on it goes past the caches. Measured with 2 ranks: Intel's
+/// server processors write past them faster as soon as their own second level (2 MiB) cannot keep it; AMD's last level,
+/// which few processors share, is faster than memory for as long as it keeps what these read and write.
+pub(super) fn from(ranks: usize) -> usize {
+    static SHARED: OnceLock<Option<Shared>> = OnceLock::new();
+    let amd = simd::vendor() == simd::AMD;
+    SHARED
+        .get_or_init(|| Shared::of_this_processor().filter(|_| amd))
+        .as_ref()
+        .map_or(2 << 20, |s| s.keeps(ranks))
+}
+
+/// The last level of cache.
+struct Shared {
+    bytes: usize,
+    /// Processors that share it.
+    processors: usize,
+}
+
+impl Shared {
+    /// As the system describes it for its first processor.
+    fn of_this_processor() -> Option<Shared> {
+        let read =
+            |name| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index3/{name}")).ok();
+        Shared::described(read("size")?.trim(), read("shared_cpu_list")?.trim())
+    }
+
+    /// From such as `32768K` and `0-7,64-71`.
+    fn described(size: &str, list: &str) -> Option<Shared> {
+        let bytes = size.strip_suffix('K')?.parse::<usize>().ok()? << 10;
+        let count = |range: &str| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+        };
+        let processors = list.split(',').map(count).sum::<Option<usize>>()?;
+        Some(Shared { bytes, processors })
+    }
+
+    /// Bytes for each of `ranks` ranks of which it keeps all: each rank that shares it reads about one from everybody, and
+    /// writes as many.
+    fn keeps(&self, ranks: usize) -> usize {
+        self.bytes / (2 * ranks * ranks.min(self.processors).max(1)).max(1)
+    }
+}
 
 /// Room for a tile, in whole cache lines.
 #[repr(align(64))]
@@ -107,6 +155,17 @@ mod x86 {
 mod tests {
     use super::*;
     use crate::simd::{Level, with_level};
+
+    #[test]
+    fn a_shared_cache_keeps_what_all_ranks_read_and_write() {
+        let complex = Shared::described("32768K", "0-7,64-71").unwrap();
+        assert_eq!((complex.bytes, complex.processors), (32 << 20, 16));
+        assert_eq!(complex.keeps(2), 4 << 20);
+        assert_eq!(complex.keeps(64), (32 << 20) / (2 * 64 * 16));
+        assert_eq!(Shared::described("32768K", "0").unwrap().keeps(1), 16 << 20);
+        assert!(Shared::described("32M", "0-1").is_none());
+        assert!(Shared::described("32768K", "1-0").is_none());
+    }
 
     #[test]
     fn copies_every_alignment_and_length() {

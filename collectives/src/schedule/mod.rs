@@ -119,11 +119,12 @@ impl Schedule {
         build.schedule
     }
 
-    /// Whether what this rank itself writes to `space` goes past the caches: the result of a call too large for them.
-    pub(crate) fn streams(&self, space: Space) -> bool {
+    /// Whether what this rank itself writes to `space` goes past the caches: the result of a call of at least `from` bytes
+    /// for each rank.
+    pub(crate) fn streams(&self, space: Space, from: usize) -> bool {
         let Schedule { call, group, .. } = self;
         let piece = if call.kind == Kind::AllReduce { call.bytes() / group.size } else { call.bytes() };
-        space != Space::Scratch && piece >= group.tuning.stream
+        space != Space::Scratch && piece >= from
     }
 
     fn empty(call: Call, group: &Group, choice: Choice) -> Schedule {

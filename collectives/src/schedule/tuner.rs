@@ -221,7 +221,7 @@ pub struct Tuning {
     pub staging: usize,
     /// Sent to a rank or received by it per round.
     pub round: usize,
-    /// The same in a reduction whose result goes past the caches: two rounds of contributions stay in a cache beside the
+    /// The same in a reduction that a processor's own cache cannot hold: two rounds of contributions stay there beside the
     /// input and the result that pass through it. With 2 MiB of cache a processor, 128 to 512 KiB took equally long over
     /// messages within a node, and 2 MiB a quarter more.
     pub window: usize,
@@ -237,8 +237,8 @@ pub struct Tuning {
     /// Up to this many bytes, trees beat chains in `broadcast`, the root alone reduces in `reduce`, and what a node
     /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks.
     pub tree: usize,
-    /// From this many bytes on a call's result is written past the caches.
-    pub stream: usize,
+    /// From this many bytes a rank on, a reduction goes through such windows.
+    pub windowed: usize,
     /// Measurements by kind, which go before the limits above; see [`TuningTable`](super::TuningTable).
     pub measured: [Option<Rule>; Kind::ALL.len()],
 }
@@ -254,7 +254,7 @@ impl Default for Tuning {
             read_all: 32 << 10,
             exchange_all: 16 << 10,
             tree: 64 << 10,
-            stream: 2 << 20,
+            windowed: 2 << 20,
             measured: [None; Kind::ALL.len()],
         }
     }
@@ -298,7 +298,7 @@ impl Tuning {
 
     /// How contributions of at most `largest` bytes each, of `peers` ranks at once, are cut into rounds.
     pub(super) fn cut_reduction(&self, peers: usize, largest: usize) -> (usize, usize) {
-        self.cut(peers, largest, if largest < self.stream { self.round } else { self.window })
+        self.cut(peers, largest, if largest < self.windowed { self.round } else { self.window })
     }
 
     /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`

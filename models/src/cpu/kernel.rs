@@ -130,7 +130,7 @@ impl Isa {
     /// two a cycle; Intel's one every other cycle, half the speed of widening the operands to f32.
     pub(super) fn half() -> Isa {
         #[cfg(target_arch = "x86_64")]
-        if Isa::Avx512Bf16.available() && vendor() == *b"AuthenticAMD" {
+        if Isa::Avx512Bf16.available() && simd::vendor() == simd::AMD {
             return Isa::Avx512Bf16;
         }
         Isa::single()
@@ -167,17 +167,6 @@ impl Isa {
             Isa::Avx512Bf16 => unsafe { x86::avx512bf16(task) },
         }
     }
-}
-
-/// The processor's maker as CPUID spells it.
-#[cfg(target_arch = "x86_64")]
-fn vendor() -> [u8; 12] {
-    let leaf = std::arch::x86_64::__cpuid(0);
-    let mut name = [0; 12];
-    for (part, register) in name.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
-        part.copy_from_slice(&register.to_le_bytes());
-    }
-    name
 }
 
 /// Rounds `rows` up to a compiled tile and calls it.
