@@ -49,15 +49,17 @@ impl Level {
 
 /// Who made the processor, as CPUID spells it; zeros where there is no such instruction.
 pub fn vendor() -> [u8; 12] {
-    let mut name = [0; 12];
     #[cfg(target_arch = "x86_64")]
     {
         let leaf = std::arch::x86_64::__cpuid(0);
+        let mut name = [0; 12];
         for (part, register) in name.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
             part.copy_from_slice(&register.to_le_bytes());
         }
+        name
     }
-    name
+    #[cfg(not(target_arch = "x86_64"))]
+    [0; 12]
 }
 
 /// The [`vendor`] of AMD's processors.
