@@ -31,6 +31,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stream::Past;
 
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
@@ -55,8 +56,8 @@ pub(crate) struct Engine {
     pointers: Vec<*const u8>,
     /// How often a waiting rank looks again at once before it does anything else.
     looks: u32,
-    /// From how many bytes for each rank on results go past the caches.
-    stream: usize,
+    /// Which results go past the caches.
+    past: Past,
     /// A progress thread does the work that nobody waits for.
     threaded: bool,
     failed: Option<Error>,
@@ -81,7 +82,7 @@ impl Engine {
             tuning: options.tuning,
         };
         let pool = Pool::default();
-        let stream = options.stream.unwrap_or_else(|| stream::from(group.size));
+        let past = options.stream.map_or_else(Past::here, Past::From);
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             transport,
@@ -98,7 +99,7 @@ impl Engine {
             pool,
             pointers: Vec::with_capacity(64),
             looks: 0,
-            stream,
+            past,
             threaded: matches!(options.progress, Progress::Thread { .. }),
             failed: None,
             stats: Stats::default(),
@@ -257,7 +258,7 @@ impl Engine {
             worked: 0,
             floor,
             looks,
-            stream: self.stream,
+            past: self.past,
         };
         match execute::run(schedule, &mut flight.state, &mut env) {
             Ok(Outcome::Done) => {

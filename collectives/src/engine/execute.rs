@@ -2,6 +2,7 @@
 
 use super::scratch::Scratch;
 use super::stats::Stats;
+use super::stream::Past;
 use super::work;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
@@ -76,8 +77,8 @@ pub(super) struct Env<'a> {
     pub floor: u64,
     /// How often to look again at once for what a peer publishes.
     pub looks: u32,
-    /// From how many bytes for each rank on results go past the caches.
-    pub stream: usize,
+    /// Which results go past the caches.
+    pub past: Past,
 }
 
 impl State {

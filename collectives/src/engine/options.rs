@@ -37,8 +37,8 @@ pub struct Options {
     /// has more ranks than this process may use processors. A launcher that binds ranks leaves few to each:
     /// [`processors_of_host`](crate::bootstrap::processors_of_host) tells.
     pub crowded: Option<bool>,
-    /// From how many bytes of a result for each rank on it is written past the caches; by default as this processor's
-    /// caches say.
+    /// From how many bytes that a rank writes of a result in one go on they pass the caches by; by default as this
+    /// processor's caches say.
     pub stream: Option<usize>,
     /// Sizes at which algorithms change. The same on every rank.
     pub tuning: Tuning,

@@ -1,6 +1,7 @@
 //! Writing results that no cache can keep: past the caches, so that the processor does not first read what it is
 //! about to overwrite.
 
+use crate::schedule::{Schedule, Space};
 use crate::simd;
 use std::sync::OnceLock;
 
@@ -8,20 +9,42 @@ use std::sync::OnceLock;
 /// the next ones while it writes.
 pub(super) const TILE: usize = 512;
 
-/// From how many bytes of a result for each of `ranks` ranks on it goes past the caches. Measured with 2 ranks: Intel's
-/// server processors write past them faster as soon as their own second level (2 MiB) cannot keep it; AMD's last level,
-/// which few processors share, is faster than memory for as long as it keeps what these read and write.
-pub(super) fn from(ranks: usize) -> usize {
-    static SHARED: OnceLock<Option<Shared>> = OnceLock::new();
-    let amd = simd::vendor() == simd::AMD;
-    SHARED
-        .get_or_init(|| Shared::of_this_processor().filter(|_| amd))
-        .as_ref()
-        .map_or(2 << 20, |s| s.keeps(ranks))
+/// Which results no cache can keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Past {
+    /// Those of which a rank writes at least so many bytes in one go.
+    From(usize),
+    /// Those of calls whose ranks read and write more than this cache holds.
+    Shared(Shared),
+}
+
+impl Past {
+    /// On this processor. Measured with 2 ranks: Intel's server processors write past their caches faster as soon as
+    /// their second level (2 MiB) cannot keep a result; AMD's last level, which few processors share, is faster than memory
+    /// for as long as it keeps everything.
+    pub(super) fn here() -> Past {
+        static HERE: OnceLock<Past> = OnceLock::new();
+        *HERE.get_or_init(|| {
+            let shared = Shared::of_this_processor().filter(|_| simd::vendor() == simd::AMD);
+            shared.map_or(Past::From(2 << 20), Past::Shared)
+        })
+    }
+
+    /// Whether what this rank itself writes to `space` goes past the caches.
+    pub(super) fn takes(self, schedule: &Schedule, space: Space) -> bool {
+        space != Space::Scratch
+            && match self {
+                Past::From(bytes) => schedule.piece() >= bytes,
+                Past::Shared(cache) => {
+                    schedule.touched(cache.processors.min(schedule.group.size)) > cache.bytes
+                }
+            }
+    }
 }
 
 /// The last level of cache.
-struct Shared {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
     bytes: usize,
     /// Processors that share it.
     processors: usize,
@@ -44,12 +67,6 @@ impl Shared {
         };
         let processors = list.split(',').map(count).sum::<Option<usize>>()?;
         Some(Shared { bytes, processors })
-    }
-
-    /// Bytes for each of `ranks` ranks of which it keeps all: each rank that shares it reads about one from everybody, and
-    /// writes as many.
-    fn keeps(&self, ranks: usize) -> usize {
-        self.bytes / (2 * ranks * ranks.min(self.processors).max(1)).max(1)
     }
 }
 
@@ -157,14 +174,36 @@ mod tests {
     use crate::simd::{Level, with_level};
 
     #[test]
+    fn the_system_describes_a_shared_cache() {
+        let complex = Shared { bytes: 32 << 20, processors: 16 };
+        assert_eq!(Shared::described("32768K", "0-7,64-71"), Some(complex));
+        assert_eq!(Shared::described("32768K", "3"), Some(Shared { processors: 1, ..complex }));
+        for (size, list) in [("32M", "0-1"), ("32768K", "1-0"), ("32768K", "")] {
+            assert_eq!(Shared::described(size, list), None);
+        }
+    }
+
+    #[test]
     fn a_shared_cache_keeps_what_all_ranks_read_and_write() {
-        let complex = Shared::described("32768K", "0-7,64-71").unwrap();
-        assert_eq!((complex.bytes, complex.processors), (32 << 20, 16));
-        assert_eq!(complex.keeps(2), 4 << 20);
-        assert_eq!(complex.keeps(64), (32 << 20) / (2 * 64 * 16));
-        assert_eq!(Shared::described("32768K", "0").unwrap().keeps(1), 16 << 20);
-        assert!(Shared::described("32M", "0-1").is_none());
-        assert!(Shared::described("32768K", "1-0").is_none());
+        use crate::element::DType;
+        use crate::schedule::{Call, Group, Kind, Local, Tuning};
+        use crate::transport::Tells;
+        let cache = Shared { bytes: 32 << 20, processors: 2 };
+        let streams = |past: Past, kind: Kind, size: usize, bytes: usize| {
+            let tuning = Tuning::default();
+            let group = Group { rank: 0, size, direct: Some(0), nodes: None, tells: Tells::Nothing, tuning };
+            let schedule = Schedule::new(Call::new(kind, DType::U8, bytes), &group, Local::default(), None);
+            past.takes(&schedule, Space::Recv)
+        };
+        let shared = |kind, size, mib: usize| streams(Past::Shared(cache), kind, size, mib << 20);
+        // A third of the cache for what each of two ranks reads, and for what both write.
+        assert!(!shared(Kind::ReduceScatter, 2, 5) && shared(Kind::ReduceScatter, 2, 6));
+        assert!(!shared(Kind::AllReduce, 2, 8) && shared(Kind::AllReduce, 2, 9));
+        assert!(!shared(Kind::Reduce, 2, 10) && shared(Kind::Reduce, 2, 11));
+        // Of sixty-four ranks two share it, and read from all.
+        assert!(shared(Kind::AllGather, 64, 1) && !shared(Kind::AllGather, 2, 1));
+        assert!(!streams(Past::From(2 << 20), Kind::AllReduce, 2, 3 << 20));
+        assert!(streams(Past::From(2 << 20), Kind::AllReduce, 2, 4 << 20));
     }
 
     #[test]

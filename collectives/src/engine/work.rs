@@ -26,7 +26,7 @@ pub(super) fn copy(
     // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
     unsafe {
         let (src, dst) = (src.add(state.part), dst.add(state.part));
-        if schedule.streams(to.space, env.stream) {
+        if env.past.takes(schedule, to.space) {
             stream::copy(src, dst, part);
             stream::fence();
         } else {
@@ -58,7 +58,7 @@ pub(super) fn reduce(
     }
     let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
     let element = schedule.call.dtype.size();
-    let (stream, out_size) = (schedule.streams(out.space, env.stream), out.bytes / count);
+    let (stream, out_size) = (env.past.takes(schedule, out.space), out.bytes / count);
     let out = state.write(out);
     let part = (count - state.part).min((env.quantum / element).max(1));
     env.pointers.clear();

@@ -119,12 +119,23 @@ impl Schedule {
         build.schedule
     }
 
-    /// Whether what this rank itself writes to `space` goes past the caches: the result of a call of at least `from` bytes
-    /// for each rank.
-    pub(crate) fn streams(&self, space: Space, from: usize) -> bool {
+    /// Bytes that this rank itself writes to the result in one go.
+    pub(crate) fn piece(&self) -> usize {
         let Schedule { call, group, .. } = self;
-        let piece = if call.kind == Kind::AllReduce { call.bytes() / group.size } else { call.bytes() };
-        space != Space::Scratch && piece >= from
+        if call.kind == Kind::AllReduce { call.bytes() / group.size } else { call.bytes() }
+    }
+
+    /// Bytes of inputs and results that `here` of the group's ranks read and write, the root among them.
+    pub(crate) fn touched(&self, here: usize) -> usize {
+        let (bytes, size) = (self.call.bytes(), self.group.size);
+        match self.call.kind {
+            Kind::ReduceScatter | Kind::AllGather => bytes * here * (size + 1),
+            Kind::AllReduce => 2 * bytes * here,
+            Kind::AllToAll => 2 * bytes * here * size,
+            Kind::Broadcast | Kind::Reduce => bytes * (here + 1),
+            Kind::Gather | Kind::Scatter => 2 * bytes * size,
+            Kind::Barrier | Kind::Send | Kind::Recv => bytes,
+        }
     }
 
     fn empty(call: Call, group: &Group, choice: Choice) -> Schedule {
