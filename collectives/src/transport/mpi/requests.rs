@@ -114,6 +114,10 @@ pub(super) struct Requests {
     pub(super) chunk: usize,
 }
 
+/// So many of MPI's messages that go at once are faster than one that does not: 16 KiB take half as long on an AMD EPYC
+/// between two processes of a host, 32 KiB no less.
+const FEW: usize = 5;
+
 pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
 
 impl Requests {
@@ -177,6 +181,14 @@ impl Requests {
         (Request((slot.generation as u64) << 32 | index as u64), index as usize)
     }
 
+    /// Bytes of each of MPI's messages but the last. What would go at once in a few goes so, where no other length can
+    /// meet them: a message that the receiver has to fetch takes Open MPI two to three microseconds more.
+    #[inline(always)]
+    fn part(&self, route: &Route, bytes: usize) -> usize {
+        let few = route.is_exact() && bytes <= FEW * SMALL;
+        if few { bytes.div_ceil(bytes.div_ceil(SMALL)) } else { self.chunk }
+    }
+
     /// Posts a message in parts; MPI keeps their order.
     ///
     /// # Safety
@@ -190,7 +202,8 @@ impl Requests {
         src: *const u8,
         bytes: usize,
     ) -> Result<Request> {
-        let first = bytes.min(self.chunk);
+        let whole = self.part(&route, bytes);
+        let first = bytes.min(whole);
         // SAFETY: by the caller; a part of the message.
         let mut request = unsafe { self.send_part(session, to, &route, src, first)? };
         let mut code = OK;
@@ -210,7 +223,7 @@ impl Requests {
         }
         let mut at = first;
         while at < bytes {
-            let part = (bytes - at).min(self.chunk);
+            let part = (bytes - at).min(whole);
             // SAFETY: as above.
             let request = unsafe { self.send_part(session, to, &route, src.add(at), part)? };
             self.slots[index].parts.push(request);
@@ -257,9 +270,10 @@ impl Requests {
         bytes: usize,
     ) -> Result<Request> {
         let (message, index) = self.open(Kind::Recv, from, route, dst, bytes);
+        let whole = self.part(&route, bytes);
         let mut at = 0;
         loop {
-            let part = (bytes - at).min(self.chunk);
+            let part = (bytes - at).min(whole);
             if part > route.limit && !route.is_exact() {
                 // Only the last part can be small.
                 self.slots[index].unseen.end = at + part;
