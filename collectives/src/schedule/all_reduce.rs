@@ -73,9 +73,9 @@ fn read_all(b: &mut Build) {
 fn exchange_all(b: &mut Build) {
     let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
     let mut m = Messages::new(size);
-    let mut contributions = Contributions::new(b, 1, Span::recv(0, bytes));
+    let mut contributions = Contributions::new(b);
     for i in 1..size {
-        contributions.recv(b, &mut m, (rank + size - i) % size, bytes, 0);
+        contributions.recv(b, &mut m, (rank + size - i) % size, bytes, 0, Span::recv(0, bytes));
     }
     for to in b.others() {
         b.send(&mut m, to, Span::send(0, bytes), 0);

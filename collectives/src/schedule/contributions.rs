@@ -7,29 +7,35 @@ use super::{Build, Operand, Space, Span};
 pub(super) struct Contributions {
     windows: [Vec<Option<Span>>; 2],
     arrived: [Vec<Span>; 2],
-    /// Where the first that is posted arrives instead of in scratch, so that less passes through the caches.
-    landing: Option<Span>,
+    /// Whether the first that is posted in a round arrives where its result will be instead of in scratch, so that less
+    /// passes through the caches.
+    lands: bool,
+    /// The last round in which one does.
+    landed: Option<usize>,
 }
 
 impl Contributions {
-    /// For a result at `out`. One contribution may arrive there if there are no further rounds, unless that is this
-    /// rank's input or has elements of another size.
-    pub fn new(b: &Build, rounds: usize, out: Span) -> Self {
-        let lands = rounds == 1 && !b.call.in_place && b.out_size() == b.call.dtype.size();
+    /// For a call whose result may take a contribution before: unless that is this rank's input or has elements of another
+    /// size.
+    pub fn new(b: &Build) -> Self {
         let size = b.group.size;
         Contributions {
             windows: [vec![None; size], vec![None; size]],
             arrived: [vec![Span::scratch(0, 0); size], vec![Span::scratch(0, 0); size]],
-            landing: lands.then_some(out),
+            lands: !b.call.in_place && b.out_size() == b.call.dtype.size(),
+            landed: None,
         }
     }
 
-    /// Posts the receive of `bytes` from `from` in round `k`. Rounds get no longer, so the first one's memory serves all.
-    pub fn recv(&mut self, b: &mut Build, m: &mut Messages, from: usize, bytes: usize, k: usize) {
-        let window = &mut self.windows[k % 2][from];
-        if window.is_none() {
-            *window = self.landing.take();
-        }
+    /// Posts the receive of `bytes` from `from` in round `k`, whose result goes to `out`. Rounds get no longer, so the first
+    /// one's memory serves all.
+    pub fn recv(&mut self, b: &mut Build, m: &mut Messages, from: usize, bytes: usize, k: usize, out: Span) {
+        let mut landing = Some(out);
+        let window = match self.lands && self.landed != Some(k) {
+            true => &mut landing,
+            false => &mut self.windows[k % 2][from],
+        };
+        self.landed = Some(k);
         self.arrived[k % 2][from] = b.recv_scratch(m, from, bytes, k, window);
     }
 

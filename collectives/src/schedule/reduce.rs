@@ -50,11 +50,13 @@ fn linear(b: &mut Build) {
         }
         return b.wait(&mut m, 0);
     }
-    let mut contributions = Contributions::new(b, rounds, Span::recv(0, bytes));
+    let mut contributions = Contributions::new(b);
     for k in 0..=rounds {
         if k < rounds {
+            let range = piece(k);
             for from in b.others() {
-                contributions.recv(b, &mut m, from, piece(k).len(), k);
+                let out = Span::recv(range.start, range.len());
+                contributions.recv(b, &mut m, from, range.len(), k, out);
             }
         }
         if k > 0 {

@@ -67,13 +67,18 @@ pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: usize, release:
 pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], out: Span) {
     let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
     let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, parts[0].len());
-    let mut contributions = Contributions::new(b, rounds, out);
+    let mut contributions = Contributions::new(b);
     let cut = |part: &Range<usize>, k: usize| {
         (part.start + k * per_round).min(part.end)..(part.start + (k + 1) * per_round).min(part.end)
     };
+    let place = |b: &Build, k: usize| {
+        let mine = cut(&parts[rank], k);
+        out.slice(out_bytes(b, mine.start - parts[rank].start), out_bytes(b, mine.len()))
+    };
     let post = |b: &mut Build, m: &mut Messages, contributions: &mut Contributions, k: usize| {
+        let (bytes, out) = (cut(&parts[rank], k).len(), place(b, k));
         for i in 1..size {
-            contributions.recv(b, m, (rank + size - i) % size, cut(&parts[rank], k).len(), k);
+            contributions.recv(b, m, (rank + size - i) % size, bytes, k, out);
         }
         for to in b.others() {
             let theirs = cut(&parts[to], k);
@@ -87,8 +92,7 @@ pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], 
         }
         b.wait(m, k);
         let mine = cut(&parts[rank], k);
-        let at = out_bytes(b, mine.start - parts[rank].start);
-        let bytes = out_bytes(b, mine.len());
-        b.reduce(contributions.of(rank, mine.start, k), out.slice(at, bytes), mine.len() / element);
+        let out = place(b, k);
+        b.reduce(contributions.of(rank, mine.start, k), out, mine.len() / element);
     }
 }

@@ -221,9 +221,9 @@ pub struct Tuning {
     pub staging: usize,
     /// Sent to a rank or received by it per round.
     pub round: usize,
-    /// The same in a reduction that a processor's own cache cannot hold: two rounds of contributions stay there beside the
-    /// input and the result that pass through it. With 2 MiB of cache a processor, 128 to 512 KiB took equally long over
-    /// messages within a node, and 2 MiB a quarter more.
+    /// The same in a reduction that a processor's own cache cannot hold: what a round brings stays there until it is
+    /// reduced. Over messages within a node, with 2 MiB of cache a processor 128 to 512 KiB took equally long and 2 MiB a
+    /// quarter more; with 1 MiB, 256 KiB took up to a fifth longer than 512 KiB to 2 MiB.
     pub window: usize,
     /// The least piece per peer of a round.
     pub piece: usize,
@@ -237,7 +237,7 @@ pub struct Tuning {
     /// Up to this many bytes, trees beat chains in `broadcast`, the root alone reduces in `reduce`, and what a node
     /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks.
     pub tree: usize,
-    /// From this many bytes a rank on, a reduction goes through such windows.
+    /// Above this many bytes a rank, a reduction goes through such windows.
     pub windowed: usize,
     /// Measurements by kind, which go before the limits above; see [`TuningTable`](super::TuningTable).
     pub measured: [Option<Rule>; Kind::ALL.len()],
@@ -248,7 +248,7 @@ impl Default for Tuning {
         Tuning {
             staging: 256 << 10,
             round: 2 << 20,
-            window: 256 << 10,
+            window: 1 << 20,
             piece: 32 << 10,
             frame: 8 << 10,
             read_all: 32 << 10,
@@ -298,7 +298,7 @@ impl Tuning {
 
     /// How contributions of at most `largest` bytes each, of `peers` ranks at once, are cut into rounds.
     pub(super) fn cut_reduction(&self, peers: usize, largest: usize) -> (usize, usize) {
-        self.cut(peers, largest, if largest < self.windowed { self.round } else { self.window })
+        self.cut(peers, largest, if largest <= self.windowed { self.round } else { self.window })
     }
 
     /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`
