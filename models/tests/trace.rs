@@ -110,7 +110,7 @@ fn bf16_stays_within_twice_pytorch_s_own_distance() {
         let trace = trace::<bf16>(&reference);
         for (what, ours) in [("loss", &trace.losses), ("norm", &trace.norms)] {
             let exact = reference.doubles(&format!("f32.trace.{what}"));
-            let theirs = distance(&reference.doubles(&format!("bf16.trace.{what}")), &exact);
+            let theirs = reference.bf16_distance(what);
             let ours = distance(ours, &exact);
             println!("{name}: {what} {:.2} of PyTorch's distance", ours / theirs);
             assert!(ours <= 2.0 * theirs, "{name}: {what} {ours:.1e} from f32, PyTorch's bf16 {theirs:.1e}");

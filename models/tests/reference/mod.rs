@@ -87,6 +87,13 @@ impl Reference {
         bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
     }
 
+    /// How far PyTorch's bf16 trace of `what` is from its f32 one; of the ways in which it computes the same, the farthest.
+    pub fn bf16_distance(&self, what: &str) -> f64 {
+        let exact = self.doubles(&format!("f32.trace.{what}"));
+        let ways = self.doubles(&format!("bf16.trace.{what}"));
+        ways.chunks(exact.len()).map(|way| distance(way, &exact)).fold(0.0, f64::max)
+    }
+
     /// Whether there is such a tensor.
     pub fn has(&self, key: &str) -> bool {
         self.tensors.contains_key(key)
