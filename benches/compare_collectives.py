@@ -334,13 +334,21 @@ def main():
                 natives[f"caravan ucx {link}"] = (f"openmpi ucx {link}", [*launch, *LINKS[link]], path, native, {})
         alone = Alone(args.alone)
         for round_ in range(args.rounds):
-            # In turn within a round: a change of the machine's mood shows as a spread between rounds, which the raw
-            # rows have.
-            found = [(name, lambda how=how, name=name: our_rows(name, *how)) for name, how in ours.items()]
+            # In turn within a round, what is compared one after the other: a change of the machine's mood shows as a spread
+            # between rounds, which the raw rows have.
+            found = []
+            for name, how in ours.items():
+                found.append((name, lambda how=how, name=name: our_rows(name, *how)))
+                beside = name.removeprefix("caravan ").replace("shm", "limit").replace("ucx", "openmpi ucx")
+                if beside in peers:
+                    found.append((beside, lambda beside=beside: peer_rows(beside, peers[beside])))
             for name, theirs in natives.items():
-                for how in [(name, *ours[name][:-1]), theirs]:
-                    found.append((f"{how[0]}, others", lambda how=how: our_rows(*how, both[:1], OTHERS)))
-            found += [(name, lambda name=name, how=how: peer_rows(name, how)) for name, how in peers.items()]
+                for collective in OTHERS:
+                    for how in [(name, *ours[name][:-1]), theirs]:
+                        found.append((f"{how[0]} {collective}",
+                                      lambda how=how, collective=collective: our_rows(*how, both[:1], [collective])))
+            found += [(peer, lambda peer=peer: peer_rows(peer, peers[peer])) for peer in peers
+                      if peer not in [name for name, _ in found]]
             for link in links:
                 found += [(f"tag_bw {link}", lambda link=link: perftest_rows(link)),
                           (f"send_recv {link}", lambda link=link: message_rows(program, link))]
