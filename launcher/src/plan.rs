@@ -72,14 +72,12 @@ impl TrainPlan {
         let ranks = Ranks::plan(&args.ranks, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         device.carries(&ranks)?;
-        let zero = zero_config(args, &device)?;
+        check_numbers(args)?;
+        let zero = zero_config(args, placement(args, &device)?)?;
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
-        at_least_one("--steps", args.steps)?;
-        at_least_one("--micro-batch", args.micro_batch)?;
-        at_least_one("--accumulate", args.accumulate)?;
         let rate = rate(args)?;
         let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
         check_outputs(args, bytes)?;
@@ -255,8 +253,32 @@ fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step:
     }
 }
 
+/// What can be said of numbers without the machine and the files that the training needs.
+pub fn check_numbers(args: &TrainArgs) -> Result<()> {
+    at_least_one("--steps", args.steps)?;
+    at_least_one("--micro-batch", args.micro_batch)?;
+    at_least_one("--accumulate", args.accumulate)?;
+    rate(args)?;
+    val_fraction(args)?;
+    zero_config(args, zero::Placement::Host).map(drop)
+}
+
+/// Where weights and optimizer state live.
+fn placement(args: &TrainArgs, device: &Device) -> Result<zero::Placement> {
+    match (device, args.offload) {
+        (Device::Cpu, Offload::None) => Ok(zero::Placement::Host),
+        (Device::Cpu, Offload::Optimizer) => usage(
+            "--offload optimizer moves state from GPUs to the host, where --device cpu has it already: add \
+             --device cuda, or leave --offload away"
+                .into(),
+        ),
+        (_, Offload::None) => Ok(zero::Placement::Device),
+        (_, Offload::Optimizer) => Ok(zero::Placement::Offloaded),
+    }
+}
+
 /// What `zero` needs to know.
-fn zero_config(args: &TrainArgs, device: &Device) -> Result<zero::Config> {
+fn zero_config(args: &TrainArgs, placement: zero::Placement) -> Result<zero::Config> {
     let bucket_bytes =
         human::parse_bytes(&args.bucket_size).map_err(|e| Failure::usage(format!("--bucket-size: {e}")))?;
     if bucket_bytes == 0 {
@@ -267,18 +289,6 @@ fn zero_config(args: &TrainArgs, device: &Device) -> Result<zero::Config> {
         beta2: decay("--beta2", args.beta2)?,
         eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
         weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
-    };
-    let placement = match (device, args.offload) {
-        (Device::Cpu, Offload::None) => zero::Placement::Host,
-        (Device::Cpu, Offload::Optimizer) => {
-            return usage(
-                "--offload optimizer moves state from GPUs to the host, where --device cpu has it already: add \
-                 --device cuda, or leave --offload away"
-                    .into(),
-            );
-        }
-        (_, Offload::None) => zero::Placement::Device,
-        (_, Offload::Optimizer) => zero::Placement::Offloaded,
     };
     let clip = number("--clip", args.clip, "at least 0 (0 clips nothing)", |x| x >= 0.0)?;
     Ok(zero::Config {

@@ -3,6 +3,7 @@
 use crate::args::{Cli, Command, RankArgs, SbatchArgs};
 use crate::failure::{Failure, Result};
 use crate::out;
+use crate::plan::check_numbers;
 use clap::Parser;
 use std::fmt::Write;
 
@@ -94,7 +95,10 @@ fn inner(words: &[String]) -> Result<(&'static str, RankArgs)> {
         Failure::usage(format!("the command after --: {line}"))
     })?;
     match cli.command {
-        Command::Train(args) => Ok(("train", args.ranks)),
+        Command::Train(args) => {
+            check_numbers(&args)?;
+            Ok(("train", args.ranks))
+        }
         Command::Eval(args) => Ok(("eval", args.ranks)),
         Command::Bench(args) => match args.command.ranks() {
             Some(ranks) => Ok(("bench", ranks.clone())),
@@ -193,6 +197,8 @@ mod tests {
             ("--nodes 2 -- train --transport shm", &["shm", "one node"]),
             ("--nodes 2 -- train --transport threads", &["threads", "srun"]),
             ("-- train --speed 11", &["after --", "--speed"]),
+            ("-- train --stage 9", &["--stage 9", "0"]),
+            ("-- train --steps 0", &["--steps 0", "at least 1"]),
             ("-- doctor", &["no ranks", "train"]),
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),

@@ -33,6 +33,8 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce --transport carrier-pigeon", &["'carrier-pigeon'", "shm"]),
         ("all_reduce --json no/such/folder/r.json", &["--json", "no/such/folder/r.json"]),
         ("all_reduce --plot .", &["--plot", "directory"]),
+        ("all_reduce --plot x.png", &["--plot x.png", "SVG", "x.svg"]),
+        ("plot x.json -o x.pdf", &["-o x.pdf", "SVG", "x.svg"]),
         ("all_reduce --tuning none.txt", &["none.txt"]),
         ("all_reduce --tuning bad.txt", &["bad.txt", "line 1"]),
         ("all_reduce --transport ucx+shm", &["ucx+shm", "shm+ucx", "shm+mpi"]),

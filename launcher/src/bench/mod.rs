@@ -38,6 +38,7 @@ use plan::{Algo, Plan, Roots};
 use plot::Series;
 use record::{Row, Run};
 use serde_json::{Value, json};
+use std::path::Path;
 use sweep::Step;
 
 /// Runs the subcommand.
@@ -58,9 +59,22 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 fn plot(args: &PlotArgs) -> Result<()> {
+    check_figure("-o", &args.out)?;
     record::check_writable("-o", &args.out)?;
     let series = Series::read(&args.inputs)?;
     record::write_whole(&args.out, plot::svg(&series, "caravan bench")?.as_bytes())
+}
+
+/// Figures are SVG, whatever a file is called, so it should not be called another.
+fn check_figure(flag: &str, path: &Path) -> Result<()> {
+    match path.extension().filter(|kind| !kind.eq_ignore_ascii_case("svg")) {
+        Some(_) => Err(Failure::usage(format!(
+            "{flag} {}: figures are written as SVG, so take {}",
+            path.display(),
+            path.with_extension("svg").display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
@@ -92,6 +106,9 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     }
     if identity.is_none() && !over_nccl {
         check_memory(measure::footprint(&plan, ranks.native, ranks.world), ranks.world)?;
+    }
+    if let Some(figure) = &args.plot {
+        check_figure("--plot", figure)?;
     }
     let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
     for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
