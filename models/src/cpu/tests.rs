@@ -89,6 +89,13 @@ fn product_of<T: Float, L: Float, R: Float, O: Float>(
     (out, exact)
 }
 
+/// Kernels that widen bf16 operands, which have the same bits at every level.
+fn widening(threads: usize) -> Cpu {
+    let mut cpu = cpu(threads);
+    cpu.half = Isa::single();
+    cpu
+}
+
 fn check_products<T: Float, L: Float, R: Float, O: Float>(tolerance: f64) {
     for shape in SHAPES {
         for layout in 0..4 {
@@ -101,10 +108,10 @@ fn check_products<T: Float, L: Float, R: Float, O: Float>(tolerance: f64) {
                     if level == Level::Baseline && shape.0 * shape.1 * shape.2 > 100_000 {
                         return;
                     }
-                    let (out, exact) = product_of::<T, L, R, O>(&mut cpu(1), shape, layout, plus);
+                    let (out, exact) = product_of::<T, L, R, O>(&mut widening(1), shape, layout, plus);
                     let far = distance(&out, &exact);
                     assert!(far < tolerance, "{at} {level:?}: {far}");
-                    let (threaded, _) = product_of::<T, L, R, O>(&mut cpu(3), shape, layout, plus);
+                    let (threaded, _) = product_of::<T, L, R, O>(&mut widening(3), shape, layout, plus);
                     assert_eq!(distance(&threaded, &wide(&out)), 0.0, "{at} {level:?} with three threads");
                     let first = first.get_or_insert_with(|| bits(&out));
                     assert_eq!(*first, bits(&out), "{at} {level:?}");
@@ -139,16 +146,21 @@ fn products_of_f16() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn native_bf16_products_where_the_processor_has_them() {
-    if !super::kernel::Isa::Avx512Bf16.available() {
+    if !Isa::Avx512Bf16.available() {
         println!("skipped: no avx512_bf16");
         return;
     }
     for shape in SHAPES {
         for layout in 0..4 {
-            let mut cpu = cpu(1);
-            cpu.half = super::kernel::Isa::Avx512Bf16;
+            let [mut cpu, mut team] = [1, 3].map(|threads| {
+                let mut cpu = cpu(threads);
+                cpu.half = Isa::Avx512Bf16;
+                cpu
+            });
             let (out, exact) = product_of::<bf16, bf16, bf16, f32>(&mut cpu, shape, layout, 2);
             assert!(distance(&out, &exact) < 2e-6, "{shape:?} {layout}");
+            let (threaded, _) = product_of::<bf16, bf16, bf16, f32>(&mut team, shape, layout, 2);
+            assert_eq!(bits(&threaded), bits(&out), "{shape:?} {layout} with three threads");
             // f32 is rounded on the way.
             let (out, exact) = product_of::<bf16, f32, bf16, f32>(&mut cpu, shape, layout, 2);
             assert!(distance(&out, &exact) < 5e-3, "{shape:?} {layout}");
