@@ -4,7 +4,7 @@
 use super::ffi;
 use super::requests::{Kind, OK, Requests, Slot};
 use super::session::Session;
-use super::tags::Said;
+use super::tags::{Said, Tags};
 use crate::error::Result;
 use crate::watch::{Coded, Fingerprint};
 use std::os::raw::c_int;
@@ -81,9 +81,10 @@ impl Requests {
         let exact = comms.exact.map(|comm| (comm, true));
         for (comm, exact) in [Some((comms.small, false)), large, exact].into_iter().flatten() {
             let Some((tag, bytes)) = peek(session, slot.peer, comm)? else { continue };
-            let said = match exact {
-                true => self.tags.said_exactly(route.of, tag),
-                false => self.tags.said(route.of, tag),
+            // Of a message in several the first has come, and the tag says how long all of it is.
+            let (said, bytes) = match exact {
+                true => (self.tags.said_exactly(route.of, tag), Tags::length(tag)),
+                false => (self.tags.said(route.of, tag), bytes),
             };
             match (said, route.coded()) {
                 // What is waited for, which has come just now.

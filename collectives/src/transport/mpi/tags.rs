@@ -99,6 +99,11 @@ impl Tags {
         same.then_some(Said::Whole((found >> LENGTH_BITS) as u8))
     }
 
+    /// The bytes of a message with a tag of an exact length.
+    pub(super) fn length(exact: c_int) -> usize {
+        EXACT.start + (exact as usize & ((1 << LENGTH_BITS) - 1)) * GRAIN
+    }
+
     /// Where a message goes, or what is wrong with its tag.
     #[inline(always)]
     pub(super) fn map(&mut self, tag: Tag) -> Result<Mapped, String> {
@@ -181,6 +186,7 @@ mod tests {
                         assert!(exact >= 0 && (seen.insert(exact) || kind == Kind::AllToAll));
                         let what = Coded::of(&made, 0).unwrap().what();
                         assert_eq!(tags.said_exactly(tag, exact), Some(Said::Whole(what)));
+                        assert_eq!(Tags::length(exact), 8 * count);
                         assert_eq!(tags.said_exactly(collective(call + 1, 0), exact), None);
                         assert_eq!(tags.exact(tag, 8 * count + 4), None);
                     }
