@@ -122,7 +122,6 @@ macro_rules! simd_dispatch {
             ($($argument:ident : $type:ty),* $(,)?) $(-> $result:ty)? = $body:ident;
     )*) => {$(
         $(#[$attribute])*
-        #[allow(clippy::too_many_arguments)]
         $visibility fn $name $(<$($generic: $bound),+>)? ($($argument: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             {
