@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
-use collectives::bootstrap::Identity;
+use collectives::bootstrap::{Identity, Launcher};
 use collectives::device::SharedQueue;
 use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency, share_gpu};
 use collectives::{Account, Carrier, Communicator, Order, Wired};
@@ -31,13 +31,14 @@ pub fn library() -> Option<String> {
     Some(format!("NCCL {}, opened at run time; one GPU for each rank", nccl.version))
 }
 
-/// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does.
+/// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,
+/// that of the ranks and the one that starts them.
 pub fn permit_sharing(identity: Option<&Identity>) {
     let Ok(nccl) = Survey::take().nccl else { return };
     let mut numbers = nccl.version.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     let version = next() * 10_000 + next() * 100 + next();
-    for (name, value) in share_gpu(version, identity.map_or(0, |i| i.rank)) {
+    for (name, value) in share_gpu(version, identity.map(|i| i.rank)) {
         if std::env::var_os(name).is_none() {
             // SAFETY: by the caller's place at the start of the program, there is no other thread that could read
             // the environment meanwhile.
@@ -69,7 +70,10 @@ impl RankGpu {
         let local = identity.map_or(Some(comm.rank()), |i| i.local_rank).unwrap_or(comm.rank());
         let here = identity.and_then(|i| i.local_size).unwrap_or(comm.size());
         let set = |name: &&str| std::env::var(name).is_ok_and(|value| !["", "0"].contains(&value.as_str()));
-        let shared = ranks.share_gpus || PERMISSIONS.iter().any(set);
+        // Another launcher may show each rank a GPU of its own as the only one. Whether two have one is compared later,
+        // by what GPUs say of themselves.
+        let dealt = identity.is_some_and(|i| i.launcher != Launcher::Caravan);
+        let shared = ranks.share_gpus || dealt || PERMISSIONS.iter().any(set);
         let ordinal = ordinal(local, here, Gpu::count()?, shared).map_err(Failure::usage)?;
         let gpu = Gpu::open(ordinal)?;
         let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Normal)?);

@@ -10,11 +10,12 @@ const PERMISSION: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 const HOST: &str = "NCCL_HOSTID";
 
 /// Variables of the environment with which NCCL of this version (see [`Survey`](super::super::Survey)) lets `rank` share
-/// a GPU with other processes. They have to be set before NCCL is opened.
+/// a GPU with other processes. They have to be set before NCCL is opened. `None` is a process that is no rank itself;
+/// ranks that it starts inherit what it sets.
 ///
 /// Newer versions have a switch, and few blocks a kernel leave room for the kernels of the other ranks. To older ones
 /// every rank is a host of its own, and messages go over the loopback network: for trying things out only.
-pub fn share_gpu(version: u32, rank: usize) -> Vec<(&'static str, String)> {
+pub fn share_gpu(version: u32, rank: Option<usize>) -> Vec<(&'static str, String)> {
     if version >= SHARED_GPU {
         return vec![
             (PERMISSION, "1".into()),
@@ -22,6 +23,7 @@ pub fn share_gpu(version: u32, rank: usize) -> Vec<(&'static str, String)> {
             ("NCCL_NVLS_ENABLE", "0".into()),
         ];
     }
+    let Some(rank) = rank else { return Vec::new() };
     vec![
         (HOST, format!("caravan-rank-{rank}")),
         ("NCCL_SOCKET_IFNAME", "lo".into()),
@@ -132,8 +134,14 @@ mod tests {
 
     #[test]
     fn what_shares_a_gpu_depends_on_the_version() {
-        let names = |version| share_gpu(version, 3).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-        assert!(names(23003).contains(&PERMISSION) && !names(23003).contains(&HOST));
-        assert!(names(23002).contains(&HOST) && share_gpu(23002, 3)[0].1 != share_gpu(23002, 4)[0].1);
+        let names =
+            |version, rank| share_gpu(version, rank).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        for rank in [None, Some(3)] {
+            assert!(names(23003, rank).contains(&PERMISSION) && !names(23003, rank).contains(&HOST));
+        }
+        assert!(names(23002, Some(3)).contains(&HOST));
+        assert!(share_gpu(23002, Some(3))[0].1 != share_gpu(23002, Some(4))[0].1);
+        // All ranks would inherit one name.
+        assert!(names(23002, None).is_empty());
     }
 }
