@@ -249,7 +249,11 @@ done
 export CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:-}
 # Kernels are compiled once for all parts.
 export CARAVAN_CACHE=${CARAVAN_CACHE:-$work/cache}
-run > >(tee "$results/gpu.txt") 2>&1
+# What `run` prints is in the file when this ends: `$!` after `run` would be a process of its own.
+exec 3> >(exec tee "$results/gpu.txt")
+tee=$!
+run >&3 2>&1
 status=$?
-wait "$!" 2>/dev/null
+exec 3>&-
+wait "$tee"
 exit $status
