@@ -39,9 +39,6 @@ KERNEL(ELEMENTWISE_THREADS, 4, narrow_scaled, T *to, const float *from, i64 n, f
 KERNEL(ELEMENTWISE_THREADS, 4, widen_scaled, float *to, const T *from, i64 n, float scale, int vectors) {
     convert(to, from, n, scale, vectors, false);
 }
-KERNEL(ELEMENTWISE_THREADS, 4, scale, T *to, const T *from, i64 n, float scale, int vectors) {
-    convert(to, from, n, scale, vectors, false);
-}
 // to += from, in f32.
 KERNEL(ELEMENTWISE_THREADS, 4, accumulate, float *to, const T *from, i64 n, int vectors) {
     convert(to, from, n, 1.f, vectors, true);
