@@ -7,9 +7,14 @@ use cuda_sys::nccl::{self, Config, Status, UniqueId};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Between two looks at what is under way.
+/// For how long to look again at once: the library hands most calls to a thread of its own, which soon has put their
+/// kernels into streams, and a sleep takes several times as long.
+const SPIN: Duration = Duration::from_micros(200);
+/// Between two looks afterwards.
 const LOOK: Duration = Duration::from_micros(20);
-/// The same once it takes longer.
+/// For how long that goes on: what takes longer waits for other ranks to come.
+const SOON: Duration = Duration::from_millis(20);
+/// Between two looks then.
 const NAP: Duration = Duration::from_millis(2);
 /// How long a communicator may take to come to its end.
 const GRACE: Duration = Duration::from_secs(10);
@@ -154,7 +159,11 @@ impl Comm {
             if start.elapsed() > limit {
                 return Err(self.context.error(call, format!("{late} within {limit:?}")));
             }
-            std::thread::sleep(if looks < 512 { LOOK } else { NAP });
+            match start.elapsed() {
+                waited if waited < SPIN => std::thread::yield_now(),
+                waited if waited < SOON => std::thread::sleep(LOOK),
+                _ => std::thread::sleep(NAP),
+            }
         }
         Ok(())
     }
