@@ -4,8 +4,8 @@
 use collectives::bootstrap::{Identity, shm_group};
 use collectives::conformance::{device, standard};
 use collectives::device::cuda::{Event, Gpu, Nccl, Stream, Survey, Urgency};
-use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, Communicator, Options, Order, ReduceOp, Staged, Wired};
+use collectives::device::{Module, Queue, SharedQueue};
+use collectives::{Buffer, Communicator, DType, Options, Order, ReduceOp, Staged, Wired};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -238,6 +238,20 @@ fn two_ranks_on_one_gpu_need_permission() {
             });
         }
     });
+}
+
+#[test]
+fn modules_whose_launches_no_block_could_hold_are_refused_beforehand() {
+    if !fake() {
+        return;
+    }
+    let gpu = Gpu::open(0).expect("a GPU");
+    let mut stream = Stream::new(&gpu, Urgency::Normal).expect("a stream");
+    let module = Module::reduce(DType::F32).shared(gpu.properties().shared + 1);
+    let error = stream.prepare(&[module]).unwrap_err().to_string();
+    for word in ["preparing reduce:f32", "232449 bytes of shared memory a block", "has 232448"] {
+        assert!(error.contains(word), "{error}");
+    }
 }
 
 #[test]

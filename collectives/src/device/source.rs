@@ -46,17 +46,25 @@ pub struct Module {
     pub element: DType,
     /// HEAD, the width of a head, for sources that have it; else 0.
     pub head: usize,
+    /// The most bytes of shared memory that launches ask for, where not every device has as much. It tells no modules
+    /// apart.
+    pub shared: usize,
 }
 
 impl Module {
     /// A source that has no HEAD.
     pub const fn new(source: &'static Source, element: DType) -> Self {
-        Module { source, element, head: 0 }
+        Module { source, element, head: 0, shared: 0 }
     }
 
     /// A source that has a HEAD.
     pub const fn with_head(source: &'static Source, element: DType, head: usize) -> Self {
-        Module { source, element, head }
+        Module { source, element, head, shared: 0 }
+    }
+
+    /// With launches of up to so many bytes of shared memory.
+    pub const fn shared(self, bytes: usize) -> Self {
+        Module { shared: bytes, ..self }
     }
 
     /// The reductions of this type.

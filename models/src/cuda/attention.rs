@@ -2,7 +2,7 @@
 
 use super::sources;
 use crate::ops::{AttentionBackward, AttentionShape};
-use collectives::device::{Launch, Module, Source, address, aligned, twice};
+use collectives::device::{Launch, Module, address, aligned, twice};
 use collectives::{DType, Float, View, ViewMut};
 
 /// The widest head of the plain kernels.
@@ -46,11 +46,27 @@ fn on_tensor_cores<T: Float>(width: usize, addresses: &[u64]) -> bool {
 
 /// What attention of such heads in aligned memory launches.
 pub(super) fn modules(element: DType, width: usize) -> Vec<Module> {
-    let sources: &[&'static Source] = match suits_tensor_cores(element, width) {
-        true => &[&sources::ATTENTION_FORWARD, &sources::ATTENTION_BACKWARD],
-        false => &[&sources::ATTENTION_PLAIN],
-    };
-    sources.iter().map(|source| Module::with_head(source, element, width)).collect()
+    let module = |source, bytes| Module::with_head(source, element, width).shared(bytes);
+    match suits_tensor_cores(element, width) {
+        true => vec![
+            module(&sources::ATTENTION_FORWARD, forward_shared(element, width)),
+            module(&sources::ATTENTION_BACKWARD, backward_shared(element, width)[1]),
+        ],
+        false => vec![module(&sources::ATTENTION_PLAIN, plain_shared(width))],
+    }
+}
+
+/// Bytes of shared memory of a block of the forward: its queries, and two stages of keys and values.
+fn forward_shared(element: DType, width: usize) -> usize {
+    let Tiles { rows, keys, .. } = tiles(width);
+    (rows + 4 * keys) * width * element.size()
+}
+
+/// The same of the backwards for queries, and for keys and values, which also hold what belongs to the others' rows.
+fn backward_shared(element: DType, width: usize) -> [usize; 2] {
+    let Tiles { rows, others, .. } = tiles(width);
+    let tiles = (2 * rows + 4 * others) * width * element.size();
+    [tiles, tiles + 4 * others * size_of::<f32>()]
 }
 
 fn check<T: Float>(shape: AttentionShape, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) {
@@ -86,10 +102,9 @@ pub fn attention<'a, T: Float>(
     assert!(out.len() == q.len() && log_sums.len() == rows * heads * length, "results of attention");
     let fast = on_tensor_cores::<T>(width, &[address(q), address(k), address(v), address(out.as_view())]);
     let launch = if fast {
-        let Tiles { rows: queries, keys, .. } = tiles(width);
         let module = Module::with_head(&sources::ATTENTION_FORWARD, T::DTYPE, width);
-        Launch::new(module, "attention_forward", [heads, rows, length.div_ceil(queries)], 128)
-            .shared((queries + 4 * keys) * width * size_of::<T>())
+        let grid = [heads, rows, length.div_ceil(tiles(width).rows)];
+        Launch::new(module, "attention_forward", grid, 128).shared(forward_shared(T::DTYPE, width))
     } else {
         let module = Module::with_head(&sources::ATTENTION_PLAIN, T::DTYPE, width);
         let grid = [heads, rows, length.div_ceil(PLAIN_ROWS)];
@@ -133,9 +148,9 @@ pub fn attention_backward<'a, T: Float>(
     let source = if fast { &sources::ATTENTION_BACKWARD } else { &sources::ATTENTION_PLAIN };
     let module = Module::with_head(source, T::DTYPE, width);
     let (per_block, threads, shared_q, shared_kv) = if fast {
-        let Tiles { rows, others, backward_threads, .. } = tiles(width);
-        let shared = (2 * rows + 4 * others) * width * size_of::<T>();
-        (rows, backward_threads, shared, shared + 4 * others * size_of::<f32>())
+        let Tiles { rows, backward_threads, .. } = tiles(width);
+        let [shared_q, shared_kv] = backward_shared(T::DTYPE, width);
+        (rows, backward_threads, shared_q, shared_kv)
     } else {
         (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width))
     };
@@ -171,4 +186,46 @@ pub fn attention_backward<'a, T: Float>(
         .write(a.d_k)
         .write(a.d_v);
     [deltas, common(queries), common(keys)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::{Buffer, bf16};
+
+    #[test]
+    fn what_is_prepared_asks_for_as_much_shared_memory_as_what_is_launched() {
+        fn of<T: Float>(width: usize) {
+            let shape = AttentionShape { rows: 1, length: 8, heads: 2, kv_heads: 1, width };
+            let buffer = |heads: usize| Buffer::<T>::zeroed(8 * heads * width);
+            let [q, out, d_out, mut d_q] = [2; 4].map(buffer);
+            let [k, v, mut d_k, mut d_v] = [1; 4].map(buffer);
+            let [log_sums, mut delta] = [16; 2].map(Buffer::<f32>::zeroed);
+            let (mut forward_out, mut forward_sums) = (buffer(2), Buffer::<f32>::zeroed(16));
+            let modules = modules(T::DTYPE, width);
+            let most = |name: &str| modules.iter().find(|m| m.source.name == name).map_or(0, |m| m.shared);
+            let (out_view, sums_view) = (forward_out.view_mut(), forward_sums.view_mut());
+            let forward = attention(shape, q.view(), k.view(), v.view(), out_view, sums_view);
+            assert_eq!(forward.shared as usize, most(forward.module.source.name), "{}", forward.module);
+            let backward = AttentionBackward {
+                q: q.view(),
+                k: k.view(),
+                v: v.view(),
+                out: out.view(),
+                log_sums: log_sums.view(),
+                d_out: d_out.view(),
+                d_q: d_q.view_mut(),
+                d_k: d_k.view_mut(),
+                d_v: d_v.view_mut(),
+            };
+            let mut delta = delta.view_mut();
+            let launches = attention_backward(shape, backward, &mut delta);
+            let asked = launches.iter().map(|launch| launch.shared as usize).max();
+            assert_eq!(asked, Some(most(launches[1].module.source.name)), "{}", launches[1].module);
+        }
+        for width in [64, 128] {
+            of::<bf16>(width);
+        }
+        of::<f32>(128);
+    }
 }

@@ -196,6 +196,20 @@ impl Gpu {
         check(&self.inner.driver, &format!("{what} (GPU {})", self.inner.ordinal), status)
     }
 
+    /// Refuses more shared memory than a block may have here.
+    pub(super) fn has_shared(&self, asked: usize, what: impl FnOnce() -> String) -> Result<()> {
+        let Properties { shared, name, .. } = self.properties();
+        match asked <= *shared {
+            true => Ok(()),
+            false => Err(Error::System {
+                what: what(),
+                source_text: format!(
+                    "it needs {asked} bytes of shared memory a block, and {name} has {shared}"
+                ),
+            }),
+        }
+    }
+
     /// The function of a launch, compiled, loaded and allowed its shared memory when first asked for.
     pub(super) fn function(&self, launch: &Launch<'_>) -> Result<Handle> {
         let (name, element, head) = launch.module.key();

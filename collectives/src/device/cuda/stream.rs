@@ -151,6 +151,9 @@ impl Queue for Stream {
     }
 
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        for module in modules {
+            self.gpu.has_shared(module.shared, || format!("preparing {module}"))?;
+        }
         self.gpu.enter()?;
         self.gpu.compile(modules)?;
         modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))?;
@@ -193,19 +196,10 @@ impl Queue for Stream {
         if status == 0 {
             return Ok(());
         }
-        let what = format!("launching {} of {}", launch.kernel, launch.module);
-        let (asked, there) = (launch.shared as usize, self.gpu.properties().shared);
-        match asked > there {
-            // Of which the driver says only that a value is invalid.
-            true => Err(Error::System {
-                what,
-                source_text: format!(
-                    "it needs {asked} bytes of shared memory a block, and {} has {there}",
-                    self.gpu.properties().name
-                ),
-            }),
-            false => self.gpu.check(&what, status),
-        }
+        let what = || format!("launching {} of {}", launch.kernel, launch.module);
+        // The driver would say only that a value is invalid.
+        self.gpu.has_shared(launch.shared as usize, what)?;
+        self.gpu.check(&what(), status)
     }
 
     fn product(&mut self, product: &Product<'_>) -> Result<()> {
