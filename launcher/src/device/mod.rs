@@ -226,15 +226,19 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_the_kernels_do_not_take_is_refused_before_any_rank_starts() {
-        let config = models::LlamaConfig { head_dim: 512, ..models::LlamaConfig::preset("nano").unwrap() };
-        let model = ModelChoice { name: "wide".into(), config, weights: None };
-        let batch = MicroBatch { rows: 1, length: 8, recompute: models::Recompute::None, threads: 1 };
-        assert!(model.footprint(&batch, Precision::Bf16, &Device::Cpu).is_ok());
-        let device = Device::Cuda(gpus(1, false, None));
-        let refused = model.footprint(&batch, Precision::Bf16, &device).unwrap_err();
-        let text = refused.to_string();
-        assert!(refused.code() == 2 && text.contains("512") && text.contains("at most 256"), "{text}");
+    fn what_the_kernels_do_not_take_is_refused_before_any_rank_starts() {
+        let nano = models::LlamaConfig::preset("nano").unwrap();
+        let batch = |rows| MicroBatch { rows, length: 8, recompute: models::Recompute::Full, threads: 1 };
+        let refused = |config, batch, words: [&str; 2]| {
+            let model = ModelChoice { name: "wide".into(), config, weights: None };
+            assert!(model.footprint(&batch, Precision::Bf16, &Device::Cpu).is_ok());
+            let device = Device::Cuda(gpus(1, false, None));
+            let refused = model.footprint(&batch, Precision::Bf16, &device).unwrap_err();
+            let text = refused.to_string();
+            assert!(refused.code() == 2 && words.iter().all(|word| text.contains(word)), "{text}");
+        };
+        refused(models::LlamaConfig { head_dim: 512, ..nano.clone() }, batch(1), ["512", "at most 256"]);
+        refused(nano, batch(1 << 16), ["65536 sequences", "at most 65535"]);
     }
 
     #[test]

@@ -12,9 +12,17 @@ use collectives::{Buffer, DType, Float, bf16};
 /// gradient of the head's matrix.
 const LOGITS: usize = 256 << 20;
 
+/// Sequences of a micro-batch at most: one block in a dimension of a grid that is no longer.
+const ROWS: usize = 65_535;
+
 impl Shape {
     /// As [`Shape::new`], with the chunks of logits that suit a device.
     fn on_device(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Self> {
+        if rows > ROWS {
+            return Err(Error::config(format!(
+                "a micro-batch of {rows} sequences: on a device at most {ROWS} are possible"
+            )));
+        }
         let shape = Shape::new(config, rows, length, recompute, 1)?;
         Ok(Shape { chunk: (LOGITS / config.vocab).max(shape.chunk).min(shape.tokens), ..shape })
     }
