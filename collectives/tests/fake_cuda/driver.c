@@ -27,7 +27,7 @@ int cuDriverGetVersion(int *v) {
 int cuDeviceGetCount(int *n) { *n = 8; return 0; }
 int cuDeviceGet(int *d, int ordinal) { CHECK(ordinal < 8); *d = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int d) { snprintf(name, length, "Fake GPU %d", d); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int d) { CHECK(d < 8); *bytes = 1u << 30; return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int d) { CHECK(d < 8); *bytes = (size_t)4 << 30; return 0; }
 int cuDeviceGetUuid_v2(unsigned char *uuid, int d) { memset(uuid, d + 1, 16); return 0; }
 int cuDeviceGetAttribute(int *value, int which, int d) {
     CHECK(d < 8);
@@ -38,7 +38,7 @@ int cuDevicePrimaryCtxRetain(void **c, int d) { CHECK(d < 8); *c = &context; ret
 int cuDevicePrimaryCtxRelease_v2(int d) { CHECK(d < 8); return 0; }
 int cuCtxSetCurrent(void *c) { CHECK(is(c, CONTEXT)); current = c; return 0; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { CHECK(current); *least = 0; *greatest = -5; return 0; }
-int cuMemGetInfo_v2(size_t *free_, size_t *total) { CHECK(current); *free_ = 1u << 29; *total = 1u << 30; return 0; }
+int cuMemGetInfo_v2(size_t *free_, size_t *total) { CHECK(current); *free_ = (size_t)3 << 30; *total = (size_t)4 << 30; return 0; }
 int cuMemAlloc_v2(uint64_t *p, size_t n) { CHECK(current && n > 0); *p = (uint64_t)aligned_alloc(256, (n + 255) / 256 * 256); return 0; }
 int cuMemFree_v2(uint64_t p) { CHECK(current); free((void *)p); return 0; }
 int cuMemHostAlloc(void **p, size_t n, unsigned flags) { CHECK(current && flags == 1 && n > 0); *p = malloc(n); return 0; }

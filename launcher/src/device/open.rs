@@ -83,9 +83,8 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
         }
         Device::Cuda(gpus) => {
             let gpu = open(gpus, &comm)?;
-            let (free, _) = gpu.free_memory()?;
-            let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
-            fit::check(plan, &name, free)?;
+            let (name, room) = room(&gpu, plan.ranks.nccl)?;
+            fit::check(plan, &name, room)?;
             on_queue(Stream::new(&gpu, Urgency::Normal)?, plan, comm, ledger)
         }
         Device::Emulated(gpus) => {
@@ -94,6 +93,15 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             on_queue(emulated()?, plan, comm, ledger)
         }
     }
+}
+
+/// What a GPU is called, and how much of its memory a plan may take: what is free now, without what CUDA's libraries take
+/// afterwards, about which they say nothing (kernels and what they spill, handles; NCCL's channels).
+fn room(gpu: &Gpu, nccl: bool) -> Result<(String, usize)> {
+    let libraries = if nccl { 1 << 30 } else { 256 << 20 };
+    let (free, _) = gpu.free_memory()?;
+    let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
+    Ok((name, free.saturating_sub(libraries)))
 }
 
 /// This rank's GPU.
@@ -160,9 +168,8 @@ pub fn evaluation<T: Float>(
         Device::Cpu => Ok((plan.model.build::<T>(batch, &Accounts::default())?, Box::new(Ok))),
         Device::Cuda(gpus) => {
             let gpu = open(gpus, comm)?;
-            let (free, _) = gpu.free_memory()?;
-            let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
-            fit::check_evaluation(&name, free, batch, |batch| plan.arena(batch))?;
+            let (name, room) = room(&gpu, plan.ranks.nccl)?;
+            fit::check_evaluation(&name, room, batch, |batch| plan.arena(batch))?;
             forwards(Stream::new(&gpu, Urgency::Normal)?, plan, batch)
         }
         Device::Emulated(_) => forwards(emulated()?, plan, batch),
