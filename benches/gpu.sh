@@ -8,12 +8,13 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed torch kernels large nccl. CARAVAN_CACHE keeps compiled kernels.
+# out), ONLY some of the parts: check train speed torch kernels large nccl torch-bf16. CARAVAN_CACHE keeps compiled
+# kernels.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-8} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
-parts="check train speed torch kernels large nccl"
+parts="check train speed torch kernels large nccl torch-bf16"
 wire=${WIRE:-nccl}
 budget=470 failed=0 verdicts=()
 
@@ -118,6 +119,26 @@ memory() {
     fi
 }
 
+# evaluated: the mean loss of the saved model on the GPU and on the processor, which agree to four digits.
+evaluated() {
+    local device text losses=()
+    head -c 4000 "$here/../README.md" >"$work/text.txt"
+    for device in cpu cuda; do
+        step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" --seq "${SMALL_LENGTH:-128}" \
+            --dtype f32 --ranks 1 --device "$device" --json >"$work/eval.json" || return
+        cat "$work/eval.json"
+        losses+=("$(sed -n 's/.*"loss": *\([^,}]*\).*/\1/p' "$work/eval.json")")
+    done
+    if text=$(awk -v a="${losses[0]}" -v b="${losses[1]}" 'BEGIN {
+        d = (a - b) / a; d = d < 0 ? -d : d
+        printf "evaluation on the processor %s, on the GPU %s, relative difference %.2e", a, b, d
+        exit !(a > 0 && d < 1e-4) }'); then
+        verdict "ok     $text"
+    else
+        wrong "not so: $text"
+    fi
+}
+
 # torch_python: the first one whose PyTorch sees a GPU.
 torch_python() {
     local file each
@@ -129,9 +150,9 @@ torch_python() {
     return 1
 }
 
-# against_torch: the same model in PyTorch, in the same call on the same GPU.
+# against_torch WEIGHTS: the same model in PyTorch, in the same call on the same GPU.
 against_torch() {
-    local with ours theirs mode limit
+    local with ours theirs mode limit weights=$1
     with=$(torch_python) || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
     for mode in "" --eager; do
         limit=$((budget - SECONDS))
@@ -139,14 +160,14 @@ against_torch() {
         # No mode is no word.
         # shellcheck disable=SC2086
         timeout "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
-            --length "$length" $mode >"$work/torch.txt" 2>"$work/torch.err" && break
+            --length "$length" --weights "$weights" $mode >"$work/torch.txt" 2>"$work/torch.err" && break
         echo "PyTorch failed${mode:+ also with $mode}: $(tail -1 "$work/torch.err")"
     done
     cat "$work/torch.txt"
     ours=$(printf '%s\n' "${verdicts[@]}" | sed -n 's/.*timed: \([0-9]*\) tokens.*/\1/p')
     theirs=$(sed -n 's/.* \([0-9]*\) tokens\/s.*/\1/p' "$work/torch.txt")
     if [ -n "$ours" ] && [ -n "$theirs" ]; then
-        verdict "       PyTorch: $(awk -v a="$ours" -v b="$theirs" 'BEGIN { printf "%d tokens/s; ours are %.2f times as many", b, a / b }')"
+        verdict "       PyTorch, weights in $weights: $(awk -v a="$ours" -v b="$theirs" 'BEGIN { printf "%d tokens/s; ours are %.2f times as many", b, a / b }')"
         verdict "       $(tail -1 "$work/torch.txt")"
     else
         verdict "skip   PyTorch: it did not end well, or there is nothing to compare it with"
@@ -168,11 +189,16 @@ over_nccl() {
                 --transport "$wire" --algo "$algo" && verdict "ok     $operation ($algo) of 2 ranks over NCCL on one GPU"
         done
     done
-    [ "$wire" = nccl ] || return
-    # Flags are words.
-    # shellcheck disable=SC2086
-    train 40 shm $small --ranks 2 --stage 3 --device cuda --share-gpus --transport shm &&
-        train 40 nccl $small --ranks 2 --stage 3 --device cuda --share-gpus --transport nccl && same nccl shm
+    if [ "$wire" = nccl ]; then
+        # Flags are words.
+        # shellcheck disable=SC2086
+        train 40 shm $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport shm &&
+            train 40 nccl $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport nccl && same nccl shm
+    fi
+    for operation in broadcast reduce gather scatter all_to_all send_recv; do
+        step 30 "$caravan" bench "$operation" -b 64K -e 1M -f 16 -n 10 -d "${TYPE:-bfloat16}" --ranks 2 --share-gpus \
+            --transport "$wire" && verdict "ok     $operation of 2 ranks over NCCL on one GPU"
+    done
 }
 
 run() {
@@ -181,7 +207,7 @@ run() {
     uname -srm
     command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
     "$caravan" doctor
-    small="--model ${SMALL:-32m} --seq ${SMALL_LENGTH:-128} --micro-batch 4 --steps 20 --threads $(nproc)"
+    small="--model ${SMALL:-32m} --seq ${SMALL_LENGTH:-128} --micro-batch 4 --threads $(nproc)"
     for part in ${ONLY:-$parts}; do
         case $part in
         check)
@@ -190,20 +216,33 @@ run() {
             ;;
         train)
             # shellcheck disable=SC2086
-            train 60 cpu $small --ranks 1 --stage 0
+            train 60 cpu $small --steps 20 --ranks 1 --stage 0
             for stage in 0 1 2 3; do
                 # shellcheck disable=SC2086
-                train 60 "stage-$stage" $small --ranks 1 --stage "$stage" --device cuda
+                train 60 "stage-$stage" $small --steps 20 --ranks 1 --stage "$stage" --device cuda
             done
             close stage-0 cpu 1e-2
             for stage in 1 2 3; do same "stage-$stage" stage-0; done
             for stage in 0 3; do memory "stage-$stage"; done
+            # What saves memory leaves the bits as they are, in sums over micro-batches too.
+            # shellcheck disable=SC2086
+            train 60 twice $small --steps 5 --accumulate 2 --ranks 1 --stage 0 --device cuda
+            # shellcheck disable=SC2086
+            train 60 saving $small --steps 5 --accumulate 2 --ranks 1 --stage 3 --device cuda --recompute full \
+                --offload optimizer && same saving twice && memory saving
+            # shellcheck disable=SC2086
+            train 60 f32-cpu $small --steps 5 --ranks 1 --stage 0 --dtype f32
+            # shellcheck disable=SC2086
+            train 60 f32 $small --steps 5 --ranks 1 --stage 0 --dtype f32 --device cuda --save "$work/model" &&
+                close f32 f32-cpu 1e-4 && evaluated
             ;;
         speed)
             train 90 timed --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
                 --threads "$(nproc)" --device cuda && speed timed && memory timed
             ;;
-        torch) against_torch ;;
+        torch) against_torch f32 ;;
+        # Less work and less precise than ours: the fastest that PyTorch can be.
+        torch-bf16) against_torch bf16 ;;
         kernels)
             step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
                 --json "$results/kernels.json"

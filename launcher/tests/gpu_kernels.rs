@@ -107,6 +107,9 @@ fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
         "ok     every kernel agrees with its definition",
         "ok     losses of stage-0 and cpu: 20 steps",
         "ok     losses and gradient norms of stage-3 and stage-0 are the same bits in 20 steps",
+        "ok     losses and gradient norms of saving and twice are the same bits in 5 steps",
+        "ok     losses of f32 and f32-cpu: 5 steps",
+        "ok     evaluation on the processor",
         "ok     memory of stage-3 is what was predicted",
         "timed: ",
         "TFLOP/s (6 N + attention), MFU",
@@ -120,7 +123,7 @@ fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
     }
     assert!(text.contains("product logits"), "{text}");
     let runs = json_lines(&bench.path("results/metrics.jsonl"));
-    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 7, "seven runs");
+    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 11, "eleven runs");
     let names = std::fs::read_dir(bench.path("results")).expect("results").count();
     assert_eq!(names, 4, "four files");
     bench.nothing_left();
@@ -168,7 +171,9 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
     }
     // All that is wrong are losses, which nothing has computed.
     let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();
-    assert!(wrong.len() == 1 && wrong[0].contains("losses of stage-0 and cpu"), "{text}");
+    let losses = ["losses of stage-0 and cpu", "losses of f32 and f32-cpu", "evaluation on the processor"];
+    assert!(wrong.len() == losses.len(), "{text}");
+    assert!(wrong.iter().zip(losses).all(|(line, what)| line.contains(what)), "{text}");
     assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
 
     // Two ranks, whose GPUs reach each other over NCCL, or through the host and then with the optimizer there.
