@@ -397,19 +397,6 @@ impl<'a, T: Element> ViewMut<'a, T> {
         }
     }
 
-    /// Two disjoint parts. Panics when out of range.
-    pub fn split_at(self, mid: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
-        assert!(mid <= self.len, "split at {mid} of {} elements", self.len);
-        let (ptr, len, place) = (self.ptr, self.len, self.place);
-        // SAFETY: the two ranges are disjoint and inside this view, which is consumed.
-        unsafe {
-            (
-                ViewMut::from_raw(ptr, mid, place),
-                ViewMut::from_raw(ptr.add(mid), len - mid, at(place, mid * size_of::<T>())),
-            )
-        }
-    }
-
     /// The elements as a mutable slice. Panics on device memory: a programming error, not a user's.
     pub fn host(self) -> &'a mut [T] {
         assert!(self.place.is_host(), "host access to {:?}", self.place);

@@ -214,11 +214,6 @@ impl LlamaConfig {
         })
     }
 
-    /// The same shape with another vocabulary, such as a tokenizer's.
-    pub fn with_vocab(self, vocab: usize) -> Self {
-        LlamaConfig { vocab, ..self }
-    }
-
     /// Whether a model of this shape can be built.
     ///
     /// # Errors

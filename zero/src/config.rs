@@ -40,8 +40,8 @@ impl Placement {
         self != Placement::Host
     }
 
-    /// The same for a rank that has a device.
-    pub(crate) fn max_device(self) -> Placement {
+    /// The same for a rank that has a device, whatever was asked for.
+    pub(crate) fn with_device(self) -> Placement {
         if self.on_device() { self } else { Placement::Device }
     }
 

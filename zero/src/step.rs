@@ -89,7 +89,7 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        let plan = plan_for(&*model, config, config.placement.max_device(), &comm);
+        let plan = plan_for(&*model, config, config.placement.with_device(), &comm);
         let needs = Needs::of(&plan);
         queue.clone().lend(queue.clone().memory(PRODUCT_WORKSPACE)?.booked(&ledger.workspace));
         let device = Device::new::<T>(queue.clone(), &needs, &ledger.host)?;

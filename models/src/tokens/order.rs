@@ -133,11 +133,6 @@ impl BatchPlan {
         (step * self.accumulate as u64 + micro as u64) * self.world as u64 + rank as u64
     }
 
-    /// Tokens of one step of all ranks.
-    pub fn tokens_per_step(&self) -> u64 {
-        [self.rows, self.accumulate, self.world, self.windows.length].map(|x| x as u64).iter().product()
-    }
-
     /// The first token of the n-th window of the run.
     pub fn start(&self, n: u64) -> usize {
         let seed = match self.order {
@@ -203,7 +198,6 @@ mod tests {
         let windows = Windows::new(0..tokens.len(), length).unwrap();
         assert_eq!(windows.count(), 14);
         let plan = BatchPlan::new(windows, Order::Sequential, rows, accumulate, world).unwrap();
-        assert_eq!(plan.tokens_per_step(), 48);
         let (mut inputs, mut targets) = (vec![0; 8], vec![0; 8]);
         // Replayed by hand: in each step, micro-batches g = a * world + r in order take the next windows.
         let mut window = 0;
