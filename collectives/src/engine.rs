@@ -355,12 +355,7 @@ impl Engine {
         for id in std::mem::take(&mut self.order) {
             let flight = &mut self.flights[id as usize];
             flight.stage = Stage::Failed;
-            if let Some(scratch) = flight.state.scratch.take() {
-                // Peers that have not heard of it yet may still read what was published.
-                if scratch.published {
-                    std::mem::forget(scratch);
-                }
-            }
+            flight.state.scratch = None;
             if flight.orphan.take().is_some() {
                 self.release(id);
             }
@@ -434,8 +429,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The transport tells the peers; nobody should wait for a rank that is coming down.
-            self.leak();
-            return self.pool.leak_busy(&mut *self.transport);
+            return;
         }
         let start = Instant::now();
         let grace = Duration::from_secs(5).min(self.options.deadline);
@@ -455,7 +449,6 @@ impl Drop for Engine {
                         peer: flight.blocked_on,
                         after: grace,
                     };
-                    self.leak();
                     self.fail(error);
                 }
                 break;
@@ -463,16 +456,5 @@ impl Drop for Engine {
             self.transport.park(Duration::from_millis(1));
         }
         self.pool.leak_busy(&mut *self.transport);
-    }
-}
-
-impl Engine {
-    /// Never gives back the buffers of dropped calls: a peer may still be reading them.
-    fn leak(&mut self) {
-        for flight in &mut self.flights {
-            if let Some(buffers) = flight.orphan.take() {
-                std::mem::forget(buffers);
-            }
-        }
     }
 }

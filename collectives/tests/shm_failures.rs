@@ -5,9 +5,10 @@ mod shm_ranks;
 use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::supervise;
 use collectives::transport::{Tag, Transport};
-use collectives::{Error, Result};
+use collectives::{Buffer, Communicator, Error, Options, Result};
 use rustix::process::{Signal, kill_process};
-use shm_ranks::{connect, job, until, wait};
+use shm_ranks::{connect, job, pattern, until, wait};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
 use std::time::Duration;
 
@@ -116,6 +117,65 @@ fn a_panicking_rank_is_named() {
     for report in reports {
         let first = report.first_failure.expect("a failure");
         assert_eq!((first.0, report.endings[0]), (1, Ending::Exited(AS_EXPECTED as u8)));
+    }
+}
+
+/// Waits for a message without a look at whether its sender has failed.
+fn recv_from_a_failed_rank(t: &mut dyn Transport, from: usize, tag: u64, bytes: usize) -> Vec<u8> {
+    let mut room = vec![0u8; bytes];
+    // SAFETY: the room outlives the wait.
+    let request = unsafe { t.recv(from, Tag(tag), room.as_mut_ptr(), bytes) }.expect("posted");
+    while !t.test(request).expect("a message") {
+        std::thread::yield_now();
+    }
+    room
+}
+
+#[test]
+fn what_a_failed_rank_has_shown_stays_as_it_was() {
+    const BYTES: usize = 1 << 20;
+    let reports = job("what_a_failed_rank_has_shown_stays_as_it_was", &[2], || {
+        let mut t = connect().expect("a group");
+        let group = t.subgroup(&[0, 1], 1).expect("a group");
+        let options = Options { deadline: Duration::from_millis(100), ..Options::default() };
+        let comm = Communicator::new(group, options).expect("a communicator");
+        let (panics, fails, told) = (1, 2, 3);
+        if t.rank() == 0 {
+            // Messages that are too long to be copied: the receiver reads them where they are.
+            let show = |t: &mut dyn Transport, tag: u64| {
+                let mut data = Buffer::<u8>::from_memory(t.alloc(BYTES).expect("shared memory"));
+                data.host_mut().copy_from_slice(&pattern(0, tag, BYTES));
+                // SAFETY: the data are dropped only where this rank has failed.
+                unsafe { t.send(1, Tag(tag), data.view().as_ptr(), BYTES) }.expect("posted");
+                data
+            };
+            let data = show(&mut *t, panics);
+            catch_unwind(AssertUnwindSafe(move || {
+                let _data = data;
+                panic!("on purpose");
+            }))
+            .expect_err("a panic");
+            let data = show(&mut *t, fails);
+            let mut whole = comm.alloc::<u8>(BYTES).expect("shared memory");
+            whole.host_mut().copy_from_slice(&pattern(0, 0, BYTES));
+            let error = comm.start_broadcast(whole, 0).expect("starts").wait().expect_err("nobody answers");
+            drop(data);
+            // SAFETY: as short a message is copied at once.
+            unsafe { t.send(1, Tag(told), [0u8].as_ptr(), 1) }.expect("sent");
+            expect(&error, &["no answer from rank 1"]);
+        }
+        recv_from_a_failed_rank(&mut *t, 0, told, 1);
+        for tag in [panics, fails] {
+            let whole = recv_from_a_failed_rank(&mut *t, 0, tag, BYTES);
+            assert!(whole == pattern(0, tag, BYTES), "message {tag} has changed");
+        }
+        let mut whole = vec![0u8; BYTES];
+        comm.broadcast(&mut whole[..], 0).expect("all that it takes is there");
+        assert!(whole == pattern(0, 0, BYTES), "the root's data have changed");
+        exit(AS_EXPECTED);
+    });
+    for report in reports {
+        assert_eq!(report.endings, [Ending::Exited(AS_EXPECTED as u8); 2]);
     }
 }
 

@@ -152,6 +152,11 @@ impl Note<'_> {
         state.store(Self::WRITTEN, Ordering::Release);
     }
 
+    /// Whether nobody has begun to write.
+    pub fn is_blank(&self) -> bool {
+        self.map.u32(self.offset).load(Ordering::Relaxed) == 0
+    }
+
     /// The number and the text, once written.
     pub fn read(&self) -> Option<(u32, String)> {
         if self.map.u32(self.offset).load(Ordering::Acquire) != Self::WRITTEN {
@@ -183,10 +188,11 @@ mod tests {
     fn a_note_is_written_once_and_cut_at_a_character() {
         let fd = create("caravan-test", 4096).unwrap();
         let map = SharedMap::new(fd.as_fd()).unwrap();
-        assert_eq!(map.note(64).read(), None);
+        assert!(map.note(64).read().is_none() && map.note(64).is_blank());
         let long = "ä".repeat(NOTE_BYTES);
         map.note(64).write(3, &long);
         map.note(64).write(4, "too late");
+        assert!(!map.note(64).is_blank());
         let (number, text) = map.note(64).read().unwrap();
         assert_eq!(number, 3);
         assert!(long.starts_with(&text) && text.len() > NOTE_BYTES - NOTE_HEADER - 2);

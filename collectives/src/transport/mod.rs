@@ -123,7 +123,8 @@ pub trait Transport: Send {
     }
 
     /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`. Afterwards, and
-    /// after a drop, no memory of a request is touched any more.
+    /// after a drop, memory of a request may be dropped: nobody touches it any more, except that peers who have not heard
+    /// may still read what came from `alloc`, which therefore stays as it is.
     fn abort(&mut self, why: &Error);
 }
 

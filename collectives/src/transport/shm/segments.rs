@@ -252,6 +252,11 @@ impl Segments {
         }
     }
 
+    /// Whether this process gives up, or is about to.
+    fn gives_up(&self) -> bool {
+        std::thread::panicking() || !self.own().note(layout::ABORT).is_blank()
+    }
+
     /// Why `index` gave up, if it did.
     pub fn gave_up(&self, index: usize) -> Option<(usize, String)> {
         self.maps[index].note(layout::ABORT).read().map(|(culprit, how)| (culprit as usize, how))
@@ -262,7 +267,8 @@ fn entries() -> impl Iterator<Item = usize> {
     (0..layout::REGISTRY_ENTRIES).map(|i| layout::REGISTRY + 16 * i)
 }
 
-/// A range of the own segment, given back when its buffer drops.
+/// A range of the own segment, given back when its buffer drops; but where this process gives up it stays as it is until
+/// the last process has gone, because a peer that has not heard of that may still read what it was shown.
 struct Range {
     segments: Arc<Segments>,
     offset: usize,
@@ -271,7 +277,9 @@ struct Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        self.segments.arena.release(self.segments.own(), self.offset, self.bytes);
+        if !self.segments.gives_up() {
+            self.segments.arena.release(self.segments.own(), self.offset, self.bytes);
+        }
     }
 }
 
