@@ -5,6 +5,7 @@ use crate::communicator::Communicator;
 use crate::element::ReduceOp;
 use crate::engine::Options;
 use crate::error::{Error, Result};
+use crate::schedule::{Algorithm, Kind};
 use std::time::Duration;
 
 type Failing = (&'static str, fn(Communicator), fn() -> Options);
@@ -36,6 +37,16 @@ pub(super) const CASES: &[Failing] = &[
         "different operations",
         |c| diverge(c, "all_reduce of 9 f32, sum", "all_reduce of 9 f32, max", ops),
         small,
+    ),
+    (
+        "different counts over messages",
+        |c| diverge(c, "all_reduce of 10 f32, sum", "all_reduce of 11 f32, sum", counts_over_messages),
+        standard,
+    ),
+    (
+        "different lengths of a message",
+        |c| diverge(c, "a message of 11 f32", "a message of 10 f32", lengths),
+        standard,
     ),
     ("a rank that leaves", leaves, small),
     ("a silent rank", silent, impatient),
@@ -71,6 +82,21 @@ fn kinds(comm: &Communicator, odd: bool) -> Result<()> {
 
 fn counts(comm: &Communicator, odd: bool) -> Result<()> {
     comm.all_reduce_in_place(&mut vec![1f32; 10 + usize::from(odd)][..], ReduceOp::Sum)
+}
+
+fn counts_over_messages(comm: &Communicator, odd: bool) -> Result<()> {
+    // Every transport has it, also where others are chosen because peers' memory can be read.
+    comm.force(Kind::AllReduce, Some(Algorithm::ExchangeAll))?;
+    counts(comm, odd)
+}
+
+/// The last rank sends one element less to the first than that one expects: of a longer message some libraries drop all.
+fn lengths(comm: &Communicator, odd: bool) -> Result<()> {
+    match comm.rank() {
+        0 => comm.recv(&mut [0f32; 11][..], comm.size() - 1, 3),
+        _ if odd => comm.send(&[1f32; 10][..], 0, 3),
+        _ => Ok(()),
+    }
 }
 
 fn large_counts(comm: &Communicator, odd: bool) -> Result<()> {

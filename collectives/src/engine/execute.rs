@@ -374,7 +374,8 @@ fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint)
 /// A transport knows lengths only; this adds what the calls were. The first bytes of a message of another length
 /// may have arrived, and they say what the peer called.
 fn in_words(error: Error, schedule: &Schedule, state: &State, peer: usize) -> Error {
-    let Error::Diverged { rank, mine, theirs, .. } = error else { return error };
+    let Error::Diverged { mine, theirs, .. } = error else { return error };
+    let rank = schedule.group.rank;
     if mine.is_empty() {
         // The transport knows what the peer called.
         let mine = schedule.fingerprint.to_string();
@@ -390,7 +391,7 @@ fn in_words(error: Error, schedule: &Schedule, state: &State, peer: usize) -> Er
     });
     let header = Fingerprint::from_bits(header);
     let (mine, theirs) = match header.bits() != 0 && header != state.fingerprint {
-        true => (schedule.call.to_string(), header.to_string()),
+        true => (state.fingerprint.to_string(), header.to_string()),
         false => (
             format!("{}, for which it expects {mine}", schedule.call),
             format!("something for which it sent {theirs}"),

@@ -177,6 +177,13 @@ fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()
     Err(Error::Argument { call, rank, problem: format!("rank {peer} asked for, the group has {size}") })
 }
 
+/// What it means that a receive of `posted` bytes has met a message of another length; `None` where the library says only
+/// that it is longer.
+fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>) -> Error {
+    let theirs = sent.map_or_else(|| "more".into(), |bytes| format!("{bytes} bytes"));
+    Error::Diverged { sequence: 0, rank, mine: format!("{posted} bytes"), peer, theirs }
+}
+
 /// The place of `rank`, of a group of `size`, among the `members` of that who form a group of their own.
 fn place_among(members: &[usize], rank: usize, size: usize) -> Result<usize> {
     members.iter().try_for_each(|&member| admit("subgroup", rank, member, size))?;

@@ -4,7 +4,7 @@
 //! once, from the sender's memory to the receiver's, by whichever of the two comes second. A rank that leaves or
 //! gives up first waits for the copies that others are making of its memory, so that nobody touches it later.
 
-use super::{Request, Tag, Transport, place_among};
+use super::{Request, Tag, Transport, place_among, wrong_length};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,12 +98,6 @@ enum State {
     Failed(Error),
 }
 
-impl From<Error> for State {
-    fn from(error: Error) -> Self {
-        State::Failed(error)
-    }
-}
-
 // SAFETY: the pointers are to memory that the trait's contract keeps valid until the request is done, and
 // `closed` and `copying` keep others from it afterwards.
 unsafe impl Send for Inner {}
@@ -167,16 +161,6 @@ impl Threads {
                 Error::PeerLost { rank: self.rank, peer: *who, how }
             }
         })
-    }
-
-    fn mismatch(rank: usize, expected: usize, peer: usize, sent: usize) -> Error {
-        Error::Diverged {
-            sequence: 0,
-            rank,
-            mine: format!("{expected} bytes"),
-            peer,
-            theirs: format!("{sent} bytes"),
-        }
     }
 
     /// The other rank's memory is safe to touch between `enter` and `leave`.
@@ -271,7 +255,10 @@ impl Transport for Threads {
         unsafe { std::ptr::copy_nonoverlapping(src, posted.dst, bytes.min(posted.bytes)) };
         // The receiver, which sees what came, reports a length that it did not expect.
         let fits = posted.bytes == bytes;
-        let state = if fits { State::Done } else { Self::mismatch(to, posted.bytes, from, bytes).into() };
+        let state = match fits {
+            true => State::Done,
+            false => State::Failed(wrong_length(to, posted.bytes, from, Some(bytes))),
+        };
         self.leave(to, posted.request, state);
         if let Some(request) = own {
             self.mine().lock().requests[request] = State::Free;
@@ -293,7 +280,7 @@ impl Transport for Threads {
                 unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), dst, bytes.min(sent)) };
                 inner.spare.push(buffer);
                 if sent != bytes {
-                    return Err(Self::mismatch(self.rank, bytes, from, sent));
+                    return Err(wrong_length(self.rank, bytes, from, Some(sent)));
                 }
             }
             Body::Long { src, bytes: sent, request } => {
@@ -305,7 +292,7 @@ impl Transport for Threads {
                 unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes.min(sent)) };
                 self.leave(from, request, State::Done);
                 if sent != bytes {
-                    return Err(Self::mismatch(self.rank, bytes, from, sent));
+                    return Err(wrong_length(self.rank, bytes, from, Some(sent)));
                 }
             }
         }

@@ -19,7 +19,7 @@ mod session;
 mod tags;
 
 use super::farewell::Farewells;
-use super::{Request, Tag, Tells, Transport, admit, place_among};
+use super::{Request, Tag, Tells, Transport, admit, place_among, wrong_length};
 use crate::error::{Error, Result};
 use comm::Comm;
 use mpi::ffi;
@@ -212,14 +212,7 @@ impl MpiTransport {
                     self.check()?;
                 }
             }
-            let theirs = if truncated { "more".into() } else { format!("{length} bytes") };
-            return Err(Error::Diverged {
-                sequence: 0,
-                rank: self.rank,
-                mine: format!("{bytes} bytes"),
-                peer,
-                theirs,
-            });
+            return Err(wrong_length(self.rank, bytes, peer, (!truncated).then_some(length)));
         }
         // A loss that explains the failure is the better message.
         self.check()?;

@@ -11,7 +11,7 @@ use super::layout::Block;
 use super::requests::Requests;
 use super::ring::{DONE, HEADER, MESSAGE, PIECE, RANGE, READY, Reader, Record, STAGED, Writer};
 use crate::error::{Error, Result};
-use crate::transport::{Request, Tag};
+use crate::transport::{Request, Tag, wrong_length};
 use std::collections::VecDeque;
 
 /// Bytes up to which a message travels in the ring at once, if a ring is large enough.
@@ -76,13 +76,26 @@ enum Early {
 
 /// A large message on its way into place.
 struct Arriving {
-    request: Request,
+    posted: Posted,
     number: u32,
-    dst: *mut u8,
+    /// Of the message, of which as much as was posted is kept.
     bytes: usize,
     got: usize,
     /// Where it lies in the sender's segment; None when it comes through the ring.
     src: Option<*const u8>,
+}
+
+impl Arriving {
+    /// Takes the next `bytes` of the message.
+    ///
+    /// # Safety
+    /// So many bytes are at `src`, and the message has as many left.
+    unsafe fn put(&mut self, src: *const u8, bytes: usize) {
+        let room = self.posted.bytes.saturating_sub(self.got).min(bytes);
+        // SAFETY: inside the posted receive, of which nothing else is written while its message arrives.
+        unsafe { self.posted.dst.wrapping_add(self.got).copy_from_nonoverlapping(src, room) };
+        self.got += bytes;
+    }
 }
 
 #[derive(Default)]
@@ -309,12 +322,11 @@ impl Mail {
                 if bytes > whole.bytes - whole.got {
                     return Err(group.corrupt(from, format!("a piece of {bytes} bytes, which is too many")));
                 }
-                // SAFETY: inside the posted receive; the payload is inside the ring.
-                unsafe { whole.dst.add(whole.got).copy_from_nonoverlapping(data, bytes) };
-                whole.got += bytes;
+                // SAFETY: the payload is inside the ring.
+                unsafe { whole.put(data, bytes) };
                 if whole.got == whole.bytes {
-                    self.requests.complete(whole.request);
-                    arriving.swap_remove(at);
+                    let Arriving { posted, bytes, .. } = arriving.swap_remove(at);
+                    self.arrived(group, from, &posted, bytes);
                 }
             }
             _ => {
@@ -322,10 +334,9 @@ impl Mail {
                 let found = posted.iter().position(|p| p.tag == tag).and_then(|at| posted.remove(at));
                 match (found, kind) {
                     (Some(posted), MESSAGE) => {
-                        self.same_length(group, from, &posted, bytes)?;
-                        // SAFETY: the lengths agree; the payload is inside the ring.
-                        unsafe { posted.dst.copy_from_nonoverlapping(data, bytes) };
-                        self.requests.complete(posted.request);
+                        // SAFETY: inside the posted receive; the payload is inside the ring.
+                        unsafe { posted.dst.copy_from_nonoverlapping(data, bytes.min(posted.bytes)) };
+                        self.arrived(group, from, &posted, bytes);
                     }
                     (None, MESSAGE) => {
                         let mut copy = self.spare.pop().unwrap_or_default();
@@ -363,15 +374,13 @@ impl Mail {
     fn accept(&mut self, group: &mut Group, from: usize, posted: Posted, early: Early) -> Result<()> {
         match early {
             Early::Whole(mut copy) => {
-                self.same_length(group, from, &posted, copy.len())?;
-                // SAFETY: the lengths agree.
-                unsafe { posted.dst.copy_from_nonoverlapping(copy.as_ptr(), copy.len()) };
-                self.requests.complete(posted.request);
+                // SAFETY: inside the posted receive.
+                unsafe { posted.dst.copy_from_nonoverlapping(copy.as_ptr(), copy.len().min(posted.bytes)) };
+                self.arrived(group, from, &posted, copy.len());
                 copy.clear();
                 self.spare.push(copy);
             }
             Early::Announced { kind, number, bytes, offset } => {
-                self.same_length(group, from, &posted, bytes)?;
                 let src = if kind == RANGE {
                     let address = group.address(from, offset, bytes);
                     Some(address.ok_or_else(|| group.corrupt(from, format!("{bytes} bytes at {offset}")))?)
@@ -379,8 +388,7 @@ impl Mail {
                     self.answer(group, from, Answer { kind: READY, number, request: None })?;
                     None
                 };
-                let Posted { request, dst, .. } = posted;
-                self.incoming[from].arriving.push(Arriving { request, number, dst, bytes, got: 0, src });
+                self.incoming[from].arriving.push(Arriving { posted, number, bytes, got: 0, src });
             }
         }
         Ok(())
@@ -403,26 +411,29 @@ impl Mail {
                 continue;
             };
             let bytes = left.min(arriving.bytes - arriving.got);
-            // SAFETY: both inside the message: the source was checked against the sender's segment and stays
-            // unchanged until the sender is told, the destination is the posted receive.
-            unsafe { arriving.dst.add(arriving.got).copy_from_nonoverlapping(src.add(arriving.got), bytes) };
-            arriving.got += bytes;
+            // SAFETY: inside the message, which was checked against the sender's segment and stays unchanged until the
+            // sender is told.
+            unsafe { arriving.put(src.add(arriving.got), bytes) };
             left -= bytes;
             if arriving.got == arriving.bytes {
-                let Arriving { request, number, .. } = self.incoming[from].arriving.remove(at);
+                let Arriving { posted, number, bytes, .. } = self.incoming[from].arriving.remove(at);
                 // Complete only once the sender is told: nobody may look here again after the last request.
-                self.answer(group, from, Answer { kind: DONE, number, request: Some(request) })?;
+                let request = (posted.bytes == bytes).then_some(posted.request);
+                if request.is_none() {
+                    self.arrived(group, from, &posted, bytes);
+                }
+                self.answer(group, from, Answer { kind: DONE, number, request })?;
             }
         }
         Ok(left < STEP)
     }
 
-    fn same_length(&self, group: &Group, from: usize, posted: &Posted, bytes: usize) -> Result<()> {
+    /// All of a message of `bytes` has come.
+    fn arrived(&mut self, group: &Group, from: usize, posted: &Posted, bytes: usize) {
         if posted.bytes == bytes {
-            return Ok(());
+            return self.requests.complete(posted.request);
         }
-        let (peer, room) = (group.rank_of(from), posted.bytes);
-        let problem = format!("rank {peer} sent {bytes} bytes where {room} were to be received");
-        Err(Error::Argument { call: "recv", rank: group.segments.rank(), problem })
+        let (rank, peer) = (group.segments.rank(), group.rank_of(from));
+        self.requests.fail(posted.request, wrong_length(rank, posted.bytes, peer, Some(bytes)));
     }
 }

@@ -3,11 +3,11 @@
 use crate::error::{Error, Result};
 use crate::transport::Request;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
     Open,
     Done,
+    Failed(Box<Error>),
 }
 
 /// The requests of one group. A number carries how often its place was used, so that a forgotten one is noticed.
@@ -29,22 +29,30 @@ impl Requests {
     }
 
     pub fn complete(&mut self, request: Request) {
-        let place = &mut self.places[request.0 as u32 as usize];
-        debug_assert!(*place == (State::Open, (request.0 >> 32) as u32));
-        place.0 = State::Done;
+        self.end(request, State::Done);
     }
 
-    /// Whether it is complete; then it is forgotten.
+    pub fn fail(&mut self, request: Request, why: Error) {
+        self.end(request, State::Failed(Box::new(why)));
+    }
+
+    fn end(&mut self, request: Request, how: State) {
+        let place = &mut self.places[request.0 as u32 as usize];
+        debug_assert!(matches!(place.0, State::Open) && place.1 == (request.0 >> 32) as u32);
+        place.0 = how;
+    }
+
+    /// Whether it is complete, or why it failed; then it is forgotten.
     pub fn take_done(&mut self, request: Request) -> Result<bool> {
         let at = request.0 as u32;
         match self.places.get_mut(at as usize) {
-            Some((state, uses)) if *uses == (request.0 >> 32) as u32 && *state != State::Free => {
-                let done = *state == State::Done;
-                if done {
-                    *state = State::Free;
-                    self.free.push(at);
+            Some((State::Open, uses)) if *uses == (request.0 >> 32) as u32 => Ok(false),
+            Some((state @ (State::Done | State::Failed(_)), uses)) if *uses == (request.0 >> 32) as u32 => {
+                self.free.push(at);
+                match std::mem::replace(state, State::Free) {
+                    State::Failed(why) => Err(*why),
+                    _ => Ok(true),
                 }
-                Ok(done)
             }
             _ => Err(Error::Library {
                 library: "shm".into(),
@@ -72,5 +80,8 @@ mod tests {
         assert_ne!(a, c);
         assert!(requests.take_done(a).is_err());
         assert!(!requests.take_done(c).unwrap());
+        requests.fail(c, Error::Launch("of another length".into()));
+        assert!(requests.take_done(c).unwrap_err().to_string().contains("of another length"));
+        assert!(requests.take_done(c).unwrap_err().to_string().contains("is not open"));
     }
 }

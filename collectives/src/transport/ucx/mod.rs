@@ -19,7 +19,7 @@ mod session;
 mod tags;
 mod turns;
 
-use super::{Request, Tag, Tells, Transport};
+use super::{Request, Tag, Tells, Transport, wrong_length};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
 use members::Members;
@@ -265,7 +265,6 @@ impl UcxTransport {
                 return error;
             }
         }
-        let (mine, theirs) = (format!("{bytes} bytes"), format!("{sent} bytes"));
-        Error::Diverged { sequence: 0, rank, mine, peer, theirs }
+        wrong_length(rank, bytes, peer, Some(sent))
     }
 }
