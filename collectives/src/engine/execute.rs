@@ -114,6 +114,11 @@ impl State {
         }
     }
 
+    /// Changes whenever this call gets any further: by a step, a part of one, or one of the messages that it waits for.
+    pub fn progress_mark(&self) -> u64 {
+        ((self.at as u64) << 40).wrapping_add((self.part + self.posted.len()) as u64)
+    }
+
     /// The memory that this place always has, if it is for `bytes` long enough.
     pub fn kept(&mut self, bytes: usize) -> Option<*mut u8> {
         self.kept.as_mut().filter(|kept| kept.bytes() >= bytes).map(Memory::as_mut_ptr)

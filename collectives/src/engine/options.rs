@@ -31,7 +31,8 @@ pub enum Progress {
 pub struct Options {
     /// Who makes progress while nobody waits.
     pub progress: Progress,
-    /// How long a peer may be silent, while this rank waits, before the call fails.
+    /// How long a peer may be silent, while this rank waits, before the call fails. As long as any call of this rank gets
+    /// further, nobody is silent.
     pub deadline: Duration,
     /// Whether ranks share processors, so that a waiting rank soon leaves its own to others; by default where the group
     /// has more ranks than this process may use processors. A launcher that binds ranks leaves few to each:

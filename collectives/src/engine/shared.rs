@@ -149,6 +149,7 @@ impl Shared {
     fn wait_locked(&self, mut engine: Guard<'_, Engine>, id: u32) -> Result<()> {
         let mut turns = 0u32;
         let mut since = None;
+        let mut silent = None;
         loop {
             match engine.flights[id as usize].stage {
                 Stage::Running => {}
@@ -184,13 +185,18 @@ impl Shared {
                 continue;
             }
             let start = *since.get_or_insert_with(Instant::now);
+            let mark = engine.progress_mark();
+            let silent_since = match silent {
+                Some((last, since)) if last == mark => since,
+                _ => silent.insert((mark, Instant::now())).1,
+            };
             if turns < self.spin + YIELD || start.elapsed() < self.patience {
                 if turns.is_multiple_of(16) {
-                    let _ = engine.check(Some(id), start);
+                    let _ = engine.check(Some(id), silent_since);
                 }
                 engine = engine.meanwhile(std::thread::yield_now);
             } else {
-                if engine.check(Some(id), start).is_ok()
+                if engine.check(Some(id), silent_since).is_ok()
                     && engine.flights[id as usize].stage == Stage::Running
                 {
                     engine.transport.park(PARK);
@@ -270,7 +276,71 @@ impl Shared {
 impl Engine {
     /// Changes whenever a call in flight got any further.
     fn progress_mark(&self) -> (usize, u64) {
-        let steps = self.order.iter().map(|&id| self.flights[id as usize].state.at as u64).sum();
-        (self.order.len(), steps)
+        let marks = self.order.iter().map(|&id| self.flights[id as usize].state.progress_mark());
+        (self.order.len(), marks.fold(0, u64::wrapping_add))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Communicator;
+    use crate::transport::{Request, Tag, Tells};
+
+    /// The first of many ranks. One message comes between two looks, and each look takes longer than a peer may be silent.
+    struct Slow {
+        came: bool,
+    }
+
+    const DEADLINE: Duration = Duration::from_millis(1);
+
+    impl Transport for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            50
+        }
+
+        fn tells(&self) -> Tells {
+            Tells::Collectives
+        }
+
+        unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
+            Ok(Request::DONE)
+        }
+
+        unsafe fn recv(&mut self, from: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
+            Ok(Request(from as u64))
+        }
+
+        fn test(&mut self, _: Request) -> Result<bool> {
+            std::thread::sleep(2 * DEADLINE);
+            self.came = !self.came;
+            Ok(self.came)
+        }
+
+        fn subgroup(&mut self, _: &[usize], _: u64) -> Result<Box<dyn Transport>> {
+            Err(Error::Launch("there are no groups".into()))
+        }
+
+        fn check(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn abort(&mut self, _: &Error) {}
+    }
+
+    #[test]
+    fn a_call_that_moves_on_may_take_longer_than_a_silent_peer() {
+        let options = Options { deadline: DEADLINE, ..Options::default() };
+        let comm = Communicator::new(Box::new(Slow { came: false }), options).unwrap();
+        let mut all = vec![0u64; comm.size()];
+        comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
     }
 }
