@@ -4,6 +4,8 @@
 //! [`Rendezvous::join`] brings the ranks of a job together to exchange small blobs and file descriptors;
 //! [`shm_group`] does both steps for the shared-memory transport.
 
+#[cfg(test)]
+mod alone;
 mod board;
 mod hosts;
 mod identity;

@@ -5,8 +5,8 @@ use super::board::Board;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -240,17 +240,18 @@ pub(super) fn recv_fds(
         let mut room = [IoSliceMut::new(&mut byte)];
         match rustix::net::recvmsg(stream.fd(), &mut room, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(message) if message.bytes == 0 => return Err(Trouble::Gone("the connection closed".into())),
-            Ok(_) => {
+            Ok(message) => {
                 let had = all.len();
                 for message in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(fds) = message {
                         all.extend(fds);
                     }
                 }
-                // The kernel drops descriptors silently when this process may open no more.
-                if all.len() == had {
+                // The kernel passes as many as this process may open, and drops the others.
+                if message.flags.contains(ReturnFlags::CTRUNC) || all.len() == had {
                     return Err(Trouble::Gone(format!(
-                        "only {had} of {count} descriptors came; the limit of open files (ulimit -n) may be too low"
+                        "only {} of {count} descriptors came; the limit of open files (ulimit -n) may be too low",
+                        all.len()
                     )));
                 }
             }
@@ -265,4 +266,37 @@ pub(super) fn recv_fds(
         return Err(Trouble::Gone(format!("{} descriptors came instead of {count}", all.len())));
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::alone::alone;
+    use super::*;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_limit_of_open_files_is_named_at_once() {
+        if !alone("bootstrap::wire::tests::a_limit_of_open_files_is_named_at_once") {
+            return;
+        }
+        let (here, there) = UnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        there.set_nonblocking(true).unwrap();
+        let wait = Wait { deadline: Instant::now() + Duration::from_secs(10), rank: 0, board: None };
+        let fds = [here.as_fd(); 8];
+        let sender = Stream::Unix(here.try_clone().unwrap());
+        send_fds(&sender, &fds, &wait).unwrap();
+        // Room for some of them, not for all.
+        let next = there.try_clone().unwrap().as_raw_fd() as u64;
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(next + 3), maximum }).unwrap();
+        match recv_fds(&Stream::Unix(there), fds.len(), &wait) {
+            Err(Trouble::Gone(text)) => {
+                assert!(text.contains("of 8 descriptors came") && text.contains("ulimit -n"), "{text}");
+                assert!(!text.contains("only 0"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
