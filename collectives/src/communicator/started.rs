@@ -10,6 +10,10 @@ use crate::pending::Pending;
 use crate::schedule::Kind;
 use std::sync::Arc;
 
+/// A rank's own input, and the buffer for the result that only the root needs.
+type ToRoot<T> = (Buffer<T>, Option<Buffer<T>>);
+/// The input that only the root needs, and a rank's own result.
+type FromRoot<T> = (Option<Buffer<T>>, Buffer<T>);
 /// A buffer and one of its accumulator's type.
 type Wide<T> = (Buffer<T>, Buffer<<T as Element>::Acc>);
 
@@ -115,6 +119,18 @@ impl Communicator {
         self.launch(self.check_broadcast(arm, root)?, None, data)
     }
 
+    /// Starts a [`reduce`](Self::reduce).
+    pub fn start_reduce<T: Element>(
+        &self,
+        send: Buffer<T>,
+        mut recv: Option<Buffer<T>>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Pending<ToRoot<T>>> {
+        let arms = (Arm::input(send.view()), recv.as_mut().map(|recv| Arm::output(&mut recv.view_mut())));
+        self.launch(self.check_reduce(arms.0, arms.1, op, root)?, None, (send, recv))
+    }
+
     /// Starts a [`reduce_in_place`](Self::reduce_in_place).
     pub fn start_reduce_in_place<T: Element>(
         &self,
@@ -126,6 +142,17 @@ impl Communicator {
         self.launch(self.check_reduce_in_place(arm, op, root)?, None, data)
     }
 
+    /// Starts a [`gather`](Self::gather).
+    pub fn start_gather<T: Element>(
+        &self,
+        send: Buffer<T>,
+        mut recv: Option<Buffer<T>>,
+        root: usize,
+    ) -> Result<Pending<ToRoot<T>>> {
+        let arms = (Arm::input(send.view()), recv.as_mut().map(|recv| Arm::output(&mut recv.view_mut())));
+        self.launch(self.check_gather(arms.0, arms.1, root)?, None, (send, recv))
+    }
+
     /// Starts a [`gather_in_place`](Self::gather_in_place).
     pub fn start_gather_in_place<T: Element>(
         &self,
@@ -134,6 +161,17 @@ impl Communicator {
     ) -> Result<Pending<Buffer<T>>> {
         let arm = Arm::output(&mut data.view_mut());
         self.launch(self.check_gather_in_place(arm, root)?, None, data)
+    }
+
+    /// Starts a [`scatter`](Self::scatter).
+    pub fn start_scatter<T: Element>(
+        &self,
+        send: Option<Buffer<T>>,
+        mut recv: Buffer<T>,
+        root: usize,
+    ) -> Result<Pending<FromRoot<T>>> {
+        let arms = (send.as_ref().map(|send| Arm::input(send.view())), Arm::output(&mut recv.view_mut()));
+        self.launch(self.check_scatter(arms.0, arms.1, root)?, None, (send, recv))
     }
 
     /// Starts a [`scatter_in_place`](Self::scatter_in_place).

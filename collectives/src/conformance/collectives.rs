@@ -213,8 +213,16 @@ fn reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
                 comm.reduce_in_place(&mut data, op, root).expect("works");
                 same(data.host(), kept, format_args!("{what}, in place"));
                 dawdle(comm, s);
-                let started = comm.start_reduce_in_place(send, op, root).expect("starts");
-                same(started.wait().expect("works").host(), kept, format_args!("{what}, started"));
+                recv.host_mut().fill(T::default());
+                let a = comm.start_reduce(send, at_root.then_some(recv), op, root).expect("starts");
+                let again = keep.buffer(comm, &all[rank]);
+                let b = comm.start_reduce_in_place(again, op, root).expect("starts");
+                same(b.wait().expect("works").host(), kept, format_args!("{what}, started in place"));
+                let (send, recv) = a.wait().expect("works");
+                same(send.host(), &all[rank], format_args!("{what}: the input"));
+                if let Some(recv) = recv {
+                    same(recv.host(), &expected, format_args!("{what}, started"));
+                }
             });
         }
     }
@@ -241,9 +249,15 @@ fn gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
                 comm.gather_in_place(&mut data, root).expect("works");
                 let kept = if at_root { &expected } else { &all[rank] };
                 same(data.host(), kept, format_args!("{what}, in place"));
+                recv.host_mut().fill(T::default());
+                let send = keep.buffer(comm, &all[rank]);
+                let a = comm.start_gather(send, at_root.then_some(recv), root).expect("starts");
                 let again = keep.buffer(comm, if at_root { &whole } else { &all[rank] });
-                let started = comm.start_gather_in_place(again, root).expect("starts");
-                same(started.wait().expect("works").host(), kept, format_args!("{what}, started"));
+                let b = comm.start_gather_in_place(again, root).expect("starts");
+                same(b.wait().expect("works").host(), kept, format_args!("{what}, started in place"));
+                if let (_, Some(recv)) = a.wait().expect("works") {
+                    same(recv.host(), &expected, format_args!("{what}, started"));
+                }
             });
         }
     }
@@ -266,9 +280,13 @@ fn scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
                 let mut data = if at_root { send } else { keep.empty(comm, count) };
                 comm.scatter_in_place(&mut data, root).expect("works");
                 same(data.host(), kept, format_args!("{what}, in place"));
+                recv.host_mut().fill(T::default());
+                let send = at_root.then(|| keep.buffer(comm, &whole));
+                let a = comm.start_scatter(send, recv, root).expect("starts");
                 let again = if at_root { keep.buffer(comm, &whole) } else { keep.empty(comm, count) };
-                let started = comm.start_scatter_in_place(again, root).expect("starts");
-                same(started.wait().expect("works").host(), kept, format_args!("{what}, started"));
+                let b = comm.start_scatter_in_place(again, root).expect("starts");
+                same(b.wait().expect("works").host(), kept, format_args!("{what}, started in place"));
+                same(a.wait().expect("works").1.host(), expected, format_args!("{what}, started"));
             });
         }
     }

@@ -65,7 +65,6 @@ impl Operation {
             (Operation::Broadcast, _) => [In, In],
             (Operation::SendRecv | Operation::Barrier, _) => [Out, Out],
             (Operation::Gather | Operation::Scatter, _) | (_, Calls::Started) if native => [Out, Out],
-            (Operation::Reduce | Operation::Gather | Operation::Scatter, Calls::Started) => [In, In],
             _ => [Out, In],
         }
     }
@@ -116,6 +115,8 @@ struct Lengths {
 /// A started call.
 pub enum InFlight<T: Element> {
     Two(Pending<(Buffer<T>, Buffer<T>)>),
+    ToRoot(Pending<(Buffer<T>, Option<Buffer<T>>)>),
+    FromRoot(Pending<(Option<Buffer<T>>, Buffer<T>)>),
     One(Pending<Buffer<T>>),
     Message { send: Option<Pending<Buffer<T>>>, receive: Option<Pending<Buffer<T>>> },
     Nothing(Pending<()>),
@@ -225,6 +226,7 @@ impl Work {
         let (Some(send), Some(receive)) = (slot.send.take(), slot.receive.take()) else {
             return Ok(InFlight::Nothing(comm.start_barrier()?));
         };
+        let at_root = comm.rank() == root;
         // In place the other buffer stays in its slot.
         let flight = match (self.operation, self.placement) {
             (Operation::AllReduce, Placement::Out) => {
@@ -235,6 +237,20 @@ impl Work {
             }
             (Operation::AllGather, Placement::Out) => InFlight::Two(comm.start_all_gather(send, receive)?),
             (Operation::AllToAll, Placement::Out) => InFlight::Two(comm.start_all_to_all(send, receive)?),
+            // What only the root needs stays in the slot elsewhere.
+            (Operation::Reduce | Operation::Gather, Placement::Out) => {
+                let (receive, unused) = if at_root { (Some(receive), None) } else { (None, Some(receive)) };
+                slot.receive = unused;
+                InFlight::ToRoot(match self.operation {
+                    Operation::Reduce => comm.start_reduce(send, receive, op, root)?,
+                    _ => comm.start_gather(send, receive, root)?,
+                })
+            }
+            (Operation::Scatter, Placement::Out) => {
+                let (send, unused) = if at_root { (Some(send), None) } else { (None, Some(send)) };
+                slot.send = unused;
+                InFlight::FromRoot(comm.start_scatter(send, receive, root)?)
+            }
             (Operation::SendRecv, _) => {
                 let (rank, ranks) = (comm.rank(), comm.size());
                 let receive = match self.receives(rank) {
@@ -389,6 +405,16 @@ impl<T: Exact> Slot<T> {
             InFlight::Two(pending) => {
                 let (send, receive) = pending.wait()?;
                 (self.send, self.receive) = (Some(send), Some(receive));
+            }
+            InFlight::ToRoot(pending) => {
+                let (send, receive) = pending.wait()?;
+                self.send = Some(send);
+                self.receive = receive.or(self.receive.take());
+            }
+            InFlight::FromRoot(pending) => {
+                let (send, receive) = pending.wait()?;
+                self.receive = Some(receive);
+                self.send = send.or(self.send.take());
             }
             InFlight::One(pending) => self.receive = Some(pending.wait()?),
             InFlight::Message { send, receive } => {

@@ -289,11 +289,10 @@ pub fn over_ranks(comm: &Communicator, mine: &[f64], average: Average) -> Result
 /// A sentence when the two halves of a row measure the same thing.
 pub fn remark(operation: Operation, calls: Calls, native: bool) -> Option<String> {
     let [first, second] = operation.placements(calls, native);
-    (first == second).then(|| match (operation, calls) {
-        (Operation::Broadcast, _) => "broadcast works in one buffer: both halves measure that".to_owned(),
-        (Operation::Barrier, _) => "barrier has no data: both halves measure the same".to_owned(),
-        (Operation::SendRecv, _) => "send_recv needs two buffers: both halves measure that".to_owned(),
-        _ if native => "MPI's form of it here is out of place: both halves measure that".to_owned(),
-        _ => format!("{} is started in one buffer only: both halves measure that", operation.name()),
+    (first == second).then(|| match operation {
+        Operation::Broadcast => "broadcast works in one buffer: both halves measure that".to_owned(),
+        Operation::Barrier => "barrier has no data: both halves measure the same".to_owned(),
+        Operation::SendRecv => "send_recv needs two buffers: both halves measure that".to_owned(),
+        _ => "MPI's form of it here is out of place: both halves measure that".to_owned(),
     })
 }
