@@ -257,7 +257,7 @@ fn a_group_must_make_sense() {
     run("a_group_must_make_sense", &[2], |mut world| {
         let me = world.rank();
         for (members, words) in
-            [(vec![me, 7], "rank 7"), (vec![1 - me], "not in its own"), (vec![me, me], "twice")]
+            [(vec![me, 7], "rank 7"), (vec![1 - me], "without this rank"), (vec![me, me], "twice")]
         {
             match world.subgroup(&members, 1) {
                 Err(error) => assert!(error.to_string().contains(words), "{error}"),

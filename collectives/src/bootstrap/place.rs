@@ -91,13 +91,17 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
         }
         Place::Tcp(address) => {
             let (hosts, port) = address.rsplit_once(':').unwrap_or((address, "0"));
-            let resolve = |host: &str| format!("{host}:{port}").to_socket_addrs();
-            let resolved: Vec<_> = hosts.split(',').map(resolve).collect();
-            if resolved.iter().all(|r| r.is_err()) {
-                resolved.into_iter().next().unwrap_or(Ok(Vec::new().into_iter())).map_err(refused)?;
-                return Ok(None);
+            let (mut resolved, mut failed) = (Vec::new(), None);
+            for host in hosts.split(',') {
+                match format!("{host}:{port}").to_socket_addrs() {
+                    Ok(addresses) => resolved.extend(addresses),
+                    Err(e) => failed = failed.or(Some(e)),
+                }
             }
-            for address in resolved.into_iter().flatten().flatten() {
+            if let (true, Some(e)) = (resolved.is_empty(), failed) {
+                return Err(refused(e));
+            }
+            for address in resolved {
                 if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
                     stream.set_nonblocking(true).map_err(refused)?;
                     stream.set_nodelay(true).map_err(refused)?;

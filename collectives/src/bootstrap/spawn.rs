@@ -133,6 +133,9 @@ fn random_hex(bytes: usize) -> Result<String> {
     Ok(random.iter().map(|b| format!("{b:02x}")).collect())
 }
 
+/// How often to look at ranks whose end wakes nobody.
+const BLIND: Duration = Duration::from_millis(20);
+
 struct Member {
     child: Child,
     /// Readable when the process has ended; None on kernels before 5.3, where the loop looks at intervals instead.
@@ -213,12 +216,13 @@ impl Family {
         let mut fds = vec![PollFd::new(&signals.fd, PollFlags::IN)];
         fds.extend(running.filter_map(|m| m.pidfd.as_ref()).map(|fd| PollFd::new(fd, PollFlags::IN)));
         // A rank announces its failure on the board without waking us, so look now and then.
-        let most = Duration::from_millis(if blind { 20 } else { 250 });
+        let most = if blind { BLIND } else { Duration::from_millis(250) };
         let left = deadline.map_or(most, |d| d.saturating_duration_since(Instant::now()).min(most));
         let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => unreachable!("poll of own descriptors: {e}"),
+            // The kernel has no memory for it now, or a limit of open files has sunk: look at intervals instead.
+            Err(_) => std::thread::sleep(left.min(BLIND)),
         }
         signals.next()
     }
@@ -324,5 +328,27 @@ impl Drop for Signals {
     fn drop(&mut self) {
         // SAFETY: restores the mask saved in `catch`.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::alone::alone;
+    use super::*;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    #[test]
+    fn ranks_are_watched_where_the_kernel_refuses_to() {
+        if !alone("bootstrap::spawn::tests::ranks_are_watched_where_the_kernel_refuses_to") {
+            return;
+        }
+        let (board, _) = Board::create(1).unwrap();
+        let (signals, mut sleep) = (Signals::catch().unwrap(), Command::new("sleep"));
+        let family = Family { board, members: vec![Member::new(sleep.arg("0.05").spawn().unwrap())] };
+        // As many descriptors as are to be watched are then too many.
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
+        let report = family.watch(&signals);
+        assert_eq!((report.endings, report.first_failure), (vec![Ending::Exited(0)], None));
     }
 }

@@ -3,9 +3,11 @@
 pub mod emulated;
 mod farewell;
 pub mod hierarchical;
+mod inbox;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod nodes;
+mod processes;
 pub mod shm;
 pub mod threads;
 pub mod ucx;
@@ -187,7 +189,12 @@ fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>) ->
 /// The place of `rank`, of a group of `size`, among the `members` of that who form a group of their own.
 fn place_among(members: &[usize], rank: usize, size: usize) -> Result<usize> {
     members.iter().try_for_each(|&member| admit("subgroup", rank, member, size))?;
-    let place = members.iter().position(|&member| member == rank);
-    let problem = || format!("ranks {members:?} form a group without this rank");
-    place.ok_or_else(|| Error::Argument { call: "subgroup", rank, problem: problem() })
+    let refused = |what| {
+        let problem = format!("ranks {members:?} form a group {what}");
+        Error::Argument { call: "subgroup", rank, problem }
+    };
+    if (1..members.len()).any(|i| members[..i].contains(&members[i])) {
+        return Err(refused("in which one of them is twice"));
+    }
+    members.iter().position(|&member| member == rank).ok_or_else(|| refused("without this rank"))
 }

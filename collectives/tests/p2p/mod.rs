@@ -279,7 +279,7 @@ pub fn wrong_lengths(t: &mut dyn Transport) {
     }
 }
 
-/// A rank that does not exist is an error.
+/// A rank that does not exist is an error, and a group that no rank can be in.
 pub fn wrong_ranks(t: &mut dyn Transport) {
     let beyond = t.size();
     let mut space = [0u8; 4];
@@ -288,6 +288,11 @@ pub fn wrong_ranks(t: &mut dyn Transport) {
         let error = t.send(beyond, Tag(0), space.as_ptr(), 4).expect_err("no such rank").to_string();
         assert!(error.contains(&format!("the group has {beyond}")), "{error}");
         assert!(t.recv(beyond, Tag(0), space.as_mut_ptr(), 4).is_err());
+    }
+    let me = t.rank();
+    for (members, words) in [(vec![me, beyond], "the group has"), (vec![me, me], "twice"), (vec![], "without")] {
+        let error = t.subgroup(&members, 9).err().expect("no such group").to_string();
+        assert!(error.contains(words), "{error}");
     }
 }
 

@@ -8,15 +8,13 @@
 use super::ffi;
 use super::session::Session;
 use crate::error::Result;
-use std::collections::VecDeque;
+use crate::transport::inbox::Inbox;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
 const TAG: c_int = 1;
 const LARGEST: usize = 1 << 10;
 const HEADER: usize = 8 + 4 + 1;
-/// Words that nobody took, such as farewells to groups that are gone, are forgotten beyond this many.
-const MOST_KEPT: usize = 4096;
 /// How long the end waits for words on their way.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -68,7 +66,7 @@ pub(super) struct Control {
     space: Box<[u8]>,
     /// The posted receive of the next word from anybody.
     receive: Option<ffi::MPI_Request>,
-    inbox: VecDeque<Word>,
+    inbox: Inbox<Word>,
     /// Words said so far to each rank of the job, and words that have come.
     said: Vec<c_int>,
     heard: c_int,
@@ -88,7 +86,7 @@ impl Control {
             heard: 0,
             space: vec![0; LARGEST].into(),
             receive: None,
-            inbox: VecDeque::new(),
+            inbox: Inbox::empty(),
             outgoing: Vec::new(),
         }
     }
@@ -118,8 +116,7 @@ impl Control {
     ) -> Result<Option<Word>> {
         while self.listen(session)? {}
         self.settle();
-        let at = self.inbox.iter().position(|w| w.group == group && wanted(w));
-        Ok(at.and_then(|at| self.inbox.remove(at)))
+        Ok(self.inbox.take(|w| w.group == group && wanted(w)))
     }
 
     /// Puts the next word that has arrived into the inbox; whether there was one.
@@ -155,9 +152,8 @@ impl Control {
         }
         self.receive = None;
         self.heard += 1;
-        self.inbox.extend(Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]));
-        if self.inbox.len() > MOST_KEPT {
-            self.inbox.pop_front();
+        if let Some(word) = Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]) {
+            self.inbox.put(word);
         }
         Ok(true)
     }

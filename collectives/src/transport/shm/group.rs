@@ -4,7 +4,7 @@ use super::bell::Fences;
 use super::layout::{self, Block, Layout};
 use super::segments::Segments;
 use crate::error::{Error, Result};
-use crate::transport::admit;
+use crate::transport::place_among;
 use std::sync::Arc;
 
 /// One group of this process.
@@ -45,13 +45,7 @@ impl Group {
 
     /// Some members of this group, in their new order.
     pub fn subgroup(&self, members: &[usize], context: u64) -> Result<Group> {
-        let bad = |problem: String| Error::Argument { call: "subgroup", rank: self.segments.rank(), problem };
-        members.iter().try_for_each(|&m| admit("subgroup", self.segments.rank(), m, self.members.len()))?;
-        if (1..members.len()).any(|i| members[..i].contains(&members[i])) {
-            return Err(bad(format!("a rank is twice in {members:?}")));
-        }
-        let me = members.iter().position(|&m| m == self.me);
-        let me = me.ok_or_else(|| bad(format!("rank {} is not in its own group {members:?}", self.me)))?;
+        let me = place_among(members, self.me, self.members.len())?;
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
         let layout = Layout::new(members.len());
         let key = key_of(context, &members);

@@ -127,7 +127,7 @@ impl Mail {
         Mail {
             outgoing: (0..size).map(|_| Outgoing::default()).collect(),
             incoming: (0..size).map(|_| Incoming::default()).collect(),
-            requests: Requests::default(),
+            requests: Requests::none(group.segments.rank()),
             eager: EAGER.min(piece),
             piece,
             spare: Vec::new(),

@@ -3,8 +3,9 @@
 use super::segments::Segments;
 use crate::bootstrap::Ending;
 use crate::error::{Error, Result};
+use crate::transport::processes::Processes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// A look at all peers costs a few system calls, so it happens at most this often.
@@ -12,16 +13,17 @@ const EVERY: Duration = Duration::from_millis(20);
 /// The supervisor may notice an end a little later than we do; its word is better than ours.
 const SUPERVISOR_LAG: Duration = Duration::from_millis(500);
 
-/// How to tell whether another process lives.
-pub(super) enum Life {
-    /// A descriptor that becomes readable when the process ends. It came from the process itself, so it names no
-    /// other one, whatever numbers are reused and whatever namespaces lie between.
-    Pidfd(OwnedFd),
-    /// Its number and start time, on kernels without pidfds.
-    Number { pid: u32, start: String },
+/// How to tell whether the peers' processes live, by their indices.
+#[derive(Default)]
+pub(super) struct Lives {
+    /// Those with a pidfd. It came from the process itself, so it names no other one, whatever numbers are reused and
+    /// whatever namespaces lie between.
+    processes: Processes,
+    /// Number and start time of the others, on kernels without pidfds.
+    numbers: Vec<(usize, u32, String)>,
 }
 
-impl Life {
+impl Lives {
     /// This process's pidfd, if the kernel has them, and its card for those who do not get one.
     pub fn of_this_process() -> (Option<OwnedFd>, String) {
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).ok();
@@ -30,17 +32,24 @@ impl Life {
         (pidfd, card)
     }
 
-    /// From a peer's card and descriptor.
-    pub fn from_card(card: &[u8], pidfd: Option<OwnedFd>) -> Self {
+    /// Adds a peer by its card and descriptor.
+    pub fn add(&mut self, index: usize, card: &[u8], pidfd: Option<OwnedFd>) {
         let card = String::from_utf8_lossy(card);
         let mut fields = card.split(' ');
         let has_pidfd = fields.next() == Some("1");
         let pid = fields.next().and_then(|p| p.parse().ok()).unwrap_or(0);
         let start = fields.next().unwrap_or_default().to_owned();
         match pidfd {
-            Some(fd) if has_pidfd => Life::Pidfd(fd),
-            _ => Life::Number { pid, start },
+            Some(fd) if has_pidfd => self.processes.watch(index, fd),
+            _ => self.numbers.push((index, pid, start)),
         }
+    }
+
+    /// Tells `found` the indices of those that have ended.
+    fn ended(&self, mut found: impl FnMut(usize)) {
+        self.processes.ended(&mut found);
+        let ended = |(_, pid, start): &&(usize, u32, String)| start_time(*pid).as_ref() != Some(start);
+        self.numbers.iter().filter(ended).for_each(|&(index, ..)| found(index));
     }
 }
 
@@ -56,9 +65,6 @@ fn start_time(pid: u32) -> Option<String> {
 /// The looks of one transport at its peers.
 pub(super) struct Watcher {
     next: Instant,
-    /// Ready for poll(2), one per peer with a pidfd, with the peer's index.
-    fds: Vec<libc::pollfd>,
-    indices: Vec<usize>,
     /// When each peer was first seen dead.
     dead: Vec<Option<Instant>>,
     /// Peers that left in good order: they send nothing any more, and that alone is no error.
@@ -67,21 +73,8 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub fn new(segments: &Segments) -> Self {
-        let (mut fds, mut indices) = (Vec::new(), Vec::new());
-        for (index, life) in segments.lives.iter().enumerate() {
-            if let Some(Life::Pidfd(fd)) = life {
-                fds.push(libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-                indices.push(index);
-            }
-        }
         let size = segments.size();
-        Watcher {
-            next: Instant::now() + EVERY,
-            fds,
-            indices,
-            dead: vec![None; size],
-            gone: vec![false; size],
-        }
+        Watcher { next: Instant::now() + EVERY, dead: vec![None; size], gone: vec![false; size] }
     }
 
     /// An error when a rank of the job failed; cheap, because it looks only now and then.
@@ -103,7 +96,9 @@ impl Watcher {
         {
             return Err(lost(peer, board.how(peer).unwrap_or_else(|| "failed".into())));
         }
-        self.poll(segments, now);
+        segments.lives.ended(|index| {
+            self.dead[index].get_or_insert(now);
+        });
         for index in (0..segments.size()).filter(|&i| i != segments.me) {
             let peer = segments.ranks[index];
             if let Some((culprit, how)) = segments.gave_up(index) {
@@ -127,25 +122,6 @@ impl Watcher {
         }
         Ok(())
     }
-
-    fn poll(&mut self, segments: &Segments, now: Instant) {
-        // SAFETY: an array of valid entries and its length; the descriptors are open while the segments live.
-        let ready = unsafe { libc::poll(self.fds.as_mut_ptr(), self.fds.len() as libc::nfds_t, 0) };
-        if ready > 0 {
-            for (fd, &index) in self.fds.iter().zip(&self.indices) {
-                if fd.revents != 0 {
-                    self.dead[index].get_or_insert(now);
-                }
-            }
-        }
-        for (index, life) in segments.lives.iter().enumerate() {
-            if let Some(Life::Number { pid, start }) = life
-                && start_time(*pid).as_ref() != Some(start)
-            {
-                self.dead[index].get_or_insert(now);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -167,13 +143,17 @@ mod tests {
 
     #[test]
     fn cards_work_without_a_pidfd() {
-        let (_, card) = Life::of_this_process();
+        let (_, card) = Lives::of_this_process();
         let without = card.replacen('1', "0", 1);
-        match Life::from_card(without.as_bytes(), None) {
-            Life::Number { pid, start } => {
-                assert_eq!((pid, Some(start)), (std::process::id(), start_time(std::process::id())));
-            }
-            Life::Pidfd(_) => panic!("there is none"),
-        }
+        let mut lives = Lives::default();
+        lives.add(5, without.as_bytes(), None);
+        lives.ended(|index| panic!("{index} has not ended"));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let start = start_time(std::process::id()).unwrap();
+        lives.add(7, format!("0 {} {start}", child.id()).as_bytes(), None);
+        child.wait().unwrap();
+        let mut ended = Vec::new();
+        lives.ended(|index| ended.push(index));
+        assert_eq!(ended, [7]);
     }
 }

@@ -11,13 +11,18 @@ enum State {
 }
 
 /// The requests of one group. A number carries how often its place was used, so that a forgotten one is noticed.
-#[derive(Default)]
 pub(super) struct Requests {
+    /// Who makes them.
+    rank: usize,
     places: Vec<(State, u32)>,
     free: Vec<u32>,
 }
 
 impl Requests {
+    pub fn none(rank: usize) -> Self {
+        Requests { rank, places: Vec::new(), free: Vec::new() }
+    }
+
     pub fn open(&mut self) -> Request {
         let at = self.free.pop().unwrap_or_else(|| {
             self.places.push((State::Free, 0));
@@ -57,7 +62,7 @@ impl Requests {
             _ => Err(Error::Library {
                 library: "shm".into(),
                 call: "test",
-                rank: 0,
+                rank: self.rank,
                 text: format!("{request:?} is not open: it was tested after it was complete"),
             }),
         }
@@ -70,7 +75,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_and_old_ones_are_noticed() {
-        let mut requests = Requests::default();
+        let mut requests = Requests::none(3);
         let (a, b) = (requests.open(), requests.open());
         assert_ne!(a, b);
         assert!(!requests.take_done(a).unwrap());
@@ -78,7 +83,8 @@ mod tests {
         assert!(requests.take_done(a).unwrap());
         let c = requests.open();
         assert_ne!(a, c);
-        assert!(requests.take_done(a).is_err());
+        let stale = requests.take_done(a).unwrap_err();
+        assert!(matches!(stale, Error::Library { rank: 3, .. }), "{stale}");
         assert!(!requests.take_done(c).unwrap());
         requests.fail(c, Error::Launch("of another length".into()));
         assert!(requests.take_done(c).unwrap_err().to_string().contains("of another length"));

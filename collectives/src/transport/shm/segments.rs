@@ -3,7 +3,7 @@
 use super::arena::{self, Arena};
 use super::bell::Fences;
 use super::layout::{self, Block, Layout};
-use super::{budget, peers::Life};
+use super::{budget, peers::Lives};
 use crate::bootstrap::memfd::{self, SharedMap};
 use crate::bootstrap::{Board, Options, Rendezvous};
 use crate::buffer::{Memory, Place};
@@ -25,8 +25,8 @@ pub(super) struct Segments {
     maps: Vec<SharedMap>,
     arena: Arena,
     world: Layout,
-    /// Life signs of each process; None for this one.
-    pub lives: Vec<Option<Life>>,
+    /// Life signs of the other processes.
+    pub lives: Lives,
     pub board: Option<Arc<Board>>,
     pub fences: Fences,
     /// Transports of this process over these segments; the last one to go departs.
@@ -67,7 +67,7 @@ impl Segments {
         own.u64(16).store(rank as u64, Ordering::Relaxed);
         own.u64(0).store(layout::MAGIC, Ordering::Release);
 
-        let (life, card) = Life::of_this_process();
+        let (life, card) = Lives::of_this_process();
         let card = format!("{} {card}", u8::from(Fences::register()));
         let cards = rendezvous.exchange_local(card.as_bytes())?;
         let all_fence = cards.iter().all(|card| card.first() == Some(&b'1'));
@@ -75,7 +75,7 @@ impl Segments {
         let second: &OwnedFd = life.as_ref().unwrap_or(&fd);
         let fds = rendezvous.exchange_fds(&[fd.as_fd(), second.as_fd()])?;
 
-        let (mut maps, mut lives) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        let (mut maps, mut lives) = (Vec::with_capacity(size), Lives::default());
         let mut own = Some(own);
         for (index, (mut fds, card)) in fds.into_iter().zip(cards).enumerate() {
             let pidfd = fds.pop();
@@ -87,7 +87,9 @@ impl Segments {
             check_segment(&map, ranks[index], fixed)?;
             advise(&map, fixed, index == me);
             maps.push(map);
-            lives.push((index != me).then(|| Life::from_card(card.get(2..).unwrap_or_default(), pidfd)));
+            if index != me {
+                lives.add(index, card.get(2..).unwrap_or_default(), pidfd);
+            }
         }
         Ok(Arc::new(Segments {
             me,

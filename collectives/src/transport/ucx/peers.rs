@@ -1,9 +1,8 @@
 //! What a rank knows of its peers: where their workers are, whether they share this host, whether they still live.
 
 use crate::error::{Error, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::transport::processes::Processes;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// What each rank tells the others of itself.
@@ -83,7 +82,7 @@ fn network_only(tls: Option<&str>) -> bool {
 
 /// Watches the processes of peers on this host.
 pub(super) struct Watch {
-    processes: Vec<(usize, OwnedFd)>,
+    processes: Processes,
     /// By rank.
     ended: Vec<bool>,
     any: bool,
@@ -97,11 +96,11 @@ impl Watch {
     /// Watches `peers` of `size` ranks, given as rank and process. Kernels before 5.3 cannot; there only the launcher and
     /// deadlines notice a dead peer.
     pub(super) fn over(rank: usize, size: usize, peers: impl Iterator<Item = (usize, u32)>) -> Result<Self> {
-        let mut processes = Vec::new();
+        let mut processes = Processes::default();
         for (peer, pid) in peers {
             let Some(pid) = Pid::from_raw(pid as i32) else { continue };
             match pidfd_open(pid, PidfdFlags::empty()) {
-                Ok(fd) => processes.push((peer, fd)),
+                Ok(fd) => processes.watch(peer, fd),
                 Err(rustix::io::Errno::SRCH) => {
                     return Err(Error::PeerLost {
                         rank,
@@ -122,20 +121,7 @@ impl Watch {
             return;
         }
         self.next = now + INTERVAL;
-        // In groups, because the array of descriptors lives on the stack: no allocation while waiting.
-        for group in self.processes.chunks(64) {
-            let mut fds: [PollFd<'_>; 64] =
-                std::array::from_fn(|i| PollFd::new(&group[i.min(group.len() - 1)].1, PollFlags::IN));
-            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            if !matches!(poll(&mut fds[..group.len()], Some(&zero)), Ok(n) if n > 0) {
-                continue;
-            }
-            for ((peer, _), fd) in group.iter().zip(&fds) {
-                if fd.revents().contains(PollFlags::IN) {
-                    (self.ended[*peer], self.any) = (true, true);
-                }
-            }
-        }
+        self.processes.ended(|peer| (self.ended[peer], self.any) = (true, true));
     }
 
     /// Whether any process had ended at the last look.

@@ -10,13 +10,12 @@ use super::peers::{Card, Watch};
 use super::tags;
 use super::turns::Hold;
 use crate::error::{Error, Result};
+use crate::transport::inbox::Inbox;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
 
 pub(super) const NOTICE_BYTES: usize = 1 << 10;
-/// Notices to a group that nobody takes are forgotten beyond this many.
-const MOST_KEPT: usize = 4096;
 
 /// What ranks tell each other beside their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +68,7 @@ pub(super) struct State {
     /// The numbers of this rank's groups.
     numbers: Vec<bool>,
     next: usize,
-    inbox: Vec<Notice>,
+    inbox: Inbox<Notice>,
     pub(super) notice: Box<[u8]>,
     /// The posted receive of the next notice, or null.
     pub(super) notice_request: *mut c_void,
@@ -120,7 +119,7 @@ impl State {
             cards,
             numbers: vec![true],
             next: 1,
-            inbox: Vec::new(),
+            inbox: Inbox::empty(),
             notice: vec![0; NOTICE_BYTES].into(),
             notice_request: null_mut(),
             outgoing: Vec::new(),
@@ -227,11 +226,10 @@ impl State {
             Word::Confirmed => self.settled[from] = true,
             Word::Hello => self.greetings[from] += 1,
             Word::Farewell | Word::Failure => {
-                if self.numbers.get(group as usize).is_some_and(|used| *used) && self.inbox.len() < MOST_KEPT
-                {
+                if self.numbers.get(group as usize).is_some_and(|used| *used) {
                     let text = &self.notice[..info.length.min(NOTICE_BYTES)];
                     let text = String::from_utf8_lossy(text).into_owned();
-                    self.inbox.push(Notice { group, word, from, text });
+                    self.inbox.put(Notice { group, word, from, text });
                 }
             }
         }
@@ -239,8 +237,7 @@ impl State {
 
     /// The next notice about a group of this rank.
     pub(super) fn take_notice(&mut self, group: u16) -> Option<Notice> {
-        let at = self.inbox.iter().position(|notice| notice.group == group)?;
-        Some(self.inbox.remove(at))
+        self.inbox.take(|notice| notice.group == group)
     }
 
     /// Says something about the group that `peer` calls `group`.

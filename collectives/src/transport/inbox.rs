@@ -1,0 +1,48 @@
+//! What peers have said beside their messages, until the group that it is about asks.
+
+use std::collections::VecDeque;
+
+/// What nobody took, such as farewells to groups that are gone, is forgotten beyond this many, the oldest first.
+const MOST_KEPT: usize = 4096;
+
+pub(super) struct Inbox<W> {
+    words: VecDeque<W>,
+}
+
+impl<W> Inbox<W> {
+    pub(super) fn empty() -> Self {
+        Inbox { words: VecDeque::new() }
+    }
+
+    pub(super) fn put(&mut self, word: W) {
+        self.words.push_back(word);
+        if self.words.len() > MOST_KEPT {
+            self.words.pop_front();
+        }
+    }
+
+    /// The oldest word that is `wanted`.
+    pub(super) fn take(&mut self, wanted: impl Fn(&W) -> bool) -> Option<W> {
+        let at = self.words.iter().position(wanted)?;
+        self.words.remove(at)
+    }
+
+    /// Forgets all words that are not `wanted`.
+    pub(super) fn retain(&mut self, wanted: impl Fn(&W) -> bool) {
+        self.words.retain(wanted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_word_is_kept_and_the_oldest_goes() {
+        let mut inbox = Inbox::empty();
+        (0..=MOST_KEPT).for_each(|word| inbox.put(word));
+        assert_eq!((inbox.take(|&w| w == 0), inbox.take(|&w| w == MOST_KEPT)), (None, Some(MOST_KEPT)));
+        inbox.retain(|&w| w > 100);
+        assert_eq!(inbox.take(|_| true), Some(101));
+    }
+}
