@@ -128,7 +128,7 @@ impl Engine {
     }
 
     pub fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
-        self.transport.subgroup(members, context)
+        self.transport.subgroup(members, context, self.options.deadline)
     }
 
     pub fn options(&self) -> Options {

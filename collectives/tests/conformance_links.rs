@@ -33,7 +33,8 @@ fn hierarchical(
     network: fn(Box<dyn Transport>) -> Box<dyn Transport>,
 ) -> Box<dyn Transport> {
     let here = nodes.with(outer.rank());
-    let inner = (here.len() > 1).then(|| outer.subgroup(here, 77 + here[0] as u64).expect("a group"));
+    let inner = (here.len() > 1)
+        .then(|| outer.subgroup(here, 77 + here[0] as u64, Options::default().deadline).expect("a group"));
     Box::new(Hierarchical::new("threads+threads", inner, network(outer), nodes).expect("a transport"))
 }
 

@@ -11,7 +11,7 @@ use collectives::transport::shm::ShmTransport;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Result};
-use shm_ranks::{identity, job, options};
+use shm_ranks::{PATIENCE, identity, job, options};
 
 /// What joins the nodes.
 type Outer = fn(&mut Rendezvous) -> Result<Box<dyn Transport>>;
@@ -22,7 +22,8 @@ fn shm(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
 
 fn ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
     let (rank, world) = (rendezvous.rank(), rendezvous.world());
-    Ok(Box::new(UcxTransport::connect(rank, world, &mut |blob| rendezvous.exchange(&blob))?))
+    let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
+    Ok(Box::new(UcxTransport::connect(rank, world, PATIENCE, exchange)?))
 }
 
 /// Behind a link that holds every message back.
@@ -49,7 +50,7 @@ fn suite(test: &str, outer: Outer, shape: Shape, chosen: fn(&Case) -> bool) {
         let mut transport = nodes(outer, shape).expect("a group");
         let all: Vec<usize> = (0..n).collect();
         for (i, case) in cases().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
-            let group = transport.subgroup(&all, 1_000_000 + i as u64).expect("a group");
+            let group = transport.subgroup(&all, 1_000_000 + i as u64, PATIENCE).expect("a group");
             (case.run)(Communicator::new(group, (case.options)()).expect("a communicator"));
         }
     };

@@ -6,7 +6,7 @@ use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::supervise;
 use collectives::conformance::{Case, cases};
 use collectives::{Communicator, Options, Progress};
-use shm_ranks::{connect, is_rank, rank_of, run};
+use shm_ranks::{PATIENCE, connect, is_rank, rank_of, run};
 use std::time::Instant;
 
 /// Runs every case that leaves its processes alive, each in a group of its own.
@@ -15,7 +15,7 @@ fn suite(test: &str, n: usize, chosen: fn(&Case) -> bool, progress: Progress) {
         let (rank, all) = (transport.rank(), (0..n).collect::<Vec<usize>>());
         for (i, case) in cases().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
             let start = Instant::now();
-            let group = transport.subgroup(&all, 1_000_000 + i as u64).expect("a group");
+            let group = transport.subgroup(&all, 1_000_000 + i as u64, PATIENCE).expect("a group");
             let options = Options { progress, ..(case.options)() };
             (case.run)(Communicator::new(group, options).expect("a communicator"));
             if rank == 0 {

@@ -10,7 +10,7 @@ use collectives::conformance::standard;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, Transport};
-use shm_ranks::{connect, identity, job, options};
+use shm_ranks::{PATIENCE, connect, identity, job, options};
 
 fn over(test: &str, sizes: &[usize], transport: fn() -> collectives::Result<Box<dyn Transport>>) {
     let body = || {
@@ -40,7 +40,8 @@ fn over_shared_memory() {
 fn ucx() -> collectives::Result<Box<dyn Transport>> {
     let mut rendezvous = Rendezvous::join(&identity(), &options())?;
     let (rank, world) = (rendezvous.rank(), rendezvous.world());
-    Ok(Box::new(UcxTransport::connect(rank, world, &mut |blob| rendezvous.exchange(&blob))?))
+    let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
+    Ok(Box::new(UcxTransport::connect(rank, world, PATIENCE, exchange)?))
 }
 
 /// Ranks dealt to two nodes in turn.

@@ -7,7 +7,7 @@ use collectives::bootstrap::spawn::supervise;
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Communicator, Error, Options, Result};
 use rustix::process::{Signal, kill_process};
-use shm_ranks::{connect, job, pattern, until, wait};
+use shm_ranks::{PATIENCE, connect, job, pattern, until, wait};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
 use std::time::Duration;
@@ -136,7 +136,7 @@ fn what_a_failed_rank_has_shown_stays_as_it_was() {
     const BYTES: usize = 1 << 20;
     let reports = job("what_a_failed_rank_has_shown_stays_as_it_was", &[2], || {
         let mut t = connect().expect("a group");
-        let group = t.subgroup(&[0, 1], 1).expect("a group");
+        let group = t.subgroup(&[0, 1], 1, PATIENCE).expect("a group");
         let options = Options { deadline: Duration::from_millis(100), ..Options::default() };
         let comm = Communicator::new(group, options).expect("a communicator");
         let (panics, fails, told) = (1, 2, 3);

@@ -6,7 +6,7 @@ mod shm_ranks;
 
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Error, Result};
-use shm_ranks::{pattern, run, until, wait};
+use shm_ranks::{PATIENCE, pattern, run, until, wait};
 
 /// A buffer that peers can read where it is.
 fn shared(t: &mut dyn Transport, data: &[u8]) -> Buffer<u8> {
@@ -233,7 +233,7 @@ fn groups_are_apart_and_their_memory_comes_back() {
         // More groups one after the other than can be open at once.
         for round in 0..400u64 {
             let parity: Vec<usize> = (0..n).rev().filter(|r| r % 2 == me % 2).collect();
-            let mut group = world.subgroup(&parity, round).expect("a group");
+            let mut group = world.subgroup(&parity, round, PATIENCE).expect("a group");
             assert_eq!((group.size(), parity[group.rank()]), (parity.len(), me));
             // The same tags and calls at once in both groups.
             let t = &mut *group;
@@ -259,14 +259,14 @@ fn a_group_must_make_sense() {
         for (members, words) in
             [(vec![me, 7], "rank 7"), (vec![1 - me], "without this rank"), (vec![me, me], "twice")]
         {
-            match world.subgroup(&members, 1) {
+            match world.subgroup(&members, 1, PATIENCE) {
                 Err(error) => assert!(error.to_string().contains(words), "{error}"),
                 Ok(_) => panic!("{members:?} is no group"),
             }
         }
-        let _first = world.subgroup(&[me], 5).expect("a group");
-        assert!(world.subgroup(&[me], 5).is_err(), "the same group twice at once");
-        assert!(world.subgroup(&[me], 6).is_ok());
+        let _first = world.subgroup(&[me], 5, PATIENCE).expect("a group");
+        assert!(world.subgroup(&[me], 5, PATIENCE).is_err(), "the same group twice at once");
+        assert!(world.subgroup(&[me], 6, PATIENCE).is_ok());
         barrier(&mut *world, 1);
     });
 }

@@ -79,7 +79,8 @@ fn passes(case: &str, ranks: usize, tls: &str) {
 fn connect() -> UcxTransport {
     let identity = Identity::from_env().unwrap().unwrap();
     let mut meeting = Rendezvous::join(&identity, &Options::default()).unwrap();
-    UcxTransport::connect(identity.rank, identity.world, &mut |blob| meeting.exchange(&blob)).unwrap()
+    let exchange = &mut |blob: Vec<u8>| meeting.exchange(&blob);
+    UcxTransport::connect(identity.rank, identity.world, p2p::PATIENCE, exchange).unwrap()
 }
 
 /// One rank of the case that the environment names; nothing when this is run as an ordinary test.
@@ -93,6 +94,7 @@ fn rank_process() {
             p2p::suite(&mut t);
         }
         "wrong_lengths" => p2p::wrong_lengths(&mut t),
+        "half_a_group" => p2p::half_a_group(&mut t),
         // What was sent arrives although the sender has gone, and the end of a rank in order is no loss.
         "early_leaver" => {
             let rank = t.rank();
@@ -114,7 +116,7 @@ fn rank_process() {
             if rank > 0 {
                 std::thread::sleep(Duration::from_millis(300));
                 t.check().expect("rank 0 left in order");
-                let mut rest = t.subgroup(&(1..t.size()).collect::<Vec<_>>(), 1).unwrap();
+                let mut rest = t.subgroup(&(1..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
                 p2p::barrier(&mut *rest, 1);
             }
         }
@@ -169,7 +171,7 @@ fn conformance(t: &mut UcxTransport, wanted: fn(&Case) -> bool, progress: Progre
         if t.rank() == 0 {
             eprintln!("{}", case.name);
         }
-        let group = t.subgroup(&all, number as u64).unwrap();
+        let group = t.subgroup(&all, number as u64, p2p::PATIENCE).unwrap();
         let behaviour = Behaviour { progress, ..(case.options)() };
         (case.run)(Communicator::new(group, behaviour).unwrap());
     }
@@ -225,10 +227,38 @@ fn messages_between_threads_of_one_process() {
                     up.send((rank, blob)).unwrap();
                     Ok(inbox.recv().unwrap())
                 };
-                let mut t = UcxTransport::connect(rank, 3, &mut exchange).unwrap();
+                let mut t = UcxTransport::connect(rank, 3, p2p::PATIENCE, &mut exchange).unwrap();
                 p2p::suite(&mut t);
             });
         }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_connect_is_waited_for_as_long_as_asked() {
+    if !available() {
+        return;
+    }
+    let within = Duration::from_millis(50);
+    let (card, cards) = std::sync::mpsc::channel::<Vec<u8>>();
+    let (failed, over) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // It tells its address and goes no further.
+            let mut exchange = |mine: Vec<u8>| {
+                card.send(mine).unwrap();
+                over.recv().unwrap();
+                Err(Error::Launch("the other has failed".into()))
+            };
+            assert!(UcxTransport::connect(1, 2, within, &mut exchange).is_err());
+        });
+        let mut exchange = |mine: Vec<u8>| Ok(vec![mine, cards.recv().unwrap()]);
+        let error = UcxTransport::connect(0, 2, within, &mut exchange).err().expect("rank 1 is silent");
+        failed.send(()).unwrap();
+        assert!(
+            matches!(error, Error::Timeout { rank: 0, peer: 1, after, .. } if after == within),
+            "{error}"
+        );
     });
 }
 
@@ -254,6 +284,11 @@ fn messages_of_every_size_and_order_over_what_ucx_chooses() {
 fn other_lengths_are_errors() {
     passes("wrong_lengths", 2, "posix,cma");
     passes("wrong_lengths", 2, "tcp");
+}
+
+#[test]
+fn a_group_that_a_rank_does_not_come_to_is_an_error() {
+    passes("half_a_group", 2, "posix,cma");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         Transport::Ucx => {
             let mut rendezvous = meet(ranks, identity, &options)?;
             let exchange = &mut |card: Vec<u8>| rendezvous.exchange(&card);
-            (Box::new(UcxTransport::connect(identity.rank, identity.world, exchange)?), None)
+            (Box::new(UcxTransport::connect(identity.rank, identity.world, options.timeout, exchange)?), None)
         }
         Transport::Mpi => {
             // MPI waits for ever for a rank that does not come, so ranks meet before, where they surely can.
@@ -233,7 +233,9 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
         },
         |outer, nodes| {
             let node = nodes.with(outer.rank());
-            Ok((node.len() > 1).then(|| outer.subgroup(node, node[0] as u64)).transpose()?)
+            Ok((node.len() > 1)
+                .then(|| outer.subgroup(node, node[0] as u64, ranks.rendezvous_timeout))
+                .transpose()?)
         },
     )?;
     Ok(Communicator::new(transport, ranks.options)?)

@@ -325,7 +325,7 @@ mod tests {
             Ok(self.came)
         }
 
-        fn subgroup(&mut self, _: &[usize], _: u64) -> Result<Box<dyn Transport>> {
+        fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
             Err(Error::Launch("there are no groups".into()))
         }
 

@@ -267,8 +267,8 @@ impl Transport for Emulated {
         Ok(done)
     }
 
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
-        let inner = self.inner.subgroup(members, context)?;
+    fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
+        let inner = self.inner.subgroup(members, context, within)?;
         let nodes = self.nodes.among(members);
         Ok(Box::new(Self::over(self.name.clone(), inner, self.link, nodes, self.ports.clone())))
     }

@@ -213,14 +213,14 @@ impl Transport for Hierarchical {
         self.inner.as_mut().filter(|inner| inner.size() == all).and_then(|inner| inner.direct())
     }
 
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+    fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
         // First the outer one, which complains about members that do not exist.
-        let outer = self.outer.subgroup(members, context)?;
+        let outer = self.outer.subgroup(members, context, within)?;
         let nodes = self.nodes.among(members);
         let sharing = nodes.with(outer.rank());
         let local: Vec<usize> = sharing.iter().filter_map(|&m| self.local[members[m]]).collect();
         let inner = match &mut self.inner {
-            Some(inner) if local.len() > 1 => Some(inner.subgroup(&local, context)?),
+            Some(inner) if local.len() > 1 => Some(inner.subgroup(&local, context, within)?),
             _ => None,
         };
         Ok(Box::new(Hierarchical::new(&self.name, inner, outer, nodes)?))

@@ -15,6 +15,7 @@ pub mod ucx;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 pub use nodes::{Nodes, PerNode};
+use std::time::Duration;
 
 /// What matches a send with its receive: unique per (call, step) on one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,8 +105,9 @@ pub trait Transport: Send {
     }
 
     /// A transport over `members` (ranks of this group in their new order; this rank is one of them), apart
-    /// from every other group by `context`. All members call it together.
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>>;
+    /// from every other group by `context`. All members call it together, and who has to wait for others does so no
+    /// longer than `within`.
+    fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>>;
 
     /// Whether no peer is lost and none has aborted; called while waiting, so it may take microseconds but not
     /// milliseconds. A peer that dropped its transport in good order has left and is not lost: what it did before
@@ -114,8 +116,8 @@ pub trait Transport: Send {
 
     /// Gives up the processor until something may have changed, at most about `limit`. Called after
     /// spinning and yielding; ranks may outnumber cores.
-    fn park(&mut self, limit: std::time::Duration) {
-        std::thread::sleep(limit.min(std::time::Duration::from_micros(50)));
+    fn park(&mut self, limit: Duration) {
+        std::thread::sleep(limit.min(Duration::from_micros(50)));
     }
 
     /// Whether `park` ends when a peer does something for this rank, and peers need nothing of this rank meanwhile.

@@ -338,7 +338,7 @@ impl Transport for Threads {
         }
     }
 
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+    fn subgroup(&mut self, members: &[usize], context: u64, _within: Duration) -> Result<Box<dyn Transport>> {
         let rank = place_among(members, self.rank, self.group.members.len())?;
         let mut joining = self.group.joining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (group, joined) = joining.entry(context).or_insert_with(|| {
@@ -398,6 +398,8 @@ impl Drop for Threads {
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(10);
+
     fn exchange(bytes: usize) {
         let mut ranks = group(2);
         let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
@@ -446,8 +448,8 @@ mod tests {
         let mut ranks = group(3);
         let mut c = ranks.pop().unwrap();
         let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
-        let mut ab = a.subgroup(&[1, 0], 9).unwrap();
-        let mut ba = b.subgroup(&[1, 0], 9).unwrap();
+        let mut ab = a.subgroup(&[1, 0], 9, PATIENCE).unwrap();
+        let mut ba = b.subgroup(&[1, 0], 9, PATIENCE).unwrap();
         assert_eq!((ab.rank(), ba.rank()), (1, 0));
         ba.abort(&Error::Launch("no disk".into()));
         let seen = c.check().unwrap_err().to_string();

@@ -38,6 +38,7 @@ fn rank_process() {
             p2p::suite(&mut t);
         }
         "wrong_lengths" => p2p::wrong_lengths(&mut t),
+        "half_a_group" => p2p::half_a_group(&mut t),
         "conformance" => conformance(&mut t, |case| !case.fails, Progress::Inline),
         "threads" => conformance(
             &mut t,
@@ -46,7 +47,7 @@ fn rank_process() {
         ),
         "native" => native::collectives(&t),
         "planned" => {
-            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1).unwrap();
+            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
             planned::rank(Communicator::new(group, standard()).unwrap());
         }
         "second_start" => {
@@ -105,7 +106,7 @@ fn rank_process() {
         other => {
             let all = cases();
             let case = all.iter().find(|c| c.fails && c.name == other).expect("a known case");
-            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1).unwrap();
+            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
             (case.run)(Communicator::new(group, (case.options)()).unwrap());
             all_are_done(&t);
         }
@@ -118,7 +119,7 @@ fn one_thread() {
     let mut t = MpiTransport::world_of_this_thread().unwrap();
     p2p::sizes(&mut t, &[3, 5000, 100_000]);
     conformance(&mut t, |case| !case.fails && case.name.contains("all_reduce"), Progress::Inline);
-    let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1).unwrap();
+    let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
     let comm = Communicator::new(group, Options::default()).unwrap();
     comm.barrier().unwrap();
     let elsewhere = std::thread::scope(|scope| scope.spawn(|| comm.barrier()).join().unwrap());
@@ -136,7 +137,7 @@ fn conformance(t: &mut MpiTransport, wanted: fn(&Case) -> bool, progress: Progre
         if t.rank() == 0 {
             eprintln!("{}", case.name);
         }
-        let group = t.subgroup(&all, number as u64).unwrap();
+        let group = t.subgroup(&all, number as u64, p2p::PATIENCE).unwrap();
         let options = Options { progress, ..(case.options)() };
         (case.run)(Communicator::new(group, options).unwrap());
     }
@@ -193,7 +194,7 @@ fn users_tags(mut t: MpiTransport) {
 fn early_leaver(mut t: MpiTransport) {
     let rank = t.rank();
     let all: Vec<usize> = (0..t.size()).collect();
-    let mut group = t.subgroup(&all, 3).unwrap();
+    let mut group = t.subgroup(&all, 3, p2p::PATIENCE).unwrap();
     let data = p2p::message(0, 1, 9, 200_000);
     let mut space = vec![0u8; 200_000];
     if rank == 0 {
@@ -240,6 +241,11 @@ fn other_threads_are_refused() {
 #[test]
 fn other_lengths_are_errors() {
     passes("wrong_lengths", 2);
+}
+
+#[test]
+fn a_group_that_a_rank_does_not_come_to_is_an_error() {
+    passes("half_a_group", 2);
 }
 
 #[test]

@@ -208,9 +208,9 @@ fn same_tag(t: &mut dyn Transport) {
 pub fn subgroups(t: &mut dyn Transport) {
     let (rank, size) = (t.rank(), t.size());
     let members: Vec<usize> = (0..size).rev().filter(|r| r % 2 == rank % 2).collect();
-    let mut half = t.subgroup(&members, 0x1234_5678_9abc_def0 + (rank % 2) as u64).unwrap();
+    let mut half = t.subgroup(&members, 0x1234_5678_9abc_def0 + (rank % 2) as u64, PATIENCE).unwrap();
     let all: Vec<usize> = (0..size).collect();
-    let mut whole = t.subgroup(&all, 77).unwrap();
+    let mut whole = t.subgroup(&all, 77, PATIENCE).unwrap();
     assert_eq!((half.size(), whole.size(), whole.rank()), (members.len(), size, rank));
     assert_eq!(members[half.rank()], rank);
     assert_eq!(half.name(), t.name());
@@ -245,7 +245,7 @@ pub fn subgroups(t: &mut dyn Transport) {
     // A group of a group.
     let ends: Vec<usize> = if size > 1 { vec![0, size - 1] } else { vec![0] };
     if ends.contains(&rank) {
-        let mut pair = whole.subgroup(&ends, 5).unwrap();
+        let mut pair = whole.subgroup(&ends, 5, PATIENCE).unwrap();
         sizes(&mut *pair, &[3, 100_000]);
         barrier(&mut *pair, 1);
     }
@@ -279,6 +279,19 @@ pub fn wrong_lengths(t: &mut dyn Transport) {
     }
 }
 
+/// Who forms a group waits for its members as long as it was told. Between ranks 0 and 1, which does not come.
+pub fn half_a_group(t: &mut dyn Transport) {
+    let within = Duration::from_millis(50);
+    if t.rank() == 0 {
+        let error = t.subgroup(&[0, 1], 8, within).err().expect("rank 1 does not come");
+        assert!(
+            matches!(error, Error::Timeout { rank: 0, peer: 1, after, .. } if after == within),
+            "{error}"
+        );
+    }
+    barrier(t, 1);
+}
+
 /// A rank that does not exist is an error, and a group that no rank can be in.
 pub fn wrong_ranks(t: &mut dyn Transport) {
     let beyond = t.size();
@@ -290,8 +303,10 @@ pub fn wrong_ranks(t: &mut dyn Transport) {
         assert!(t.recv(beyond, Tag(0), space.as_mut_ptr(), 4).is_err());
     }
     let me = t.rank();
-    for (members, words) in [(vec![me, beyond], "the group has"), (vec![me, me], "twice"), (vec![], "without")] {
-        let error = t.subgroup(&members, 9).err().expect("no such group").to_string();
+    for (members, words) in
+        [(vec![me, beyond], "the group has"), (vec![me, me], "twice"), (vec![], "without")]
+    {
+        let error = t.subgroup(&members, 9, PATIENCE).err().expect("no such group").to_string();
         assert!(error.contains(words), "{error}");
     }
 }

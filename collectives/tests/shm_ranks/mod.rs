@@ -50,9 +50,11 @@ pub fn identity() -> Identity {
     Identity::from_env().expect("good variables").expect("a rank")
 }
 
-/// A short timeout: a hang should fail soon.
+/// A hang should fail soon.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
 pub fn options() -> Options {
-    Options { timeout: Duration::from_secs(30), ..Options::default() }
+    Options { timeout: PATIENCE, ..Options::default() }
 }
 
 /// Waits as an engine does: looks, spins a little, yields, parks, and notices lost peers.

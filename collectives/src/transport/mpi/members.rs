@@ -7,8 +7,6 @@ use crate::transport::Transport;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
-/// How long the members of a new subgroup wait for each other.
-const MEETING: Duration = Duration::from_secs(60);
 /// How long a rank that leaves waits for its peers to take what it sent.
 const LINGER: Duration = Duration::from_secs(30);
 /// How long a rank that failed does so.
@@ -56,15 +54,15 @@ impl MpiTransport {
     }
 
     /// Returns once every member has come to form the group `identity`, so that the call of MPI that forms it, which
-    /// blocks, returns at once.
-    pub(super) fn meet(&mut self, members: &[usize], identity: u64) -> Result<()> {
+    /// blocks, returns at once; an error where one does not come `within` that time.
+    pub(super) fn meet(&mut self, members: &[usize], identity: u64, within: Duration) -> Result<()> {
         let mine = members.iter().position(|&m| m == self.rank).unwrap_or(0);
         let others = members.iter().filter(|&&m| m != self.rank).map(|&m| self.members[m]);
         self.tell(Kind::Meeting, identity, "", others, mine);
         let session = self.session().clone();
         let mut here = vec![false; members.len()];
         here[mine] = true;
-        let until = Instant::now() + MEETING;
+        let start = Instant::now();
         while let Some(missing) = here.iter().position(|h| !h) {
             let word = {
                 let _turn = session.turn()?;
@@ -75,10 +73,10 @@ impl MpiTransport {
                 Some(_) => {}
                 None => {
                     self.check()?;
-                    if Instant::now() > until {
+                    if start.elapsed() > within {
                         let (what, peer) =
                             (format!("forming a group of {} ranks", members.len()), members[missing]);
-                        return Err(Error::Timeout { what, rank: self.rank, peer, after: MEETING });
+                        return Err(Error::Timeout { what, rank: self.rank, peer, after: within });
                     }
                     std::thread::sleep(Duration::from_micros(20));
                 }

@@ -288,7 +288,7 @@ impl Transport for MpiTransport {
         }
     }
 
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+    fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
         place_among(members, self.rank, self.members.len())?;
         // Any number that differs between groups: FNV-1a over what makes one.
         let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x100_0000_01b3).rotate_left(23);
@@ -298,7 +298,7 @@ impl Transport for MpiTransport {
         let times = self.formed.entry(same).or_insert(0);
         *times += 1;
         let identity = mix(same, *times);
-        self.meet(members, identity)?;
+        self.meet(members, identity, within)?;
         let mut group = Self::over(self.messages.of_members(members)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
         Ok(Box::new(group))

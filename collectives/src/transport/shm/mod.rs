@@ -141,7 +141,7 @@ impl Transport for ShmTransport {
         Some(self)
     }
 
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
+    fn subgroup(&mut self, members: &[usize], context: u64, _within: Duration) -> Result<Box<dyn Transport>> {
         Ok(Box::new(Self::over(self.group.subgroup(members, context)?)))
     }
 

@@ -14,31 +14,30 @@ const MOST: usize = 64;
 /// A message that has come over a new connection says that it can be sent over, a second one that the choice among
 /// the ways is made.
 const ROUNDS: u8 = 2;
-/// How long ranks wait for each other.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// How long nothing has moved when a waiting rank sleeps between two looks, and for how long it does.
 const IDLE: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 
 impl State {
-    /// Connects this rank to all others, which do the same, unless they are many.
-    pub(super) fn greet(&mut self) -> Result<()> {
+    /// Connects this rank to all others, which do the same, unless they are many; each waits `within` for the others.
+    pub(super) fn greet(&mut self, within: Duration) -> Result<()> {
         if self.cards.len() > MOST {
             return Ok(());
         }
-        let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(round));
+        let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(round, within));
         // Peers are not to be waited for at the end of a rank that failed here.
         self.failed |= met.is_err();
         met
     }
 
-    fn greet_once(&mut self, round: u8) -> Result<()> {
+    fn greet_once(&mut self, round: u8, within: Duration) -> Result<()> {
         let (rank, size) = (self.rank, self.cards.len());
         let others = || (0..size).filter(move |&peer| peer != rank);
         for peer in others() {
             self.say(peer, Word::Hello, 0, "")?;
         }
-        let (mut until, mut awake) = (Instant::now() + DEADLINE, Instant::now() + IDLE);
+        let (start, mut awake) = (Instant::now(), Instant::now() + IDLE);
+        let mut limit = within;
         loop {
             let moved = self.worker.progress();
             self.listen()?;
@@ -49,13 +48,14 @@ impl State {
             if moved {
                 awake = now + IDLE;
             }
-            if now > until || self.is_gone(missing) {
+            let late = now - start > limit;
+            if late || self.is_gone(missing) {
                 // What it had sent may still be on its way.
-                if self.is_gone(missing) && now < until {
-                    until = until.min(now + super::LAST_WORDS);
+                if self.is_gone(missing) && !late {
+                    limit = limit.min(now - start + super::LAST_WORDS);
                     continue;
                 }
-                return Err(self.stranger(missing));
+                return Err(self.stranger(missing, within));
             }
             match (moved, now > awake) {
                 (true, _) => {}
@@ -65,10 +65,10 @@ impl State {
         }
     }
 
-    fn stranger(&mut self, peer: usize) -> Error {
+    fn stranger(&mut self, peer: usize, after: Duration) -> Error {
         let rank = self.rank;
         if !self.is_gone(peer) {
-            return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after: DEADLINE };
+            return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after };
         }
         let how = match self.failures.of(peer) {
             UCS_OK => format!("ended (process {}) while ranks were connecting", self.cards[peer].pid),

@@ -8,9 +8,6 @@ use std::ffi::c_void;
 use std::time::{Duration, Instant};
 use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
 
-/// How long the members of a new subgroup wait for each other.
-const MEETING: Duration = Duration::from_secs(60);
-
 /// A member's number on its way to this rank.
 struct Awaited {
     member: usize,
@@ -19,14 +16,14 @@ struct Awaited {
 }
 
 impl UcxTransport {
-    /// The group of `members`, which all call this together.
-    pub(super) fn form(&mut self, members: &[usize], context: u64) -> Result<Self> {
+    /// The group of `members`, which all call this together and wait `within` for each other.
+    pub(super) fn form(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Self> {
         let rank = place_among(members, self.members.rank, self.members.ranks.len())?;
         let Some(number) = self.session.turn()?.take_number() else {
             let problem = format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS);
             return Err(Error::Argument { call: "subgroup", rank: self.members.rank, problem });
         };
-        match self.exchange(members, context, number) {
+        match self.exchange(members, context, number, within) {
             Ok(numbers) => {
                 let ranks = members.iter().map(|&m| self.members.ranks[m]).collect();
                 Ok(Self::over(self.session.clone(), Members::new(rank, ranks, numbers)))
@@ -39,11 +36,11 @@ impl UcxTransport {
     }
 
     /// Gives this rank's number to all members, and learns theirs.
-    fn exchange(&mut self, members: &[usize], context: u64, mine: u16) -> Result<Vec<u16>> {
+    fn exchange(&mut self, members: &[usize], context: u64, mine: u16, within: Duration) -> Result<Vec<u16>> {
         let mut numbers = vec![mine; members.len()];
         let mut awaited = Vec::new();
         let result = self.post(members, context, mine, &mut awaited);
-        let result = result.and_then(|()| self.collect(members, &mut awaited, &mut numbers));
+        let result = result.and_then(|()| self.collect(members, &mut awaited, &mut numbers, within));
         if let Ok(state) = self.session.turn() {
             for left in awaited {
                 self.requests.orphan(&state.worker, left.request, left.space);
@@ -70,8 +67,14 @@ impl UcxTransport {
         Ok(())
     }
 
-    fn collect(&mut self, members: &[usize], awaited: &mut Vec<Awaited>, numbers: &mut [u16]) -> Result<()> {
-        let until = Instant::now() + MEETING;
+    fn collect(
+        &mut self,
+        members: &[usize],
+        awaited: &mut Vec<Awaited>,
+        numbers: &mut [u16],
+        within: Duration,
+    ) -> Result<()> {
+        let start = Instant::now();
         while let Some(Awaited { member, space, request }) = awaited.last() {
             let mut info = ucp_tag_recv_info_t::default();
             let mut state = self.session.turn()?;
@@ -84,10 +87,10 @@ impl UcxTransport {
                 if !moved {
                     std::thread::yield_now();
                 }
-                if Instant::now() > until {
+                if start.elapsed() > within {
                     let what = format!("forming a group of {} ranks", members.len());
                     let peer = members[*member];
-                    return Err(Error::Timeout { what, rank: self.members.rank, peer, after: MEETING });
+                    return Err(Error::Timeout { what, rank: self.members.rank, peer, after: within });
                 }
                 continue;
             }

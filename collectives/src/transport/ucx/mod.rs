@@ -61,7 +61,7 @@ pub struct UcxTransport {
 impl UcxTransport {
     /// Opens UCX on this rank, learns the peers' addresses and connects to them. `exchange` gives each rank's bytes to
     /// all: its result holds one entry per rank, in their order. All ranks call this together. Up to 64 ranks connect
-    /// here, so that no call pays for it later; more connect at their first message.
+    /// here, so that no call pays for it later, and wait `within` for each other; more connect at their first message.
     ///
     /// # Errors
     /// [`Error::Unavailable`] where UCX is missing or refuses `UCX_TLS`; [`Error::Library`] where no transport of it
@@ -70,6 +70,7 @@ impl UcxTransport {
     pub fn connect(
         rank: usize,
         size: usize,
+        within: Duration,
         exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
         if size > tags::MOST_RANKS {
@@ -78,7 +79,7 @@ impl UcxTransport {
             return Err(Error::Argument { call: "connect over UCX", rank, problem });
         }
         let mut session = State::open(rank, size, exchange)?;
-        session.turn()?.greet()?;
+        session.turn()?.greet(within)?;
         Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
     }
 
@@ -175,8 +176,8 @@ impl Transport for UcxTransport {
         }
     }
 
-    fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
-        Ok(Box::new(self.form(members, context)?))
+    fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(self.form(members, context, within)?))
     }
 
     fn check(&mut self) -> Result<()> {
