@@ -177,22 +177,23 @@ fn conformance(t: &mut UcxTransport, wanted: fn(&Case) -> bool, progress: Progre
     }
 }
 
-/// How many ranks run the whole suite: some, or with `CARAVAN_ALL_RANKS` every number from 1 to 5.
-fn worlds(few: [usize; 2]) -> impl Iterator<Item = usize> {
+/// How many ranks run the whole suite over one of UCX's transports: some, which are every number from 1 to 5 over one or
+/// the other, or with `CARAVAN_ALL_RANKS` every number over each.
+fn worlds(few: &[usize]) -> impl Iterator<Item = usize> {
     let all = std::env::var_os("CARAVAN_ALL_RANKS").is_some();
     (1..=5).filter(move |n| all || few.contains(n))
 }
 
 #[test]
 fn conformance_suite_over_tcp() {
-    for ranks in worlds([2, 3]) {
+    for ranks in worlds(&[2, 3]) {
         passes("conformance", ranks, "self,tcp");
     }
 }
 
 #[test]
 fn conformance_suite_over_shared_memory() {
-    for ranks in worlds([1, 4]) {
+    for ranks in worlds(&[1, 4, 5]) {
         passes("conformance", ranks, "self,posix,cma");
     }
 }

@@ -29,6 +29,8 @@ pub(super) const LARGE: &[Part] = &[
     ("large all_reduce", |c| all_reduce::<f32>(&c, LARGE_SIZES)),
     ("large broadcast", |c| broadcast::<f64>(&c, LARGE_SIZES)),
     ("large reduce", |c| reduce::<f32>(&c, LARGE_SIZES)),
+    ("large gather", |c| gather::<i32>(&c, LARGE_SIZES)),
+    ("large scatter", |c| scatter::<f16>(&c, LARGE_SIZES)),
     ("large all_to_all", |c| all_to_all::<u8>(&c, LARGE_SIZES)),
 ];
 
