@@ -192,10 +192,15 @@ impl Bench {
     pub fn nothing_half_written(&self) {
         self.nothing_left();
         json_lines(&self.path("m.jsonl"));
+        assert_eq!(self.names(), ["m.jsonl", "text.txt"]);
+    }
+
+    /// What is in the scratch folder, sorted.
+    pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).expect("the scratch folder").flatten();
-        let mut names: Vec<_> = entries.map(|e| e.file_name()).collect();
+        let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
-        assert_eq!(names, ["m.jsonl", "text.txt"]);
+        names
     }
 
     /// Processes that this test started and that still run, the program's ranks among them.
@@ -276,8 +281,12 @@ pub fn installed(program: &str) -> bool {
 
 /// Says that the current test is skipped and why, past the capture of test output; `tests/run` repeats it.
 pub fn skip(reason: &str) {
-    let thread = std::thread::current();
-    let line = format!("{}: {reason}\n", thread.name().unwrap_or("a test"));
+    skip_all(std::thread::current().name().unwrap_or("a test"), reason);
+}
+
+/// The same of several tests that miss the same: `what` they are about. Call it once for all of them.
+pub fn skip_all(what: &str, reason: &str) {
+    let line = format!("{what}: {reason}\n");
     let _ = std::io::stderr().write_all(format!("skipped {line}").as_bytes());
     if let Some(path) = std::env::var_os("CARAVAN_SKIPS") {
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
@@ -298,4 +307,37 @@ pub fn shared(name: &str) -> Option<PathBuf> {
 /// Whether this process may do what only root may.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rust sources below a folder, without what is built.
+    fn sources(folder: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let of = |entry: fs::DirEntry| {
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            match entry.file_type().unwrap().is_dir() {
+                true if name.starts_with('.') || name == "target" => vec![],
+                true => sources(&path),
+                false if name.ends_with(".rs") => vec![path],
+                false => vec![],
+            }
+        };
+        entries.flat_map(of).collect()
+    }
+
+    #[test]
+    fn whoever_skips_tells_it_where_it_is_counted() {
+        let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+        assert!(all.len() > 100, "{}", all.len());
+        for source in all {
+            let text = fs::read_to_string(&source).unwrap();
+            // In two pieces, or this line would be one of those that it looks for.
+            let silent = text.contains(concat!("println!(\"", "skipped"));
+            assert!(!silent, "{}: libtest swallows this line: call harness::skip", source.display());
+        }
+    }
 }

@@ -5,19 +5,9 @@ use collectives::conformance::{device, standard};
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
-use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-
-/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
-fn skip(reason: &str) {
-    eprintln!("skipped: {reason}");
-    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
-        file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
-    }
-}
 
 fn emulator() -> Option<&'static Emulator> {
     static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
@@ -26,7 +16,10 @@ fn emulator() -> Option<&'static Emulator> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let emulator = Emulator::build(&types.map(Module::reduce), folder).expect("builds");
         if emulator.is_none() {
-            skip("collectives of an emulated device: no C++ compiler ($CXX, c++, g++ or clang++)");
+            harness::skip_all(
+                "collectives of an emulated device",
+                "no C++ compiler ($CXX, c++, g++ or clang++)",
+            );
         }
         emulator
     };

@@ -83,12 +83,12 @@ fn one_node_over_shared_memory() {
     suite("one_node_over_shared_memory", shm, &[0, 0, 0], without_the_longest);
 }
 
-/// Whether UCX is here; why not is printed.
+/// Whether UCX is here; why not is among the skips.
 fn has_ucx() -> bool {
     match ucx_sys::Ucp::load() {
         Ok(_) => true,
         Err(error) => {
-            println!("skipped: {error}");
+            harness::skip(&error);
             false
         }
     }

@@ -6,11 +6,13 @@ use collectives::conformance::{device, standard};
 use collectives::device::cuda::{Event, Gpu, Nccl, Stream, Survey, Urgency};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Buffer, Communicator, DType, Options, Order, ReduceOp, Staged, Wired};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// What is skipped where the libraries cannot be built or found.
+const ABOUT: &str = "calls of CUDA and NCCL";
 
 /// Builds the two libraries and lets ours be found; false where there is no C compiler.
 ///
@@ -28,7 +30,10 @@ fn fake() -> bool {
             compiler.arg(sources.join(source)).arg("-o").arg(&unfinished);
             match compiler.status() {
                 Ok(status) => assert!(status.success(), "{compiler:?}"),
-                Err(_) => return skip("there is no C compiler (cc)"),
+                Err(_) => {
+                    harness::skip_all(ABOUT, "there is no C compiler (cc)");
+                    return false;
+                }
             }
             std::fs::rename(&unfinished, folder.join(library)).expect("a library");
         }
@@ -38,22 +43,12 @@ fn fake() -> bool {
         for found in [&survey.driver, &survey.nccl] {
             let file = &found.as_ref().expect("it was just built").file;
             if !Path::new(file).starts_with(&folder) {
-                return skip(&format!("the loader finds the real {file} first"));
+                harness::skip_all(ABOUT, &format!("the loader finds the real {file} first"));
+                return false;
             }
         }
         true
     })
-}
-
-/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
-fn skip(reason: &str) -> bool {
-    let line = format!("calls of CUDA and NCCL: {reason}");
-    eprintln!("skipped: {line}");
-    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
-        file.and_then(|mut file| writeln!(file, "{line}")).expect("the list of skips");
-    }
-    false
 }
 
 /// Runs `body` as every rank, each with a GPU, a compute stream and a group of ranks.

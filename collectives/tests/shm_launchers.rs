@@ -22,8 +22,7 @@ fn under(test: &str, program: &str, arguments: &[&str], launcher: Launcher) {
     if is_rank(test) {
         return sum(launcher);
     }
-    if Command::new(program).arg("--version").output().is_err() {
-        eprintln!("skipped: {program} is not installed");
+    if !harness::installed(program) {
         return;
     }
     let rank = rank_of(test);

@@ -213,7 +213,7 @@ fn several_hosts_meet_and_know_who_shares_one() {
     }
     let hosts = match TwoHosts::new() {
         Ok(hosts) => hosts,
-        Err(why) => return eprintln!("skipped: no network namespaces: {why}"),
+        Err(why) => return harness::skip(&format!("no network namespaces: {why}")),
     };
     let ranks: Vec<Child> = (0..5)
         .map(|rank| {

@@ -17,7 +17,7 @@ fn available() -> bool {
     match ucx_sys::Ucp::load() {
         Ok(_) => true,
         Err(why) => {
-            println!("skipped: {why}");
+            harness::skip(&why);
             false
         }
     }

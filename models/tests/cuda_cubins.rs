@@ -4,7 +4,6 @@
 use collectives::DType;
 use collectives::device::{Compiler, Machine, Module, Resources, Source};
 use models::cuda::sources;
-use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -53,7 +52,12 @@ fn every_kernel_compiles_for_every_architecture_and_fits_its_registers() {
                 everything_compiles(&compiler, &jobs(seen.is_empty()));
                 seen.push(compiler.version());
             }
-            Err(error) => skip(&format!("CUDA kernels to machine code with NVRTC {newest}: {error}")),
+            Err(error) => {
+                harness::skip_all(
+                    &format!("CUDA kernels to machine code with NVRTC {newest}"),
+                    &error.to_string(),
+                );
+            }
         }
     }
 }
@@ -118,13 +122,4 @@ fn everything_compiles(compiler: &Compiler, jobs: &[(Module, Machine)]) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// Says why the test is skipped, and adds it to the list that `tests/run` prints at the end.
-fn skip(reason: &str) {
-    eprintln!("skipped: {reason}");
-    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
-        file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
-    }
 }

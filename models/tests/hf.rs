@@ -450,9 +450,9 @@ fn a_full_disk_leaves_nothing() {
     match std::process::Command::new("unshare").args(["-rm", "sh", "-c", &script]).output() {
         Ok(out) if out.status.success() => {}
         Ok(out) if out.status.code() == Some(77) || out.stderr.starts_with(b"unshare") => {
-            println!("skipped: no private mount here: {}", String::from_utf8_lossy(&out.stderr).trim());
+            harness::skip(&format!("no private mount here: {}", String::from_utf8_lossy(&out.stderr).trim()));
         }
         Ok(out) => panic!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr)),
-        Err(e) => println!("skipped: no unshare command here: {e}"),
+        Err(e) => harness::skip(&format!("no unshare command here: {e}")),
     }
 }

@@ -87,12 +87,12 @@ fn what_we_saved_loads_in_transformers() {
     }
     let out = match command.output() {
         Ok(out) => out,
-        Err(e) => return println!("skipped: no {python}: {e}; CARAVAN_PYTHON can name another"),
+        Err(e) => return harness::skip(&format!("no {python}: {e}; CARAVAN_PYTHON can name another")),
     };
     let said = String::from_utf8_lossy(&out.stdout);
     match out.status.code() {
         Some(0) => println!("{}", said.trim()),
-        Some(77) => println!("skipped: {python}: {}; CARAVAN_PYTHON can name another", said.trim()),
+        Some(77) => harness::skip(&format!("{python}: {}; CARAVAN_PYTHON can name another", said.trim())),
         _ => panic!("{said}{}", String::from_utf8_lossy(&out.stderr)),
     }
 }

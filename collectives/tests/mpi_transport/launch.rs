@@ -18,7 +18,7 @@ fn launcher() -> Option<Command> {
         }
         l if l.starts_with("MPICH") => (&["mpirun.mpich", "mpirun"], &[]),
         l => {
-            println!("skipped: no launcher is known for {l}");
+            harness::skip(&format!("no launcher is known for {l}"));
             return None;
         }
     };
@@ -27,7 +27,7 @@ fn launcher() -> Option<Command> {
     };
     match names.iter().find(found) {
         None => {
-            println!("skipped: {} is not there", names.join(" or "));
+            harness::skip(&format!("{} is not there", names.join(" or ")));
             None
         }
         Some(name) => {

@@ -147,8 +147,7 @@ fn products_of_f16() {
 #[test]
 fn native_bf16_products_where_the_processor_has_them() {
     if !Isa::Avx512Bf16.available() {
-        println!("skipped: no avx512_bf16");
-        return;
+        return harness::skip("this processor has no avx512_bf16");
     }
     for shape in SHAPES {
         for layout in 0..4 {

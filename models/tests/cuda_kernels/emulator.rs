@@ -2,7 +2,6 @@
 
 use collectives::device::emulation::Emulator;
 use models::cuda::check;
-use std::io::Write;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -12,18 +11,9 @@ pub fn emulator() -> Option<&'static Emulator> {
     let built = EMULATOR.get_or_init(|| {
         let emulator = Emulator::build(&check::modules(), Path::new(env!("CARGO_TARGET_TMPDIR")))?;
         if emulator.is_none() {
-            skip("CUDA kernels on the processor: no C++ compiler ($CXX, c++, g++ or clang++)");
+            harness::skip_all("CUDA kernels on the processor", "no C++ compiler ($CXX, c++, g++ or clang++)");
         }
         Ok(emulator)
     });
     built.as_ref().unwrap_or_else(|error| panic!("{error}")).as_ref()
-}
-
-/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
-pub fn skip(reason: &str) {
-    eprintln!("skipped: {reason}");
-    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
-        file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
-    }
 }

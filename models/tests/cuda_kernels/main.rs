@@ -14,7 +14,7 @@ mod speed;
 use collectives::bf16;
 use collectives::device::cuda::{self, Gpu};
 use collectives::device::{Queue, SharedQueue, Urgency};
-use emulator::{emulator, skip};
+use emulator::emulator;
 use models::cuda::check::{Outcome, cases};
 use models::{Accounts, Llama, LlamaConfig, Recompute};
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ fn gpu() -> Option<&'static Gpu> {
     let opened = GPU.get_or_init(|| match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
-            skip(&format!("CUDA kernels on a GPU: {error}"));
+            harness::skip_all("CUDA kernels on a GPU", &error.to_string());
             None
         }
     });

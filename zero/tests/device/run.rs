@@ -4,20 +4,10 @@ use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Arena, Queue, SharedQueue};
 use collectives::{Alone, Carrier, Communicator, Float, Order, Staged, Wired, staged_bytes, wired_bytes};
 use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
-use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use zero::{Batches, Config, Ledger, Memory, Placement, Trainer};
-
-/// Says why tests are skipped, and adds it to the list that `tests/run` prints at the end.
-fn skip(reason: &str) {
-    eprintln!("skipped: {reason}");
-    if let Some(list) = std::env::var_os("CARAVAN_SKIPS") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(list);
-        file.and_then(|mut file| writeln!(file, "{reason}")).expect("the list of skips");
-    }
-}
 
 /// Kernels on the processor; `None`, with the reason among the skips, where there is no C++ compiler.
 pub fn emulator() -> Option<&'static Emulator> {
@@ -25,7 +15,10 @@ pub fn emulator() -> Option<&'static Emulator> {
     let build = || {
         let emulator = Emulator::build(&[], Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("builds");
         if emulator.is_none() {
-            skip("training on an emulated device: no C++ compiler ($CXX, c++, g++ or clang++)");
+            harness::skip_all(
+                "training on an emulated device",
+                "no C++ compiler ($CXX, c++, g++ or clang++)",
+            );
         }
         emulator
     };
