@@ -123,6 +123,13 @@ pub enum InFlight<T: Element> {
 }
 
 impl Work {
+    /// A call of this size over `ranks`: sums, rank 0 as the root, and the operation's first placement.
+    pub fn new(operation: Operation, calls: Calls, bytes: usize, element: usize, ranks: usize) -> Self {
+        let counts = operation.counts(bytes, element, ranks);
+        let [placement, _] = operation.placements(calls, false);
+        Work { operation, calls, one_way: false, placement, op: ReduceOp::Sum, root: 0, counts }
+    }
+
     /// What this rank's buffers hold. A rank that is not the root has no use for the long side of a gather or
     /// scatter.
     fn lengths(&self, rank: usize) -> Lengths {

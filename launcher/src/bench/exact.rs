@@ -38,6 +38,24 @@ pub trait Exact: Element {
     fn number(self) -> f64;
 }
 
+/// `body` with `T` as the type that a `DType` names: from a value to types, once for all of them.
+macro_rules! with_type {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        $crate::bench::exact::with_type!(@ $dtype, $t, $body,
+            F32 f32, F64 f64, F16 collectives::f16, Bf16 collectives::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64,
+            U64 u64)
+    };
+    (@ $dtype:expr, $t:ident, $body:expr, $($name:ident $type:ty),*) => {
+        match $dtype {
+            $(collectives::DType::$name => {
+                type $t = $type;
+                $body
+            })*
+        }
+    };
+}
+pub(super) use with_type;
+
 macro_rules! integer {
     ($($t:ty, $unsigned:ty, $signed:literal;)*) => {$(
         impl Exact for $t {

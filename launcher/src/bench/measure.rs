@@ -3,7 +3,7 @@
 use super::args::{Average, Blocking, Calls};
 use super::calls::{Party, Placement, Slot, Work};
 use super::device;
-use super::exact::{Data, Exact, Expectation};
+use super::exact::{Data, Exact, Expectation, with_type};
 use super::native;
 use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
@@ -12,7 +12,7 @@ use super::statistics::Summary;
 use super::table::{Half, Label, dtype_name, op_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
-use collectives::{Communicator, DType, ReduceOp, bf16, f16};
+use collectives::{Communicator, ReduceOp};
 use std::time::Instant;
 
 /// Measures everything that `plan` asks for. `row` is called on rank 0 as soon as a row is complete.
@@ -21,18 +21,7 @@ use std::time::Instant;
 /// What a call or the transport said.
 pub fn run(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
     for &dtype in &plan.dtypes {
-        match dtype {
-            DType::F32 => typed::<f32>(plan, party, row)?,
-            DType::F64 => typed::<f64>(plan, party, row)?,
-            DType::F16 => typed::<f16>(plan, party, row)?,
-            DType::Bf16 => typed::<bf16>(plan, party, row)?,
-            DType::I8 => typed::<i8>(plan, party, row)?,
-            DType::U8 => typed::<u8>(plan, party, row)?,
-            DType::I32 => typed::<i32>(plan, party, row)?,
-            DType::U32 => typed::<u32>(plan, party, row)?,
-            DType::I64 => typed::<i64>(plan, party, row)?,
-            DType::U64 => typed::<u64>(plan, party, row)?,
-        }
+        with_type!(dtype, T => typed::<T>(plan, party, row)?);
     }
     Ok(())
 }
@@ -87,15 +76,7 @@ fn capacity(
 
 /// A call of this size, as far as it does not differ within a row of the table.
 fn work(plan: &Plan, bytes: usize, element: usize, ranks: usize) -> Work {
-    Work {
-        operation: plan.operation,
-        calls: plan.calls,
-        one_way: plan.one_way,
-        placement: Placement::Out,
-        op: ReduceOp::Sum,
-        root: 0,
-        counts: plan.operation.counts(bytes, element, ranks),
-    }
+    Work { one_way: plan.one_way, ..Work::new(plan.operation, plan.calls, bytes, element, ranks) }
 }
 
 /// Everything for one element type, with buffers that are allocated once.

@@ -341,17 +341,9 @@ fn algo_name(algo: &Algo) -> &str {
 /// Everything that ranks must agree on.
 fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
     let list = |names: Vec<&str>| names.join(",");
-    let sweep = plan.repeats.sweep;
-    let mut all = vec![
-        ("operation", plan.operation.name().to_owned()),
-        ("-b", sweep.begin.to_string()),
-        ("-e", sweep.end.to_string()),
-        match sweep.step {
-            Step::Factor(factor) => ("-f", factor.to_string()),
-            Step::Bytes(bytes) => ("-i", bytes.to_string()),
-        },
-        ("-n", args.sweep.iterations.map_or("by size".into(), |n| n.to_string())),
-        ("-w", args.sweep.warmup.map_or("by size".into(), |n| n.to_string())),
+    let mut all = vec![("operation", plan.operation.name().to_owned())];
+    all.extend(plan.repeats.signature());
+    all.extend([
         ("-d", list(plan.dtypes.iter().map(|d| d.name()).collect())),
         ("-o", list(plan.ops.iter().map(|o| table::op_name(*o)).collect())),
         ("-c", plan.check.to_string()),
@@ -364,7 +356,7 @@ fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
         ("--bind", if args.bind == Bind::Core { "core" } else { "none" }.to_owned()),
         ("-R", u8::from(plan.registered).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
-    ];
+    ]);
     if plan.operation.rooted() {
         let root = match plan.roots {
             Roots::All => "all".to_owned(),

@@ -5,20 +5,19 @@ mod load;
 mod row;
 
 use super::args::{Average, Calls, OverlapArgs, Overlapped};
-use super::calls::{Party, Placement, Slot, Work};
-use super::exact::{Data, Exact, Expectation};
+use super::calls::{Party, Slot, Work};
+use super::exact::{Data, Exact, Expectation, with_type};
 use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::statistics::median;
-use super::sweep::Step;
 use super::{Out, record};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::machine::{Machine, versions};
 use crate::plan::Ranks;
 use crate::ranks;
-use collectives::{Communicator, DType, ReduceOp, bf16, f16};
+use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
 use row::{Row, Timings, header, slowest};
 use serde_json::json;
@@ -64,23 +63,14 @@ fn operations(args: &OverlapArgs) -> Vec<Operation> {
 }
 
 fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator) -> Result<()> {
-    let sweep = repeats.sweep;
-    let count = |n: Option<usize>| n.map_or("by size".to_owned(), |n| n.to_string());
     let names: Vec<&str> = operations(args).iter().map(|o| o.name()).collect();
-    let signature = vec![
-        ("overlap", names.join(",")),
-        ("-b", sweep.begin.to_string()),
-        ("-e", sweep.end.to_string()),
-        match sweep.step {
-            Step::Factor(factor) => ("-f", factor.to_string()),
-            Step::Bytes(bytes) => ("-i", bytes.to_string()),
-        },
-        ("-n", count(args.sweep.iterations)),
-        ("-w", count(args.sweep.warmup)),
+    let mut signature = vec![("overlap", names.join(","))];
+    signature.extend(repeats.signature());
+    signature.extend([
         ("-d", dtype.name().to_owned()),
         ("--progress", args.progress.name().to_owned()),
         ("-t", args.tests.to_string()),
-    ];
+    ]);
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let started = record::now();
@@ -95,18 +85,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
             wrong += row.wrong;
             results.push(row.json(operation, dtype));
         };
-        match dtype {
-            DType::F32 => typed::<f32>(operation, args, repeats, &party, &mut show),
-            DType::F64 => typed::<f64>(operation, args, repeats, &party, &mut show),
-            DType::F16 => typed::<f16>(operation, args, repeats, &party, &mut show),
-            DType::Bf16 => typed::<bf16>(operation, args, repeats, &party, &mut show),
-            DType::I8 => typed::<i8>(operation, args, repeats, &party, &mut show),
-            DType::U8 => typed::<u8>(operation, args, repeats, &party, &mut show),
-            DType::I32 => typed::<i32>(operation, args, repeats, &party, &mut show),
-            DType::U32 => typed::<u32>(operation, args, repeats, &party, &mut show),
-            DType::I64 => typed::<i64>(operation, args, repeats, &party, &mut show),
-            DType::U64 => typed::<u64>(operation, args, repeats, &party, &mut show),
-        }?;
+        with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show))?;
     }
     if !lead {
         return Ok(());
@@ -151,15 +130,7 @@ fn typed<T: Exact>(
 ) -> Result<()> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
-    let work = |bytes: usize| Work {
-        operation,
-        calls: Calls::Started,
-        one_way: false,
-        placement: Placement::Out,
-        op: ReduceOp::Sum,
-        root: 0,
-        counts: operation.counts(bytes, size_of::<T>(), ranks),
-    };
+    let work = |bytes: usize| Work::new(operation, Calls::Started, bytes, size_of::<T>(), ranks);
     let (send, receive) = Slot::<T>::capacity(repeats.sweep.sizes().map(work), rank);
     let mut slot = Slot::<T>::new(comm, send, receive, true)?;
     let mut load = Load::new();

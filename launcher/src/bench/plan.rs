@@ -4,6 +4,7 @@ use super::args::{Average, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::operation::Operation;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
 use super::table::Columns;
+use crate::agree::Signature;
 use crate::failure::{Failure, Result};
 use crate::human;
 use collectives::schedule::Algorithm;
@@ -49,6 +50,22 @@ impl Repeats {
     /// Untimed calls before them.
     pub fn warmup(&self, bytes: usize) -> usize {
         self.warmup.unwrap_or_else(|| default_warmup(self.iterations(bytes)))
+    }
+
+    /// What ranks must agree on about them.
+    pub fn signature(&self) -> Signature {
+        let count = |n: Option<usize>| n.map_or("by size".to_owned(), |n| n.to_string());
+        let step = match self.sweep.step {
+            Step::Factor(factor) => ("-f", factor.to_string()),
+            Step::Bytes(bytes) => ("-i", bytes.to_string()),
+        };
+        vec![
+            ("-b", self.sweep.begin.to_string()),
+            ("-e", self.sweep.end.to_string()),
+            step,
+            ("-n", count(self.iterations)),
+            ("-w", count(self.warmup)),
+        ]
     }
 
     /// Whether the number of iterations depends on the size.

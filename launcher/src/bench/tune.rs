@@ -6,14 +6,13 @@ use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
 use super::statistics::median;
-use super::sweep::Step;
 use super::{Out, record, tuning};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use crate::ranks;
+use collectives::Communicator;
 use collectives::schedule::{Algorithm, Rule, TuningTable};
-use collectives::{Communicator, ReduceOp};
 use std::time::Instant;
 
 /// Rounds over all algorithms of a size: the best round counts, so that a disturbance hits one of them only.
@@ -42,20 +41,8 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
 }
 
 fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Communicator) -> Result<()> {
-    let sweep = repeats.sweep;
-    let step = match sweep.step {
-        Step::Factor(factor) => ("-f", factor.to_string()),
-        Step::Bytes(bytes) => ("-i", bytes.to_string()),
-    };
-    let count = |n: Option<usize>| n.map_or("by size".to_owned(), |n| n.to_string());
-    let signature = vec![
-        ("operation", "tune".to_owned()),
-        ("-b", sweep.begin.to_string()),
-        ("-e", sweep.end.to_string()),
-        step,
-        ("-n", count(args.sweep.iterations)),
-        ("-w", count(args.sweep.warmup)),
-    ];
+    let mut signature = vec![("operation", "tune".to_owned())];
+    signature.extend(repeats.signature());
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;
@@ -114,15 +101,7 @@ fn measure(
     out: &mut Out,
 ) -> Result<Vec<Point>> {
     let comm = &party.comm;
-    let work = |bytes: usize| Work {
-        operation,
-        calls: Calls::Blocking,
-        one_way: false,
-        placement: operation.placements(Calls::Blocking, false)[0],
-        op: ReduceOp::Sum,
-        root: 0,
-        counts: operation.counts(bytes, size_of::<f32>(), comm.size()),
-    };
+    let work = |bytes: usize| Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), comm.size());
     let sizes: Vec<usize> =
         if operation == Operation::Barrier { vec![0] } else { repeats.sweep.sizes().collect() };
     let (send, receive) = Slot::<f32>::capacity(sizes.iter().map(|&bytes| work(bytes)), comm.rank());
