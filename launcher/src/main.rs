@@ -72,7 +72,7 @@ fn train(args: &TrainArgs) -> Result<()> {
     });
     // A rank that was killed while it saved could not clean up after itself.
     if let (Err(_), None, Some(dir)) = (&done, &identity, &plan.save) {
-        models::hf::remove_unfinished(dir);
+        models::remove_unfinished(dir);
     }
     done
 }

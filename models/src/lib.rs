@@ -11,6 +11,7 @@ mod llama;
 mod ops;
 mod team;
 pub mod tokens;
+mod unfinished;
 mod unit;
 mod units;
 
@@ -20,4 +21,5 @@ pub use init::init_range;
 pub use llama::{Accounts, Footprint, Llama, Recompute, device_footprint, footprint};
 pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 pub use team::Team;
+pub use unfinished::{NewFile, remove_unfinished};
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

@@ -343,7 +343,7 @@ fn an_abandoned_save_leaves_the_old_model() {
     let (home, dir) = saved(&tiny());
     let mut writer = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
     writer.add("model.embed_tokens.weight", &[0.0f32; 88]).unwrap();
-    assert_eq!(names(home.path()).len(), 2, "the temporary directory lies beside");
+    assert!(names(home.path()).len() <= 2, "at most a temporary directory lies beside");
     drop(writer);
     assert_eq!(names(home.path()), ["model"]);
     check_content(&dir, &tiny(), 1, |x| x);
@@ -352,7 +352,10 @@ fn an_abandoned_save_leaves_the_old_model() {
 #[test]
 fn what_a_killed_save_left_goes_and_a_living_one_stays() {
     let (home, dir) = saved(&tiny());
-    let living = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
+    let living = home.path().join("model.tmp-2-0");
+    std::fs::create_dir(&living).unwrap();
+    let lock = std::fs::File::open(living).unwrap();
+    lock.lock().unwrap();
     let kept = names(home.path());
     let stale = home.path().join("model.tmp-1-0");
     std::fs::create_dir(&stale).unwrap();
@@ -360,11 +363,13 @@ fn what_a_killed_save_left_goes_and_a_living_one_stays() {
     // Another model's, and a user's own.
     let others = ["model.tmp-1", "model.tmp-1-0-old", "model.tmp-old", "model2.tmp-1-0"];
     others.iter().for_each(|name| std::fs::create_dir(home.path().join(name)).unwrap());
-    models::hf::remove_unfinished(&dir);
+    models::remove_unfinished(&dir);
     let mut expected: Vec<String> = kept.into_iter().chain(others.map(Into::into)).collect();
     expected.sort();
     assert_eq!(names(home.path()), expected);
-    drop(living);
+    // Its process has ended: the next save takes it away.
+    drop(lock);
+    drop(Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap());
     assert_eq!(names(home.path()), [&["model"][..], &others].concat());
 }
 

@@ -138,10 +138,47 @@ fn a_file_that_may_not_grow_leaves_nothing() {
         command.args(["-c", &run]);
         bench.prepare(&mut command);
         bench.finish(command.spawn().unwrap()).refusal(1, &words);
-        let names: Vec<_> = fs::read_dir(bench.path(".")).unwrap().flatten().map(|e| e.file_name()).collect();
-        assert_eq!(names, ["text.txt"]);
+        assert_eq!(bench.names(), ["text.txt"]);
         bench.nothing_left();
     }
+}
+
+#[test]
+fn a_signal_while_tokens_are_written_leaves_nothing() {
+    // Not SIGINT: who is started in the background of a script ignores it, and so does what it starts.
+    for name in [Signal::TERM, Signal::KILL] {
+        let bench = bench();
+        bench.text("text.txt", 8000);
+        assert!(Command::new("mkfifo").arg(bench.path("pipe")).status().unwrap().success());
+        let run = bench.command("tokenize --data text.txt pipe --out t.bin").spawn().unwrap();
+        // Opening waits for the reader: the text's tokens are written by then, and the pipe's never come.
+        let _writer = fs::OpenOptions::new().write(true).open(bench.path("pipe")).unwrap();
+        signal(run.id(), name);
+        assert_eq!(bench.finish(run).code, None);
+        assert_eq!(bench.names(), ["pipe", "text.txt"], "{name:?}");
+        bench.nothing_left();
+    }
+}
+
+/// Runs the program where no file may grow beyond so many KiB, and the system's signal for that ends it.
+fn ended_at(bench: &Bench, kibibytes: usize, args: &str) {
+    let mut command = Command::new("bash");
+    command.args(["-c", &format!("ulimit -c 0 -f {kibibytes}; exec {CARAVAN} {args}")]);
+    bench.prepare(&mut command);
+    let outcome = bench.finish(command.spawn().unwrap());
+    assert_eq!(outcome.code, None, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_signal_while_a_model_is_written_leaves_nothing() {
+    // Of 250 KB of weights, with no supervisor that would clean up.
+    let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
+    let save = format!("{train} --transport threads --save out");
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    ended_at(&bench, 64, &save);
+    assert_eq!(bench.names(), ["text.txt"]);
+    bench.nothing_left();
 }
 
 #[test]

@@ -5,4 +5,4 @@ mod load;
 mod save;
 
 pub use load::Checkpoint;
-pub use save::{SaveOptions, Writer, check_destination, remove_unfinished};
+pub use save::{SaveOptions, Writer, check_destination};

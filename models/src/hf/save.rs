@@ -1,23 +1,24 @@
 //! Writes a Hugging Face directory that transformers loads: streaming, and all or nothing.
 //!
-//! Everything goes to `DIR.tmp-…` beside the destination, is synced to the disk, and then takes the
-//! destination's place in one rename; until then the destination is as it was, and a failure removes the
-//! temporary directory. What a killed process leaves is not locked any more, and goes with [`remove_unfinished`] or
-//! the next save to the same place.
+//! Files have no names until all are whole and synced to the disk; then they come together in `DIR.tmp-…` beside the
+//! destination, which takes its place in one rename. Until then the destination is as it was, and whatever ends the
+//! process leaves nothing. Where the file system has no nameless files, the temporary directory is there from the start
+//! ([`unfinished`]).
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
+use crate::unfinished::{self, beside, give_name, nameless, parent, remove_unfinished};
 use collectives::{DType, Float, bf16, f16};
-use rustix::fs::{Access, CWD, FlockOperation, RenameFlags, flock};
+use rustix::fs::{Access, CWD, RenameFlags};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Files beside weights and config that a model directory may have; a directory with any other file is not ours
@@ -150,7 +151,7 @@ impl Writer {
     ///
     /// # Errors
     /// A weight that never came whole, a destination that meanwhile holds something else, or the system's refusal.
-    pub fn finish(self) -> Result<()> {
+    pub fn finish(mut self) -> Result<()> {
         if let Some(planned) = self.plan.get(self.at.0) {
             let (due, len) = &planned.tensors[self.at.1];
             let text = format!("the weight {due} is not complete: {} of {len} elements came", self.at.2);
@@ -164,15 +165,13 @@ impl Writer {
             self.staging.write(INDEX, format!("{index:#}\n").as_bytes())?;
         }
         self.staging.write(CONFIG, self.config.as_bytes())?;
-        sync_dir(&self.staging.path)?;
         check_destination(&self.target, 0)?;
-        self.staging.replace(&self.target)
+        self.staging.replace()
     }
 
-    fn start_file(&self, index: usize) -> Result<File> {
+    fn start_file(&mut self, index: usize) -> Result<File> {
         let planned = &self.plan[index];
-        let path = self.staging.path.join(&planned.name);
-        let mut file = File::create_new(&path).map_err(|e| Error::system("create", &path, e))?;
+        let mut file = self.staging.open(&planned.name)?;
         file.write_all(&planned.header).map_err(|e| self.refused(index, e))?;
         Ok(file)
     }
@@ -189,7 +188,7 @@ impl Writer {
             return Ok(());
         }
         if let Some(done) = self.file.take() {
-            done.sync_all().map_err(|e| self.refused(file, e))?;
+            self.staging.keep(&self.plan[file].name, done).map_err(|e| self.refused(file, e))?;
         }
         self.at = (file + 1, 0, 0);
         Ok(())
@@ -326,81 +325,85 @@ fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Removes what killed processes left of directories that were to become `target`. Those of living ones are locked,
-/// and stay.
-pub fn remove_unfinished(target: impl AsRef<Path>) {
-    let Ok(target) = std::path::absolute(target) else { return };
-    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return };
-    let prefix = [name.as_bytes(), b".tmp-"].concat();
-    // What cannot be read or removed is not in the way of anything: the next name is another.
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let ours = name.as_bytes().strip_prefix(prefix.as_slice()).is_some_and(is_staging);
-        // Not what a link of that name leads to.
-        if ours && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            let path = entry.path();
-            if let Ok(dir) = File::open(&path)
-                && flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
-            {
-                let _ = fs::remove_dir_all(&path);
-            }
-        }
-    }
-}
-
-/// Whether this is the end of a name that [`Staging`] gives, `PROCESS-ATTEMPT`: a user's own `model.tmp-old` is not.
-fn is_staging(end: &[u8]) -> bool {
-    let number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
-    let mut parts = end.split(|&b| b == b'-');
-    parts.next().is_some_and(number) && parts.next().is_some_and(number) && parts.next().is_none()
-}
-
-/// The temporary directory; removed when dropped, unless it took the destination's place.
+/// What becomes a model directory; dropped before it is, it leaves nothing.
 struct Staging {
+    target: PathBuf,
+    /// Whole files that have no names yet, and the name that each will have.
+    nameless: Vec<(String, File)>,
+    /// Where files have their names; not before the end, if the file system has nameless ones.
+    dir: Option<Dir>,
+}
+
+/// A temporary directory, removed when dropped unless it took the destination's place, and its lock.
+struct Dir {
     path: PathBuf,
-    /// Locked for as long as it is open: the kernel unlocks it when this process ends, however it does.
     _lock: File,
 }
 
 impl Staging {
     fn create(target: &Path) -> Result<Self> {
-        if let Some(parent) = target.parent() {
-            fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
-        }
+        let parent = parent(target);
+        fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
         remove_unfinished(target);
-        let mut attempt = 0;
-        loop {
-            let path = beside(target, &format!("tmp-{}-{attempt}", std::process::id()));
-            match fs::create_dir(&path) {
-                Ok(()) => {
-                    let lock = File::open(&path).map_err(|e| Error::system("open", &path, e))?;
-                    // File systems without locks lose only the cleaning up.
-                    let _ = flock(&lock, FlockOperation::NonBlockingLockExclusive);
-                    return Ok(Staging { path, _lock: lock });
-                }
-                Err(e) if e.kind() == ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
-                Err(e) => return Err(Error::system("create", &path, e)),
+        Ok(Staging { target: target.to_owned(), nameless: vec![], dir: None })
+    }
+
+    fn dir(&mut self) -> Result<&Path> {
+        let dir = match &mut self.dir {
+            Some(dir) => dir,
+            none => {
+                let made = unfinished::directory(&self.target);
+                let (path, lock) =
+                    made.map_err(|e| Error::system("create a directory for", &self.target, e))?;
+                none.insert(Dir { path, _lock: lock })
+            }
+        };
+        Ok(&dir.path)
+    }
+
+    /// A file to write to.
+    fn open(&mut self, name: &str) -> Result<File> {
+        match nameless(parent(&self.target)) {
+            Some(file) => Ok(file),
+            None => {
+                let path = self.dir()?.join(name);
+                File::create_new(&path).map_err(|e| Error::system("create", &path, e))
             }
         }
     }
 
-    fn write(&self, name: &str, content: &[u8]) -> Result<()> {
-        let path = self.path.join(name);
-        let what = format!("write {} bytes to", content.len());
-        File::create(&path)
-            .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-            .map_err(|e| Error::system(what, &path, e))
+    /// Takes back what was opened for `name`, and is whole.
+    fn keep(&mut self, name: &str, file: File) -> std::io::Result<()> {
+        file.sync_all()?;
+        if file.metadata()?.nlink() == 0 {
+            self.nameless.push((name.to_owned(), file));
+        }
+        Ok(())
     }
 
-    /// Takes the place of `target`, in one step where the file system can exchange two names.
-    fn replace(self, target: &Path) -> Result<()> {
+    fn write(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        let mut file = self.open(name)?;
+        let written = file.write_all(content).and_then(|()| self.keep(name, file));
+        let what = format!("write {name} ({} bytes) to", content.len());
+        written.map_err(|e| Error::system(what, &self.target, e))
+    }
+
+    /// Takes the place of the destination, in one step where the file system can exchange two names.
+    fn replace(mut self) -> Result<()> {
+        let path = self.dir()?.to_owned();
+        for (name, file) in self.nameless.drain(..) {
+            let name = path.join(name);
+            give_name(&file, &name).map_err(|e| Error::system("create", &name, e))?;
+        }
+        sync_dir(&path)?;
+        let target = self.target.as_path();
         let refused = |e: std::io::Error| Error::system("move the finished model to", target, e);
         if !target.exists() {
-            fs::rename(&self.path, target).map_err(refused)?;
-        } else if rustix::fs::renameat_with(CWD, &self.path, CWD, target, RenameFlags::EXCHANGE).is_err() {
+            fs::rename(&path, target).map_err(refused)?;
+        } else if rustix::fs::renameat_with(CWD, &path, CWD, target, RenameFlags::EXCHANGE).is_err() {
             let old = beside(target, &format!("old-{}", std::process::id()));
             fs::rename(target, &old).map_err(refused)?;
-            if let Err(e) = fs::rename(&self.path, target) {
+            if let Err(e) = fs::rename(&path, target) {
                 // The old model goes back; should that fail as well, it is still whole under its other name.
                 return Err(match fs::rename(&old, target) {
                     Ok(()) => refused(e),
@@ -413,26 +416,17 @@ impl Staging {
             }
             fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))?;
         }
-        if let Some(parent) = target.parent() {
-            sync_dir(parent)?;
-        }
+        sync_dir(parent(target))?;
         // After an exchange the old model lies where we were, and goes when `self` drops.
         Ok(())
     }
 }
 
-impl Drop for Staging {
+impl Drop for Dir {
     fn drop(&mut self) {
         // Gone already when it was renamed; a refusal here has nobody to tell.
         let _ = fs::remove_dir_all(&self.path);
     }
-}
-
-fn beside(target: &Path, suffix: &str) -> PathBuf {
-    let mut name = target.as_os_str().to_owned();
-    name.push(".");
-    name.push(suffix);
-    PathBuf::from(name)
 }
 
 fn sync_dir(path: &Path) -> Result<()> {

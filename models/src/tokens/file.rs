@@ -1,6 +1,7 @@
 //! Files of tokens, mapped: llm.c's format (256 little-endian int32 of header, then the tokens), or plain bytes.
 
 use crate::error::{Error, Result};
+use crate::unfinished::NewFile;
 use memmap2::Mmap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -204,8 +205,7 @@ fn map(path: &Path) -> Result<Option<Mmap>> {
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    staging: PathBuf,
-    file: File,
+    new: NewFile,
     width: TokenWidth,
     count: u64,
     bytes: Vec<u8>,
@@ -232,12 +232,9 @@ impl TokenWriter {
             }
             Err(_) => {}
         }
-        let mut staging = path.as_os_str().to_owned();
-        staging.push(format!(".tmp-{}", std::process::id()));
-        let staging = PathBuf::from(staging);
-        let mut file = File::create(&staging).map_err(|e| Error::system("create", &staging, e))?;
-        let written = file.write_all(&[0; HEADER]);
-        let writer = TokenWriter { path, staging, file, width, count: 0, bytes: vec![] };
+        let mut new = NewFile::create(&path).map_err(|e| Error::system("create", &path, e))?;
+        let written = new.file().write_all(&[0; HEADER]);
+        let writer = TokenWriter { path, new, width, count: 0, bytes: vec![] };
         written.map_err(|e| writer.refused(e))?;
         Ok(writer)
     }
@@ -262,7 +259,7 @@ impl TokenWriter {
                 }
                 self.bytes.extend(part.iter().flat_map(|&t| (t as u16).to_le_bytes()));
             }
-            self.file.write_all(&self.bytes).map_err(|e| self.refused(e))?;
+            self.new.file().write_all(&self.bytes).map_err(|e| self.refused(e))?;
             self.count += part.len() as u64;
         }
         Ok(())
@@ -274,21 +271,15 @@ impl TokenWriter {
     /// The system's refusal.
     pub fn finish(mut self) -> Result<u64> {
         let header = self.width.header_for(self.count as usize)?;
-        let complete = self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.write_all(&header));
-        complete.and_then(|()| self.file.sync_all()).map_err(|e| self.refused(e))?;
-        fs::rename(&self.staging, &self.path).map_err(|e| Error::system("create", &self.path, e))?;
+        let file = self.new.file();
+        let complete = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header));
+        complete.and_then(|()| file.sync_all()).map_err(|e| self.refused(e))?;
+        self.new.finish().map_err(|e| Error::system("create", &self.path, e))?;
         Ok(self.count)
     }
 
     fn refused(&self, error: std::io::Error) -> Error {
         Error::system(format!("write tokens (after {}) to", self.count), &self.path, error)
-    }
-}
-
-impl Drop for TokenWriter {
-    fn drop(&mut self) {
-        // Gone already when it was renamed; a refusal here has nobody to tell.
-        let _ = fs::remove_file(&self.staging);
     }
 }
 

@@ -1,0 +1,239 @@
+//! Files and directories that are not whole yet, so that a process that ends before they are leaves nothing, however
+//! it ends.
+//!
+//! Such a file has no name (`O_TMPFILE`): the kernel frees it with its process. What needs a name before it is whole,
+//! because the file system has no nameless files or because a name in use is replaced, is called
+//! `NAME.tmp-PROCESS-ATTEMPT` and locked for as long as it is open. What a killed process leaves of that is locked no
+//! more, and goes with [`remove_unfinished`] or the next file of that name.
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Result};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// More unfinished things of one name than this are no coincidence.
+const ATTEMPTS: usize = 1000;
+/// Where nameless files are reached to be named.
+const DESCRIPTORS: &str = "/proc/self/fd";
+
+/// A file that takes its name, and the place of what had it, when it is whole. Dropped before, it leaves nothing.
+#[derive(Debug)]
+pub struct NewFile {
+    path: PathBuf,
+    file: File,
+    /// The name that it has meanwhile, if it has to have one.
+    named: Option<PathBuf>,
+}
+
+impl NewFile {
+    /// Starts what is to become `path`. Links are not followed.
+    ///
+    /// # Errors
+    /// The system's refusal to create files there.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref().to_owned();
+        remove_unfinished(&path);
+        match nameless(parent(&path)) {
+            Some(file) => Ok(NewFile { path, file, named: None }),
+            None => Self::named(path),
+        }
+    }
+
+    fn named(path: PathBuf) -> Result<Self> {
+        let (named, file) = first_free(&path, |name| File::create_new(name))?;
+        lock(&file);
+        Ok(NewFile { path, file, named: Some(named) })
+    }
+
+    /// To be written to.
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Brings it to the disk, and gives it its name.
+    ///
+    /// # Errors
+    /// The system's refusal; what had the name keeps it.
+    pub fn finish(mut self) -> Result<()> {
+        self.file.sync_all()?;
+        if self.named.is_none() {
+            match give_name(&self.file, &self.path) {
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                    // Only a named file can take another's place.
+                    let (named, ()) = first_free(&self.path, |name| give_name(&self.file, name))?;
+                    self.named = Some(named);
+                }
+                done => return done,
+            }
+        }
+        let Some(named) = &self.named else { return Ok(()) };
+        fs::rename(named, &self.path)?;
+        self.named = None;
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(named) = &self.named {
+            // A refusal here has nobody to tell.
+            let _ = fs::remove_file(named);
+        }
+    }
+}
+
+/// A file without a name in `dir`, locked; None where the file system, or the system, has none such.
+pub(crate) fn nameless(dir: &Path) -> Option<File> {
+    if !Path::new(DESCRIPTORS).is_dir() {
+        return None;
+    }
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    // Any other refusal is met again, and told, by who then creates a named one.
+    let file = File::from(rustix::fs::open(dir, flags, Mode::from_raw_mode(0o666)).ok()?);
+    lock(&file);
+    Some(file)
+}
+
+/// Names a nameless file.
+pub(crate) fn give_name(file: &File, name: &Path) -> Result<()> {
+    let descriptor = format!("{DESCRIPTORS}/{}", file.as_raw_fd());
+    Ok(rustix::fs::linkat(CWD, descriptor, CWD, name, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// A directory beside `target` that becomes it, and its lock.
+pub(crate) fn directory(target: &Path) -> Result<(PathBuf, File)> {
+    let (path, ()) = first_free(target, |name| fs::create_dir(name))?;
+    let dir = File::open(&path)?;
+    lock(&dir);
+    Ok((path, dir))
+}
+
+/// Removes what killed processes left of what was to become `target`. What is of living ones is locked, and stays.
+pub fn remove_unfinished(target: impl AsRef<Path>) {
+    let Ok(target) = std::path::absolute(target) else { return };
+    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return };
+    let prefix = [name.as_bytes(), b".tmp-"].concat();
+    // What cannot be read or removed is not in the way of anything: the next name is another.
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.as_bytes().strip_prefix(prefix.as_slice()).is_some_and(is_unfinished);
+        // Not what a link of that name leads to, and no pipe, which would be waited for.
+        let Some(kind) = entry.file_type().ok().filter(|kind| ours && (kind.is_dir() || kind.is_file()))
+        else {
+            continue;
+        };
+        let path = entry.path();
+        if let Ok(there) = File::open(&path)
+            && flock(&there, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            let _ = if kind.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+    }
+}
+
+/// Whether this is the end of a name that [`first_free`] gives, `PROCESS-ATTEMPT`: a user's own `model.tmp-old` is not.
+fn is_unfinished(end: &[u8]) -> bool {
+    let number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
+    let mut parts = end.split(|&b| b == b'-');
+    parts.next().is_some_and(number) && parts.next().is_some_and(number) && parts.next().is_none()
+}
+
+/// The first temporary name beside `target` that `take` gets, and what it got.
+fn first_free<R>(target: &Path, take: impl Fn(&Path) -> Result<R>) -> Result<(PathBuf, R)> {
+    let mut attempt = 0;
+    loop {
+        let name = beside(target, &format!("tmp-{}-{attempt}", std::process::id()));
+        match take(&name) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && attempt < ATTEMPTS => attempt += 1,
+            taken => return Ok((name, taken?)),
+        }
+    }
+}
+
+/// `target` with `.suffix` at its end.
+pub(crate) fn beside(target: &Path, suffix: &str) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// The directory that a path is in.
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The kernel unlocks it when this process ends, however it does.
+fn lock(file: &File) {
+    // File systems without locks lose only the cleaning up.
+    let _ = flock(file, FlockOperation::NonBlockingLockExclusive);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Nameless where the file system can, and named.
+    fn both(path: &Path) -> [NewFile; 2] {
+        [NewFile::create(path).unwrap(), NewFile::named(path.to_owned()).unwrap()]
+    }
+
+    #[test]
+    fn a_file_takes_its_name_when_it_is_whole() {
+        for way in 0..2 {
+            let home = tempfile::tempdir().unwrap();
+            let path = home.path().join("f");
+            for text in ["first", "second"] {
+                let [mut nameless, mut named] = both(&path);
+                let new = if way == 0 { &mut nameless } else { &mut named };
+                new.file().write_all(text.as_bytes()).unwrap();
+                assert!(text == "first" || fs::read_to_string(&path).unwrap() == "first");
+                let [this, other] = if way == 0 { [nameless, named] } else { [named, nameless] };
+                drop(other);
+                this.finish().unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), text);
+                assert_eq!(names(home.path()), ["f"]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_or_cannot_be_named_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        drop(both(&home.path().join("f")));
+        assert_eq!(names(home.path()), [""; 0]);
+        let taken = home.path().join("d");
+        fs::create_dir(&taken).unwrap();
+        for new in both(&taken) {
+            assert!(new.finish().is_err(), "a directory is in the way");
+        }
+        assert_eq!(names(home.path()), ["d"]);
+        assert!(NewFile::create(home.path().join("none/f")).is_err());
+    }
+
+    #[test]
+    fn what_killed_processes_left_goes_and_what_lives_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        let living = NewFile::named(path.clone()).unwrap();
+        let kept = names(home.path());
+        fs::write(home.path().join("f.tmp-1-0"), "half").unwrap();
+        fs::create_dir(home.path().join("f.tmp-2-0")).unwrap();
+        fs::write(home.path().join("f.tmp-old"), "a user's").unwrap();
+        drop(NewFile::create(&path).unwrap());
+        let mut expected = [&kept[..], &["f.tmp-old".to_owned()]].concat();
+        expected.sort();
+        assert_eq!(names(home.path()), expected);
+        drop(living);
+    }
+}
