@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The word that asks for random tokens instead of a path.
@@ -211,42 +210,6 @@ pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(files)
-}
-
-/// Whether a file can be made at this path, without making it.
-pub fn check_destination(flag: &str, path: &Path) -> Result<()> {
-    let parent = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    if path.is_dir() {
-        return Err(Failure::usage(format!(
-            "{flag} {}: that is a directory, and a file is needed",
-            path.display()
-        )));
-    }
-    if !parent.is_dir() {
-        return Err(Failure::usage(format!(
-            "{flag} {}: there is no directory {}",
-            path.display(),
-            parent.display()
-        )));
-    }
-    Ok(())
-}
-
-/// Whether a file can be made at this path without destroying one of `inputs`, by whichever name.
-pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
-    let identity = |path: &Path| path.metadata().ok().map(|m| (m.dev(), m.ino()));
-    let Some(there) = identity(path) else { return Ok(()) };
-    match inputs.iter().find(|input| identity(input) == Some(there)) {
-        None => Ok(()),
-        Some(input) => Err(Failure::usage(format!(
-            "{flag} {} would overwrite {}, which this run reads: give it another name",
-            path.display(),
-            input.display()
-        ))),
-    }
 }
 
 /// `shakespeare.txt`, or `34 text files`.

@@ -12,6 +12,7 @@ mod doctor;
 mod eval;
 mod evaluate;
 mod failure;
+mod files;
 mod gpus;
 mod human;
 mod layers;

@@ -10,6 +10,7 @@ use crate::args::{Offload, Order, Precision, Recompute, Switch, TrainArgs};
 use crate::data::{self, Feed};
 use crate::device::{Device, Need};
 use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
 use crate::human;
 use crate::machine::Machine;
 use crate::rate::Rate;
@@ -89,7 +90,7 @@ impl TrainPlan {
             Feed::open(&args.data, &tokenizer, model.config.vocab)?
         };
         if let Some(file) = &args.metrics {
-            data::check_apart("--metrics", file, feed.files())?;
+            files::check_apart("--metrics", file, feed.files())?;
         }
         let fraction = val_fraction(args)?;
         let feed = feed.hold_out(fraction)?;
@@ -212,7 +213,7 @@ fn check_outputs(args: &TrainArgs, bytes: u64) -> Result<()> {
     let model = args.save.as_ref().map(|dir| models::hf::check_destination(dir, bytes));
     let model = model.transpose().map_err(Failure::usage)?;
     let Some(file) = &args.metrics else { return Ok(()) };
-    data::check_destination("--metrics", file)?;
+    files::check_writable("--metrics", file, Way::Growing)?;
     let place = std::path::absolute(file).and_then(|path| path.parent().unwrap_or(&path).canonicalize());
     match (model, place) {
         (Some(model), Ok(place)) if place.starts_with(&model) => usage(format!(

@@ -3,6 +3,7 @@
 use crate::args::TokenizeArgs;
 use crate::data;
 use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
 use crate::out;
 use crate::text;
 use crate::tokenizer::Tokenizer;
@@ -12,13 +13,13 @@ use serde_json::json;
 /// Writes the file; it appears under its name when it is complete.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
-    data::check_destination("--out", &args.out)?;
-    let files = data::list(&args.data)?;
-    data::check_apart("--out", &args.out, &files)?;
+    files::check_writable("--out", &args.out, Way::Whole)?;
+    let inputs = data::list(&args.data)?;
+    files::check_apart("--out", &args.out, &inputs)?;
     let width = TokenWidth::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
     let mut bytes = 0u64;
-    for file in &files {
+    for file in &inputs {
         let content = text::read(file)?;
         bytes += content.len() as u64;
         writer.push(&tokenizer.encode(&content)?).map_err(Failure::run)?;

@@ -170,15 +170,18 @@ fn ended_at(bench: &Bench, kibibytes: usize, args: &str) {
 }
 
 #[test]
-fn a_signal_while_a_model_is_written_leaves_nothing() {
-    // Of 250 KB of weights, with no supervisor that would clean up.
+fn a_signal_while_a_model_or_a_result_is_written_leaves_nothing() {
+    // Of 250 KB of weights, and of several KB of JSON, with no supervisor that would clean up.
     let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
     let save = format!("{train} --transport threads --save out");
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    ended_at(&bench, 64, &save);
-    assert_eq!(bench.names(), ["text.txt"]);
-    bench.nothing_left();
+    let measure = "bench all_reduce -b 64 -e 4K -f 2 -n 20 --transport threads --json r.json --quiet";
+    for (kibibytes, args) in [(64, save.as_str()), (1, measure)] {
+        let bench = bench();
+        bench.text("text.txt", 8000);
+        ended_at(&bench, kibibytes, args);
+        assert_eq!(bench.names(), ["text.txt"], "{args}");
+        bench.nothing_left();
+    }
 }
 
 #[test]

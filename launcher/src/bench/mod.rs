@@ -24,6 +24,7 @@ pub use args::BenchArgs;
 
 use crate::agree::{self, Signature};
 use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
 use crate::human;
 use crate::layers;
 use crate::machine::{Machine, versions};
@@ -60,9 +61,9 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 
 fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
-    record::check_writable("-o", &args.out)?;
+    files::check_writable("-o", &args.out, Way::Whole)?;
     let series = Series::read(&args.inputs)?;
-    record::write_whole(&args.out, plot::svg(&series, "caravan bench")?.as_bytes())
+    files::write_whole(&args.out, plot::svg(&series, "caravan bench")?.as_bytes())
 }
 
 /// Figures are SVG, whatever a file is called, so it should not be called another.
@@ -112,7 +113,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     }
     let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
     for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
-        record::check_writable(flag, path)?;
+        files::check_writable(flag, path, Way::Whole)?;
     }
     let ours = identity.as_ref().is_none_or(|identity| identity.launcher == Launcher::Caravan);
     let bound = ours && !over_nccl && args.bind == Bind::Core;
@@ -174,14 +175,14 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
     out.text(&format!("# Collective test concluded: {}\n#\n\n", plan.operation.name()));
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&run.json(plan.min_busbw)).map_err(Failure::run)?;
-        record::write_whole(path, text.as_bytes())?;
+        files::write_whole(path, text.as_bytes())?;
     }
     if let Some(path) = &args.csv {
-        record::write_whole(path, run.csv().as_bytes())?;
+        files::write_whole(path, run.csv().as_bytes())?;
     }
     if let Some(path) = &args.plot {
         let title = format!("{} over {}, {} ranks", plan.operation.name(), run.transport, run.ranks);
-        record::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())?;
+        files::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())?;
     }
     out.end()?;
     verdict(plan, &run)

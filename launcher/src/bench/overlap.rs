@@ -14,6 +14,7 @@ use super::statistics::median;
 use super::{Out, record};
 use crate::agree;
 use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
 use crate::machine::{Machine, versions};
 use crate::plan::Ranks;
 use crate::ranks;
@@ -45,7 +46,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
         repeats.sweep.check(operation, dtype, ranks.world).map_err(Failure::usage)?;
     }
     if let Some(path) = &args.json {
-        record::check_writable("--json", path)?;
+        files::check_writable("--json", path, Way::Whole)?;
     }
     ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, dtype, comm))
 }
@@ -112,7 +113,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
             "overlap": results,
         });
         let text = serde_json::to_string_pretty(&all).map_err(Failure::run)?;
-        record::write_whole(path, text.as_bytes())?;
+        files::write_whole(path, text.as_bytes())?;
     }
     out.end()?;
     match wrong {

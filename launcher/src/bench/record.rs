@@ -1,12 +1,8 @@
-//! What a run found, and the machine-readable files it is written to.
+//! What a run found, and the machine-readable forms it is written in.
 
 use super::operation::Operation;
 use super::table::{Half, Label};
-use crate::failure::{Failure, Result};
 use serde_json::{Value, json};
-use std::fs;
-use std::io::Write;
-use std::path::Path;
 
 /// One placement of one size.
 #[derive(Clone, Debug)]
@@ -148,53 +144,6 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Finds out whether `path` can be written before anything is measured for it; leaves nothing behind.
-///
-/// # Errors
-/// The flag, the path and the system's words.
-pub fn check_writable(flag: &str, path: &Path) -> Result<()> {
-    let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
-    let path = match fs::metadata(path) {
-        Ok(there) if there.is_dir() => return Err(refuse(&"is a directory; give a file")),
-        // To open a pipe or a device may do something.
-        Ok(there) if !there.is_file() => return Ok(()),
-        Ok(_) => fs::canonicalize(path).map_err(|e| refuse(&e))?,
-        Err(_) => path.to_owned(),
-    };
-    let probe = partial(&path);
-    fs::File::create(&probe).map_err(|e| refuse(&e))?;
-    fs::remove_file(&probe).map_err(|e| refuse(&e))
-}
-
-/// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,
-/// `/dev/stdout`) is written to instead of replaced.
-///
-/// # Errors
-/// The path and the system's words.
-pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
-    let written = match fs::metadata(path) {
-        Ok(there) if there.is_file() => fs::canonicalize(path).and_then(|file| replace(&file, content)),
-        Ok(_) => fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content)),
-        Err(_) => replace(path, content),
-    };
-    written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
-}
-
-/// A whole file in the place of what was there.
-fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let part = partial(path);
-    fs::File::create(&part)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&part, path))
-        .inspect_err(|_| drop(fs::remove_file(&part)))
-}
-
-fn partial(path: &Path) -> std::path::PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
-    path.with_file_name(name)
-}
-
 /// The time of day, UTC, as nccl-tests prints it.
 pub fn now() -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -305,41 +254,6 @@ pub mod tests {
         run.rows[1].out_of_place.half.wrong = Some(5);
         assert_eq!((run.wrong(), run.failures()), (12, 2));
         assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 2, "okay": false}));
-    }
-
-    #[test]
-    fn files_are_written_whole_or_not_at_all() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("out.json");
-        check_writable("--json", &path).unwrap();
-        assert!(!path.exists() && fs::read_dir(dir.path()).unwrap().count() == 0);
-        write_whole(&path, b"{}").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"{}");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        let e = check_writable("--json", &dir.path().join("no/such/out.json")).unwrap_err();
-        assert!(e.code() == 2 && e.to_string().starts_with("--json "), "{e}");
-        assert!(check_writable("--json", dir.path()).unwrap_err().to_string().contains("is a directory"));
-        // A directory in the way: the rename fails, and nothing of ours stays.
-        let taken = dir.path().join("taken");
-        fs::create_dir(&taken).unwrap();
-        assert_eq!(write_whole(&taken, b"x").unwrap_err().code(), 1);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
-    }
-
-    #[test]
-    fn links_and_devices_are_written_to_and_stay_what_they_are() {
-        let dir = tempfile::tempdir().unwrap();
-        let [file, link, full] = ["run.json", "latest.json", "full"].map(|name| dir.path().join(name));
-        fs::write(&file, "old").unwrap();
-        std::os::unix::fs::symlink("run.json", &link).unwrap();
-        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
-        check_writable("--json", &link).unwrap();
-        write_whole(&link, b"{}").unwrap();
-        assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
-        check_writable("--json", &full).unwrap();
-        assert!(write_whole(&full, b"{}").unwrap_err().to_string().contains("No space left"));
-        assert!(fs::metadata(&full).is_ok_and(|there| !there.is_file()) && full.is_symlink());
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]

@@ -6,9 +6,10 @@ use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
 use super::statistics::median;
-use super::{Out, record, tuning};
+use super::{Out, tuning};
 use crate::agree;
 use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::Communicator;
@@ -36,7 +37,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
         repeats.sweep.check(operation, collectives::DType::F32, ranks.world).map_err(Failure::usage)?;
     }
     let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
-    record::check_writable("-o", &args.out)?;
+    files::check_writable("-o", &args.out, Way::Whole)?;
     ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))
 }
 
@@ -67,7 +68,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
         table.set(comm.transport_name(), comm.size(), kind, rule);
     }
     if lead {
-        record::write_whole(&args.out, table.to_string().as_bytes())?;
+        files::write_whole(&args.out, table.to_string().as_bytes())?;
         out.text(&format!(
             "# written to {}; use it with --tuning or {}\n",
             args.out.display(),

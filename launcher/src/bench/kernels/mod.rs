@@ -6,9 +6,9 @@ mod show;
 
 use super::Out;
 use super::args::KernelArgs;
-use super::record;
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::{Module, Queue, SharedQueue, Streams, Urgency};
 use limits::Limits;
@@ -30,7 +30,7 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
     let plan = Plan { args, config };
     plan.check_filter()?;
     if let Some(path) = &args.json {
-        record::check_writable("--json", path)?;
+        files::check_writable("--json", path, Way::Whole)?;
     }
     match device::alone()? {
         Place::Gpu => {
@@ -116,7 +116,7 @@ impl Plan<'_> {
             let what = if self.args.check { "checks" } else { "times" };
             let text = json!({"device": about, "model": self.args.model, what: rows});
             let text = serde_json::to_string_pretty(&text).map_err(Failure::run)?;
-            record::write_whole(path, text.as_bytes())?;
+            files::write_whole(path, text.as_bytes())?;
         }
         out.end()?;
         match wrong {

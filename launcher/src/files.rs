@@ -1,0 +1,134 @@
+//! The files that a command writes: whether it can, found out before anything is done for them, and writing them whole.
+
+use crate::failure::{Failure, Result};
+use models::NewFile;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// At the end and at once, in the place of what was there.
+    Whole,
+    /// Line by line, into what was there.
+    Growing,
+}
+
+/// Finds out whether `path` can be written that way; leaves nothing behind.
+///
+/// # Errors
+/// The flag, the path and the system's words.
+pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
+    let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
+    let path = match fs::metadata(path) {
+        Ok(there) if there.is_dir() => return Err(refuse(&"is a directory; give a file")),
+        // To open a pipe or a device may do something.
+        Ok(there) if !there.is_file() => return Ok(()),
+        Ok(_) if way == Way::Growing => {
+            return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(|e| refuse(&e));
+        }
+        Ok(_) => fs::canonicalize(path).map_err(|e| refuse(&e))?,
+        Err(_) => path.to_owned(),
+    };
+    NewFile::create(path).map(drop).map_err(|e| refuse(&e))
+}
+
+/// Whether a file can be made at this path without destroying one of `inputs`, by whichever name.
+///
+/// # Errors
+/// The flag, and the file that it would overwrite.
+pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
+    let identity = |path: &Path| path.metadata().ok().map(|m| (m.dev(), m.ino()));
+    let Some(there) = identity(path) else { return Ok(()) };
+    match inputs.iter().find(|input| identity(input) == Some(there)) {
+        None => Ok(()),
+        Some(input) => Err(Failure::usage(format!(
+            "{flag} {} would overwrite {}, which this run reads: give it another name",
+            path.display(),
+            input.display()
+        ))),
+    }
+}
+
+/// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,
+/// `/dev/stdout`) is written to instead of replaced.
+///
+/// # Errors
+/// The path and the system's words.
+pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
+    let written = match fs::metadata(path) {
+        Ok(there) if there.is_file() => fs::canonicalize(path).and_then(|file| replace(&file, content)),
+        Ok(_) => fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content)),
+        Err(_) => replace(path, content),
+    };
+    written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
+}
+
+/// A whole file in the place of what was there.
+fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let mut new = NewFile::create(path)?;
+    new.file().write_all(content)?;
+    new.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_written_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.json");
+        check_writable("--json", &path, Way::Whole).unwrap();
+        assert!(!path.exists() && fs::read_dir(dir.path()).unwrap().count() == 0);
+        write_whole(&path, b"{}").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"{}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let e = check_writable("--json", &dir.path().join("no/such/out.json"), Way::Whole).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().starts_with("--json "), "{e}");
+        assert!(
+            check_writable("--json", dir.path(), Way::Whole)
+                .unwrap_err()
+                .to_string()
+                .contains("is a directory")
+        );
+        // A directory in the way: the rename fails, and nothing of ours stays.
+        let taken = dir.path().join("taken");
+        fs::create_dir(&taken).unwrap();
+        assert_eq!(write_whole(&taken, b"x").unwrap_err().code(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn links_and_devices_are_written_to_and_stay_what_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link, full] = ["run.json", "latest.json", "full"].map(|name| dir.path().join(name));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("run.json", &link).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+        check_writable("--json", &link, Way::Whole).unwrap();
+        write_whole(&link, b"{}").unwrap();
+        assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
+        check_writable("--json", &full, Way::Whole).unwrap();
+        assert!(write_whole(&full, b"{}").unwrap_err().to_string().contains("No space left"));
+        assert!(fs::metadata(&full).is_ok_and(|there| !there.is_file()) && full.is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_file_that_grows_needs_no_room_beside_it_and_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        check_writable("--metrics", &path, Way::Growing).unwrap();
+        assert!(!path.exists());
+        fs::write(&path, "old").unwrap();
+        check_writable("--metrics", &path, Way::Growing).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let e = check_writable("--metrics", dir.path(), Way::Growing).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().contains("is a directory"), "{e}");
+        let e = check_writable("--metrics", Path::new("/proc/m"), Way::Growing).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().starts_with("--metrics /proc/m: "), "{e}");
+    }
+}
