@@ -16,6 +16,10 @@ use std::path::{Path, PathBuf};
 
 /// The word that asks for random tokens instead of a path.
 const RANDOM: &str = "random";
+/// What those are called in reports.
+const RANDOM_TOKENS: &str = "random tokens";
+/// What is no text is refused with this.
+const TAKES: &str = "--data takes UTF-8 text, or token files made by 'caravan tokenize' or for llm.c";
 /// Ranks find here the descriptor of the tokens that their parent made from text.
 const HANDED: &str = "CARAVAN_TOKENS_FD";
 
@@ -29,7 +33,8 @@ pub struct Feed {
     tokens: Tokens,
     train: Range<usize>,
     held_out: Range<usize>,
-    about: String,
+    /// What was read, in words; None of random tokens.
+    about: Option<String>,
     /// What was read.
     files: Vec<PathBuf>,
     /// Tokens that were made from text: ranks map them instead of making them again.
@@ -40,14 +45,7 @@ impl Feed {
     /// Uniform random tokens, enough that none is seen twice.
     pub fn random(seed: u64, vocab: usize, len: usize) -> Self {
         let tokens = Tokens::new(vec![Source::Random { seed, vocab, len }], vocab);
-        Feed {
-            train: 0..len,
-            held_out: len..len,
-            tokens,
-            about: "random tokens".into(),
-            files: vec![],
-            made: None,
-        }
+        Feed { train: 0..len, held_out: len..len, tokens, about: None, files: vec![], made: None }
     }
 
     /// Files and directories in the order given; with none, the text below the current directory. All must be text
@@ -90,7 +88,7 @@ impl Feed {
             )));
         }
         let len = tokens.len();
-        Ok(Feed { tokens, train: 0..len, held_out: len..len, about, files, made })
+        Ok(Feed { tokens, train: 0..len, held_out: len..len, about: Some(about), files, made })
     }
 
     /// Holds out the last `fraction` of the tokens for validation.
@@ -153,14 +151,12 @@ impl Feed {
 
     /// A phrase such as `1.2M tokens of 34 text files, 0.12M of them held out`.
     pub fn describe(&self) -> String {
-        if self.about == "random tokens" {
-            return self.about.clone();
-        }
+        let Some(about) = &self.about else { return RANDOM_TOKENS.to_owned() };
         let held_out = match self.held_out.len() {
             0 => String::new(),
             n => format!(", {} of them held out", human::count(n as f64)),
         };
-        format!("{} tokens of {}{held_out}", human::count(self.tokens.len() as f64), self.about)
+        format!("{} tokens of {about}{held_out}", human::count(self.tokens.len() as f64))
     }
 
     /// What tells these tokens from others: how many there are, and a digest of some of them.
@@ -186,11 +182,15 @@ impl Feed {
 
     /// The same as JSON.
     pub fn json(&self) -> Value {
-        json!({"source": self.about, "tokens": self.tokens.len(), "held_out": self.held_out.len()})
+        let about = self.about.as_deref().unwrap_or(RANDOM_TOKENS);
+        json!({"source": about, "tokens": self.tokens.len(), "held_out": self.held_out.len()})
     }
 }
 
 /// The files that `--data` names, directories opened up.
+///
+/// # Errors
+/// A path where nothing is, also where it is the word for random tokens, for which nobody comes here.
 pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     if paths.is_empty() {
         return text::files_below(Path::new("."));
@@ -201,7 +201,10 @@ pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
             true => files.extend(text::files_below(path)?),
             false if path.exists() => files.push(path.clone()),
             false => {
-                let hint = if path.components().count() == 1 { ", nor is it 'random'" } else { "" };
+                let hint = match path == Path::new(RANDOM) {
+                    true => ", and random tokens are for 'caravan train'",
+                    false => "",
+                };
                 return Err(Failure::usage(format!(
                     "--data {}: there is no such file or directory{hint}",
                     path.display()
@@ -226,7 +229,7 @@ fn text_sources(files: &[PathBuf], tokenizer: &Tokenizer) -> Result<(Vec<Source>
         let mut sources = Vec::new();
         for file in files {
             let mapped = TokenFile::open_bytes(file).map_err(Failure::usage)?;
-            text::check(file, mapped.bytes())?;
+            text::check(file, mapped.bytes(), TAKES)?;
             sources.push(Source::File(mapped));
         }
         return Ok((sources, None));
@@ -249,7 +252,7 @@ fn make(files: &[PathBuf], tokenizer: &Tokenizer) -> Result<File> {
     let mut file = File::from(fd);
     let mut tokens = Vec::new();
     for path in files {
-        tokens.extend(tokenizer.encode(&text::read(path)?)?);
+        tokens.extend(tokenizer.encode(&text::read(path, TAKES)?)?);
     }
     let header = TokenWidth::U32.header_for(tokens.len()).map_err(Failure::usage)?;
     file.write_all(&header).map_err(refused)?;

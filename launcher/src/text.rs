@@ -47,29 +47,28 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The content of a text file.
+/// The content of a text file, for a command that says what it `takes`.
 ///
 /// # Errors
 /// A file that is missing or not UTF-8, with the offset of the first byte that is not.
-pub fn read(path: &Path) -> Result<String> {
+pub fn read(path: &Path, takes: &str) -> Result<String> {
     let bytes =
         fs::read(path).map_err(|e| Failure::usage(format!("cannot read --data {}: {e}", path.display())))?;
-    String::from_utf8(bytes).map_err(|e| not_text(path, e.utf8_error(), e.as_bytes()))
+    String::from_utf8(bytes).map_err(|e| not_text(path, e.utf8_error(), e.as_bytes(), takes))
 }
 
 /// Checks that the bytes of a file are text.
 ///
 /// # Errors
 /// The offset of the first byte that is not UTF-8.
-pub fn check(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::str::from_utf8(bytes).map(drop).map_err(|e| not_text(path, e, bytes))
+pub fn check(path: &Path, bytes: &[u8], takes: &str) -> Result<()> {
+    std::str::from_utf8(bytes).map(drop).map_err(|e| not_text(path, e, bytes, takes))
 }
 
-fn not_text(path: &Path, error: Utf8Error, bytes: &[u8]) -> Failure {
+fn not_text(path: &Path, error: Utf8Error, bytes: &[u8], takes: &str) -> Failure {
     let at = error.valid_up_to();
     Failure::usage(format!(
-        "{} is not UTF-8 text: byte {:#04x} at offset {at}; --data takes UTF-8 text, or token files made by \
-         'caravan tokenize' or for llm.c",
+        "{} is not UTF-8 text: byte {:#04x} at offset {at}; {takes}",
         path.display(),
         bytes[at]
     ))
@@ -106,9 +105,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("latin1.txt");
         fs::write(&path, b"caf\xe9 au lait").unwrap();
-        let text = read(&path).unwrap_err().to_string();
-        assert!(text.contains("latin1.txt") && text.contains("0xe9 at offset 3"), "{text}");
-        assert!(check(&path, b"caf\xe9").is_err() && check(&path, "café".as_bytes()).is_ok());
-        assert!(read(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+        let text = read(&path, "take text").unwrap_err().to_string();
+        assert!(text.contains("latin1.txt") && text.contains("0xe9 at offset 3; take text"), "{text}");
+        assert!(check(&path, b"caf\xe9", "").is_err() && check(&path, "café".as_bytes(), "").is_ok());
+        assert!(read(&dir.path().join("none"), "").unwrap_err().to_string().contains("none"));
     }
 }

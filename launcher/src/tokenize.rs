@@ -10,6 +10,10 @@ use crate::tokenizer::Tokenizer;
 use models::tokens::{TokenWidth, TokenWriter};
 use serde_json::json;
 
+/// What is no text is refused with this.
+const TAKES: &str =
+    "tokenize takes UTF-8 text; token files are for 'caravan train' and 'caravan eval' as they are";
+
 /// Writes the file; it appears under its name when it is complete.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
@@ -20,7 +24,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
     let mut bytes = 0u64;
     for file in &inputs {
-        let content = text::read(file)?;
+        let content = text::read(file, TAKES)?;
         bytes += content.len() as u64;
         writer.push(&tokenizer.encode(&content)?).map_err(Failure::run)?;
     }

@@ -175,6 +175,32 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
 }
 
 #[test]
+fn what_only_other_commands_take_is_told_so() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    bench
+        .run("train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --save m")
+        .success();
+    let outcome = bench.run("eval --model m --data random").refusal(2, &["--data random", "'caravan train'"]);
+    assert!(!outcome.stderr.contains("nor is it"), "{}", outcome.stderr);
+    bench.run("tokenize --data random --out r.bin").refusal(2, &["--data random", "'caravan train'"]);
+    let outcome =
+        bench.run("tokenize --data t.bin --out r.bin").refusal(2, &["t.bin", "tokenize takes UTF-8 text"]);
+    assert!(!outcome.stderr.contains("made by"), "{}", outcome.stderr);
+    // A file of the name that random tokens go by in reports.
+    bench.text("random tokens", 20_000);
+    let mut command = bench.command("eval --model m --json --data");
+    command.arg("random tokens");
+    let told = bench.finish(command.spawn().unwrap()).success().json();
+    assert_eq!(told["data"]["source"], "random tokens");
+    let mut command = bench.command("train --model nano --steps 1 --micro-batch 1 --sample 0 --data");
+    command.arg("random tokens");
+    let told = bench.finish(command.spawn().unwrap()).success();
+    assert!((told.stdout + &told.stderr).contains("tokens of random tokens"));
+}
+
+#[test]
 fn a_model_directory_that_is_not_whole_is_refused() {
     let bench = bench();
     bench.text("text.txt", 8000);
