@@ -263,7 +263,8 @@ pub struct TrainArgs {
     /// Learning rate after warm-up.
     #[arg(long, value_name = "RATE", default_value_t = 1e-3, allow_negative_numbers = true)]
     pub lr: f64,
-    /// The learning rate at the last step of a linear or cosine schedule [default: a tenth of --lr].
+    /// The learning rate that a linear or cosine schedule comes down to: the step after the last would have it
+    /// [default: a tenth of --lr].
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub min_lr: Option<f64>,
     /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
@@ -296,9 +297,9 @@ pub struct TrainArgs {
     /// Which activations backward computes again.
     #[arg(long, value_enum, default_value_t = Recompute::None)]
     pub recompute: Recompute,
-    /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only.
-    #[arg(long, value_name = "N", default_value_t = 500)]
-    pub eval_every: usize,
+    /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only [default: 500].
+    #[arg(long, value_name = "N")]
+    pub eval_every: Option<usize>,
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 with --order sequential].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub val_fraction: Option<f64>,

@@ -28,7 +28,7 @@ pub fn obstacle() -> Option<String> {
 /// What NCCL is here, for a list of what there is.
 pub fn library() -> Option<String> {
     let nccl = Survey::take().nccl.ok()?;
-    Some(format!("NCCL {}, opened at run time; one GPU for each rank", nccl.version))
+    Some(format!("NCCL {}", nccl.version))
 }
 
 /// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,

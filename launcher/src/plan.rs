@@ -6,7 +6,7 @@ mod ranks;
 pub use model::{MicroBatch, ModelChoice};
 pub use ranks::Ranks;
 
-use crate::args::{Offload, Order, Precision, Recompute, Switch, TrainArgs};
+use crate::args::{Offload, Order, Precision, RankArgs, Recompute, Shape, Switch, TrainArgs};
 use crate::data::{self, Feed};
 use crate::device::{Device, Need};
 use crate::failure::{Failure, Result};
@@ -24,6 +24,9 @@ use std::path::PathBuf;
 /// The longest default sequence of `train`: beyond it, attention dominates a CPU's step.
 const TRAIN_SEQ: usize = 256;
 
+/// Steps between evaluations, where something is held out for them.
+const EVAL_EVERY: usize = 500;
+
 /// A training run in which everything is known and checked.
 pub struct TrainPlan {
     /// What is trained.
@@ -34,6 +37,8 @@ pub struct TrainPlan {
     pub feed: Feed,
     /// Who trains.
     pub ranks: Ranks,
+    /// What was asked of them.
+    pub asked: RankArgs,
     /// On what.
     pub device: Device,
     /// The trainer's part.
@@ -56,6 +61,8 @@ pub struct TrainPlan {
     pub order: Order,
     /// Steps between evaluations; 0 means at the end only.
     pub eval_every: usize,
+    /// The part of the tokens that is held out for them.
+    pub val_fraction: f64,
     /// Where to write metrics.
     pub metrics: Option<PathBuf>,
     /// Where to write the model.
@@ -114,6 +121,7 @@ impl TrainPlan {
             feed,
             batches,
             ranks,
+            asked: args.ranks.clone(),
             device,
             zero,
             dtype: args.dtype,
@@ -123,7 +131,8 @@ impl TrainPlan {
             rate,
             seed: args.seed,
             order: args.order,
-            eval_every: args.eval_every,
+            eval_every: args.eval_every.unwrap_or(EVAL_EVERY),
+            val_fraction: fraction,
             metrics: args.metrics.clone(),
             save: args.save.clone(),
             sample: args.sample,
@@ -306,8 +315,18 @@ fn zero_config(args: &TrainArgs, placement: zero::Placement) -> Result<zero::Con
 fn rate(args: &TrainArgs) -> Result<Rate> {
     let peak = number("--lr", args.lr, "at least 0", |x| x >= 0.0)?;
     let range = format!("from 0 to --lr {peak}");
-    let floor =
-        number("--min-lr", args.min_lr.unwrap_or(peak / 10.0), &range, |x| (0.0..=peak).contains(&x))?;
+    let floor = match (args.schedule, args.min_lr) {
+        (Shape::Constant, Some(floor)) => {
+            return usage(format!(
+                "--min-lr {floor} with --schedule constant, which never comes down to it: leave --min-lr away, or take \
+                 --schedule linear or cosine"
+            ));
+        }
+        (Shape::Constant, None) => peak,
+        (_, asked) => {
+            number("--min-lr", asked.unwrap_or(peak / 10.0), &range, |x| (0.0..=peak).contains(&x))?
+        }
+    };
     let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
     if warmup > args.steps {
         return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
@@ -319,7 +338,14 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
 fn val_fraction(args: &TrainArgs) -> Result<f64> {
     let habit = if args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
     let asked = args.val_fraction.unwrap_or(habit);
-    number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))
+    let fraction = number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))?;
+    match args.eval_every {
+        Some(steps) if steps > 0 && fraction == 0.0 => usage(format!(
+            "--eval-every {steps}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave --eval-every \
+             away"
+        )),
+        _ => Ok(fraction),
+    }
 }
 
 /// A finite number in a range.

@@ -1,6 +1,7 @@
 //! One rank's training run: batches, steps, evaluations, what is shown and what is written.
 
 use crate::agree::Signature;
+use crate::bench::tuning;
 use crate::device;
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
@@ -314,7 +315,7 @@ fn headline(plan: &TrainPlan) -> String {
         },
         plan.ranks.threads,
         plan.device.describe(),
-        plan.ranks.label,
+        plan.ranks.asked(),
         plan.zero.stage,
         plan.dtype.name(),
         match plan.zero.placement {
@@ -350,7 +351,13 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
         "data": plan.feed.json(),
         "tokenizer": plan.tokenizer.name(),
         "ranks": plan.ranks.world,
-        "transport": plan.ranks.label,
+        "transport": plan.ranks.asked(),
+        "ranks_per_node": plan.asked.ranks_per_node,
+        "emulate_link": plan.asked.emulate_link,
+        "share_gpus": plan.asked.share_gpus,
+        "tuning": tuning::named(plan.asked.tuning.as_ref()),
+        "rendezvous_timeout": plan.asked.rendezvous_timeout,
+        "call_timeout": plan.asked.call_timeout,
         "threads": plan.ranks.threads,
         "device": plan.device.name(),
         "offload": plan.offload(),
@@ -375,6 +382,9 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
         "prefetch": plan.zero.prefetch,
         "bucket_bytes": plan.zero.bucket_bytes,
         "eval_every": plan.eval_every,
+        "val_fraction": plan.val_fraction,
+        "sample": plan.sample,
+        "save": plan.save,
         "machine": Machine::probe().json(),
         "versions": versions(),
     })

@@ -126,7 +126,10 @@ pub fn survey() -> Vec<(&'static str, bool, String)> {
         None => (transport.name(), true, remark.to_owned()),
     });
     let nccl = match gpus::obstacle() {
-        None => ("nccl", true, gpus::library().unwrap_or_default()),
+        None => {
+            let library = gpus::library().unwrap_or_default();
+            ("nccl", true, format!("{library}, opened at run time; one GPU for each rank"))
+        }
         Some(why) => ("nccl", false, why),
     };
     rows.chain([nccl]).collect()

@@ -38,6 +38,11 @@ fn over_ucx() {
         return harness::skip(&format!("ucx: {}", ucx["remark"].as_str().unwrap_or_default()));
     }
     every_operation("ucx");
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    bench.run("bench barrier -n 2 --transport ucx --json r.json").success();
+    let text = std::fs::read(bench.path("r.json")).expect("a file");
+    let json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    assert!(json["transport_library"].as_str().is_some_and(|name| name.starts_with("UCX")), "{json}");
 }
 
 #[test]

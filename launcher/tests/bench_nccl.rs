@@ -34,6 +34,12 @@ fn every_operation_between_gpus_is_measured_and_right() {
             assert!(text.contains(word), "{operation}: '{word}' is not in {text}");
         }
     }
+    let flags = "all_reduce -b 64 -e 64 -n 3 --algo native --ranks 2 --transport nccl+threads --json r.json";
+    run(&bench, folder, flags).success();
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(bench.path("r.json")).expect("a file")).expect("JSON");
+    let library = json["transport_library"].as_str().unwrap_or_default();
+    assert!(library.starts_with("NCCL 2.30"), "{json}");
     for blocking in 1..=3 {
         let flags =
             format!("all_reduce -b 64 -e 64 -n 3 -z {blocking} -m 2 -d float --algo native --ranks 2");

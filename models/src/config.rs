@@ -121,8 +121,7 @@ impl LlamaConfig {
         "llama-3.1-405b",
     ];
 
-    /// A known shape by name: one of [`PRESETS`](Self::PRESETS), where `-70b` and `-405b` stand for
-    /// `llama-3.1-70b` and `llama-3.1-405b`. `nano`, `baby` and `32m` are this project's; the others are the
+    /// A known shape by name: one of [`PRESETS`](Self::PRESETS). `nano`, `baby` and `32m` are this project's; the others are the
     /// published ones, to the constants of their config.json.
     ///
     /// # Errors
@@ -199,12 +198,8 @@ impl LlamaConfig {
                 ..llama31
             },
             "llama-3.1-8b" => llama31,
-            "llama-3.1-70b" | "-70b" => {
-                LlamaConfig { hidden: 8192, layers: 80, heads: 64, ffn: 28672, ..llama31 }
-            }
-            "llama-3.1-405b" | "-405b" => {
-                LlamaConfig { hidden: 16384, layers: 126, heads: 128, ffn: 53248, ..llama31 }
-            }
+            "llama-3.1-70b" => LlamaConfig { hidden: 8192, layers: 80, heads: 64, ffn: 28672, ..llama31 },
+            "llama-3.1-405b" => LlamaConfig { hidden: 16384, layers: 126, heads: 128, ffn: 53248, ..llama31 },
             _ => {
                 return Err(Error::config(format!(
                     "unknown model '{name}': known are {}, or a directory with a Hugging Face config.json",
@@ -331,8 +326,6 @@ mod tests {
             config.validate().unwrap();
             assert_eq!(config.parameters(), count, "{name}");
         }
-        assert_eq!(LlamaConfig::preset("-70b"), LlamaConfig::preset("llama-3.1-70b"));
-        assert_eq!(LlamaConfig::preset("-405b"), LlamaConfig::preset("llama-3.1-405b"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::{bench, word_tokenizer};
 use harness::json_lines;
+use serde_json::json;
 use std::fs;
 
 #[test]
@@ -24,6 +25,21 @@ fn metrics_have_a_run_every_step_and_a_summary() {
         (&125_248.into(), &2.into(), &3.into())
     );
     assert!(run["machine"]["cores"].is_u64() && run["versions"]["caravan"].is_string());
+    for (setting, value) in [
+        ("transport", json!("shm")),
+        ("sample", json!(20)),
+        ("save", json!(null)),
+        ("eval_every", json!(5)),
+        ("val_fraction", json!(0.1)),
+        ("tuning", json!(null)),
+        ("rendezvous_timeout", json!(60.0)),
+        ("call_timeout", json!(600.0)),
+        ("share_gpus", json!(false)),
+        ("ranks_per_node", json!(null)),
+        ("emulate_link", json!(null)),
+    ] {
+        assert_eq!(run.get(setting), Some(&value), "{setting}");
+    }
     let steps: Vec<_> = lines.iter().filter(|l| l["step"].is_u64()).collect();
     assert_eq!(steps.len(), 12);
     for (index, line) in steps.iter().enumerate() {

@@ -28,6 +28,9 @@ fn flags_that_make_no_sense_are_refused() {
         ("--lr inf", &["--lr inf", "finite"]),
         ("--lr 1e39", &["--lr 1e39", "finite in 32 bits"]),
         ("--min-lr 1", &["--min-lr 1", "from 0 to --lr 0.001"]),
+        ("--min-lr 1e-4 --schedule constant", &["--min-lr 0.0001", "--schedule linear or cosine"]),
+        ("--eval-every 5 --val-fraction 0", &["--eval-every 5", "--val-fraction 0.1"]),
+        ("--eval-every 5 --order sequential", &["--eval-every 5", "--val-fraction 0.1"]),
         ("--beta1 1", &["--beta1 1", "below 1"]),
         ("--beta2 -0.1", &["--beta2 -0.1"]),
         ("--eps 0", &["--eps 0", "above 0"]),
@@ -42,6 +45,7 @@ fn flags_that_make_no_sense_are_refused() {
         ("--call-timeout NaN", &["--call-timeout NaN", "more than 0"]),
         ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
         ("--metrics .", &["--metrics", "directory"]),
+        ("--metrics /proc/m.jsonl", &["--metrics /proc/m.jsonl"]),
         ("--save text.txt", &["text.txt", "not a directory"]),
         (
             "--model llama-3.1-405b --data random --seq 64 --micro-batch 1",

@@ -25,6 +25,7 @@ pub use args::BenchArgs;
 use crate::agree::{self, Signature};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use crate::gpus;
 use crate::human;
 use crate::layers;
 use crate::machine::{Machine, versions};
@@ -420,7 +421,10 @@ fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
         "machine": Machine::probe().json(),
         "versions": versions(),
         "config": config,
-        "transport_library": native::library(layers::between(party.comm.transport_name())),
+        "transport_library": match party.device {
+            Some(_) => gpus::library(),
+            None => native::library(layers::between(party.comm.transport_name())),
+        },
     })
 }
 

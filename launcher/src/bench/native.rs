@@ -41,12 +41,12 @@ pub fn check(operation: Operation, calls: Calls, transport: Transport) -> Result
 
 /// The library that a transport runs on, with its version, where there is one.
 pub fn library(transport: &str) -> Option<String> {
-    #[cfg(feature = "mpi")]
-    if transport == "mpi" {
-        return Some(collectives::transport::mpi::library());
+    match transport {
+        #[cfg(feature = "mpi")]
+        "mpi" => Some(collectives::transport::mpi::library()),
+        "ucx" => collectives::transport::ucx::library().ok(),
+        _ => None,
     }
-    let _ = transport;
-    None
 }
 
 /// Why the library's own algorithm runs.
