@@ -1,5 +1,6 @@
 //! The flags of `caravan bench`: those of nccl-tests where they mean something here, by the same letters.
 
+use super::foreign::ForeignArgs;
 use super::operation::Operation;
 use crate::args::RankArgs;
 use clap::{Args, Subcommand, ValueEnum};
@@ -113,8 +114,8 @@ pub struct SweepArgs {
     /// Each size is the last times this [default: 4, unless -i is given].
     #[arg(short = 'f', long = "stepfactor", value_name = "N")]
     pub factor: Option<usize>,
-    /// Each size is the last plus this many bytes.
-    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", conflicts_with = "factor")]
+    /// Each size is the last plus this many bytes, unless -f is above 1.
+    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES")]
     pub step: Option<String>,
     /// Timed calls of each size [default: 1000 up to 8K, 100 up to 1M, 20 above].
     #[arg(short = 'n', long = "iters", value_name = "N")]
@@ -175,7 +176,8 @@ pub enum Bind {
   caravan bench reduce_scatter -d all -o all -b 1M -e 1M
   caravan bench all_gather -b 64K -e 64M -f 4 -z 3 -n 100 --json run.json --csv run.csv --plot run.svg
 
-Parts per rank are rounded down to 16 bytes, and bandwidths counted, as nccl-tests does.")]
+Parts per rank are rounded down to 16 bytes, and bandwidths counted, as nccl-tests does. Its other flags (-g, -t, -p, \
+-y, -T, -G, -C, -x, -D, -M, -u) are taken where they ask for what is always so here, as -g 1 does.")]
 pub struct CollectiveArgs {
     /// Sizes and repetitions.
     #[command(flatten)]
@@ -257,6 +259,9 @@ pub struct CollectiveArgs {
     /// Draw bandwidth and time against size.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// What there is no choice of.
+    #[command(flatten)]
+    pub foreign: ForeignArgs,
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,

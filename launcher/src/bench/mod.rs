@@ -6,6 +6,7 @@ mod bind;
 mod calls;
 mod device;
 mod exact;
+mod foreign;
 mod kernels;
 mod measure;
 pub mod native;

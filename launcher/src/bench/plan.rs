@@ -30,9 +30,11 @@ impl Repeats {
         };
         let begin = bytes("-b", &args.begin)?;
         let end = args.end.as_deref().map(|e| bytes("-e", e)).transpose()?;
-        let step = match (&args.step, args.factor) {
-            (Some(step), _) => Step::Bytes(bytes("-i", step)?),
-            (None, factor) => Step::Factor(factor.unwrap_or(4)),
+        let step = args.step.as_deref().map(|step| bytes("-i", step)).transpose()?;
+        // As nccl-tests: a factor above 1 goes before a step in bytes.
+        let step = match (step, args.factor) {
+            (Some(step), None | Some(0 | 1)) => Step::Bytes(step),
+            (_, factor) => Step::Factor(factor.unwrap_or(4)),
         };
         let end = end.unwrap_or(begin.max(64 << 20));
         let sweep = Sweep::new(begin, end, step).map_err(Failure::usage)?;
@@ -121,6 +123,7 @@ impl Plan {
     /// # Errors
     /// One sentence with the flag, what was given and what would work.
     pub fn new(operation: Operation, args: &CollectiveArgs) -> Result<Self> {
+        args.foreign.check()?;
         let repeats = Repeats::plan(&args.sweep)?;
         let dtypes = dtypes(&args.dtype)?;
         let ops = match (operation.reduces(), args.op.as_str()) {
@@ -281,6 +284,15 @@ mod tests {
         let long =
             plan("reduce_scatter --minbytes 1M --maxbytes 4M --stepbytes 1M --warmup_iters 1 --agg_iters 1");
         assert_eq!(long.unwrap().repeats.sweep.sizes().count(), 4);
+        // A factor above 1 goes before a step, and what is always so may be asked for.
+        let step = |flags: &str| plan(&format!("all_reduce -b 8 -e 64M {flags}")).unwrap().repeats.sweep.step;
+        assert_eq!(step("-f 2 -i 1M"), Step::Factor(2));
+        assert_eq!(step("-f 1 -i 1M"), Step::Bytes(1 << 20));
+        plan("all_reduce -b 8 -e 128M -f 2 -g 1").unwrap();
+        plan("all_reduce -t 1 -g 1 -p 1 -y 0 -T 0 -G 0 -C 0 -x 0 -D 0 --device_cta_count 16 -M 0 -u 0")
+            .unwrap();
+        plan("all_reduce --nthreads 1 --ngpus 1 --parallel_init 0 --stream_null 0 --timeout 0 --cudagraph 0")
+            .unwrap();
     }
 
     #[test]
@@ -309,6 +321,11 @@ mod tests {
             ("all_reduce -m 0", &["-m 0"]),
             ("all_reduce -N 0", &["-N 0"]),
             ("all_reduce -f 1", &["-f 1", "-i"]),
+            ("all_reduce -f 2 -i many", &["-i", "'many'"]),
+            ("all_reduce -g 4", &["-g 4", "--ranks 4"]),
+            ("all_reduce -t 2", &["-t 2", "--ranks 2"]),
+            ("all_reduce -T 30", &["-T 30", "--call-timeout"]),
+            ("all_reduce -G 1", &["-G 1", "CUDA graphs"]),
             ("all_reduce --min-busbw nan", &["--min-busbw"]),
             ("all_reduce --algo ring", &["--algo ring", "pairwise", "auto", "native"]),
         ] {
