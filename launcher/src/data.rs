@@ -1,5 +1,6 @@
 //! The tokens of a run: text files, token files or random tokens, and which of them are held out.
 
+use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::text;
@@ -166,18 +167,16 @@ impl Feed {
         const LOOK: usize = 16;
         let len = self.tokens.len();
         let mut some = [0u32; LOOK];
-        let mut digest = 0xcbf2_9ce4_8422_2325u64;
+        let mut seen = Vec::with_capacity(LOOKS * LOOK);
         for place in 0..LOOKS {
             let count = LOOK.min(len);
             let start = (len - count) / (LOOKS - 1) * place;
             // Tokens that the model does not know are found where they are used.
             if self.tokens.read(start, &mut some[..count]).is_ok() {
-                for token in &some[..count] {
-                    digest = (digest ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
-                }
+                seen.extend_from_slice(&some[..count]);
             }
         }
-        format!("of {len} tokens, {} held out, digest {digest:016x}", self.held_out.len())
+        format!("of {len} tokens, {} held out, digest {:016x}", self.held_out.len(), agree::digest(seen))
     }
 
     /// The same as JSON.

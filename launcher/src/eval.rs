@@ -96,7 +96,8 @@ pub fn signature(plan: &EvalPlan) -> Signature {
     vec![
         ("command", "eval".to_owned()),
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("parameters of --model", plan.model.config.parameters().to_string()),
+        ("--model", format!("{:?}", plan.model.config)),
+        ("weights of --model", plan.model.fingerprint()),
         ("--data", plan.feed.fingerprint()),
         ("--seq", plan.windows.length().to_string()),
         ("--micro-batch", plan.rows.to_string()),

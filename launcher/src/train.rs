@@ -29,7 +29,8 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("command", "train".to_owned()),
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("--model", format!("{model:?}")),
-        ("new weights", plan.model.weights.is_none().to_string()),
+        ("weights of --model", plan.model.fingerprint()),
+        ("--tokenizer", plan.tokenizer.fingerprint()),
         ("--data", plan.feed.fingerprint()),
         ("--device", plan.device.name().to_owned()),
         ("--offload", plan.offload().to_owned()),
@@ -38,6 +39,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--steps", plan.steps.to_string()),
         ("--micro-batch", plan.batch.rows.to_string()),
         ("--accumulate", plan.zero.accumulate.to_string()),
+        ("--recompute", recompute(plan).to_owned()),
         ("--seq", plan.batch.length.to_string()),
         ("--lr", rate.peak.to_string()),
         ("--min-lr", rate.floor.to_string()),
@@ -56,6 +58,14 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
         ("--sample", plan.sample.to_string()),
     ]
+}
+
+/// As `--recompute` names it.
+fn recompute(plan: &TrainPlan) -> &'static str {
+    match plan.batch.recompute {
+        Recompute::Full => "full",
+        Recompute::None => "none",
+    }
 }
 
 /// What a user wants to see of a run.
@@ -378,7 +388,7 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
         "clip": plan.zero.clip,
         "seed": plan.seed,
         "order": plan.order.name(),
-        "recompute": if plan.batch.recompute == Recompute::Full { "full" } else { "none" },
+        "recompute": recompute(plan),
         "prefetch": plan.zero.prefetch,
         "bucket_bytes": plan.zero.bucket_bytes,
         "eval_every": plan.eval_every,

@@ -97,6 +97,41 @@ fn a_launcher_that_disagrees_is_named() {
 }
 
 #[test]
+fn ranks_with_other_weights_or_another_tokenizer_are_named() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    for seed in [1, 2] {
+        let flags = "--model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --ranks 1";
+        bench.run(&format!("train {flags} --seed {seed} --save m{seed}")).success();
+    }
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    word_tokenizer(&bench, 100);
+    word_tokenizer(&bench, 200);
+    let train = "train --model nano --data t.bin --steps 1 --micro-batch 1 --sample 0 --quiet";
+    for (job, [first, second], word) in [
+        (
+            "eval",
+            ["eval --model m1 --data t.bin", "eval --model m2 --data t.bin"].map(str::to_owned),
+            "weights of --model",
+        ),
+        ("train", ["m1", "m2"].map(|m| train.replace("nano", m)), "weights of --model"),
+        ("recompute", ["none", "full"].map(|r| format!("{train} --recompute {r}")), "--recompute"),
+        ("tokenizer", [100, 200].map(|n| format!("{train} --tokenizer words-{n}.json")), "--tokenizer"),
+    ] {
+        let start = |rank: &str, args: &str| {
+            let mut command = bench.command(args);
+            let job = format!("mixed-{job}-{}", std::process::id());
+            command.envs([("CARAVAN_RANK", rank), ("CARAVAN_WORLD", "2"), ("CARAVAN_JOB", &job)]);
+            command.spawn().unwrap()
+        };
+        for rank in [start("0", &first), start("1", &second)] {
+            bench.finish(rank).refusal(2, &["different arguments", &format!("rank 1 with '{word} ")]);
+        }
+    }
+    bench.nothing_left();
+}
+
+#[test]
 fn data_that_cannot_be_used_are_refused() {
     let bench = bench();
     bench.text("short.txt", 100);

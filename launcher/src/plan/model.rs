@@ -1,6 +1,7 @@
 //! Which model, with which weights, and what a micro-batch of it is.
 
 use super::usage;
+use crate::agree;
 use crate::args::Precision;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
@@ -105,6 +106,24 @@ impl ModelChoice {
                 Ok(())
             }
         }
+    }
+
+    /// What tells these weights from others of the same shape: a digest of some of each tensor.
+    pub fn fingerprint(&self) -> String {
+        /// Values that are looked at in the middle of each tensor.
+        const LOOK: usize = 16;
+        let Some(weights) = &self.weights else { return "new".to_owned() };
+        let mut seen = Vec::new();
+        for spec in self.config.units().into_iter().flat_map(|unit| unit.tensors) {
+            let mut some = [0f32; LOOK];
+            let count = LOOK.min(spec.len());
+            let start = (spec.len() - count) / 2;
+            // Weights that cannot be read are found where they are used.
+            if weights.read_range(&spec.name, start..start + count, &mut some[..count]).is_ok() {
+                seen.extend(some[..count].iter().map(|value| value.to_bits()));
+            }
+        }
+        format!("of a directory, digest {:016x}", agree::digest(seen))
     }
 
     /// The tokenizer that was asked for; by default the model directory's own, else bytes.
