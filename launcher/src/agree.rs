@@ -1,7 +1,6 @@
 //! Whether all ranks were started with the same arguments, and who they are.
 
 use crate::failure::{Failure, Result};
-use collectives::bootstrap::Rendezvous;
 use collectives::{Communicator, ReduceOp};
 
 /// What must be the same on every rank: flags with their meaning, in a fixed order.
@@ -47,12 +46,15 @@ pub fn check(comm: &Communicator, signature: &Signature) -> Result<()> {
     }
 }
 
-/// The same over a rendezvous, before there is a communicator.
+/// The same before there is a communicator, with what tells every rank's blob.
 ///
 /// # Errors
-/// As [`check`], and the rendezvous' own.
-pub fn check_at(rendezvous: &mut Rendezvous, signature: &Signature) -> Result<()> {
-    let all = rendezvous.exchange(text(signature).as_bytes())?;
+/// As [`check`], and those of `exchange`.
+pub fn check_by(
+    exchange: impl FnOnce(&[u8]) -> collectives::Result<Vec<Vec<u8>>>,
+    signature: &Signature,
+) -> Result<()> {
+    let all = exchange(text(signature).as_bytes())?;
     let all: Vec<String> = all.iter().map(|t| String::from_utf8_lossy(t).into_owned()).collect();
     difference(&all).map_or(Ok(()), |sentence| Err(Failure::usage(sentence)))
 }
@@ -84,6 +86,8 @@ pub fn digest<V: Into<u64>>(values: impl IntoIterator<Item = V>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use collectives::bootstrap;
+    use collectives::transport::threads;
 
     fn on_ranks<R: Send>(n: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
         std::thread::scope(|scope| {
@@ -99,6 +103,29 @@ mod tests {
         let all = on_ranks(3, |comm| exchange(&comm, &"é".repeat(comm.rank() * 5)).unwrap());
         for texts in all {
             assert_eq!(texts, ["".to_owned(), "é".repeat(5), "é".repeat(10)]);
+        }
+    }
+
+    #[test]
+    fn what_differs_is_named_before_there_is_a_communicator_too() {
+        let signature = |rule: &str| vec![("--transport", "mpi".to_owned()), ("--tuning", rule.to_owned())];
+        let on_ranks = |rules: [&'static str; 3]| -> Vec<Result<()>> {
+            let one = |(mut member, rule): (threads::Threads, &'static str)| {
+                std::thread::spawn(move || {
+                    let timeout = std::time::Duration::from_secs(60);
+                    let exchange = |blob: &[u8]| bootstrap::exchange(&mut member, blob, timeout);
+                    check_by(exchange, &signature(rule))
+                })
+            };
+            let all: Vec<_> = threads::group(3).into_iter().zip(rules).map(one).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect()
+        };
+        assert!(on_ranks(["all_reduce 64 a b"; 3]).iter().all(Result::is_ok));
+        for done in on_ranks(["all_reduce 64 a b", "all_reduce 64 a b", "all_reduce 4096 a b"]) {
+            let text = done.unwrap_err().to_string();
+            let words =
+                "rank 2 with '--tuning all_reduce 4096 a b', rank 0 with '--tuning all_reduce 64 a b'";
+            assert!(text.contains(words), "{text}");
         }
     }
 

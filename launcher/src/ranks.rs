@@ -129,10 +129,16 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             // MPI waits for ever for a rank that does not come, so ranks meet before, where they surely can.
             let here = identity.local_size == Some(identity.world);
             let addressed = identity.rendezvous.is_some() && identity.launcher != Launcher::OpenMpi;
-            if here || addressed || std::env::var_os(variables::RENDEZVOUS).is_some() {
+            let meets = here || addressed || std::env::var_os(variables::RENDEZVOUS).is_some();
+            if meets {
                 drop(meet(ranks, identity, &options)?);
             }
-            mpi(ranks, identity)?
+            let (mut transport, native) = mpi(ranks, identity)?;
+            if !meets {
+                let exchange = |blob: &[u8]| bootstrap::exchange(&mut *transport, blob, options.timeout);
+                agree::check_by(exchange, &ranks.signature())?;
+            }
+            (transport, native)
         }
     };
     let transport = ranks.layers.over(
@@ -144,11 +150,10 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
     Ok((Communicator::new(transport, ranks.options)?, native))
 }
 
-/// Meets the other ranks, which must have been asked for the same transport.
+/// Meets the other ranks, whose calls must fit this one's.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
     let mut rendezvous = Rendezvous::join(identity, options)?;
-    let signature = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("--transport", ranks.asked())];
-    agree::check_at(&mut rendezvous, &signature)?;
+    agree::check_by(|blob| rendezvous.exchange(blob), &ranks.signature())?;
     Ok(rendezvous)
 }
 

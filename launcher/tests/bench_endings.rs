@@ -105,8 +105,29 @@ fn ranks_with_different_arguments_name_the_difference() {
         (["-n 5", "-n 6"], ["rank 1 with '-n 6'", "rank 0 with '-n 5'"]),
         (["-d float", "-d half"], ["rank 1 with '-d f16'", "rank 0 with '-d f32'"]),
         (["-o sum", "-o max"], ["rank 1 with '-o max'", "rank 0 with '-o sum'"]),
+        (
+            ["--tuning all.txt", "--tuning few.txt"],
+            [
+                "rank 1 with '--tuning all_reduce 64 direct-read-all",
+                "rank 0 with '--tuning all_reduce all direct",
+            ],
+        ),
+        (
+            ["--tuning all.txt", "-q"],
+            [
+                "rank 1 with '--tuning all_reduce by the cost model'",
+                "rank 0 with '--tuning all_reduce all direct",
+            ],
+        ),
+        (
+            ["--emulate-link latency=1us", "--emulate-link latency=2us"],
+            ["rank 1 with '--transport shm@latency=2us'", "rank 0 with '--transport shm@latency=1us'"],
+        ),
     ] {
         let bench = bench();
+        let table = |rule| format!("caravan-tuning 1\nshm 2 all_reduce {rule}\n");
+        bench.file("all.txt", table("all direct-read-all direct-read-all"));
+        bench.file("few.txt", table("64 direct-read-all direct-rs-ag"));
         let job = format!("mixed-{}-{}", std::process::id(), flags[1].replace(' ', ""));
         let args = |i: usize| format!("bench all_reduce {}", flags[i]);
         let both = [0, 1].map(|r| rank(&bench, &job, r, 2, &args(r)));

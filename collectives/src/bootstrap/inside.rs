@@ -1,4 +1,5 @@
-//! Nodes of a job whose ranks already reach each other: who shares one, and shared memory inside it.
+//! Nodes of a job whose ranks already reach each other: what ranks say of themselves, who shares a node, and shared memory
+//! inside it.
 
 use super::identity::Identity;
 use super::rendezvous::{Hosts, Rendezvous};
@@ -8,16 +9,14 @@ use crate::transport::shm::ShmTransport;
 use crate::transport::{Nodes, PerNode, Request, Tag, Transport};
 use std::time::{Duration, Instant};
 
-/// Room for what a rank says about its host; names of hosts have at most 64 bytes.
-const CARD: usize = 256;
-
 /// Which ranks share a node: those whose hosts are the same, or as `per_node` says, for smaller nodes than there are (a
 /// cluster's shape can be tried on one machine). All ranks call it together, on a transport that has carried nothing yet.
 ///
 /// # Errors
 /// [`Error::Launch`] when nodes by hand would span hosts, and what the transport says.
 pub fn nodes_of(outer: &mut dyn Transport, options: &Options, per_node: Option<PerNode>) -> Result<Nodes> {
-    let all = exchange(outer, &format!("{}\n{}", hosts::host_key(), hosts::host_name()), options.timeout)?;
+    let mine = format!("{}\n{}", hosts::host_key(), hosts::host_name());
+    let all = exchange(outer, mine.as_bytes(), options.timeout)?;
     let hosts = Hosts::of(&all);
     let Some(per_node) = per_node else { return Ok(Nodes::of(&hosts.of)) };
     let nodes = Nodes::by_hand(outer.size(), per_node)?;
@@ -50,23 +49,36 @@ pub fn shm_inside(
     Ok(Some(Box::new(ShmTransport::connect(&mut rendezvous, options)?)))
 }
 
-/// Every rank's text, by messages.
-fn exchange(outer: &mut dyn Transport, text: &str, timeout: Duration) -> Result<Vec<Vec<u8>>> {
+/// Every rank's blob, by rank: what [`Rendezvous::exchange`] gives ranks that have met, for those that a transport has
+/// brought together. All ranks call it together, before anything else is on
+/// its way.
+///
+/// # Errors
+/// [`Error::Timeout`] with the rank that did not answer, and what the transport says.
+pub fn exchange(outer: &mut dyn Transport, blob: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+    let lengths = exchange_equal(outer, &(blob.len() as u64).to_le_bytes(), timeout)?;
+    let lengths = lengths.iter().map(|l| l.iter().rfold(0, |n, &byte| n << 8 | usize::from(byte)));
+    let lengths: Vec<usize> = lengths.collect();
+    let mut padded = blob.to_vec();
+    padded.resize(lengths.iter().copied().max().unwrap_or(0), 0);
+    let mut all = exchange_equal(outer, &padded, timeout)?;
+    all.iter_mut().zip(lengths).for_each(|(blob, length)| blob.truncate(length));
+    Ok(all)
+}
+
+/// The same for blobs of one length.
+fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
     let (rank, size) = (outer.rank(), outer.size());
-    let mut mine = [0u8; CARD];
-    let length = text.len().min(CARD);
-    mine[..length].copy_from_slice(&text.as_bytes()[..length]);
-    let mut cards = vec![[0u8; CARD]; size];
-    cards[rank] = mine;
+    let mut all = vec![mine.to_vec(); size];
     let mut open: Vec<(usize, Request)> = Vec::with_capacity(2 * size);
     // A transport that is dropped or has given up touches no memory any more; until then both lists stay.
     for i in 1..size {
         let (to, from) = ((rank + i) % size, (rank + size - i) % size);
-        // SAFETY: `mine` and `cards` live until all requests are complete, or the transport has given up below.
+        // SAFETY: `mine` and `all` live until all requests are complete, or the transport has given up below.
         let posted = unsafe {
-            outer.recv(from, Tag(0), cards[from].as_mut_ptr(), CARD).and_then(|received| {
+            outer.recv(from, Tag(0), all[from].as_mut_ptr(), mine.len()).and_then(|received| {
                 open.push((from, received));
-                outer.send(to, Tag(0), mine.as_ptr(), CARD)
+                outer.send(to, Tag(0), mine.as_ptr(), mine.len())
             })
         };
         match posted {
@@ -88,12 +100,12 @@ fn exchange(outer: &mut dyn Transport, text: &str, timeout: Duration) -> Result<
             return Err(give_up(outer, error));
         }
         if start.elapsed() > timeout {
-            let what = "learning which ranks share a node".into();
+            let what = "hearing what each rank is and was asked for".into();
             return Err(give_up(outer, Error::Timeout { what, rank, peer, after: timeout }));
         }
         outer.park(Duration::from_millis(1));
     }
-    Ok(cards.iter().map(|card| card.split(|&b| b == 0).next().unwrap_or_default().to_vec()).collect())
+    Ok(all)
 }
 
 fn give_up(outer: &mut dyn Transport, error: Error) -> Error {

@@ -21,7 +21,7 @@ mod wire;
 pub use board::{Board, Ending};
 pub(crate) use hosts::fnv;
 pub use identity::{Identity, Launcher, variables};
-pub use inside::{nodes_of, shm_inside};
+pub use inside::{exchange, nodes_of, shm_inside};
 pub use processors::{processors, processors_of_host};
 pub use rendezvous::Rendezvous;
 

@@ -66,11 +66,7 @@ impl fmt::Display for TuningTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{HEAD}\n# transport ranks collective up_to small large")?;
         for Entry { transport, ranks, kind, rule } in &self.entries {
-            let up_to = match rule.up_to {
-                usize::MAX => "all".to_owned(),
-                bytes => bytes.to_string(),
-            };
-            writeln!(f, "{transport} {ranks} {kind} {up_to} {} {}", rule.small, rule.large)?;
+            writeln!(f, "{transport} {ranks} {kind} {rule}")?;
         }
         Ok(())
     }

@@ -210,6 +210,17 @@ pub struct Rule {
     pub large: Algorithm,
 }
 
+impl fmt::Display for Rule {
+    /// As a [`TuningTable`](super::TuningTable) has it: `all` is every size.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.up_to {
+            usize::MAX => f.write_str("all")?,
+            bytes => write!(f, "{bytes}")?,
+        }
+        write!(f, " {} {}", self.small, self.large)
+    }
+}
+
 /// By how much two ranks go further in sending each other everything: they send no more so than by halves and save a
 /// step; only the reduction is done twice.
 const BY_TWO: usize = 8;

@@ -1,6 +1,7 @@
 //! How many ranks there are, and how they reach each other.
 
 use super::usage;
+use crate::agree::Signature;
 use crate::args::RankArgs;
 use crate::bench::tuning;
 use crate::failure::Result;
@@ -8,6 +9,7 @@ use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
 use collectives::bootstrap::{self, Identity};
+use collectives::schedule::Kind;
 use std::time::Duration;
 
 /// More ranks than this on one machine are a typing error.
@@ -102,9 +104,25 @@ impl Ranks {
         })
     }
 
-    /// What all ranks must have been asked for.
+    /// The transport that was asked for, as `--transport` takes it.
     pub fn asked(&self) -> String {
         format!("{}{}", if self.nccl { "nccl+" } else { "" }, self.label)
+    }
+
+    /// What must be the same on every rank before any call: who differs would make other calls for one that all make,
+    /// and wait for messages that nobody sends, or read what is something else.
+    pub fn signature(&self) -> Signature {
+        let mut all = vec![
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("--transport", self.asked()),
+            ("--share-gpus", self.share_gpus.to_string()),
+        ];
+        // As they are in a table. What else the choice of algorithms goes by follows from the transport.
+        all.extend(Kind::ALL.into_iter().zip(self.options.tuning.measured).map(|(kind, rule)| {
+            let rule = rule.map_or("by the cost model".to_owned(), |rule| rule.to_string());
+            ("--tuning", format!("{kind} {rule}"))
+        }));
+        all
     }
 
     /// For commands that use no GPU.
