@@ -50,8 +50,7 @@ pub fn shm_inside(
 }
 
 /// Every rank's blob, by rank: what [`Rendezvous::exchange`] gives ranks that have met, for those that a transport has
-/// brought together. All ranks call it together, before anything else is on
-/// its way.
+/// brought together. All ranks call it together, before anything else is on its way.
 ///
 /// # Errors
 /// [`Error::Timeout`] with the rank that did not answer, and what the transport says.

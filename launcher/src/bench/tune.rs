@@ -28,7 +28,15 @@ const WORTH: f64 = 0.05;
 pub fn tune(args: &TuneArgs) -> Result<()> {
     let repeats = Repeats::plan(&args.sweep)?;
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
-    let ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
+    if let Some(table) = &args.ranks.tuning {
+        return Err(Failure::usage(format!(
+            "--tuning {}: bench tune measures every algorithm itself and writes the table that -o names; leave --tuning \
+             away",
+            table.display()
+        )));
+    }
+    // The environment may name the table that is still to be written.
+    let ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;
     if ranks.world < 2 {
         return Err(Failure::usage("one rank has nothing to tune: give --ranks 2 or more"));

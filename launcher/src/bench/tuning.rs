@@ -25,13 +25,13 @@ pub fn read(path: &Path) -> Result<TuningTable> {
     text.parse().map_err(|e: String| refuse(e.into()))
 }
 
-/// What a table says about a group; `flags` are those that choose its transport.
+/// What is known of a group's costs, with what a table says about it; `flags` are those that choose its transport.
 ///
 /// # Errors
 /// A table that cannot be read, or has no entry for the group.
-pub fn load(path: &Path, transport: &str, ranks: usize, flags: &str) -> Result<Tuning> {
+pub fn load(path: &Path, transport: &str, ranks: usize, flags: &str, known: Tuning) -> Result<Tuning> {
     let table = read(path)?;
-    table.apply(transport, ranks, Tuning::default()).ok_or_else(|| {
+    table.apply(transport, ranks, known).ok_or_else(|| {
         let has: Vec<String> = table.groups().iter().map(|(t, n)| format!("{t} with {n} ranks")).collect();
         let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
         Failure::usage(format!(
@@ -52,16 +52,17 @@ mod tests {
         let path = dir.path().join("table");
         std::fs::write(&path, "caravan-tuning 1\nshm 2 all_reduce 64 direct-read-all direct-rs-ag\n")
             .unwrap();
-        assert!(load(&path, "shm", 2, "").unwrap().measured.iter().flatten().count() == 1);
-        let e = load(&path, "shm", 3, "--transport shm").unwrap_err().to_string();
+        let load = |ranks, flags| load(&path, "shm", ranks, flags, Tuning::default());
+        assert!(load(2, "").unwrap().measured.iter().flatten().count() == 1);
+        let e = load(3, "--transport shm").unwrap_err().to_string();
         assert!(
             e.contains("shm with 2 ranks, not for shm with 3 ranks")
                 && e.contains("bench tune --transport shm --ranks 3"),
             "{e}"
         );
         std::fs::write(&path, "caravan-tuning 1\nshm two\n").unwrap();
-        assert!(load(&path, "shm", 2, "").unwrap_err().to_string().contains("line 2"));
-        let missing = load(&dir.path().join("none"), "shm", 2, "").unwrap_err();
+        assert!(load(2, "").unwrap_err().to_string().contains("line 2"));
+        let missing = read(&dir.path().join("none")).unwrap_err();
         assert!(missing.code() == 2 && missing.to_string().contains("none"), "{missing}");
     }
 }

@@ -43,11 +43,27 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Checks the flags. `identity` is this process's place among the ranks, if something has started those.
+    /// Checks the flags, and reads the tuning table if there is one. `identity` is this process's place among the ranks,
+    /// if something has started those.
     ///
     /// # Errors
-    /// No ranks, too many, or a transport that cannot be used.
+    /// No ranks, too many, a transport that cannot be used, or a table that says nothing about it.
     pub fn plan(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
+        let mut ranks = Self::untuned(args, identity)?;
+        // One rank has nothing to choose.
+        if let Some(path) = tuning::named(args.tuning.as_ref()).filter(|_| ranks.world > 1) {
+            let flags = ranks.layers.flags(ranks.transport);
+            let tuning = &mut ranks.options.tuning;
+            *tuning = tuning::load(&path, &ranks.label, ranks.world, &flags, *tuning)?;
+        }
+        Ok(ranks)
+    }
+
+    /// The same without a tuning table, which need not be there yet.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn untuned(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
         let world = match (args.ranks, identity.map(|i| i.world)) {
             (Some(asked), Some(there)) if asked != there => {
                 return usage(format!(
@@ -84,11 +100,7 @@ impl Ranks {
         if between == "auto" && matches!(transport, Transport::Mpi | Transport::Ucx) {
             layers.inside = Some(Transport::Shm);
         }
-        let (label, flags) = (layers.label(transport), layers.flags(transport));
-        let tuning = match tuning::named(args.tuning.as_ref()) {
-            Some(path) => tuning::load(&path, &label, world, &flags)?,
-            None => layers.tuning(world),
-        };
+        let (label, tuning) = (layers.label(transport), layers.tuning(world));
         Ok(Ranks {
             world,
             transport,
@@ -145,5 +157,35 @@ fn patience(flag: &str, seconds: f64) -> Result<Duration> {
     match seconds > 0.0 && seconds <= 1e6 {
         true => Ok(Duration::from_secs_f64(seconds)),
         false => usage(format!("{flag} {seconds}: ranks wait for more than 0 and at most 1e6 s")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn plan(flags: &str) -> Result<Ranks> {
+        let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
+        let Command::Train(args) = Cli::try_parse_from(words).expect(flags).command else {
+            panic!("{flags}")
+        };
+        Ranks::plan(&args.ranks, None)
+    }
+
+    #[test]
+    fn a_table_leaves_the_rounds_of_an_emulated_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        let link = "latency=1000us,bandwidth=10GB/s";
+        let rule = format!("threads@{link} 2 all_reduce all exchange-all exchange-all\n");
+        std::fs::write(&path, format!("caravan-tuning 1\n{rule}")).unwrap();
+        let flags = format!("--transport threads --emulate-link {link}");
+        let by_cost = plan(&flags).unwrap().options.tuning;
+        let measured = plan(&format!("{flags} --tuning {}", path.display())).unwrap().options.tuning;
+        assert!(by_cost.round > collectives::schedule::Tuning::default().round);
+        assert_eq!(measured.measured.iter().flatten().count(), 1);
+        assert_eq!(collectives::schedule::Tuning { measured: by_cost.measured, ..measured }, by_cost);
     }
 }
