@@ -32,3 +32,4 @@ pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use ledger::Account;
 pub use pending::Pending;
+pub use watch::MAX_SIZE;

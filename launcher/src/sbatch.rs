@@ -5,6 +5,7 @@ use crate::failure::{Failure, Result};
 use crate::out;
 use crate::plan::check_numbers;
 use clap::Parser;
+use collectives::MAX_SIZE;
 use std::fmt::Write;
 
 /// Prints the script.
@@ -25,8 +26,11 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         ("--gpus-per-rank", args.gpus_per_rank),
         ("--cpus-per-rank", args.cpus_per_rank),
     ] {
-        if value.is_some_and(|v| v == 0 || v > 1 << 16) {
-            return Err(Failure::usage(format!("{flag} {}: 1 to 65536 are possible", value.unwrap_or(0))));
+        if value.is_some_and(|v| v == 0 || v > MAX_SIZE) {
+            return Err(Failure::usage(format!(
+                "{flag} {}: 1 to {MAX_SIZE} are possible",
+                value.unwrap_or(0)
+            )));
         }
     }
     for (flag, text) in [
@@ -42,6 +46,12 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         }
     }
     let world = args.nodes * args.ranks_per_node;
+    if world > MAX_SIZE {
+        return Err(Failure::usage(format!(
+            "--nodes {} with --ranks-per-node {} make {world} ranks: a run has at most {MAX_SIZE}",
+            args.nodes, args.ranks_per_node
+        )));
+    }
     let (name, ranks) = inner(&args.command)?;
     check(&ranks, args, world)?;
     let mut text = String::from("#!/bin/bash\n");
@@ -193,6 +203,8 @@ mod tests {
     fn what_could_not_run_is_refused() {
         for (line, words) in [
             ("--nodes 0 -- train", &["--nodes 0"][..]),
+            ("--nodes 16385 -- train", &["--nodes 16385", "1 to 16384"]),
+            ("--nodes 1025 --ranks-per-node 16 -- train", &["--nodes 1025", "16400 ranks", "at most 16384"]),
             ("--nodes 2 --ranks-per-node 4 -- train --ranks 2", &["--ranks 2", "2 nodes", "8"]),
             ("--nodes 2 -- train --transport shm", &["shm", "one node"]),
             ("--nodes 2 -- train --transport threads", &["threads", "srun"]),

@@ -3,6 +3,7 @@
 use super::board::{Board, Ending};
 use super::identity::variables;
 use crate::error::{Error, Result};
+use crate::watch::MAX_SIZE;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::io::Read;
@@ -75,10 +76,10 @@ impl Report {
 /// blocked in this thread only, and the ranks die with the thread that started them.
 ///
 /// # Errors
-/// [`Error::Launch`] for 0 ranks, [`Error::System`] when a process cannot be started (those started are killed).
+/// [`Error::Launch`] for 0 ranks or more than [`MAX_SIZE`], [`Error::System`] when a process cannot be started (those started are killed).
 pub fn supervise(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Result<Report> {
-    if ranks == 0 || ranks > 1 << 16 {
-        return Err(Error::Launch(format!("cannot start {ranks} ranks; 1 to 65536 are possible")));
+    if ranks == 0 || ranks > MAX_SIZE {
+        return Err(Error::Launch(format!("cannot start {ranks} ranks; 1 to {MAX_SIZE} are possible")));
     }
     let (board, board_fd) = Board::create(ranks)?;
     let (job, token) = (format!("spawn-{}-{}", std::process::id(), random_hex(4)?), random_hex(16)?);

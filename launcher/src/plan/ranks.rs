@@ -8,12 +8,13 @@ use crate::failure::Result;
 use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
+use collectives::MAX_SIZE;
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::Kind;
 use std::time::Duration;
 
-/// More ranks than this on one machine are a typing error.
-const MOST_RANKS: usize = 1024;
+/// More ranks than this that one machine is to start are a typing error.
+const MOST_HERE: usize = 1024;
 
 /// How many ranks, and how they reach each other.
 #[derive(Clone, Debug)]
@@ -64,17 +65,24 @@ impl Ranks {
     /// # Errors
     /// As [`plan`](Self::plan).
     pub fn untuned(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
-        let world = match (args.ranks, identity.map(|i| i.world)) {
-            (Some(asked), Some(there)) if asked != there => {
+        let world = match (args.ranks, identity) {
+            (Some(asked), Some(Identity { world, .. })) if asked != *world => {
                 return usage(format!(
-                    "--ranks {asked}, but the launcher started {there}: leave --ranks away under mpirun and srun"
+                    "--ranks {asked}, but the launcher started {world}: leave --ranks away under mpirun and srun"
                 ));
             }
-            (_, Some(there)) => there,
+            (_, Some(there)) if there.world > MAX_SIZE => {
+                let (launcher, world) = (there.launcher.name(), there.world);
+                return usage(format!("{launcher} started {world} ranks: a run has at most {MAX_SIZE}"));
+            }
+            (_, Some(there)) => there.world,
             (asked, None) => asked.unwrap_or(2),
         };
-        if world == 0 || world > MOST_RANKS {
-            return usage(format!("--ranks {world}: a run has from 1 to {MOST_RANKS} ranks"));
+        if identity.is_none() && (world == 0 || world > MOST_HERE) {
+            return usage(format!(
+                "--ranks {world}: one machine starts from 1 to {MOST_HERE} ranks; mpirun and srun start up to {MAX_SIZE} \
+                 on several"
+            ));
         }
         // The processors of this host are for its own ranks, and a rank may be bound to some of them.
         let here = identity.and_then(|i| i.local_size).unwrap_or(world).max(1);
@@ -166,12 +174,38 @@ mod tests {
     use crate::args::{Cli, Command};
     use clap::Parser;
 
-    fn plan(flags: &str) -> Result<Ranks> {
+    fn args(flags: &str) -> RankArgs {
         let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
         let Command::Train(args) = Cli::try_parse_from(words).expect(flags).command else {
             panic!("{flags}")
         };
-        Ranks::plan(&args.ranks, None)
+        args.ranks
+    }
+
+    fn plan(flags: &str) -> Result<Ranks> {
+        Ranks::plan(&args(flags), None)
+    }
+
+    #[test]
+    fn a_machine_starts_fewer_ranks_than_a_run_may_have() {
+        let at = |flags, world| {
+            let launched = |name: &str| match name {
+                "SLURM_PROCID" => Some("0".to_owned()),
+                "SLURM_NTASKS" | "SLURM_STEP_NUM_TASKS" => Some(format!("{world}")),
+                "SLURM_JOB_ID" | "SLURM_STEP_ID" => Some("1".to_owned()),
+                _ => None,
+            };
+            Ranks::plan(&args(flags), Identity::from_lookup(launched).unwrap().as_ref())
+        };
+        assert_eq!(at("--transport shm", MAX_SIZE).unwrap().world, MAX_SIZE);
+        let text = at("--transport shm", MAX_SIZE + 1).unwrap_err().to_string();
+        assert!(text.contains("16385 ranks") && text.contains("at most 16384"), "{text}");
+        assert_eq!(plan("--ranks 1024").unwrap().world, 1024);
+        for ranks in ["0", "1025"] {
+            let text = plan(&format!("--ranks {ranks}")).unwrap_err().to_string();
+            let words = [&format!("--ranks {ranks}:"), "from 1 to 1024", "up to 16384"];
+            assert!(words.iter().all(|w| text.contains(w)), "{text}");
+        }
     }
 
     #[test]
