@@ -167,8 +167,12 @@ pub enum Why {
     Latency(usize),
     /// So many bytes that their volume counts: more than this.
     Bandwidth(usize),
+    /// Nothing takes fewer steps, and nothing sends less.
+    Least,
     /// Nodes of up to this many ranks send each other once what all their ranks would.
     Nodes(usize),
+    /// Sums of nodes would be no less than half of what ranks send each other, which then is as good without them.
+    Ranks,
     /// The tuning table's measurements: fastest up to this many bytes.
     MeasuredUpTo(usize),
     /// The tuning table's measurements: fastest above this many bytes.
@@ -189,6 +193,8 @@ impl fmt::Display for Why {
             Why::Direct => f.write_str("because peers' memory can be read: one pass, no messages"),
             Why::Latency(limit) => write!(f, "because up to {limit} bytes the number of steps decides"),
             Why::Bandwidth(limit) => write!(f, "because above {limit} bytes the volume decides"),
+            Why::Least => f.write_str("because nothing takes fewer steps or sends less"),
+            Why::Ranks => f.write_str("because sums inside nodes would not halve what crosses between them"),
             Why::Nodes(ranks) => {
                 write!(f, "because up to {ranks} ranks share a node, and least crosses between nodes so")
             }
@@ -355,8 +361,8 @@ fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
         }
         Kind::AllGather | Kind::Broadcast | Kind::Barrier => units,
         // More keeps the link busy block by block, and gains nothing from waiting inside nodes.
-        Kind::Gather | Kind::Scatter | Kind::AllToAll if bytes <= tuning.tree / group.size => {
-            few(Algorithm::Hierarchical, tuning.tree / group.size)
+        Kind::Gather | Kind::Scatter | Kind::AllToAll if bytes <= joined(group) => {
+            few(Algorithm::Hierarchical, joined(group))
         }
         _ => None,
     }
@@ -402,14 +408,25 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
         }
         (Kind::Broadcast, None) => by_size(bytes, tuning.tree, Algorithm::Binomial, Algorithm::Chain),
-        (Kind::Reduce, None) if group.size == 2 => {
-            Choice { algorithm: Algorithm::Linear, why: Why::Latency(usize::MAX) }
-        }
+        (Kind::Reduce, None) if group.size == 2 => Choice { algorithm: Algorithm::Linear, why: Why::Least },
         (Kind::Reduce, None) => {
             by_size(bytes, tuning.tree, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
         }
-        _ => Choice { algorithm: candidates[0], why: Why::Only },
+        // What follows is of nodes that are no units for this call; without nodes it has one candidate.
+        (Kind::ReduceScatter, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Ranks },
+        (Kind::Gather | Kind::Scatter | Kind::AllToAll, None) => {
+            Choice { algorithm: candidates[0], why: Why::Bandwidth(joined(group)) }
+        }
+        // Always units over nodes, or messages between two ranks.
+        (Kind::AllGather | Kind::Barrier | Kind::Send | Kind::Recv, None) => {
+            Choice { algorithm: candidates[0], why: Why::Only }
+        }
     }
+}
+
+/// Up to how many bytes of a block what a node sends one rank is joined.
+fn joined(group: &Group) -> usize {
+    group.tuning.tree / group.size
 }
 
 #[cfg(test)]
@@ -483,5 +500,47 @@ mod tests {
         assert_eq!(of(Kind::AllReduce, DType::Bf16, large, &group(8, 2)).algorithm, Algorithm::Hierarchical);
         assert_eq!(of(Kind::AllReduce, DType::Bf16, 64, &group(8, 2)).algorithm, Algorithm::ExchangeAll);
         assert_eq!(of(Kind::AllToAll, DType::F32, large, &group(8, 4)).algorithm, Algorithm::Pairwise);
+    }
+
+    #[test]
+    fn what_is_said_of_a_choice_is_true() {
+        let plain = Tuning::default();
+        let far = |ranks| plain.for_link(ranks, Duration::from_micros(500), 1e9);
+        let groups = (1..=9).flat_map(|size| {
+            let nodes = |block| Some(Arc::new(Nodes::blocks(size, block).unwrap()));
+            let mut places = vec![(Some(0), None), (None, None), (Some(0), nodes(size))];
+            // Nodes make a difference where there are several, of several ranks.
+            places.extend([2, 4].into_iter().filter(|&block| block < size).map(|block| (None, nodes(block))));
+            places.into_iter().flat_map(move |(direct, nodes)| {
+                [plain, far(size)].map(|tuning| {
+                    let nodes = nodes.clone();
+                    Group { rank: 0, size, direct, nodes, tells: Tells::Nothing, tuning }
+                })
+            })
+        });
+        for group in groups {
+            for kind in Kind::ALL {
+                let candidates = Algorithm::candidates(kind, &group);
+                for dtype in [DType::U8, DType::Bf16, DType::F32] {
+                    let at =
+                        |bytes: usize| choose(&Call::new(kind, dtype, bytes / dtype.size()), &group, None);
+                    for bytes in (0..40).step_by(2).map(|bits| (1usize << bits) / 4 * 4) {
+                        let Choice { algorithm, why } = at(bytes);
+                        let what =
+                            format!("{kind} of {bytes} bytes of {dtype}, {group:?}: {algorithm}, {why}");
+                        assert!(candidates.contains(&algorithm), "{what}");
+                        assert_eq!(why == Why::Only, candidates.len() == 1, "{what}");
+                        let (small, large) = match why {
+                            Why::Latency(limit) => (bytes, limit + dtype.size()),
+                            Why::Bandwidth(limit) => (limit, bytes),
+                            _ => continue,
+                        };
+                        // The limit is in reach, and the choice changes there.
+                        assert!(small < large && large < 1 << 41, "{what}");
+                        assert_ne!(at(small).algorithm, at(large).algorithm, "{what}");
+                    }
+                }
+            }
+        }
     }
 }
