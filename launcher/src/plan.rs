@@ -155,9 +155,7 @@ impl TrainPlan {
     /// Where `rank` will keep what.
     fn sharded(&self, zero: &zero::Config, rank: usize) -> zero::Plan {
         let units = self.model.config.units();
-        // The embedding's backward only scatters; every other unit's reads its own weights.
-        let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
-        zero::Plan::new(&units, &reads, self.dtype.dtype(), zero, rank, self.ranks.world)
+        zero::Plan::new(&units, self.dtype.dtype(), zero, rank, self.ranks.world)
     }
 
     /// What the model and its state need with other settings, and what of it lies on the device.

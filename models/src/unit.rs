@@ -50,6 +50,8 @@ pub struct Unit {
     /// Other units whose tensors its forward and backward read, and to whose gradients its backward
     /// contributes (the head of a tied model uses the embedding).
     pub uses: Vec<usize>,
+    /// Whether its backward reads its own weights; where it does not, they need not be gathered for that.
+    pub backward_reads: bool,
 }
 
 /// Weights as lent to the model: tensor `tensor` of unit `unit`, row-major.
@@ -97,9 +99,6 @@ pub trait Model<T: Float>: Send {
 
     /// Forward of one unit; reads only `weights` of this unit and those it uses.
     fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>);
-
-    /// Whether `backward_unit` reads this unit's own weights; where it does not, they need not be gathered.
-    fn backward_reads_weights(&self, unit: usize) -> bool;
 
     /// Backward of one unit; see [`Gradients::tensor`] for who overwrites and who adds.
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>);

@@ -22,6 +22,8 @@ impl LlamaConfig {
             name: "embed".into(),
             tensors: vec![matrix("model.embed_tokens.weight", self.vocab, hidden)],
             uses: vec![],
+            // It only scatters.
+            backward_reads: false,
         }];
         for layer in 0..self.layers {
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
@@ -39,6 +41,7 @@ impl LlamaConfig {
                     matrix(name("mlp.down_proj"), hidden, ffn),
                 ],
                 uses: vec![],
+                backward_reads: true,
             });
         }
         let mut head = vec![norm("model.norm.weight", hidden)];
@@ -46,7 +49,7 @@ impl LlamaConfig {
             head.push(matrix("lm_head.weight", self.vocab, hidden));
         }
         let uses = if self.tied { vec![0] } else { vec![] };
-        units.push(Unit { name: "head".into(), tensors: head, uses });
+        units.push(Unit { name: "head".into(), tensors: head, uses, backward_reads: true });
         units
     }
 }

@@ -61,23 +61,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans for `units` on one of `world` ranks. `backward_reads[u]`: see
-    /// [`models::Model::backward_reads_weights`].
-    pub fn new(
-        units: &[Unit],
-        backward_reads: &[bool],
-        dtype: DType,
-        config: &Config,
-        rank: usize,
-        world: usize,
-    ) -> Self {
+    /// Plans for `units` on one of `world` ranks.
+    pub fn new(units: &[Unit], dtype: DType, config: &Config, rank: usize, world: usize) -> Self {
         let bucket_elements = (config.bucket_bytes / dtype.size()).max(1);
         let group = |unit: &Unit| {
             let lengths: Vec<usize> = unit.tensors.iter().map(|t| t.len()).collect();
             Buckets::group(&lengths, bucket_elements, NORM_BLOCK, world)
         };
         let layout: Vec<Buckets> = units.iter().map(group).collect();
-        let training = Schedule::training(units, backward_reads, config.prefetch);
+        let training = Schedule::training(units, config.prefetch);
         let evaluation = Schedule::forward(units, units.len(), config.prefetch);
 
         let (weights, weight_slots) = if config.stage.shards_parameters {

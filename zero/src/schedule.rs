@@ -60,25 +60,24 @@ struct Compute {
 }
 
 impl Schedule {
-    /// Forward and backward of one micro-batch. `backward_reads[u]` says whether the backward of `u` reads its
-    /// own weights. The last unit has no forward of its own: its backward includes it.
-    pub fn training(units: &[Unit], backward_reads: &[bool], prefetch: bool) -> Self {
+    /// Forward and backward of one micro-batch. The last unit has no forward of its own: its backward includes it.
+    pub fn training(units: &[Unit], prefetch: bool) -> Self {
         let n = units.len();
         let forward = (0..n - 1).map(|unit| Compute { unit, backward: false });
         let backward = (0..n).rev().map(|unit| Compute { unit, backward: true });
-        Schedule::of(units, backward_reads, prefetch, forward.chain(backward).collect())
+        Schedule::of(units, prefetch, forward.chain(backward).collect())
     }
 
     /// Forward of units `0..count`.
     pub fn forward(units: &[Unit], count: usize, prefetch: bool) -> Self {
         let compute = (0..count).map(|unit| Compute { unit, backward: false }).collect();
-        Schedule::of(units, &vec![true; units.len()], prefetch, compute)
+        Schedule::of(units, prefetch, compute)
     }
 
-    fn of(units: &[Unit], backward_reads: &[bool], prefetch: bool, compute: Vec<Compute>) -> Self {
+    fn of(units: &[Unit], prefetch: bool, compute: Vec<Compute>) -> Self {
         // Which units' weights a step reads, its own first.
         let reads = |c: &Compute| -> Vec<usize> {
-            let own = (!c.backward || backward_reads[c.unit]).then_some(c.unit);
+            let own = (!c.backward || units[c.unit].backward_reads).then_some(c.unit);
             own.into_iter().chain(units[c.unit].uses.iter().copied()).collect()
         };
         let needs: Vec<Vec<usize>> = compute.iter().map(reads).collect();
@@ -183,13 +182,14 @@ mod tests {
             name: format!("u{i}"),
             tensors: Vec::new(),
             uses: if tied && i == n - 1 { vec![0] } else { Vec::new() },
+            backward_reads: i > 0,
         };
         (0..n).map(unit).collect()
     }
 
     #[test]
     fn one_step_of_three_units_reads_as_expected() {
-        let s = Schedule::training(&chain(3, false), &[false, true, true], true);
+        let s = Schedule::training(&chain(3, false), true);
         let expected = "gather 0\nprefetch 1\nforward 0\nrelease 0\n\
                         gather 1\nprefetch 2\nforward 1\n\
                         gather 2\nopen 2\nbackward 2\nclose 2\nrelease 2\n\
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_tied_table_is_whole_from_the_head_to_the_embedding() {
-        let s = Schedule::training(&chain(4, true), &[false, true, true, true], true);
+        let s = Schedule::training(&chain(4, true), true);
         assert_eq!(s.gathers(0), 2);
         assert_eq!(s.gradients_live[0], Some(3..8));
         assert_eq!(s.gradients_live[3], Some(3..5));
@@ -210,9 +210,7 @@ mod tests {
     fn slots_never_share_and_cost_no_more_than_one_big_and_two_small() {
         for (n, prefetch) in [(3, true), (4, true), (7, true), (8, true), (9, false), (12, false)] {
             let units = chain(n, false);
-            let mut reads = vec![true; n];
-            reads[0] = false;
-            let s = Schedule::training(&units, &reads, prefetch);
+            let s = Schedule::training(&units, prefetch);
             let sizes: Vec<usize> = (0..n).map(|u| if u == 0 || u == n - 1 { 100 } else { 10 }).collect();
             let (slot_of, count) = assign_slots(&sizes, &s.weights_live);
             for a in 0..n {

@@ -262,10 +262,8 @@ fn plan_for<T: Float>(
     placement: Placement,
     comm: &Communicator,
 ) -> Plan {
-    let units = model.units();
-    let reads: Vec<bool> = (0..units.len()).map(|u| model.backward_reads_weights(u)).collect();
     let config = Config { placement, ..config.clone() };
-    Plan::new(units, &reads, T::DTYPE, &config, comm.rank(), comm.size())
+    Plan::new(model.units(), T::DTYPE, &config, comm.rank(), comm.size())
 }
 
 /// What the end of a step works with: where everything is, who the ranks are, what computes, and the clock.

@@ -95,8 +95,7 @@ fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, 
                     LlamaConfig { hidden: 32, head_dim: 16, heads: 2, kv_heads: 1, vocab: 40, ..config };
                 let queue = SharedQueue::new(emulator.queue(0));
                 // As the program plans it: how many calls are under way at once depends on timing.
-                let reads = vec![true; config.units().len()];
-                let plan = Plan::new(&config.units(), &reads, DType::Bf16, &zero, rank, world);
+                let plan = Plan::new(&config.units(), DType::Bf16, &zero, rank, world);
                 let largest = largest_call(&plan);
                 let carrier: Arc<dyn Carrier> = match world {
                     1 => Arc::new(Alone::new(&comm, queue.clone()).unwrap()),

@@ -161,10 +161,6 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         });
     }
 
-    fn backward_reads_weights(&self, unit: usize) -> bool {
-        unit != 0
-    }
-
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
         self.ops.team().install(|| match unit {
             0 => self.embed_backward(gradients),

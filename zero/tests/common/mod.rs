@@ -28,6 +28,7 @@ impl Toy {
             name: "embed".into(),
             tensors: vec![tensor("table".into(), 7001, true)],
             uses: vec![],
+            backward_reads: false,
         }];
         for b in 0..blocks {
             units.push(Unit {
@@ -38,13 +39,15 @@ impl Toy {
                     tensor(format!("{b}.v"), 1024, true),
                 ],
                 uses: vec![],
+                backward_reads: true,
             });
         }
         let mut head = vec![tensor("norm".into(), 33, false)];
         if !tied {
             head.push(tensor("out".into(), 7001, true));
         }
-        units.push(Unit { name: "head".into(), tensors: head, uses: if tied { vec![0] } else { vec![] } });
+        let uses = if tied { vec![0] } else { vec![] };
+        units.push(Unit { name: "head".into(), tensors: head, uses, backward_reads: true });
         Toy { units, tied, token: 0, scale: 0.0, loss: 0.0 }
     }
 
@@ -94,10 +97,6 @@ impl<T: Float> Model<T> for Toy {
 
     fn forward_unit(&mut self, unit: usize, weights: &dyn Weights<T>) {
         self.add_to_loss(unit, weights);
-    }
-
-    fn backward_reads_weights(&self, unit: usize) -> bool {
-        unit != 0
     }
 
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {

@@ -222,8 +222,7 @@ fn footprint<T: Float>(run: &Run) -> models::Footprint {
 /// Bytes of the arena, and of the largest call through the host.
 fn arena<T: Float>(run: &Run, rank: usize) -> (usize, usize) {
     let units = run.model.units();
-    let reads: Vec<bool> = (0..units.len()).map(|unit| unit > 0).collect();
-    let plan = zero::Plan::new(&units, &reads, T::DTYPE, &run.zero, rank, run.world);
+    let plan = zero::Plan::new(&units, T::DTYPE, &run.zero, rank, run.world);
     let carrier = match run.world > 1 && run.wire {
         true => Arena::needed(wired_bytes(run.world, Some(SCRATCH))),
         false => 0,
