@@ -122,7 +122,7 @@ impl Layers {
     }
 }
 
-/// The transport between nodes, out of a label.
+/// The transport between nodes, out of a label or what `--transport` says.
 pub fn between(label: &str) -> &str {
     let name = label.split(['/', '@']).next().unwrap_or_default();
     name.rsplit('+').next().unwrap_or_default()

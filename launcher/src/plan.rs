@@ -1,12 +1,14 @@
 //! From literal flags to a validated plan: everything that can be checked is checked before any rank starts.
 
 mod model;
+mod numbers;
 mod ranks;
 
 pub use model::{MicroBatch, ModelChoice};
+pub use numbers::{Numbers, at_least_one};
 pub use ranks::Ranks;
 
-use crate::args::{Offload, Order, Precision, RankArgs, Recompute, Shape, Switch, TrainArgs};
+use crate::args::{Offload, Order, Precision, RankArgs, Recompute, TrainArgs};
 use crate::data::{self, Feed};
 use crate::device::{Device, Need};
 use crate::failure::{Failure, Result};
@@ -80,13 +82,12 @@ impl TrainPlan {
         let ranks = Ranks::plan(&args.ranks, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         device.carries(&ranks)?;
-        check_numbers(args)?;
-        let zero = zero_config(args, placement(args, &device)?)?;
+        let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
+        let zero = zero::Config { placement: placement(args, &device)?, ..zero };
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
-        let rate = rate(args)?;
         let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
         check_outputs(args, bytes)?;
         let step_tokens = step_tokens(args, ranks.world, length)?;
@@ -99,10 +100,9 @@ impl TrainPlan {
         if let Some(file) = &args.metrics {
             files::check_apart("--metrics", file, feed.files())?;
         }
-        let fraction = val_fraction(args)?;
-        let feed = feed.hold_out(fraction)?;
+        let feed = feed.hold_out(val_fraction)?;
         check_batch(args, &feed, ranks.world, length, step_tokens)?;
-        feed.check_held_out(fraction, length)?;
+        feed.check_held_out(val_fraction, length)?;
         let order = match args.order {
             Order::Sequential => tokens::Order::Sequential,
             Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
@@ -132,7 +132,7 @@ impl TrainPlan {
             seed: args.seed,
             order: args.order,
             eval_every: args.eval_every.unwrap_or(EVAL_EVERY),
-            val_fraction: fraction,
+            val_fraction,
             metrics: args.metrics.clone(),
             save: args.save.clone(),
             sample: args.sample,
@@ -261,16 +261,6 @@ fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step:
     }
 }
 
-/// What can be said of numbers without the machine and the files that the training needs.
-pub fn check_numbers(args: &TrainArgs) -> Result<()> {
-    at_least_one("--steps", args.steps)?;
-    at_least_one("--micro-batch", args.micro_batch)?;
-    at_least_one("--accumulate", args.accumulate)?;
-    rate(args)?;
-    val_fraction(args)?;
-    zero_config(args, zero::Placement::Host).map(drop)
-}
-
 /// Where weights and optimizer state live.
 fn placement(args: &TrainArgs, device: &Device) -> Result<zero::Placement> {
     match (device, args.offload) {
@@ -282,90 +272,6 @@ fn placement(args: &TrainArgs, device: &Device) -> Result<zero::Placement> {
         ),
         (_, Offload::None) => Ok(zero::Placement::Device),
         (_, Offload::Optimizer) => Ok(zero::Placement::Offloaded),
-    }
-}
-
-/// What `zero` needs to know.
-fn zero_config(args: &TrainArgs, placement: zero::Placement) -> Result<zero::Config> {
-    let bucket_bytes =
-        human::parse_bytes(&args.bucket_size).map_err(|e| Failure::usage(format!("--bucket-size: {e}")))?;
-    if bucket_bytes == 0 {
-        return usage("--bucket-size 0: a bucket holds at least 1 byte".into());
-    }
-    let adamw = zero::AdamW {
-        beta1: decay("--beta1", args.beta1)?,
-        beta2: decay("--beta2", args.beta2)?,
-        eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
-        weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
-    };
-    let clip = number("--clip", args.clip, "at least 0 (0 clips nothing)", |x| x >= 0.0)?;
-    Ok(zero::Config {
-        stage: args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?,
-        bucket_bytes,
-        prefetch: args.prefetch == Switch::On,
-        accumulate: args.accumulate,
-        adamw,
-        clip: (clip > 0.0).then_some(clip as f32),
-        placement,
-    })
-}
-
-fn rate(args: &TrainArgs) -> Result<Rate> {
-    let peak = number("--lr", args.lr, "at least 0", |x| x >= 0.0)?;
-    let range = format!("from 0 to --lr {peak}");
-    let floor = match (args.schedule, args.min_lr) {
-        (Shape::Constant, Some(floor)) => {
-            return usage(format!(
-                "--min-lr {floor} with --schedule constant, which never comes down to it: leave --min-lr away, or take \
-                 --schedule linear or cosine"
-            ));
-        }
-        (Shape::Constant, None) => peak,
-        (_, asked) => {
-            number("--min-lr", asked.unwrap_or(peak / 10.0), &range, |x| (0.0..=peak).contains(&x))?
-        }
-    };
-    let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
-    if warmup > args.steps {
-        return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
-    }
-    Ok(Rate { peak, floor, warmup, steps: args.steps, shape: args.schedule })
-}
-
-/// The fraction that is held out, as given or by the order's habit.
-fn val_fraction(args: &TrainArgs) -> Result<f64> {
-    let habit = if args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
-    let asked = args.val_fraction.unwrap_or(habit);
-    let fraction = number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))?;
-    match args.eval_every {
-        Some(steps) if steps > 0 && fraction == 0.0 => usage(format!(
-            "--eval-every {steps}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave --eval-every \
-             away"
-        )),
-        _ => Ok(fraction),
-    }
-}
-
-/// A finite number in a range.
-fn number(flag: &str, value: f64, range: &str, fits: impl Fn(f64) -> bool) -> Result<f64> {
-    // What is finite in f64 may not be in the f32 that kernels take.
-    match ((value as f32).is_finite(), fits(value)) {
-        (true, true) => Ok(value),
-        (true, false) => usage(format!("{flag} {value:?}: it must be {range}")),
-        (false, _) => usage(format!("{flag} {value:?}: it must be finite in 32 bits, and {range}")),
-    }
-}
-
-fn decay(flag: &str, value: f64) -> Result<f32> {
-    let fits = |x: f64| (0.0..1.0).contains(&x) && (x as f32) < 1.0;
-    Ok(number(flag, value, "from 0 to below 1 in 32 bits", fits)? as f32)
-}
-
-/// A count that makes no sense as 0.
-pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
-    match value {
-        0 => usage(format!("{flag} 0: it must be at least 1")),
-        _ => Ok(()),
     }
 }
 

@@ -1,9 +1,11 @@
 //! `caravan sbatch`: a Slurm script that runs a command of this program on several nodes.
 
 use crate::args::{Cli, Command, RankArgs, SbatchArgs};
+use crate::bench;
 use crate::failure::{Failure, Result};
+use crate::layers::between;
 use crate::out;
-use crate::plan::check_numbers;
+use crate::plan::{Numbers, at_least_one};
 use clap::Parser;
 use collectives::MAX_SIZE;
 use std::fmt::Write;
@@ -52,7 +54,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
             args.nodes, args.ranks_per_node
         )));
     }
-    let (name, ranks) = inner(&args.command)?;
+    let (name, ranks) = inner(&args.command, world)?;
     check(&ranks, args, world)?;
     let mut text = String::from("#!/bin/bash\n");
     let mut option = |name: &str, value: &str| {
@@ -74,7 +76,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         }
     }
     let mut srun = vec!["srun".to_owned(), "--kill-on-bad-exit=1".into()];
-    if let Some(mpi) = args.mpi.as_deref().or((between(&ranks) == "mpi").then_some("pmix")) {
+    if let Some(mpi) = args.mpi.as_deref().or((between(&ranks.transport) == "mpi").then_some("pmix")) {
         srun.push(format!("--mpi={}", quote(mpi)));
     }
     if let Some(cpus) = args.cpus_per_rank {
@@ -95,8 +97,8 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The name of the command that the script will run, and its flags about ranks.
-fn inner(words: &[String]) -> Result<(&'static str, RankArgs)> {
+/// The name of the command that the script will run with `world` ranks, and its flags about them.
+fn inner(words: &[String], world: usize) -> Result<(&'static str, RankArgs)> {
     let all = ["caravan".to_owned()].into_iter().chain(words.iter().cloned());
     let cli = Cli::try_parse_from(all).map_err(|e| {
         let text = e.to_string();
@@ -106,21 +108,22 @@ fn inner(words: &[String]) -> Result<(&'static str, RankArgs)> {
     })?;
     match cli.command {
         Command::Train(args) => {
-            check_numbers(&args)?;
+            Numbers::check(&args)?;
             Ok(("train", args.ranks))
         }
-        Command::Eval(args) => Ok(("eval", args.ranks)),
+        Command::Eval(args) => {
+            at_least_one("--micro-batch", args.micro_batch)?;
+            Ok(("eval", args.ranks))
+        }
         Command::Bench(args) => match args.command.ranks() {
-            Some(ranks) => Ok(("bench", ranks.clone())),
+            Some(ranks) => {
+                bench::check(&args, world)?;
+                Ok(("bench", ranks.clone()))
+            }
             None => Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench")),
         },
         _ => Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench")),
     }
-}
-
-/// The transport between nodes.
-fn between(ranks: &RankArgs) -> &str {
-    ranks.transport.rsplit('+').next().unwrap_or_default()
 }
 
 /// Whether those flags fit the job.
@@ -131,7 +134,7 @@ fn check(ranks: &RankArgs, args: &SbatchArgs, world: usize) -> Result<()> {
             args.nodes, args.ranks_per_node
         )));
     }
-    match between(ranks) {
+    match between(&ranks.transport) {
         "threads" if world > 1 => Err(Failure::usage(
             "--transport threads has its ranks in one process, and srun starts one process a rank: take auto",
         )),
@@ -211,6 +214,12 @@ mod tests {
             ("-- train --speed 11", &["after --", "--speed"]),
             ("-- train --stage 9", &["--stage 9", "0"]),
             ("-- train --steps 0", &["--steps 0", "at least 1"]),
+            ("-- eval --model m --data d --micro-batch 0", &["--micro-batch 0", "at least 1"]),
+            ("-- bench all_reduce -n 0", &["-n 0"]),
+            ("--nodes 2 -- bench broadcast -r 2", &["-r 2", "from 0 to 1"]),
+            ("--nodes 2 -- bench overlap -d all", &["-d all"]),
+            ("--nodes 2 -- bench overlap -b 6", &["-b 6", "f32"]),
+            ("-- bench tune", &["one rank"]),
             ("-- doctor", &["no ranks", "train"]),
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),

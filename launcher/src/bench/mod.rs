@@ -61,6 +61,21 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     }
 }
 
+/// What can be said of the flags before there are ranks, of which there will be `world`.
+///
+/// # Errors
+/// One sentence: wrong usage.
+pub fn check(args: &BenchArgs, world: usize) -> Result<()> {
+    if let Some((operation, flags)) = args.command.collective() {
+        return Plan::new(operation, flags)?.check(world);
+    }
+    match &args.command {
+        BenchCommand::Overlap(flags) => overlap::check(flags, world).map(drop),
+        BenchCommand::Tune(flags) => tune::check(flags, world).map(drop),
+        _ => Ok(()),
+    }
+}
+
 fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
     files::check_writable("-o", &args.out, Way::Whole)?;

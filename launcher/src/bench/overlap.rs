@@ -29,26 +29,30 @@ use std::time::Instant;
 /// # Errors
 /// Usage, or what a call said.
 pub fn overlap(args: &OverlapArgs) -> Result<()> {
-    let repeats = Repeats::plan(&args.sweep)?;
-    let dtype = match dtypes(&args.dtype)?[..] {
-        [one] => one,
-        _ => {
-            return Err(Failure::usage(
-                "-d all: overlap is measured for one type at a time, such as -d float",
-            ));
-        }
-    };
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench overlap")?;
     ranks.options.progress = args.progress.options();
-    for operation in operations(args) {
-        repeats.sweep.check(operation, dtype, ranks.world).map_err(Failure::usage)?;
-    }
+    let (repeats, dtype) = check(args, ranks.world)?;
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
     }
     ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, dtype, comm))
+}
+
+/// What is repeated on elements of which type, between `world` ranks.
+///
+/// # Errors
+/// Flags that describe no sweep, or one that leaves a rank nothing.
+pub fn check(args: &OverlapArgs, world: usize) -> Result<(Repeats, DType)> {
+    let repeats = Repeats::plan(&args.sweep)?;
+    let [dtype] = dtypes(&args.dtype)?[..] else {
+        return Err(Failure::usage("-d all: overlap is measured for one type at a time, such as -d float"));
+    };
+    for operation in operations(args) {
+        repeats.sweep.check(operation, dtype, world).map_err(Failure::usage)?;
+    }
+    Ok((repeats, dtype))
 }
 
 fn operations(args: &OverlapArgs) -> Vec<Operation> {

@@ -12,8 +12,8 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::plan::Ranks;
 use crate::ranks;
-use collectives::Communicator;
 use collectives::schedule::{Algorithm, Rule, TuningTable};
+use collectives::{Communicator, DType};
 use std::time::Instant;
 
 /// Rounds over all algorithms of a size: the best round counts, so that a disturbance hits one of them only.
@@ -26,8 +26,21 @@ const WORTH: f64 = 0.05;
 /// # Errors
 /// Usage, or what a call said.
 pub fn tune(args: &TuneArgs) -> Result<()> {
-    let repeats = Repeats::plan(&args.sweep)?;
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
+    // The environment may name the table that is still to be written.
+    let ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
+    ranks.on_hosts("bench tune")?;
+    let repeats = check(args, ranks.world)?;
+    let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
+    files::check_writable("-o", &args.out, Way::Whole)?;
+    ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))
+}
+
+/// What is repeated between `world` ranks.
+///
+/// # Errors
+/// Flags that describe no sweep, one that leaves a rank nothing, or one rank.
+pub fn check(args: &TuneArgs, world: usize) -> Result<Repeats> {
     if let Some(table) = &args.ranks.tuning {
         return Err(Failure::usage(format!(
             "--tuning {}: bench tune measures every algorithm itself and writes the table that -o names; leave --tuning \
@@ -35,18 +48,14 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
             table.display()
         )));
     }
-    // The environment may name the table that is still to be written.
-    let ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
-    ranks.on_hosts("bench tune")?;
-    if ranks.world < 2 {
+    if world < 2 {
         return Err(Failure::usage("one rank has nothing to tune: give --ranks 2 or more"));
     }
+    let repeats = Repeats::plan(&args.sweep)?;
     for operation in Operation::ALL {
-        repeats.sweep.check(operation, collectives::DType::F32, ranks.world).map_err(Failure::usage)?;
+        repeats.sweep.check(operation, DType::F32, world).map_err(Failure::usage)?;
     }
-    let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
-    files::check_writable("-o", &args.out, Way::Whole)?;
-    ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))
+    Ok(repeats)
 }
 
 fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Communicator) -> Result<()> {

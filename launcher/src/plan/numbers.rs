@@ -1,0 +1,117 @@
+//! The numbers among a training's flags, checked without the machine and the files that it needs.
+
+use super::usage;
+use crate::args::{Order, Shape, Switch, TrainArgs};
+use crate::data;
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::rate::Rate;
+
+/// What the numbers say.
+pub struct Numbers {
+    /// The learning rate of each step.
+    pub rate: Rate,
+    /// The part of the tokens that is held out.
+    pub val_fraction: f64,
+    /// The trainer's part, as on a processor.
+    pub zero: zero::Config,
+}
+
+impl Numbers {
+    /// Checks them.
+    ///
+    /// # Errors
+    /// The first that makes no sense, with its flag and what would.
+    pub fn check(args: &TrainArgs) -> Result<Self> {
+        at_least_one("--steps", args.steps)?;
+        at_least_one("--micro-batch", args.micro_batch)?;
+        at_least_one("--accumulate", args.accumulate)?;
+        Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
+    }
+}
+
+/// What `zero` needs to know, for the processor.
+fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
+    let bucket_bytes =
+        human::parse_bytes(&args.bucket_size).map_err(|e| Failure::usage(format!("--bucket-size: {e}")))?;
+    if bucket_bytes == 0 {
+        return usage("--bucket-size 0: a bucket holds at least 1 byte".into());
+    }
+    let adamw = zero::AdamW {
+        beta1: decay("--beta1", args.beta1)?,
+        beta2: decay("--beta2", args.beta2)?,
+        eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
+        weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
+    };
+    let clip = number("--clip", args.clip, "at least 0 (0 clips nothing)", |x| x >= 0.0)?;
+    Ok(zero::Config {
+        stage: args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?,
+        bucket_bytes,
+        prefetch: args.prefetch == Switch::On,
+        accumulate: args.accumulate,
+        adamw,
+        clip: (clip > 0.0).then_some(clip as f32),
+        placement: zero::Placement::Host,
+    })
+}
+
+/// The learning rate of each step.
+fn rate(args: &TrainArgs) -> Result<Rate> {
+    let peak = number("--lr", args.lr, "at least 0", |x| x >= 0.0)?;
+    let range = format!("from 0 to --lr {peak}");
+    let floor = match (args.schedule, args.min_lr) {
+        (Shape::Constant, Some(floor)) => {
+            return usage(format!(
+                "--min-lr {floor} with --schedule constant, which never comes down to it: leave --min-lr away, or take \
+                 --schedule linear or cosine"
+            ));
+        }
+        (Shape::Constant, None) => peak,
+        (_, asked) => {
+            number("--min-lr", asked.unwrap_or(peak / 10.0), &range, |x| (0.0..=peak).contains(&x))?
+        }
+    };
+    let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
+    if warmup > args.steps {
+        return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
+    }
+    Ok(Rate { peak, floor, warmup, steps: args.steps, shape: args.schedule })
+}
+
+/// The fraction that is held out, as given or by the order's habit.
+fn val_fraction(args: &TrainArgs) -> Result<f64> {
+    let habit = if args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
+    let asked = args.val_fraction.unwrap_or(habit);
+    let fraction = number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))?;
+    match args.eval_every {
+        Some(steps) if steps > 0 && fraction == 0.0 => usage(format!(
+            "--eval-every {steps}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave --eval-every \
+             away"
+        )),
+        _ => Ok(fraction),
+    }
+}
+
+/// A finite number in a range.
+fn number(flag: &str, value: f64, range: &str, fits: impl Fn(f64) -> bool) -> Result<f64> {
+    // What is finite in f64 may not be in the f32 that kernels take.
+    match ((value as f32).is_finite(), fits(value)) {
+        (true, true) => Ok(value),
+        (true, false) => usage(format!("{flag} {value:?}: it must be {range}")),
+        (false, _) => usage(format!("{flag} {value:?}: it must be finite in 32 bits, and {range}")),
+    }
+}
+
+/// What a moment keeps of itself.
+fn decay(flag: &str, value: f64) -> Result<f32> {
+    let fits = |x: f64| (0.0..1.0).contains(&x) && (x as f32) < 1.0;
+    Ok(number(flag, value, "from 0 to below 1 in 32 bits", fits)? as f32)
+}
+
+/// A count that makes no sense as 0.
+pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
+    match value {
+        0 => usage(format!("{flag} 0: it must be at least 1")),
+        _ => Ok(()),
+    }
+}
