@@ -6,6 +6,7 @@
 mod agree;
 mod args;
 mod bench;
+mod bind;
 mod data;
 mod device;
 mod doctor;

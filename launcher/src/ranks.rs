@@ -2,6 +2,7 @@
 
 use crate::agree;
 use crate::bench::native::Native;
+use crate::bind;
 use crate::failure::{Failure, Result, USAGE};
 use crate::out;
 use crate::plan::Ranks;
@@ -74,7 +75,12 @@ fn as_rank(
     body: &dyn Fn(Communicator, Option<Native>) -> Result<()>,
 ) -> Result<()> {
     let mut group = None;
-    let done = connect(ranks, identity).and_then(|(comm, native)| {
+    // Others bind their ranks themselves. Before anything is started, so that threads of this rank stay with it.
+    let bound = match ranks.bind && identity.launcher == Launcher::Caravan {
+        true => bind::to_share(identity.rank, identity.world),
+        false => Ok(()),
+    };
+    let done = bound.and_then(|()| connect(ranks, identity)).and_then(|(comm, native)| {
         group = Some(comm.clone());
         body(comm, native)
     });
@@ -208,8 +214,15 @@ fn mpi(
 /// Ranks as threads of this process.
 fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync)) -> Result<()> {
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
-        let start = |member| scope.spawn(move || body(communicator(ranks, member)?));
-        let threads: Vec<_> = threads::group(ranks.world).into_iter().map(start).collect();
+        let start = |(rank, member)| {
+            scope.spawn(move || {
+                if ranks.bind {
+                    bind::to_share(rank, ranks.world)?;
+                }
+                body(communicator(ranks, member)?)
+            })
+        };
+        let threads: Vec<_> = threads::group(ranks.world).into_iter().enumerate().map(start).collect();
         let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<()>>)| {
             thread.join().unwrap_or_else(|_| Err(Failure::run(format!("rank {rank} panicked"))))
         };

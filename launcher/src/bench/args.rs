@@ -102,7 +102,16 @@ impl BenchCommand {
     }
 }
 
-/// Which sizes are measured, and how often.
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Bind {
+    /// Each on its share of the processors, if there are as many as ranks.
+    Core,
+    /// Wherever the scheduler puts them.
+    None,
+}
+
+/// Which sizes are measured, how often, and on which processors.
 #[derive(Args, Debug, Clone)]
 pub struct SweepArgs {
     /// The first size in bytes; suffixes K, M and G are powers of 1024.
@@ -123,6 +132,9 @@ pub struct SweepArgs {
     /// Untimed calls before those [default: a tenth of them, at least 2].
     #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
     pub warmup: Option<usize>,
+    /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs.
+    #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
+    pub bind: Bind,
 }
 
 /// How a rank's time becomes the reported time.
@@ -158,15 +170,6 @@ pub enum Calls {
     Blocking,
     /// The call starts and is waited for.
     Started,
-}
-
-/// Where ranks run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Bind {
-    /// Each on its share of the processors, if there are as many as ranks.
-    Core,
-    /// Wherever the scheduler puts them.
-    None,
 }
 
 /// Flags of one operation.
@@ -213,9 +216,6 @@ pub struct CollectiveArgs {
     /// send_recv: ranks 0, 2, … only send and ranks 1, 3, … only receive; with -m a window of messages under way.
     #[arg(long = "one-way", alias = "one_way")]
     pub one_way: bool,
-    /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs.
-    #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
-    pub bind: Bind,
     /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap.
     #[arg(
         short = 'R',

@@ -2,7 +2,6 @@
 //! behind computation, and the tuning of this machine.
 
 mod args;
-mod bind;
 mod calls;
 mod device;
 mod exact;
@@ -35,7 +34,7 @@ use crate::plan::Ranks;
 use crate::ranks;
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
-use collectives::bootstrap::{Identity, Launcher};
+use collectives::bootstrap::Identity;
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
@@ -132,12 +131,8 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
         files::check_writable(flag, path, Way::Whole)?;
     }
-    let ours = identity.as_ref().is_none_or(|identity| identity.launcher == Launcher::Caravan);
-    let bound = ours && !over_nccl && args.bind == Bind::Core;
+    ranks.bind = !over_nccl && plan.repeats.bind == Bind::Core;
     ranks::launch_with_native(&ranks, identity.as_ref(), None, &|comm, native| {
-        if bound {
-            bind::to_share(comm.rank(), comm.size())?;
-        }
         if !over_nccl {
             return rank(&plan, args, &Party { comm, native, device: None });
         }
@@ -162,7 +157,7 @@ fn check_memory(bytes: u64, ranks: usize) -> Result<()> {
 /// One rank's part; rank 0 shows and writes.
 fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
     let comm = &party.comm;
-    agree::check(comm, &signature(plan, args))?;
+    agree::check(comm, &signature(plan))?;
     measure::force(plan, comm)?;
     let started = record::now();
     let who = agree::exchange(comm, &introduce(party))?;
@@ -357,7 +352,7 @@ fn algo_name(algo: &Algo) -> &str {
 }
 
 /// Everything that ranks must agree on.
-fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
+fn signature(plan: &Plan) -> Signature {
     let list = |names: Vec<&str>| names.join(",");
     let mut all = vec![("operation", plan.operation.name().to_owned())];
     all.extend(plan.repeats.signature());
@@ -371,7 +366,6 @@ fn signature(plan: &Plan, args: &CollectiveArgs) -> Signature {
         ("-a", average_name(plan.average).to_owned()),
         ("--calls", format!("{:?}", plan.calls).to_lowercase()),
         ("--one-way", plan.one_way.to_string()),
-        ("--bind", if args.bind == Bind::Core { "core" } else { "none" }.to_owned()),
         ("-R", u8::from(plan.registered).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
     ]);

@@ -4,7 +4,7 @@
 mod load;
 mod row;
 
-use super::args::{Average, Calls, OverlapArgs, Overlapped};
+use super::args::{Average, Bind, Calls, OverlapArgs, Overlapped};
 use super::calls::{Party, Slot, Work};
 use super::exact::{Data, Exact, Expectation, with_type};
 use super::measure::over_ranks;
@@ -34,6 +34,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     ranks.on_hosts("bench overlap")?;
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
+    ranks.bind = repeats.bind == Bind::Core;
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
     }

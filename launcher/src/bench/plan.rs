@@ -1,6 +1,6 @@
 //! From literal flags to what one run of an operation does: everything that can be checked without ranks is.
 
-use super::args::{Average, Blocking, Calls, CollectiveArgs, SweepArgs};
+use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::operation::Operation;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
 use super::table::Columns;
@@ -10,10 +10,11 @@ use crate::human;
 use collectives::schedule::Algorithm;
 use collectives::{DType, ReduceOp};
 
-/// A sweep with its repetitions.
+/// A sweep with its repetitions, and where ranks run meanwhile.
 #[derive(Clone, Debug)]
 pub struct Repeats {
     pub sweep: Sweep,
+    pub bind: Bind,
     /// Timed calls of each size; None: by size.
     iterations: Option<usize>,
     warmup: Option<usize>,
@@ -41,7 +42,23 @@ impl Repeats {
         if args.iterations == Some(0) {
             return Err(Failure::usage("-n 0 times nothing: give at least 1"));
         }
-        Ok(Repeats { sweep, iterations: args.iterations, warmup: args.warmup })
+        Ok(Repeats { sweep, bind: args.bind, iterations: args.iterations, warmup: args.warmup })
+    }
+
+    /// What ranks must agree on.
+    pub fn signature(&self) -> Signature {
+        let count = |n: Option<usize>| n.map_or("by size".to_owned(), |n| n.to_string());
+        vec![
+            ("-b", self.sweep.begin.to_string()),
+            ("-e", self.sweep.end.to_string()),
+            match self.sweep.step {
+                Step::Factor(factor) => ("-f", factor.to_string()),
+                Step::Bytes(bytes) => ("-i", bytes.to_string()),
+            },
+            ("-n", count(self.iterations)),
+            ("-w", count(self.warmup)),
+            ("--bind", if self.bind == Bind::Core { "core" } else { "none" }.to_owned()),
+        ]
     }
 
     /// Timed calls of a size.
@@ -52,22 +69,6 @@ impl Repeats {
     /// Untimed calls before them.
     pub fn warmup(&self, bytes: usize) -> usize {
         self.warmup.unwrap_or_else(|| default_warmup(self.iterations(bytes)))
-    }
-
-    /// What ranks must agree on about them.
-    pub fn signature(&self) -> Signature {
-        let count = |n: Option<usize>| n.map_or("by size".to_owned(), |n| n.to_string());
-        let step = match self.sweep.step {
-            Step::Factor(factor) => ("-f", factor.to_string()),
-            Step::Bytes(bytes) => ("-i", bytes.to_string()),
-        };
-        vec![
-            ("-b", self.sweep.begin.to_string()),
-            ("-e", self.sweep.end.to_string()),
-            step,
-            ("-n", count(self.iterations)),
-            ("-w", count(self.warmup)),
-        ]
     }
 
     /// Whether the number of iterations depends on the size.

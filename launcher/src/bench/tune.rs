@@ -1,6 +1,6 @@
 //! `bench tune`: which algorithm is fastest at which size here, written as a table that `auto` goes by.
 
-use super::args::{Average, Calls, TuneArgs};
+use super::args::{Average, Bind, Calls, TuneArgs};
 use super::calls::{Party, Slot, Work};
 use super::measure::over_ranks;
 use super::operation::Operation;
@@ -28,9 +28,10 @@ const WORTH: f64 = 0.05;
 pub fn tune(args: &TuneArgs) -> Result<()> {
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
     // The environment may name the table that is still to be written.
-    let ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
+    let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;
     let repeats = check(args, ranks.world)?;
+    ranks.bind = repeats.bind == Bind::Core;
     let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
     files::check_writable("-o", &args.out, Way::Whole)?;
     ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))

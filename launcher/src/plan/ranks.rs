@@ -37,6 +37,8 @@ pub struct Ranks {
     pub native: bool,
     /// Whether only the thread that connects a rank calls its communicator, which then need not be ready for others.
     pub one_caller: bool,
+    /// Whether ranks that are started here stay each on its share of the processors.
+    pub bind: bool,
     /// Whether memory of GPUs goes over NCCL, and only the rest over the transport.
     pub nccl: bool,
     /// Whether ranks may share a GPU.
@@ -119,6 +121,7 @@ impl Ranks {
             options: collectives::Options { crowded, deadline, tuning, ..Default::default() },
             native: false,
             one_caller: false,
+            bind: false,
             nccl,
             share_gpus: args.share_gpus,
         })
