@@ -212,6 +212,15 @@ mod tests {
     }
 
     #[test]
+    fn ranks_compare_what_changes_their_calls() {
+        let signature = |flags: &str| plan(flags).unwrap().signature();
+        for flags in ["--share-gpus", "--transport threads", "--emulate-link latency=1us"] {
+            assert_ne!(signature(flags), signature(""), "{flags}");
+        }
+        assert_eq!(signature("--threads 3 --call-timeout 7 --quiet"), signature(""));
+    }
+
+    #[test]
     fn a_table_leaves_the_rounds_of_an_emulated_link() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("table");
