@@ -62,12 +62,18 @@ impl Memory {
         Memory { ptr, bytes, place, _owner: owner, account: None }
     }
 
-    /// Zeroed process memory, aligned to 64 bytes.
+    /// Zeroed process memory, aligned to 64 bytes. The process ends where the system has no more of it.
     pub fn host(bytes: usize) -> Self {
-        let owned = HostBlock::zeroed(bytes);
+        let layout = || Layout::from_size_align(bytes, LINE).expect("a buffer below 2^63");
+        Memory::try_host(bytes).unwrap_or_else(|| std::alloc::handle_alloc_error(layout()))
+    }
+
+    /// The same; none where the system has no more of it.
+    pub fn try_host(bytes: usize) -> Option<Self> {
+        let owned = HostBlock::zeroed(bytes)?;
         let ptr = owned.ptr;
         // SAFETY: HostBlock is zeroed, aligned, unique and freed only when the owner drops.
-        unsafe { Memory::from_raw(ptr, bytes, Place::Host, Box::new(owned)) }
+        Some(unsafe { Memory::from_raw(ptr, bytes, Place::Host, Box::new(owned)) })
     }
 
     /// Books these bytes on `account` until they are dropped.
@@ -120,10 +126,9 @@ unsafe impl Send for HostBlock {}
 unsafe impl Sync for HostBlock {}
 
 impl HostBlock {
-    fn zeroed(bytes: usize) -> Self {
+    fn zeroed(bytes: usize) -> Option<Self> {
         let ptr = if bytes >= HUGE { map(bytes) } else { allocate(bytes) };
-        let layout = || Layout::from_size_align(bytes, LINE).expect("a buffer below 2^63");
-        HostBlock { ptr: ptr.unwrap_or_else(|| std::alloc::handle_alloc_error(layout())), bytes }
+        Some(HostBlock { ptr: ptr?, bytes })
     }
 
     fn layout(bytes: usize) -> Layout {

@@ -7,6 +7,7 @@ use crate::device::{self, Device};
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::machine;
 use crate::out;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
 use collectives::bootstrap::Identity;
@@ -62,20 +63,36 @@ impl EvalPlan {
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
         let plan = EvalPlan { model, feed, windows, ranks, device, dtype, rows, json, quiet };
-        plan.check_memory(&batch)?;
+        if identity.is_none() {
+            plan.check_memory(&batch)?;
+        }
         Ok(plan)
     }
 
-    /// Whether the GPUs of this machine have room for their ranks.
+    /// Whether this machine can hold all ranks, each with the whole model. Found out only before they are started here:
+    /// ranks that others start may be on several machines.
     fn check_memory(&self, batch: &MicroBatch) -> Result<()> {
-        let Some(gpus) = self.device.gpus() else { return Ok(()) };
-        // Ranks are dealt to GPUs in turn, so that the first has most.
-        let sharing = self.ranks.world.div_ceil(gpus.each.len());
-        for (number, (name, memory)) in gpus.each.iter().enumerate().take(self.ranks.world) {
-            let name = format!("GPU {number} ({name})");
-            device::check_evaluation(&name, memory / sharing, batch, |batch| self.arena(batch))?;
+        let ranks = self.ranks.world;
+        let Some(gpus) = self.device.gpus() else {
+            let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
+            let each = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
+            return machine::check_memory(
+                ranks,
+                (each as u64).saturating_mul(ranks as u64),
+                "lower --micro-batch, --seq or --ranks, or take --dtype bf16 or a smaller --model",
+            );
+        };
+        for (gpu, room) in gpus.rooms(ranks) {
+            device::check_evaluation(&gpu, room, batch, |batch| self.arena(batch))?;
         }
         Ok(())
+    }
+
+    /// Bytes of each tensor of the model.
+    fn weights(&self) -> impl Iterator<Item = usize> {
+        let element = self.dtype.dtype().size();
+        let tensors = self.model.config.units().into_iter().flat_map(|unit| unit.tensors);
+        tensors.map(move |tensor| tensor.len() * element)
     }
 
     /// Bytes of the one piece of memory on a device that everything lies in.
@@ -84,10 +101,7 @@ impl EvalPlan {
     /// A micro-batch that is too large to be computed.
     pub fn arena(&self, batch: &MicroBatch) -> Result<usize> {
         let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
-        let units = self.model.config.units();
-        let tensors = units.iter().flat_map(|unit| &unit.tensors);
-        let weights = tensors.map(|tensor| tensor.len() * self.dtype.dtype().size());
-        Ok(footprint.arena + Arena::needed(weights.chain([PRODUCT_WORKSPACE])))
+        Ok(footprint.arena + Arena::needed(self.weights().chain([PRODUCT_WORKSPACE])))
     }
 }
 

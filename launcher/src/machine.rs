@@ -1,5 +1,7 @@
 //! What this machine is: for doctor, for the run line of metrics, and for default choices.
 
+use crate::failure::{Failure, Result};
+use crate::human;
 use collectives::bootstrap;
 use collectives::transport::shm::memory_limit;
 use serde_json::{Value, json};
@@ -76,6 +78,24 @@ impl Machine {
             "shm_bytes": self.shm.map(|s| s.0),
             "shm_free_bytes": self.shm.map(|s| s.1),
         })
+    }
+}
+
+/// Whether this machine can hold so many bytes of all of `ranks` ranks together: memory beyond a limit is not refused, it
+/// gets ranks killed.
+///
+/// # Errors
+/// What they would hold, what there is, and `advice`.
+pub fn check_memory(ranks: usize, bytes: u64, advice: &str) -> Result<()> {
+    let have = Machine::probe().usable_memory();
+    match bytes <= have {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "{ranks} rank{} would hold {} together and this machine has {} of memory: {advice}",
+            if ranks == 1 { "" } else { "s" },
+            human::bytes(bytes),
+            human::bytes(have)
+        ))),
     }
 }
 

@@ -10,11 +10,10 @@ pub use ranks::Ranks;
 
 use crate::args::{Offload, Order, Precision, RankArgs, Recompute, TrainArgs};
 use crate::data::{self, Feed};
-use crate::device::{Device, Need};
+use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
-use crate::human;
-use crate::machine::Machine;
+use crate::machine;
 use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
 use collectives::bootstrap::Identity;
@@ -193,25 +192,16 @@ impl TrainPlan {
     /// start may be on several machines.
     fn check_memory(&self) -> Result<()> {
         let need = self.need(&self.zero, &self.batch)?.memory;
-        if let Some(gpus) = self.device.gpus() {
-            // Ranks are dealt to GPUs in turn, so that the first has most.
-            let sharing = self.ranks.world.div_ceil(gpus.each.len());
-            for (number, (name, memory)) in gpus.each.iter().enumerate().take(self.ranks.world) {
-                crate::device::check(self, &format!("GPU {number} ({name})"), memory / sharing)?;
-            }
+        for (gpu, room) in self.device.gpus().iter().flat_map(|gpus| gpus.rooms(self.ranks.world)) {
+            device::check(self, &gpu, room)?;
         }
         let host = need.total() - need.on_device(self.zero.placement);
-        let (each, ranks) = (host as u64, self.ranks.world as u64);
-        let have = Machine::probe().usable_memory();
-        match each.saturating_mul(ranks) <= have {
-            true => Ok(()),
-            false => usage(format!(
-                "{ranks} ranks would hold {} each and this machine has {} of memory: take a smaller --model, \
-                 --micro-batch or --seq, fewer --ranks, a higher --stage, or --recompute full",
-                human::bytes(each),
-                human::bytes(have)
-            )),
-        }
+        let ranks = self.ranks.world;
+        machine::check_memory(
+            ranks,
+            (host as u64).saturating_mul(ranks as u64),
+            "take a smaller --model, --micro-batch or --seq, fewer --ranks, a higher --stage, or --recompute full",
+        )
     }
 }
 

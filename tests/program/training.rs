@@ -162,6 +162,10 @@ fn token_files_train_and_evaluate_like_the_text_they_were_made_of() {
     let eval = |data: &str| bench.run(&format!("eval --model out --data {data} --json")).success().json();
     assert_eq!(eval("text.txt")["loss"], eval("words.bin")["loss"]);
     assert_eq!(eval("text.txt")["tokens"], eval("words.bin")["tokens"]);
+    // Every rank holds the whole model and its own batch.
+    bench.text("long.txt", 8 << 20);
+    let large = "eval --model out --data long.txt --micro-batch 100000 --ranks 1024";
+    bench.run(large).refusal(2, &["1024 ranks would hold", "TiB", "lower", "--micro-batch"]);
     assert_eq!(from_text, steps("--data words.bin", ""));
     assert_eq!(from_text, steps(text, "--transport threads"));
 }

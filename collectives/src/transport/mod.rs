@@ -78,7 +78,10 @@ pub trait Transport: Send {
 
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
-        Ok(Memory::host(bytes))
+        Memory::try_host(bytes).ok_or_else(|| {
+            let what = format!("allocating {bytes} bytes of memory on rank {}", self.rank());
+            Error::system(what, "the system has no more; use smaller buffers or fewer ranks on this host")
+        })
     }
 
     /// Posts a message of `bytes` at `src` to `to`; messages between two ranks with one tag match in order.

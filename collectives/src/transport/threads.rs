@@ -459,6 +459,16 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_not_there_is_an_error_of_the_rank() {
+        let mut ranks = group(2);
+        for bytes in [1 << 60, usize::MAX] {
+            let refused = ranks[1].alloc(bytes).map(drop).unwrap_err().to_string();
+            assert!(refused.contains(&format!("{bytes} bytes")) && refused.contains("rank 1"), "{refused}");
+        }
+        assert_eq!(ranks[1].alloc(100).unwrap().bytes(), 100);
+    }
+
+    #[test]
     fn the_receiver_reports_another_length_and_has_what_came() {
         let mut ranks = group(2);
         let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());

@@ -112,6 +112,15 @@ struct Lengths {
     receive: usize,
 }
 
+/// Bytes of the buffers of all of `ranks` ranks for calls like these on elements of so many bytes.
+pub fn footprint(calls: &[Work], element: usize, ranks: usize) -> u64 {
+    let of = |rank| {
+        let (send, receive) = Slot::<u8>::capacity(calls.iter().copied(), rank);
+        (send as u64).saturating_add(receive as u64).saturating_mul(element as u64)
+    };
+    (0..ranks).map(of).fold(0, u64::saturating_add)
+}
+
 /// A started call.
 pub enum InFlight<T: Element> {
     Two(Pending<(Buffer<T>, Buffer<T>)>),

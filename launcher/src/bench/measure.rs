@@ -1,7 +1,7 @@
 //! One rank's part of measuring an operation over a sweep of sizes.
 
 use super::args::{Average, Blocking, Calls};
-use super::calls::{Party, Placement, Slot, Work};
+use super::calls::{self, Party, Placement, Slot, Work};
 use super::device;
 use super::exact::{Data, Exact, Expectation, with_type};
 use super::native;
@@ -48,30 +48,19 @@ pub fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
 
 /// Bytes of the buffers of all ranks together.
 pub fn footprint(plan: &Plan, native: bool, ranks: usize) -> u64 {
-    let largest = plan.repeats.sweep.sizes().last().unwrap_or(0);
-    let of = |element: usize| {
-        let lengths = (0..ranks).map(|rank| capacity(plan, largest, element, native, rank, ranks));
-        let bytes = lengths.map(|(send, receive)| ((send + receive) * element) as u64);
-        bytes.fold(0, u64::saturating_add)
-    };
+    let largest = plan.repeats.sweep.largest();
+    let of = |element: usize| calls::footprint(&works(plan, largest, element, native, ranks), element, ranks);
     let most = plan.dtypes.iter().map(|dtype| of(dtype.size())).max();
     most.unwrap_or(0).saturating_mul(plan.aggregate as u64)
 }
 
-/// Elements of the two buffers of a rank that calls up to this size take.
-fn capacity(
-    plan: &Plan,
-    bytes: usize,
-    element: usize,
-    native: bool,
-    rank: usize,
-    ranks: usize,
-) -> (usize, usize) {
+/// All calls of this size.
+fn works(plan: &Plan, bytes: usize, element: usize, native: bool, ranks: usize) -> Vec<Work> {
     let largest = work(plan, bytes, element, ranks);
     let placements = plan.operation.placements(plan.calls, native);
     let roots = plan.roots(ranks);
     let all = roots.iter().flat_map(|root| placements.map(|placement| (root.unwrap_or(0), placement)));
-    Slot::<u8>::capacity(all.map(|(root, placement)| Work { root, placement, ..largest }), rank)
+    all.map(|(root, placement)| Work { root, placement, ..largest }).collect()
 }
 
 /// A call of this size, as far as it does not differ within a row of the table.
@@ -96,8 +85,8 @@ fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Resu
         root: root.unwrap_or(0),
         ..work(plan, bytes, size_of::<T>(), ranks)
     };
-    let (send, receive) =
-        capacity(plan, sizes.last().copied().unwrap_or(0), size_of::<T>(), native, rank, ranks);
+    let longest = works(plan, sizes.last().copied().unwrap_or(0), size_of::<T>(), native, ranks);
+    let (send, receive) = Slot::<T>::capacity(longest.into_iter(), rank);
     let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, plan.registered));
     let mut bench = Bench { plan, party, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
     for &op in &plan.ops {

@@ -26,9 +26,8 @@ use crate::agree::{self, Signature};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::gpus;
-use crate::human;
 use crate::layers;
-use crate::machine::{Machine, versions};
+use crate::machine::{self, Machine, versions};
 use crate::out;
 use crate::plan::Ranks;
 use crate::ranks;
@@ -122,7 +121,8 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         native::check(operation, plan.calls, ranks.transport)?;
     }
     if identity.is_none() && !over_nccl {
-        check_memory(measure::footprint(&plan, ranks.native, ranks.world), ranks.world)?;
+        let bytes = measure::footprint(&plan, ranks.native, ranks.world);
+        machine::check_memory(ranks.world, bytes, "lower -e, -m or --ranks")?;
     }
     if let Some(figure) = &args.plot {
         check_figure("--plot", figure)?;
@@ -139,19 +139,6 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         let (comm, gpus) = device::join(&plan, &ranks, identity.as_ref(), comm)?;
         rank(&plan, args, &Party { comm, native, device: Some(gpus) })
     })
-}
-
-/// Whether this machine can hold the buffers of all ranks: memory beyond a limit is not refused, it gets ranks killed.
-fn check_memory(bytes: u64, ranks: usize) -> Result<()> {
-    let have = Machine::probe().usable_memory();
-    match bytes <= have {
-        true => Ok(()),
-        false => Err(Failure::usage(format!(
-            "the buffers of {ranks} ranks would hold {} and this machine has {} of memory: lower -e, -m or --ranks",
-            human::bytes(bytes),
-            human::bytes(have)
-        ))),
-    }
 }
 
 /// One rank's part; rank 0 shows and writes.

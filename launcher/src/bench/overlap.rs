@@ -5,7 +5,7 @@ mod load;
 mod row;
 
 use super::args::{Average, Bind, Calls, OverlapArgs, Overlapped};
-use super::calls::{Party, Slot, Work};
+use super::calls::{self, Party, Slot, Work};
 use super::exact::{Data, Exact, Expectation, with_type};
 use super::measure::over_ranks;
 use super::operation::Operation;
@@ -15,7 +15,7 @@ use super::{Out, record};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
-use crate::machine::{Machine, versions};
+use crate::machine::{self, Machine, versions};
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::{Communicator, DType, ReduceOp};
@@ -35,6 +35,10 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
     ranks.bind = repeats.bind == Bind::Core;
+    if identity.is_none() {
+        let bytes = footprint(args, &repeats, dtype, ranks.world);
+        machine::check_memory(ranks.world, bytes, "lower -e or --ranks")?;
+    }
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
     }
@@ -66,6 +70,15 @@ fn operations(args: &OverlapArgs) -> Vec<Operation> {
         true => vec![Operation::ReduceScatter, Operation::AllGather, Operation::AllReduce],
         false => args.operations.iter().map(of).collect(),
     }
+}
+
+/// Bytes of the buffers of all ranks together, of one operation after the other.
+fn footprint(args: &OverlapArgs, repeats: &Repeats, dtype: DType, ranks: usize) -> u64 {
+    let of = |operation| {
+        let work = Work::new(operation, Calls::Started, repeats.sweep.largest(), dtype.size(), ranks);
+        calls::footprint(&[work], dtype.size(), ranks)
+    };
+    operations(args).into_iter().map(of).max().unwrap_or(0)
 }
 
 fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator) -> Result<()> {

@@ -10,6 +10,9 @@ use crate::human;
 use collectives::schedule::Algorithm;
 use collectives::{DType, ReduceOp};
 
+/// More timed calls of a size than this are a typing error.
+const MOST_CALLS: usize = 10_000_000;
+
 /// A sweep with its repetitions, and where ranks run meanwhile.
 #[derive(Clone, Debug)]
 pub struct Repeats {
@@ -39,8 +42,10 @@ impl Repeats {
         };
         let end = end.unwrap_or(begin.max(64 << 20));
         let sweep = Sweep::new(begin, end, step).map_err(Failure::usage)?;
-        if args.iterations == Some(0) {
-            return Err(Failure::usage("-n 0 times nothing: give at least 1"));
+        if let Some(count) = args.iterations.filter(|count| !(1..=MOST_CALLS).contains(count)) {
+            return Err(Failure::usage(format!(
+                "-n {count}: from 1 to {MOST_CALLS} calls are timed, and every time is kept"
+            )));
         }
         Ok(Repeats { sweep, bind: args.bind, iterations: args.iterations, warmup: args.warmup })
     }
@@ -319,6 +324,7 @@ mod tests {
             ("all_reduce -a 4", &["-a 4", "0 to 3"]),
             ("all_reduce -z x", &["-z x", "0 to 3"]),
             ("all_reduce -n 0", &["-n 0"]),
+            ("all_reduce -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
             ("all_reduce -m 0", &["-m 0"]),
             ("all_reduce -N 0", &["-N 0"]),
             ("all_reduce -f 1", &["-f 1", "-i"]),

@@ -79,6 +79,15 @@ impl Sweep {
         Ok(())
     }
 
+    /// The largest size in bytes.
+    pub fn largest(&self) -> usize {
+        match self.step {
+            // There may be more sizes than can be gone through.
+            Step::Bytes(step) if step > 0 => self.end - (self.end - self.begin) % step,
+            _ => self.sizes().last().unwrap_or(self.begin),
+        }
+    }
+
     /// The sizes in bytes, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
         let Sweep { end, step, .. } = *self;
@@ -111,10 +120,16 @@ mod tests {
 
     #[test]
     fn sizes_grow_by_factor_or_step_and_include_both_ends() {
-        let by = |begin, end, step| Sweep::new(begin, end, step).unwrap().sizes().collect::<Vec<_>>();
+        let by = |begin, end, step| {
+            let sweep = Sweep::new(begin, end, step).unwrap();
+            let sizes: Vec<usize> = sweep.sizes().collect();
+            assert_eq!(sizes.last(), Some(&sweep.largest()));
+            sizes
+        };
         assert_eq!(by(1024, 65536, Step::Factor(4)), [1024, 4096, 16384, 65536]);
         assert_eq!(by(8, 20, Step::Factor(2)), [8, 16]);
         assert_eq!(by(0, 12, Step::Bytes(4)), [0, 4, 8, 12]);
+        assert_eq!(by(1, 12, Step::Bytes(4)), [1, 5, 9]);
         assert_eq!(by(7, 7, Step::Bytes(0)), [7]);
         assert_eq!(by(0, 0, Step::Factor(2)), [0]);
         assert_eq!(by(usize::MAX / 2, usize::MAX, Step::Factor(4)), [usize::MAX / 2]);

@@ -1,7 +1,7 @@
 //! `bench tune`: which algorithm is fastest at which size here, written as a table that `auto` goes by.
 
 use super::args::{Average, Bind, Calls, TuneArgs};
-use super::calls::{Party, Slot, Work};
+use super::calls::{self, Party, Slot, Work};
 use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
@@ -10,6 +10,7 @@ use super::{Out, tuning};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use crate::machine;
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::schedule::{Algorithm, Rule, TuningTable};
@@ -31,6 +32,16 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;
     let repeats = check(args, ranks.world)?;
+    if identity.is_none() {
+        let of = |operation| {
+            let work =
+                Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);
+            calls::footprint(&[work], size_of::<f32>(), ranks.world)
+        };
+        // One operation follows the other.
+        let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
+        machine::check_memory(ranks.world, bytes, "lower -e or --ranks")?;
+    }
     ranks.bind = repeats.bind == Bind::Core;
     let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
     files::check_writable("-o", &args.out, Way::Whole)?;

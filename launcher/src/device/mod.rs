@@ -120,6 +120,16 @@ impl Gpus {
         self.local.unwrap_or(rank) % self.each.len()
     }
 
+    /// The GPUs that `ranks` ranks of this machine have, and bytes of memory for each of these: they are dealt to GPUs in
+    /// turn, so that the first has most.
+    pub fn rooms(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
+        let sharing = ranks.div_ceil(self.each.len());
+        let named = move |(number, (name, memory)): (usize, &(String, usize))| {
+            (format!("GPU {number} ({name})"), memory / sharing)
+        };
+        self.each.iter().enumerate().take(ranks).map(named)
+    }
+
     /// Refuses `ranks` ranks on this machine if some would share a GPU without permission.
     fn check_share(&self, ranks: usize) -> Result<()> {
         let gpus = self.each.len();
@@ -221,6 +231,9 @@ mod tests {
     fn ranks_are_dealt_to_gpus_in_turn() {
         let of = |local, rank| gpus(4, true, local).of(rank);
         assert_eq!((0..6).map(|rank| of(None, rank)).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1]);
+        let room = |bytes| (format!("GPU {} (H200)", 0), bytes);
+        assert_eq!(gpus(2, true, None).rooms(3).next(), Some(room(1 << 36)));
+        assert_eq!(gpus(4, false, None).rooms(3).count(), 3);
         // Rank 9 of a job is the second of its node.
         assert_eq!(of(Some(1), 9), 1);
     }

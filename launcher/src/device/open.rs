@@ -172,7 +172,12 @@ pub fn evaluation<T: Float>(
             fit::check_evaluation(&name, room, batch, |batch| plan.arena(batch))?;
             forwards(Stream::new(&gpu, Urgency::Normal)?, plan, batch)
         }
-        Device::Emulated(_) => forwards(emulated()?, plan, batch),
+        Device::Emulated(gpus) => {
+            let number = gpus.of(comm.rank());
+            let name = format!("emulated GPU {number}");
+            fit::check_evaluation(&name, gpus.each[number].1, batch, |batch| plan.arena(batch))?;
+            forwards(emulated()?, plan, batch)
+        }
     }
 }
 
