@@ -121,8 +121,8 @@ impl LlamaConfig {
         "llama-3.1-405b",
     ];
 
-    /// A known shape by name: one of [`PRESETS`](Self::PRESETS). `nano`, `baby` and `32m` are this project's; the others are the
-    /// published ones, to the constants of their config.json.
+    /// A known shape by name: one of [`PRESETS`](Self::PRESETS). `nano`, `baby` and `32m` are this project's; the
+    /// others are the published ones, to the constants of their config.json.
     ///
     /// # Errors
     /// An unknown name, listing the known ones.

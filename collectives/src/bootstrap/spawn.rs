@@ -76,7 +76,8 @@ impl Report {
 /// blocked in this thread only, and the ranks die with the thread that started them.
 ///
 /// # Errors
-/// [`Error::Launch`] for 0 ranks or more than [`MAX_SIZE`], [`Error::System`] when a process cannot be started (those started are killed).
+/// [`Error::Launch`] for 0 ranks or more than [`MAX_SIZE`], [`Error::System`] when a process cannot be started (those
+/// started are killed).
 pub fn supervise(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Result<Report> {
     if ranks == 0 || ranks > MAX_SIZE {
         return Err(Error::Launch(format!("cannot start {ranks} ranks; 1 to {MAX_SIZE} are possible")));
