@@ -219,6 +219,7 @@ mod tests {
             ("--nodes 2 -- bench broadcast -r 2", &["-r 2", "from 0 to 1"]),
             ("--nodes 2 -- bench overlap -d all", &["-d all"]),
             ("--nodes 2 -- bench overlap -b 6", &["-b 6", "f32"]),
+            ("--nodes 2 -- bench overlap -t 18446744073709551615", &["-t 1844", "at most 1000000"]),
             ("-- bench tune", &["one rank"]),
             ("-- doctor", &["no ranks", "train"]),
             ("-- bench plot a.json -o b.svg", &["no ranks"]),

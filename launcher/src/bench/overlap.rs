@@ -24,6 +24,9 @@ use row::{Row, Timings, header, slowest};
 use serde_json::json;
 use std::time::Instant;
 
+/// Calls to progress between slices of computation; more would be slices of nothing.
+const MOST_TESTS: usize = 1_000_000;
+
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -51,6 +54,9 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
 /// Flags that describe no sweep, or one that leaves a rank nothing.
 pub fn check(args: &OverlapArgs, world: usize) -> Result<(Repeats, DType)> {
     let repeats = Repeats::plan(&args.sweep)?;
+    if args.tests > MOST_TESTS {
+        return Err(Failure::usage(format!("-t {}: at most {MOST_TESTS} calls to progress", args.tests)));
+    }
     let [dtype] = dtypes(&args.dtype)?[..] else {
         return Err(Failure::usage("-d all: overlap is measured for one type at a time, such as -d float"));
     };
