@@ -299,6 +299,13 @@ mod x86 {
                                 sums[1] = $load(ends.start.add(r * 2 * $lanes + $lanes));
                             }
                         }
+                        // Results come from far: stores that wait for their lines one after the other would take
+                        // longer than the sums.
+                        for r in 0..ROWS {
+                            let out = ends.out.add(r * ends.stride).cast::<i8>();
+                            _mm_prefetch::<_MM_HINT_ET0>(out);
+                            _mm_prefetch::<_MM_HINT_ET0>(out.add(8 * $lanes - 1));
+                        }
                         for i in 0..k {
                             let b0 = $load(b.add(i * b_stride).cast());
                             let b1 = $load(b.add(i * b_stride + $lanes).cast());
