@@ -119,6 +119,11 @@ impl State {
         ((self.at as u64) << 40).wrapping_add((self.part + self.posted.len()) as u64)
     }
 
+    /// Whether messages are under way.
+    pub(super) fn awaits_messages(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
     /// The memory that this place always has, if it is for `bytes` long enough.
     pub fn kept(&mut self, bytes: usize) -> Option<*mut u8> {
         self.kept.as_mut().filter(|kept| kept.bytes() >= bytes).map(Memory::as_mut_ptr)
@@ -219,8 +224,10 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             }
             Step::Copy { from, to } => {
                 let (src, dst) = (state.read(from.space, from.offset), state.write(to));
-                if !work::copy(schedule, (src, dst), to, state, env) {
-                    return Ok(Outcome::Yield);
+                while !work::copy(schedule, (src, dst), to, state, env) {
+                    if !goes_on(schedule, state, env)? {
+                        return Ok(Outcome::Yield);
+                    }
                 }
             }
             Step::Read { from, to } => {
@@ -231,8 +238,10 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             }
             Step::Reduce { first, inputs, out, count } => {
                 let operands = &schedule.operands[first..first + inputs];
-                if !work::reduce(schedule, operands, (out, count), state, env) {
-                    return Ok(Outcome::Yield);
+                while !work::reduce(schedule, operands, (out, count), state, env) {
+                    if !goes_on(schedule, state, env)? {
+                        return Ok(Outcome::Yield);
+                    }
                 }
             }
             Step::Join { stage, first, inputs, out, count } => {
@@ -303,6 +312,14 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
         state.at += 1;
     }
     Ok(Outcome::Done)
+}
+
+/// Between two parts of a copy or a reduction: moves messages on; whether the next part comes at once.
+fn goes_on(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<bool> {
+    if let Some(&Posted { group, .. }) = state.posted.first() {
+        under_way(schedule, state, env.transport, group)?;
+    }
+    Ok(env.worked < env.quantum)
 }
 
 /// Moves the messages of a group on; the peer of one that is not through yet. It looks at one such only, and at another

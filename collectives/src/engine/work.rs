@@ -10,6 +10,14 @@ use std::time::Instant;
 /// Reductions and copies shorter than this many bytes are not timed: reading the clock would cost more.
 const TIMED: usize = 16 << 10;
 
+/// Bytes that are copied or reduced before messages under way are looked at: some libraries move them only then.
+const BETWEEN_LOOKS: usize = 128 << 10;
+
+/// Bytes of the next part of a step.
+fn part(left: usize, state: &State, env: &Env<'_>) -> usize {
+    left.min(env.quantum).min(if state.awaits_messages() { BETWEEN_LOOKS } else { usize::MAX })
+}
+
 /// Copies what is left of a step, or as much as the quantum allows; true when all is copied.
 pub(super) fn copy(
     schedule: &Schedule,
@@ -21,7 +29,7 @@ pub(super) fn copy(
     if env.worked >= env.quantum {
         return false;
     }
-    let part = (to.bytes - state.part).min(env.quantum);
+    let part = part(to.bytes - state.part, state, env);
     let start = (part >= TIMED).then(Instant::now);
     // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
     unsafe {
@@ -60,7 +68,7 @@ pub(super) fn reduce(
     let element = schedule.call.dtype.size();
     let (stream, out_size) = (env.past.takes(schedule, out.space), out.bytes / count);
     let out = state.write(out);
-    let part = (count - state.part).min((env.quantum / element).max(1));
+    let part = (part((count - state.part) * element, state, env) / element).max(1);
     env.pointers.clear();
     let skip = state.part * element;
     env.pointers.extend(operands.iter().map(|operand| {
