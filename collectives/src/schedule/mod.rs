@@ -6,6 +6,7 @@
 //! `Finish`, `Released`) need one that offers [`Direct`](crate::transport::Direct). Every algorithm of a
 //! collective gives the same bits.
 
+mod algorithm;
 mod all_gather;
 mod all_reduce;
 mod all_to_all;
@@ -33,12 +34,13 @@ use crate::element::DType;
 use crate::reduce::Kernel;
 use crate::transport::{Nodes, Tells};
 use crate::watch::Fingerprint;
+pub use algorithm::Algorithm;
 pub(crate) use cache::Cache;
 pub use call::{Call, Kind, part};
 use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
 pub use table::TuningTable;
-pub use tuner::{Algorithm, Choice, Rule, Tuning};
+pub use tuner::{Choice, Rule, Tuning};
 
 /// Bytes of scratch that every call has, without asking for memory, if its peers need not reach it.
 pub(crate) const KEPT: usize = 4096;

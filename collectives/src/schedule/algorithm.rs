@@ -1,0 +1,143 @@
+//! The algorithms by name, and which of them can carry a collective.
+
+use super::{Group, Kind};
+use std::fmt;
+
+/// How a collective is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// There is one rank: at most a copy.
+    Local,
+    /// Each rank reads what it needs straight from its peers' memory.
+    DirectRead,
+    /// Each rank reads everybody's whole input and reduces all of it.
+    DirectReadAll,
+    /// Each rank reduces its part out of its peers' memory, then copies the other parts from theirs.
+    DirectReduceScatterAllGather,
+    /// Each pair of ranks exchanges what it owes each other.
+    Pairwise,
+    /// Each rank sends its whole input to every other.
+    ExchangeAll,
+    /// Pairwise reduce-scatter, then pairwise all-gather.
+    PairwiseReduceScatterAllGather,
+    /// Pairwise reduce-scatter, then the parts go to the root.
+    PairwiseReduceScatterGather,
+    /// A binomial tree.
+    Binomial,
+    /// A pipelined chain of ranks.
+    Chain,
+    /// The root exchanges with each rank.
+    Linear,
+    /// Rounds at doubling distance.
+    Dissemination,
+    /// One message.
+    Message,
+    /// Nodes as units: what several ranks of a node get crosses the network once, and what they give comes in one.
+    Hierarchical,
+    /// Each rank sends its whole input inside its node, and a node its partial results to those that need them.
+    HierarchicalExchange,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Algorithm; 15] = [
+        Algorithm::Local,
+        Algorithm::DirectRead,
+        Algorithm::DirectReadAll,
+        Algorithm::DirectReduceScatterAllGather,
+        Algorithm::Pairwise,
+        Algorithm::ExchangeAll,
+        Algorithm::PairwiseReduceScatterAllGather,
+        Algorithm::PairwiseReduceScatterGather,
+        Algorithm::Binomial,
+        Algorithm::Chain,
+        Algorithm::Linear,
+        Algorithm::Dissemination,
+        Algorithm::Message,
+        Algorithm::Hierarchical,
+        Algorithm::HierarchicalExchange,
+    ];
+
+    /// The name in reports and on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Local => "local",
+            Algorithm::DirectRead => "direct-read",
+            Algorithm::DirectReadAll => "direct-read-all",
+            Algorithm::DirectReduceScatterAllGather => "direct-rs-ag",
+            Algorithm::Pairwise => "pairwise",
+            Algorithm::ExchangeAll => "exchange-all",
+            Algorithm::PairwiseReduceScatterAllGather => "pairwise-rs-ag",
+            Algorithm::PairwiseReduceScatterGather => "pairwise-rs-gather",
+            Algorithm::Binomial => "binomial",
+            Algorithm::Chain => "chain",
+            Algorithm::Linear => "linear",
+            Algorithm::Dissemination => "dissemination",
+            Algorithm::Message => "message",
+            Algorithm::Hierarchical => "hierarchical",
+            Algorithm::HierarchicalExchange => "hierarchical-exchange",
+        }
+    }
+
+    /// The algorithms that can carry `kind` in `group`.
+    pub fn candidates(kind: Kind, group: &Group) -> &'static [Algorithm] {
+        use Algorithm::*;
+        if group.size == 1 {
+            return &[Local];
+        }
+        if let (true, None) = (group.nodes.is_some(), group.direct) {
+            match kind {
+                Kind::Send | Kind::Recv => {}
+                Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll => return &[Pairwise, Hierarchical],
+                Kind::AllReduce => {
+                    return &[
+                        ExchangeAll,
+                        PairwiseReduceScatterAllGather,
+                        HierarchicalExchange,
+                        Hierarchical,
+                    ];
+                }
+                Kind::Broadcast => return &[Binomial, Chain, Hierarchical],
+                Kind::Reduce => {
+                    return &[Linear, PairwiseReduceScatterGather, HierarchicalExchange, Hierarchical];
+                }
+                Kind::Gather | Kind::Scatter => return &[Linear, Hierarchical],
+                Kind::Barrier => return &[Dissemination, Hierarchical],
+            }
+        }
+        match (kind, group.direct.is_some()) {
+            (Kind::Send | Kind::Recv, _) => &[Message],
+            (Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll, true) => &[DirectRead, Pairwise],
+            (Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll, false) => &[Pairwise],
+            (Kind::AllReduce, true) => {
+                &[DirectReadAll, DirectReduceScatterAllGather, ExchangeAll, PairwiseReduceScatterAllGather]
+            }
+            (Kind::AllReduce, false) => &[ExchangeAll, PairwiseReduceScatterAllGather],
+            (Kind::Broadcast, true) => &[DirectRead, Binomial, Chain],
+            (Kind::Broadcast, false) => &[Binomial, Chain],
+            (Kind::Reduce, true) => &[DirectRead, Linear, PairwiseReduceScatterGather],
+            (Kind::Reduce, false) => &[Linear, PairwiseReduceScatterGather],
+            (Kind::Gather | Kind::Scatter, true) => &[DirectRead, Linear],
+            (Kind::Gather | Kind::Scatter, false) => &[Linear],
+            (Kind::Barrier, true) => &[DirectRead, Dissemination],
+            (Kind::Barrier, false) => &[Dissemination],
+        }
+    }
+}
+
+impl std::str::FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
+            let known = Algorithm::ALL.map(Algorithm::name).join(", ");
+            format!("unknown algorithm '{s}': known are {known}")
+        })
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
