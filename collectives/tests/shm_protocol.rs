@@ -182,6 +182,11 @@ fn tags_match_whatever_the_order() {
 }
 
 #[test]
+fn messages_are_as_over_the_other_transports() {
+    run("messages_are_as_over_the_other_transports", &[1, 2, 3, 4], |mut t| p2p::suite(&mut *t));
+}
+
+#[test]
 fn a_message_of_another_length_diverges_and_its_first_bytes_come() {
     run("a_message_of_another_length_diverges_and_its_first_bytes_come", &[2], |mut t| {
         let t = &mut *t;
