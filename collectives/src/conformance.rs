@@ -51,6 +51,12 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
+/// Reductions below, at and above the default size from which they go through windows. Not among [`cases`], which many
+/// groups of ranks go through: it moves megabytes a rank.
+pub fn windowed() -> Case {
+    Case { name: "windowed", run: collectives::windowed, options: standard, fails: false }
+}
+
 /// Default sizes; a deadline that turns a hang into a failure.
 pub fn standard() -> Options {
     Options { deadline: Duration::from_secs(60), ..Options::default() }
@@ -61,6 +67,7 @@ pub fn small() -> Options {
     let tuning = Tuning {
         staging: 1024,
         round: 1024,
+        window: 512,
         piece: 128,
         frame: 256,
         read_all: 512,

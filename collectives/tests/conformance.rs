@@ -1,6 +1,6 @@
 //! The suite that every transport passes, here over threads.
 
-use collectives::conformance::{Case, cases};
+use collectives::conformance::{Case, cases, windowed};
 use collectives::{Communicator, Options, Progress};
 use std::time::Instant;
 
@@ -49,6 +49,14 @@ fn four_ranks() {
 #[test]
 fn five_ranks() {
     suite(5);
+}
+
+#[test]
+fn default_windows() {
+    let case = windowed();
+    for n in [2, 3] {
+        run(&case, n, (case.options)());
+    }
 }
 
 /// Some of it again with a progress thread per rank: the same results.

@@ -4,7 +4,7 @@ mod shm_ranks;
 
 use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::supervise;
-use collectives::conformance::{Case, cases};
+use collectives::conformance::{Case, cases, standard, windowed};
 use collectives::{Communicator, Options, Progress};
 use shm_ranks::{PATIENCE, connect, is_rank, rank_of, run};
 use std::time::Instant;
@@ -48,6 +48,13 @@ fn four_ranks() {
 #[test]
 fn five_ranks() {
     suite("five_ranks", 5, |_| true, Progress::Inline);
+}
+
+#[test]
+fn default_windows() {
+    run("default_windows", &[3], |transport| {
+        (windowed().run)(Communicator::new(transport, standard()).expect("a communicator"));
+    });
 }
 
 #[test]

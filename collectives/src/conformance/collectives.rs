@@ -4,7 +4,7 @@ use super::{Keep, Part, Sample, data, dawdle, everyone, same};
 use crate::communicator::Communicator;
 use crate::element::{DType, ReduceOp};
 use crate::oracle;
-use crate::schedule::Kind;
+use crate::schedule::{Kind, Tuning};
 use half::{bf16, f16};
 
 pub(super) const CASES: &[Part] = &[
@@ -33,6 +33,14 @@ pub(super) const LARGE: &[Part] = &[
     ("large scatter", |c| scatter::<f16>(&c, LARGE_SIZES)),
     ("large all_to_all", |c| all_to_all::<u8>(&c, LARGE_SIZES)),
 ];
+
+/// Around the limit at which default rounds become windows, both of parts and of whole inputs.
+pub(super) fn windowed(comm: Communicator) {
+    let (n, limit) = (comm.size(), Tuning::default().windowed / size_of::<f64>());
+    reduce_scatter::<f64>(&comm, &[limit, limit + 1]);
+    all_reduce::<f64>(&comm, &[n * limit, n * limit + 1]);
+    reduce::<f64>(&comm, &[limit, n * limit + 1]);
+}
 
 const SIZES: &[usize] = &[0, 1, 3, 17, 64, 65, 130, 515];
 const LARGE_SIZES: &[usize] = &[4097, 70_001];
