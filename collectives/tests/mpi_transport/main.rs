@@ -11,10 +11,11 @@ mod p2p;
 #[path = "../planned/mod.rs"]
 mod planned;
 
-use collectives::bootstrap::Identity;
-use collectives::conformance::{Case, cases, standard};
+use collectives::bootstrap::{self, Identity};
+use collectives::conformance::{Case, cases, standard, windowed};
+use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::mpi::{MpiTransport, library};
-use collectives::transport::{Tag, Transport};
+use collectives::transport::{PerNode, Tag, Transport};
 use collectives::{Communicator, Error, Options, Progress};
 use launch::{CASE, FOLDER, passes, run, text};
 use std::time::{Duration, Instant};
@@ -44,6 +45,16 @@ fn rank_process() {
             &mut t,
             |case| case.name.contains("flight") || case.name == "split",
             Progress::Thread { cpu: None },
+        ),
+        "windowed" => {
+            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            (windowed().run)(Communicator::new(group, standard()).unwrap());
+        }
+        "nodes" => conformance(&mut nodes(t, PerNode::Block(2)), |case| !case.fails, Progress::Inline),
+        "nodes in turn" => conformance(
+            &mut nodes(t, PerNode::Cyclic(2)),
+            |case| !case.fails && !["all_reduce", "reduce", "all_to_all"].contains(&case.name),
+            Progress::Inline,
         ),
         "native" => native::collectives(&t),
         "planned" => {
@@ -128,7 +139,16 @@ fn one_thread() {
     all_are_done(&t);
 }
 
-fn conformance(t: &mut MpiTransport, wanted: fn(&Case) -> bool, progress: Progress) {
+/// Shared memory inside nodes of so many ranks, and MPI between them.
+fn nodes(mut outer: MpiTransport, per_node: PerNode) -> Hierarchical {
+    let identity = Identity::from_env().unwrap().unwrap();
+    let options = bootstrap::Options { timeout: p2p::PATIENCE, ..Default::default() };
+    let nodes = bootstrap::nodes_of(&mut outer, &options, Some(per_node)).unwrap();
+    let inner = bootstrap::shm_inside(&identity, &options, &nodes).unwrap();
+    Hierarchical::new("shm+mpi", inner, Box::new(outer), nodes).unwrap()
+}
+
+fn conformance(t: &mut dyn Transport, wanted: fn(&Case) -> bool, progress: Progress) {
     let all: Vec<usize> = (0..t.size()).collect();
     for (number, case) in cases().iter().enumerate() {
         if !wanted(case) {
@@ -260,6 +280,18 @@ fn conformance_suite_with_progress_threads() {
     for ranks in [2, 3] {
         passes("threads", ranks);
     }
+}
+
+#[test]
+fn conformance_suite_in_default_windows() {
+    passes("windowed", 3);
+}
+
+#[test]
+fn conformance_suite_with_shared_memory_inside_nodes() {
+    // Nodes of two ranks and of one.
+    passes("nodes", 3);
+    passes("nodes in turn", 4);
 }
 
 #[test]
