@@ -5,26 +5,33 @@ use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 /// A run that takes for ever, started and under way.
 fn endless(bench: &Bench, flags: &str) -> Child {
     bench.endless(bench.command(&format!("{ENDLESS} {flags}")))
 }
 
+/// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
+const PROMISED: Duration = Duration::from_secs(5);
+
 #[test]
 fn a_killed_rank_ends_the_others_by_name() {
-    for (ranks, victim, stage) in [(2, 1, 3), (3, 0, 2), (4, 2, 1)] {
+    for (ranks, victim, stage) in [(2, 1, 3), (3, 0, 2), (3, 1, 3), (3, 2, 0), (4, 2, 1)] {
         let bench = bench();
         let run = endless(&bench, &format!("--ranks {ranks} --stage {stage}"));
         let members = bench.ranks();
         assert_eq!(members.iter().map(|m| m.0).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
         // As if it were killed while it saves.
         fs::create_dir(bench.path("out.tmp-1-0")).unwrap();
+        let killed = Instant::now();
         signal(members[victim].1, Signal::KILL);
         let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
         // The supervisor would say so, had a rank not ended by itself in its grace.
         assert!(!outcome.stderr.contains("did not end by itself"), "{}", outcome.stderr);
         bench.nothing_half_written();
+        let took = killed.elapsed();
+        assert!(took < PROMISED, "rank {victim} of {ranks}: all of it ended after {took:?}");
     }
 }
 
@@ -117,6 +124,47 @@ fn a_disk_that_is_full_when_saving_leaves_nothing() {
         assert_eq!(outcome.stdout, "", "nothing of the model stays");
         let lines = harness::json_lines(&bench.path("m.jsonl"));
         assert_eq!(lines[2]["step"], 2);
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_when_a_result_is_written_keeps_what_was_there() {
+    let bench_all = "bench all_reduce -b 64 -e 1M -f 2 -n 20 -w 1 --transport threads";
+    for (line, file) in [
+        ("tokenize --data text.txt --out disk/t.bin", "t.bin"),
+        (&format!("{bench_all} --json disk/r.json"), "r.json"),
+        (&format!("{bench_all} --csv disk/r.csv"), "r.csv"),
+        (&format!("{bench_all} --plot disk/r.svg"), "r.svg"),
+    ] {
+        let bench = bench();
+        bench.text("text.txt", 8000);
+        // What was there has a page and so has what is new, which takes two at least.
+        let run = format!(
+            "printf 'old ' >disk/{file}; {CARAVAN} {line} >said; code=$?; cat disk/{file}; ls -A disk; exit $code"
+        );
+        let Some(outcome) = with_disk(&bench, "8k", &run) else { return };
+        let outcome = outcome.refusal(1, &[&format!("disk/{file}"), "No space left"]);
+        assert_eq!(outcome.stdout, format!("old {file}\n"));
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn a_disk_that_fills_up_with_metrics_keeps_whole_lines() {
+    for transport in ["shm", "threads"] {
+        let bench = bench();
+        bench.text("text.txt", 8000);
+        let run = format!(
+            "{CARAVAN} train --model nano --data text.txt --steps 1000 --micro-batch 1 --sample 0 --quiet \
+             --transport {transport} --metrics disk/m.jsonl; code=$?; cp disk/m.jsonl .; ls -A disk; exit $code"
+        );
+        let Some(outcome) = with_disk(&bench, "8k", &run) else { return };
+        let outcome = outcome.refusal(1, &["disk/m.jsonl", "No space left"]);
+        assert_eq!(outcome.stdout, "m.jsonl\n");
+        // The run and some steps fit, and no summary.
+        let lines = harness::json_lines(&bench.path("m.jsonl"));
+        assert_eq!(lines[lines.len() - 1]["step"], lines.len() - 1);
         bench.nothing_left();
     }
 }
