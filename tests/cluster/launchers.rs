@@ -45,6 +45,44 @@ fn shared_memory_inside_nodes_and_mpi_between_them() {
     bench.nothing_left();
 }
 
+/// A link that holds MPI's messages back, between all ranks, inside nodes and between them.
+#[test]
+fn emulated_links_over_mpi() {
+    let Some(mpirun) = Mpirun::built_in().filter(|m| harness::installed(m.program())) else { return };
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    bench.run(&traced("own", "--ranks 4")).success();
+    let link = "latency=20us,bandwidth=1GB/s";
+    for (name, flags, label) in [
+        ("link", format!("--transport mpi --emulate-link {link}"), format!("mpi@{link}")),
+        (
+            "links",
+            format!("--transport mpi --ranks-per-node 2 --emulate-link {link},inside-latency=1us"),
+            format!("mpi/2@{link},inside-latency=1us"),
+        ),
+        (
+            "nodes",
+            format!("--transport shm+mpi --ranks-per-node 2 --emulate-link {link}"),
+            format!("shm+mpi/2@{link}"),
+        ),
+    ] {
+        let run = |args: &str| {
+            let line = format!("{CARAVAN} {args} {flags}");
+            bench.finish(mpirun.run(&bench, &[(4, &line)]).spawn().unwrap()).success()
+        };
+        run(&traced(name, ""));
+        same(&bench, "own", name);
+        for operation in
+            ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"]
+        {
+            let table = run(&format!("bench {operation} -b 1K -e 1M -f 32 -n 3 -w 1")).stdout;
+            assert!(table.contains(&format!(" transport {label} ranks 4 ")), "{table}");
+            assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
+        }
+    }
+    bench.nothing_left();
+}
+
 #[test]
 fn eval_and_overlap_run_under_every_launcher() {
     let bench = bench();
