@@ -29,7 +29,8 @@ fn ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
 /// Behind a link that holds every message back.
 fn slow_ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
     let (inner, apart) = (ucx(rendezvous)?, Nodes::apart(rendezvous.world()));
-    Ok(Box::new(Emulated::new("slow ucx", inner, "latency=5us,bandwidth=2GB/s".parse()?, apart)?))
+    let link = "latency=5us,bandwidth=2GB/s".parse().expect("a link");
+    Ok(Box::new(Emulated::new("slow ucx", inner, link, apart)?))
 }
 
 /// The node of each rank.

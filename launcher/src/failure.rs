@@ -80,7 +80,20 @@ impl From<zero::Error> for Failure {
     fn from(e: zero::Error) -> Self {
         match e {
             zero::Error::Collective(e) => e.into(),
+            zero::Error::NotFinite { .. } => Failure::run(format!("{e} (--lr, --warmup, --dtype)")),
             e => Failure::run(e),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_norm_that_is_not_finite_names_the_flags_that_help() {
+        let failure = Failure::from(zero::Error::NotFinite { step: 3, norm: f64::NAN });
+        let words = "learning rate, a longer warmup or f32 usually helps (--lr, --warmup, --dtype)";
+        assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
     }
 }

@@ -38,8 +38,9 @@ impl Layers {
                 )));
             }
         };
-        let link =
-            args.emulate_link.as_deref().map(str::parse::<Link>).transpose().map_err(Failure::usage)?;
+        let emulated =
+            |text: &String| text.parse().map_err(|e| Failure::usage(format!("--emulate-link {text}: {e}")));
+        let link: Option<Link> = args.emulate_link.as_ref().map(emulated).transpose()?;
         let by_hand = |text: &String| {
             text.parse().map_err(|e| {
                 Failure::usage(format!(

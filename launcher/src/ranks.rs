@@ -124,7 +124,12 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
     let options = bootstrap::Options { timeout: ranks.rendezvous_timeout, ..Default::default() };
     let (transport, native): (Box<dyn collectives::transport::Transport>, _) = match ranks.transport {
         Transport::Shm | Transport::Threads => {
-            (bootstrap::shm_over(&mut meet(ranks, identity, &options)?, &options)?, None)
+            let group = bootstrap::shm_over(&mut meet(ranks, identity, &options)?, &options);
+            let with_flag = |e| match Failure::from(e) {
+                Failure::Usage(text) => Failure::usage(format!("{text} (--transport)")),
+                other => other,
+            };
+            (group.map_err(with_flag)?, None)
         }
         Transport::Ucx => {
             let mut rendezvous = meet(ranks, identity, &options)?;

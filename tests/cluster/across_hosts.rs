@@ -194,7 +194,8 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
         let outcome = hosts.mpirun(mpirun, Ranks::Block(1), &line);
         assert_ne!(outcome.code, Some(0));
         assert!(
-            outcome.stderr.contains("it joins ranks of one host, and these are on 2"),
+            outcome.stderr.contains("it joins ranks of one host, and these are on 2")
+                && outcome.stderr.contains("(--transport)"),
             "{}",
             outcome.stderr
         );

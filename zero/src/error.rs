@@ -9,7 +9,7 @@ pub enum Error {
     /// The gradient is no longer finite.
     #[error(
         "step {step}: the global gradient norm is {norm}, so the update would destroy the model; \
-         a lower --lr, a longer --warmup or --dtype f32 usually helps"
+         a lower learning rate, a longer warmup or f32 usually helps"
     )]
     NotFinite {
         /// The optimizer step, counted from 1.

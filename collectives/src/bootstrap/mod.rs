@@ -33,7 +33,7 @@ use std::time::Duration;
 /// How ranks meet and how much they may share.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long to wait for ranks that have not arrived (`--rendezvous-timeout`).
+    /// How long to wait for ranks that have not arrived.
     pub timeout: Duration,
     /// The most bytes of shared memory that one rank may allocate; None: as much as the machine has.
     pub segment_limit: Option<usize>,
@@ -64,7 +64,7 @@ pub fn shm_over(rendezvous: &mut Rendezvous, options: &Options) -> Result<Box<dy
         return Err(Error::Unavailable {
             name: "shm".into(),
             why: format!(
-                "it joins ranks of one host, and these are on {} ({}); use --transport mpi or ucx",
+                "it joins ranks of one host, and these are on {} ({}); mpi and ucx join several",
                 names.len(),
                 names.join(", ")
             ),

@@ -1,4 +1,4 @@
-//! MPI's own collectives, for comparison with ours (`--algo native`): the library's algorithms, in its order of
+//! MPI's own collectives, for comparison with ours: the library's algorithms, in its order of
 //! reduction, so the bits are the library's affair. There are no 16-bit floats and no average in MPI.
 //!
 //! Blocking calls block inside MPI: no deadline, no progress of anything else. Both are reasons for our own schedules.

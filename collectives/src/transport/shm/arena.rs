@@ -40,7 +40,7 @@ impl Arena {
         let refused = |why: String| {
             Error::system(
                 format!("allocating {} of shared memory on rank {rank}", budget::human(bytes as u64)),
-                format!("{why}; use fewer ranks on this host, a higher ZeRO stage or a smaller model"),
+                format!("{why}; use smaller buffers or fewer ranks on this host"),
             )
         };
         if bytes > self.capacity {
