@@ -8,6 +8,7 @@ mod communicator;
 #[doc(hidden)]
 pub mod conformance;
 pub mod device;
+mod digest;
 mod element;
 mod engine;
 mod error;
@@ -26,6 +27,7 @@ pub use buffer::{Buffer, Memory, Place, View, ViewMut};
 pub use communicator::{
     Alone, Carrier, Communicator, Lane, Message, Order, Staged, Wire, Wired, staged_bytes, wired_bytes,
 };
+pub use digest::digest;
 pub use element::{DType, Element, Float, ReduceOp};
 pub use engine::{Ends, Options, Priority, Progress, Stats, scratch_bytes};
 pub use error::{Error, Result};

@@ -36,7 +36,7 @@ pub fn check(comm: &Communicator, signature: &Signature) -> Result<()> {
     let text = text(signature);
     // A digest is enough in the usual case; the text is exchanged only when digests differ.
     let mut all = vec![0u64; comm.size()];
-    comm.all_gather(&[digest(text.bytes())][..], &mut all[..])?;
+    comm.all_gather(&[collectives::digest(text.bytes())][..], &mut all[..])?;
     if all.iter().all(|&d| d == all[0]) {
         return Ok(());
     }
@@ -75,12 +75,6 @@ fn difference(texts: &[String]) -> Option<String> {
         show(&other),
         show(&first)
     ))
-}
-
-/// What tells a sequence of values from others in few bytes: FNV-1a, a value a step.
-pub fn digest<V: Into<u64>>(values: impl IntoIterator<Item = V>) -> u64 {
-    let step = |hash: u64, value: V| (hash ^ value.into()).wrapping_mul(0x0100_0000_01b3);
-    values.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The tokens of a run: text files, token files or random tokens, and which of them are held out.
 
-use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::text;
@@ -176,7 +175,11 @@ impl Feed {
                 seen.extend_from_slice(&some[..count]);
             }
         }
-        format!("of {len} tokens, {} held out, digest {:016x}", self.held_out.len(), agree::digest(seen))
+        format!(
+            "of {len} tokens, {} held out, digest {:016x}",
+            self.held_out.len(),
+            collectives::digest(seen)
+        )
     }
 
     /// The same as JSON.

@@ -1,6 +1,5 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
-use crate::agree;
 use crate::failure::{Failure, Result};
 use std::path::Path;
 
@@ -57,7 +56,7 @@ impl Tokenizer {
     /// What tells it from others, wherever their files lie.
     pub fn fingerprint(&self) -> String {
         match self.file() {
-            Ok(Some(text)) => format!("a file, digest {:016x}", agree::digest(text)),
+            Ok(Some(text)) => format!("a file, digest {:016x}", collectives::digest(text)),
             Ok(None) => self.name().to_owned(),
             // Who saves it reads it again, and fails then.
             Err(_) => "a file that cannot be read again".to_owned(),

@@ -5,6 +5,7 @@
 //! bits depend neither on the machine nor on world, stage or order.
 
 use crate::unit::{Init, TensorSpec};
+use collectives::digest;
 use std::ops::Range;
 
 /// Fills `out` with elements `range` (row-major) of the new tensor `spec`. The same seed, name and index give
@@ -35,11 +36,7 @@ pub(crate) struct Stream {
 impl Stream {
     /// The stream of this seed and name.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
-        // FNV-1a over the name, then mixed with the seed.
-        let hash = name
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-        let offset = mix(hash ^ mix(seed));
+        let offset = mix(digest(name.bytes()) ^ mix(seed));
         Stream { offset, key: mix(offset ^ 0x6a09_e667_f3bc_c908) }
     }
 

@@ -1,5 +1,6 @@
 //! Hosts: Slurm's compressed lists, addresses, and what tells one host from another.
 
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use std::os::fd::BorrowedFd;
 
@@ -98,7 +99,7 @@ pub(super) fn checked_address(variable: &str, text: &str) -> Result<String> {
 /// A port all ranks compute alike, so that jobs on one host rarely meet; below the ports that the kernel hands out
 /// to clients by itself.
 pub(super) fn port_of(job: &str) -> u16 {
-    20000 + (fnv(job.as_bytes()) % 12000) as u16
+    20000 + (digest(job.bytes()) % 12000) as u16
 }
 
 /// The addresses in Open MPI's `1234.0;tcp://10.0.0.1,192.168.0.1:4711;tcp6://…`, as `10.0.0.1,192.168.0.1`.
@@ -108,18 +109,17 @@ pub(super) fn of_uri(uri: &str) -> Option<String> {
     (!addresses.is_empty() && addresses.split(',').all(fine)).then(|| addresses.to_owned())
 }
 
-/// FNV-1a: the same number in every build, unlike the standard library's hasher.
-pub(crate) fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+/// What two processes have in common exactly when they share the boot of a kernel and one kind of its namespaces.
+pub(crate) fn boot_and_space(kind: &str) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let space = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    format!("{} {}", boot.trim(), space.display())
 }
 
 /// What two processes have in common exactly when they can meet at an abstract socket and share memory: the same
 /// boot of the same kernel and the same network namespace.
 pub(super) fn host_key() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let net =
-        std::fs::read_link("/proc/self/ns/net").map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
-    format!("{} {}", boot.trim(), net)
+    boot_and_space("net")
 }
 
 /// The host's name as users know it.

@@ -19,7 +19,7 @@ mod star;
 mod wire;
 
 pub use board::{Board, Ending};
-pub(crate) use hosts::fnv;
+pub(crate) use hosts::boot_and_space;
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
 pub use processors::{processors, processors_of_host};

@@ -5,6 +5,7 @@ use super::identity::{Identity, Launcher};
 use super::place::Place;
 use super::star::{Member, Star};
 use super::{Options, hosts};
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -191,7 +192,7 @@ fn board(identity: &Identity) -> Result<Option<Arc<Board>>> {
 /// The abstract socket of a job: per user, and short enough for a socket's name whatever the launcher calls jobs.
 fn socket_name(job: &str, part: &str) -> String {
     let user = rustix::process::geteuid().as_raw();
-    let hash = hosts::fnv(format!("{job}\n{part}").as_bytes());
+    let hash = digest(format!("{job}\n{part}").bytes());
     let short: String =
         job.chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).take(40).collect();
     format!("caravan-{user}-{short}-{hash:016x}")

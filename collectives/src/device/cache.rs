@@ -2,8 +2,8 @@
 
 use super::compile::{Compiler, Machine, options};
 use super::source::Module;
+use crate::digest::digest;
 use crate::error::Result;
-use std::hash::Hasher;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -61,50 +61,21 @@ impl Cache {
 
 /// Two 64-bit hashes of everything that the machine code depends on.
 fn key(module: &Module, machine: Machine, compiler: (u32, u32)) -> [u64; 2] {
-    [0, 1].map(|variant| {
-        let mut hash = Fnv::new(variant);
-        let mut add = |text: &str| {
-            hash.write_usize(text.len());
-            hash.write(text.as_bytes());
-        };
-        add(module.source.name);
-        add(module.source.text);
-        module.source.headers.iter().for_each(|h| {
-            add(h.name);
-            add(h.text);
-        });
-        module.macros().iter().for_each(|m| add(m));
-        options(machine).iter().for_each(|o| add(o));
-        add(&format!("{}.{}", compiler.0, compiler.1));
-        hash.finish()
-    })
-}
-
-/// FNV-1a: the same on every machine and in every version of Rust.
-struct Fnv(u64);
-
-impl Fnv {
-    fn new(variant: u64) -> Self {
-        let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-        hash.write_u64(variant);
-        hash
-    }
-}
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-fn checksum(code: &[u8]) -> u64 {
-    let mut hash = Fnv::new(2);
-    hash.write(code);
-    hash.finish()
+    let mut all: Vec<u8> = Vec::new();
+    let mut add = |text: &str| {
+        all.extend(text.len().to_le_bytes());
+        all.extend(text.as_bytes());
+    };
+    add(module.source.name);
+    add(module.source.text);
+    module.source.headers.iter().for_each(|h| {
+        add(h.name);
+        add(h.text);
+    });
+    module.macros().iter().for_each(|m| add(m));
+    options(machine).iter().for_each(|o| add(o));
+    add(&format!("{}.{}", compiler.0, compiler.1));
+    [0, 1].map(|variant: u8| digest(std::iter::once(variant).chain(all.iter().copied())))
 }
 
 /// The code of a file that is whole and made for this key.
@@ -117,7 +88,7 @@ fn read(path: &Path, key: [u64; 2]) -> Option<Vec<u8>> {
     }
     let sum = number(24);
     let code = bytes.split_off(32);
-    (!code.is_empty() && checksum(&code) == sum).then_some(code)
+    (!code.is_empty() && digest(code.iter().copied()) == sum).then_some(code)
 }
 
 fn write(path: &Path, key: [u64; 2], code: &[u8]) -> std::io::Result<()> {
@@ -126,7 +97,8 @@ fn write(path: &Path, key: [u64; 2], code: &[u8]) -> std::io::Result<()> {
     let unfinished = folder.join(format!("{:016x}.{}.unfinished", key[0], who()));
     let written = std::fs::File::create(&unfinished).and_then(|mut file| {
         file.write_all(MAGIC)?;
-        [key[0], key[1], checksum(code)].iter().try_for_each(|n| file.write_all(&n.to_le_bytes()))?;
+        let sum = digest(code.iter().copied());
+        [key[0], key[1], sum].iter().try_for_each(|n| file.write_all(&n.to_le_bytes()))?;
         file.write_all(code)?;
         file.sync_all()?;
         std::fs::rename(&unfinished, path)

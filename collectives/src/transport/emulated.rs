@@ -28,7 +28,9 @@ mod link;
 mod port;
 
 use super::{Nodes, Request, Tag, Transport};
+use crate::bootstrap::boot_and_space;
 use crate::buffer::Memory;
+use crate::digest::digest;
 use crate::error::{Error, Result};
 pub use link::{Hop, Link};
 use port::Port;
@@ -311,7 +313,5 @@ fn now() -> u64 {
 
 /// Tells this machine's clock from others: by its boot and its namespace of times.
 fn clock() -> u64 {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let space = std::fs::read_link("/proc/self/ns/time").map(|p| p.display().to_string()).unwrap_or_default();
-    crate::bootstrap::fnv(format!("{boot}{space}").as_bytes())
+    digest(boot_and_space("time").bytes())
 }

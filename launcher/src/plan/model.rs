@@ -1,7 +1,6 @@
 //! Which model, with which weights, and what a micro-batch of it is.
 
 use super::usage;
-use crate::agree;
 use crate::args::Precision;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
@@ -123,7 +122,7 @@ impl ModelChoice {
                 seen.extend(some[..count].iter().map(|value| value.to_bits()));
             }
         }
-        format!("of a directory, digest {:016x}", agree::digest(seen))
+        format!("of a directory, digest {:016x}", collectives::digest(seen))
     }
 
     /// The tokenizer that was asked for; by default the model directory's own, else bytes.

@@ -20,6 +20,7 @@ mod tags;
 
 use super::farewell::Farewells;
 use super::{Request, Tag, Tells, Transport, admit, place_among, wrong_length};
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use comm::Comm;
 use mpi::ffi;
@@ -290,14 +291,13 @@ impl Transport for MpiTransport {
 
     fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
         place_among(members, self.rank, self.members.len())?;
-        // Any number that differs between groups: FNV-1a over what makes one.
-        let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+        // Any number that differs between groups.
         let in_job: Vec<c_int> = members.iter().map(|&m| self.members[m]).collect();
-        let same = in_job.iter().fold(mix(self.identity, context), |h, &m| mix(h, m as u64));
+        let same = digest([self.identity, context].into_iter().chain(in_job.iter().map(|&m| m as u64)));
         // Its members have formed it equally often.
         let times = self.formed.entry(same).or_insert(0);
         *times += 1;
-        let identity = mix(same, *times);
+        let identity = digest([same, *times]);
         self.meet(members, identity, within)?;
         let mut group = Self::over(self.messages.of_members(members)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;

@@ -1,5 +1,7 @@
 //! What a rank knows of its peers: where their workers are, whether they share this host, whether they still live.
 
+use crate::bootstrap::boot_and_space;
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::transport::processes::Processes;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Card {
     /// The host and its process numbers: equal means that a process number of one means the same to the other.
-    pub(super) host: [u8; 16],
+    pub(super) host: u64,
     pub(super) pid: u32,
     /// Whether this rank's `UCX_TLS` leaves out every shared-memory transport.
     pub(super) network_only: bool,
@@ -17,13 +19,13 @@ pub(super) struct Card {
     pub(super) address: Vec<u8>,
 }
 
-const VERSION: u8 = 2;
-const FIXED: usize = 1 + 16 + 4 + 1;
+const VERSION: u8 = 3;
+const FIXED: usize = 1 + 8 + 4 + 1;
 
 impl Card {
     pub(super) fn of_this_process(address: Vec<u8>) -> Self {
         Card {
-            host: host(),
+            host: digest(boot_and_space("pid").bytes()),
             pid: std::process::id(),
             network_only: network_only(std::env::var("UCX_TLS").ok().as_deref()),
             address,
@@ -32,7 +34,7 @@ impl Card {
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        out.extend(self.host);
+        out.extend(self.host.to_le_bytes());
         out.extend(self.pid.to_le_bytes());
         out.push(self.network_only as u8);
         out.extend(&self.address);
@@ -48,26 +50,12 @@ impl Card {
             )));
         }
         Ok(Card {
-            host: bytes[1..17].try_into().expect("16 bytes"),
-            pid: u32::from_le_bytes(bytes[17..21].try_into().expect("4 bytes")),
-            network_only: bytes[21] != 0,
+            host: u64::from_le_bytes(bytes[1..9].try_into().expect("8 bytes")),
+            pid: u32::from_le_bytes(bytes[9..13].try_into().expect("4 bytes")),
+            network_only: bytes[13] != 0,
             address: bytes[FIXED..].to_vec(),
         })
     }
-}
-
-/// The kernel's boot and the namespace of process numbers, mixed.
-fn host() -> [u8; 16] {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let space = std::fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
-    let mut out = [0; 16];
-    for (half, seed) in out.chunks_exact_mut(8).zip([0xcbf2_9ce4_8422_2325u64, 0x9e37_79b9_7f4a_7c15]) {
-        // FNV-1a: nobody attacks this, it only has to tell hosts apart.
-        let hash =
-            boot.bytes().chain(space.bytes()).fold(seed, |h, b| (h ^ b as u64).wrapping_mul(0x100_0000_01b3));
-        half.copy_from_slice(&hash.to_le_bytes());
-    }
-    out
 }
 
 /// Whether `UCX_TLS` allows no shared memory. Such transports can report a dead peer, shared memory cannot.
