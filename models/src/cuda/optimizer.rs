@@ -34,7 +34,6 @@ pub struct Coefficients {
 
 /// One step of AdamW on elements `range` of a shard, whose arrays are equally long. `G` is `T`, or f32 for a
 /// gradient that was kept wide. Without `master`, the parameters are their own.
-#[allow(clippy::too_many_arguments)]
 pub fn adamw<'a, T: Float, G: Float>(
     c: &Coefficients,
     grad: View<'a, G>,
