@@ -268,7 +268,7 @@ impl LlamaConfig {
     ///
     /// # Errors
     /// `heads` does not divide `hidden`.
-    pub fn default_head_dim(hidden: usize, heads: usize) -> Result<usize> {
+    pub(crate) fn default_head_dim(hidden: usize, heads: usize) -> Result<usize> {
         match heads {
             0 => Err(Error::config("the model's heads is 0: it must be at least 1")),
             _ if hidden.is_multiple_of(heads) => Ok(hidden / heads),

@@ -148,7 +148,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange).
-    pub fn exchange_fds(&mut self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
+    pub(crate) fn exchange_fds(&mut self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
         self.local.as_ref().unwrap_or(&self.star).exchange_fds(fds, self.timeout, self.board.as_deref())
     }
 

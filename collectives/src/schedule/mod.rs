@@ -28,7 +28,7 @@ mod scatter;
 mod send_recv;
 mod step;
 mod table;
-pub mod tuner;
+mod tuner;
 
 use crate::element::DType;
 use crate::reduce::Kernel;
@@ -40,7 +40,7 @@ pub use call::{Call, Kind, part};
 use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
 pub use table::TuningTable;
-pub use tuner::{Choice, Rule, Tuning};
+pub use tuner::{Choice, Rule, Tuning, Why};
 
 /// Bytes of scratch that every call has, without asking for memory, if its peers need not reach it.
 pub(crate) const KEPT: usize = 4096;
