@@ -87,17 +87,15 @@ close() {
 
 # speed NAME: tokens/s and MFU of the median step after the first five, or of the last if there are no more.
 speed() {
-    local shape text
-    shape=$(head -1 "$work/$1.jsonl" | tr ',{' '\n\n' | sed -n 's/^"\(parameters\|layers\|heads\|head_dim\|seq\)":/\1 /p' | tr '\n' ' ')
-    if text=$(field "$1" tokens_per_second | awk -v shape="$shape" -v name="$1" '
+    local flops text
+    flops=$(sed -n '1s/.*"flops_per_token":\([^,}]*\).*/\1/p' "$work/$1.jsonl")
+    if text=$(field "$1" tokens_per_second | awk -v flops="$flops" -v name="$1" '
         { rate[NR] = $1 }
-        END { n = split(shape, w, " "); for (i = 1; i < n; i += 2) of[w[i]] = w[i + 1]
-              if (!NR) { print name ": no step was timed"; exit 1 }
+        END { if (!NR || !flops) { print name ": no step was timed, or flops_per_token is not told"; exit 1 }
               first = NR > 5 ? 6 : NR
               for (i = first; i <= NR; i++) { j = i; x = rate[i]
                   while (j > first && rate[j - 1] > x) { rate[j] = rate[j - 1]; j-- }; rate[j] = x }
               median = rate[first + int((NR - first) / 2)]
-              flops = 6 * of["parameters"] + 12 * of["layers"] * of["heads"] * of["head_dim"] * of["seq"]
               printf "%s: %.0f tokens/s, %.1f TFLOP/s (6 N + attention), MFU %.1f%% of 989 TFLOP/s\n",
                      name, median, median * flops / 1e12, 100 * median * flops / 989e12 }'); then
         verdict "       $text"

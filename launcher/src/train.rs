@@ -377,6 +377,7 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
         "micro_batch": plan.batch.rows,
         "accumulate": plan.zero.accumulate,
         "seq": plan.batch.length,
+        "flops_per_token": model.flops_per_token(plan.batch.length),
         "lr": plan.rate.peak,
         "min_lr": plan.rate.floor,
         "warmup": plan.rate.warmup,

@@ -37,6 +37,7 @@ fn metrics_have_a_run_every_step_and_a_summary() {
         ("share_gpus", json!(false)),
         ("ranks_per_node", json!(null)),
         ("emulate_link", json!(null)),
+        ("flops_per_token", json!(6.0 * 125_248.0 + 12.0 * 2.0 * 64.0 * 64.0)),
     ] {
         assert_eq!(run.get(setting), Some(&value), "{setting}");
     }
