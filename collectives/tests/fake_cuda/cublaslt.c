@@ -1,5 +1,7 @@
 /* Products by their definition: D = alpha op(A) op(B) + beta C, all of them stored by columns. */
 #include "check.h"
+#include <dlfcn.h>
+#include <libgen.h>
 
 enum { HANDLE = 0x1a, PRODUCT = 0x1b, LAYOUT = 0x1c, PREFERENCE = 0x1d, F32 = 0, F16 = 2, BF16 = 14 };
 typedef struct {
@@ -47,6 +49,43 @@ static void write(int type, void *at, size_t i, float x) {
         CHECK(exponent < 31);
         ((uint16_t *)at)[i] = (uint16_t)(word.bits >> 16 & 0x8000) | (uint16_t)(exponent << 10) | (uint16_t)(word.bits >> 13 & 1023);
     }
+}
+
+static uint64_t bits(float x) { uint32_t word; memcpy(&word, &x, sizeof word); return word; }
+static float number(uint64_t word) { uint32_t low = (uint32_t)word; float x; memcpy(&x, &low, sizeof x); return x; }
+
+static void multiply(const uint64_t *v) {
+    uint64_t m = v[0], n = v[1], k = v[2], a_step = v[7], b_step = v[8], c_step = v[9], d_step = v[10];
+    int input = (int)v[5], output = (int)v[6];
+    float alpha = number(v[11]), beta = number(v[12]);
+    const void *a = (void *)v[13], *b = (void *)v[14], *c = (void *)v[15];
+    for (uint64_t j = 0; j < n; j++)
+        for (uint64_t i = 0; i < m; i++) {
+            double sum = 0;
+            for (uint64_t l = 0; l < k; l++) {
+                double x = read(input, a, v[3] ? i * a_step + l : l * a_step + i);
+                sum += x * read(input, b, v[4] ? l * b_step + j : j * b_step + l);
+            }
+            sum = alpha * sum + (beta ? beta * (double)read(output, c, j * c_step + i) : 0);
+            write(output, (void *)v[16], j * d_step + i, (float)sum);
+        }
+}
+
+/* Gives the stream its work, as the driver beside this library does it. */
+static int give(void *stream, const char *name, void (*run)(const uint64_t *), int count, const uint64_t *values) {
+    static int (*driver)(void *, const char *, void (*)(const uint64_t *), int, const uint64_t *);
+    if (!driver) {
+        char file[4096];
+        Dl_info own;
+        CHECK(dladdr((void *)give, &own));
+        snprintf(file, sizeof file, "%s", own.dli_fname);
+        strcat(dirname(file), "/libcuda.so.1");
+        void *library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
+        CHECK(library);
+        *(void **)&driver = dlsym(library, "fakeGive");
+        CHECK(driver);
+    }
+    return driver(stream, name, run, count, values);
 }
 
 size_t cublasLtGetVersion(void) { return 130000; }
@@ -112,15 +151,8 @@ int cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a, voi
     uint64_t m = transposed[0] ? left->columns : left->rows, k = transposed[0] ? left->rows : left->columns;
     uint64_t n = transposed[1] ? right->rows : right->columns;
     CHECK(out->rows == m && out->columns == n && (transposed[1] ? right->columns : right->rows) == k);
-    for (uint64_t j = 0; j < n; j++)
-        for (uint64_t i = 0; i < m; i++) {
-            double sum = 0;
-            for (uint64_t l = 0; l < k; l++) {
-                double x = read(left->type, a, transposed[0] ? i * left->step + l : l * left->step + i);
-                sum += x * read(right->type, b, transposed[1] ? l * right->step + j : j * right->step + l);
-            }
-            sum = *alpha * sum + (*beta ? *beta * (double)read(out->type, c, j * out->step + i) : 0);
-            write(out->type, d, j * out->step + i, (float)sum);
-        }
-    return 0;
+    uint64_t values[] = {m, n, k, transposed[0], transposed[1], left->type, out->type, left->step, right->step,
+                         ((Thing *)c_layout)->step, out->step, bits(*alpha), bits(*beta), (uint64_t)a, (uint64_t)b, (uint64_t)c,
+                         (uint64_t)d, (uint64_t)workspace};
+    return give(stream, "product", multiply, sizeof values / sizeof *values, values);
 }

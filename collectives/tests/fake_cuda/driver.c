@@ -1,15 +1,36 @@
-/* A driver: device memory is malloc'ed, streams do everything at once, kernels do nothing. */
+/* A driver: streams do everything at once unless it is captured, kernels do nothing. Device memory is of addresses that are
+ * never used again, so that work on memory that was freed is found. The file FAKE_CUDA_LOG gets a line for all that is done,
+ * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
+ * the N-th launch of a kernel. */
 #include "check.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7, MODULE = 0x30, FUNCTION = 0xf0, NO_BINARY = 209, SHARED = 227 << 10 };
+enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7, MODULE = 0x30, FUNCTION = 0xf0, GRAPH = 0x6a, READY = 0x6e };
+enum { NO_BINARY = 209, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907, SHARED = 227 << 10 };
+/* Something for a stream to do, with all its values as they were when it was given. */
+typedef struct Work {
+    struct Work *next;
+    void (*run)(const uint64_t *values);
+    char name[64];
+    int count;
+    uint64_t values[40];
+} Work;
 typedef struct {
     int kind, recorded, dynamic;
+    int capturing, broken, captured;      /* of a stream, and of an event in it */
     struct timespec at;
     char *text;
+    Work *first, **last;                  /* of a stream that is captured, and of graphs */
 } Thing;
 static Thing context = {.kind = CONTEXT};
 static __thread Thing *current;
+/* The stream that this thread captures: what could wait, or take or free memory, is then not permitted to it. */
+static __thread Thing *capturing;
 
 static Thing *thing(int kind) {
     Thing *t = calloc(1, sizeof *t);
@@ -17,6 +38,71 @@ static Thing *thing(int kind) {
     return t;
 }
 static int is(void *t, int kind) { return t && ((Thing *)t)->kind == kind; }
+static int not_permitted(int status) { capturing->broken = 1; return status; }
+#define OUTSIDE_OF_CAPTURE if (capturing) return not_permitted(UNSUPPORTED)
+
+static void note(const char *format, ...) {
+    const char *file = getenv("FAKE_CUDA_LOG");
+    if (!file) return;
+    char line[2048];
+    va_list rest;
+    va_start(rest, format);
+    int length = vsnprintf(line, sizeof line, format, rest);
+    va_end(rest);
+    int to = open(file, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    CHECK(to >= 0 && length < (int)sizeof line && write(to, line, length) == length);
+    close(to);
+}
+
+/* Device memory: one range of addresses, handed out from its start to its end. */
+static struct { uint64_t start, bytes; int live; } pieces[1 << 14];
+static int piece_count;
+static uint64_t range, range_used;
+static const uint64_t RANGE = (uint64_t)1 << 38;
+static pthread_mutex_t memory = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t whole_pages(uint64_t n) { return (n + 4095) / 4096 * 4096; }
+
+/* The number of the piece that an address is in; -1 where it is none of the device's. */
+static int piece(uint64_t p) {
+    int found = -1;
+    pthread_mutex_lock(&memory);
+    if (range && p >= range && p < range + RANGE) {
+        for (int i = 0; i < piece_count && found < 0; i++)
+            if (p >= pieces[i].start && p <= pieces[i].start + pieces[i].bytes) found = i;
+        CHECK(found >= 0 && pieces[found].live); /* or it is used after it was freed */
+    }
+    pthread_mutex_unlock(&memory);
+    return found;
+}
+static void perform(const Work *work) {
+    char text[1600] = "";
+    for (int i = 0, at = 0; i < work->count; i++) {
+        uint64_t value = work->values[i];
+        int in = piece(value);
+        if (in >= 0) at += sprintf(text + at, " #%d+%lu", in, value - pieces[in].start);
+        else if (value >> 40) at += sprintf(text + at, " host");
+        else at += sprintf(text + at, " %lu", value);
+    }
+    if (work->run) work->run(work->values);
+    note("%s%s\n", work->name, text);
+}
+/* Also for libraries that give streams work. */
+int fakeGive(void *s, const char *name, void (*run)(const uint64_t *), int count, const uint64_t *values) {
+    CHECK(current && (!s || is(s, STREAM)) && count <= 40);
+    Thing *stream = s;
+    CHECK(s || !capturing);
+    Work work = {.run = run, .count = count};
+    snprintf(work.name, sizeof work.name, "%s", name);
+    memcpy(work.values, values, count * sizeof *values);
+    if (!s || !stream->capturing) return perform(&work), 0;
+    CHECK(stream == capturing);
+    *stream->last = malloc(sizeof work);
+    **stream->last = work;
+    stream->last = &(*stream->last)->next;
+    return 0;
+}
+#define GIVE(stream, name, run, ...) \
+    fakeGive(stream, name, run, sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), (uint64_t[]){__VA_ARGS__})
 
 int cuInit(unsigned flags) { CHECK(flags == 0); return 0; }
 int cuDriverGetVersion(int *v) {
@@ -39,33 +125,69 @@ int cuDevicePrimaryCtxRelease_v2(int d) { CHECK(d < 8); return 0; }
 int cuCtxSetCurrent(void *c) { CHECK(is(c, CONTEXT)); current = c; return 0; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { CHECK(current); *least = 0; *greatest = -5; return 0; }
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { CHECK(current); *free_ = (size_t)3 << 30; *total = (size_t)4 << 30; return 0; }
-int cuMemAlloc_v2(uint64_t *p, size_t n) { CHECK(current && n > 0); *p = (uint64_t)aligned_alloc(256, (n + 255) / 256 * 256); return 0; }
-int cuMemFree_v2(uint64_t p) { CHECK(current); free((void *)p); return 0; }
-int cuMemHostAlloc(void **p, size_t n, unsigned flags) { CHECK(current && flags == 1 && n > 0); *p = malloc(n); return 0; }
-int cuMemFreeHost(void *p) { CHECK(current); free(p); return 0; }
-int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { CHECK(current && p && bytes && flags == 1); return 0; }
-int cuMemHostUnregister(void *p) { CHECK(current && p); return 0; }
-int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *s) { CHECK(current && is(s, STREAM)); memcpy((void *)to, (void *)from, n); return 0; }
-int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { CHECK(current && (!s || is(s, STREAM))); memset((void *)p, x, n); return 0; }
+int cuMemAlloc_v2(uint64_t *p, size_t n) {
+    OUTSIDE_OF_CAPTURE;
+    CHECK(current && n > 0);
+    pthread_mutex_lock(&memory);
+    if (!range) {
+        void *found = mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        CHECK(found != MAP_FAILED);
+        range = (uint64_t)found;
+    }
+    CHECK(piece_count < (int)(sizeof pieces / sizeof *pieces) && range_used + n < RANGE);
+    *p = range + range_used;
+    CHECK(mprotect((void *)*p, whole_pages(n), PROT_READ | PROT_WRITE) == 0);
+    pieces[piece_count].start = *p, pieces[piece_count].bytes = n, pieces[piece_count].live = 1;
+    piece_count++;
+    range_used += whole_pages(n) + 4096;
+    pthread_mutex_unlock(&memory);
+    return 0;
+}
+int cuMemFree_v2(uint64_t p) {
+    OUTSIDE_OF_CAPTURE;
+    int freed = piece(p);
+    CHECK(current && freed >= 0 && pieces[freed].start == p);
+    pthread_mutex_lock(&memory);
+    pieces[freed].live = 0;
+    uint64_t bytes = whole_pages(pieces[freed].bytes);
+    CHECK(!madvise((void *)p, bytes, MADV_DONTNEED) && !mprotect((void *)p, bytes, PROT_NONE));
+    pthread_mutex_unlock(&memory);
+    note("- freed #%d\n", freed);
+    return 0;
+}
+int cuMemHostAlloc(void **p, size_t n, unsigned flags) { OUTSIDE_OF_CAPTURE; CHECK(current && flags == 1 && n > 0); *p = malloc(n); return 0; }
+int cuMemFreeHost(void *p) { OUTSIDE_OF_CAPTURE; CHECK(current); free(p); return 0; }
+int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { OUTSIDE_OF_CAPTURE; CHECK(current && p && bytes && flags == 1); return 0; }
+int cuMemHostUnregister(void *p) { OUTSIDE_OF_CAPTURE; CHECK(current && p); return 0; }
+static void copy(const uint64_t *v) { memcpy((void *)v[0], (void *)v[1], v[2]); }
+static void fill(const uint64_t *v) { memset((void *)v[0], (int)v[1], v[2]); }
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *s) { CHECK(is(s, STREAM)); return GIVE(s, "copy", copy, to, from, n); }
+int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { return GIVE(s, "fill", fill, p, x, n); }
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     CHECK(current && flags == 1 && priority <= 0 && priority >= -5);
     *s = thing(STREAM);
     return 0;
 }
-int cuStreamDestroy_v2(void *s) { CHECK(current && is(s, STREAM)); free(s); return 0; }
-int cuStreamSynchronize(void *s) { CHECK(current && (!s || is(s, STREAM))); return 0; }
-int cuStreamQuery(void *s) { CHECK(current && is(s, STREAM)); return 0; }
-int cuStreamWaitEvent(void *s, void *e, unsigned flags) { CHECK(current && is(s, STREAM) && is(e, EVENT) && flags == 0); return 0; }
+int cuStreamDestroy_v2(void *s) { CHECK(current && is(s, STREAM) && !((Thing *)s)->capturing); free(s); return 0; }
+int cuStreamSynchronize(void *s) { OUTSIDE_OF_CAPTURE; CHECK(current && (!s || is(s, STREAM))); return 0; }
+int cuStreamQuery(void *s) { OUTSIDE_OF_CAPTURE; CHECK(current && is(s, STREAM)); return 0; }
+int cuStreamWaitEvent(void *s, void *e, unsigned flags) {
+    CHECK(current && is(s, STREAM) && is(e, EVENT) && flags == 0);
+    /* What is captured cannot wait for what is not. */
+    return ((Thing *)s)->capturing && !((Thing *)e)->captured ? not_permitted(ISOLATION) : 0;
+}
 int cuEventCreate(void **e, unsigned flags) { CHECK(current && (flags == 0 || flags == 2)); *e = thing(EVENT); return 0; }
 int cuEventDestroy_v2(void *e) { CHECK(current && is(e, EVENT)); free(e); return 0; }
 int cuEventRecord(void *e, void *s) {
     CHECK(current && is(e, EVENT) && is(s, STREAM));
     ((Thing *)e)->recorded = 1;
+    ((Thing *)e)->captured = ((Thing *)s)->capturing;
     clock_gettime(CLOCK_MONOTONIC, &((Thing *)e)->at);
     return 0;
 }
-int cuEventQuery(void *e) { CHECK(current && is(e, EVENT)); return 0; }
-int cuEventSynchronize(void *e) { CHECK(current && is(e, EVENT)); return 0; }
+/* A moment of a graph happens at no time. */
+int cuEventQuery(void *e) { OUTSIDE_OF_CAPTURE; CHECK(current && is(e, EVENT)); return ((Thing *)e)->captured ? CAPTURED : 0; }
+int cuEventSynchronize(void *e) { return cuEventQuery(e); }
 int cuEventElapsedTime(float *ms, void *a, void *b) {
     CHECK(current && is(a, EVENT) && is(b, EVENT) && ((Thing *)a)->recorded && ((Thing *)b)->recorded);
     struct timespec from = ((Thing *)a)->at, to = ((Thing *)b)->at;
@@ -74,6 +196,7 @@ int cuEventElapsedTime(float *ms, void *a, void *b) {
 }
 /* Kernels are found by their names in what the fake compiler made, and launched within the device's limits. */
 int cuModuleLoadData(void **m, const void *image) {
+    OUTSIDE_OF_CAPTURE;
     CHECK(current);
     if (strncmp(image, FAKE_CODE, strlen(FAKE_CODE))) return NO_BINARY;
     Thing *module = thing(MODULE);
@@ -81,13 +204,15 @@ int cuModuleLoadData(void **m, const void *image) {
     *m = module;
     return 0;
 }
-int cuModuleUnload(void *m) { CHECK(current && is(m, MODULE)); free(((Thing *)m)->text); free(m); return 0; }
+int cuModuleUnload(void *m) { OUTSIDE_OF_CAPTURE; CHECK(current && is(m, MODULE)); free(((Thing *)m)->text); free(m); return 0; }
 int cuModuleGetFunction(void **f, void *m, const char *name) {
     char entry[64];
+    OUTSIDE_OF_CAPTURE;
     CHECK(current && is(m, MODULE));
     snprintf(entry, sizeof entry, ", %s, ", name); /* as in KERNEL(threads, blocks, name, ...) */
     CHECK(strstr(((Thing *)m)->text, entry));
     *f = thing(FUNCTION);
+    ((Thing *)*f)->text = strdup(name);
     return 0;
 }
 int cuFuncGetAttribute(int *value, int which, void *f) { CHECK(current && is(f, FUNCTION) && which == 1); *value = 512; return 0; }
@@ -101,14 +226,64 @@ int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned bx, uns
     CHECK(current && is(f, FUNCTION) && is(s, STREAM) && arguments && arguments[0] && !extra);
     CHECK(x > 0 && x < 1u << 31 && y > 0 && y < 1 << 16 && z > 0 && z < 1 << 16);
     CHECK(bx > 0 && bx <= 1024 && by == 1 && bz == 1 && (int)shared <= ((Thing *)f)->dynamic);
+    const char *name = ((Thing *)f)->text, *refuse = getenv("FAKE_CUDA_REFUSE");
+    static int asked;
+    size_t length = strlen(name);
+    if (refuse && !strncmp(refuse, name, length) && refuse[length] == ':' &&
+        __atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED) == atoi(refuse + length + 1))
+        return ILLEGAL;
+    /* Every argument is in a word of its own. */
+    uint64_t values[40] = {x, y, z, bx, shared};
+    int count = 5;
+    for (int i = 0; i < 20 && arguments[i]; i++) values[count++] = *(uint64_t *)arguments[i];
+    return fakeGive(s, name, NULL, count, values);
+}
+
+int cuStreamBeginCapture_v2(void *s, int mode) {
+    Thing *stream = s;
+    CHECK(current && is(s, STREAM) && mode == 1 && !stream->capturing && !capturing);
+    stream->capturing = 1, stream->broken = 0, stream->first = NULL, stream->last = &stream->first;
+    capturing = stream;
     return 0;
 }
-/* There are no graphs here. */
-int cuStreamBeginCapture_v2(void *s, int mode) { (void)s; (void)mode; return 209; }
-int cuStreamEndCapture(void *s, void **g) { (void)s; (void)g; return 209; }
-int cuGraphInstantiateWithFlags(void **x, void *g, uint64_t flags) { (void)x; (void)g; (void)flags; return 209; }
-int cuGraphLaunch(void *x, void *s) { (void)x; (void)s; return 209; }
-int cuGraphDestroy(void *g) { (void)g; return 209; }
-int cuGraphExecDestroy(void *x) { (void)x; return 209; }
+int cuStreamEndCapture(void *s, void **g) {
+    Thing *stream = s, *graph = thing(GRAPH);
+    CHECK(current && is(s, STREAM) && stream->capturing && stream == capturing);
+    graph->first = stream->first;
+    stream->capturing = 0, capturing = NULL;
+    *g = graph;
+    note("- captured\n");
+    if (!stream->broken) return 0;
+    int cuGraphDestroy(void *);
+    cuGraphDestroy(graph);
+    *g = NULL;
+    return INVALIDATED;
+}
+int cuGraphInstantiateWithFlags(void **x, void *g, uint64_t flags) {
+    CHECK(current && is(g, GRAPH) && flags == 0 && !capturing);
+    Thing *ready = thing(READY);
+    ready->last = &ready->first;
+    for (Work *work = ((Thing *)g)->first; work; work = work->next, ready->last = &(*ready->last)->next) {
+        *ready->last = malloc(sizeof *work);
+        **ready->last = *work;
+        (*ready->last)->next = NULL;
+    }
+    *x = ready;
+    note("- made ready\n");
+    return 0;
+}
+int cuGraphLaunch(void *x, void *s) {
+    CHECK(current && is(x, READY) && is(s, STREAM) && !capturing && !((Thing *)s)->capturing);
+    note("- launched\n");
+    for (Work *work = ((Thing *)x)->first; work; work = work->next) perform(work);
+    return 0;
+}
+static void destroy(Thing *t) {
+    for (Work *work = t->first, *next; work; work = next) next = work->next, free(work);
+    t->kind = 0;
+    free(t);
+}
+int cuGraphDestroy(void *g) { CHECK(current && is(g, GRAPH)); destroy(g); note("- graph destroyed\n"); return 0; }
+int cuGraphExecDestroy(void *x) { CHECK(current && is(x, READY)); destroy(x); note("- ready one destroyed\n"); return 0; }
 int cuGetErrorName(int status, const char **text) { *text = status == NO_BINARY ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR"; return 0; }
 int cuGetErrorString(int status, const char **text) { *text = status == NO_BINARY ? "the fake driver has no such kernels" : "a fake error"; return 0; }
