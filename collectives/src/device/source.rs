@@ -94,6 +94,14 @@ impl Module {
     }
 }
 
+impl PartialEq for Module {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Module {}
+
 /// `rope:bf16`, `attention_forward:bf16:64`.
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

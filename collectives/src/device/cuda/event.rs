@@ -1,7 +1,6 @@
-//! Moments of streams, and recorded sequences of work.
+//! Moments of streams.
 
 use super::gpu::Gpu;
-use super::stream::Stream;
 use crate::error::Result;
 use cuda_sys::driver::{self, Handle};
 
@@ -89,65 +88,6 @@ impl Drop for Event {
         unsafe {
             let _ = self.gpu.enter();
             (self.gpu.driver().event_destroy)(self.handle);
-        }
-    }
-}
-
-/// A sequence of work that was recorded once and is launched as one.
-pub struct Graph {
-    gpu: Gpu,
-    handle: Handle,
-}
-
-// SAFETY: the driver's graphs belong to no thread.
-unsafe impl Send for Graph {}
-
-impl Graph {
-    /// Records what `record` gives to `stream`, without running it. Arguments are recorded as they are now.
-    ///
-    /// # Errors
-    /// `record`'s, or something in it cannot be recorded (such as waiting for the device).
-    pub fn record(stream: &mut Stream, record: impl FnOnce(&mut Stream) -> Result<()>) -> Result<Self> {
-        let gpu = stream.gpu().clone();
-        gpu.enter()?;
-        let driver = gpu.driver();
-        // SAFETY: a live stream.
-        let status = unsafe { (driver.capture_begin)(stream.handle(), driver::CAPTURE_THREAD_LOCAL) };
-        gpu.check("recording a graph", status)?;
-        let recorded = record(stream);
-        let (mut graph, mut handle) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the capture began above and ends in any case; valid places to write to.
-        let ended = unsafe { (driver.capture_end)(stream.handle(), &mut graph) };
-        recorded?;
-        gpu.check("recording a graph", ended)?;
-        // SAFETY: a whole graph, which is no longer needed once it is ready to run.
-        let status = unsafe {
-            let status = (driver.graph_instantiate)(&mut handle, graph, 0);
-            (driver.graph_destroy)(graph);
-            status
-        };
-        gpu.check("preparing a graph", status)?;
-        Ok(Graph { gpu, handle })
-    }
-
-    /// Gives the whole sequence to a stream.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn launch(&self, stream: &mut Stream) -> Result<()> {
-        self.gpu.enter()?;
-        // SAFETY: a live graph and stream; what the recorded work uses is kept by whoever recorded it.
-        let status = unsafe { (self.gpu.driver().graph_launch)(self.handle, stream.handle()) };
-        self.gpu.check("launching a graph", status)
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: a live graph; the driver keeps it until it has run.
-        unsafe {
-            let _ = self.gpu.enter();
-            (self.gpu.driver().graph_exec_destroy)(self.handle);
         }
     }
 }

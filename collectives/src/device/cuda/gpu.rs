@@ -1,5 +1,6 @@
 //! A device, its context, and the functions loaded into it.
 
+use super::memory::Kept;
 use crate::device::cache::Cache;
 use crate::device::compile::{Compiler, Machine, missing};
 use crate::device::launch::Launch;
@@ -10,7 +11,7 @@ use cuda_sys::driver::{self, Device, Driver, Handle, Status};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// What there is to know about a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,7 @@ struct Inner {
     cache: Cache,
     modules: Mutex<HashMap<(&'static str, DType, usize), SendHandle>>,
     functions: Mutex<HashMap<Entry, SendHandle>>,
+    kept: Mutex<Kept>,
 }
 
 /// A handle of the driver, which any thread may use.
@@ -113,6 +115,7 @@ impl Gpu {
             cache,
             modules: Mutex::default(),
             functions: Mutex::default(),
+            kept: Mutex::default(),
         };
         let gpu = Gpu { inner: Arc::new(inner) };
         gpu.enter()?;
@@ -185,6 +188,11 @@ impl Gpu {
         &self.inner.driver
     }
 
+    /// Memory that is freed later.
+    pub(super) fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.inner.kept.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// Makes the GPU the calling thread's.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as `inner`.
@@ -193,7 +201,15 @@ impl Gpu {
 
     /// What the driver says about a call, with the GPU's number.
     pub(super) fn check(&self, what: &str, status: Status) -> Result<()> {
-        check(&self.inner.driver, &format!("{what} (GPU {})", self.inner.ordinal), status)
+        self.check_with(|| what.to_owned(), status)
+    }
+
+    /// The same of a call that takes more words.
+    pub(super) fn check_with(&self, what: impl FnOnce() -> String, status: Status) -> Result<()> {
+        match status {
+            0 => Ok(()),
+            _ => check(&self.inner.driver, &format!("{} (GPU {})", what(), self.inner.ordinal), status),
+        }
     }
 
     /// Refuses more shared memory than a block may have here.

@@ -9,42 +9,86 @@ use std::ptr::NonNull;
 /// Gives memory back when dropped.
 struct Owner {
     gpu: Gpu,
-    address: u64,
-    pinned: bool,
+    piece: Option<Piece>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: allocated below, freed once; the driver waits for work that uses it.
-        unsafe {
-            let _ = self.gpu.enter();
-            if self.pinned {
-                (self.gpu.driver().free_host)(self.address as *mut _);
-            } else {
-                (self.gpu.driver().free)(self.address);
-            }
-        }
+        self.piece.take().into_iter().for_each(|piece| self.gpu.release(piece));
     }
 }
 
-/// Ends page-locking when dropped, and then gives the memory back.
-struct Registered {
-    gpu: Gpu,
-    start: usize,
-    _memory: Memory,
+/// Memory that a GPU reaches.
+enum Piece {
+    /// Of the GPU.
+    Device(u64),
+    /// Of the host, page-locked since it was taken.
+    Pinned(usize),
+    /// Of the host, taken by somebody else and page-locked later.
+    Registered(usize, Memory),
 }
 
-impl Drop for Registered {
+/// What is freed later, and for how many streams it has to wait.
+#[derive(Default)]
+pub(super) struct Kept {
+    holds: usize,
+    pieces: Vec<Piece>,
+}
+
+/// While there is one, no memory of the GPU is freed: a stream keeps work that it has not given to the driver, which
+/// therefore does not know yet what has to wait for it.
+pub(super) struct Hold {
+    gpu: Gpu,
+}
+
+impl Drop for Hold {
     fn drop(&mut self) {
-        // SAFETY: registered below, once.
-        unsafe {
-            let _ = self.gpu.enter();
-            (self.gpu.driver().unregister_host)(self.start as *mut _);
-        }
+        let mut kept = self.gpu.kept();
+        kept.holds -= 1;
+        let pieces = if kept.holds == 0 { std::mem::take(&mut kept.pieces) } else { Vec::new() };
+        drop(kept);
+        pieces.into_iter().for_each(|piece| self.gpu.free(piece));
     }
 }
 
 impl Gpu {
+    /// Puts off the freeing of memory.
+    pub(super) fn hold(&self) -> Hold {
+        self.kept().holds += 1;
+        Hold { gpu: self.clone() }
+    }
+
+    /// Frees memory, unless somebody puts that off.
+    fn release(&self, piece: Piece) {
+        let mut kept = self.kept();
+        match kept.holds {
+            0 => {
+                drop(kept);
+                self.free(piece);
+            }
+            _ => kept.pieces.push(piece),
+        }
+    }
+
+    fn free(&self, piece: Piece) {
+        // SAFETY: taken or registered below, once; the driver waits for work that it was given.
+        unsafe {
+            let _ = self.enter();
+            match piece {
+                Piece::Device(address) => {
+                    (self.driver().free)(address);
+                }
+                Piece::Pinned(address) => {
+                    (self.driver().free_host)(address as *mut _);
+                }
+                Piece::Registered(start, memory) => {
+                    (self.driver().unregister_host)(start as *mut _);
+                    drop(memory);
+                }
+            }
+        }
+    }
+
     /// Zeroed memory of the GPU, aligned to 256 bytes.
     ///
     /// # Errors
@@ -63,14 +107,14 @@ impl Gpu {
             });
         }
         self.check("taking memory", status)?;
-        let owner = Owner { gpu: self.clone(), address, pinned: false };
+        let owner = Owner { gpu: self.clone(), piece: Some(Piece::Device(address)) };
         let null = std::ptr::null_mut();
         // SAFETY: just allocated; the default stream and the wait leave nothing under way.
         unsafe {
             self.check("clearing memory", (self.driver().fill)(address, 0, bytes.max(1), null))?;
             self.check("clearing memory", (self.driver().stream_synchronize)(null))?;
         }
-        Ok(whole(owner, bytes, Place::Device(self.ordinal())))
+        Ok(whole(owner, address, bytes, Place::Device(self.ordinal())))
     }
 
     /// Whole pages of the host that somebody else has taken, page-locked until they are dropped.
@@ -83,7 +127,8 @@ impl Gpu {
         // SAFETY: the memory exists, and its pages are nobody else's.
         let status = unsafe { (self.driver().register_host)(start.cast(), bytes, HOST_PORTABLE) };
         self.check(&format!("page-locking {bytes} bytes of memory in {place:?}"), status)?;
-        let owner = Registered { gpu: self.clone(), start: start as usize, _memory: memory };
+        let piece = Piece::Registered(start as usize, memory);
+        let owner = Owner { gpu: self.clone(), piece: Some(piece) };
         let pointer = NonNull::new(start).expect("memory is not at 0");
         // SAFETY: the owner's memory, which is unique.
         Ok(unsafe { Memory::from_raw(pointer, bytes, place, Box::new(owner)) })
@@ -101,13 +146,13 @@ impl Gpu {
         self.check(&format!("page-locking {bytes} bytes of host memory"), status)?;
         // SAFETY: just allocated, as long as is said.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
-        let owner = Owner { gpu: self.clone(), address: pointer as u64, pinned: true };
-        Ok(whole(owner, bytes, Place::Pinned))
+        let owner = Owner { gpu: self.clone(), piece: Some(Piece::Pinned(pointer as usize)) };
+        Ok(whole(owner, pointer as u64, bytes, Place::Pinned))
     }
 }
 
-fn whole(owner: Owner, bytes: usize, place: Place) -> Memory {
-    let pointer = NonNull::new(owner.address as *mut u8).expect("memory that was just taken is not at 0");
+fn whole(owner: Owner, address: u64, bytes: usize, place: Place) -> Memory {
+    let pointer = NonNull::new(address as *mut u8).expect("memory that was just taken is not at 0");
     // SAFETY: zeroed, aligned to at least 64, and freed when the owner drops.
     unsafe { Memory::from_raw(pointer, bytes, place, Box::new(owner)) }
 }

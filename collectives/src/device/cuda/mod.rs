@@ -4,6 +4,7 @@
 //! back, and no call but [`synchronize`](super::Queue::synchronize) and the allocations waits for the device.
 
 mod event;
+mod gathered;
 mod gpu;
 mod memory;
 mod nccl;
@@ -12,7 +13,7 @@ mod stream;
 mod survey;
 
 pub use super::Urgency;
-pub use event::{Event, Graph};
+pub use event::Event;
 pub use gpu::{Gpu, Properties};
 pub use nccl::{Nccl, share_gpu};
 pub use stream::Stream;

@@ -61,6 +61,7 @@ impl Key {
 
 /// What is kept for a shape.
 struct Prepared {
+    key: Key,
     product: Object,
     /// Of the library's left (our right), right (our left), and result.
     layouts: [Object; 3],
@@ -83,9 +84,21 @@ impl Drop for Object {
     }
 }
 
+/// One product, as a value: which of the shapes, and where its matrices and what it works in lie.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Call {
+    prepared: usize,
+    left: u64,
+    right: u64,
+    added: u64,
+    out: u64,
+    workspace: u64,
+}
+
 /// The products of one stream.
 pub(super) struct Products {
-    prepared: HashMap<Key, Prepared>,
+    prepared: Vec<Prepared>,
+    known: HashMap<Key, usize>,
     handle: Object,
     library: Arc<CublasLt>,
     /// Taken when first needed, unless some was lent before.
@@ -100,31 +113,50 @@ impl Products {
         let create = library.create;
         // SAFETY: a valid place to write to, in the GPU's context.
         let handle = object(&library, "cublasLtCreate", library.destroy, |out| unsafe { create(out) })?;
-        Ok(Products { prepared: HashMap::new(), handle, library, workspace: None, gpu: gpu.clone() })
+        Ok(Products {
+            prepared: Vec::new(),
+            known: HashMap::new(),
+            handle,
+            library,
+            workspace: None,
+            gpu: gpu.clone(),
+        })
     }
 
     pub(super) fn lend(&mut self, workspace: Memory) {
         self.workspace = Some(Buffer::from_memory(workspace));
     }
 
-    pub(super) fn run(&mut self, p: &Product<'_>, stream: Handle) -> Result<()> {
+    /// A product with everything that it needs: nothing has to be taken or chosen when it runs. `None` is one that has no
+    /// result.
+    pub(super) fn ready(&mut self, p: &Product<'_>) -> Result<Option<Call>> {
         if p.m == 0 || p.n == 0 {
-            return Ok(());
+            return Ok(None);
         }
         if self.workspace.is_none() {
             self.lend(self.gpu.memory(PRODUCT_WORKSPACE)?);
         }
+        let workspace = self.workspace.as_ref().map_or(0, |buffer| buffer.view().as_ptr() as u64);
         let key = Key::of(p);
-        if !self.prepared.contains_key(&key) {
-            let prepared = self.prepare(&key)?;
-            self.prepared.insert(key, prepared);
-        }
-        let prepared = &self.prepared[&key];
+        let prepared = match self.known.get(&key) {
+            Some(&known) => known,
+            None => {
+                self.prepared.push(self.prepare(&key)?);
+                self.known.insert(key, self.prepared.len() - 1);
+                self.prepared.len() - 1
+            }
+        };
+        let added = p.added.unwrap_or(p.out);
+        Ok(Some(Call { prepared, left: p.left.0, right: p.right.0, added, out: p.out, workspace }))
+    }
+
+    /// Gives a stream a product that was made ready here.
+    pub(super) fn run(&self, call: &Call, stream: Handle) -> Result<()> {
+        let prepared = &self.prepared[call.prepared];
         let (one, zero) = (1f32, 0f32);
-        let beta = if key.added == Added::Nothing { &zero } else { &one };
+        let beta = if prepared.key.added == Added::Nothing { &zero } else { &one };
         let [left, right, out] = &prepared.layouts;
         let added = prepared.other.as_ref().unwrap_or(out);
-        let workspace = self.workspace.as_ref().map_or(std::ptr::null(), |buffer| buffer.view().as_ptr());
         // SAFETY: the matrices exist, as `Product` has checked, and stay until the stream has used them; scales are
         // read before the call returns. Our row-major result is the library's column-major transpose, so that its
         // left matrix is our right one.
@@ -133,22 +165,22 @@ impl Products {
                 self.handle.handle,
                 prepared.product.handle,
                 std::ptr::from_ref(&one).cast(),
-                p.right.0 as *const c_void,
+                call.right as *const c_void,
                 left.handle,
-                p.left.0 as *const c_void,
+                call.left as *const c_void,
                 right.handle,
                 std::ptr::from_ref(beta).cast(),
-                p.added.unwrap_or(p.out) as *const c_void,
+                call.added as *const c_void,
                 added.handle,
-                p.out as *mut c_void,
+                call.out as *mut c_void,
                 out.handle,
                 &prepared.algorithm,
-                workspace.cast_mut().cast(),
+                call.workspace as *mut c_void,
                 PRODUCT_WORKSPACE,
                 stream,
             )
         };
-        self.check("cublasLtMatmul", &key, status)
+        self.check("cublasLtMatmul", &prepared.key, status)
     }
 
     fn prepare(&self, key: &Key) -> Result<Prepared> {
@@ -235,7 +267,7 @@ impl Products {
         self.check("cublasLtMatmulAlgoGetHeuristic", key, status)?;
         let usable = if found == 0 { 15 } else { choice.status };
         self.check("cublasLtMatmulAlgoGetHeuristic", key, usable)?;
-        Ok(Prepared { product, layouts: [right, left, out], other, algorithm: choice.algorithm })
+        Ok(Prepared { key: *key, product, layouts: [right, left, out], other, algorithm: choice.algorithm })
     }
 
     fn check(&self, call: &str, key: &Key, status: Status) -> Result<()> {

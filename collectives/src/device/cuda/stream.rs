@@ -1,6 +1,7 @@
 //! A stream: work of a GPU in order.
 
 use super::event::Event;
+use super::gathered::{Gathered, Item, Kernel};
 use super::gpu::Gpu;
 use super::product::Products;
 use crate::buffer::{Buffer, Memory, Place};
@@ -10,7 +11,6 @@ use crate::device::source::Module;
 use crate::device::{Queue, Streams, Urgency};
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Handle};
-use std::ffi::c_void;
 
 /// Work of a GPU in order.
 pub struct Stream {
@@ -22,6 +22,8 @@ pub struct Stream {
     lent: Option<Memory>,
     /// Page-locked memory that uploads go through, each with the moment when it is free again.
     staging: Vec<(Buffer<u8>, Event)>,
+    /// What was not given to the driver yet, if it gathers.
+    gathered: Option<Gathered>,
 }
 
 // SAFETY: the driver's streams belong to no thread.
@@ -42,7 +44,21 @@ impl Stream {
             let flags = driver::STREAM_NON_BLOCKING;
             gpu.check("creating a stream", (gpu.driver().stream_create)(&mut handle, flags, priority))?;
         }
-        Ok(Stream { gpu: gpu.clone(), handle, products: None, lent: None, staging: Vec::new() })
+        Ok(Stream {
+            gpu: gpu.clone(),
+            handle,
+            products: None,
+            lent: None,
+            staging: Vec::new(),
+            gathered: None,
+        })
+    }
+
+    /// Whether launches and products are gathered, and lists of them that come again launched as CUDA graphs. Errors of
+    /// what is gathered are those of a later call, and name the kernel.
+    pub fn gathering(mut self, gathers: bool) -> Self {
+        self.gathered = gathers.then(Gathered::new);
+        self
     }
 
     /// Its GPU.
@@ -50,8 +66,46 @@ impl Stream {
         &self.gpu
     }
 
-    pub(super) fn handle(&self) -> Handle {
-        self.handle
+    /// To give it work, or ask about it: nothing is kept back any more.
+    pub(super) fn handle(&mut self) -> Result<Handle> {
+        self.give()?;
+        self.gpu.enter()?;
+        Ok(self.handle)
+    }
+
+    /// Gives the driver what was gathered.
+    fn give(&mut self) -> Result<()> {
+        // While a list is given, nothing is gathered.
+        let Some(mut gathered) = self.gathered.take() else { return Ok(()) };
+        let given = gathered.give(self);
+        self.gathered = Some(gathered);
+        given
+    }
+
+    /// Gathers an item, or gives it to the driver at once.
+    fn take(&mut self, item: Item) -> Result<()> {
+        match &mut self.gathered {
+            None => self.issue(&item),
+            Some(gathered) => match gathered.keep(&self.gpu, item) {
+                true => self.give(),
+                false => Ok(()),
+            },
+        }
+    }
+
+    /// Gives the driver one thing.
+    pub(super) fn issue(&self, item: &Item) -> Result<()> {
+        match item {
+            Item::Kernel(kernel) => kernel.launch(&self.gpu, self.handle),
+            Item::Product(call) => {
+                self.products.as_ref().expect("opened when it was made ready").run(call, self.handle)
+            }
+            Item::Zero { at, bytes } => {
+                // SAFETY: by the caller of `zero`.
+                let status = unsafe { (self.gpu.driver().fill)(*at, 0, *bytes, self.handle) };
+                self.gpu.check("clearing", status)
+            }
+        }
     }
 
     /// Makes `event` the moment after everything that was given so far.
@@ -59,9 +113,9 @@ impl Stream {
     /// # Errors
     /// The driver's.
     pub fn record(&mut self, event: &Event) -> Result<()> {
-        self.gpu.enter()?;
+        let handle = self.handle()?;
         // SAFETY: a live event and stream.
-        let status = unsafe { (self.gpu.driver().event_record)(event.handle(), self.handle) };
+        let status = unsafe { (self.gpu.driver().event_record)(event.handle(), handle) };
         self.gpu.check("recording an event", status)
     }
 
@@ -70,9 +124,9 @@ impl Stream {
     /// # Errors
     /// The driver's.
     pub fn after(&mut self, event: &Event) -> Result<()> {
-        self.gpu.enter()?;
+        let handle = self.handle()?;
         // SAFETY: a live event and stream.
-        let status = unsafe { (self.gpu.driver().stream_wait)(self.handle, event.handle(), 0) };
+        let status = unsafe { (self.gpu.driver().stream_wait)(handle, event.handle(), 0) };
         self.gpu.check("waiting for another stream", status)
     }
 
@@ -80,10 +134,10 @@ impl Stream {
     ///
     /// # Errors
     /// Some of it failed.
-    pub fn idle(&self) -> Result<bool> {
-        self.gpu.enter()?;
+    pub fn idle(&mut self) -> Result<bool> {
+        let handle = self.handle()?;
         // SAFETY: a live stream.
-        match unsafe { (self.gpu.driver().stream_query)(self.handle) } {
+        match unsafe { (self.gpu.driver().stream_query)(handle) } {
             driver::NOT_READY => Ok(false),
             status => self.gpu.check("asking for a stream", status).map(|()| true),
         }
@@ -139,6 +193,8 @@ impl Queue for Stream {
     }
 
     fn memory(&mut self, bytes: usize) -> Result<Memory> {
+        // What was freed meanwhile is there again.
+        self.give()?;
         self.gpu.memory(bytes)
     }
 
@@ -171,48 +227,23 @@ impl Queue for Stream {
         self.accepts(launch.kernel, launch.place())?;
         self.gpu.enter()?;
         let function = self.gpu.function(launch)?;
-        let mut arguments = [std::ptr::null_mut::<c_void>(); Launch::MOST];
-        for (argument, slot) in arguments.iter_mut().zip(launch.slots()) {
-            *argument = std::ptr::from_ref(slot).cast_mut().cast();
-        }
-        let ([x, y, z], null) = (launch.grid, std::ptr::null_mut());
-        // SAFETY: the kernel has these parameters (tests launch the same values in the emulation, which counts them);
-        // each is read from the low bytes of its slot.
-        let status = unsafe {
-            (self.gpu.driver().launch)(
-                function,
-                x,
-                y,
-                z,
-                launch.threads,
-                1,
-                1,
-                launch.shared,
-                self.handle,
-                arguments.as_mut_ptr(),
-                null,
-            )
-        };
-        if status == 0 {
-            return Ok(());
-        }
-        let what = || format!("launching {} of {}", launch.kernel, launch.module);
-        // The driver would say only that a value is invalid.
-        self.gpu.has_shared(launch.shared as usize, what)?;
-        self.gpu.check(&what(), status)
+        self.take(Item::Kernel(Kernel::new(launch, function)))
     }
 
     fn product(&mut self, product: &Product<'_>) -> Result<()> {
         self.accepts("a product", Some(product.place()))?;
         self.gpu.enter()?;
-        let handle = self.handle;
-        self.products()?.run(product, handle)
+        match self.products()?.ready(product)? {
+            Some(call) => self.take(Item::Product(call)),
+            None => Ok(()),
+        }
     }
 
     unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        self.gpu.enter()?;
+        // Never gathered: memory of the host may hold something else when a list is given.
+        let handle = self.handle()?;
         // SAFETY: by the caller.
-        let status = unsafe { (self.gpu.driver().copy)(to, from, bytes, self.handle) };
+        let status = unsafe { (self.gpu.driver().copy)(to, from, bytes, handle) };
         self.gpu.check("copying", status)
     }
 
@@ -235,15 +266,13 @@ impl Queue for Stream {
             return Ok(());
         }
         self.gpu.enter()?;
-        // SAFETY: by the caller.
-        let status = unsafe { (self.gpu.driver().fill)(at, 0, bytes, self.handle) };
-        self.gpu.check("clearing", status)
+        self.take(Item::Zero { at, bytes })
     }
 
     fn synchronize(&mut self) -> Result<()> {
-        self.gpu.enter()?;
+        let handle = self.handle()?;
         // SAFETY: a live stream.
-        self.gpu.check("waiting for a stream", unsafe { (self.gpu.driver().stream_synchronize)(self.handle) })
+        self.gpu.check("waiting for a stream", unsafe { (self.gpu.driver().stream_synchronize)(handle) })
     }
 }
 
@@ -282,7 +311,9 @@ impl Streams for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // What was given may still use memory that is about to be freed.
+        let _ = self.give();
         let _ = self.synchronize();
+        self.gathered = None;
         self.products = None;
         // SAFETY: a live stream without work.
         unsafe { (self.gpu.driver().stream_destroy)(self.handle) };

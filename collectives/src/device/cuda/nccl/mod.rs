@@ -117,7 +117,7 @@ impl Wire<Stream> for Nccl {
     }
 
     unsafe fn exchange(&self, lane: Lane, queue: &mut Stream, messages: &[Message]) -> Result<()> {
-        let stream = queue.handle();
+        let stream = queue.handle()?;
         self.give(lane, "ncclGroupEnd", |library, comm| {
             let fine = |status: Status| [nccl::SUCCESS, nccl::IN_PROGRESS].contains(&status);
             // SAFETY: a live communicator and stream; ranges by the caller. A group that was begun is ended.
@@ -148,7 +148,7 @@ impl Wire<Stream> for Nccl {
         send: *const u8,
         recv: *mut u8,
     ) -> Result<()> {
-        let (stream, dtype, op) = (queue.handle(), data_type(call.dtype), operation(call.op));
+        let (stream, dtype, op) = (queue.handle()?, data_type(call.dtype), operation(call.op));
         let Call { kind, count, root, in_place, .. } = *call;
         // In place, a rank's own shard is at its place in the whole.
         let own = self.rank * call.bytes();
