@@ -8,13 +8,13 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed torch kernels large nccl torch-bf16. CARAVAN_CACHE keeps compiled
+# out), ONLY some of the parts: check train speed torch kernels large graphs nccl torch-bf16. CARAVAN_CACHE keeps compiled
 # kernels.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-8} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
-parts="check train speed torch kernels large nccl torch-bf16"
+parts="check train speed torch kernels large graphs nccl torch-bf16"
 wire=${WIRE:-nccl}
 budget=470 failed=0 verdicts=()
 
@@ -172,6 +172,27 @@ against_torch() {
     fi
 }
 
+# A small model, whose kernels are short, and the one that is timed, with CUDA graphs and without: the same bits, and which
+# is faster.
+with_graphs() {
+    local switch
+    if [ -n "${CARAVAN_EMULATED_DEVICE:-}" ]; then
+        verdict "skip   CUDA graphs: emulated GPUs have none"
+        return
+    fi
+    for switch in off on; do
+        # shellcheck disable=SC2086
+        train 40 "small-graphs-$switch" $small --steps 40 --ranks 1 --stage 0 --device cuda --cuda-graphs $switch &&
+            speed "small-graphs-$switch"
+    done
+    same small-graphs-on small-graphs-off
+    for switch in off on; do
+        train 60 "graphs-$switch" --model "$model" --seq "$length" --micro-batch "$rows" --steps 10 --ranks 1 --stage 0 \
+            --threads "$(nproc)" --device cuda --cuda-graphs $switch && speed "graphs-$switch"
+    done
+    same graphs-on graphs-off
+}
+
 # Two ranks on one GPU show that NCCL is called rightly; their times mean little.
 over_nccl() {
     local algo operation found
@@ -250,6 +271,7 @@ run() {
             train 200 large --model "$large" --seq "$length" --micro-batch 1 --steps 4 --ranks 1 --stage 0 \
                 --threads "$(nproc)" --device cuda --recompute full --offload optimizer && speed large && memory large
             ;;
+        graphs) with_graphs ;;
         nccl) over_nccl ;;
         *)
             echo "gpu.sh: ONLY names parts of: $parts" >&2

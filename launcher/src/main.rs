@@ -1,5 +1,7 @@
 //! The `caravan` program: literal flags, a validated plan, a run.
 
+// `json!` descends once for every field of the description of a run.
+#![recursion_limit = "256"]
 // They panic where nobody reads: `out` prints.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -8,7 +8,7 @@ pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
 pub use ranks::Ranks;
 
-use crate::args::{Offload, Order, Precision, RankArgs, Recompute, TrainArgs};
+use crate::args::{Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::data::{self, Feed};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
@@ -42,6 +42,8 @@ pub struct TrainPlan {
     pub asked: RankArgs,
     /// On what.
     pub device: Device,
+    /// Whether kernels are launched as graphs where that can be.
+    pub cuda_graphs: bool,
     /// The trainer's part.
     pub zero: zero::Config,
     /// Of weights, activations and gradients.
@@ -121,6 +123,7 @@ impl TrainPlan {
             batches,
             ranks,
             asked: args.ranks.clone(),
+            cuda_graphs: cuda_graphs(args, &device)?,
             device,
             zero,
             dtype: args.dtype,
@@ -262,6 +265,18 @@ fn placement(args: &TrainArgs, device: &Device) -> Result<zero::Placement> {
         ),
         (_, Offload::None) => Ok(zero::Placement::Device),
         (_, Offload::Optimizer) => Ok(zero::Placement::Offloaded),
+    }
+}
+
+/// Whether kernels are launched as graphs.
+fn cuda_graphs(args: &TrainArgs, device: &Device) -> Result<bool> {
+    match (device, args.cuda_graphs) {
+        (_, Switch::Off) => Ok(false),
+        (Device::Cuda(_), Switch::On) => Ok(true),
+        (Device::Cpu, Switch::On) => usage("--cuda-graphs on is for GPUs: add --device cuda".into()),
+        (Device::Emulated(_), Switch::On) => {
+            usage("--cuda-graphs on is for GPUs, and emulated ones have no graphs: leave it away".into())
+        }
     }
 }
 

@@ -161,13 +161,18 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
     assert!(text.contains("ok    products of every orientation") && text.contains("Fake GPU 0"), "{text}");
 
     let mut command = script(&bench);
-    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large");
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large graphs");
     let outcome = bench.finish(command.spawn().expect("starts"));
     let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
     let (_, list) = text.split_once("what was shown").unwrap_or_default();
     for words in ["memory of stage-0 is", "memory of stage-3 is", "memory of timed is", "memory of large is"]
     {
         assert!(list.contains(&format!("ok     {words} what was predicted")), "'{words}' is not in {text}");
+    }
+    for words in
+        ["small-graphs-on: ", "graphs-off: ", "small-graphs-on and small-graphs-off are the same bits"]
+    {
+        assert!(list.contains(words), "'{words}' is not in {text}");
     }
     // All that is wrong are losses, which nothing has computed.
     let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();

@@ -107,6 +107,8 @@ fn what_does_not_fit_a_gpu_is_refused_with_what_would() {
     refused("2,33M", large, &["these together would fit: --stage 3 --recompute full --offload optimizer"]);
     refused("2,32M", large, &["even --stage 3", "smaller --model or --seq", "more ranks"]);
     refused("2,256M", "--offload optimizer", &["--offload optimizer", "--device cuda"]);
+    refused("2,256M", "--cuda-graphs on", &["--cuda-graphs on", "--device cuda"]);
+    refused("2,256M", "--cuda-graphs on --device cuda", &["--cuda-graphs on", "emulated"]);
     refused("2,256M", "--share-gpus", &["--share-gpus", "--device cuda"]);
     refused("none", "--device cuda", &["CARAVAN_EMULATED_DEVICE=none"]);
 }

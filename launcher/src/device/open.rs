@@ -85,7 +85,8 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             let gpu = open(gpus, &comm)?;
             let (name, room) = room(&gpu, plan.ranks.nccl)?;
             fit::check(plan, &name, room)?;
-            on_queue(Stream::new(&gpu, Urgency::Normal)?, plan, comm, ledger)
+            let stream = Stream::new(&gpu, Urgency::Normal)?.gathering(plan.cuda_graphs);
+            on_queue(stream, plan, comm, ledger)
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());
