@@ -56,7 +56,7 @@ fn fake() -> Option<PathBuf> {
         std::env::set_var("CARAVAN_CUDA_LIBRARIES", &folder);
         std::env::set_var("FAKE_CUDA_LOG", folder.join("log"));
         // The second of a list that is being recorded, towards the end of the test.
-        std::env::set_var("FAKE_CUDA_REFUSE", "reduce:303");
+        std::env::set_var("FAKE_CUDA_REFUSE", "reduce:333");
     }
     Some(folder)
 }
@@ -100,8 +100,13 @@ impl Bed {
 
     /// A kernel, a product and zeros; `x` is an argument.
     fn step(&mut self, x: usize) -> collectives::Result<()> {
+        self.step_of(1, x)
+    }
+
+    /// The same with so many blocks.
+    fn step_of(&mut self, blocks: usize, x: usize) -> collectives::Result<()> {
         let [a, b, c] = &mut self.matrices;
-        let launch = Launch::new(Module::reduce(DType::F32), KERNEL, [1 + x, 1, 1], 32);
+        let launch = Launch::new(Module::reduce(DType::F32), KERNEL, [blocks, 1, 1], 32);
         self.stream.launch(&launch.read_addresses(self.addresses.view(), 256).write(a.view_mut()).int(x))?;
         self.stream.product(&Product::new([8, 8, 8], (a.view(), false), (b.view(), true), c.view_mut()))?;
         // SAFETY: as much as the buffer has.
@@ -147,15 +152,15 @@ fn what_comes_again_becomes_a_graph_and_all_else_stays_as_it_is() {
         assert_eq!(Log::count(&other, "- launched"), 1, "{other:?}");
     }
     // Other arguments each time, and what is too short: never.
-    for round in 10..20 {
+    for (blocks, x) in (10..20).flat_map(|round| [(1, round), (round, 1)]) {
         bed.step(1).unwrap();
-        bed.step(round).unwrap();
+        bed.step_of(blocks, x).unwrap();
         bed.stream.synchronize().unwrap();
         bed.step(1).unwrap();
         bed.stream.synchronize().unwrap();
     }
     let (work, other) = log.new_lines();
-    assert!(work.len() == 90 && other.is_empty(), "{other:?}");
+    assert!(work.len() == 180 && other.is_empty(), "{other:?}");
     // What is long goes without being asked for.
     for _ in 0..22 {
         bed.step(3).unwrap();
