@@ -242,8 +242,8 @@ pub struct TrainArgs {
     /// What leaves the device for memory of the host.
     #[arg(long, value_enum, default_value_t = Offload::None)]
     pub offload: Offload,
-    /// Launch sequences of kernels that come again as CUDA graphs, which takes the host less time. The bits are the same
-    /// either way.
+    /// Launch sequences of kernels that come again as CUDA graphs, so that the host need not launch each kernel. The bits
+    /// are the same either way.
     #[arg(long, value_enum, default_value_t = Switch::Off)]
     pub cuda_graphs: Switch,
     /// ZeRO stage: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also parameters.

@@ -1,12 +1,13 @@
 //! Work that a stream keeps before it gives it to the driver, and the graphs that such lists become.
 //!
-//! Launching a kernel takes the host some microseconds, which small kernels do not take on the GPU; a graph is launched as
-//! one. A stream that gathers keeps launches, products and fills as values ([`Item`]), and gives the driver the list
-//! ([`Gathered::give`]) as soon as anything else is asked of it, or the list is long: so whoever waits for the stream, by
-//! an event, another stream or the host, finds what it would have found without. A list is issued item by item when it
-//! is new, and recorded as a graph when it comes again with the same kernels, arguments and addresses: a list whose
-//! arguments change with every step (the rate of learning) never becomes one. At its second time everything that it needs
-//! has been loaded, which a capture would not permit. The work and its order are the same either way.
+//! Every launch takes the host time, which small kernels may not take on the GPU; a graph is launched as one. How much that
+//! gains, and the limits below, are still to be measured on a GPU. A stream that gathers keeps launches, products and fills
+//! as values ([`Item`]), and gives the driver the list ([`Gathered::give`]) as soon as anything else is asked of it, or the
+//! list is long: so whoever waits for the stream, by an event, another stream or the host, finds what it would have found
+//! without. A list is issued item by item when it is new, and recorded as a graph when it comes again with the same kernels,
+//! arguments and addresses: a list whose arguments change with every step (the rate of learning) never becomes one. At its
+//! second time everything that it needs has been loaded, which a capture would not permit. The work and its order are the
+//! same either way.
 //!
 //! What a list uses must not be freed before the driver knows of it: a stream holds the GPU's memory while it keeps one
 //! ([`Hold`]). A graph needs no such care, for it is launched only where somebody has just asked for the same addresses.
@@ -23,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A list of fewer items is issued item by item: a graph's launch takes as long as those of a few kernels.
+/// A list of fewer items is issued item by item.
 const LEAST: usize = 4;
 /// So many are given at once, so that the GPU does not wait for long while a list grows.
 const MOST: usize = 64;
