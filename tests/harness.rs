@@ -1,6 +1,9 @@
 //! What tests share: running the program with a way out of hangs, looking for what it left behind, and saying
 //! which tests are skipped and why.
 
+mod counting;
+
+pub use counting::Counting;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;

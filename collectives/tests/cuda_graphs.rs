@@ -4,30 +4,9 @@
 use collectives::device::cuda::{Event, Gpu, Stream, Urgency};
 use collectives::device::{Cache, Launch, Module, PRODUCT_WORKSPACE, Product, Queue};
 use collectives::{Buffer, DType};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use harness::Counting;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: the system's allocator does everything.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: by the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: by the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -141,11 +120,11 @@ fn what_comes_again_becomes_a_graph_and_all_else_stays_as_it_is() {
 
     // The second time it is recorded, and from then on launched, with the same values and without allocations.
     for round in 2..6 {
-        let before = ALLOCATIONS.get();
+        let before = Counting::here();
         bed.step(1).unwrap();
         bed.step(2).unwrap();
         assert!(bed.stream.idle().unwrap());
-        assert!(round < 3 || ALLOCATIONS.get() == before, "{} allocations", ALLOCATIONS.get() - before);
+        assert!(round < 3 || Counting::here() == before, "{} allocations", Counting::here() - before);
         let (work, other) = log.new_lines();
         assert_eq!(work, given);
         assert_eq!(Log::count(&other, "- captured"), usize::from(round == 2), "{other:?}");

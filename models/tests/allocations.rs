@@ -1,32 +1,11 @@
 //! After construction a Llama on one thread allocates nothing.
 
 use collectives::{Float, View, ViewMut, bf16};
+use harness::Counting;
 use models::{Accounts, Batch, Gradients, Llama, LlamaConfig, Model, Recompute, Weights};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static COUNTING: Counting = Counting;
 
 struct Tensors<T>(Vec<Vec<Vec<T>>>);
 
@@ -58,7 +37,7 @@ fn nothing_is_allocated<T: Float>(recompute: Recompute) {
     let batch = Batch { tokens: &tokens, targets: &tokens, rows, length };
     let mut logits = vec![0.0; config.vocab];
     let last = model.units().len() - 1;
-    let before = COUNT.with(Cell::get);
+    let before = Counting::here();
     for _ in 0..2 {
         model.begin(&batch, 1.0);
         (0..=last).for_each(|u| model.forward_unit(u, &weights));
@@ -66,7 +45,7 @@ fn nothing_is_allocated<T: Float>(recompute: Recompute) {
         (0..=last).rev().for_each(|u| model.backward_unit(u, &weights, &mut gradients));
     }
     let loss = model.loss();
-    let allocations = COUNT.with(Cell::get) - before;
+    let allocations = Counting::here() - before;
     assert!(loss.is_finite());
     assert_eq!(allocations, 0, "{} {recompute:?}", T::DTYPE);
 }

@@ -5,40 +5,13 @@ use collectives::bootstrap::{Identity, Options, shm_group};
 use collectives::device::SharedQueue;
 use collectives::device::emulation::Emulator;
 use collectives::{Alone, Carrier, Communicator, DType, Staged, bf16};
+use harness::Counting;
 use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use zero::memory::largest_call;
 use zero::{Batches, Config, Ledger, Placement, Plan, Stage, Trainer};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -113,13 +86,13 @@ fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, 
         for step in 0..8 {
             if step == 3 {
                 barrier.wait();
-                counted.0 = ALLOCATIONS.load(Ordering::Relaxed);
+                counted.0 = Counting::all();
                 barrier.wait();
             }
             trainer.step(&mut batches, 1e-3).unwrap();
         }
         barrier.wait();
-        counted.1 = ALLOCATIONS.load(Ordering::Relaxed);
+        counted.1 = Counting::all();
         barrier.wait();
         counted.1 - counted.0
     };

@@ -1,0 +1,62 @@
+//! An allocator that counts. A test that counts has it as its own:
+//!
+//! ```ignore
+//! #[global_allocator]
+//! static COUNTING: Counting = Counting;
+//! ```
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator, which counts how often memory is taken.
+pub struct Counting;
+
+static ALL: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static HERE: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Counting {
+    /// By all threads so far.
+    pub fn all() -> usize {
+        ALL.load(Ordering::Relaxed)
+    }
+
+    /// By this thread so far.
+    pub fn here() -> usize {
+        HERE.get()
+    }
+
+    fn count(&self) {
+        ALL.fetch_add(1, Ordering::Relaxed);
+        HERE.set(HERE.get() + 1);
+    }
+}
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        self.count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
