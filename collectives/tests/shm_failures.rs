@@ -121,7 +121,7 @@ fn a_panicking_rank_is_named() {
 }
 
 /// Waits for a message without a look at whether its sender has failed.
-fn recv_from_a_failed_rank(t: &mut dyn Transport, from: usize, tag: u64, bytes: usize) -> Vec<u8> {
+fn recv_without_a_look(t: &mut dyn Transport, from: usize, tag: u64, bytes: usize) -> Vec<u8> {
     let mut room = vec![0u8; bytes];
     // SAFETY: the room outlives the wait.
     let request = unsafe { t.recv(from, Tag(tag), room.as_mut_ptr(), bytes) }.expect("posted");
@@ -129,6 +129,32 @@ fn recv_from_a_failed_rank(t: &mut dyn Transport, from: usize, tag: u64, bytes: 
         std::thread::yield_now();
     }
     room
+}
+
+#[test]
+fn who_took_a_message_may_leave_before_its_sender_looks() {
+    const BYTES: usize = 1 << 20;
+    let left = |test: u32| std::env::temp_dir().join(format!("caravan-left-{test}"));
+    shm_ranks::run("who_took_a_message_may_leave_before_its_sender_looks", &[2], |mut t| {
+        let left = left(std::os::unix::process::parent_id());
+        if t.rank() == 1 {
+            recv_without_a_look(&mut *t, 0, 1, BYTES);
+            drop(t);
+            return std::fs::write(left, []).expect("said that it has left");
+        }
+        let data = Buffer::<u8>::from_memory(t.alloc(BYTES).expect("shared memory"));
+        // Too long to be copied: the receiver reads it where it is and answers.
+        // SAFETY: the data stay until the end.
+        let request = unsafe { t.send(1, Tag(1), data.view().as_ptr(), BYTES) }.expect("posted");
+        while !left.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Long enough for a look at who is still there.
+        std::thread::sleep(Duration::from_millis(50));
+        t.check().expect("nobody has failed");
+        assert!(t.test(request).expect("it was taken"));
+    });
+    std::fs::remove_file(left(std::process::id())).expect("a file of the job");
 }
 
 #[test]
@@ -164,9 +190,9 @@ fn what_a_failed_rank_has_shown_stays_as_it_was() {
             unsafe { t.send(1, Tag(told), [0u8].as_ptr(), 1) }.expect("sent");
             expect(&error, &["no answer from rank 1"]);
         }
-        recv_from_a_failed_rank(&mut *t, 0, told, 1);
+        recv_without_a_look(&mut *t, 0, told, 1);
         for tag in [panics, fails] {
-            let whole = recv_from_a_failed_rank(&mut *t, 0, tag, BYTES);
+            let whole = recv_without_a_look(&mut *t, 0, tag, BYTES);
             assert!(whole == pattern(0, tag, BYTES), "message {tag} has changed");
         }
         let mut whole = vec![0u8; BYTES];

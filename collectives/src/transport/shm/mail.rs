@@ -177,24 +177,22 @@ impl Mail {
             return Ok(true);
         }
         for member in 0..group.size() {
+            let mut moved = false;
             if !self.outgoing[member].idle() {
-                let stuck = !self.push(group, member)?;
-                self.still_there(group, member, stuck, gone)?;
+                moved |= self.push(group, member)?;
             }
             if self.awaits(member) {
-                let stuck = !self.pull(group, member)?;
-                self.still_there(group, member, stuck, gone)?;
+                moved |= self.pull(group, member)?;
+            }
+            // Only after both: what a message waits for may be the answer that its receiver wrote before it left.
+            let stuck = !moved && (self.awaits(member) || !self.outgoing[member].idle());
+            if stuck && gone[group.members[member]] {
+                let how = "left before it took part in all messages".to_owned();
+                let (rank, peer) = (group.segments.rank(), group.rank_of(member));
+                return Err(Error::PeerLost { rank, peer, how });
             }
         }
         self.requests.take_done(request)
-    }
-
-    fn still_there(&self, group: &Group, member: usize, stuck: bool, gone: &[bool]) -> Result<()> {
-        if stuck && gone[group.members[member]] {
-            let how = "left before it took part in all messages".to_owned();
-            return Err(Error::PeerLost { rank: group.segments.rank(), peer: group.rank_of(member), how });
-        }
-        Ok(())
     }
 
     /// Whether anything is expected in the ring of `from`: a message, or an answer about one.
