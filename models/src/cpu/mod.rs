@@ -1,6 +1,7 @@
 //! Kernels for the CPU: packed matrix products in f32 accumulation, vector loops for everything else.
 
 mod attention;
+mod compiled;
 mod elementwise;
 mod embed;
 mod kernel;

@@ -1,8 +1,9 @@
 //! The blocked matrix product over packed operands.
 
+use super::compiled::{is, known_as};
 use super::kernel::{Ends, Isa, Kernel, Task};
 use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL};
-use collectives::{DType, Float};
+use collectives::{DType, Float, bf16};
 use std::ops::Range;
 
 /// Rows of the left operand packed at a time; a multiple of every kernel's `MR`.
@@ -119,6 +120,28 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
     /// # Safety
     /// `out` and its addend have m rows of n elements that nobody else touches.
     pub(super) unsafe fn run(self, isa: Isa) {
+        macro_rules! compiled_here {
+            ($($l:ident $r:ident $o:ident),+) => {$(
+                if const { is::<L, $l>() && is::<R, $r>() && is::<O, $o>() } {
+                    #[inline(never)]
+                    fn compiled(product: Product<'_, '_, $l, $r, $o>, isa: Isa) {
+                        isa.run(Blocked(product));
+                    }
+                    // SAFETY: these are its types.
+                    return compiled(unsafe { known_as(self) }, isa);
+                }
+            )+};
+        }
+        compiled_here!(
+            f32 f32 f32,
+            f32 f32 bf16,
+            f32 bf16 f32,
+            f32 bf16 bf16,
+            bf16 f32 f32,
+            bf16 f32 bf16,
+            bf16 bf16 f32,
+            bf16 bf16 bf16
+        );
         isa.run(Blocked(self));
     }
 }

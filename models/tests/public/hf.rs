@@ -447,7 +447,7 @@ fn a_full_disk_leaves_nothing() {
     }
     let home = tempfile::tempdir().unwrap();
     let script = format!(
-        "mount -t tmpfs -o size=256k none '{0}' || exit 77; {DIR}='{0}' '{1}' --exact a_full_disk_leaves_nothing || \
+        "mount -t tmpfs -o size=256k none '{0}' || exit 77; {DIR}='{0}' '{1}' --exact hf::a_full_disk_leaves_nothing || \
          exit 1; test \"$(ls -A '{0}')\" = other",
         home.path().display(),
         std::env::current_exe().unwrap().display(),

@@ -1,12 +1,10 @@
 //! Logits, loss and every gradient against PyTorch and transformers, in f32 and bf16, for each model of
 //! `reference/`.
 
+use crate::reference::{Reference, VARIANTS, distance};
 use collectives::{Float, View, ViewMut, bf16};
 use models::{Accounts, Batch, Gradients, Llama, LlamaConfig, Model, Recompute, Weights};
-use reference::{Reference, VARIANTS, distance};
 use std::collections::BTreeMap;
-
-mod reference;
 
 /// Tensors by unit and place, as weights or as gradients.
 struct Tensors<T> {

@@ -1,11 +1,9 @@
 //! Ten steps of AdamW against PyTorch, with the plainest optimizer that there is: the gradients of several batches,
 //! the weight-decay flags of the tensors and the reference data itself are what is checked here.
 
+use crate::reference::{Reference, VARIANTS, distance};
 use collectives::{Float, View, ViewMut, bf16};
 use models::{Accounts, Batch, Gradients, Llama, Model, Recompute, TensorSpec, Weights};
-use reference::{Reference, VARIANTS, distance};
-
-mod reference;
 
 /// One vector per tensor, tensors of all units in order.
 struct Flat<T> {

@@ -1,13 +1,11 @@
 //! Directories cross the border both ways: transformers' saves load here, and ours load in transformers.
 
+use crate::reference::{Reference, VARIANTS};
 use collectives::DType;
 use models::hf::{Checkpoint, SaveOptions, Writer};
 use models::{LlamaConfig, RopeScaling};
-use reference::{Reference, VARIANTS};
 use std::path::Path;
 use std::process::Command;
-
-mod reference;
 
 fn copy(from: &Checkpoint, to: &Path, dtype: DType, file_limit: u64) {
     let options = SaveOptions { file_limit, extra: from.token_ids().clone() };

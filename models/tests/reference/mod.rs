@@ -1,4 +1,4 @@
-//! Reads the reference data of this folder (layout in README.md). Tests of any crate of the workspace include it:
+//! Reads the reference data of this folder (layout in README.md). Tests of any crate of the workspace include it, such as:
 //! `#[path = "../../models/tests/reference/mod.rs"] mod reference;`
 
 // Each test binary that includes this file uses a part of it.

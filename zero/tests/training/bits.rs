@@ -1,9 +1,7 @@
 //! The same bits on every stage, transport, bucketing, prefetching and rank; memory and traffic as planned.
 
-mod common;
-
+use crate::toy::{Over, Ran, Trace, run};
 use collectives::{Float, bf16};
-use common::{Over, Ran, Trace, run};
 use zero::{AdamW, Config, Stage};
 
 fn config(stage: u8, bucket_bytes: usize, prefetch: bool, accumulate: usize) -> Config {

@@ -1,11 +1,8 @@
 //! Ten AdamW steps agree with PyTorch's on the same weights and batches, on one rank and divided over several.
 
-#[path = "../../models/tests/reference/mod.rs"]
-mod reference;
-
+use crate::reference::{Reference, Tokens, VARIANTS, distance};
 use collectives::{Communicator, Float, bf16};
 use models::{Batch, Llama, Recompute};
-use reference::{Reference, Tokens, VARIANTS, distance};
 use zero::{AdamW, Batches, Config, Ledger, Stage, Trainer};
 
 /// The rows of a batch that one rank takes.

@@ -7,12 +7,13 @@
 mod abreast;
 mod triangles;
 
+use super::compiled::{is, known_as};
 use super::kernel::{Isa, Kernel, Task};
 use super::math::{dot, ln};
 use super::pack::{self, LEFT_STRIDE, Mat, WIDE_PANEL};
 use crate::ops::AttentionShape;
 use abreast::{ABREAST, Abreast};
-use collectives::Float;
+use collectives::{Float, bf16};
 use triangles::{Packed, Rows, Scores, add_transposed, scores, tile_at, weighted};
 
 /// Queries of one step: eight tiles of the widest kernel.
@@ -132,13 +133,32 @@ pub(super) struct Backward<'a, T> {
     pub words: &'a mut [u32],
 }
 
+/// Runs a piece of work by code of this crate where models have its type.
+macro_rules! run {
+    ($work:ident, $task:ident, $isa:ident) => {
+        run!($work, $task, $isa, f32);
+        run!($work, $task, $isa, bf16);
+        $isa.run(Checked($task));
+    };
+    ($work:ident, $task:ident, $isa:ident, $type:ident) => {
+        if const { is::<T, $type>() } {
+            #[inline(never)]
+            fn compiled(task: $work<'_, $type>, isa: Isa) {
+                isa.run(Checked(task));
+            }
+            // SAFETY: this is its type.
+            return compiled(unsafe { known_as($task) }, $isa);
+        }
+    };
+}
+
 impl<T: Float> Forward<'_, T> {
     /// Computes.
     ///
     /// # Safety
     /// `out` and `log_sums` reach as far as the shape says, and nobody else touches what this writes.
     pub(super) unsafe fn run(self, isa: Isa) {
-        isa.run(Checked(self));
+        run!(Forward, self, isa);
     }
 }
 
@@ -148,7 +168,7 @@ impl<T: Float> Backward<'_, T> {
     /// # Safety
     /// `d_q`, `d_k` and `d_v` reach as far as the shape says, and nobody else touches what this writes.
     pub(super) unsafe fn run(self, isa: Isa) {
-        isa.run(Checked(self));
+        run!(Backward, self, isa);
     }
 }
 
