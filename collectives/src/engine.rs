@@ -171,24 +171,26 @@ impl Engine {
         Schedule::new(call, &self.group, local, self.forced[call.kind as usize])
     }
 
-    /// Starts a call and does what can be done at once. A message goes under `tag`; a collective has its own.
+    /// Starts a call and does what can be done at once, or within up to `looks` further looks at what peers do if nothing
+    /// else is in flight. A message goes under `tag`; a collective has its own.
     ///
     /// # Safety
     /// The buffers are as long as the schedule of `call` assumes, disjoint unless in place, and stay where they
     /// are, untouched, until the call is done or this engine has failed.
     pub unsafe fn start(
         &mut self,
-        call: Call,
-        ends: Ends,
+        call: &Call,
+        ends: &Ends,
         tag: Option<u64>,
         priority: Priority,
+        looks: u32,
     ) -> Result<u32> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let local = self.local(&call, &ends);
+        let local = self.local(call, ends);
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
-        let schedule = self.cache.get(&call, local, || Schedule::new(call, group, local, forced));
+        let schedule = self.cache.get(call, local, || Schedule::new(*call, group, local, forced));
         let id = self.free.pop().unwrap_or_else(|| {
             self.flights.push(Flight::new(group.size, None));
             self.flights.len() as u32 - 1
@@ -223,7 +225,7 @@ impl Engine {
         self.order.push(id);
         // With a thread to do the work, a start only tells peers what is ready.
         let quantum = if self.threaded { 0 } else { usize::MAX };
-        self.run(id, 0, quantum).map(|_| id)
+        self.run(id, looks, quantum).map(|_| id)
     }
 
     /// What peers can read where it is. Small inputs are copied anyway.
@@ -240,8 +242,8 @@ impl Engine {
         }
     }
 
-    /// Runs one call as far as it goes, looking up to `looks` times more for what a peer publishes, and copying or
-    /// reducing about `quantum` bytes, or a little less for one of several calls. True when it could go on.
+    /// Runs one call as far as it goes, looking up to `looks` times more for what a peer does if it is the only one, and
+    /// copying or reducing about `quantum` bytes, or a little less for one of several calls. True when it could go on.
     fn run(&mut self, id: u32, looks: u32, quantum: usize) -> Result<bool> {
         if !self.waiting.is_empty() && !self.equip(id)? {
             return Ok(false);
@@ -257,7 +259,7 @@ impl Engine {
             quantum: if alone { quantum } else { quantum.min(QUANTUM) },
             worked: 0,
             floor,
-            looks,
+            looks: if alone { looks } else { 0 },
             past: self.past,
         };
         match execute::run(schedule, &mut flight.state, &mut env) {

@@ -11,16 +11,21 @@ use crate::schedule::Kind;
 /// With n ranks; lengths in elements. Every method fails on lengths, roots or places that do not fit, when ranks
 /// diverge, and when a peer is gone or silent past the deadline.
 impl Communicator {
-    fn run(&self, checked: Checked, tag: Option<u32>) -> Result<()> {
-        let Checked { call, ends, on_device } = checked;
-        if let (true, Some(carrier)) = (on_device, &self.carrier) {
+    /// What was checked is read where it was written: to copy it would wait for that to reach the cache.
+    fn run(&self, checked: Result<Checked>, tag: Option<u32>) -> Result<()> {
+        let Checked { call, ends, on_device } = match &checked {
+            Ok(checked) => checked,
+            Err(error) => return Err(error.clone()),
+        };
+        let tag = tag.map(u64::from);
+        if let (true, Some(carrier)) = (*on_device, &self.carrier) {
             // SAFETY: as below; places were checked too, and whatever frees or uses the buffers is ordered after the
             // device's compute queue, which now comes after the call.
-            let id = unsafe { carrier.start(call, ends, tag.map(u64::from), self.priority) }?;
+            let id = unsafe { carrier.start(*call, *ends, tag, self.priority) }?;
             return carrier.wait(id);
         }
         // SAFETY: the lengths were checked; the callers of this borrow the buffers until it returns.
-        unsafe { self.handle.shared.call(call, ends, tag.map(u64::from), self.priority) }
+        unsafe { self.handle.shared.call(call, ends, tag, self.priority) }
     }
 
     /// Shard r of the reduction of all ranks' `send` (n shards) ends in `recv` (one shard) of rank r.
@@ -31,7 +36,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let (send, mut recv) = (send.into(), recv.into());
-        self.run(self.check_reduce_scatter(Arm::input(send), Arm::output(&mut recv), op, false)?, None)
+        self.run(self.check_reduce_scatter(Arm::input(send), Arm::output(&mut recv), op, false), None)
     }
 
     /// The same, but the shard is delivered in the accumulator's type without the final rounding: 16-bit
@@ -43,7 +48,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let (send, mut recv) = (send.into(), recv.into());
-        self.run(self.check_reduce_scatter(Arm::input(send), Arm::output(&mut recv), op, true)?, None)
+        self.run(self.check_reduce_scatter(Arm::input(send), Arm::output(&mut recv), op, true), None)
     }
 
     /// The same in one buffer of n shards: rank r's shard of it becomes the result, the others stay as they are.
@@ -52,7 +57,7 @@ impl Communicator {
         data: impl Into<ViewMut<'d, T>>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.run(self.check_reduce_scatter_in_place(Arm::output(&mut data.into()), op)?, None)
+        self.run(self.check_reduce_scatter_in_place(Arm::output(&mut data.into()), op), None)
     }
 
     /// Every rank's `send` (one shard) ends in `recv` (n shards, in rank order) of every rank.
@@ -62,12 +67,12 @@ impl Communicator {
         recv: impl Into<ViewMut<'r, T>>,
     ) -> Result<()> {
         let (send, mut recv) = (send.into(), recv.into());
-        self.run(self.check_all_gather(Arm::input(send), Arm::output(&mut recv))?, None)
+        self.run(self.check_all_gather(Arm::input(send), Arm::output(&mut recv)), None)
     }
 
     /// The same in one buffer of n shards, of which rank r brings the r-th.
     pub fn all_gather_in_place<'d, T: Element>(&self, data: impl Into<ViewMut<'d, T>>) -> Result<()> {
-        self.run(self.check_all_gather_in_place(Arm::output(&mut data.into()))?, None)
+        self.run(self.check_all_gather_in_place(Arm::output(&mut data.into())), None)
     }
 
     /// The reduction of all ranks' `send` ends in `recv` of every rank; both are equally long.
@@ -78,7 +83,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let (send, mut recv) = (send.into(), recv.into());
-        self.run(self.check_all_reduce(Arm::input(send), Arm::output(&mut recv), op)?, None)
+        self.run(self.check_all_reduce(Arm::input(send), Arm::output(&mut recv), op), None)
     }
 
     /// The same in one buffer.
@@ -87,12 +92,12 @@ impl Communicator {
         data: impl Into<ViewMut<'d, T>>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.run(self.check_all_reduce_in_place(Arm::output(&mut data.into()), op)?, None)
+        self.run(self.check_all_reduce_in_place(Arm::output(&mut data.into()), op), None)
     }
 
     /// The root's `data` replaces that of every rank.
     pub fn broadcast<'d, T: Element>(&self, data: impl Into<ViewMut<'d, T>>, root: usize) -> Result<()> {
-        self.run(self.check_broadcast(Arm::output(&mut data.into()), root)?, None)
+        self.run(self.check_broadcast(Arm::output(&mut data.into()), root), None)
     }
 
     /// The reduction of all ranks' `send` ends in `recv` of the root; other ranks' `recv` is not looked at.
@@ -104,7 +109,7 @@ impl Communicator {
         root: usize,
     ) -> Result<()> {
         let recv = recv.map(|mut recv| Arm::output(&mut recv));
-        self.run(self.check_reduce(Arm::input(send.into()), recv, op, root)?, None)
+        self.run(self.check_reduce(Arm::input(send.into()), recv, op, root), None)
     }
 
     /// The same in one buffer, which becomes the result on the root and stays as it is elsewhere.
@@ -114,7 +119,7 @@ impl Communicator {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        self.run(self.check_reduce_in_place(Arm::output(&mut data.into()), op, root)?, None)
+        self.run(self.check_reduce_in_place(Arm::output(&mut data.into()), op, root), None)
     }
 
     /// Every rank's `send` (one block) ends in `recv` (n blocks, in rank order) of the root; other ranks' `recv`
@@ -126,7 +131,7 @@ impl Communicator {
         root: usize,
     ) -> Result<()> {
         let recv = recv.map(|mut recv| Arm::output(&mut recv));
-        self.run(self.check_gather(Arm::input(send.into()), recv, root)?, None)
+        self.run(self.check_gather(Arm::input(send.into()), recv, root), None)
     }
 
     /// The same in one buffer: on the root n blocks, of which it brings its own; elsewhere the one block to send.
@@ -135,7 +140,7 @@ impl Communicator {
         data: impl Into<ViewMut<'d, T>>,
         root: usize,
     ) -> Result<()> {
-        self.run(self.check_gather_in_place(Arm::output(&mut data.into()), root)?, None)
+        self.run(self.check_gather_in_place(Arm::output(&mut data.into()), root), None)
     }
 
     /// Block r of the root's `send` (n blocks) ends in `recv` (one block) of rank r; other ranks' `send` is not
@@ -147,7 +152,7 @@ impl Communicator {
         root: usize,
     ) -> Result<()> {
         let send = send.map(Arm::input);
-        self.run(self.check_scatter(send, Arm::output(&mut recv.into()), root)?, None)
+        self.run(self.check_scatter(send, Arm::output(&mut recv.into()), root), None)
     }
 
     /// The same in one buffer: on the root n blocks, of which it keeps its own; elsewhere the one block to fill.
@@ -156,7 +161,7 @@ impl Communicator {
         data: impl Into<ViewMut<'d, T>>,
         root: usize,
     ) -> Result<()> {
-        self.run(self.check_scatter_in_place(Arm::output(&mut data.into()), root)?, None)
+        self.run(self.check_scatter_in_place(Arm::output(&mut data.into()), root), None)
     }
 
     /// Block r of every rank's `send` (n blocks) ends in `recv` (n blocks, in rank order) of rank r.
@@ -166,27 +171,27 @@ impl Communicator {
         recv: impl Into<ViewMut<'r, T>>,
     ) -> Result<()> {
         let (send, mut recv) = (send.into(), recv.into());
-        self.run(self.check_all_to_all(Arm::input(send), Arm::output(&mut recv))?, None)
+        self.run(self.check_all_to_all(Arm::input(send), Arm::output(&mut recv)), None)
     }
 
     /// The same in one buffer of n blocks.
     pub fn all_to_all_in_place<'d, T: Element>(&self, data: impl Into<ViewMut<'d, T>>) -> Result<()> {
-        self.run(self.check_all_to_all_in_place(Arm::output(&mut data.into()))?, None)
+        self.run(self.check_all_to_all_in_place(Arm::output(&mut data.into())), None)
     }
 
     /// Sends a message to rank `to`, which receives it under the same tag; messages of one tag between two ranks
     /// arrive in order. Returns when `data` is free again, which may be before it has arrived.
     pub fn send<'s, T: Element>(&self, data: impl Into<View<'s, T>>, to: usize, tag: u32) -> Result<()> {
-        self.run(self.check_message(Kind::Send, Arm::input(data.into()), to)?, Some(tag))
+        self.run(self.check_message(Kind::Send, Arm::input(data.into()), to), Some(tag))
     }
 
     /// Receives a message of exactly this length and type from rank `from`.
     pub fn recv<'r, T: Element>(&self, data: impl Into<ViewMut<'r, T>>, from: usize, tag: u32) -> Result<()> {
-        self.run(self.check_message(Kind::Recv, Arm::output(&mut data.into()), from)?, Some(tag))
+        self.run(self.check_message(Kind::Recv, Arm::output(&mut data.into()), from), Some(tag))
     }
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
-        self.run(self.check_barrier()?, None)
+        self.run(self.check_barrier(), None)
     }
 }

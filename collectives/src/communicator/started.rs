@@ -36,7 +36,7 @@ impl Communicator {
         let shared = &self.handle.shared;
         // SAFETY: the lengths were checked, and the pending call owns the buffers, whose memory does not move
         // with them.
-        let id = unsafe { shared.start(call, ends, tag, self.priority) }?;
+        let id = unsafe { shared.start(&call, &ends, tag, self.priority) }?;
         Ok(Pending::new(End::Engine(Arc::clone(shared)), id, buffers))
     }
 

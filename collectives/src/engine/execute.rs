@@ -208,12 +208,9 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 state.posted.push(Posted { group, peer: from, request });
             }
             Step::Wait { group } => {
-                let mut looks = env.looks.min(MESSAGE_LOOKS);
-                while let Some(peer) = under_way(schedule, state, env.transport, group)? {
-                    if looks == 0 {
-                        return Ok(Outcome::Blocked(peer));
-                    }
-                    looks -= 1;
+                let looks = env.looks.min(MESSAGE_LOOKS);
+                if let Some(peer) = under_way(schedule, state, env.transport, group, looks)? {
+                    return Ok(Outcome::Blocked(peer));
                 }
             }
             Step::Check { from, at } => {
@@ -317,24 +314,25 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
 /// Between two parts of a copy or a reduction: moves messages on; whether the next part comes at once.
 fn goes_on(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<bool> {
     if let Some(&Posted { group, .. }) = state.posted.first() {
-        under_way(schedule, state, env.transport, group)?;
+        under_way(schedule, state, env.transport, group, 0)?;
     }
     Ok(env.worked < env.quantum)
 }
 
-/// Moves the messages of a group on; the peer of one that is not through yet. It looks at one such only, and at another
-/// the next time: each look moves all of them, and a library may give up the processor in it.
+/// Moves the messages of a group on; the peer of one that is not through yet after `looks` further looks. It looks at one
+/// such only, and at another the next time: each look moves all of them, and a library may give up the processor in it.
 fn under_way(
     schedule: &Schedule,
     state: &mut State,
     transport: &mut dyn Transport,
     group: usize,
+    looks: u32,
 ) -> Result<Option<usize>> {
     let mut i = 0;
     while let Some(&Posted { group: of, peer, request }) = state.posted.get(i) {
         if of != group {
             i += 1;
-        } else if transport.test(request).map_err(|e| in_words(e, schedule, state, peer))? {
+        } else if transport.test_often(request, looks).map_err(|e| in_words(e, schedule, state, peer))? {
             state.posted.swap_remove(i);
         } else {
             let last = state.posted.len() - 1;

@@ -121,9 +121,15 @@ impl Shared {
     ///
     /// # Safety
     /// As for [`Engine::start`].
-    pub unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
+    pub unsafe fn start(
+        &self,
+        call: &Call,
+        ends: &Ends,
+        tag: Option<u64>,
+        priority: Priority,
+    ) -> Result<u32> {
         // SAFETY: the caller's.
-        let id = unsafe { self.lock().start(call, ends, tag, priority) }?;
+        let id = unsafe { self.lock().start(call, ends, tag, priority, 0) }?;
         if let Some(driver) = self.driver.get() {
             driver.unpark();
         }
@@ -134,10 +140,11 @@ impl Shared {
     ///
     /// # Safety
     /// As for [`Engine::start`], but the buffers are free again when this returns.
-    pub unsafe fn call(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<()> {
+    pub unsafe fn call(&self, call: &Call, ends: &Ends, tag: Option<u64>, priority: Priority) -> Result<()> {
         let mut engine = self.lock();
+        let looks = engine.looks;
         // SAFETY: the caller's.
-        let id = unsafe { engine.start(call, ends, tag, priority) }?;
+        let id = unsafe { engine.start(call, ends, tag, priority, looks) }?;
         self.wait_locked(engine, id)
     }
 

@@ -102,6 +102,16 @@ pub trait Transport: Send {
     /// can never complete because the peer has left or is lost.
     fn test(&mut self, request: Request) -> Result<bool>;
 
+    /// The same, looking up to `looks` times more if it is not complete.
+    fn test_often(&mut self, request: Request, looks: u32) -> Result<bool> {
+        for _ in 0..looks {
+            if self.test(request)? {
+                return Ok(true);
+            }
+        }
+        self.test(request)
+    }
+
     /// Reading peers' memory directly, where the transport can.
     fn direct(&mut self) -> Option<&mut dyn Direct> {
         None

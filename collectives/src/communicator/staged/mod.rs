@@ -204,7 +204,7 @@ impl<Q: Streams> Staged<Q> {
         let recv = start.wrapping_add(job.output());
         let ends = Ends { send: start, recv, ..job.ends };
         // SAFETY: the staging memory is as long as the buffers are, and this flight's until the host is done.
-        let started = unsafe { self.host.handle.shared.start(job.call, ends, job.tag, job.priority) };
+        let started = unsafe { self.host.handle.shared.start(&job.call, &ends, job.tag, job.priority) };
         flight.host = started?;
         flight.stage = Stage::Exchanging;
         state.exchanging.push(id);

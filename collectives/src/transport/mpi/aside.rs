@@ -28,16 +28,26 @@ struct Other {
 }
 
 impl Requests {
-    /// Once in a while: whether a message waits that its sender has sent in place of the one that is waited for. True if
-    /// so; the receive is then over.
-    pub(super) fn look_aside(&mut self, session: &Session, index: usize) -> Result<bool> {
-        let comms = *self.comms(&self.slots[index].route);
+    /// Once in a while, after another `looks`: whether a message waits that its sender has sent in place of the one that is
+    /// waited for. True if so; the receive is then over.
+    #[inline(always)]
+    pub(super) fn look_aside(&mut self, session: &Session, index: usize, looks: u32) -> Result<bool> {
         let slot = &mut self.slots[index];
-        slot.looks += 1;
-        let eligible = slot.kind == Kind::Recv && !slot.route.user && slot.bytes <= self.chunk;
-        if !eligible || !slot.looks.is_multiple_of(LOOKS) {
+        slot.looks = slot.looks.wrapping_add(looks);
+        if slot.looks < LOOKS {
             return Ok(false);
         }
+        slot.looks = 0;
+        match slot.kind == Kind::Recv && !slot.route.user && slot.bytes <= self.chunk {
+            true => self.sent_instead(session, index),
+            false => Ok(false),
+        }
+    }
+
+    #[cold]
+    fn sent_instead(&mut self, session: &Session, index: usize) -> Result<bool> {
+        let comms = *self.comms(&self.slots[index].route);
+        let slot = &mut self.slots[index];
         if slot.route.guarded() && slot.route.coded().is_none() {
             // The same message with another length is on the communicator of other lengths.
             let other = if slot.bytes > slot.route.limit { comms.small } else { comms.large };

@@ -266,6 +266,10 @@ impl Transport for MpiTransport {
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
+        self.test_often(request, 0)
+    }
+
+    fn test_often(&mut self, request: Request, looks: u32) -> Result<bool> {
         if request == Request::DONE {
             return Ok(true);
         }
@@ -275,7 +279,7 @@ impl Transport for MpiTransport {
         let outcome = {
             let session = self.messages.session();
             let _turn = session.turn()?;
-            self.requests.test(session, request)?
+            self.requests.test(session, request, looks)?
         };
         match outcome {
             Some(done) => self.completed(done),

@@ -343,9 +343,15 @@ impl Requests {
         })
     }
 
-    /// How the message ended, or nothing while it is under way. One that ended before is an outcome of success. It is
-    /// this thread's turn.
-    pub(super) fn test(&mut self, session: &Session, message: Request) -> Result<Option<Outcome>> {
+    /// How the message ended, or nothing if it is still under way after `looks` further looks. One that ended before is an
+    /// outcome of success. It is this thread's turn.
+    #[inline(always)]
+    pub(super) fn test(
+        &mut self,
+        session: &Session,
+        message: Request,
+        looks: u32,
+    ) -> Result<Option<Outcome>> {
         let (index, generation) = (message.0 as u32 as usize, (message.0 >> 32) as u32);
         let slot = &self.slots[index];
         if slot.generation != generation || !slot.active {
@@ -355,7 +361,7 @@ impl Requests {
         if !slot.unseen.is_empty() {
             self.probe(session, index)?;
         }
-        if !self.advance(session, index)? {
+        if !self.advance(session, index, looks)? {
             return Ok(None);
         }
         let slot = &mut self.slots[index];
@@ -375,8 +381,10 @@ impl Requests {
     }
 
     /// Tests the parts of a message; whether all of it is over.
-    fn advance(&mut self, session: &Session, index: usize) -> Result<bool> {
+    #[inline(always)]
+    fn advance(&mut self, session: &Session, index: usize, looks: u32) -> Result<bool> {
         let slot = &mut self.slots[index];
+        let mut looked = 0;
         while let Some(part) = slot.parts.last_mut() {
             let (mut flag, mut count) = (0, 0);
             let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
@@ -387,7 +395,11 @@ impl Requests {
                     slot.code = code;
                 }
             } else if flag == 0 {
-                return self.look_aside(session, index);
+                looked += 1;
+                if looked > looks {
+                    return self.look_aside(session, index, looked);
+                }
+                continue;
             } else if slot.kind == Kind::Recv {
                 // SAFETY: MPI_Test has filled the status; the type is MPI's own.
                 let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count) };
@@ -396,7 +408,7 @@ impl Requests {
             }
             slot.parts.pop();
         }
-        if slot.unseen.is_empty() { Ok(true) } else { self.look_aside(session, index) }
+        if slot.unseen.is_empty() { Ok(true) } else { self.look_aside(session, index, 1) }
     }
 
     /// From whom `message` is awaited, if it is a receive.
@@ -422,7 +434,7 @@ impl Requests {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             if slot.active {
-                self.test(session, Request((slot.generation as u64) << 32 | index as u64))?;
+                self.test(session, Request((slot.generation as u64) << 32 | index as u64), 0)?;
             }
         }
         Ok(self.active == 0)

@@ -7,6 +7,7 @@ use super::ffi;
 use crate::error::{Error, Result};
 use mpi::Threading;
 use mpi::environment::Universe;
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +16,8 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// Asking the thread's handle takes longer.
-    static SELF: ThreadId = std::thread::current().id();
+    /// Of the thread that started MPI for its own calls only; asking for a thread's handle takes longer.
+    static SELF: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
 /// Held around each call of MPI: `MPI_THREAD_SERIALIZED` asks its users to take turns, whoever they are.
@@ -102,7 +103,8 @@ impl Session {
         };
         let without_end = library.starts_with("MPICH 4.0") && ranks_here() != Some(size);
         let one = callers == Callers::This || granted < Threading::Serialized;
-        let only = one.then(|| SELF.with(|id| *id));
+        let only = one.then(|| std::thread::current().id());
+        SELF.set(only);
         RUNNING.store(true, Ordering::SeqCst);
         HOOK.call_once(install_hook);
         let session = Arc::new(Session {
@@ -120,21 +122,25 @@ impl Session {
     }
 
     /// This thread's turn to call MPI.
+    #[inline(always)]
     pub(super) fn turn(&self) -> Result<Turn> {
-        if let Some(only) = self.only
-            && SELF.with(|id| *id) != only
-        {
-            return Err(self.not_this_thread());
-        }
         if self.given_up.load(Ordering::Acquire) {
-            return Err(self.error_text("progress", "messages of a failed group could not be ended".into()));
+            return Err(self.given_up());
         }
         if self.only.is_some() {
+            if SELF.get() != self.only {
+                return Err(self.not_this_thread());
+            }
             INSIDE.store(true, Ordering::Relaxed);
             return Ok(Turn(None));
         }
         // A thread that panicked in its turn has left MPI as it was between two calls.
         Ok(Turn(Some(TURN.lock().unwrap_or_else(|p| p.into_inner()))))
+    }
+
+    #[cold]
+    fn given_up(&self) -> Error {
+        self.error_text("progress", "messages of a failed group could not be ended".into())
     }
 
     #[cold]

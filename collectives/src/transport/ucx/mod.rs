@@ -153,6 +153,10 @@ impl Transport for UcxTransport {
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
+        self.test_often(request, 0)
+    }
+
+    fn test_often(&mut self, request: Request, looks: u32) -> Result<bool> {
         if request == Request::DONE {
             return Ok(true);
         }
@@ -160,13 +164,13 @@ impl Transport for UcxTransport {
             return Err(error.clone());
         }
         let state = self.session.turn()?;
-        let mut moved = false;
+        let mut looked = 0;
         let done = loop {
             match self.requests.test(&state.worker, request) {
-                Ok(false) if !moved => state.worker.progress(),
+                Ok(false) if looked <= looks => state.worker.progress(),
                 done => break done,
             };
-            moved = true;
+            looked += 1;
         };
         drop(state);
         match done {
