@@ -63,6 +63,8 @@ pub const UCP_EP_CLOSE_FLAG_FORCE: u32 = 1 << 0;
 pub const UCP_OP_ATTR_FIELD_FLAGS: u32 = 1 << 4;
 /// `UCP_OP_ATTR_FLAG_NO_IMM_CMPL`
 pub const UCP_OP_ATTR_FLAG_NO_IMM_CMPL: u32 = 1 << 16;
+/// `UCP_OP_ATTR_FLAG_FAST_CMPL`
+pub const UCP_OP_ATTR_FLAG_FAST_CMPL: u32 = 1 << 17;
 
 /// `ucp_params_t`
 #[repr(C)]

@@ -96,6 +96,8 @@ impl Drop for Context {
 /// How messages are posted: constants, because what was just written to the stack is not to be read (see
 /// [`turns`](super::turns)).
 const SEND: ucp_request_param_t = ucp_request_param_t::UNSET;
+const SEND_COPIED: ucp_request_param_t =
+    ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_FAST_CMPL, ..ucp_request_param_t::UNSET };
 /// UCX 1.13 fails to say how long a message was whose receive is done at once, so a request is asked for in every case.
 const RECV: ucp_request_param_t =
     ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_NO_IMM_CMPL, ..ucp_request_param_t::UNSET };
@@ -178,7 +180,7 @@ impl Worker {
         posted(unsafe { (self.context.ucp.ucp_ep_close_nbx)(endpoint, &param) })
     }
 
-    /// Posts a send.
+    /// Posts a send; `copied` if it should rather be copied than announced where UCX would do the latter.
     ///
     /// # Safety
     /// As of [`Transport::send`](crate::transport::Transport::send); `endpoint` is one of this worker.
@@ -189,9 +191,11 @@ impl Worker {
         tag: ucp_tag_t,
         src: *const u8,
         bytes: usize,
+        copied: bool,
     ) -> Posted {
+        let how = if copied { &SEND_COPIED } else { &SEND };
         // SAFETY: the caller's promise.
-        posted(unsafe { (self.context.ucp.ucp_tag_send_nbx)(endpoint, src.cast(), bytes, tag, &SEND) })
+        posted(unsafe { (self.context.ucp.ucp_tag_send_nbx)(endpoint, src.cast(), bytes, tag, how) })
     }
 
     /// Posts a receive of at most `bytes`, which is never done at once.

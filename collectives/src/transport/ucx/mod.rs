@@ -28,7 +28,7 @@ use session::State;
 use std::time::{Duration, Instant};
 use tags::Window;
 use turns::Hold;
-use ucx_sys::{Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_OK};
+use ucx_sys::{Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_OK, ucp_tag_recv_info_t};
 
 /// The name and version of the UCX library that would be opened.
 ///
@@ -45,6 +45,11 @@ const IDLE: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 /// How long a farewell may be on its way when its sender's process has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
+
+/// Messages of so many bytes to a rank of this host are copied through shared memory, as shorter ones are, not announced for
+/// the receiver to fetch them. Over posix and cma, on an Intel Xeon, one of 12 KiB then takes 1.3 us instead of 2.8 and of
+/// 24 KiB 2.1 instead of 3.2; but two of 32 KiB that cross a sixth more.
+const COPIED: std::ops::RangeInclusive<usize> = 8 << 10..=24 << 10;
 
 /// UCX between the ranks of one group.
 pub struct UcxTransport {
@@ -129,12 +134,18 @@ impl Transport for UcxTransport {
         let source = self.members.ranks[self.members.rank];
         let tag = self.tag("send", source, self.members.numbers[to], tag)?;
         let mut state = self.session.turn()?;
-        let endpoint = state.endpoint(self.members.ranks[to])?;
+        let peer = self.members.ranks[to];
+        let copied = COPIED.contains(&bytes) && state.local(peer);
+        let endpoint = state.endpoint(peer)?;
         // SAFETY: the caller's promise.
-        match unsafe { state.worker.send(endpoint, tag, src, bytes) } {
+        match unsafe { state.worker.send(endpoint, tag, src, bytes, copied) } {
             Posted::Done => Ok(Request::DONE),
             Posted::Pending(request) => Ok(self.requests.add(Kind::Send, request, to, bytes)),
-            Posted::Failed(status) => Err(state.worker.context.error("ucp_tag_send_nbx", status)),
+            Posted::Failed(status) => {
+                drop(state);
+                let came = ucp_tag_recv_info_t::default();
+                Err(self.failed(&Outcome { kind: Kind::Send, peer: to, bytes, status, came }))
+            }
         }
     }
 
@@ -235,9 +246,16 @@ impl UcxTransport {
             (Kind::Recv { .. }, _) => ("ucp_tag_recv_nbx", "from"),
             (Kind::Send, _) => ("ucp_tag_send_nbx", "to"),
         };
-        // A loss that explains the failure is the better message.
-        if let Err(loss) = self.check() {
-            return loss;
+        // A loss that explains the failure is the better message, and may become known a moment later.
+        let until = Instant::now() + HEARSAY;
+        while Instant::now() < until {
+            if let Err(loss) = self.check() {
+                return loss;
+            }
+            if self.members.farewells.has_left(done.peer) {
+                return self.members.error(done.peer, "left the group while messages were under way");
+            }
+            std::thread::sleep(NAP);
         }
         let context = self.session.context();
         let (bytes, peer, text) = (done.bytes, done.peer, context.ucp.status(done.status));

@@ -254,7 +254,7 @@ impl State {
     pub(super) fn control(&mut self, peer: usize, tag: u64, bytes: Box<[u8]>) -> Result<()> {
         let endpoint = self.endpoint(peer)?;
         // SAFETY: the boxed bytes stay where they are until `settle_outgoing` sees the request done.
-        match unsafe { self.worker.send(endpoint, tag, bytes.as_ptr(), bytes.len()) } {
+        match unsafe { self.worker.send(endpoint, tag, bytes.as_ptr(), bytes.len(), false) } {
             Posted::Done => Ok(()),
             Posted::Failed(status) => Err(self.worker.context.error("ucp_tag_send_nbx", status)),
             Posted::Pending(request) => {
