@@ -128,6 +128,18 @@ fn ranks_dealt_in_turn_behind_emulated_links_over_ucx() {
     }
 }
 
+#[test]
+fn failures_of_nodes_over_shared_memory() {
+    shm_ranks::failures("failures_of_nodes_over_shared_memory", &[3], || nodes(shm, &[0, 0, 1]));
+}
+
+#[test]
+fn failures_of_nodes_over_ucx() {
+    if has_ucx() {
+        shm_ranks::failures("failures_of_nodes_over_ucx", &[4], || nodes(ucx, &[0, 1, 1, 0]));
+    }
+}
+
 /// A rank of another node that gives up is named, with its reason.
 #[test]
 fn a_rank_of_another_node_that_fails_is_named() {

@@ -2,11 +2,9 @@
 
 mod shm_ranks;
 
-use collectives::bootstrap::Ending;
-use collectives::bootstrap::spawn::supervise;
 use collectives::conformance::{Case, cases, standard, windowed};
 use collectives::{Communicator, Options, Progress};
-use shm_ranks::{PATIENCE, connect, is_rank, rank_of, run};
+use shm_ranks::{PATIENCE, connect, run};
 use std::time::Instant;
 
 /// Runs every case that leaves its processes alive, each in a group of its own.
@@ -63,31 +61,7 @@ fn with_progress_threads() {
     suite("with_progress_threads", 2, chosen, Progress::Thread { cpu: None });
 }
 
-/// Cases after which nothing of the job works any more: one job each.
 #[test]
 fn failures() {
-    const CASE: &str = "CARAVAN_TEST_CASE";
-    let failing: Vec<Case> = cases().into_iter().filter(|c| c.fails).collect();
-    if is_rank("failures") {
-        let name = std::env::var(CASE).expect("a case");
-        let case = failing.iter().find(|c| c.name == name).expect("a known case");
-        let transport = connect().expect("a group");
-        (case.run)(Communicator::new(transport, (case.options)()).expect("a communicator"));
-        std::process::exit(0);
-    }
-    for case in failing {
-        for n in [2, 3] {
-            let start = Instant::now();
-            let with_case = |_| {
-                let mut command = rank_of("failures");
-                command.env(CASE, case.name);
-                command
-            };
-            let report = supervise(n, with_case).expect("a job");
-            // Some rank has failed, as it should; but no rank panicked over it or had to be killed.
-            let fine = report.killed.is_empty() && report.endings.iter().all(|e| *e == Ending::Exited(0));
-            assert!(fine, "{} with {n} ranks: {:?}", case.name, report.sentence());
-            println!("{n} ranks, {}: {:.2?}", case.name, start.elapsed());
-        }
-    }
+    shm_ranks::failures("failures", &[2, 3], connect);
 }

@@ -9,9 +9,12 @@ use crate::error::{Error, Result};
 use crate::schedule::{Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
+use std::time::{Duration, Instant};
 
 /// How often to look at messages again at once: each look calls a library.
 const MESSAGE_LOOKS: u32 = 4;
+/// How long to wait for a peer's explanation of what went wrong.
+const HEARSAY: Duration = Duration::from_millis(300);
 
 /// Where a call in flight is.
 pub(super) struct State {
@@ -189,7 +192,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let src = state.read(span.space, span.offset);
                 // SAFETY: the buffers live and stay as they are until the call is done, which `Wait` precedes.
                 let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
-                let request = request.map_err(|e| in_words(e, schedule, state, to))?;
+                let request = request.map_err(|e| in_words(e, schedule, state, env.transport, to))?;
                 if request != Request::DONE {
                     state.posted.push(Posted { group, peer: to, request });
                 }
@@ -204,7 +207,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 }
                 // SAFETY: as for a send; nothing else touches the span until `Wait`.
                 let request = unsafe { env.transport.recv(from, tag, dst, span.bytes) };
-                let request = request.map_err(|e| in_words(e, schedule, state, from))?;
+                let request = request.map_err(|e| in_words(e, schedule, state, env.transport, from))?;
                 state.posted.push(Posted { group, peer: from, request });
             }
             Step::Wait { group } => {
@@ -332,7 +335,10 @@ fn under_way(
     while let Some(&Posted { group: of, peer, request }) = state.posted.get(i) {
         if of != group {
             i += 1;
-        } else if transport.test_often(request, looks).map_err(|e| in_words(e, schedule, state, peer))? {
+            continue;
+        }
+        let tested = transport.test_often(request, looks);
+        if tested.map_err(|e| in_words(e, schedule, state, transport, peer))? {
             state.posted.swap_remove(i);
         } else {
             let last = state.posted.len() - 1;
@@ -391,31 +397,61 @@ fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint)
     })
 }
 
-/// A transport knows lengths only; this adds what the calls were. The first bytes of a message of another length
-/// may have arrived, and they say what the peer called.
-fn in_words(error: Error, schedule: &Schedule, state: &State, peer: usize) -> Error {
+/// A transport knows lengths only; this adds what the calls were. The first message of the peer says what it called: its
+/// first bytes come also where it has another length.
+fn in_words(
+    error: Error,
+    schedule: &Schedule,
+    state: &mut State,
+    transport: &mut dyn Transport,
+    peer: usize,
+) -> Error {
     let Error::Diverged { mine, theirs, .. } = error else { return error };
-    let rank = schedule.group.rank;
+    let (sequence, rank) = (state.sequence, schedule.group.rank);
     if mine.is_empty() {
         // The transport knows what the peer called.
-        let mine = schedule.fingerprint.to_string();
-        return Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs };
+        return Error::Diverged { sequence, rank, mine: schedule.fingerprint.to_string(), peer, theirs };
     }
     let frame = schedule.steps.iter().find_map(|step| match *step {
         Step::Check { from, at } if from == peer => Some(at),
         _ => None,
     });
-    let header = frame.map_or(0, |at| {
-        // SAFETY: the schedule reserved these eight bytes, and its receives cleared them.
-        unsafe { state.read(Space::Scratch, at).cast::<u64>().read_unaligned() }
-    });
-    let header = Fingerprint::from_bits(header);
-    let (mine, theirs) = match header.bits() != 0 && header != state.fingerprint {
-        true => (state.fingerprint.to_string(), header.to_string()),
-        false => (
+    let called = match frame.map_or(Ok(None), |at| first_of(peer, at, state, transport)) {
+        Ok(called) => called,
+        Err(loss) => return loss,
+    };
+    let (mine, theirs) = match called.filter(|called| *called != state.fingerprint) {
+        Some(called) => (state.fingerprint.to_string(), called.to_string()),
+        None => (
             format!("{}, for which it expects {mine}", schedule.call),
             format!("something for which it sent {theirs}"),
         ),
     };
-    Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs }
+    Error::Diverged { sequence, rank, mine, peer, theirs }
+}
+
+/// The fingerprint that the first message of `peer` brings to `at` in scratch, if it comes: a later one, of which nothing
+/// had to be fetched, may have been here before it. A loss explains what happened better: the peer may have noticed first.
+fn first_of(
+    peer: usize,
+    at: usize,
+    state: &mut State,
+    transport: &mut dyn Transport,
+) -> Result<Option<Fingerprint>> {
+    let until = Instant::now() + HEARSAY;
+    loop {
+        // SAFETY: the schedule reserved these eight bytes, and their receive has cleared them.
+        let header = unsafe { state.read(Space::Scratch, at).cast::<u64>().read_unaligned() };
+        if header != 0 {
+            return Ok(Some(Fingerprint::from_bits(header)));
+        }
+        if state.posted.iter().all(|posted| posted.peer != peer) || Instant::now() > until {
+            return Ok(None);
+        }
+        state
+            .posted
+            .retain(|posted| posted.peer != peer || matches!(transport.test(posted.request), Ok(false)));
+        transport.check()?;
+        std::thread::yield_now();
+    }
 }

@@ -1,12 +1,13 @@
 //! Runs a test's body as several processes: the test starts its own executable again, once per rank.
 #![allow(dead_code)]
 
-use collectives::Result;
 use collectives::bootstrap::spawn::{Report, supervise};
-use collectives::bootstrap::{Identity, Options, shm_group};
+use collectives::bootstrap::{Ending, Identity, Options, shm_group};
+use collectives::conformance::{Case, cases};
 use collectives::transport::{Request, Transport};
+use collectives::{Communicator, Result};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Says to a process which test's rank it is.
 const ROLE: &str = "CARAVAN_TEST_ROLE";
@@ -37,6 +38,39 @@ pub fn job(test: &str, sizes: &[usize], body: impl FnOnce()) -> Vec<Report> {
 pub fn run(test: &str, sizes: &[usize], body: impl FnOnce(Box<dyn Transport>)) {
     for report in job(test, sizes, || body(connect().expect("a group"))) {
         assert_eq!(report.exit_code(), 0, "{:?}", report.sentence());
+    }
+}
+
+/// Runs the cases after which nothing of a job works any more, each in jobs of its own, of these sizes. Some rank fails, as
+/// it should; but none panics over it, has to be killed or hangs.
+pub fn failures(test: &str, sizes: &[usize], connect: impl FnOnce() -> Result<Box<dyn Transport>>) {
+    const CASE: &str = "CARAVAN_TEST_CASE";
+    let failing: Vec<Case> = cases().into_iter().filter(|c| c.fails).collect();
+    if is_rank(test) {
+        let name = std::env::var(CASE).expect("a case");
+        let case = failing.iter().find(|c| c.name == name).expect("a known case");
+        let mut transport = connect().expect("a group");
+        // Once all have come: who is still on the way would be told of the failure there.
+        let all: Vec<usize> = (0..transport.size()).collect();
+        let meeting = transport.subgroup(&all, 1, PATIENCE).expect("a group");
+        let meeting = Communicator::new(meeting, collectives::Options::default()).expect("a communicator");
+        meeting.barrier().expect("all come");
+        (case.run)(Communicator::new(transport, (case.options)()).expect("a communicator"));
+        std::process::exit(0);
+    }
+    for case in failing {
+        for &n in sizes {
+            let start = Instant::now();
+            let with_case = |_| {
+                let mut command = rank_of(test);
+                command.env(CASE, case.name);
+                command
+            };
+            let report = supervise(n, with_case).expect("a job");
+            let fine = report.killed.is_empty() && report.endings.iter().all(|e| *e == Ending::Exited(0));
+            assert!(fine, "{} with {n} ranks: {:?}", case.name, report.sentence());
+            println!("{n} ranks, {}: {:.2?}", case.name, start.elapsed());
+        }
     }
 }
 
