@@ -175,6 +175,17 @@ impl Bench {
         Outcome { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
     }
 
+    /// Whether the program can use this transport here; a skip with the reason if not.
+    pub fn offers(&self, transport: &str) -> bool {
+        let doctor = self.run("doctor --json").success().json();
+        let rows = doctor["transports"].as_array().cloned().unwrap_or_default();
+        let row = rows.into_iter().find(|row| row["name"] == transport).expect("a row about it");
+        if row["usable"] == false {
+            skip(&format!("{transport}: {}", row["remark"].as_str().unwrap_or_default()));
+        }
+        row["usable"] == true
+    }
+
     /// Starts a command that runs [`ENDLESS`] and waits until its first steps are done.
     #[track_caller]
     pub fn endless(&self, mut command: Command) -> Child {

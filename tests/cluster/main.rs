@@ -92,21 +92,10 @@ impl Mpirun {
     fn transports() -> Vec<&'static str> {
         match Self::built_in() {
             Some(_) => vec!["mpi"],
-            None if ucx() => vec!["shm", "ucx"],
+            None if bench().offers("ucx") => vec!["shm", "ucx"],
             None => vec!["shm"],
         }
     }
-}
-
-/// Whether UCX can be used; a skip if not.
-fn ucx() -> bool {
-    let doctor = bench().run("doctor --json").success().json();
-    let rows = doctor["transports"].as_array().cloned().unwrap_or_default();
-    let ucx = rows.into_iter().find(|row| row["name"] == "ucx").expect("a row about ucx");
-    if ucx["usable"] == false {
-        harness::skip(&format!("ucx: {}", ucx["remark"].as_str().unwrap_or_default()));
-    }
-    ucx["usable"] == true
 }
 
 /// A short training run, without what differs between runs.

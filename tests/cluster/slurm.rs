@@ -150,7 +150,7 @@ fn srun_and_sbatch() {
     bench.run(&traced("own-4", "--ranks 4")).success();
     let plugins = slurm.run("srun --mpi=list");
     let plugins = plugins.stdout + &plugins.stderr;
-    let ucx = crate::ucx();
+    let ucx = crate::bench().offers("ucx");
 
     let runs = match Mpirun::built_in() {
         Some(_) => vec![("pmix", "mpi")],

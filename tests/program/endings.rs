@@ -15,23 +15,42 @@ fn endless(bench: &Bench, flags: &str) -> Child {
 /// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
 const PROMISED: Duration = Duration::from_secs(5);
 
+/// One of the ranks of a run is killed: the others end in time and name it, and nothing stays.
+fn one_is_killed(ranks: usize, victim: usize, flags: &str) {
+    let bench = bench();
+    let run = endless(&bench, &format!("--ranks {ranks} {flags}"));
+    let members = bench.ranks();
+    assert_eq!(members.iter().map(|m| m.0).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
+    // As if it were killed while it saves.
+    fs::create_dir(bench.path("out.tmp-1-0")).unwrap();
+    let killed = Instant::now();
+    signal(members[victim].1, Signal::KILL);
+    let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
+    // The supervisor would say so, had a rank not ended by itself in its grace.
+    assert!(!outcome.stderr.contains("did not end by itself"), "{}", outcome.stderr);
+    bench.nothing_half_written();
+    let took = killed.elapsed();
+    assert!(took < PROMISED, "rank {victim} of {ranks} {flags}: all of it ended after {took:?}");
+}
+
 #[test]
 fn a_killed_rank_ends_the_others_by_name() {
     for (ranks, victim, stage) in [(2, 1, 3), (3, 0, 2), (3, 1, 3), (3, 2, 0), (4, 2, 1)] {
-        let bench = bench();
-        let run = endless(&bench, &format!("--ranks {ranks} --stage {stage}"));
-        let members = bench.ranks();
-        assert_eq!(members.iter().map(|m| m.0).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
-        // As if it were killed while it saves.
-        fs::create_dir(bench.path("out.tmp-1-0")).unwrap();
-        let killed = Instant::now();
-        signal(members[victim].1, Signal::KILL);
-        let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
-        // The supervisor would say so, had a rank not ended by itself in its grace.
-        assert!(!outcome.stderr.contains("did not end by itself"), "{}", outcome.stderr);
-        bench.nothing_half_written();
-        let took = killed.elapsed();
-        assert!(took < PROMISED, "rank {victim} of {ranks}: all of it ended after {took:?}");
+        one_is_killed(ranks, victim, &format!("--stage {stage}"));
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_whatever_carries_messages() {
+    let link = "--emulate-link latency=20us,bandwidth=1GB/s";
+    one_is_killed(3, 0, link);
+    one_is_killed(4, 3, &format!("--transport shm+shm --ranks-per-node 2 {link}"));
+    if bench().offers("ucx") {
+        for victim in 0..3 {
+            one_is_killed(3, victim, "--transport ucx");
+        }
+        one_is_killed(4, 0, "--transport shm+ucx --ranks-per-node 2");
+        one_is_killed(4, 3, "--transport shm+ucx --ranks-per-node 2");
     }
 }
 
