@@ -20,6 +20,9 @@ use collectives::{Communicator, Error, Options, Progress};
 use launch::{CASE, FOLDER, passes, run, text};
 use std::time::{Duration, Instant};
 
+/// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.
+const NODES: &str = "nodes: ";
+
 /// One rank of the case that the environment names; nothing when this is run as an ordinary test.
 #[test]
 fn rank_process() {
@@ -116,10 +119,14 @@ fn rank_process() {
         // One case after which MPI may be of no use any more.
         other => {
             let all = cases();
-            let case = all.iter().find(|c| c.fails && c.name == other).expect("a known case");
-            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            let (name, over_nodes) = other.strip_prefix(NODES).map_or((other, false), |name| (name, true));
+            let case = all.iter().find(|c| c.fails && c.name == name).expect("a known case");
+            let (rank, size) = (t.rank(), t.size());
+            let mut t: Box<dyn Transport> =
+                if over_nodes { Box::new(nodes(t, PerNode::Block(2))) } else { Box::new(t) };
+            let group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
             (case.run)(Communicator::new(group, (case.options)()).unwrap());
-            all_are_done(&t);
+            all_are_done(rank, size);
         }
     }
     println!("rank done");
@@ -136,7 +143,7 @@ fn one_thread() {
     let elsewhere = std::thread::scope(|scope| scope.spawn(|| comm.barrier()).join().unwrap());
     let text = elsewhere.expect_err("another thread").to_string();
     assert!(text.contains("of one thread only"), "{text}");
-    all_are_done(&t);
+    all_are_done(t.rank(), t.size());
 }
 
 /// Shared memory inside nodes of so many ranks, and MPI between them.
@@ -164,8 +171,7 @@ fn conformance(t: &mut dyn Transport, wanted: fn(&Case) -> bool, progress: Progr
 }
 
 /// Returns when all ranks have come here, without MPI: a launcher ends the others when one ends without MPI_Finalize.
-fn all_are_done(t: &MpiTransport) -> ! {
-    let (rank, size) = (t.rank(), t.size());
+fn all_are_done(rank: usize, size: usize) -> ! {
     println!("rank done");
     let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
     std::fs::write(folder.join(rank.to_string()), "").unwrap();
@@ -296,13 +302,14 @@ fn conformance_suite_with_shared_memory_inside_nodes() {
 
 #[test]
 fn conformance_suite_where_something_goes_wrong() {
-    for ranks in [2, 3] {
+    for (over, ranks) in [("", 2), ("", 3), (NODES, 3)] {
         // One job each: neither library can take back a large message that nobody will receive.
         for case in cases().iter().filter(|c| c.fails) {
             // The launcher may kill ranks that end a moment after the first, but not before all are done.
-            let Some(output) = run(case.name, ranks) else { return };
+            let name = format!("{over}{}", case.name);
+            let Some(output) = run(&name, ranks) else { return };
             let all = text(&output);
-            assert_eq!(all.matches("rank done").count(), ranks, "{} with {ranks} ranks:\n{all}", case.name);
+            assert_eq!(all.matches("rank done").count(), ranks, "{name} with {ranks} ranks:\n{all}");
         }
     }
 }
