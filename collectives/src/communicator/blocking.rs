@@ -13,9 +13,9 @@ use crate::schedule::Kind;
 impl Communicator {
     /// What was checked is read where it was written: to copy it would wait for that to reach the cache.
     fn run(&self, checked: Result<Checked>, tag: Option<u32>) -> Result<()> {
-        let Checked { call, ends, on_device } = match &checked {
-            Ok(checked) => checked,
-            Err(error) => return Err(error.clone()),
+        let Checked { call, ends, on_device } = match checked {
+            Ok(ref checked) => checked,
+            Err(error) => return Err(error),
         };
         let tag = tag.map(u64::from);
         if let (true, Some(carrier)) = (*on_device, &self.carrier) {

@@ -7,14 +7,12 @@ use super::work;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::schedule::{Peers, Remote, Schedule, Space, Span, Step};
-use crate::transport::{Direct, Request, Tag, Transport};
+use crate::transport::{Direct, HEARSAY, Request, Tag, Transport};
 use crate::watch::Fingerprint;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// How often to look at messages again at once: each look calls a library.
 const MESSAGE_LOOKS: u32 = 4;
-/// How long to wait for a peer's explanation of what went wrong.
-const HEARSAY: Duration = Duration::from_millis(300);
 
 /// Where a call in flight is.
 pub(super) struct State {

@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 pub use nodes::{Nodes, PerNode};
 use std::time::Duration;
 
+/// How long to wait for a peer's explanation of what went wrong, which is better than what this rank can tell.
+pub(crate) const HEARSAY: Duration = Duration::from_millis(300);
+
 /// What matches a send with its receive: unique per (call, step) on one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);

@@ -19,7 +19,7 @@ mod session;
 mod tags;
 
 use super::farewell::Farewells;
-use super::{Request, Tag, Tells, Transport, admit, place_among, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, admit, place_among, wrong_length};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use comm::Comm;
@@ -39,8 +39,6 @@ const CHUNK: usize = 1 << 30;
 const SMALL: usize = 4000;
 /// The same to a rank itself.
 const SMALL_TO_SELF: usize = 900;
-/// How long to wait for a peer's explanation of what went wrong.
-const HEARSAY: Duration = Duration::from_millis(300);
 
 /// The name and version of the MPI library that this program is built against; MPI need not be started.
 pub fn library() -> String {

@@ -19,7 +19,7 @@ mod session;
 mod tags;
 mod turns;
 
-use super::{Request, Tag, Tells, Transport, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, wrong_length};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
 use members::Members;
@@ -38,8 +38,6 @@ pub fn library() -> Result<String> {
     context::library()
 }
 
-/// How long to wait for a peer's explanation of what went wrong.
-const HEARSAY: Duration = Duration::from_millis(300);
 /// How long nothing has moved when a waiting rank sleeps, and for how long it does.
 const IDLE: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
