@@ -8,3 +8,18 @@ mod toy;
 
 #[path = "../../../models/tests/reference/mod.rs"]
 mod reference;
+
+use collectives::Float;
+use zero::Trainer;
+
+/// The bits of all weights, widened.
+fn weights<T: Float>(trainer: &mut Trainer<T>) -> Vec<u32> {
+    let mut bits = Vec::new();
+    let mut take = |spec: &models::TensorSpec, values: &[T]| {
+        assert_eq!(spec.len(), values.len());
+        bits.extend(values.iter().map(|w| w.to_f32().to_bits()));
+        Ok(())
+    };
+    trainer.export(&mut take).unwrap();
+    bits
+}

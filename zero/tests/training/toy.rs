@@ -227,14 +227,7 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
     let token = [12345];
     let batch = Batch { tokens: &token, targets: &token, rows: 1, length: 1 };
     let evaluation = trainer.evaluate(Some(&batch)).unwrap().to_bits();
-    let mut weights = Vec::new();
-    trainer
-        .export(&mut |spec, values| {
-            assert_eq!(spec.len(), values.len());
-            weights.extend(values.iter().map(|w| w.to_f32().to_bits()));
-            Ok(())
-        })
-        .unwrap();
+    let weights = crate::weights(&mut trainer);
     let predicted = zero::memory::predict(trainer.plan(), models::Footprint::default()).with_engine(
         trainer.plan(),
         &trainer.comm().group(),

@@ -177,14 +177,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     }
     (tokens.step, tokens.rank) = (run.steps, 0);
     let evaluation = trainer.evaluate(Some(&tokens.micro_batch(0))).unwrap().to_bits();
-    let mut weights = Vec::new();
-    trainer
-        .export(&mut |spec, values| {
-            assert_eq!(spec.len(), values.len());
-            weights.extend(values.iter().map(|w| w.to_f32().to_bits()));
-            Ok(())
-        })
-        .unwrap();
+    let weights = crate::weights(&mut trainer);
     let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run)).with_engine(
         trainer.plan(),
         &trainer.comm().group(),
