@@ -1,8 +1,5 @@
 //! Reads the reference data of this folder (layout in README.md). Tests of any crate of the workspace include it, such as:
-//! `#[path = "../../models/tests/reference/mod.rs"] mod reference;`
-
-// Each test binary that includes this file uses a part of it.
-#![allow(dead_code)]
+//! `#[path = "../../../models/tests/reference/mod.rs"] mod reference;`
 
 use models::hf::Checkpoint;
 use safetensors::{Dtype, SafeTensors};
