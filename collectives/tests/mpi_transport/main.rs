@@ -6,9 +6,9 @@
 
 mod launch;
 mod native;
-#[path = "../p2p/mod.rs"]
+#[path = "../public/p2p.rs"]
 mod p2p;
-#[path = "../planned/mod.rs"]
+#[path = "../public/planned.rs"]
 mod planned;
 
 use collectives::bootstrap::{self, Identity};

@@ -1,5 +1,4 @@
 //! Runs a test's body as several processes: the test starts its own executable again, once per rank.
-#![allow(dead_code)]
 
 use collectives::bootstrap::spawn::{Report, supervise};
 use collectives::bootstrap::{Ending, Identity, Options, shm_group};
@@ -11,6 +10,17 @@ use std::time::{Duration, Instant};
 
 /// Says to a process which test's rank it is.
 const ROLE: &str = "CARAVAN_TEST_ROLE";
+
+/// The name by which the harness knows the test that this is written in.
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        // "program::module::test::here"
+        let name = std::any::type_name_of_val(&here);
+        name.split_once("::").and_then(|(_, name)| name.strip_suffix("::here")).expect("a path of a test")
+    }};
+}
+pub(crate) use this_test;
 
 /// The command that runs the part of `test` that only a rank runs.
 pub fn rank_of(test: &str) -> Command {

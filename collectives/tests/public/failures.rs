@@ -1,13 +1,11 @@
 //! What happens when a rank fails, leaves or dies.
 
-mod shm_ranks;
-
+use crate::ranks::{self, PATIENCE, connect, job, pattern, this_test, until, wait};
 use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::supervise;
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Communicator, Error, Options, Result};
 use rustix::process::{Signal, kill_process};
-use shm_ranks::{PATIENCE, connect, job, pattern, until, wait};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
 use std::time::Duration;
@@ -52,7 +50,7 @@ fn pair(t: &mut dyn Transport, peer: usize, tag: u64) -> Result<()> {
 
 #[test]
 fn a_killed_rank_ends_the_others_by_name() {
-    let reports = job("a_killed_rank_ends_the_others_by_name", &[4], || {
+    let reports = job(this_test!(), &[4], || {
         let mut t = connect().expect("a group");
         let me = t.rank();
         for tag in 0..50 {
@@ -68,7 +66,7 @@ fn a_killed_rank_ends_the_others_by_name() {
     for report in reports {
         let survivor = Ending::Exited(AS_EXPECTED as u8);
         assert_eq!(report.endings, [survivor, survivor, Ending::Killed(9), survivor]);
-        assert_eq!(report.killed, [], "all ended by themselves within the grace");
+        assert!(report.killed.is_empty(), "all ended by themselves within the grace");
         assert_eq!((report.exit_code(), report.interrupted), (1, None));
         assert_eq!(
             report.sentence().as_deref(),
@@ -79,7 +77,7 @@ fn a_killed_rank_ends_the_others_by_name() {
 
 #[test]
 fn a_failing_rank_says_why_to_all() {
-    let reports = job("a_failing_rank_says_why_to_all", &[3], || {
+    let reports = job(this_test!(), &[3], || {
         let mut t = connect().expect("a group");
         // Only once all are in: who is still on the way would not get in at all.
         let peers = if t.rank() == 1 { &[0, 2][..] } else { &[1] };
@@ -105,7 +103,7 @@ fn a_failing_rank_says_why_to_all() {
 
 #[test]
 fn a_panicking_rank_is_named() {
-    let reports = job("a_panicking_rank_is_named", &[2], || {
+    let reports = job(this_test!(), &[2], || {
         let mut t = connect().expect("a group");
         let other = 1 - t.rank();
         pair(&mut *t, other, 1).expect("a message");
@@ -135,7 +133,7 @@ fn recv_without_a_look(t: &mut dyn Transport, from: usize, tag: u64, bytes: usiz
 fn who_took_a_message_may_leave_before_its_sender_looks() {
     const BYTES: usize = 1 << 20;
     let left = |test: u32| std::env::temp_dir().join(format!("caravan-left-{test}"));
-    shm_ranks::run("who_took_a_message_may_leave_before_its_sender_looks", &[2], |mut t| {
+    ranks::run(this_test!(), &[2], |mut t| {
         let left = left(std::os::unix::process::parent_id());
         if t.rank() == 1 {
             recv_without_a_look(&mut *t, 0, 1, BYTES);
@@ -160,7 +158,7 @@ fn who_took_a_message_may_leave_before_its_sender_looks() {
 #[test]
 fn what_a_failed_rank_has_shown_stays_as_it_was() {
     const BYTES: usize = 1 << 20;
-    let reports = job("what_a_failed_rank_has_shown_stays_as_it_was", &[2], || {
+    let reports = job(this_test!(), &[2], || {
         let mut t = connect().expect("a group");
         let group = t.subgroup(&[0, 1], 1, PATIENCE).expect("a group");
         let options = Options { deadline: Duration::from_millis(100), ..Options::default() };
@@ -207,7 +205,7 @@ fn what_a_failed_rank_has_shown_stays_as_it_was() {
 
 #[test]
 fn leaving_in_order_is_no_failure_until_somebody_waits_for_it() {
-    let reports = job("leaving_in_order_is_no_failure_until_somebody_waits_for_it", &[3], || {
+    let reports = job(this_test!(), &[3], || {
         let mut t = connect().expect("a group");
         let me = t.rank();
         if me == 0 {
@@ -245,7 +243,7 @@ fn leaving_in_order_is_no_failure_until_somebody_waits_for_it() {
 
 #[test]
 fn a_rank_that_vanishes_without_leaving_is_lost() {
-    let reports = job("a_rank_that_vanishes_without_leaving_is_lost", &[2], || {
+    let reports = job(this_test!(), &[2], || {
         let mut t = connect().expect("a group");
         if t.rank() == 1 {
             exit(0);
@@ -259,7 +257,7 @@ fn a_rank_that_vanishes_without_leaving_is_lost() {
 
 #[test]
 fn a_rank_that_does_not_end_is_killed_after_the_grace() {
-    let reports = job("a_rank_that_does_not_end_is_killed_after_the_grace", &[2], || {
+    let reports = job(this_test!(), &[2], || {
         let t = connect().expect("a group");
         if t.rank() == 0 {
             exit(3);
@@ -277,7 +275,7 @@ fn a_rank_that_does_not_end_is_killed_after_the_grace() {
 
 #[test]
 fn a_rank_that_dies_before_the_rendezvous_ends_it() {
-    let reports = job("a_rank_that_dies_before_the_rendezvous_ends_it", &[3], || {
+    let reports = job(this_test!(), &[3], || {
         if std::env::var("CARAVAN_RANK").is_ok_and(|r| r == "1") {
             exit(5);
         }

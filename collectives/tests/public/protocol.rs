@@ -1,12 +1,9 @@
 //! The shared-memory transport between real processes: publishing and reading, messages, subgroups, memory.
 
-#[allow(dead_code, reason = "other transports' tests end transports too")]
-mod p2p;
-mod shm_ranks;
-
+use crate::p2p;
+use crate::ranks::{PATIENCE, pattern, run, this_test, until, wait};
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Error, Result};
-use shm_ranks::{PATIENCE, pattern, run, until, wait};
 
 /// A buffer that peers can read where it is.
 fn shared(t: &mut dyn Transport, data: &[u8]) -> Buffer<u8> {
@@ -35,7 +32,7 @@ fn read(t: &mut dyn Transport, peer: usize, sequence: u64) -> (Vec<u8>, u64) {
 
 #[test]
 fn every_rank_reads_what_every_rank_published() {
-    run("every_rank_reads_what_every_rank_published", &[1, 2, 3, 5], |mut t| {
+    run(this_test!(), &[1, 2, 3, 5], |mut t| {
         let t = &mut *t;
         let (me, n) = (t.rank(), t.size());
         let (depth, inline) = {
@@ -72,7 +69,7 @@ fn every_rank_reads_what_every_rank_published() {
 
 #[test]
 fn a_slot_waits_for_the_slowest_reader() {
-    run("a_slot_waits_for_the_slowest_reader", &[3], |mut t| {
+    run(this_test!(), &[3], |mut t| {
         let t = &mut *t;
         let depth = t.direct().expect("direct access").depth();
         if t.rank() == 0 {
@@ -123,7 +120,7 @@ const SIZES: [usize; 12] =
 
 #[test]
 fn messages_of_every_size_between_all_pairs() {
-    run("messages_of_every_size_between_all_pairs", &[1, 2, 3, 5], |mut t| {
+    run(this_test!(), &[1, 2, 3, 5], |mut t| {
         let t = &mut *t;
         let (me, n) = (t.rank(), t.size());
         for (step, &bytes) in SIZES.iter().enumerate() {
@@ -158,7 +155,7 @@ fn messages_of_every_size_between_all_pairs() {
 
 #[test]
 fn tags_match_whatever_the_order() {
-    run("tags_match_whatever_the_order", &[2, 4], |mut t| {
+    run(this_test!(), &[2, 4], |mut t| {
         let t = &mut *t;
         let (me, n) = (t.rank(), t.size());
         let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
@@ -183,12 +180,12 @@ fn tags_match_whatever_the_order() {
 
 #[test]
 fn messages_are_as_over_the_other_transports() {
-    run("messages_are_as_over_the_other_transports", &[1, 2, 3, 4], |mut t| p2p::suite(&mut *t));
+    run(this_test!(), &[1, 2, 3, 4], |mut t| p2p::suite(&mut *t));
 }
 
 #[test]
 fn a_message_of_another_length_diverges_and_its_first_bytes_come() {
-    run("a_message_of_another_length_diverges_and_its_first_bytes_come", &[2], |mut t| {
+    run(this_test!(), &[2], |mut t| {
         let t = &mut *t;
         p2p::wrong_lengths(t);
         // In the ring, through it in pieces, and from where it lies.
@@ -233,7 +230,7 @@ fn barrier(t: &mut dyn Transport, tag: u64) {
 
 #[test]
 fn groups_are_apart_and_their_memory_comes_back() {
-    run("groups_are_apart_and_their_memory_comes_back", &[2, 5], |mut world| {
+    run(this_test!(), &[2, 5], |mut world| {
         let (me, n) = (world.rank(), world.size());
         // More groups one after the other than can be open at once.
         for round in 0..400u64 {
@@ -259,7 +256,7 @@ fn groups_are_apart_and_their_memory_comes_back() {
 
 #[test]
 fn a_group_must_make_sense() {
-    run("a_group_must_make_sense", &[2], |mut world| {
+    run(this_test!(), &[2], |mut world| {
         let me = world.rank();
         for (members, words) in
             [(vec![me, 7], "rank 7"), (vec![1 - me], "without this rank"), (vec![me, me], "twice")]
@@ -278,7 +275,7 @@ fn a_group_must_make_sense() {
 
 #[test]
 fn more_ranks_than_cores_make_progress_asleep() {
-    run("more_ranks_than_cores_make_progress_asleep", &[5], |mut t| {
+    run(this_test!(), &[5], |mut t| {
         let t = &mut *t;
         let n = t.size();
         for sequence in 0..3000u64 {
@@ -293,7 +290,7 @@ fn more_ranks_than_cores_make_progress_asleep() {
 
 #[test]
 fn memory_that_is_not_there_is_an_error() {
-    run("memory_that_is_not_there_is_an_error", &[2], |mut t| {
+    run(this_test!(), &[2], |mut t| {
         let all: u64 = std::fs::read_to_string("/proc/meminfo")
             .expect("meminfo")
             .lines()

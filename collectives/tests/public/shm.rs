@@ -1,10 +1,8 @@
 //! The suite that every transport passes, here over shared memory, where each rank is a process.
 
-mod shm_ranks;
-
+use crate::ranks::{self, PATIENCE, connect, run, this_test};
 use collectives::conformance::{Case, cases, standard, windowed};
 use collectives::{Communicator, Options, Progress};
-use shm_ranks::{PATIENCE, connect, run};
 use std::time::Instant;
 
 /// Runs every case that leaves its processes alive, each in a group of its own.
@@ -25,32 +23,32 @@ fn suite(test: &str, n: usize, chosen: fn(&Case) -> bool, progress: Progress) {
 
 #[test]
 fn one_rank() {
-    suite("one_rank", 1, |_| true, Progress::Inline);
+    suite(this_test!(), 1, |_| true, Progress::Inline);
 }
 
 #[test]
 fn two_ranks() {
-    suite("two_ranks", 2, |_| true, Progress::Inline);
+    suite(this_test!(), 2, |_| true, Progress::Inline);
 }
 
 #[test]
 fn three_ranks() {
-    suite("three_ranks", 3, |_| true, Progress::Inline);
+    suite(this_test!(), 3, |_| true, Progress::Inline);
 }
 
 #[test]
 fn four_ranks() {
-    suite("four_ranks", 4, |_| true, Progress::Inline);
+    suite(this_test!(), 4, |_| true, Progress::Inline);
 }
 
 #[test]
 fn five_ranks() {
-    suite("five_ranks", 5, |_| true, Progress::Inline);
+    suite(this_test!(), 5, |_| true, Progress::Inline);
 }
 
 #[test]
 fn default_windows() {
-    run("default_windows", &[3], |transport| {
+    run(this_test!(), &[3], |transport| {
         (windowed().run)(Communicator::new(transport, standard()).expect("a communicator"));
     });
 }
@@ -58,10 +56,10 @@ fn default_windows() {
 #[test]
 fn with_progress_threads() {
     let chosen = |case: &Case| !["reduce", "all_reduce", "reduce_scatter"].contains(&case.name);
-    suite("with_progress_threads", 2, chosen, Progress::Thread { cpu: None });
+    suite(this_test!(), 2, chosen, Progress::Thread { cpu: None });
 }
 
 #[test]
 fn failures() {
-    shm_ranks::failures("failures", &[2, 3], connect);
+    ranks::failures(this_test!(), &[2, 3], connect);
 }

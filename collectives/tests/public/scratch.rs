@@ -1,16 +1,14 @@
 //! What the engine holds for calls is what was said beforehand, on every transport but MPI, whose launcher has a test of
 //! its own.
 
-mod planned;
-mod shm_ranks;
-
+use crate::planned;
+use crate::ranks::{PATIENCE, connect, identity, job, options, this_test};
 use collectives::Communicator;
 use collectives::bootstrap::{Rendezvous, shm_inside};
 use collectives::conformance::standard;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, Transport};
-use shm_ranks::{PATIENCE, connect, identity, job, options};
 
 fn over(test: &str, sizes: &[usize], transport: fn() -> collectives::Result<Box<dyn Transport>>) {
     let body = || {
@@ -34,7 +32,7 @@ fn over_threads() {
 
 #[test]
 fn over_shared_memory() {
-    over("over_shared_memory", &[2, 3], connect);
+    over(this_test!(), &[2, 3], connect);
 }
 
 fn ucx() -> collectives::Result<Box<dyn Transport>> {
@@ -55,7 +53,7 @@ fn nodes() -> collectives::Result<Box<dyn Transport>> {
 #[test]
 fn over_ucx() {
     match ucx_sys::Ucp::load() {
-        Ok(_) => over("over_ucx", &[2, 3], ucx),
+        Ok(_) => over(this_test!(), &[2, 3], ucx),
         Err(error) => harness::skip(&error),
     }
 }
@@ -63,7 +61,7 @@ fn over_ucx() {
 #[test]
 fn over_nodes() {
     match ucx_sys::Ucp::load() {
-        Ok(_) => over("over_nodes", &[3, 4], nodes),
+        Ok(_) => over(this_test!(), &[3, 4], nodes),
         Err(error) => harness::skip(&error),
     }
 }

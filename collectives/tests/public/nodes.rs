@@ -1,8 +1,7 @@
 //! The suite that every transport passes, with shared memory inside nodes and messages between them: over shared
 //! memory too, and over UCX where that is installed. Every rank is a process of this machine, cut into nodes.
 
-mod shm_ranks;
-
+use crate::ranks::{self, PATIENCE, identity, job, options, this_test};
 use collectives::bootstrap::{Rendezvous, nodes_of, shm_inside};
 use collectives::conformance::{Case, cases};
 use collectives::transport::emulated::Emulated;
@@ -11,7 +10,6 @@ use collectives::transport::shm::ShmTransport;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Result};
-use shm_ranks::{PATIENCE, identity, job, options};
 
 /// What joins the nodes.
 type Outer = fn(&mut Rendezvous) -> Result<Box<dyn Transport>>;
@@ -66,22 +64,22 @@ fn without_the_longest(case: &Case) -> bool {
 
 #[test]
 fn nodes_of_two_over_shared_memory() {
-    suite("nodes_of_two_over_shared_memory", shm, &[0, 0, 1, 1], |_| true);
+    suite(this_test!(), shm, &[0, 0, 1, 1], |_| true);
 }
 
 #[test]
 fn uneven_nodes_over_shared_memory() {
-    suite("uneven_nodes_over_shared_memory", shm, &[0, 0, 0, 1, 1], without_the_longest);
+    suite(this_test!(), shm, &[0, 0, 0, 1, 1], without_the_longest);
 }
 
 #[test]
 fn nodes_of_one_over_shared_memory() {
-    suite("nodes_of_one_over_shared_memory", shm, &[0, 1], without_the_longest);
+    suite(this_test!(), shm, &[0, 1], without_the_longest);
 }
 
 #[test]
 fn one_node_over_shared_memory() {
-    suite("one_node_over_shared_memory", shm, &[0, 0, 0], without_the_longest);
+    suite(this_test!(), shm, &[0, 0, 0], without_the_longest);
 }
 
 /// Whether UCX is here; why not is among the skips.
@@ -98,52 +96,47 @@ fn has_ucx() -> bool {
 #[test]
 fn uneven_nodes_over_ucx() {
     if has_ucx() {
-        suite("uneven_nodes_over_ucx", ucx, &[0, 0, 1], |_| true);
+        suite(this_test!(), ucx, &[0, 0, 1], |_| true);
     }
 }
 
 #[test]
 fn scattered_nodes_over_ucx() {
     if has_ucx() {
-        suite("scattered_nodes_over_ucx", ucx, &[0, 1, 0, 2, 1], without_the_longest);
+        suite(this_test!(), ucx, &[0, 1, 0, 2, 1], without_the_longest);
     }
 }
 
 #[test]
 fn emulated_links_over_ucx() {
     if has_ucx() {
-        suite("emulated_links_over_ucx", slow_ucx, &[0, 1, 2], without_the_longest);
+        suite(this_test!(), slow_ucx, &[0, 1, 2], without_the_longest);
     }
 }
 
 #[test]
 fn ranks_dealt_in_turn_behind_emulated_links_over_ucx() {
     if has_ucx() {
-        suite(
-            "ranks_dealt_in_turn_behind_emulated_links_over_ucx",
-            slow_ucx,
-            &[0, 1, 0, 1],
-            without_the_longest,
-        );
+        suite(this_test!(), slow_ucx, &[0, 1, 0, 1], without_the_longest);
     }
 }
 
 #[test]
 fn failures_of_nodes_over_shared_memory() {
-    shm_ranks::failures("failures_of_nodes_over_shared_memory", &[3], || nodes(shm, &[0, 0, 1]));
+    ranks::failures(this_test!(), &[3], || nodes(shm, &[0, 0, 1]));
 }
 
 #[test]
 fn failures_of_nodes_over_ucx() {
     if has_ucx() {
-        shm_ranks::failures("failures_of_nodes_over_ucx", &[4], || nodes(ucx, &[0, 1, 1, 0]));
+        ranks::failures(this_test!(), &[4], || nodes(ucx, &[0, 1, 1, 0]));
     }
 }
 
 /// A rank of another node that gives up is named, with its reason.
 #[test]
 fn a_rank_of_another_node_that_fails_is_named() {
-    let reports = job("a_rank_of_another_node_that_fails_is_named", &[4], || {
+    let reports = job(this_test!(), &[4], || {
         let transport = nodes(shm, &[0, 0, 1, 1]).expect("a group");
         let rank = transport.rank();
         let comm = Communicator::new(transport, collectives::Options::default()).expect("a communicator");
@@ -164,7 +157,7 @@ fn a_rank_of_another_node_that_fails_is_named() {
 /// Without a number of ranks per node, the machine is one; with it, ranks are cut into nodes.
 #[test]
 fn hosts_are_nodes() {
-    let reports = job("hosts_are_nodes", &[3], || {
+    let reports = job(this_test!(), &[3], || {
         let mut outer = shm(&mut Rendezvous::join(&identity(), &options()).expect("meets")).expect("a group");
         let nodes = nodes_of(&mut *outer, &options(), None).expect("nodes");
         assert_eq!(nodes, Nodes::of(&[0, 0, 0]));

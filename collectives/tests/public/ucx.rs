@@ -1,8 +1,7 @@
 //! The UCX transport between real processes over each of UCX's transports that a machine without special hardware
 //! has. The processes are this test program again, as `rank_process`.
 
-mod p2p;
-
+use crate::p2p;
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::conformance::{Case, cases};
 use collectives::transport::ucx::UcxTransport;
@@ -29,7 +28,7 @@ fn start(case: &str, ranks: usize, tls: &str) -> Vec<Child> {
     (0..ranks)
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "rank_process", "--nocapture"])
+                .args(["--exact", "ucx::rank_process", "--nocapture"])
                 .envs([
                     (CASE, case),
                     ("UCX_TLS", tls),

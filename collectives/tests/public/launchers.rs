@@ -1,10 +1,8 @@
 //! Ranks started by other people's launchers find each other. A launcher that is not installed is skipped, aloud.
 
-mod shm_ranks;
-
+use crate::ranks::{connect, identity, is_rank, rank_of, this_test};
 use collectives::bootstrap::{Identity, Launcher};
 use collectives::{Communicator, Options, ReduceOp};
-use shm_ranks::{connect, identity, is_rank, rank_of};
 use std::process::Command;
 
 /// In a rank: who it is, and a sum over all ranks that proves that they met.
@@ -46,10 +44,10 @@ fn under(test: &str, program: &str, arguments: &[&str], launcher: Launcher) {
 #[test]
 fn open_mpi() {
     let root = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"];
-    under("open_mpi", "mpirun.openmpi", &root, Launcher::OpenMpi);
+    under(this_test!(), "mpirun.openmpi", &root, Launcher::OpenMpi);
 }
 
 #[test]
 fn mpich() {
-    under("mpich", "mpirun.mpich", &[], Launcher::Pmi);
+    under(this_test!(), "mpirun.mpich", &[], Launcher::Pmi);
 }

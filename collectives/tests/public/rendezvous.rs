@@ -1,11 +1,9 @@
 //! Ranks that do not all come, come twice, disagree, or are not of the job.
 
-mod shm_ranks;
-
+use crate::ranks::{identity, is_rank, rank_of, this_test};
 use collectives::bootstrap::{Options, Rendezvous, shm_group};
 use collectives::transport::Transport;
 use collectives::transport::shm::ShmTransport;
-use shm_ranks::{identity, is_rank, rank_of};
 use std::io::Write;
 use std::process::{Child, Command, Stdio, exit};
 use std::time::Duration;
@@ -62,7 +60,7 @@ fn succeeds(child: Child) {
 
 #[test]
 fn missing_ranks_are_named_to_all() {
-    let test = "missing_ranks_are_named_to_all";
+    let test = this_test!();
     if is_rank(test) {
         meet(Duration::from_millis(700));
     }
@@ -77,7 +75,7 @@ fn missing_ranks_are_named_to_all() {
 
 #[test]
 fn worlds_must_agree_and_ranks_be_one() {
-    let test = "worlds_must_agree_and_ranks_be_one";
+    let test = this_test!();
     if is_rank(test) {
         meet(Duration::from_secs(20));
     }
@@ -98,7 +96,7 @@ fn worlds_must_agree_and_ranks_be_one() {
 
 #[test]
 fn a_stranger_is_sent_away_and_the_job_goes_on() {
-    let test = "a_stranger_is_sent_away_and_the_job_goes_on";
+    let test = this_test!();
     if is_rank(test) {
         meet(Duration::from_secs(20));
     }
@@ -113,7 +111,7 @@ fn a_stranger_is_sent_away_and_the_job_goes_on() {
 
 #[test]
 fn ranks_meet_over_tcp_too() {
-    let test = "ranks_meet_over_tcp_too";
+    let test = this_test!();
     if is_rank(test) {
         meet(Duration::from_secs(20));
     }
@@ -140,7 +138,7 @@ fn ranks_meet_over_tcp_too() {
 
 #[test]
 fn several_hosts_need_an_address() {
-    let test = "several_hosts_need_an_address";
+    let test = this_test!();
     if is_rank(test) {
         meet(Duration::from_secs(20));
     }
@@ -207,7 +205,7 @@ fn meet_across_hosts() {
 
 #[test]
 fn several_hosts_meet_and_know_who_shares_one() {
-    let test = "several_hosts_meet_and_know_who_shares_one";
+    let test = this_test!();
     if is_rank(test) {
         return meet_across_hosts();
     }
