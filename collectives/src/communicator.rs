@@ -131,6 +131,11 @@ impl Communicator {
         }
     }
 
+    /// How its engine was set up.
+    pub(crate) fn options(&self) -> Options {
+        self.handle.shared.lock().options()
+    }
+
     /// What this communicator has done so far.
     pub fn stats(&self) -> Stats {
         let stats = self.handle.shared.stats();
@@ -212,7 +217,7 @@ impl Communicator {
 
     /// How long a peer may be silent.
     pub(crate) fn deadline(&self) -> std::time::Duration {
-        self.handle.shared.lock().options().deadline
+        self.options().deadline
     }
 
     pub(crate) fn argument(&self, call: &'static str, problem: String) -> Error {

@@ -8,6 +8,7 @@ mod device;
 mod failures;
 mod flights;
 mod groups;
+mod random;
 
 pub use device::device;
 
@@ -39,10 +40,10 @@ pub fn cases() -> Vec<Case> {
     for (name, run) in collectives::CASES {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
-    for (name, run) in flights::CASES.iter().chain(groups::CASES) {
+    for (name, run) in flights::CASES.iter().chain(groups::CASES).chain(random::CASES) {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
-    for (name, run) in collectives::LARGE {
+    for (name, run) in collectives::LARGE.iter().chain(random::LARGE) {
         all.push(Case { name, run: *run, options: standard, fails: false });
     }
     for (name, run, options) in failures::CASES {
