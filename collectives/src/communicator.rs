@@ -18,7 +18,7 @@ pub use wired::{Lane, Message, Order, Wire, Wired, wired_bytes};
 
 use crate::buffer::Buffer;
 use crate::element::Element;
-use crate::engine::{Handle, Options, Priority, Stats};
+use crate::engine::{Family, Handle, Options, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Call, Group, Kind, Schedule};
@@ -50,13 +50,18 @@ pub struct Communicator {
 impl Communicator {
     /// A communicator over any transport.
     pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Communicator> {
+        Self::among(Arc::default(), transport, options)
+    }
+
+    /// Whose calls are moved on by whoever waits in a group of this family.
+    fn among(family: Arc<Family>, transport: Box<dyn Transport>, options: Options) -> Result<Communicator> {
         let (rank, size, name) = (transport.rank(), transport.size(), Arc::from(transport.name()));
         if size > MAX_SIZE {
             return Err(Error::Launch(format!(
                 "{size} ranks were asked for; at most {MAX_SIZE} can be one group"
             )));
         }
-        let handle = Arc::new(Handle::new(transport, options)?);
+        let handle = Arc::new(Handle::new(transport, options, family)?);
         let priority = Priority::default();
         Ok(Communicator { handle, rank, size, transport: name, priority, carrier: None })
     }
@@ -114,7 +119,8 @@ impl Communicator {
         Communicator { priority, ..self.clone() }
     }
 
-    /// Moves started calls forward without waiting for anything. Fails when the communicator has failed.
+    /// Moves started calls forward without waiting for anything, also those of groups made from this one or with it.
+    /// Fails when this communicator has failed.
     pub fn progress(&self) -> Result<()> {
         if let Some(carrier) = &self.carrier {
             carrier.progress()?;
@@ -129,11 +135,6 @@ impl Communicator {
         if let Some(carrier) = &self.carrier {
             carrier.abort(why);
         }
-    }
-
-    /// How its engine was set up.
-    pub(crate) fn options(&self) -> Options {
-        self.handle.shared.lock().options()
     }
 
     /// What this communicator has done so far.
@@ -207,7 +208,7 @@ impl Communicator {
         let transport = engine.subgroup(&members, context)?;
         let options = engine.options();
         drop(engine);
-        Communicator::new(transport, options).map(Some)
+        Communicator::among(self.handle.shared.family(), transport, options).map(Some)
     }
 
     /// Fails when a peer is gone, without waiting for anything.
@@ -217,7 +218,7 @@ impl Communicator {
 
     /// How long a peer may be silent.
     pub(crate) fn deadline(&self) -> std::time::Duration {
-        self.options().deadline
+        self.handle.shared.lock().options().deadline
     }
 
     pub(crate) fn argument(&self, call: &'static str, problem: String) -> Error {

@@ -2,9 +2,11 @@
 //!
 //! All ranks start the same collectives in the same order; they may finish in any. Each start does at once what
 //! can be done without a peer, so that peers need not wait for this rank to look again. Further progress is made
-//! by whoever waits, by [`progress`](crate::Communicator::progress), and by a thread if one was asked for.
+//! by whoever waits, in this group or in one of its family, by [`progress`](crate::Communicator::progress), and by a
+//! thread if one was asked for.
 
 mod execute;
+mod family;
 mod flight;
 mod lock;
 mod options;
@@ -20,6 +22,7 @@ use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule};
 use crate::transport::Transport;
 use execute::{Env, Outcome};
+pub(crate) use family::Family;
 pub use flight::Ends;
 use flight::{Flight, Stage};
 pub use options::{Options, Priority, Progress};

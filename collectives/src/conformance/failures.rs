@@ -151,7 +151,7 @@ fn silent(comm: Communicator) {
     comm.barrier().expect("works");
     let last = comm.size() - 1;
     if comm.rank() == last {
-        std::thread::sleep(Duration::from_millis(900));
+        std::thread::sleep(Duration::from_millis(1800));
         assert!(comm.barrier().is_err(), "the others gave up long ago");
         return;
     }

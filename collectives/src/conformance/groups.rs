@@ -1,11 +1,13 @@
 //! Groups made from a group.
 
 use super::{Part, data, same};
+use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::element::ReduceOp;
 use crate::oracle;
 
-pub(super) const CASES: &[Part] = &[("split", split), ("nested groups", nested)];
+pub(super) const CASES: &[Part] =
+    &[("split", split), ("nested groups", nested), ("two groups in flight", two_in_flight)];
 
 /// Checks a group whose rank r is rank `members[r]` of the first.
 fn works(comm: &Communicator, members: &[usize]) {
@@ -38,6 +40,30 @@ fn split(comm: Communicator) {
         works(&half, &members);
         works(&comm, &(0..n).collect::<Vec<usize>>());
         assert!(comm.split(None, turn).expect("works").is_none());
+    }
+}
+
+/// Some ranks wait first in the one group and then in the other, the rest the other way round: who waits in one must move
+/// the other on.
+fn two_in_flight(comm: Communicator) {
+    let (rank, n) = (comm.rank(), comm.size());
+    let other = comm.split(Some(0), 0).expect("works").expect("a color was given");
+    for turn in 0..20 {
+        let sums = |comm: &Communicator| {
+            let started = comm.start_all_reduce_in_place(Buffer::copy_of(&[1u64; 2000]), ReduceOp::Sum);
+            let started = started.expect("starts");
+            move || {
+                same(started.wait().expect("works").host(), &[n as u64; 2000], format_args!("turn {turn}"))
+            }
+        };
+        let (here, there) = (sums(&comm), sums(&other));
+        if (rank + turn) % 2 == 0 {
+            here();
+            there();
+        } else {
+            there();
+            here();
+        }
     }
 }
 

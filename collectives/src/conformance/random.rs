@@ -6,7 +6,7 @@ use super::{Keep, Part, Sample, data, dawdle, everyone, same};
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::element::ReduceOp;
-use crate::engine::{Priority, Progress};
+use crate::engine::Priority;
 use crate::error::Result;
 use crate::oracle;
 use crate::pending::Pending;
@@ -73,22 +73,17 @@ fn seeds(comm: Communicator, longest: usize) {
     }
 }
 
-/// Calls of several groups are in flight at a time only where threads make progress: others make it for that group whose
-/// calls they wait for.
 fn random(comm: &Communicator, seed: usize, longest: usize) {
     let mut groups = vec![Some(comm.clone())];
-    let mut current = 0;
     let mut flying: Vec<Check> = Vec::new();
-    let mixed = matches!(comm.options().progress, Progress::Thread { .. });
     for step in 0..STEPS {
         let (mut all, mut own) = (Draw::of(seed, step, usize::MAX), Draw::of(seed, step, comm.rank()));
         let (chosen, action) = (all.below(groups.len()), all.below(20));
-        if (chosen != current && !mixed) || action == 0 {
-            land(&groups[current], &mut flying, &mut own);
+        if action == 0 {
+            land(&mut flying, &mut own);
         }
-        current = chosen;
         dawdle(comm, own.below(64));
-        let Some(group) = groups[current].clone() else {
+        let Some(group) = groups[chosen].clone() else {
             if action == 0 {
                 add(&mut groups, [None, None], &mut all);
             }
@@ -122,7 +117,7 @@ fn random(comm: &Communicator, seed: usize, longest: usize) {
             }
         }
     }
-    land(&groups[current], &mut flying, &mut Draw::of(seed, STEPS, comm.rank()));
+    land(&mut flying, &mut Draw::of(seed, STEPS, comm.rank()));
     for kind in Kind::ALL {
         comm.force(kind, None).expect("no algorithm");
     }
@@ -149,13 +144,10 @@ macro_rules! types {
 }
 use types;
 
-/// Waits for all calls in flight, in some order, and until peers have: some may wait for a call that was given up here.
-fn land(group: &Option<Communicator>, flying: &mut Vec<Check>, own: &mut Draw) {
+/// Waits for all calls in flight, in some order.
+fn land(flying: &mut Vec<Check>, own: &mut Draw) {
     while !flying.is_empty() {
         flying.remove(own.below(flying.len()))();
-    }
-    if let Some(group) = group {
-        group.barrier().expect("works");
     }
 }
 

@@ -41,6 +41,12 @@ impl<T> Lock<T> {
         Guard { lock: self, here: PhantomData }
     }
 
+    /// The value, unless another thread holds it.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let free = !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire);
+        free.then(|| Guard { lock: self, here: PhantomData })
+    }
+
     #[cold]
     fn wait(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! The engine as its users hold it: behind a lock, waited for in three gears, with an optional thread.
 
+use super::family::Family;
 use super::lock::{Guard, Lock};
 use super::{Ends, Engine, Options, Priority, Progress, Stage, Stats};
 use crate::bootstrap::processors;
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     /// However few turns that was.
     spin_for: Duration,
     patience: Duration,
+    /// The groups that this one was made from or with, and those made from it.
+    family: Arc<Family>,
 }
 
 /// A communicator's hold on its engine: when the last one goes, so does the thread.
@@ -50,7 +53,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub fn new(transport: Box<dyn Transport>, options: Options) -> Result<Handle> {
+    pub fn new(transport: Box<dyn Transport>, options: Options, family: Arc<Family>) -> Result<Handle> {
         let crowded = options.crowded.unwrap_or_else(|| transport.size() > processors());
         let spin = if crowded { SPIN_CROWDED } else { SPIN };
         let spin_for = if transport.wakes() { SPIN_FOR } else { SPIN_MESSAGES };
@@ -59,7 +62,9 @@ impl Handle {
         engine.looks = if crowded { 0 } else { LOOKS };
         let patience = if engine.transport.wakes() { Duration::ZERO } else { PATIENCE };
         let engine = Lock::new(engine);
-        let shared = Arc::new(Shared { engine, driver: OnceLock::new(), spin, spin_for, patience });
+        let driver = OnceLock::new();
+        let shared = Arc::new(Shared { engine, driver, spin, spin_for, patience, family });
+        shared.family.add(&shared);
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
             let stop = Arc::new(AtomicBool::new(false));
@@ -113,6 +118,21 @@ impl Shared {
         self.engine.lock()
     }
 
+    pub fn family(&self) -> Arc<Family> {
+        Arc::clone(&self.family)
+    }
+
+    /// Moves every call as far as it goes for somebody who waits in another group, unless a thread is at it anyway. What
+    /// fails here is told to those who call this group.
+    pub(super) fn serve(&self) -> bool {
+        let Some(mut engine) = self.driver.get().is_none().then(|| self.engine.try_lock()).flatten() else {
+            return false;
+        };
+        let before = engine.progress_mark();
+        let _ = engine.poll(None);
+        engine.progress_mark() != before
+    }
+
     pub fn stats(&self) -> Stats {
         self.lock().stats()
     }
@@ -157,6 +177,7 @@ impl Shared {
         let mut turns = 0u32;
         let mut since = None;
         let mut silent = None;
+        let mut served = false;
         loop {
             match engine.flights[id as usize].stage {
                 Stage::Running => {}
@@ -194,21 +215,25 @@ impl Shared {
             let start = *since.get_or_insert_with(Instant::now);
             let mark = engine.progress_mark();
             let silent_since = match silent {
-                Some((last, since)) if last == mark => since,
+                Some((last, since)) if last == mark && !served => since,
                 _ => silent.insert((mark, Instant::now())).1,
             };
             if turns < self.spin + YIELD || start.elapsed() < self.patience {
                 if turns.is_multiple_of(16) {
                     let _ = engine.check(Some(id), silent_since);
                 }
-                engine = engine.meanwhile(std::thread::yield_now);
+                engine = engine.meanwhile(|| {
+                    served = self.family.serve_others(self);
+                    std::thread::yield_now();
+                });
             } else {
-                if engine.check(Some(id), silent_since).is_ok()
+                if !served
+                    && engine.check(Some(id), silent_since).is_ok()
                     && engine.flights[id as usize].stage == Stage::Running
                 {
                     engine.transport.park(PARK);
                 }
-                engine = engine.meanwhile(|| ());
+                engine = engine.meanwhile(|| served = self.family.serve_others(self));
             }
         }
     }
@@ -217,7 +242,12 @@ impl Shared {
     pub fn is_done(&self, id: u32) -> bool {
         let mut engine = self.lock();
         let _ = engine.poll(Some(id));
-        engine.flights[id as usize].stage != Stage::Running
+        let done = engine.flights[id as usize].stage != Stage::Running;
+        drop(engine);
+        if !done {
+            self.family.serve_others(self);
+        }
+        done
     }
 
     /// Notices peers that are gone.
@@ -229,6 +259,7 @@ impl Shared {
 
     /// Moves every call as far as it goes without waiting.
     pub fn progress(&self) -> Result<()> {
+        self.family.serve_others(self);
         let mut engine = self.lock();
         engine.poll(None)?;
         match engine.failure() {
