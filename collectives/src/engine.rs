@@ -82,6 +82,7 @@ impl Engine {
             direct,
             nodes: transport.nodes().filter(|nodes| nodes.matter()).cloned().map(Arc::new),
             tells: transport.tells(),
+            one_memory: transport.one_memory(),
             tuning: options.tuning,
         };
         let pool = Pool::default();

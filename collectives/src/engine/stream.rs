@@ -186,12 +186,10 @@ mod tests {
     #[test]
     fn a_shared_cache_keeps_what_all_ranks_read_and_write() {
         use crate::element::DType;
-        use crate::schedule::{Call, Group, Kind, Local, Tuning};
-        use crate::transport::Tells;
+        use crate::schedule::{Call, Group, Kind, Local};
         let cache = Shared { bytes: 32 << 20, processors: 2 };
         let streams = |past: Past, kind: Kind, size: usize, bytes: usize| {
-            let tuning = Tuning::default();
-            let group = Group { rank: 0, size, direct: Some(0), nodes: None, tells: Tells::Nothing, tuning };
+            let group = Group { direct: Some(0), ..Group::plain(0, size) };
             let schedule = Schedule::new(Call::new(kind, DType::U8, bytes), &group, Local::default(), None);
             past.takes(&schedule, Space::Recv)
         };

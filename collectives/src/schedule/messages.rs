@@ -166,14 +166,7 @@ mod tests {
     fn what_the_transport_tells_apart_needs_no_fingerprint() {
         for kind in Kind::ALL {
             for count in [0, 10, 5000] {
-                let group = |tells| Group {
-                    rank: 0,
-                    size: 2,
-                    direct: None,
-                    nodes: None,
-                    tells,
-                    tuning: Tuning::default(),
-                };
+                let group = |tells| Group { tells, ..Group::plain(0, 2) };
                 let call = Call {
                     root: 1,
                     ..Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { count })
@@ -209,7 +202,7 @@ mod tests {
                 (2, 5, Tells::Nothing),
                 (2, 5, Tells::Everything),
             ] {
-                let group = Group { rank, size, direct: None, nodes: None, tells, tuning };
+                let group = Group { tells, tuning, ..Group::plain(rank, size) };
                 let call = Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { 100_000 });
                 let steps = Schedule::new(call, &group, Local::default(), None).steps;
                 let (mut sends, mut received) = (0, false);

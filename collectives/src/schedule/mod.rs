@@ -85,8 +85,19 @@ pub struct Group {
     pub nodes: Option<Arc<Nodes>>,
     /// Which messages that carry all of a call between two ranks need no fingerprint.
     pub tells: Tells,
+    /// Whether messages are copies within one host's memory.
+    pub one_memory: bool,
     /// Sizes at which algorithms change.
     pub tuning: Tuning,
+}
+
+#[cfg(test)]
+impl Group {
+    /// Joined by messages of which nothing is known.
+    pub(crate) fn plain(rank: usize, size: usize) -> Group {
+        let (tells, tuning) = (Tells::Nothing, Tuning::default());
+        Group { rank, size, direct: None, nodes: None, tells, one_memory: false, tuning }
+    }
 }
 
 /// What a schedule needs to know about this rank's buffers only.

@@ -118,7 +118,6 @@ mod tests {
     use super::super::{Call, Group};
     use super::*;
     use crate::element::DType;
-    use crate::transport::Tells;
 
     fn sample() -> TuningTable {
         let mut table = TuningTable::default();
@@ -144,8 +143,7 @@ mod tests {
         let tuning = sample().apply("shm", 2, Tuning::default()).unwrap();
         assert_eq!(sample().apply("shm", 3, Tuning::default()), None);
         assert_eq!(sample().apply("mpi", 2, Tuning::default()), None);
-        let group =
-            Group { rank: 0, size: 2, direct: Some(4096), nodes: None, tells: Tells::Nothing, tuning };
+        let group = Group { direct: Some(4096), tuning, ..Group::plain(0, 2) };
         let of = |kind, bytes| choose(&Call::new(kind, DType::U8, bytes), &group, None);
         assert_eq!(of(Kind::AllReduce, 4096).why, Why::MeasuredUpTo(4096));
         assert_eq!(of(Kind::AllReduce, 4096).algorithm, Algorithm::DirectReadAll);

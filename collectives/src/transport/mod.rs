@@ -79,6 +79,11 @@ pub trait Transport: Send {
         Tells::Nothing
     }
 
+    /// Whether all ranks share one host and messages between them are copies within its memory; the same on every rank.
+    fn one_memory(&mut self) -> bool {
+        false
+    }
+
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         Memory::try_host(bytes).ok_or_else(|| {

@@ -214,8 +214,8 @@ pub(in crate::schedule) fn all_to_all(b: &mut Build, own: Span, place: Span) {
 #[cfg(test)]
 mod tests {
     use crate::element::DType;
-    use crate::schedule::{Algorithm, Call, Group, Kind, Local, Schedule, Tuning};
-    use crate::transport::{Nodes, Tells};
+    use crate::schedule::{Algorithm, Call, Group, Kind, Local, Schedule};
+    use crate::transport::Nodes;
     use std::sync::Arc;
 
     #[test]
@@ -224,14 +224,14 @@ mod tests {
             for kind in [Kind::Gather, Kind::Scatter, Kind::AllToAll] {
                 for rank in 0..nodes.len() {
                     let nodes = Some(Arc::new(Nodes::of(nodes)));
-                    let (size, tuning) = (nodes.as_ref().map_or(0, |nodes| nodes.world()), Tuning::default());
-                    let group = Group { rank, size, direct: None, nodes, tells: Tells::Nothing, tuning };
+                    let size = nodes.as_ref().map_or(0, |nodes| nodes.world());
+                    let group = Group { nodes, ..Group::plain(rank, size) };
                     let scratch = |bytes| {
                         let call = Call::new(kind, DType::U8, bytes);
                         Schedule::new(call, &group, Local::default(), Some(Algorithm::Hierarchical)).scratch
                     };
                     assert_eq!(scratch(4 << 20), scratch(16 << 20), "{kind}");
-                    assert!(scratch(16 << 20) < 4 * tuning.round, "{kind}");
+                    assert!(scratch(16 << 20) < 4 * group.tuning.round, "{kind}");
                 }
             }
         }

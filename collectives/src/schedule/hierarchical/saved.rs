@@ -2,7 +2,7 @@
 
 use super::super::{Algorithm, Call, Group, Kind, Local, Schedule, Step, Tuning};
 use crate::element::DType;
-use crate::transport::{Nodes, Tells};
+use crate::transport::Nodes;
 use std::sync::Arc;
 
 /// Elements of a call: so many that fingerprints are little beside them and so few that nothing is cut into rounds.
@@ -15,7 +15,7 @@ fn crossing(call: Call, nodes: &Nodes, algorithm: Algorithm) -> (usize, usize) {
     for rank in 0..size {
         // Fingerprints in messages of their own would be counted as messages.
         let tuning = Tuning { frame: usize::MAX, round: usize::MAX, ..Tuning::default() };
-        let group = Group { rank, size, direct: None, nodes: shared.clone(), tells: Tells::Nothing, tuning };
+        let group = Group { nodes: shared.clone(), tuning, ..Group::plain(rank, size) };
         for step in Schedule::new(call, &group, Local::default(), Some(algorithm)).steps {
             match step {
                 Step::Send { to, span, .. } if !nodes.shared(rank, to) => {

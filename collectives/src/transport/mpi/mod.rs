@@ -247,6 +247,10 @@ impl Transport for MpiTransport {
         Tells::Collectives
     }
 
+    fn one_memory(&mut self) -> bool {
+        self.session().one_host()
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         let route = self.route("send", to, tag, bytes)?;
         let session = self.messages.session();

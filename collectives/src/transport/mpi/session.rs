@@ -41,6 +41,8 @@ pub(super) struct Session {
     failed: AtomicBool,
     /// A message of a failed group could not be ended: MPI must not move any further in this process.
     given_up: AtomicBool,
+    /// All ranks of the job share a host, as far as MPI knows.
+    one_host: bool,
     /// MPI cannot be finalised without a hang.
     without_end: bool,
     /// Where fewer than all may call MPI: the only thread that may.
@@ -101,7 +103,8 @@ impl Session {
             }
             Mutex::new(Control::on(comm, size as usize))
         };
-        let without_end = library.starts_with("MPICH 4.0") && ranks_here() != Some(size);
+        let one_host = ranks_here() == Some(size);
+        let without_end = library.starts_with("MPICH 4.0") && !one_host;
         let one = callers == Callers::This || granted < Threading::Serialized;
         let only = one.then(|| std::thread::current().id());
         SELF.set(only);
@@ -114,11 +117,17 @@ impl Session {
             control,
             failed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            one_host,
             without_end,
             only,
         });
         *current = Arc::downgrade(&session);
         Ok(session)
+    }
+
+    /// Whether all ranks of the job share a host, as far as MPI knows.
+    pub(super) fn one_host(&self) -> bool {
+        self.one_host
     }
 
     /// This thread's turn to call MPI.

@@ -124,6 +124,12 @@ impl Transport for UcxTransport {
         Tells::Everything
     }
 
+    fn one_memory(&mut self) -> bool {
+        let ranks = &self.members.ranks;
+        let inside = |state: &State, peer: usize| state.local(peer) && !state.cards[peer].network_only;
+        self.session.turn().is_ok_and(|state| ranks.iter().all(|&peer| inside(&state, peer)))
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         self.members.admit("send", to)?;
         if self.members.farewells.has_left(to) {
