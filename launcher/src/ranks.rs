@@ -9,7 +9,7 @@ use crate::plan::Ranks;
 use crate::transports::Transport;
 use collectives::Communicator;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
-use collectives::transport::ucx::UcxTransport;
+use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
 #[cfg(feature = "mpi")]
 use collectives::transport::{Transport as _, mpi::MpiTransport};
@@ -269,9 +269,11 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "caravan".into());
     let arguments: Vec<_> = arguments.collect();
+    let segments = (ranks.transport == Transport::Ucx).then(Segments::for_ranks).flatten();
     let report = spawn::supervise(ranks.world, |_| {
         let mut command = Command::new(PROGRAM);
         command.arg0(&name).args(&arguments).envs(variable.clone());
+        command.envs(segments.as_ref().map(Segments::variable));
         command
     })?;
     let code = report.exit_code();

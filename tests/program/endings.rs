@@ -77,6 +77,36 @@ fn an_interrupt_ends_every_rank() {
     }
 }
 
+/// UCX's segments have names for some milliseconds of a start: whoever ends it then leaves none, nor does a job whose
+/// starting process was killed once another has started.
+#[test]
+fn nothing_of_ucx_is_left_in_shared_memory() {
+    let bench = bench();
+    if !bench.offers("ucx") {
+        return;
+    }
+    let places = |run: u32| {
+        let names = fs::read_dir("/dev/shm").unwrap().flatten().map(|e| e.file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(&format!("caravan-ucx-{run}-"))).count()
+    };
+    let run = endless(&bench, "--transport ucx");
+    let id = run.id();
+    assert_eq!(places(id), 1);
+    signal(id, Signal::KILL);
+    bench.finish(run);
+    bench.run("bench barrier --transport ucx -n 10").success();
+    assert_eq!(places(id), 0);
+    for wait in (0..80).step_by(8) {
+        let run = bench.command(&format!("{ENDLESS} --transport ucx")).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        let id = run.id();
+        signal(id, Signal::INT);
+        bench.finish(run);
+        assert_eq!(places(id), 0, "interrupted after {wait} ms");
+    }
+    bench.nothing_half_written();
+}
+
 #[test]
 fn a_run_under_nohup_outlives_its_terminal() {
     let bench = bench();
