@@ -35,6 +35,9 @@ use std::sync::Arc;
 /// algorithm (see [`reduce`](crate::reduce)). After any error the communicator is unusable: peers are told, and
 /// each later call returns the same error.
 ///
+/// Calls of a group and of those made from it may be in flight at once, and each rank awaits them in any order: who waits
+/// for one moves all of them.
+///
 /// Cloning is cheap and gives another handle on the same group.
 #[derive(Clone)]
 pub struct Communicator {
