@@ -78,8 +78,7 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// The range is inside the memory, and nobody else touches it for as long as the slice lives.
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+    pub(crate) unsafe fn part<'p>(self, range: Range<usize>) -> &'p mut [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
     }

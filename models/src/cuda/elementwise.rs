@@ -1,7 +1,7 @@
 //! RMSNorm, the rotary embedding and SwiGLU.
 
 use super::sources;
-use crate::ops::Turn;
+use crate::ops::{Normed, Turn};
 use collectives::device::{Launch, Module, address, aligned, twice};
 use collectives::{Float, View, ViewMut};
 
@@ -54,11 +54,8 @@ pub fn norm_partials(rows: usize) -> usize {
 
 /// Backward of [`norm`]: `d_x` is overwritten, or added to if `add`; `d_weight` is overwritten. `partials` is
 /// workspace of [`norm_partials`] rows. To be run in order.
-#[allow(clippy::too_many_arguments)]
 pub fn norm_backward<'a, T: Float>(
-    x: View<'a, T>,
-    weight: View<'a, T>,
-    eps: f32,
+    Normed { x, weight, eps }: Normed<'a, T>,
     d_out: View<'a, T>,
     d_x: ViewMut<'a, T>,
     add: bool,

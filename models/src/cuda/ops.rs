@@ -188,8 +188,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         d_weight: ViewMut<'_, T>,
     ) {
         let partials = &mut self.partials.view_mut();
-        let Normed { x, weight, eps } = normed;
-        let launches = elementwise::norm_backward(x, weight, eps, d_out, d_x, add, d_weight, partials);
+        let launches = elementwise::norm_backward(normed, d_out, d_x, add, d_weight, partials);
         launches.iter().for_each(|launch| run(&mut self.queue, launch));
     }
 

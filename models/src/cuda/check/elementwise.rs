@@ -2,7 +2,7 @@
 
 use super::bed::*;
 use crate::cuda;
-use crate::ops::Turn;
+use crate::ops::{Normed, Turn};
 use collectives::device::Queue;
 use collectives::{Float, bf16, f16};
 
@@ -39,9 +39,7 @@ fn check_norm<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, width: usize) {
             let (mut d_weight, parts) = (bed.unwritten::<T>(width), cuda::norm_partials(rows));
             let mut partials = bed.unwritten::<f32>(parts * width);
             stream.run(cuda::norm_backward(
-                x.view(),
-                weight.view(),
-                1e-5,
+                Normed { x: x.view(), weight: weight.view(), eps: 1e-5 },
                 dy.view(),
                 d_x.view_mut(),
                 add,

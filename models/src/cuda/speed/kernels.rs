@@ -6,7 +6,7 @@ use crate::config::LlamaConfig;
 use crate::cuda::attention::modules as attention_modules;
 use crate::cuda::trial::AttentionTrial;
 use crate::cuda::{self, Coefficients, sources};
-use crate::ops::{AttentionShape, Turn};
+use crate::ops::{AttentionShape, Normed, Turn};
 use collectives::device::{Module, Product, Queue, Streams, reduce};
 use collectives::{Element, ReduceOp, Result, View, bf16};
 
@@ -58,7 +58,8 @@ pub(super) fn norms<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: u
     b.time("norm", "norm backward, adding", Moved(4 * n * h * BYTES), |q| {
         let parts = &mut partials.view_mut();
         let (d_x, d_weight) = (out.view_mut(), d_weight.view_mut());
-        cuda::norm_backward(x.view(), weight.view(), 1e-5, d_out.view(), d_x, true, d_weight, parts)
+        let normed = Normed { x: x.view(), weight: weight.view(), eps: 1e-5 };
+        cuda::norm_backward(normed, d_out.view(), d_x, true, d_weight, parts)
             .iter()
             .try_for_each(|launch| q.launch(launch))
     })
