@@ -1,7 +1,7 @@
 //! Runs that end before their time: killed ranks, signals, full disks. Every rank ends, and nothing stays.
 
 use crate::bench;
-use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, in_shared_memory, is_root, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command};
@@ -15,11 +15,18 @@ fn endless(bench: &Bench, flags: &str) -> Child {
 /// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
 const PROMISED: Duration = Duration::from_secs(5);
 
+/// Where UCX makes the segments of a job that this process started.
+fn places(process: u32) -> Vec<String> {
+    in_shared_memory(&format!("caravan-ucx-{process}-"))
+}
+
+const NONE: [String; 0] = [];
+
 /// One of the ranks of a run is killed: the others end in time and name it, and nothing stays.
 fn one_is_killed(ranks: usize, victim: usize, flags: &str) {
     let bench = bench();
     let run = endless(&bench, &format!("--ranks {ranks} {flags}"));
-    let members = bench.ranks();
+    let (id, members) = (run.id(), bench.ranks());
     assert_eq!(members.iter().map(|m| m.0).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
     // As if it were killed while it saves.
     fs::create_dir(bench.path("out.tmp-1-0")).unwrap();
@@ -29,6 +36,7 @@ fn one_is_killed(ranks: usize, victim: usize, flags: &str) {
     // The supervisor would say so, had a rank not ended by itself in its grace.
     assert!(!outcome.stderr.contains("did not end by itself"), "{}", outcome.stderr);
     bench.nothing_half_written();
+    assert_eq!(places(id), NONE);
     let took = killed.elapsed();
     assert!(took < PROMISED, "rank {victim} of {ranks} {flags}: all of it ended after {took:?}");
 }
@@ -85,17 +93,13 @@ fn nothing_of_ucx_is_left_in_shared_memory() {
     if !bench.offers("ucx") {
         return;
     }
-    let places = |run: u32| {
-        let names = fs::read_dir("/dev/shm").unwrap().flatten().map(|e| e.file_name());
-        names.filter(|name| name.to_string_lossy().starts_with(&format!("caravan-ucx-{run}-"))).count()
-    };
     let run = endless(&bench, "--transport ucx");
     let id = run.id();
-    assert_eq!(places(id), 1);
+    assert_eq!(places(id).len(), 1);
     signal(id, Signal::KILL);
     bench.finish(run);
     bench.run("bench barrier --transport ucx -n 10").success();
-    assert_eq!(places(id), 0);
+    assert_eq!(places(id), NONE);
     for wait in (0..80).step_by(8) {
         let run = bench.command(&format!("{ENDLESS} --transport ucx")).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
@@ -103,7 +107,7 @@ fn nothing_of_ucx_is_left_in_shared_memory() {
         // Not SIGINT, which is ignored until it is caught where the tests run in the background of a script.
         signal(id, Signal::TERM);
         bench.finish(run);
-        assert_eq!(places(id), 0, "ended after {wait} ms");
+        assert_eq!(places(id), NONE, "ended after {wait} ms");
     }
     bench.nothing_half_written();
 }
