@@ -19,10 +19,8 @@ impl Family {
     pub(super) fn serve_others(&self, member: &Shared) -> bool {
         let Ok(members) = self.0.try_lock() else { return false };
         let mut moved = false;
-        if members.len() > 1 {
-            for other in members.iter().filter(|other| !std::ptr::eq(other.as_ptr(), member)) {
-                moved |= other.upgrade().is_some_and(|other| other.serve());
-            }
+        for other in members.iter().filter(|other| !std::ptr::eq(other.as_ptr(), member)) {
+            moved |= other.upgrade().is_some_and(|other| other.serve());
         }
         moved
     }

@@ -100,8 +100,8 @@ pub struct Tuning {
     /// Sent to a rank or received by it per round.
     pub round: usize,
     /// The same in a reduction that a processor's own cache cannot hold: what a round brings stays there until it is
-    /// reduced. Over messages within a node, with 2 MiB of cache a processor 128 to 512 KiB took equally long, 1 MiB up to a
-    /// twentieth and 2 MiB a quarter more; with 1 MiB, 256 KiB took up to a fifth longer than 512 KiB to 2 MiB.
+    /// reduced. Over messages within a node, with 2 MiB of cache a processor 128 to 512 KiB took equally long, 1 MiB a little
+    /// and 2 MiB a quarter more; with 1 MiB, 256 KiB took up to a fifth longer than 512 KiB to 2 MiB.
     pub window: usize,
     /// The least piece per peer of a round.
     pub piece: usize,
@@ -269,8 +269,8 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
         }
         (Kind::Broadcast, None) => by_size(bytes, tuning.tree, Algorithm::Binomial, Algorithm::Chain),
-        // Two ranks send more when both reduce. Within one memory, on an Intel Xeon, it takes 0.75 to 0.87 of the time of
-        // one that reduces alone, from 4 MiB on; over TCP, 1.3 times.
+        // Two ranks send more when both reduce. Within one memory they are faster so than one that reduces alone; over a
+        // network, where sending takes longest, slower.
         (Kind::Reduce, None) if group.size == 2 && !group.one_memory => {
             Choice { algorithm: Algorithm::Linear, why: Why::Least }
         }

@@ -248,6 +248,7 @@ impl Transport for MpiTransport {
     }
 
     fn one_memory(&mut self) -> bool {
+        // No MPI says how it carries messages; within a host it is told to use a network only by hand.
         self.session().one_host()
     }
 
