@@ -128,6 +128,26 @@ fn rank_process() {
             }
             println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, last));
         }
+        // The last rank dies when a peer knows of a message that it has yet to fetch from that rank's memory.
+        "killed_before_its_message_is_fetched" => {
+            let (last, mut data) = (t.size() - 1, vec![1u8; 4 << 20]);
+            if t.rank() == last {
+                // SAFETY: `data` stays for as long as the process does.
+                unsafe { t.send(0, Tag(7), data.as_ptr(), data.len()).unwrap() };
+                p2p::barrier(&mut t, 1);
+                std::process::abort();
+            }
+            p2p::barrier(&mut t, 1);
+            std::thread::sleep(Duration::from_millis(500));
+            let error = if t.rank() == 0 {
+                // SAFETY: `data` stays until the transport has failed.
+                let request = unsafe { t.recv(last, Tag(7), data.as_mut_ptr(), data.len()).unwrap() };
+                p2p::wait(&mut t, &[request]).unwrap_err()
+            } else {
+                t.check().unwrap_err()
+            };
+            println!("error: {error}");
+        }
         // The others wait for a rank that lives.
         "aborted" => {
             if t.rank() == 1 {
@@ -321,6 +341,18 @@ fn a_killed_rank_is_named_by_the_others() {
                 error.contains("rank 2 ended") || error.contains("rank 2 is unreachable"),
                 "{tls}: {error}"
             );
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_before_its_message_is_fetched_ends_nobody_without_a_word() {
+    if !available() {
+        return;
+    }
+    for tls in ["posix,cma", "all"] {
+        for error in errors("killed_before_its_message_is_fetched", 3, tls, &[0, 1]) {
+            assert!(error.contains("rank 2 ended"), "{tls}: {error}");
         }
     }
 }

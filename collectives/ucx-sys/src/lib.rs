@@ -20,6 +20,8 @@ macro_rules! functions {
         /// The functions of an opened libucp. The library stays open for as long as this lives.
         pub struct Ucp {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+            /// Has a handler called before UCX's own for what is logged.
+            pub ucs_log_push_handler: unsafe extern "C" fn(ucs_log_func_t),
             ucs_status_string: unsafe extern "C" fn(ucs_status_t) -> *const c_char,
             version: (u32, u32, u32),
             // Last, so that the functions above never outlive what they point into.
@@ -28,11 +30,13 @@ macro_rules! functions {
 
         impl Ucp {
             fn resolve(ucp: Library, ucs: Library, version: (u32, u32, u32)) -> Result<Self, String> {
-                // SAFETY: the names and types are those of ucp.h, checked against it by tests/layout.rs.
+                // SAFETY: the names and types are those of UCX's headers, checked against it by tests/layout.rs.
                 unsafe {
                     Ok(Ucp {
                         $($name: *ucp.get(concat!(stringify!($name), "\0").as_bytes())
                             .map_err(|e| format!("{SONAME} lacks {}: {e}", stringify!($name)))?,)*
+                        ucs_log_push_handler: *ucs.get(b"ucs_log_push_handler\0")
+                            .map_err(|e| format!("libucs.so.0 lacks ucs_log_push_handler: {e}"))?,
                         ucs_status_string: *ucs.get(b"ucs_status_string\0")
                             .map_err(|e| format!("libucs.so.0 lacks ucs_status_string: {e}"))?,
                         version,

@@ -1,6 +1,7 @@
-//! The types of `ucp/api/ucp.h`, version 1.13, that the functions of this crate take. Enumerations are plain
-//! integers, because a newer library may return values that this file does not know; handles are opaque pointers.
-//! Later versions only append fields, guarded by the masks, so these layouts hold for every 1.x from 1.13 on.
+//! The types of `ucp/api/ucp.h` and `ucs/debug/log_def.h`, version 1.13, that the functions of this crate take.
+//! Enumerations are plain integers, because a newer library may return values that this file does not know; handles are
+//! opaque pointers. Later versions only append fields, guarded by the masks, so these layouts hold for every 1.x from
+//! 1.13 on.
 #![allow(non_camel_case_types)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -14,6 +15,18 @@ pub type ucp_tag_t = u64;
 /// A handle, opaque to us.
 pub type Handle = *mut c_void;
 
+/// `ucs_log_func_t`: file, line, function, level, a component's settings, format, and its arguments as a `va_list`, which as
+/// a parameter is a pointer.
+pub type ucs_log_func_t = unsafe extern "C" fn(
+    *const c_char,
+    c_uint,
+    *const c_char,
+    c_int,
+    *const c_void,
+    *const c_char,
+    *mut c_void,
+) -> c_int;
+
 /// The operation was done.
 pub const UCS_OK: ucs_status_t = 0;
 /// The operation is under way.
@@ -26,6 +39,13 @@ pub const UCS_ERR_BUSY: ucs_status_t = -15;
 pub const UCS_ERR_CANCELED: ucs_status_t = -16;
 /// The end of the error range, for telling an error from a pointer.
 pub const UCS_ERR_LAST: ucs_status_t = -100;
+
+/// `UCS_LOG_LEVEL_FATAL`
+pub const UCS_LOG_LEVEL_FATAL: c_int = 0;
+/// `UCS_LOG_FUNC_RC_STOP`
+pub const UCS_LOG_FUNC_RC_STOP: c_int = 0;
+/// `UCS_LOG_FUNC_RC_CONTINUE`
+pub const UCS_LOG_FUNC_RC_CONTINUE: c_int = 1;
 
 /// `UCP_PARAM_FIELD_FEATURES`
 pub const UCP_PARAM_FIELD_FEATURES: u64 = 1 << 0;

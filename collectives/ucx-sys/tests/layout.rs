@@ -4,6 +4,22 @@ use std::mem::offset_of;
 use std::process::Command;
 use ucx_sys::*;
 
+/// How the C program begins: it is refused if a handler of logs has another type than ours.
+const START: &str = "\
+#include <ucp/api/ucp.h>
+#include <ucs/debug/log_def.h>
+#include <stddef.h>
+#include <stdio.h>
+static ucs_log_func_rc_t hear(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+                              const ucs_log_component_config_t *component, const char *message, va_list arguments) {
+    return UCS_LOG_FUNC_RC_STOP;
+}
+int main(void) {
+    void (*push)(ucs_log_func_t) = ucs_log_push_handler;
+    ucs_log_func_t handler = hear;
+    (void)push, (void)handler;
+";
+
 /// What the C program prints, computed here: one `name value` a line.
 macro_rules! facts {
     (structs { $($s:ident { $($f:ident),* })* } constants { $($c:ident),* }) => {
@@ -18,9 +34,7 @@ macro_rules! facts {
         }
 
         fn program() -> String {
-            let mut c = String::from(
-                "#include <ucp/api/ucp.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
-            );
+            let mut c = START.to_string();
             $(
                 c += concat!("printf(\"sizeof ", stringify!($s), "=%ld\\n\", (long)sizeof(", stringify!($s), "));\n");
                 $(c += concat!("printf(\"", stringify!($s), ".", stringify!($f), "=%ld\\n\", (long)offsetof(",
@@ -47,6 +61,7 @@ facts! {
             recv_info, memh }
     }
     constants {
+        UCS_LOG_LEVEL_FATAL, UCS_LOG_FUNC_RC_STOP, UCS_LOG_FUNC_RC_CONTINUE,
         UCS_OK, UCS_INPROGRESS, UCS_ERR_MESSAGE_TRUNCATED, UCS_ERR_BUSY, UCS_ERR_CANCELED, UCS_ERR_LAST,
         UCP_PARAM_FIELD_FEATURES, UCP_PARAM_FIELD_TAG_SENDER_MASK, UCP_PARAM_FIELD_MT_WORKERS_SHARED,
         UCP_PARAM_FIELD_ESTIMATED_NUM_EPS, UCP_PARAM_FIELD_ESTIMATED_NUM_PPN, UCP_FEATURE_TAG,
@@ -66,7 +81,7 @@ fn layouts_and_constants_are_those_of_the_header() {
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("layout.c"), program()).unwrap();
     let compiled = Command::new("cc")
-        .args(["-o", "layout", "layout.c"])
+        .args(["-Werror", "-o", "layout", "layout.c", "-lucs"])
         .current_dir(&dir)
         .output()
         .expect("cc, which the build of any Rust program needs as its linker");

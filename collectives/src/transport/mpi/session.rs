@@ -1,6 +1,6 @@
 //! MPI as a process has it: started once, finalised once, and called by one thread at a time.
 //!
-//! MPI is state of the whole process, so this is the one place of the crate with statics.
+//! MPI is state of the whole process, and so are the statics here.
 
 use super::control::Control;
 use super::ffi;

@@ -10,6 +10,7 @@ mod closing;
 mod context;
 mod defaults;
 mod failures;
+mod fatal;
 mod greeting;
 mod meeting;
 mod members;
@@ -264,7 +265,11 @@ impl UcxTransport {
             std::thread::sleep(NAP);
         }
         let context = self.session.context();
-        let (bytes, peer, text) = (done.bytes, done.peer, context.ucp.status(done.status));
+        let mut text = context.ucp.status(done.status);
+        if let Some(said) = fatal::said() {
+            text = format!("{text}, {said}");
+        }
+        let (bytes, peer) = (done.bytes, done.peer);
         context.error_text(call, format!("{bytes} bytes {way} rank {peer}: {text}"))
     }
 
