@@ -1,6 +1,7 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
 use crate::failure::{Failure, Result};
+use serde_json::Value;
 use std::path::Path;
 
 /// Turns text into tokens and tokens into text.
@@ -26,9 +27,18 @@ impl Tokenizer {
                 "tokenizer '{spec}' is no file: give 'bytes' or the path of a Hugging Face tokenizer.json"
             )));
         }
-        let inner = tokenizers::Tokenizer::from_file(path).map_err(|e| {
-            Failure::usage(format!("tokenizer '{spec}' is not a Hugging Face tokenizer.json: {e}"))
-        })?;
+        let refuse = |why: String| {
+            Failure::usage(format!("tokenizer '{spec}' is not a Hugging Face tokenizer.json: {why}"))
+        };
+        let mut inner = tokenizers::Tokenizer::from_file(path).map_err(|e| refuse(e.to_string()))?;
+        let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
+        if let Some(piece) = unknown_piece(&around) {
+            return Err(refuse(format!(
+                "its post_processor puts {piece} around a text, which it does not define"
+            )));
+        }
+        // A limit in the file is for batches of texts; transformers does not apply it either unless asked to.
+        inner.with_padding(None).with_truncation(None).map_err(|e| refuse(e.to_string()))?;
         Ok(Tokenizer::HuggingFace(Box::new(inner), spec.to_owned()))
     }
 
@@ -103,9 +113,81 @@ impl Tokenizer {
     }
 }
 
+/// What a template, alone or among other post-processors, puts around a single text without saying what that is: the
+/// library takes such a template, and would panic at the first text.
+fn unknown_piece(processor: &Value) -> Option<&Value> {
+    if let Some(several) = processor["processors"].as_array() {
+        return several.iter().find_map(unknown_piece);
+    }
+    let known = |piece: &Value| match (&piece["SpecialToken"]["id"], &piece["Sequence"]["id"]) {
+        (Value::String(token), _) => processor["special_tokens"].get(token).is_some(),
+        (_, text) => text == "A",
+    };
+    processor["single"].as_array()?.iter().find(|piece| !known(piece))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    /// A tokenizer of two words with this beside its vocabulary.
+    fn opened(extra: Value) -> Result<Tokenizer> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let mut text = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [],
+            "normalizer": null,
+            "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": null,
+            "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "one": 1, "two": 2, "[B]": 3}, "unk_token": "[UNK]"},
+        });
+        for (key, value) in extra.as_object().unwrap() {
+            text[key] = value.clone();
+        }
+        std::fs::write(&path, text.to_string()).unwrap();
+        Tokenizer::open(path.to_str().unwrap())
+    }
+
+    fn template(single: Value) -> Value {
+        let begin = json!({"id": "[B]", "ids": [3], "tokens": ["[B]"]});
+        json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"[B]": begin}})
+    }
+
+    #[test]
+    fn limits_for_batches_do_not_shorten_or_fill_a_text() {
+        let truncation =
+            json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        let padding = json!({
+            "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+            "pad_type_id": 0, "pad_token": "[UNK]",
+        });
+        let limited = opened(json!({"truncation": truncation, "padding": padding})).unwrap();
+        assert_eq!(limited.encode("one two two one two").unwrap(), [1, 2, 2, 1, 2]);
+    }
+
+    #[test]
+    fn a_template_has_to_define_what_it_puts_around_a_text() {
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let token = |id| json!({"SpecialToken": {"id": id, "type_id": 0}});
+        let other = json!({"Sequence": {"id": "B", "type_id": 0}});
+        let fine = template(json!([token("[B]"), text]));
+        assert_eq!(opened(json!({"post_processor": fine})).unwrap().encode("two one").unwrap(), [3, 2, 1]);
+        for (single, named) in [(json!([token("[C]"), text]), "[C]"), (json!([text, other]), "\"B\"")] {
+            let alone = template(single);
+            let among = json!({"type": "Sequence", "processors": [fine, alone]});
+            for post_processor in [alone, among] {
+                let Err(e) = opened(json!({"post_processor": post_processor})) else {
+                    panic!("{named} opened")
+                };
+                assert!(e.code() == 2 && e.to_string().contains(named), "{e}");
+            }
+        }
+    }
 
     #[test]
     fn bytes_come_back_as_they_were() {
