@@ -238,12 +238,18 @@ impl Bench {
         self.processes().into_iter().filter(runs).collect()
     }
 
-    /// The ranks among [`processes`](Self::processes): (rank, process).
+    /// The ranks among [`processes`](Self::processes) that the program started itself: (rank, process).
     pub fn ranks(&self) -> Vec<(usize, u32)> {
+        self.ranks_by("CARAVAN_RANK")
+    }
+
+    /// Those whose rank is in this variable of their environment.
+    pub fn ranks_by(&self, variable: &str) -> Vec<(usize, u32)> {
+        let variable = format!("{variable}=");
         let rank_of = |pid: u32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
             let mut entries = environment.split(|&b| b == 0);
-            let entry = entries.find_map(|e| e.strip_prefix(b"CARAVAN_RANK="))?;
+            let entry = entries.find_map(|e| e.strip_prefix(variable.as_bytes()))?;
             Some((std::str::from_utf8(entry).ok()?.parse().ok()?, pid))
         };
         let mut ranks: Vec<(usize, u32)> = self.processes().into_iter().filter_map(rank_of).collect();

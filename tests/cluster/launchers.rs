@@ -1,10 +1,10 @@
 //! mpirun of Open MPI and of MPICH on this host: the same bits as own ranks, and every way to end early.
 
-use crate::{CARAVAN, Mpirun, TRAIN, bench, same, traced};
+use crate::{CARAVAN, Mpirun, PROMISED, TRAIN, bench, same, traced};
 use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[test]
 fn every_launcher_and_transport_gives_the_same_bits() {
@@ -153,9 +153,6 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
         }
     }
 }
-
-/// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
-const PROMISED: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_killed_rank_takes_the_job_down() {

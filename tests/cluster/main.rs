@@ -11,9 +11,13 @@ mod slurm;
 use harness::{Bench, json_lines};
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 /// The program under test.
 const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
+
+/// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
+const PROMISED: Duration = Duration::from_secs(5);
 
 fn bench() -> Bench {
     Bench::new(CARAVAN)

@@ -1,8 +1,9 @@
 //! A real Slurm on this machine: munged, slurmctld and a slurmd for each of two nodes, started by hand in a scratch
 //! folder and taken down with it.
 
-use crate::{CARAVAN, Mpirun, TRAIN, bench, same, traced};
-use harness::{Bench, Outcome, installed, is_root, skip};
+use crate::{CARAVAN, Mpirun, PROMISED, TRAIN, bench, same, traced};
+use harness::{Bench, ENDLESS, Outcome, installed, is_root, skip};
+use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -107,14 +108,18 @@ impl<'a> Slurm<'a> {
         self.daemons.push(command.spawn().expect("setpriv starts"));
     }
 
-    /// Runs a command of Slurm's, split at spaces.
-    fn run(&self, line: &str) -> Outcome {
+    /// A command of Slurm's, split at spaces.
+    fn command(&self, line: &str) -> Command {
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words);
         self.bench.prepare(&mut command);
         command.env("SLURM_CONF", self.bench.path("slurm/slurm.conf"));
-        self.bench.finish(command.spawn().expect("the program starts"))
+        command
+    }
+
+    fn run(&self, line: &str) -> Outcome {
+        self.bench.finish(self.command(line).spawn().expect("the program starts"))
     }
 }
 
@@ -123,7 +128,7 @@ impl Drop for Slurm<'_> {
         let _ = self.run("scancel --user=root --signal=KILL");
         // The nodes first, then who rules them, then who vouches for all.
         for daemon in self.daemons.iter().rev() {
-            harness::signal(daemon.id(), rustix::process::Signal::TERM);
+            harness::signal(daemon.id(), Signal::TERM);
             std::thread::sleep(Duration::from_millis(20));
         }
         let until = Instant::now() + Duration::from_secs(10);
@@ -184,8 +189,50 @@ fn srun_and_sbatch() {
         }
         script(&slurm, ucx);
     }
+    for transport in Mpirun::transports() {
+        killed(&slurm, transport);
+    }
     drop(slurm);
     bench.nothing_left();
+}
+
+/// Slurm leaves the other ranks alone when one is killed, so they have to end by themselves; a cancelled job leaves nothing
+/// either.
+fn killed(slurm: &Slurm<'_>, transport: &str) {
+    let bench = slurm.bench;
+    let plugin = if transport == "mpi" { "pmix" } else { "none" };
+    let start = || {
+        let _ = fs::remove_file(bench.path("m.jsonl"));
+        let run =
+            format!("srun -N 1 -n 3 --mpi={plugin} {CARAVAN} {ENDLESS} --quiet --transport {transport}");
+        let run = bench.endless(slurm.command(&run));
+        let ranks = bench.ranks_by("SLURM_PROCID");
+        assert_eq!(ranks.iter().map(|r| r.0).collect::<Vec<_>>(), [0, 1, 2]);
+        (run, ranks)
+    };
+    let (run, ranks) = start();
+    let since = Instant::now();
+    harness::signal(ranks[1].1, Signal::KILL);
+    let outcome = bench.finish(run);
+    let took = since.elapsed();
+    assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
+    // MPI's own runtime may end the others before they have found out.
+    assert!(transport == "mpi" || outcome.stderr.contains("rank 1"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+    assert!(took < PROMISED, "over {transport}: all of it ended after {took:?}");
+
+    let (run, _) = start();
+    slurm.run("scancel --user=root").success();
+    assert_ne!(bench.finish(run).code, Some(0));
+    for file in ["out", "m.jsonl"] {
+        assert_eq!(bench.path(file).exists(), file == "m.jsonl", "{file}");
+    }
+    let until = Instant::now() + PROMISED;
+    while !bench.ranks_by("SLURM_PROCID").is_empty() {
+        assert!(Instant::now() < until, "ranks outlive their job");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    harness::json_lines(&bench.path("m.jsonl"));
 }
 
 /// What goes wrong names its rank, and ends the step.
