@@ -106,6 +106,23 @@ pub trait Transport: Send {
     /// `dst..dst+bytes` stays writable and untouched until [`test`](Self::test) says that it is done.
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request>;
 
+    /// The same for a message that is waited for next, looking up to `looks` times at once whether it has come:
+    /// [`Request::DONE`] if so, which spares it a place among what is under way.
+    ///
+    /// # Safety
+    /// As of [`recv`](Self::recv).
+    unsafe fn recv_awaited(
+        &mut self,
+        from: usize,
+        tag: Tag,
+        dst: *mut u8,
+        bytes: usize,
+        _looks: u32,
+    ) -> Result<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.recv(from, tag, dst, bytes) }
+    }
+
     /// Moves everything forward that can move; true once `request` is complete (and then forgotten). Fails when it
     /// can never complete because the peer has left or is lost.
     fn test(&mut self, request: Request) -> Result<bool>;

@@ -261,11 +261,23 @@ impl Transport for MpiTransport {
     }
 
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.recv_awaited(from, tag, dst, bytes, 0) }
+    }
+
+    unsafe fn recv_awaited(
+        &mut self,
+        from: usize,
+        tag: Tag,
+        dst: *mut u8,
+        bytes: usize,
+        looks: u32,
+    ) -> Result<Request> {
         let route = self.route("recv", from, tag, bytes)?;
         let session = self.messages.session();
         let _turn = session.turn()?;
         // SAFETY: the caller's promise.
-        unsafe { self.requests.recv(session, from, route, dst, bytes) }
+        unsafe { self.requests.recv(session, from, route, dst, bytes, looks) }
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {

@@ -257,7 +257,7 @@ impl Requests {
         }
     }
 
-    /// Posts a receive in parts, or notes it for probing.
+    /// Posts a receive in parts, or notes it for probing. What is posted whole and comes within `looks` needs no place.
     ///
     /// # Safety
     /// As of [`Transport::recv`](crate::transport::Transport::recv); it is this thread's turn.
@@ -269,31 +269,38 @@ impl Requests {
         route: Route,
         dst: *mut u8,
         bytes: usize,
+        looks: u32,
     ) -> Result<Request> {
-        let (message, index) = self.open(Kind::Recv, from, route, dst, bytes);
         let whole = self.part(&route, bytes);
+        let posted = |part: usize| part <= route.limit || route.is_exact();
+        if bytes <= whole && posted(bytes) {
+            // SAFETY: by the caller.
+            let mut request = unsafe { self.recv_part(session, from, &route, dst, bytes)? };
+            let ended = look_at(session, &mut request, looks)?;
+            if ended == Some((OK, bytes)) {
+                return Ok(Request::DONE);
+            }
+            let (message, index) = self.open(Kind::Recv, from, route, dst, bytes);
+            let slot = &mut self.slots[index];
+            match ended {
+                Some(ended) => (slot.code, slot.length) = ended,
+                None => slot.parts.push(request),
+            }
+            return Ok(message);
+        }
+        let (message, index) = self.open(Kind::Recv, from, route, dst, bytes);
         let mut at = 0;
-        loop {
+        while at < bytes {
             let part = (bytes - at).min(whole);
-            if part > route.limit && !route.is_exact() {
+            if posted(part) {
+                // SAFETY: by the caller; the part lies within the message.
+                let request = unsafe { self.recv_part(session, from, &route, dst.add(at), part)? };
+                self.slots[index].parts.push(request);
+            } else {
                 // Only the last part can be small.
                 self.slots[index].unseen.end = at + part;
-            } else {
-                // SAFETY: by the caller; the part lies within the message.
-                let request = unsafe {
-                    let mut request = ffi::RSMPI_REQUEST_NULL;
-                    let (to, (comm, tag)) = (dst.add(at).cast(), self.of_part(&route, part));
-                    let (count, from) = (part as c_int, from as c_int);
-                    let code = ffi::MPI_Irecv(to, count, ffi::RSMPI_UINT8_T, from, tag, comm, &mut request);
-                    session.check("MPI_Irecv", code)?;
-                    request
-                };
-                self.slots[index].parts.push(request);
             }
             at += part;
-            if at == bytes {
-                break;
-            }
         }
         if !self.slots[index].unseen.is_empty() {
             self.probing.push(index as u32);
@@ -301,6 +308,30 @@ impl Requests {
             self.probe(session, index)?;
         }
         Ok(message)
+    }
+
+    /// Posts the receive of one of its parts.
+    ///
+    /// # Safety
+    /// As of [`recv`](Self::recv).
+    #[inline(always)]
+    unsafe fn recv_part(
+        &self,
+        session: &Session,
+        from: usize,
+        route: &Route,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<ffi::MPI_Request> {
+        let (comm, tag) = self.of_part(route, bytes);
+        let (to, count, from) = (dst.cast(), bytes as c_int, from as c_int);
+        // SAFETY: by the caller; a valid place.
+        unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let code = ffi::MPI_Irecv(to, count, ffi::RSMPI_UINT8_T, from, tag, comm, &mut request);
+            session.check("MPI_Irecv", code)?;
+            Ok(request)
+        }
     }
 
     /// Posts what a probe finds of a receive that waits for it.
@@ -439,4 +470,25 @@ impl Requests {
         }
         Ok(self.active == 0)
     }
+}
+
+/// MPI's code of a posted receive and the bytes that came, if it is over by one of the next `looks`.
+#[inline(always)]
+fn look_at(session: &Session, request: &mut ffi::MPI_Request, looks: u32) -> Result<Option<(c_int, usize)>> {
+    for _ in 0..looks {
+        let (mut flag, mut count) = (0, 0);
+        let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
+        // SAFETY: a request that was posted and not yet reported complete; valid places.
+        let code = unsafe { ffi::MPI_Test(request, &mut flag, status.as_mut_ptr()) };
+        if code != OK {
+            return Ok(Some((code, 0)));
+        }
+        if flag != 0 {
+            // SAFETY: MPI_Test has filled the status; the type is MPI's own.
+            let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count) };
+            session.check("MPI_Get_count", code)?;
+            return Ok(Some((OK, count.max(0) as usize)));
+        }
+    }
+    Ok(None)
 }
