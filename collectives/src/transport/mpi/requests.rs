@@ -276,7 +276,8 @@ impl Requests {
         if bytes <= whole && posted(bytes) {
             // SAFETY: by the caller.
             let mut request = unsafe { self.recv_part(session, from, &route, dst, bytes)? };
-            let ended = look_at(session, &mut request, looks)?;
+            let mut left = looks;
+            let ended = look_at(session, Kind::Recv, &mut request, &mut left)?;
             if ended == Some((OK, bytes)) {
                 return Ok(Request::DONE);
             }
@@ -415,28 +416,15 @@ impl Requests {
     #[inline(always)]
     fn advance(&mut self, session: &Session, index: usize, looks: u32) -> Result<bool> {
         let slot = &mut self.slots[index];
-        let mut looked = 0;
+        let mut left = looks + 1;
         while let Some(part) = slot.parts.last_mut() {
-            let (mut flag, mut count) = (0, 0);
-            let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
-            // SAFETY: a request that was posted and not yet reported complete; valid places.
-            let code = unsafe { ffi::MPI_Test(part, &mut flag, status.as_mut_ptr()) };
-            if code != OK {
-                if slot.code == OK {
-                    slot.code = code;
-                }
-            } else if flag == 0 {
-                looked += 1;
-                if looked > looks {
-                    return self.look_aside(session, index, looked);
-                }
-                continue;
-            } else if slot.kind == Kind::Recv {
-                // SAFETY: MPI_Test has filled the status; the type is MPI's own.
-                let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count) };
-                session.check("MPI_Get_count", code)?;
-                slot.length += count.max(0) as usize;
+            let Some((code, came)) = look_at(session, slot.kind, part, &mut left)? else {
+                return self.look_aside(session, index, looks + 1);
+            };
+            if slot.code == OK {
+                slot.code = code;
             }
+            slot.length += came;
             slot.parts.pop();
         }
         if slot.unseen.is_empty() { Ok(true) } else { self.look_aside(session, index, 1) }
@@ -472,23 +460,30 @@ impl Requests {
     }
 }
 
-/// MPI's code of a posted receive and the bytes that came, if it is over by one of the next `looks`.
+/// MPI's code of a message of this kind and the bytes that came, if it is over by one of the next looks, which are counted
+/// down.
 #[inline(always)]
-fn look_at(session: &Session, request: &mut ffi::MPI_Request, looks: u32) -> Result<Option<(c_int, usize)>> {
-    for _ in 0..looks {
+fn look_at(
+    session: &Session,
+    kind: Kind,
+    request: &mut ffi::MPI_Request,
+    looks: &mut u32,
+) -> Result<Option<(c_int, usize)>> {
+    while *looks > 0 {
         let (mut flag, mut count) = (0, 0);
         let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
         // SAFETY: a request that was posted and not yet reported complete; valid places.
         let code = unsafe { ffi::MPI_Test(request, &mut flag, status.as_mut_ptr()) };
-        if code != OK {
-            return Ok(Some((code, 0)));
+        if code == OK && flag == 0 {
+            *looks -= 1;
+            continue;
         }
-        if flag != 0 {
+        if code == OK && kind == Kind::Recv {
             // SAFETY: MPI_Test has filled the status; the type is MPI's own.
             let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count) };
             session.check("MPI_Get_count", code)?;
-            return Ok(Some((OK, count.max(0) as usize)));
         }
+        return Ok(Some((code, count.max(0) as usize)));
     }
     Ok(None)
 }
