@@ -6,7 +6,7 @@ use super::stream::Past;
 use super::work;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::schedule::{Peers, Remote, Schedule, Space, Span, Step};
+use crate::schedule::{KEPT, Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, HEARSAY, Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::time::Instant;
@@ -205,8 +205,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                     // SAFETY: frames start with the eight bytes of a fingerprint.
                     unsafe { dst.cast::<u64>().write_unaligned(0) };
                 }
-                let next = schedule.steps.get(state.at + 1);
-                let awaited = matches!(next, Some(Step::Wait { .. })) && state.posted.is_empty();
+                let awaited = state.posted.is_empty() && is_waited_for(&schedule.steps[state.at + 1..]);
                 let looks = if awaited { env.looks.min(RECV_LOOKS) } else { 0 };
                 // SAFETY: as for a send; nothing else touches the span until `Wait`.
                 let request = unsafe { env.transport.recv_awaited(from, tag, dst, span.bytes, looks) };
@@ -317,6 +316,16 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
         state.at += 1;
     }
     Ok(Outcome::Done)
+}
+
+/// Whether what was posted last is waited for next, or after a short copy, which may as well come later.
+#[inline(always)]
+fn is_waited_for(rest: &[Step]) -> bool {
+    match rest {
+        [Step::Wait { .. }, ..] => true,
+        [Step::Copy { to, .. }, Step::Wait { .. }, ..] => to.bytes <= KEPT,
+        _ => false,
+    }
 }
 
 /// Between two parts of a copy or a reduction: moves messages on; whether the next part comes at once.

@@ -1,7 +1,7 @@
 //! Posting messages so that the first one between two ranks in a call carries the call's fingerprint, or so that the
 //! transport tells by a message's tag and length which call it belongs to.
 
-use super::{Algorithm, Build, KEPT, Kind, Span, Step};
+use super::{Algorithm, Build, Kind, Span, Step};
 use crate::transport::Tells;
 use crate::watch::{Coded, Typed};
 
@@ -13,19 +13,6 @@ pub(super) fn send_first(steps: &mut [Step]) {
     let posts = |step: &Step| matches!(step, Step::Frame { .. } | Step::Send { .. } | Step::Recv { .. });
     for run in steps.chunk_by_mut(|a, b| posts(a) && posts(b)) {
         run.sort_by_key(|step| matches!(step, Step::Recv { .. }));
-    }
-}
-
-/// Lets a short copy within this rank come before the only receive that is posted with it: that is then the last step before
-/// its message is waited for.
-pub(super) fn wait_next(steps: &mut [Step]) {
-    for at in 2..steps.len() {
-        if let [Step::Recv { .. }, Step::Copy { to, .. }, Step::Wait { .. }] = &steps[at - 2..=at]
-            && to.bytes <= KEPT
-            && !matches!(steps[..at - 2].last(), Some(Step::Recv { .. }))
-        {
-            steps.swap(at - 2, at - 1);
-        }
     }
 }
 
@@ -232,22 +219,6 @@ mod tests {
                 }
                 assert!(sends > 0, "{kind:?}, rank {rank} of {size}");
             }
-        }
-    }
-    #[test]
-    fn the_only_receive_of_a_short_exchange_is_the_last_step_before_its_wait() {
-        let last = |kind, size, count: usize| {
-            let group = Group { tells: Tells::Everything, ..Group::plain(0, size) };
-            let steps =
-                Schedule::new(Call::new(kind, DType::U8, count), &group, Local::default(), None).steps;
-            let wait = steps.iter().position(|step| matches!(step, Step::Wait { .. })).unwrap();
-            steps[wait - 1]
-        };
-        for kind in [Kind::AllGather, Kind::AllToAll, Kind::Gather, Kind::ReduceScatter, Kind::AllReduce] {
-            assert!(matches!(last(kind, 2, KEPT), Step::Recv { .. }), "{kind}");
-        }
-        for (size, count) in [(2, KEPT + 1), (3, 64)] {
-            assert!(matches!(last(Kind::AllGather, size, count), Step::Copy { .. }), "{size} {count}");
         }
     }
 }
