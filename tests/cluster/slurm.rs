@@ -226,9 +226,7 @@ fn killed(slurm: &Slurm<'_>, plugin: &str, transport: &str) {
     let (run, _) = start();
     slurm.run("scancel --user=root").success();
     assert_ne!(bench.finish(run).code, Some(0));
-    for file in ["out", "m.jsonl"] {
-        assert_eq!(bench.path(file).exists(), file == "m.jsonl", "{file}");
-    }
+    assert!(!bench.path("out").exists(), "a model that was not asked to be saved yet");
     let until = Instant::now() + PROMISED;
     while !bench.ranks_by("SLURM_PROCID").is_empty() {
         assert!(Instant::now() < until, "ranks outlive their job");
