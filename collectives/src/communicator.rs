@@ -123,7 +123,7 @@ impl Communicator {
     }
 
     /// Moves started calls forward without waiting for anything, also those of groups made from this one or with it.
-    /// Fails when this communicator has failed.
+    /// Fails when this communicator has failed, or a peer is gone.
     pub fn progress(&self) -> Result<()> {
         if let Some(carrier) = &self.carrier {
             carrier.progress()?;
@@ -212,11 +212,6 @@ impl Communicator {
         let options = engine.options();
         drop(engine);
         Communicator::among(self.handle.shared.family(), transport, options).map(Some)
-    }
-
-    /// Fails when a peer is gone, without waiting for anything.
-    pub(crate) fn look(&self) -> Result<()> {
-        self.handle.shared.look()
     }
 
     /// How long a peer may be silent.

@@ -31,7 +31,8 @@ impl<B: Send + 'static> Pending<B> {
         }
     }
 
-    /// Whether `wait` would return at once. Moves the call forward as far as it goes without waiting.
+    /// Whether `wait` would return at once. Moves the call forward as far as it goes without waiting, and notices peers that
+    /// are gone; how long to ask about one that is silent is the caller's to say.
     pub fn is_done(&self) -> bool {
         self.end.is_done(self.id)
     }

@@ -7,12 +7,14 @@
 
 use crate::error::Result;
 use crate::plan::{Home, Plan};
-use collectives::{Account, Buffer, Communicator, Float, Pending, View, ViewMut};
+use collectives::{Account, Buffer, Communicator, Float, Pending, Priority, View, ViewMut};
 use models::Weights;
 use std::mem;
 
 /// One rank's parameters.
 pub struct Params<T: Float> {
+    /// Its gathers go before the reductions of gradients: the next unit's pass waits for them.
+    comm: Communicator,
     /// Per unit, per bucket.
     units: Vec<Vec<State<T>>>,
     /// Per slot, per bucket position: memory for gathered buckets, `None` while in use.
@@ -49,11 +51,12 @@ impl<T: Float> Params<T> {
         for (u, b) in plan.buckets() {
             units[u].push(bucket(u, b)?);
         }
-        Ok(Params { units, slots: alloc_slots(comm, &plan.weight_slots, slots)? })
+        let slots = alloc_slots(comm, &plan.weight_slots, slots)?;
+        Ok(Params { comm: comm.with_priority(Priority::High), units, slots })
     }
 
     /// Starts to make the unit whole.
-    pub fn prefetch(&mut self, plan: &Plan, comm: &Communicator, unit: usize) -> Result<()> {
+    pub fn prefetch(&mut self, plan: &Plan, unit: usize) -> Result<()> {
         let Home::Slot(slot) = plan.weights[unit] else { return Ok(()) };
         for (b, state) in self.units[unit].iter_mut().enumerate() {
             *state = match mem::replace(state, State::Moving) {
@@ -61,7 +64,7 @@ impl<T: Float> Params<T> {
                     let whole =
                         self.slots[slot][b].take().expect("a free slot: the schedule's units never share");
                     let whole = whole.with_len(plan.layout[unit].bucket(b).len());
-                    State::Gathering(comm.start_all_gather(shard, whole)?)
+                    State::Gathering(self.comm.start_all_gather(shard, whole)?)
                 }
                 other => other,
             };
@@ -70,8 +73,8 @@ impl<T: Float> Params<T> {
     }
 
     /// Makes the unit whole, waiting for what is under way.
-    pub fn gather(&mut self, plan: &Plan, comm: &Communicator, unit: usize) -> Result<()> {
-        self.prefetch(plan, comm, unit)?;
+    pub fn gather(&mut self, plan: &Plan, unit: usize) -> Result<()> {
+        self.prefetch(plan, unit)?;
         for state in &mut self.units[unit] {
             *state = match mem::replace(state, State::Moving) {
                 State::Publishing(pending) => State::Whole(pending.wait()?),
@@ -109,10 +112,10 @@ impl<T: Float> Params<T> {
     }
 
     /// This rank's shard of the bucket has changed: tells the ranks that hold it whole.
-    pub fn publish(&mut self, comm: &Communicator, unit: usize, bucket: usize) -> Result<()> {
+    pub fn publish(&mut self, unit: usize, bucket: usize) -> Result<()> {
         let state = &mut self.units[unit][bucket];
         *state = match mem::replace(state, State::Moving) {
-            State::Whole(whole) => State::Publishing(comm.start_all_gather_in_place(whole)?),
+            State::Whole(whole) => State::Publishing(self.comm.start_all_gather_in_place(whole)?),
             other => other,
         };
         Ok(())

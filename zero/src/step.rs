@@ -115,7 +115,7 @@ impl<T: Float> Trainer<T> {
         let grads = Grads::new(&plan, &comm, &ledger.gradients, &ledger.buckets)?;
         let mut optimizer = Optimizer::new(&plan, &mut *kernels, &ledger.optimizer)?;
         let norm = Norm::new(&plan, &comm, &ledger.workspace)?;
-        optimizer.start(&plan, &comm, model.units(), &mut *kernels, &mut params, source)?;
+        optimizer.start(&plan, model.units(), &mut *kernels, &mut params, source)?;
         let clock = Clock::default();
         Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
     }
@@ -178,8 +178,8 @@ impl<T: Float> Trainer<T> {
     fn perform(&mut self, action: Action) -> Result<()> {
         let Trainer { model, comm, kernels, plan, params, grads, clock, .. } = self;
         match action {
-            Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, comm, unit))?,
-            Action::Gather(unit) => clock.communicate(|| params.gather(plan, comm, unit))?,
+            Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, unit))?,
+            Action::Gather(unit) => clock.communicate(|| params.gather(plan, unit))?,
             Action::Forward(unit) => clock.compute(|| model.forward_unit(unit, &Lent { plan, params })),
             Action::Open(unit) => clock.communicate(|| grads.open(plan, &mut **kernels, unit))?,
             Action::Backward(unit) => {
@@ -225,16 +225,24 @@ impl<T: Float> Trainer<T> {
         Ok(())
     }
 
-    /// Gathers every tensor in order and shows it to `sink`. Every rank calls it and sees the same values.
+    /// Gathers every tensor in order and shows it to `sink`. Every rank calls it and sees the same values; where one rank's
+    /// sink fails, the others wait for it to go on or to give up.
     pub fn export(&mut self, sink: &mut Sink<'_, T>) -> Result<()> {
         for unit in 0..self.model.units().len() {
-            self.params.gather(&self.plan, &self.comm, unit)?;
-            for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
-                let lent = Lent { plan: &self.plan, params: &self.params };
-                let values = self.kernels.elements(lent.tensor(unit, tensor))?;
-                sink(spec, values).map_err(|why| Error::Export { tensor: spec.name.clone(), why })?;
-            }
+            self.params.gather(&self.plan, unit)?;
+            let shown = self.show(unit, sink);
             self.params.release(&self.plan, unit);
+            shown?;
+        }
+        Ok(())
+    }
+
+    /// Shows every tensor of a gathered unit.
+    fn show(&mut self, unit: usize, sink: &mut Sink<'_, T>) -> Result<()> {
+        for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
+            let lent = Lent { plan: &self.plan, params: &self.params };
+            let values = self.kernels.elements(lent.tensor(unit, tensor))?;
+            sink(spec, values).map_err(|why| Error::Export { tensor: spec.name.clone(), why })?;
         }
         Ok(())
     }

@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     engine: Lock<Engine>,
     /// The progress thread, which sleeps while there is nothing to do.
     driver: OnceLock<Thread>,
+    /// It is over with that thread, though calls may still be in flight.
+    stopped: AtomicBool,
     spin: u32,
     /// However few turns that was.
     spin_for: Duration,
@@ -49,7 +51,7 @@ pub(crate) struct Shared {
 /// A communicator's hold on its engine: when the last one goes, so does the thread.
 pub(crate) struct Handle {
     pub shared: Arc<Shared>,
-    thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Handle {
@@ -62,26 +64,25 @@ impl Handle {
         engine.looks = if crowded { 0 } else { LOOKS };
         let patience = if engine.transport.wakes() { Duration::ZERO } else { PATIENCE };
         let engine = Lock::new(engine);
-        let driver = OnceLock::new();
-        let shared = Arc::new(Shared { engine, driver, spin, spin_for, patience, family });
+        let (driver, stopped) = (OnceLock::new(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { engine, driver, stopped, spin, spin_for, patience, family });
         shared.family.add(&shared);
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
-            let stop = Arc::new(AtomicBool::new(false));
-            let (inner, stopped) = (Arc::clone(&shared), Arc::clone(&stop));
+            let inner = Arc::clone(&shared);
             let (told, hear) = std::sync::mpsc::channel();
             let spawned = std::thread::Builder::new().name(format!("progress-{rank}")).spawn(move || {
                 let bound = cpu.map_or(Ok(()), bind);
                 let fine = bound.is_ok();
                 if told.send(bound).is_ok() && fine {
-                    inner.drive(&stopped);
+                    inner.drive();
                 }
             });
             let handle = spawned.map_err(|e| Error::system("start the progress thread", e))?;
             // A thread that could not be bound has ended, and dropping its handle detaches nothing.
             hear.recv().map_err(|e| Error::system("start the progress thread", e))??;
             shared.driver.get_or_init(|| handle.thread().clone());
-            thread = Some((handle, stop));
+            thread = Some(handle);
         }
         Ok(Handle { shared, thread })
     }
@@ -89,8 +90,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some((thread, stop)) = self.thread.take() {
-            stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            self.shared.stopped.store(true, Ordering::Release);
             thread.thread().unpark();
             // The thread never panics on purpose; if it did, its message is already on standard error.
             let _ = thread.join();
@@ -125,12 +126,17 @@ impl Shared {
     /// Moves every call as far as it goes for somebody who waits in another group, unless a thread is at it anyway. What
     /// fails here is told to those who call this group.
     pub(super) fn serve(&self) -> bool {
-        let Some(mut engine) = self.driver.get().is_none().then(|| self.engine.try_lock()).flatten() else {
+        let Some(mut engine) = (!self.driven()).then(|| self.engine.try_lock()).flatten() else {
             return false;
         };
         let before = engine.progress_mark();
         let _ = engine.poll(None);
         engine.progress_mark() != before
+    }
+
+    /// Whether a thread moves calls on.
+    fn driven(&self) -> bool {
+        self.driver.get().is_some() && !self.stopped.load(Ordering::Acquire)
     }
 
     pub fn stats(&self) -> Stats {
@@ -238,10 +244,15 @@ impl Shared {
         }
     }
 
-    /// Whether the call is over, after moving things forward.
+    /// Whether the call is over, after moving things forward. A peer that is gone ends it; one that is merely silent does
+    /// not, because how long to ask again is the caller's to say.
     pub fn is_done(&self, id: u32) -> bool {
         let mut engine = self.lock();
+        // The engine remembers a failure, which ends the call.
         let _ = engine.poll(Some(id));
+        if engine.flights[id as usize].stage == Stage::Running {
+            let _ = engine.check(Some(id), Instant::now());
+        }
         let done = engine.flights[id as usize].stage != Stage::Running;
         drop(engine);
         if !done {
@@ -250,18 +261,12 @@ impl Shared {
         done
     }
 
-    /// Notices peers that are gone.
-    pub fn look(&self) -> Result<()> {
-        let mut engine = self.lock();
-        engine.check(None, Instant::now())?;
-        engine.failure().map_or(Ok(()), |error| Err(error.clone()))
-    }
-
-    /// Moves every call as far as it goes without waiting.
+    /// Moves every call as far as it goes without waiting, and notices peers that are gone.
     pub fn progress(&self) -> Result<()> {
         self.family.serve_others(self);
         let mut engine = self.lock();
         engine.poll(None)?;
+        engine.check(None, Instant::now())?;
         match engine.failure() {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -283,10 +288,10 @@ impl Shared {
     }
 
     /// The progress thread: gives calls turns while there is something to do, sleeps while there is not.
-    fn drive(&self, stop: &AtomicBool) {
+    fn drive(&self) {
         let mut idle = 0u32;
         let mut engine = self.lock();
-        while !stop.load(Ordering::Acquire) {
+        while !self.stopped.load(Ordering::Acquire) {
             if engine.order.is_empty() {
                 idle = 0;
                 engine = engine.meanwhile(std::thread::park);

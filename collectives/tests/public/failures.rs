@@ -8,7 +8,7 @@ use collectives::{Buffer, Communicator, Error, Options, Result};
 use rustix::process::{Signal, kill_process};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Exit code of a rank that saw what it should.
 const AS_EXPECTED: i32 = 77;
@@ -72,6 +72,41 @@ fn a_killed_rank_ends_the_others_by_name() {
             report.sentence().as_deref(),
             Some("rank 2 was killed by signal 9; the other ranks were stopped")
         );
+    }
+}
+
+#[test]
+fn who_only_asks_whether_a_call_is_over_hears_of_a_killed_rank() {
+    let reports = job(this_test!(), &[3], || {
+        let comm =
+            Communicator::new(connect().expect("a group"), Options::default()).expect("a communicator");
+        comm.barrier().expect("all are here");
+        let me = comm.rank();
+        if me == 2 {
+            kill_process(rustix::process::getpid(), Signal::KILL).expect("killed");
+        }
+        let call = comm.start_recv(Buffer::<u8>::zeroed(8), 2, 0);
+        let start = Instant::now();
+        let error = match me {
+            0 => call.and_then(|call| {
+                while !call.is_done() && start.elapsed() < PATIENCE {
+                    std::thread::yield_now();
+                }
+                call.wait().map(drop)
+            }),
+            _ => loop {
+                match comm.progress() {
+                    Ok(()) if start.elapsed() < PATIENCE => std::thread::yield_now(),
+                    ended => break ended,
+                }
+            },
+        };
+        assert!(start.elapsed() < PATIENCE, "rank {me} never heard of it");
+        expect(&error.expect_err("nobody sends this"), &["rank 2 was killed by signal 9"]);
+    });
+    for report in reports {
+        let survivor = Ending::Exited(AS_EXPECTED as u8);
+        assert_eq!(report.endings, [survivor, survivor, Ending::Killed(9)]);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::kernels::{Activity, Kernels, Update};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::step::Hands;
-use collectives::{Account, Buffer, Communicator, Float};
+use collectives::{Account, Buffer, Float};
 use models::{TensorSpec, Unit};
 use std::ops::Range;
 
@@ -55,7 +55,6 @@ impl Optimizer {
     pub fn start<T: Float>(
         &mut self,
         plan: &Plan,
-        comm: &Communicator,
         units: &[Unit],
         kernels: &mut dyn Kernels<T>,
         params: &mut Params<T>,
@@ -82,7 +81,7 @@ impl Optimizer {
                 }
             }
             if plan.config.stage.shards_optimizer {
-                params.publish(comm, u, b)?;
+                params.publish(u, b)?;
             }
         }
         Ok(())
@@ -98,7 +97,7 @@ impl Optimizer {
         lr: f32,
         clip: f32,
     ) -> Result<()> {
-        let Hands { plan, comm, model, kernels, clock } = hands;
+        let Hands { plan, model, kernels, clock, .. } = hands;
         self.steps += 1;
         let c = plan.config.adamw.coefficients(self.steps, lr, clip);
         let mut following = plan.buckets().skip(1);
@@ -129,7 +128,7 @@ impl Optimizer {
             done?;
             if plan.config.stage.shards_optimizer {
                 kernels.mark(Activity::Communication)?;
-                clock.communicate(|| params.publish(comm, u, b))?;
+                clock.communicate(|| params.publish(u, b))?;
                 kernels.mark(Activity::Optimizer)?;
             }
         }

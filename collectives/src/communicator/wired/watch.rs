@@ -58,14 +58,12 @@ impl State {
         (self.abort)();
         error
     }
-}
 
-impl State {
     /// Where a wire only noticed that a peer is gone, the host may know why, or soon will.
     fn cause(&self, error: Error) -> Error {
         let start = Instant::now();
         while matches!(error, Error::Library { .. }) && locked(&self.failed).is_none() {
-            if let Err(cause) = self.host.look() {
+            if let Err(cause) = self.host.progress() {
                 return cause;
             }
             if start.elapsed() > HEARSAY {
@@ -200,7 +198,6 @@ impl Rounds {
         if let Some(round) = self.round.take() {
             if !round.is_done() {
                 self.round = Some(round);
-                self.peers.look()?;
                 return Ok(());
             }
             let rows = round.wait()?;

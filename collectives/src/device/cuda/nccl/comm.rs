@@ -154,7 +154,7 @@ impl Comm {
         while !self.state(call)? {
             looks += 1;
             if looks.is_multiple_of(64) {
-                host.look()?;
+                host.progress()?;
             }
             if start.elapsed() > limit {
                 return Err(self.context.error(call, format!("{late} within {limit:?}")));
