@@ -103,7 +103,7 @@ impl CublasLt {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let hint =
             "install the CUDA toolkit, or `pip install nvidia-cublas` (nvidia-cublas-cu12 for CUDA 12)";
-        CublasLt::resolve(crate::find::open("cuBLASLt", &names, hint)?)
+        CublasLt::resolve(crate::find::open("cuBLASLt", &names, &[], hint)?)
     }
 
     /// Words for a status.

@@ -152,7 +152,7 @@ impl Driver {
     /// Opens the driver's library and initialises it. The error says what is missing.
     pub fn load() -> Result<Self, String> {
         let hint = "install NVIDIA's driver, or, in a container, start it with its GPUs";
-        let driver = Driver::resolve(crate::find::open("NVIDIA's driver", &["libcuda.so.1"], hint)?)?;
+        let driver = Driver::resolve(crate::find::open("NVIDIA's driver", &["libcuda.so.1"], &[], hint)?)?;
         // SAFETY: the first call, with the only flags there are.
         let status = unsafe { (driver.init)(0) };
         match status {

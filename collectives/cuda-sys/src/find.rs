@@ -2,11 +2,13 @@
 
 use libloading::Library;
 use std::ffi::OsStr;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
-/// An opened library.
+/// An opened library. It stays in memory: NVIDIA's leave threads and handlers of a context's or a process's end behind,
+/// which would run code that is no longer there.
 pub struct Opened {
-    library: Library,
+    library: ManuallyDrop<Library>,
     file: String,
 }
 
@@ -32,8 +34,9 @@ impl Opened {
 }
 
 /// Opens the first of `names` that is found: for each name in turn by the loader (`LD_LIBRARY_PATH`, the system's
-/// folders), then in [`folders`]. `what` and `hint` are for the error: what the library is, and what brings it.
-pub fn open(what: &str, names: &[&str], hint: &str) -> Result<Opened, String> {
+/// folders), then in [`folders`]. `what` and `hint` are for the error: what the library is, and what brings it. It will
+/// look for the `companions`, files whose names start so, by name only: where the loader would not find them, we do.
+pub fn open(what: &str, names: &[&str], companions: &[&str], hint: &str) -> Result<Opened, String> {
     let folders = folders();
     let mut problem = None;
     for name in names {
@@ -41,7 +44,11 @@ pub fn open(what: &str, names: &[&str], hint: &str) -> Result<Opened, String> {
         for candidate in std::iter::once(PathBuf::from(name)).chain(paths) {
             // SAFETY: NVIDIA's libraries are made to be opened like this; their initialisers have no conditions.
             match unsafe { Library::new(&candidate) } {
-                Ok(library) => return Ok(Opened { library, file: candidate.display().to_string() }),
+                Ok(library) => {
+                    companions.iter().for_each(|start| accompany(&candidate, start, &folders));
+                    let (library, file) = (ManuallyDrop::new(library), candidate.display().to_string());
+                    return Ok(Opened { library, file });
+                }
                 // A file that is there and cannot be opened says more than one that is not.
                 Err(error) if candidate.is_absolute() => problem = Some(error.to_string()),
                 Err(_) => {}
@@ -55,6 +62,20 @@ pub fn open(what: &str, names: &[&str], hint: &str) -> Result<Opened, String> {
             "{what} was not found ({tried}, in the loader's path, Python environments and /usr/local/cuda): {hint}"
         ),
     })
+}
+
+/// Opens what lies beside a library, or else in the first folder that has it; the loader then knows it by its name. Who
+/// looks for it says if it is missing.
+fn accompany(library: &Path, start: &str, folders: &[PathBuf]) {
+    let beside = library.parent().filter(|folder| folder.is_absolute());
+    for folder in beside.into_iter().chain(folders.iter().map(PathBuf::as_path)) {
+        // SAFETY: as for the library itself.
+        let opened =
+            children(folder, start).into_iter().filter_map(|file| unsafe { Library::new(file) }.ok());
+        if opened.map(std::mem::forget).count() > 0 {
+            return;
+        }
+    }
 }
 
 /// Folders that hold CUDA's libraries: those of `CARAVAN_CUDA_LIBRARIES` (separated by colons), of Python packages, which
@@ -150,13 +171,13 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_said_to_be_missing() {
-        let error = open("a test", &["libcaravan-no-such-thing.so.1"], "install it").err().unwrap();
+        let error = open("a test", &["libcaravan-no-such-thing.so.1"], &[], "install it").err().unwrap();
         assert!(error.contains("libcaravan-no-such-thing.so.1") && error.contains("install it"), "{error}");
     }
 
     #[test]
     fn a_missing_function_names_the_file() {
-        let opened = open("the C library", &["libc.so.6"], "").unwrap();
+        let opened = open("the C library", &["libc.so.6"], &[], "").unwrap();
         // SAFETY: the type is never used, because the symbol is not there.
         let error = unsafe { opened.symbol::<usize>("caravan_no_such_function\0") }.unwrap_err();
         assert!(error.contains("libc.so.6") && error.contains("caravan_no_such_function"), "{error}");

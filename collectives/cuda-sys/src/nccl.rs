@@ -151,7 +151,8 @@ impl Nccl {
     pub fn load() -> Result<Self, String> {
         let hint = "install libnccl2 of NVIDIA's repository, or `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for \
                     CUDA 12)";
-        let nccl = Nccl::resolve(crate::find::open("NCCL", &["libnccl.so.2"], hint)?)?;
+        let nccl =
+            Nccl::resolve(crate::find::open("NCCL", &["libnccl.so.2"], &["libnvidia-ml.so.1"], hint)?)?;
         let number = nccl.number();
         if number < OLDEST {
             let (found, oldest) = (Nccl::numbers(number), Nccl::numbers(OLDEST));

@@ -39,7 +39,9 @@ impl Nvrtc {
             (12..=newest.min(13)).rev().map(|major| format!("libnvrtc.so.{major}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let hint = "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` (nvidia-cuda-nvrtc-cu12 for CUDA 12)";
-        Nvrtc::resolve(crate::find::open("NVRTC, the compiler of CUDA kernels,", &names, hint)?)
+        // Some wheels of CUDA 13 do not say that what the first compilation needs lies beside them.
+        let companions = ["libnvrtc-builtins.so."];
+        Nvrtc::resolve(crate::find::open("NVRTC, the compiler of CUDA kernels,", &names, &companions, hint)?)
     }
 
     /// Its major and minor number.

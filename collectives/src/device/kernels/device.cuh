@@ -175,22 +175,22 @@ template <> __device__ __forceinline__ u32 pack<f16>(float first, float second) 
     return r;
 }
 
-// Warp: c (16 x 8, f32) += a (16 x 16) * b (16 x 8) on the tensor cores, spread over the lanes as PTX says for
-// mma.m16n8k16: with g = lane / 4 and t = 2 * (lane % 4),
+// Warp: c (16 x 8, f32) += a (16 x 16) * b (16 x 8) on the tensor cores; volatile, so that the compiler does not move it to
+// where only some lanes come. Spread over the lanes as PTX says for mma.m16n8k16: with g = lane / 4 and t = 2 * (lane % 4),
 //   a[0] = (g, t), a[1] = (g + 8, t), a[2] = (g, t + 8), a[3] = (g + 8, t + 8), each with its right neighbour;
 //   b[0] = (t, g), b[1] = (t + 8, g), each with its lower neighbour;
 //   c[0] = (g, t), c[1] = (g, t + 1), c[2] = (g + 8, t), c[3] = (g + 8, t + 1).
 template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
 template <>
 __device__ __forceinline__ void multiply<bf16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
 __device__ __forceinline__ void multiply<f16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -7,7 +7,7 @@ using T = ELEMENT;
 using Acc = ACCUMULATOR;
 
 constexpr int THREADS = 256;
-constexpr int LEVELS = 18; // of the tree above groups of four: up to 2^20 inputs
+constexpr int LEVELS = 19; // of the tree above groups of four: up to 2^20 inputs
 
 enum Operation { SUM, AVERAGE, PRODUCT, MIN, MAX };
 

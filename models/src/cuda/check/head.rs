@@ -59,8 +59,11 @@ pub fn embeddings<Q: Queue>(bed: &Bed<Q>) {
     check_embedding::<f16, Q>(bed, 30, 9, 40);
 }
 
-fn check_cross_entropy<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, vocab: usize) {
-    let logits = bed.random::<f32>(1, rows * vocab, 4.0);
+/// The first `masked` logits of every row are minus infinity.
+fn check_cross_entropy<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, vocab: usize, masked: usize) {
+    let mut logits = bed.random::<f32>(1, rows * vocab, 4.0).host().to_vec();
+    logits.chunks_exact_mut(vocab).for_each(|row| row[..masked].fill(f32::NEG_INFINITY));
+    let logits = bed.copy_of(&logits);
     let targets: Vec<u32> = (0..rows).map(|i| ((i * 7919 + vocab - 1) % vocab) as u32).collect();
     let targets = bed.copy_of(&targets);
     let scale = 1.0 / 13.0;
@@ -101,10 +104,13 @@ fn check_cross_entropy<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, vocab: usi
 
 pub fn cross_entropies<Q: Queue>(bed: &Bed<Q>) {
     for (rows, vocab) in [(1, 1), (3, 7), (5, 256), (2, 1001), (3, 8192), (1, 5000)] {
-        check_cross_entropy::<f32, Q>(bed, rows, vocab);
-        check_cross_entropy::<bf16, Q>(bed, rows, vocab);
+        check_cross_entropy::<f32, Q>(bed, rows, vocab, 0);
+        check_cross_entropy::<bf16, Q>(bed, rows, vocab, 0);
     }
-    check_cross_entropy::<f16, Q>(bed, 2, 515);
+    check_cross_entropy::<f16, Q>(bed, 2, 515, 0);
+    // More than all threads read at first, one by one and in vectors.
+    check_cross_entropy::<f32, Q>(bed, 2, 1001, 700);
+    check_cross_entropy::<bf16, Q>(bed, 3, 8192, 5000);
 }
 
 pub fn a_target_outside_the_vocabulary_gives_nan<Q: Queue>(bed: &Bed<Q>) {

@@ -15,9 +15,11 @@ struct Online {
         float higher = most;
         UNROLL
         for (int i = 0; i < N; i++) higher = max_of(higher, x[i]);
-        sum *= exp2_fast((most - higher) * LOG2_E);
+        // Nothing but minus infinity so far adds nothing, where the differences would not be numbers.
+        float shift = higher == -infinity() ? 0.f : higher;
+        sum *= exp2_fast((most - shift) * LOG2_E);
         UNROLL
-        for (int i = 0; i < N; i++) sum += exp2_fast((x[i] - higher) * LOG2_E);
+        for (int i = 0; i < N; i++) sum += exp2_fast((x[i] - shift) * LOG2_E);
         most = higher;
     }
 };
