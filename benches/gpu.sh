@@ -4,17 +4,18 @@
 #
 #   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks.json, kernels.json, metrics.jsonl
 #
-# CARAVAN is the program, by default target/release/caravan. CUDA's libraries are found in the loader's path, in Python
+# CARAVAN is the program, by default target/release/caravan; to be carried to the machine it is best stripped, a sixth of the
+# size, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed torch kernels large graphs nccl torch-bf16. CARAVAN_CACHE keeps compiled
-# kernels.
+# out), ONLY some of the parts: check train speed nccl graphs kernels torch large torch-bf16. What the time does not
+# suffice for is skipped. CARAVAN_CACHE keeps compiled kernels.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-8} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
-parts="check train speed torch kernels large graphs nccl torch-bf16"
+parts="check train speed nccl graphs kernels torch large torch-bf16"
 wire=${WIRE:-nccl}
 budget=470 failed=0 verdicts=()
 
@@ -36,12 +37,21 @@ step() {
     shift
     printf '\n== %s (%s s so far)\n' "${*//$caravan/caravan}" "$SECONDS"
     if [ "$left" -lt 10 ]; then
-        wrong "left out, for the time is over: ${*//$caravan/caravan}"
+        verdict "skip   no time is left for ${*//$caravan/caravan}"
         return 1
     fi
-    timeout "$((limit < left ? limit : left))" "$@" && return
+    # What does not end when it is asked to is killed.
+    timeout -k 15 "$((limit < left ? limit : left))" "$@" && return
     status=$?
-    [ "$status" = 124 ] && status="longer than $limit s, or than the time left"
+    if [ "$status" = 124 ] && [ "$left" -lt "$limit" ]; then
+        verdict "skip   the time did not suffice for ${*//$caravan/caravan}"
+        return 1
+    fi
+    if [ "$status" = 2 ] && [ -n "${refusable:-}" ]; then
+        verdict "skip   this machine is refused, as said above: ${*//$caravan/caravan}"
+        return 1
+    fi
+    [ "$status" = 124 ] && status="longer than $limit s"
     wrong "failed ($status): ${*//$caravan/caravan}"
     return 1
 }
@@ -143,7 +153,7 @@ torch_python() {
     for each in "${PYTHON:-}" python3 python "${VIRTUAL_ENV:-}/bin/python3" "${CONDA_PREFIX:-}/bin/python3" \
         $("$caravan" doctor --json | grep -o '"[^"]*/lib/python3[^"]*"' | sed 's/^"//; s/\/lib\/python3.*/\/bin\/python3/' | sort -u); do
         file=$(command -v "$each" 2>/dev/null) || continue
-        "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
+        timeout -k 5 60 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
     done
     return 1
 }
@@ -157,7 +167,7 @@ against_torch() {
         [ "$limit" -gt 10 ] || break
         # No mode is no word.
         # shellcheck disable=SC2086
-        timeout "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
+        timeout -k 15 "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
             --length "$length" --weights "$weights" $mode >"$work/torch.txt" 2>"$work/torch.err" && break
         echo "PyTorch failed${mode:+ also with $mode}: $(tail -1 "$work/torch.err")"
     done
@@ -268,7 +278,8 @@ run() {
             ;;
         large)
             [ -n "$large" ] || continue
-            train 200 large --model "$large" --seq "$length" --micro-batch 1 --steps 4 --ranks 1 --stage 0 \
+            # A machine may have too little memory for the optimizer's state.
+            refusable=yes train 200 large --model "$large" --seq "$length" --micro-batch 1 --steps 4 --ranks 1 --stage 0 \
                 --threads "$(nproc)" --device cuda --recompute full --offload optimizer && speed large && memory large
             ;;
         graphs) with_graphs ;;
@@ -292,6 +303,7 @@ results=${1:-${OUT:-.}}
 caravan=${CARAVAN:-$here/../target/release/caravan}
 [ -x "$caravan" ] || { echo "gpu.sh: there is no program $caravan: set CARAVAN to it" >&2; exit 2; }
 caravan=$(cd "$(dirname "$caravan")" && pwd)/$(basename "$caravan")
+"$caravan" --version >/dev/null || { echo "gpu.sh: $caravan does not run on this machine" >&2; exit 2; }
 if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! "$caravan" doctor --json | grep -q '"gpus":\[{'; then
     echo "gpu.sh: this machine has no GPU that can be used: 'caravan doctor' says" >&2
     "$caravan" doctor | sed -n '/^GPUs/,$p' >&2

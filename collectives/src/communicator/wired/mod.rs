@@ -158,7 +158,31 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             stats: Stats::default(),
         };
         let state = Mutex::new(state);
-        Ok(Wired { host, compute, wire, order, limit, state, watch, scratch: unplanned })
+        let wired = Wired { host, compute, wire, order, limit, state, watch, scratch: unplanned };
+        if order == Order::Canonical && wired.host.size() > 1 {
+            wired.meet()?;
+        }
+        Ok(wired)
+    }
+
+    /// A byte to and from every other rank over each lane. NCCL connects two ranks once both have come to their first
+    /// message, while it holds their programs up; later they may come to it in different orders, and wait for each other.
+    fn meet(&self) -> Result<()> {
+        let (rank, size) = (self.host.rank(), self.host.size());
+        let state = &mut *self.lock();
+        self.alive(state, |this, State { lanes, scratch, messages, .. }| {
+            let at = scratch.view_mut().as_mut_ptr();
+            for lane in Lane::ALL {
+                messages.clear();
+                for peer in (0..size).filter(|&peer| peer != rank) {
+                    let message = |outgoing, place| Message { peer, outgoing, at: at.wrapping_add(place), bytes: 1 };
+                    messages.extend([message(true, rank), message(false, peer)]);
+                }
+                // SAFETY: bytes of the scratch memory, each of another rank; they are there before anything else is.
+                unsafe { this.wire.exchange(lane, &mut lanes[lane as usize], messages)? };
+            }
+            lanes.iter_mut().try_for_each(Queue::synchronize)
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State<Q>> {
