@@ -114,8 +114,7 @@ impl Plan {
 
     /// The part of a bucket whose reduced gradient this rank receives.
     pub fn shard(&self, unit: usize, bucket: usize) -> Range<usize> {
-        let n = self.layout[unit].bucket(bucket).shard_len();
-        self.rank * n..(self.rank + 1) * n
+        self.layout[unit].bucket(bucket).shard(self.rank)
     }
 
     /// The part of a bucket that this rank's optimizer updates.

@@ -148,8 +148,8 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// Gives every unit a slot such that units in use at the same time never share one, and the slots are small:
-/// the largest unit chooses first, and takes the slot that it enlarges least. `sizes[u]` of 0 needs none.
+/// Gives every unit a slot such that units in use at the same time never share one, and the slots are few and small: the
+/// largest unit chooses first, and each takes the first slot that is free whenever it is in use. `sizes[u]` of 0 needs none.
 ///
 /// Returns the slot of each unit and the number of slots.
 pub fn assign_slots(sizes: &[usize], live: &[Vec<Range<usize>>]) -> (Vec<Option<usize>>, usize) {
@@ -161,7 +161,7 @@ pub fn assign_slots(sizes: &[usize], live: &[Vec<Range<usize>>]) -> (Vec<Option<
     let mut slots: Vec<Vec<usize>> = Vec::new();
     let mut slot_of = vec![None; sizes.len()];
     for unit in order {
-        // Larger units came first, so joining an existing slot never enlarges it.
+        // Larger units came first, so a slot grows only where this one has more buckets or a larger one at its place.
         let free = slots.iter().position(|members| members.iter().all(|&m| !overlap(m, unit)));
         let slot = free.unwrap_or_else(|| {
             slots.push(Vec::new());

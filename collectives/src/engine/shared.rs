@@ -194,7 +194,8 @@ impl Shared {
                     engine.release(id);
                     return Ok(());
                 }
-                Stage::Failed | Stage::Free => {
+                Stage::Free => unreachable!("a call is waited for once"),
+                Stage::Failed => {
                     engine.release(id);
                     return Err(engine.failed.clone().expect("a failed call has a failed engine"));
                 }

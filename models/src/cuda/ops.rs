@@ -81,11 +81,6 @@ impl<Q: Queue> Cuda<Q> {
         Ok(Cuda { queue, delta, partials })
     }
 
-    /// The queue, to order other work after the model's.
-    pub fn queue(&mut self) -> &mut Q {
-        &mut self.queue
-    }
-
     fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
         launches.into_iter().for_each(|launch| run(&mut self.queue, &launch));
     }

@@ -175,7 +175,8 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             for lane in Lane::ALL {
                 messages.clear();
                 for peer in (0..size).filter(|&peer| peer != rank) {
-                    let message = |outgoing, place| Message { peer, outgoing, at: at.wrapping_add(place), bytes: 1 };
+                    let message =
+                        |outgoing, place| Message { peer, outgoing, at: at.wrapping_add(place), bytes: 1 };
                     messages.extend([message(true, rank), message(false, peer)]);
                 }
                 // SAFETY: bytes of the scratch memory, each of another rank; they are there before anything else is.

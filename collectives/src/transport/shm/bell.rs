@@ -108,7 +108,8 @@ mod tests {
     use loom::sync::atomic::{AtomicU32, Ordering, fence};
     use loom::thread;
 
-    /// The protocol above on loom's atomics with a fence on both sides, which is what membarrier amounts to; a futex that sleeps being one that saw the bell unchanged.
+    /// The protocol above on loom's atomics with a fence on both sides, which is what membarrier amounts to; a futex that
+    /// sleeps being one that saw the bell unchanged.
     #[test]
     fn no_interleaving_sleeps_through_a_change() {
         loom::model(|| {

@@ -51,7 +51,7 @@ impl Segments {
         let ranks = rendezvous.local_ranks();
         let rank = rendezvous.rank();
         let size = ranks.len();
-        let me = ranks.iter().position(|&r| r == rank).unwrap_or(0);
+        let me = ranks.iter().position(|&r| r == rank).expect("a rank is one of its host's");
         let world = Layout::new(size);
         let fixed = layout::HEADER + world.bytes();
         let arena_bytes = arena_bytes(options, size);
@@ -195,7 +195,7 @@ impl Segments {
     /// Tells those who could not be told before, and frees blocks that nobody will touch again.
     fn reap(&self) {
         self.lock_retired().retain_mut(|old| {
-            let mine = old.members.iter().position(|&m| m == self.me).unwrap_or(0);
+            let mine = old.members.iter().position(|&m| m == self.me).expect("a rank is in its groups");
             old.untold.retain(|&place| match self.find(old.members[place], old.key, old.layout) {
                 Some(block) => {
                     block.left(mine).store(1, Ordering::Release);
