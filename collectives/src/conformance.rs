@@ -14,9 +14,8 @@ pub use device::device;
 
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
-use crate::element::Element;
+use crate::element::{Element, bytes_of};
 use crate::engine::Options;
-use crate::oracle;
 use crate::schedule::Tuning;
 use half::{bf16, f16};
 use std::time::Duration;
@@ -133,9 +132,9 @@ fn everyone<T: Sample>(seed: usize, size: usize, len: usize) -> Vec<Vec<T>> {
 
 #[track_caller]
 fn same<T: Element>(found: &[T], expected: &[T], what: impl std::fmt::Display) {
-    if oracle::bytes(found) != oracle::bytes(expected) {
+    if bytes_of(found) != bytes_of(expected) {
         assert_eq!(found.len(), expected.len(), "{what}: length");
-        let at = (0..found.len()).find(|&i| oracle::bytes(&found[i..=i]) != oracle::bytes(&expected[i..=i]));
+        let at = (0..found.len()).find(|&i| bytes_of(&found[i..=i]) != bytes_of(&expected[i..=i]));
         let at = at.expect("some element differs");
         panic!("{what}: element {at} of {} is {:?}, not {:?}", found.len(), found[at], expected[at]);
     }

@@ -17,6 +17,18 @@ pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Se
     type Acc: Element;
 }
 
+/// Elements as the bytes that they are.
+pub fn bytes_of<E: Element>(elements: &[E]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding; the borrow covers the result.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The same to be written to.
+pub fn bytes_of_mut<E: Element>(elements: &mut [E]) -> &mut [u8] {
+    // SAFETY: as above, and every pattern of bits is a number.
+    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}
+
 /// A floating-point element that models compute with: stored as itself, computed as `f32`.
 pub trait Float: Element<Acc = f32> {
     /// Widens exactly.

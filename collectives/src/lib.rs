@@ -28,7 +28,7 @@ pub use communicator::{
     Alone, Carrier, Communicator, Lane, Message, Order, Staged, Wire, Wired, staged_bytes, wired_bytes,
 };
 pub use digest::digest;
-pub use element::{DType, Element, Float, ReduceOp};
+pub use element::{DType, Element, Float, ReduceOp, bytes_of, bytes_of_mut};
 pub use engine::{Ends, Options, Priority, Progress, Stats, scratch_bytes};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};

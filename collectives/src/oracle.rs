@@ -1,14 +1,8 @@
 //! What every collective must compute, element by element and as plainly as possible. Tests compare the bits of
 //! the real thing with these.
 
-use crate::element::{DType, Element, ReduceOp};
+use crate::element::{DType, Element, ReduceOp, bytes_of};
 use half::{bf16, f16};
-
-/// The bytes of a slice, for comparing bits.
-pub fn bytes<T: Element>(x: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers without padding.
-    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
-}
 
 /// A number in its accumulator.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +14,7 @@ enum Number {
 }
 
 fn read<T: Element>(x: &T) -> Number {
-    let b = bytes(std::slice::from_ref(x));
+    let b = bytes_of(std::slice::from_ref(x));
     macro_rules! get {
         ($t:ty) => {
             <$t>::from_ne_bytes(b.try_into().expect("the element's own size"))

@@ -125,11 +125,12 @@ fn in_pairs<P: Reduce, R: Reduce>(inputs: usize) -> Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element::bytes_of;
     use crate::oracle;
     use crate::simd::{Level, with_level};
 
     fn check<T: Element>() {
-        let bits = |x: &[T]| crate::oracle::bytes(x).to_vec();
+        let bits = |x: &[T]| bytes_of(x).to_vec();
         for n in [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 23, 33] {
             for count in [0, 1, 15, 31, 32, 33, 511, 512, 513, 1100] {
                 let data: Vec<Vec<T>> =
@@ -156,7 +157,7 @@ mod tests {
                     let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr().cast()).collect();
                     // SAFETY: slices of the output's length.
                     unsafe { kernel(T::DTYPE, op, true, n)(&pointers, out.as_mut_ptr().cast(), count) };
-                    assert_eq!(oracle::bytes(&out), oracle::bytes(&wide), "{} {op} wide", T::DTYPE);
+                    assert_eq!(bytes_of(&out), bytes_of(&wide), "{} {op} wide", T::DTYPE);
                 }
             }
         }

@@ -5,7 +5,7 @@ use super::{Sample, data, everyone, same};
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::device::{Queue, SharedQueue};
-use crate::element::{DType, Element, ReduceOp};
+use crate::element::{DType, Element, ReduceOp, bytes_of, bytes_of_mut};
 use crate::oracle;
 use half::{bf16, f16};
 
@@ -35,7 +35,7 @@ fn upload<T: Element, Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>, con
 fn write<T: Element, Q: Queue>(queue: &SharedQueue<Q>, buffer: &mut Buffer<T>, content: &[T]) {
     let to = buffer.view_mut().as_mut_ptr() as u64;
     // SAFETY: the buffer is as long and stays until the queue is done: freeing it waits.
-    unsafe { queue.clone().upload(oracle::bytes(content), to).expect("copies") };
+    unsafe { queue.clone().upload(bytes_of(content), to).expect("copies") };
 }
 
 fn empty<T: Element, Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>, len: usize) -> Buffer<T> {
@@ -47,10 +47,7 @@ fn found<T: Element, Q: Queue>(queue: &SharedQueue<Q>, buffer: &Buffer<T>) -> Ve
     let mut out = vec![T::default(); buffer.len()];
     let mut queue = queue.clone();
     // SAFETY: both are that long, and the call waits.
-    unsafe {
-        let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), size_of_val(&out[..]));
-        queue.download(buffer.view().as_ptr() as u64, bytes).expect("copies");
-    }
+    unsafe { queue.download(buffer.view().as_ptr() as u64, bytes_of_mut(&mut out)) }.expect("copies");
     out
 }
 

@@ -160,7 +160,7 @@ unsafe fn divide(dtype: DType, out: *mut u8, count: usize, ranks: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::Element;
+    use crate::element::{Element, bytes_of};
     use crate::oracle;
     use crate::simd::{Level, with_level};
 
@@ -196,12 +196,8 @@ mod tests {
                     }
                 });
                 let what = format!("{} {op} of {count}, {level:?}", T::DTYPE);
-                assert_eq!(oracle::bytes(&out), oracle::bytes(&oracle::reduce(op, &slices)), "{what}");
-                assert_eq!(
-                    oracle::bytes(&wide),
-                    oracle::bytes(&oracle::reduce_wide(op, &slices)),
-                    "{what} wide"
-                );
+                assert_eq!(bytes_of(&out), bytes_of(&oracle::reduce(op, &slices)), "{what}");
+                assert_eq!(bytes_of(&wide), bytes_of(&oracle::reduce_wide(op, &slices)), "{what} wide");
             }
         }
     }

@@ -4,7 +4,7 @@ use super::{attention, elementwise, embed, loss, sources};
 use crate::error::{Error, Result};
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use collectives::device::{Launch, Module, Product, Queue};
-use collectives::{Buffer, Element, Float, View, ViewMut};
+use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
 
 /// The kernels of a model on a queue: a GPU's stream, or the emulation.
 ///
@@ -99,11 +99,6 @@ fn operand<'a, T: Element>(matrix: Matrix<'a, T>) -> (View<'a, T>, bool) {
     (matrix.data, matrix.transposed)
 }
 
-fn bytes_of<E: Element>(data: &[E]) -> &[u8] {
-    // SAFETY: elements are plain numbers without padding; the borrow covers the result.
-    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
-}
-
 impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
     type Work = T;
 
@@ -126,11 +121,8 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
 
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
         assert_eq!(from.len(), to.len(), "as much memory as is downloaded");
-        // SAFETY: elements are plain numbers, of which any bits are valid; the view is that long.
-        done(unsafe {
-            let bytes = std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to));
-            self.queue.download(from.as_ptr() as u64, bytes)
-        });
+        // SAFETY: the view is that long.
+        done(unsafe { self.queue.download(from.as_ptr() as u64, bytes_of_mut(to)) });
     }
 
     fn product<L: Float, R: Float, O: Float>(

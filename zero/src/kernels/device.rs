@@ -6,7 +6,7 @@ use super::{Activity, Elapsed, Kernels, Needs, Update};
 use crate::error::Result;
 use crate::grads::Reduced;
 use collectives::device::{Module, Queue, SharedQueue, Streams};
-use collectives::{Account, Buffer, DType, Element, Float, View, ViewMut};
+use collectives::{Account, Buffer, DType, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
 use models::cuda::{self, sources};
 
 /// Everything in memory of a device.
@@ -39,11 +39,8 @@ impl<Q: Streams> Device<Q> {
     /// Copies from the host.
     pub(super) fn upload<E: Element>(&mut self, values: &[E], mut to: ViewMut<'_, E>) -> Result<()> {
         assert_eq!(values.len(), to.len(), "as much memory as is uploaded");
-        // SAFETY: elements are plain numbers; the view is that long, and its owner keeps it as long as the queue.
-        unsafe {
-            let bytes = std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values));
-            self.queue.upload(bytes, to.as_mut_ptr() as u64)?;
-        }
+        // SAFETY: the view is that long, and its owner keeps it as long as the queue.
+        unsafe { self.queue.upload(bytes_of(values), to.as_mut_ptr() as u64)? };
         Ok(())
     }
 }
@@ -111,11 +108,8 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
 
     fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
         let to = &mut self.numbers.host_mut()[..values.len()];
-        // SAFETY: any bytes are numbers, both are that long, and the call waits.
-        unsafe {
-            let bytes = std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to));
-            self.queue.download(values.as_ptr() as u64, bytes)?;
-        }
+        // SAFETY: both are that long, and the call waits.
+        unsafe { self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))? };
         Ok(to)
     }
 
@@ -126,8 +120,7 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
         unsafe {
             let (_, to, _) = self.passing.align_to_mut::<T>();
             let to = &mut to[..len];
-            let bytes = std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to));
-            self.queue.download(values.as_ptr() as u64, bytes)?;
+            self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))?;
             Ok(to)
         }
     }

@@ -3,7 +3,7 @@
 use super::plan::HALVES;
 use crate::buffer::{Buffer, View, ViewMut};
 use crate::device::{Queue, SharedQueue, Streams, Urgency, reduce_addresses};
-use crate::element::{DType, Element};
+use crate::element::{DType, Element, bytes_of};
 use crate::error::Result;
 use crate::schedule::Call;
 use half::{bf16, f16};
@@ -125,11 +125,9 @@ unsafe fn sum<T: Element, O: Element, Q: Queue>(
     out: *mut u8,
 ) -> Result<()> {
     let place = queue.place();
-    // SAFETY: addresses are plain numbers.
-    let bytes = unsafe { std::slice::from_raw_parts(addresses.as_ptr().cast(), size_of_val(addresses)) };
     // The queue writes them after the last kernel has read its own.
     // SAFETY: the table is as long as the group is large, and stays as long as the queue.
-    unsafe { queue.upload(bytes, table.view_mut().as_mut_ptr() as u64)? };
+    unsafe { queue.upload(bytes_of(addresses), table.view_mut().as_mut_ptr() as u64)? };
     // SAFETY: by the caller.
     let out = unsafe { ViewMut::<O>::from_raw(out.cast(), elements, place) };
     let table: View<'_, u64> = table.view().slice(0..addresses.len());

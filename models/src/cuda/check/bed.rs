@@ -172,7 +172,7 @@ pub fn wide<T: Float>(buffer: &Buffer<T>) -> Vec<f64> {
 
 /// The bytes of a buffer.
 pub fn bytes<T: Element>(buffer: &Buffer<T>) -> Vec<u8> {
-    collectives::oracle::bytes(buffer.host()).to_vec()
+    collectives::bytes_of(buffer.host()).to_vec()
 }
 
 /// The largest difference relative to |want|, the root mean square of all that is wanted, and `floor`.

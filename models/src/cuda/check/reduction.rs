@@ -25,11 +25,11 @@ fn check<T: Element, Q: Queue>(bed: &Bed<Q>) {
             bed.in_every_order(&name, |stream| {
                 let mut out = bed.buffer::<T>(n);
                 stream.run([device::reduce(op, &views, addresses.view(), out.view_mut())]);
-                let same = bytes(&out) == collectives::oracle::bytes(&want);
+                let same = bytes(&out) == collectives::bytes_of(&want);
                 bed.that(same, || format!("{name}: not the bits of the processor"));
                 let mut wide = bed.buffer::<T::Acc>(n);
                 stream.run([device::reduce(op, &views, addresses.view(), wide.view_mut())]);
-                let same = bytes(&wide) == collectives::oracle::bytes(&want_wide);
+                let same = bytes(&wide) == collectives::bytes_of(&want_wide);
                 bed.that(same, || format!("{name}: not the bits of the processor, unrounded"));
                 vec![bytes(&out), bytes(&wide)]
             });

@@ -2,7 +2,7 @@
 
 use super::{Row, Scale, Work};
 use collectives::device::{Queue, SharedQueue, Streams};
-use collectives::{Buffer, Element, Float, Result};
+use collectives::{Buffer, Element, Float, Result, bytes_of};
 
 /// A queue with what is measured on it.
 pub(super) struct Bench<'a, Q: Streams> {
@@ -49,9 +49,9 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         let mut buffer = self.zeros::<T>(len)?;
         let start = buffer.view_mut().as_mut_ptr() as u64;
         let mut done = size_of_val(&pattern[..]);
-        // SAFETY: all ranges are inside the buffer, which is kept; elements are plain numbers.
+        // SAFETY: all ranges are inside the buffer, which is kept.
         unsafe {
-            self.queue.upload(std::slice::from_raw_parts(pattern.as_ptr().cast(), done), start)?;
+            self.queue.upload(bytes_of(&pattern), start)?;
             while done < len * size_of::<T>() {
                 let part = done.min(len * size_of::<T>() - done);
                 self.queue.copy(start, start + done as u64, part)?;
