@@ -13,6 +13,59 @@ use rustix::thread::{MembarrierCommand, futex, membarrier};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
+/// An atomic word: the real one, or a model checker's.
+trait Word {
+    fn get(&self, order: Ordering) -> u32;
+    fn set(&self, value: u32, order: Ordering);
+    fn swap(&self, value: u32, order: Ordering) -> u32;
+    fn add(&self, value: u32, order: Ordering);
+}
+
+impl Word for AtomicU32 {
+    #[inline(always)]
+    fn get(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    #[inline(always)]
+    fn set(&self, value: u32, order: Ordering) {
+        self.store(value, order);
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u32, order: Ordering) -> u32 {
+        self.swap(value, order)
+    }
+
+    #[inline(always)]
+    fn add(&self, value: u32, order: Ordering) {
+        self.fetch_add(value, order);
+    }
+}
+
+/// Announces a sleeper, before its fence; it sleeps while the bell stands where this says.
+fn announce<W: Word>(parked: &W, bell: &W) -> u32 {
+    let epoch = bell.get(Ordering::Acquire);
+    parked.set(1, Ordering::Relaxed);
+    epoch
+}
+
+/// Whether anybody has announced itself, after the changer's fence.
+#[inline(always)]
+fn announced<W: Word>(parked: &W) -> bool {
+    parked.get(Ordering::Relaxed) != 0
+}
+
+/// Rings for who has announced itself: whether it was this one of several who ring at once, of whom one does; the others'
+/// changes are visible already.
+fn strike<W: Word>(parked: &W, bell: &W) -> bool {
+    let first = parked.swap(0, Ordering::AcqRel) != 0;
+    if first {
+        bell.add(1, Ordering::Release);
+    }
+    first
+}
+
 /// Who passes the fences between announcing and looking; the same for all ranks of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fences {
@@ -60,13 +113,12 @@ impl Sleeper {
     /// until rung or until `limit` has passed.
     pub fn park(&mut self, own: Block, fences: Fences, limit: Duration) {
         if !self.armed {
-            self.epoch = own.bell().load(Ordering::Acquire);
-            own.parked().store(1, Ordering::Relaxed);
+            self.epoch = announce(own.parked(), own.bell());
             fences.announced();
             self.armed = true;
             return;
         }
-        if own.parked().load(Ordering::Relaxed) != 0 {
+        if announced(own.parked()) {
             let timeout =
                 futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
             // However it ends (rung, too late to sleep, timeout, signal): the caller looks again.
@@ -88,28 +140,45 @@ impl Sleeper {
 /// Wakes the owner of `block` if it sleeps or is about to; after [`Fences::changed`].
 #[inline(always)]
 pub(super) fn ring(block: Block) {
-    if block.parked().load(Ordering::Relaxed) != 0 {
+    if announced(block.parked()) {
         ring_sleeper(block.parked(), block.bell());
     }
 }
 
 #[cold]
 fn ring_sleeper(parked: &AtomicU32, bell: &AtomicU32) {
-    // Of several who ring at once one does; the others' changes are visible already.
-    if parked.swap(0, Ordering::AcqRel) != 0 {
-        bell.fetch_add(1, Ordering::Release);
+    if strike(parked, bell) {
         let _ = futex::wake(bell, futex::Flags::empty(), 1);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicU32, Ordering, fence};
+    use loom::sync::atomic::AtomicU32;
     use loom::thread;
 
-    /// The protocol above on loom's atomics with a fence on both sides, which is what membarrier amounts to; a futex that
-    /// sleeps being one that saw the bell unchanged.
+    impl Word for AtomicU32 {
+        fn get(&self, order: Ordering) -> u32 {
+            self.load(order)
+        }
+
+        fn set(&self, value: u32, order: Ordering) {
+            self.store(value, order);
+        }
+
+        fn swap(&self, value: u32, order: Ordering) -> u32 {
+            self.swap(value, order)
+        }
+
+        fn add(&self, value: u32, order: Ordering) {
+            self.fetch_add(value, order);
+        }
+    }
+
+    /// With a fence on both sides, which is what membarrier amounts to; a futex that sleeps being one that saw the bell
+    /// unchanged.
     #[test]
     fn no_interleaving_sleeps_through_a_change() {
         loom::model(|| {
@@ -117,20 +186,19 @@ mod tests {
             let theirs = words.clone();
             let changer = thread::spawn(move || {
                 let (change, parked, bell) = &*theirs;
-                change.store(1, Ordering::Release);
-                fence(Ordering::SeqCst);
-                if parked.load(Ordering::Relaxed) != 0 && parked.swap(0, Ordering::AcqRel) != 0 {
-                    bell.fetch_add(1, Ordering::Release);
+                change.set(1, Ordering::Release);
+                loom::sync::atomic::fence(Ordering::SeqCst);
+                if announced(parked) {
+                    strike(parked, bell);
                 }
             });
             let (change, parked, bell) = &*words;
-            let epoch = bell.load(Ordering::Acquire);
-            parked.store(1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            let found = change.load(Ordering::Acquire) == 1;
+            let epoch = announce(parked, bell);
+            loom::sync::atomic::fence(Ordering::SeqCst);
+            let found = change.get(Ordering::Acquire) == 1;
             changer.join().expect("the changer");
             // If it went to sleep it must have been rung, before or after it fell asleep.
-            assert!(found || bell.load(Ordering::Acquire) != epoch, "asleep for ever");
+            assert!(found || bell.get(Ordering::Acquire) != epoch, "asleep for ever");
         });
     }
 }
