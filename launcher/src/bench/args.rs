@@ -17,7 +17,7 @@ use std::path::PathBuf;
   caravan bench all_reduce -b 1M -e 1M --min-busbw 10
       exit code 1 if the average bus bandwidth is below 10 GB/s
   caravan bench overlap reduce_scatter -b 1M -e 64M
-  caravan bench tune --out tuning.json
+  caravan bench tune --out tuning.txt
   caravan bench plot shm.json mpi.json -o both.svg")]
 pub struct BenchArgs {
     /// What to measure.
@@ -348,14 +348,14 @@ pub enum Overlapped {
 /// Flags of `bench tune`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:
-  caravan bench tune --ranks 2 --out tuning.json
-  caravan bench all_reduce --tuning tuning.json
-  CARAVAN_TUNING=tuning.json caravan train
+  caravan bench tune --ranks 2 --out tuning.txt
+  caravan bench all_reduce --tuning tuning.txt
+  CARAVAN_TUNING=tuning.txt caravan train
 
 A table holds for the transport and the number of ranks that it was measured with; others in the file are kept.")]
 pub struct TuneArgs {
     /// The table to write; entries of other transports and worlds in it are kept.
-    #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.json")]
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.txt")]
     pub out: PathBuf,
     /// Sizes and repetitions.
     #[command(flatten)]

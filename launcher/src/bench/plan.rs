@@ -347,6 +347,14 @@ mod tests {
     }
 
     #[test]
+    fn a_tuning_table_is_text_and_called_so() {
+        let words = ["caravan", "bench", "tune"];
+        let Command::Bench(bench) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+        let BenchCommand::Tune(args) = bench.command else { panic!() };
+        assert_eq!(args.out, std::path::Path::new("caravan-tuning.txt"));
+    }
+
+    #[test]
     fn every_operation_is_a_command() {
         for operation in Operation::ALL {
             assert_eq!(plan(operation.name()).unwrap().operation, operation);
