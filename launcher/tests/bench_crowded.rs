@@ -31,14 +31,11 @@ fn over_shared_memory() {
 
 #[test]
 fn over_ucx() {
-    let doctor = Bench::new(env!("CARGO_BIN_EXE_caravan")).run("doctor --json").success().json();
-    let rows = doctor["transports"].as_array().cloned().unwrap_or_default();
-    let ucx = rows.into_iter().find(|row| row["name"] == "ucx").expect("a row about ucx");
-    if ucx["usable"] == false {
-        return harness::skip(&format!("ucx: {}", ucx["remark"].as_str().unwrap_or_default()));
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    if !bench.offers("ucx") {
+        return;
     }
     every_operation("ucx");
-    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
     bench.run("bench barrier -n 2 --transport ucx --json r.json").success();
     let text = std::fs::read(bench.path("r.json")).expect("a file");
     let json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
