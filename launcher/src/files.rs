@@ -52,6 +52,11 @@ pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
     }
 }
 
+/// A file that may be asked for, as ranks compare it.
+pub fn shown(path: Option<&Path>) -> String {
+    path.map_or("none".to_owned(), |path| path.display().to_string())
+}
+
 /// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,
 /// `/dev/stdout`) is written to instead of replaced.
 ///

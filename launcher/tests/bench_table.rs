@@ -361,6 +361,19 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
             near("slowdown", computed / alone);
             assert_eq!(n("nwrong"), 0.0);
             assert!(pure > 0.0 && alone > 0.0 && overall > 0.0 && n("products") >= 1.0);
+            // Every rank's times, what they come to, and what carried the calls.
+            for part in ["pure", "compute_alone", "overall", "compute_total"] {
+                let counts =
+                    row["times_us"].as_array().unwrap().iter().map(|of| of[part].as_array().unwrap().len());
+                assert_eq!(counts.collect::<Vec<_>>(), [10, 10]);
+                let at = |percent: &str| row[format!("{part}_per_iter")][percent].as_f64().unwrap();
+                assert!(0.0 < at("p50_us") && at("p50_us") <= at("p95_us") && at("p95_us") <= at("p99_us"));
+            }
+            assert!(["algorithm", "why"].iter().all(|key| !row[*key].as_str().unwrap().is_empty()), "{row}");
         }
+        assert!(json["env"].is_array() && json["args"].is_array() && json["machine"].is_object());
+        assert_eq!(json.get("transport_library"), Some(&Value::Null), "shared memory has no library");
     }
+    let twice = bench().run("bench overlap all_gather all_gather -b 64K -e 64K -n 2").success().stdout;
+    assert_eq!(twice.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).count(), 1, "{twice}");
 }

@@ -1,6 +1,7 @@
 //! `caravan bench`: collectives measured by nccl-tests' conventions over any transport, how much of them hides
 //! behind computation, and the tuning of this machine.
 
+mod about;
 mod args;
 mod calls;
 mod device;
@@ -27,7 +28,7 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::gpus;
 use crate::layers;
-use crate::machine::{self, Machine, versions};
+use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::Ranks;
 use crate::ranks;
@@ -166,7 +167,7 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
     if comm.rank() != 0 {
         return Ok(());
     }
-    run.about = about(plan, party, &who, &started);
+    run.about = description(plan, party, &who, &started);
     let average = run.average_bus_bandwidth();
     let passed = plan.min_busbw.map(|least| average >= least);
     out.text(&algorithms(&run.rows));
@@ -376,7 +377,7 @@ fn average_name(average: Average) -> &'static str {
 }
 
 /// The part of the JSON that says what ran where.
-fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
+fn description(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
     let sweep = plan.repeats.sweep;
     let devices = who.iter().enumerate().map(|(rank, line)| {
         let fields: Vec<&str> = line.split('\t').collect();
@@ -408,32 +409,13 @@ fn about(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
         Step::Factor(factor) => config["step_factor"] = json!(factor),
         Step::Bytes(bytes) => config["step_bytes"] = json!(bytes),
     }
-    json!({
-        "version": 3,
-        "generator": format!("caravan {}", env!("CARGO_PKG_VERSION")),
-        "start_time": started,
-        "end_time": record::now(),
-        "args": std::env::args().collect::<Vec<_>>(),
-        "env": environment(),
-        "machine": Machine::probe().json(),
-        "versions": versions(),
-        "config": config,
-        "transport_library": match party.device {
-            Some(_) => gpus::library(),
-            None => native::library(layers::between(party.comm.transport_name())),
-        },
-    })
-}
-
-/// Settings of communication libraries in the environment; nothing else of it, for it may hold secrets.
-fn environment() -> Vec<String> {
-    let prefixes =
-        ["UCX_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll", "MPIR_CVAR_", "NCCL_", "CARAVAN_TUNING"];
-    let mut all: Vec<String> = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    all.sort();
+    let library = match party.device {
+        Some(_) => gpus::library(),
+        None => native::library(layers::between(party.comm.transport_name())),
+    };
+    let mut all = about::about(started, library);
+    // Of the format, nccl-tests'.
+    all["version"] = json!(3);
+    all["config"] = config;
     all
 }

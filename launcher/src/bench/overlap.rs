@@ -3,26 +3,28 @@
 
 mod load;
 mod row;
+mod times;
 
-use super::args::{Average, Bind, Calls, OverlapArgs, Overlapped};
+use super::args::{Bind, Calls, OverlapArgs, Overlapped};
 use super::calls::{self, Party, Slot, Work};
 use super::exact::{Data, Exact, Expectation, with_type};
-use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::statistics::median;
-use super::{Out, record};
+use super::{Out, about, native, record};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
-use crate::machine::{self, Machine, versions};
+use crate::layers;
+use crate::machine;
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
-use row::{Row, Timings, header, slowest};
-use serde_json::json;
+use row::{Row, Timings, header};
+use serde_json::{Value, json};
 use std::time::Instant;
+use times::{Times, mean};
 
 /// Calls to progress between slices of computation; more would be slices of nothing.
 const MOST_TESTS: usize = 1_000_000;
@@ -72,10 +74,12 @@ fn operations(args: &OverlapArgs) -> Vec<Operation> {
         Overlapped::AllGather => Operation::AllGather,
         Overlapped::AllReduce => Operation::AllReduce,
     };
-    match args.operations.is_empty() {
-        true => vec![Operation::ReduceScatter, Operation::AllGather, Operation::AllReduce],
-        false => args.operations.iter().map(of).collect(),
+    if args.operations.is_empty() {
+        return vec![Operation::ReduceScatter, Operation::AllGather, Operation::AllReduce];
     }
+    // What is named twice is measured once.
+    let first = |(i, o): &(usize, &Overlapped)| !args.operations[..*i].contains(o);
+    args.operations.iter().enumerate().filter(first).map(|(_, o)| of(o)).collect()
 }
 
 /// Bytes of the buffers of all ranks together, of one operation after the other.
@@ -95,6 +99,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
         ("-d", dtype.name().to_owned()),
         ("--progress", args.progress.name().to_owned()),
         ("-t", args.tests.to_string()),
+        ("--json", files::shown(args.json.as_deref())),
     ]);
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
@@ -116,26 +121,14 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
         return Ok(());
     }
     if let Some(path) = &args.json {
-        let all = json!({
-            "generator": format!("caravan {}", env!("CARGO_PKG_VERSION")),
-            "start_time": started,
-            "end_time": record::now(),
-            "args": std::env::args().collect::<Vec<_>>(),
-            "machine": Machine::probe().json(),
-            "versions": versions(),
-            "transport": comm.transport_name(),
-            "ranks": comm.size(),
-            "progress": args.progress.name(),
-            "tests": args.tests,
-            "formulas": {
-                "osu_overlap_pct": "max(0, 100 - 100 * (overall - (compute_total - test)) / pure)",
-                "imb_overlap_pct": "100 * max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is \
-                                    compute_total - test, all of the rank with the largest overall: imb_times_us",
-                "exposed_us": "overall - compute_alone",
-                "slowdown": "(compute_total - test) / compute_alone",
-            },
-            "overlap": results,
-        });
+        let library = native::library(layers::between(comm.transport_name()));
+        let mut all = about::about(&started, library);
+        all["transport"] = json!(comm.transport_name());
+        all["ranks"] = json!(comm.size());
+        all["progress"] = json!(args.progress.name());
+        all["tests"] = json!(args.tests);
+        all["formulas"] = row::formulas();
+        all["overlap"] = json!(results);
         let text = serde_json::to_string_pretty(&all).map_err(Failure::run)?;
         files::write_whole(path, text.as_bytes())?;
     }
@@ -157,113 +150,109 @@ fn typed<T: Exact>(
     let (rank, ranks) = (comm.rank(), comm.size());
     let work = |bytes: usize| Work::new(operation, Calls::Started, bytes, size_of::<T>(), ranks);
     let (send, receive) = Slot::<T>::capacity(repeats.sweep.sizes().map(work), rank);
-    let mut slot = Slot::<T>::new(comm, send, receive, true)?;
-    let mut load = Load::new();
+    let slot = Slot::<T>::new(comm, send, receive, true)?;
+    let mut bench = Bench { args, repeats, party, slot, load: Load::new() };
     for bytes in repeats.sweep.sizes() {
-        let work = work(bytes);
-        slot.fit(&work, rank);
-        show(one::<T>(&work, bytes, args, repeats, party, &mut slot, &mut load)?);
+        show(bench.row(&work(bytes), bytes)?);
     }
     Ok(())
 }
 
-fn one<T: Exact>(
-    work: &Work,
-    bytes: usize,
-    args: &OverlapArgs,
-    repeats: &Repeats,
-    party: &Party,
-    slot: &mut Slot<T>,
-    load: &mut Load,
-) -> Result<Row> {
-    let comm = &party.comm;
-    let op = work.operation.reduces().then_some(ReduceOp::Sum);
-    let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, modest: false };
-    let longest = work.counts.send.max(work.counts.receive);
-    let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
-    slot.fill(work, comm.rank(), None, &expected)?;
-    let iterations = repeats.iterations(bytes);
-    for _ in 0..repeats.warmup(bytes) {
-        work.once(party, slot)?;
-    }
-    let timed = |body: &mut dyn FnMut() -> Result<()>| -> Result<Vec<f64>> {
-        let mut all = Vec::with_capacity(iterations);
-        for _ in 0..iterations {
-            comm.barrier()?;
-            let start = Instant::now();
-            body()?;
-            all.push(start.elapsed().as_secs_f64());
-        }
-        Ok(all)
-    };
-    let pure_times = timed(&mut || work.once(party, slot))?;
-    let pure = mean(comm, median(&pure_times))?;
-    // All ranks compute as much, and alone about as long as the call takes.
-    let product = mean(comm, load.calibrate())?;
-    let products = ((pure / product).round() as usize).max(1);
-    let compute_times = timed(&mut || {
-        load.run(products);
-        Ok(())
-    })?;
-    let compute = mean(comm, median(&compute_times))?;
+/// What a rank measures with.
+struct Bench<'a, T: Exact> {
+    args: &'a OverlapArgs,
+    repeats: &'a Repeats,
+    party: &'a Party,
+    slot: Slot<T>,
+    load: Load,
+}
 
-    slot.fill(work, comm.rank(), None, &expected)?;
-    let mut all = Vec::with_capacity(iterations);
-    for _ in 0..iterations {
+impl<T: Exact> Bench<'_, T> {
+    /// One size: the call alone, the products alone, both at once.
+    fn row(&mut self, work: &Work, bytes: usize) -> Result<Row> {
+        let comm = &self.party.comm;
+        let op = work.operation.reduces().then_some(ReduceOp::Sum);
+        let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, modest: false };
+        let longest = work.counts.send.max(work.counts.receive);
+        let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
+        self.slot.fit(work, comm.rank());
+        self.slot.fill(work, comm.rank(), None, &expected)?;
+        for _ in 0..self.repeats.warmup(bytes) {
+            work.once(self.party, &mut self.slot)?;
+        }
+        let iterations = self.repeats.iterations(bytes);
+        let pure = timed(comm, iterations, || work.once(self.party, &mut self.slot))?;
+        let products = self.products(median(&pure))?;
+        let compute = timed(comm, iterations, || {
+            self.load.run(products);
+            Ok(())
+        })?;
+        self.slot.fill(work, comm.rank(), None, &expected)?;
+        let overlapped = (0..iterations).map(|_| self.overlapped(work, products)).collect::<Result<_>>()?;
+        let mine = self.slot.wrong(work, comm.rank(), None, &expected)?;
+        let mut wrong = [0];
+        comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
+        let times = Times { pure, compute, overlapped };
+        let choice = comm.explain(work.call::<T>(comm), true).choice;
+        Ok(Row {
+            bytes: work.counts.bytes(size_of::<T>()),
+            products,
+            pure: mean(comm, median(&times.pure))?,
+            compute: mean(comm, median(&times.compute))?,
+            timings: times.timings(comm)?,
+            slowest: times.slowest(comm)?,
+            wrong: wrong[0],
+            algorithm: choice.algorithm.to_string(),
+            why: choice.why.to_string(),
+            calls: self.args.json.as_ref().map_or(Ok(Value::Null), |_| times.calls(comm))?,
+        })
+    }
+
+    /// How many products all ranks compute, as many as alone take about as long as a call that takes `pure` here.
+    fn products(&mut self, pure: f64) -> Result<usize> {
+        let comm = &self.party.comm;
+        let (pure, product) = (mean(comm, pure)?, mean(comm, self.load.calibrate())?);
+        Ok(((pure / product).round() as usize).max(1))
+    }
+
+    /// One call that is started, computed beside, and waited for.
+    fn overlapped(&mut self, work: &Work, products: usize) -> Result<Timings> {
+        let comm = &self.party.comm;
         comm.barrier()?;
         let start = Instant::now();
-        let flight = work.start(comm, slot)?;
+        let flight = work.start(comm, &mut self.slot)?;
         let begun = Instant::now();
         let mut test = 0.0;
-        let slices = args.tests + 1;
+        let slices = self.args.tests + 1;
         for slice in 0..slices {
-            load.run(products * (slice + 1) / slices - products * slice / slices);
-            if slice < args.tests {
+            self.load.run(products * (slice + 1) / slices - products * slice / slices);
+            if slice < self.args.tests {
                 let before = Instant::now();
                 comm.progress()?;
                 test += before.elapsed().as_secs_f64();
             }
         }
         let computed = Instant::now();
-        slot.finish(flight)?;
+        self.slot.finish(flight)?;
         let end = Instant::now();
-        all.push(Timings {
+        Ok(Timings {
             overall: (end - start).as_secs_f64(),
             init: (begun - start).as_secs_f64(),
             compute_total: (computed - begun).as_secs_f64(),
             test,
             wait: (end - computed).as_secs_f64(),
-        });
+        })
     }
-    let mut wrong = [0];
-    let mine = slot.wrong(work, comm.rank(), None, &expected)?;
-    comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
-    let part = |of: fn(&Timings) -> f64| mean(comm, median(&all.iter().map(of).collect::<Vec<_>>()));
-    let timings = Timings {
-        overall: part(|t| t.overall)?,
-        init: part(|t| t.init)?,
-        compute_total: part(|t| t.compute_total)?,
-        test: part(|t| t.test)?,
-        wait: part(|t| t.wait)?,
-    };
-    let mine = |of: fn(&Timings) -> f64| median(&all.iter().map(of).collect::<Vec<_>>());
-    let cpu = mine(|t| t.compute_total - t.test);
-    let mut each = vec![0.0; 3 * comm.size()];
-    comm.all_gather(&[median(&pure_times), cpu, mine(|t| t.overall)][..], &mut each[..])?;
-    let slowest = slowest(each.as_chunks().0);
-    let us = |times: &[f64]| times.iter().map(|t| t * 1e6).collect::<Vec<_>>();
-    let raw = json!({
-        "rank": comm.rank(),
-        "pure": us(&pure_times),
-        "compute_alone": us(&compute_times),
-        "overall": all.iter().map(|t| t.overall * 1e6).collect::<Vec<_>>(),
-        "compute_total": all.iter().map(|t| t.compute_total * 1e6).collect::<Vec<_>>(),
-    });
-    let bytes = work.counts.bytes(size_of::<T>());
-    Ok(Row { bytes, products, pure, compute, timings, slowest, wrong: wrong[0], raw })
 }
 
-/// The mean over ranks of one number each.
-fn mean(comm: &Communicator, mine: f64) -> Result<f64> {
-    Ok(over_ranks(comm, &[mine], Average::Mean)?[0])
+/// Seconds of each of so many runs of `body`, which all ranks begin together.
+fn timed(comm: &Communicator, iterations: usize, mut body: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+    let mut all = Vec::with_capacity(iterations);
+    for _ in 0..iterations {
+        comm.barrier()?;
+        let start = Instant::now();
+        body()?;
+        all.push(start.elapsed().as_secs_f64());
+    }
+    Ok(all)
 }

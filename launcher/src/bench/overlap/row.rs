@@ -71,7 +71,11 @@ pub(super) struct Row {
     /// Pure, cpu and overall of the rank that IMB would report.
     pub slowest: [f64; 3],
     pub wrong: u64,
-    pub raw: Value,
+    pub algorithm: String,
+    /// Why that one.
+    pub why: String,
+    /// Single times, for the JSON.
+    pub calls: Value,
 }
 
 /// The parts of an overlapped call, in seconds.
@@ -97,9 +101,17 @@ pub(super) fn imb(pure: f64, cpu: f64, overall: f64) -> f64 {
     100.0 * ((pure + cpu - overall) / pure.max(cpu)).clamp(0.0, 1.0)
 }
 
-/// Whose times IMB reports: those of the rank whose overlapped call takes longest. Each brings pure, cpu and overall.
-pub(super) fn slowest(all: &[[f64; 3]]) -> [f64; 3] {
-    all.iter().copied().max_by(|a, b| a[2].total_cmp(&b[2])).unwrap_or_default()
+/// What the numbers of the JSON are made by.
+pub(super) fn formulas() -> Value {
+    json!({
+        "osu_overlap_pct": "max(0, 100 - 100 * (overall - (compute_total - test)) / pure)",
+        "imb_overlap_pct": "100 * max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is \
+                            compute_total - test, all of the rank with the largest overall: imb_times_us",
+        "exposed_us": "overall - compute_alone",
+        "slowdown": "(compute_total - test) / compute_alone",
+        "…_us": "medians over calls, means over ranks",
+        "…_per_iter": "over calls, of each call's mean over ranks",
+    })
 }
 
 impl Row {
@@ -137,7 +149,7 @@ impl Row {
 
     pub fn json(&self, operation: Operation, dtype: DType) -> Value {
         let t = &self.timings;
-        json!({
+        let mut row = json!({
             "operation": operation.name(),
             "size": self.bytes,
             "type": dtype_name(dtype),
@@ -155,8 +167,13 @@ impl Row {
             "exposed_us": (t.overall - self.compute) * 1e6,
             "slowdown": self.slowdown(),
             "nwrong": self.wrong,
-            "times_us": self.raw,
-        })
+            "algorithm": self.algorithm,
+            "why": self.why,
+        });
+        for (name, value) in self.calls.as_object().into_iter().flatten() {
+            row[name] = value.clone();
+        }
+        row
     }
 }
 
@@ -179,9 +196,6 @@ mod tests {
         assert_eq!(imb(100e-6, 100e-6, 100e-6), 100.0);
         // A call that is half as long as the products hides half of the longer at most.
         assert!((imb(50e-6, 100e-6, 100e-6) - 50.0).abs() < 1e-9);
-        // Over ranks, the one that took longest counts, not the mean.
-        let ranks = [[100e-6, 100e-6, 110e-6], [100e-6, 100e-6, 160e-6], [100e-6, 100e-6, 120e-6]];
-        assert_eq!(slowest(&ranks), ranks[1]);
     }
 
     #[test]
@@ -190,7 +204,10 @@ mod tests {
         let (pure, compute) = (100e-6, 100e-6);
         // Of the slowest rank: 80 + 100 - 160 of 100.
         let slowest = [80e-6, 100e-6, 160e-6];
-        let row = Row { bytes: 64, products: 3, pure, compute, timings, slowest, wrong: 0, raw: Value::Null };
+        let [algorithm, why] = ["pairwise", "as asked for"].map(str::to_owned);
+        let calls = Value::Null;
+        let row =
+            Row { bytes: 64, products: 3, pure, compute, timings, slowest, wrong: 0, algorithm, why, calls };
         assert!((row.slowdown() - 1.12).abs() < 1e-9);
         let all = row.json(Operation::AllGather, DType::F32);
         let near =
