@@ -1,23 +1,35 @@
 //! Sizes, counts and times as people write and read them.
 
-/// Bytes with an optional binary suffix: `4096`, `64K`, `8M`, `1.5G`.
+/// Bytes with an optional binary suffix: `4096`, `64K`, `8MB`, `1.5GiB`.
 ///
 /// # Errors
 /// What is wrong, as the end of a sentence.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
-    let wrong = || format!("'{text}' is not a number of bytes: give one such as 4096, 64K, 8M or 1G");
-    let (digits, shift) = match text.trim_end_matches(['B', 'b']) {
-        t if t.ends_with(['K', 'k']) => (&t[..t.len() - 1], 10),
-        t if t.ends_with(['M', 'm']) => (&t[..t.len() - 1], 20),
-        t if t.ends_with(['G', 'g']) => (&t[..t.len() - 1], 30),
-        t => (t, 0),
+    let end = text.find(|c: char| c.is_ascii_alphabetic() && !matches!(c, 'e' | 'E')).unwrap_or(text.len());
+    let (digits, suffix) = text.split_at(end);
+    let value: f64 = digits
+        .trim()
+        .parse()
+        .map_err(|_| format!("'{text}' is not a number of bytes: give one such as 4096, 64K, 8M or 1G"))?;
+    let shift = match suffix.to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        _ => {
+            return Err(format!(
+                "'{text}' ends in '{suffix}': sizes end in K, M or G, as 1024G does, or in nothing"
+            ));
+        }
     };
-    let value: f64 = digits.trim().parse().map_err(|_| wrong())?;
     let bytes = value * (1u64 << shift) as f64;
-    if !(bytes.is_finite() && bytes >= 0.0 && bytes < (1u64 << 53) as f64 && bytes.fract() == 0.0) {
-        return Err(wrong());
+    match bytes {
+        b if b < 0.0 || (b.is_finite() && b.fract() != 0.0) => {
+            Err(format!("'{text}' is no whole number of bytes: give one such as 4096, 64K, 8M or 1G"))
+        }
+        b if b < (1u64 << 53) as f64 => Ok(b as usize),
+        _ => Err(format!("'{text}' is more than any memory: give less than {}G", 1u64 << 23)),
     }
-    Ok(bytes as usize)
 }
 
 /// `1.5 KiB`, `24.1 MiB`: three digits and a binary unit.
@@ -68,13 +80,32 @@ mod tests {
 
     #[test]
     fn sizes_parse_with_binary_suffixes_and_nothing_else() {
-        let good =
-            [("4096", 4096), ("64K", 65536), ("8M", 8 << 20), ("1.5G", 3 << 29), ("2mb", 2 << 20), ("0", 0)];
+        let good = [
+            ("4096", 4096),
+            ("64K", 65536),
+            ("8M", 8 << 20),
+            ("1.5G", 3 << 29),
+            ("2mb", 2 << 20),
+            ("1KiB", 1024),
+            ("3MiB", 3 << 20),
+            ("1gib", 1 << 30),
+            ("64B", 64),
+            ("1e6", 1_000_000),
+            ("0", 0),
+        ];
         for (text, value) in good {
             assert_eq!(parse_bytes(text), Ok(value), "{text}");
         }
-        for text in ["", "M", "-1", "1T", "eight", "1e30", "nan", "0.3", "é", "Ké"] {
-            assert!(parse_bytes(text).unwrap_err().contains(&format!("'{text}'")), "{text}");
+        for (texts, words) in [
+            (&["", "M", "eight", "nan", "é", "Ké", "-", "1.2.3K"][..], "is not a number of bytes"),
+            (&["-1", "-1K", "0.3"], "is no whole number of bytes"),
+            (&["8T", "64X", "1KBB", "1KiBs", "2 Mbit"], "sizes end in K, M or G"),
+            (&["1e30", "8388608G", "99999999999999999999"], "is more than any memory"),
+        ] {
+            for text in texts {
+                let e = parse_bytes(text).unwrap_err();
+                assert!(e.contains(&format!("'{text}'")) && e.contains(words), "{text}: {e}");
+            }
         }
     }
 
