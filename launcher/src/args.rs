@@ -199,10 +199,10 @@ pub struct RankArgs {
     #[arg(long, value_name = "K")]
     pub threads: Option<usize>,
     /// Seconds that ranks wait for each other at the start.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 60.0)]
     pub rendezvous_timeout: f64,
     /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 600.0)]
     pub call_timeout: f64,
     /// Colours in output.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]

@@ -242,7 +242,9 @@ fn four_ranks_finish_every_operation_in_every_form() {
             );
         }
     }
-    let barrier = parse(&bench().run("bench barrier -n 50 --ranks 4").success().stdout);
+    let text = bench().run("bench barrier -b 5 -e 1 -n 50 --ranks 4").success().stdout;
+    assert!(text.contains(" minBytes 0 maxBytes 0 "), "{text}");
+    let barrier = parse(&text);
     assert_eq!((barrier.rows.len(), barrier.rows[0].size, barrier.rows[0].halves[0].wrong), (1, 0, None));
 }
 
@@ -287,6 +289,8 @@ fn optional_columns_and_repeated_sweeps_are_there_when_asked_for() {
     let outcome = bench().run("bench all_reduce -b 1K -e 4K -n 4 -N 2 -I 1 -S 1").success();
     let rows: Vec<&str> = outcome.stdout.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).collect();
     assert_eq!(rows.len(), 4);
+    let report = "\n# Per-Iteration Report: host clock timing; i_* uses mean over ranks \n";
+    assert!(outcome.stdout.contains(report), "{}", outcome.stdout);
     for row in rows {
         let fields: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(fields.len(), 5 + 8 + 8 + 2, "{row}");

@@ -114,24 +114,36 @@ pub enum Bind {
 /// Which sizes are measured, how often, and on which processors.
 #[derive(Args, Debug, Clone)]
 pub struct SweepArgs {
-    /// The first size in bytes; suffixes K, M and G are powers of 1024.
-    #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "1K")]
+    /// The first size in bytes; suffixes K, M and G (or KiB, MiB, GiB) are powers of 1024.
+    #[arg(
+        short = 'b',
+        long = "minbytes",
+        value_name = "BYTES",
+        default_value = "1K",
+        allow_negative_numbers = true
+    )]
     pub begin: String,
     /// The last size in bytes [default: 64M, or -b if that is more].
-    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES")]
+    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", allow_negative_numbers = true)]
     pub end: Option<String>,
     /// Each size is the last times this [default: 4, unless -i is given].
-    #[arg(short = 'f', long = "stepfactor", value_name = "N")]
-    pub factor: Option<usize>,
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", allow_negative_numbers = true)]
+    pub factor: Option<String>,
     /// Each size is the last plus this many bytes, unless -f is above 1.
-    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES")]
+    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", allow_negative_numbers = true)]
     pub step: Option<String>,
     /// Timed calls of each size [default: 1000 up to 8K, 100 up to 1M, 20 above].
-    #[arg(short = 'n', long = "iters", value_name = "N")]
-    pub iterations: Option<usize>,
+    #[arg(short = 'n', long = "iters", value_name = "N", allow_negative_numbers = true)]
+    pub iterations: Option<String>,
     /// Untimed calls before those [default: a tenth of them, at least 2].
-    #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
-    pub warmup: Option<usize>,
+    #[arg(
+        short = 'w',
+        long = "warmup-iters",
+        alias = "warmup_iters",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub warmup: Option<String>,
     /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs.
     #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
     pub bind: Bind,
@@ -172,15 +184,18 @@ pub enum Calls {
     Started,
 }
 
-/// Flags of one operation.
+/// Flags of one operation. -V is a flag of nccl-tests, which means something else by it than the version.
 #[derive(Args, Debug, Clone)]
-#[command(after_help = "Examples:
+#[command(
+    disable_version_flag = true,
+    after_help = "Examples:
   caravan bench all_reduce -b 8 -e 128M -f 2
   caravan bench reduce_scatter -d all -o all -b 1M -e 1M
   caravan bench all_gather -b 64K -e 64M -f 4 -z 3 -n 100 --json run.json --csv run.csv --plot run.svg
 
 Parts per rank are rounded down to 16 bytes, and bandwidths counted, as nccl-tests does. Its other flags (-g, -t, -p, \
--y, -T, -G, -C, -x, -D, -M, -u) are taken where they ask for what is always so here, as -g 1 does.")]
+-y, -T, -G, -C, -x, -D, -V, -K, -M, -u) are taken where they ask for what is always so here, as -g 1 does."
+)]
 pub struct CollectiveArgs {
     /// Sizes and repetitions.
     #[command(flatten)]
@@ -192,23 +207,37 @@ pub struct CollectiveArgs {
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
     pub op: String,
     /// The root, for operations that have one, or 'all'.
-    #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
+    #[arg(short = 'r', long, value_name = "RANK", default_value = "0", allow_negative_numbers = true)]
     pub root: String,
     /// Calls whose results are checked, each with other data; 0 checks nothing.
-    #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
-    pub check: usize,
+    #[arg(short = 'c', long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
+    pub check: String,
     /// Which rank's time is reported: 0 rank 0's, 1 the mean, 2 the fastest, 3 the slowest.
-    #[arg(short = 'a', long, value_name = "0..3", default_value = "1")]
+    #[arg(short = 'a', long, value_name = "0..3", default_value = "1", allow_negative_numbers = true)]
     pub average: String,
     /// Calls in flight at once in each timed iteration; more than 1 starts them all before waiting.
-    #[arg(short = 'm', long = "agg-iters", alias = "agg_iters", value_name = "N", default_value_t = 1)]
-    pub aggregate: usize,
+    #[arg(
+        short = 'm',
+        long = "agg-iters",
+        alias = "agg_iters",
+        value_name = "N",
+        default_value = "1",
+        allow_negative_numbers = true
+    )]
+    pub aggregate: String,
     /// Times that the sweep is repeated and printed.
-    #[arg(short = 'N', long = "run-cycles", alias = "run_cycles", value_name = "N", default_value_t = 1)]
-    pub cycles: usize,
+    #[arg(
+        short = 'N',
+        long = "run-cycles",
+        alias = "run_cycles",
+        value_name = "N",
+        default_value = "1",
+        allow_negative_numbers = true
+    )]
+    pub cycles: String,
     /// 0 back to back; 1 a barrier after each call, inside the time; 2 back to back, each call waited for;
     /// 3 a barrier after each iteration, outside the time.
-    #[arg(short = 'z', long, value_name = "0..3", default_value = "0")]
+    #[arg(short = 'z', long, value_name = "0..3", default_value = "0", allow_negative_numbers = true)]
     pub blocking: String,
     /// Whether calls return when done, or are started and then waited for (always so with -m above 1).
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Calls::Blocking)]
@@ -222,7 +251,8 @@ pub struct CollectiveArgs {
         long = "local-register",
         alias = "local_register",
         value_name = "0|1",
-        default_value = "1"
+        default_value = "1",
+        allow_negative_numbers = true
     )]
     pub register: String,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation.
@@ -231,7 +261,8 @@ pub struct CollectiveArgs {
         long = "per-iter-timing",
         alias = "per_iter_timing",
         value_name = "0|1",
-        default_value = "0"
+        default_value = "0",
+        allow_negative_numbers = true
     )]
     pub per_call: String,
     /// 1 adds a column with the time of day (UTC).
@@ -240,7 +271,8 @@ pub struct CollectiveArgs {
         long = "report-timestamps",
         alias = "report_timestamps",
         value_name = "0|1",
-        default_value = "0"
+        default_value = "0",
+        allow_negative_numbers = true
     )]
     pub timestamps: String,
     /// How ranks share the work of a call: 'auto' (a tuning table, else the cost model), the name of an
@@ -248,8 +280,8 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algo: String,
     /// Exit with 1 if the average bus bandwidth is below this many GB/s.
-    #[arg(long, value_name = "GBPS")]
-    pub min_busbw: Option<f64>,
+    #[arg(long, value_name = "GBPS", allow_negative_numbers = true)]
+    pub min_busbw: Option<String>,
     /// Write configuration, machine, algorithms with reasons, and every timing.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,

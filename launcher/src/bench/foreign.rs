@@ -34,9 +34,12 @@ pub struct ForeignArgs {
     /// Which of NCCL's device-side implementations runs.
     #[arg(short = 'D', long = "device_implementation", value_name = "N", hide = true)]
     device_implementation: Option<u64>,
-    /// Thread arrays of that; its short name, -V, asks for the version here.
-    #[arg(long = "device_cta_count", value_name = "N", hide = true)]
+    /// Thread arrays of that.
+    #[arg(short = 'V', long = "device_cta_count", value_name = "N", hide = true)]
     device_cta_count: Option<u64>,
+    /// How many calls are left out of what -I shows.
+    #[arg(short = 'K', long = "per_iter_skip", value_name = "N", hide = true)]
+    skip: Option<u64>,
     /// Whether NCCL's memory is reported.
     #[arg(short = 'M', long = "memory_report", alias = "memory", value_name = "0|1", hide = true)]
     memory: Option<u64>,
@@ -64,12 +67,13 @@ impl ForeignArgs {
             ("-C", self.cpu_time, 0, never("times are those of whole calls")),
             ("-x", self.cta_policy, 0, "take NCCL's own variable NCCL_CTA_POLICY".to_owned()),
             ("-D", self.device_implementation, 0, never("collectives are started by the host")),
+            ("-K", self.skip, 0, "take -w, whose calls are not timed".to_owned()),
             ("-M", self.memory, 0, never("NCCL does not say what it takes")),
             ("-u", self.unalign, 0, never("buffers are aligned")),
         ];
         let odd = all.into_iter().find(|(_, asked, neutral, _)| asked.is_some_and(|asked| asked != *neutral));
         match odd {
-            // -p changes nothing that is measured, and --device_cta_count nothing without -D.
+            // -p changes nothing that is measured, and -V nothing without -D.
             None => Ok(()),
             Some((flag, asked, _, remedy)) => {
                 Err(Failure::usage(format!("{flag} {} of nccl-tests: {remedy}", asked.unwrap_or(0))))

@@ -72,10 +72,7 @@ fn work(plan: &Plan, bytes: usize, element: usize, ranks: usize) -> Work {
 fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
-    let sizes: Vec<usize> = match plan.operation {
-        Operation::Barrier => vec![0],
-        _ => plan.repeats.sweep.sizes().collect(),
-    };
+    let sizes: Vec<usize> = plan.repeats.sweep.sizes().collect();
     let roots = plan.roots(ranks);
     let native = party.native.is_some();
     let placements = plan.operation.placements(plan.calls, native);

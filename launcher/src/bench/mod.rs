@@ -279,6 +279,13 @@ fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
             "# Blocking Enabled: wait and barrier after each outer iteration (-n); time excludes barrier \n"
         }
     };
+    let events = party.device.is_some() && plan.blocking == Blocking::Streaming;
+    if plan.columns.per_call {
+        let clock = if events { "CUDA event" } else { "host clock" };
+        let over = if plan.average == Average::First { "" } else { " over ranks" };
+        let average = average_name(plan.average);
+        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses {average}{over} \n");
+    }
     if plan.calls == Calls::Started {
         text += "# Calls are started, then waited for\n";
     }
@@ -291,7 +298,7 @@ fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
     if let Some(remark) = measure::remark(plan.operation, plan.calls, party.native.is_some()) {
         text += &format!("# {remark}\n");
     }
-    if party.device.is_some() && plan.blocking == Blocking::Streaming {
+    if events {
         text += "# Times are between events of each GPU's compute stream\n";
     }
     text += "#\n# Using devices\n";

@@ -3,7 +3,7 @@
 use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::operation::Operation;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
-use super::table::Columns;
+use super::table::{Columns, dtype_name};
 use crate::agree::Signature;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -29,25 +29,31 @@ impl Repeats {
     /// # Errors
     /// Sizes that cannot be read, an end below the beginning, no iterations.
     pub fn plan(args: &SweepArgs) -> Result<Self> {
-        let bytes = |flag: &str, text: &str| {
-            human::parse_bytes(text).map_err(|e| Failure::usage(format!("{flag} {e}")))
-        };
-        let begin = bytes("-b", &args.begin)?;
-        let end = args.end.as_deref().map(|e| bytes("-e", e)).transpose()?;
-        let step = args.step.as_deref().map(|step| bytes("-i", step)).transpose()?;
-        // As nccl-tests: a factor above 1 goes before a step in bytes.
-        let step = match (step, args.factor) {
-            (Some(step), None | Some(0 | 1)) => Step::Bytes(step),
-            (_, factor) => Step::Factor(factor.unwrap_or(4)),
-        };
-        let end = end.unwrap_or(begin.max(64 << 20));
+        let Sizes { begin, end, step } = Sizes::read(args)?;
         let sweep = Sweep::new(begin, end, step).map_err(Failure::usage)?;
-        if let Some(count) = args.iterations.filter(|count| !(1..=MOST_CALLS).contains(count)) {
+        Self::over(sweep, args)
+    }
+
+    /// The same of what has no data, whatever the sizes.
+    ///
+    /// # Errors
+    /// Sizes that cannot be read, no iterations.
+    pub fn of_nothing(args: &SweepArgs) -> Result<Self> {
+        Sizes::read(args)?;
+        Self::over(Sweep::NOTHING, args)
+    }
+
+    fn over(sweep: Sweep, args: &SweepArgs) -> Result<Self> {
+        let count = |flag, text: &Option<String>| {
+            text.as_deref().map(|text| whole(flag, text, "a number of calls such as 100")).transpose()
+        };
+        let (iterations, warmup) = (count("-n", &args.iterations)?, count("-w", &args.warmup)?);
+        if let Some(count) = iterations.filter(|count| !(1..=MOST_CALLS).contains(count)) {
             return Err(Failure::usage(format!(
                 "-n {count}: from 1 to {MOST_CALLS} calls are timed, and every time is kept"
             )));
         }
-        Ok(Repeats { sweep, bind: args.bind, iterations: args.iterations, warmup: args.warmup })
+        Ok(Repeats { sweep, bind: args.bind, iterations, warmup })
     }
 
     /// What ranks must agree on.
@@ -79,6 +85,31 @@ impl Repeats {
     /// Whether the number of iterations depends on the size.
     pub fn adaptive(&self) -> bool {
         self.iterations.is_none()
+    }
+}
+
+/// The sizes as they were asked for.
+struct Sizes {
+    begin: usize,
+    end: usize,
+    step: Step,
+}
+
+impl Sizes {
+    fn read(args: &SweepArgs) -> Result<Self> {
+        let bytes = |flag: &str, text: &str| {
+            human::parse_bytes(text).map_err(|e| Failure::usage(format!("{flag} {e}")))
+        };
+        let begin = bytes("-b", &args.begin)?;
+        let end = args.end.as_deref().map(|e| bytes("-e", e)).transpose()?;
+        let step = args.step.as_deref().map(|step| bytes("-i", step)).transpose()?;
+        let factor = |text: &str| whole("-f", text, "a factor such as 2; -i takes a step in bytes");
+        // As nccl-tests: a factor above 1 goes before a step in bytes.
+        let step = match (step, args.factor.as_deref().map(factor).transpose()?) {
+            (Some(step), None | Some(0 | 1)) => Step::Bytes(step),
+            (_, factor) => Step::Factor(factor.unwrap_or(4)),
+        };
+        Ok(Sizes { begin, end: end.unwrap_or(begin.max(64 << 20)), step })
     }
 }
 
@@ -121,6 +152,8 @@ pub struct Plan {
     pub columns: Columns,
     pub algo: Algo,
     pub min_busbw: Option<f64>,
+    /// Whether a figure is drawn.
+    pub plot: bool,
 }
 
 impl Plan {
@@ -130,7 +163,10 @@ impl Plan {
     /// One sentence with the flag, what was given and what would work.
     pub fn new(operation: Operation, args: &CollectiveArgs) -> Result<Self> {
         args.foreign.check()?;
-        let repeats = Repeats::plan(&args.sweep)?;
+        let repeats = match operation {
+            Operation::Barrier => Repeats::of_nothing(&args.sweep)?,
+            _ => Repeats::plan(&args.sweep)?,
+        };
         let dtypes = dtypes(&args.dtype)?;
         let ops = match (operation.reduces(), args.op.as_str()) {
             (true, "all") => ReduceOp::ALL.map(Some).to_vec(),
@@ -150,8 +186,9 @@ impl Plan {
                     Failure::usage(format!("-r {text}: the root is a rank such as 0, or all"))
                 })?),
             };
-        if args.aggregate == 0 || args.aggregate > 1024 {
-            return Err(Failure::usage(format!("-m {}: 1 to 1024 calls can be in flight", args.aggregate)));
+        let aggregate = whole("-m", &args.aggregate, "a number of calls in flight, from 1 to 1024")?;
+        if aggregate == 0 || aggregate > 1024 {
+            return Err(Failure::usage(format!("-m {aggregate}: 1 to 1024 calls can be in flight")));
         }
         if args.one_way && operation != Operation::SendRecv {
             return Err(Failure::usage(format!(
@@ -159,12 +196,18 @@ impl Plan {
                 operation.name()
             )));
         }
-        if args.cycles == 0 {
-            return Err(Failure::usage("-N 0 repeats nothing: give at least 1"));
+        let cycles = whole("-N", &args.cycles, "a number of sweeps of at least 1")?;
+        if cycles == 0 {
+            return Err(Failure::usage(
+                "-N 0 asks nccl-tests to go on for ever, and here a run ends: give at least 1",
+            ));
         }
-        if args.min_busbw.is_some_and(|b| !(b.is_finite() && b >= 0.0)) {
-            return Err(Failure::usage("--min-busbw needs a number of GB/s of at least 0"));
+        if args.register == "2" {
+            return Err(Failure::usage(
+                "-R 2 asks for symmetric memory of NCCL, which transports here do not have: take -R 1",
+            ));
         }
+        let min_busbw = args.min_busbw.as_deref().map(least_bandwidth).transpose()?;
         let columns =
             Columns { per_call: switch("-I", &args.per_call)?, timestamps: switch("-S", &args.timestamps)? };
         Ok(Plan {
@@ -173,25 +216,26 @@ impl Plan {
             dtypes,
             ops,
             roots,
-            check: args.check,
+            check: whole("-c", &args.check, "a number of checked calls of at least 0")?,
             average: *choice(
                 "-a",
                 &args.average,
                 &[Average::First, Average::Mean, Average::Min, Average::Max],
             )?,
-            aggregate: args.aggregate,
-            cycles: args.cycles,
+            aggregate,
+            cycles,
             blocking: *choice(
                 "-z",
                 &args.blocking,
                 &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
             )?,
-            calls: if args.aggregate > 1 { Calls::Started } else { args.calls },
+            calls: if aggregate > 1 { Calls::Started } else { args.calls },
             one_way: args.one_way,
             registered: switch("-R", &args.register)?,
             columns,
             algo: algo(&args.algo)?,
-            min_busbw: args.min_busbw,
+            min_busbw,
+            plot: args.plot.is_some(),
         })
     }
 
@@ -213,7 +257,23 @@ impl Plan {
         for &dtype in &self.dtypes {
             self.repeats.sweep.check(self.operation, dtype, ranks).map_err(Failure::usage)?;
         }
-        Ok(())
+        self.check_data(ranks)
+    }
+
+    /// Refuses what is drawn or judged by bytes where no call moves any.
+    fn check_data(&self, ranks: usize) -> Result<()> {
+        let largest = self.repeats.sweep.largest();
+        let moves =
+            |dtype: &DType| self.operation.counts(largest, dtype.size(), ranks).bytes(dtype.size()) > 0;
+        let asked = [("--plot", self.plot), ("--min-busbw", self.min_busbw.is_some())];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            Some((flag, _)) if !self.dtypes.iter().any(moves) => Err(Failure::usage(format!(
+                "{flag} goes by sizes above 0, and {} has none here: {}",
+                self.operation.name(),
+                if self.operation == Operation::Barrier { "leave it away" } else { "raise -e" }
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The roots to go through over `ranks`; None once where there is no root.
@@ -231,10 +291,18 @@ impl Plan {
 /// # Errors
 /// An unknown name.
 pub fn dtypes(text: &str) -> Result<Vec<DType>> {
-    match text {
-        "all" => Ok(DType::ALL.to_vec()),
-        _ => Ok(vec![text.parse().map_err(|e| Failure::usage(format!("-d {text}: {e}, and all")))?]),
-    }
+    let name = match text {
+        "all" => return Ok(DType::ALL.to_vec()),
+        "fp16" => "f16",
+        "fp32" => "f32",
+        "fp64" => "f64",
+        other => other,
+    };
+    let one = name.parse().map_err(|_| {
+        let known = DType::ALL.map(|dtype| format!("{} ({dtype})", dtype_name(dtype))).join(", ");
+        Failure::usage(format!("-d {text}: element types are {known}, and all"))
+    })?;
+    Ok(vec![one])
 }
 
 fn algo(text: &str) -> Result<Algo> {
@@ -247,6 +315,16 @@ fn algo(text: &str) -> Result<Algo> {
             Ok(Algo::Named(known))
         }
     }
+}
+
+/// A whole number; `what` says which.
+fn whole(flag: &str, text: &str, what: &str) -> Result<usize> {
+    text.parse().map_err(|_| Failure::usage(format!("{flag} {text}: give {what}, which is a whole number")))
+}
+
+fn least_bandwidth(text: &str) -> Result<f64> {
+    let least = text.parse().ok().filter(|b: &f64| b.is_finite() && *b >= 0.0);
+    least.ok_or_else(|| Failure::usage(format!("--min-busbw {text}: give a number of GB/s of at least 0")))
 }
 
 /// One of numbered choices.
@@ -295,8 +373,8 @@ mod tests {
         assert_eq!(step("-f 2 -i 1M"), Step::Factor(2));
         assert_eq!(step("-f 1 -i 1M"), Step::Bytes(1 << 20));
         plan("all_reduce -b 8 -e 128M -f 2 -g 1").unwrap();
-        plan("all_reduce -t 1 -g 1 -p 1 -y 0 -T 0 -G 0 -C 0 -x 0 -D 0 --device_cta_count 16 -M 0 -u 0")
-            .unwrap();
+        plan("all_reduce -t 1 -g 1 -p 1 -y 0 -T 0 -G 0 -C 0 -x 0 -D 0 -V 16 -K 0 -M 0 -u 0").unwrap();
+        plan("all_reduce --device_cta_count 16 --per_iter_skip 0").unwrap();
         plan("all_reduce --nthreads 1 --ngpus 1 --parallel_init 0 --stream_null 0 --timeout 0 --cudagraph 0")
             .unwrap();
     }
@@ -317,7 +395,7 @@ mod tests {
         for (flags, words) in [
             ("all_reduce -b 2M -e 1M", &["-e", "-b"][..]),
             ("all_reduce -b many", &["-b", "'many'"]),
-            ("all_reduce -d f12", &["-d f12", "bf16", "all"]),
+            ("all_reduce -d f12", &["-d f12", "half (f16)", "bfloat16 (bf16)", "int8 (i8)", "all"]),
             ("all_reduce -o xor", &["-o xor", "sum"]),
             ("all_gather -o xor", &["-o xor", "sum"]),
             ("broadcast -r first", &["-r first", "all"]),
@@ -325,15 +403,28 @@ mod tests {
             ("all_reduce -z x", &["-z x", "0 to 3"]),
             ("all_reduce -n 0", &["-n 0"]),
             ("all_reduce -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
+            ("all_reduce -n 1.5", &["-n 1.5", "whole"]),
+            ("all_reduce -w -1", &["-w -1", "whole"]),
             ("all_reduce -m 0", &["-m 0"]),
-            ("all_reduce -N 0", &["-N 0"]),
+            ("all_reduce -m -2", &["-m -2", "from 1 to 1024"]),
+            ("all_reduce -c -1", &["-c -1", "at least 0"]),
+            ("broadcast -r -1", &["-r -1", "a rank such as 0"]),
+            ("all_reduce -a -1", &["-a -1", "0 to 3"]),
+            ("all_reduce -b -1", &["-b '-1'", "whole number of bytes"]),
+            ("all_reduce -N 0", &["-N 0", "for ever", "at least 1"]),
+            ("all_reduce -R 2", &["-R 2", "symmetric", "-R 1"]),
+            ("all_reduce -K 3", &["-K 3", "-w"]),
+            ("all_reduce -f 1.5", &["-f 1.5", "whole number", "-i"]),
+            ("barrier -b many", &["-b", "'many'"]),
             ("all_reduce -f 1", &["-f 1", "-i"]),
             ("all_reduce -f 2 -i many", &["-i", "'many'"]),
             ("all_reduce -g 4", &["-g 4", "--ranks 4"]),
             ("all_reduce -t 2", &["-t 2", "--ranks 2"]),
             ("all_reduce -T 30", &["-T 30", "--call-timeout"]),
             ("all_reduce -G 1", &["-G 1", "CUDA graphs"]),
-            ("all_reduce --min-busbw nan", &["--min-busbw"]),
+            ("all_reduce --min-busbw nan", &["--min-busbw nan", "at least 0"]),
+            ("all_reduce --min-busbw -1", &["--min-busbw -1", "at least 0"]),
+            ("all_reduce --min-busbw fast", &["--min-busbw fast", "GB/s"]),
             ("all_reduce --algo ring", &["--algo ring", "pairwise", "auto", "native"]),
         ] {
             let e = plan(flags).expect_err(flags);
@@ -344,6 +435,41 @@ mod tests {
         assert!(
             plan("all_reduce -b 6").unwrap().check(2).unwrap_err().to_string().contains("does not divide")
         );
+    }
+
+    #[test]
+    fn a_barrier_has_no_sizes_whatever_a_script_passes() {
+        for flags in ["", "-b 5 -e 1", "-b 8 -e 128M -f 2", "-b 0 -e 1K"] {
+            let p = plan(&format!("barrier {flags}")).unwrap();
+            assert_eq!(p.repeats.sweep, Sweep::NOTHING, "{flags}");
+            p.check(3).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_goes_by_bytes_is_refused_where_none_move() {
+        for (flags, words) in [
+            ("barrier --plot x.svg", ["--plot", "barrier has none"]),
+            ("barrier --min-busbw 1", ["--min-busbw", "leave it away"]),
+            ("all_reduce -b 0 -e 0 --plot x.svg", ["--plot", "raise -e"]),
+            ("all_gather -b 0 -e 16 -i 4 --min-busbw 1", ["--min-busbw", "raise -e"]),
+        ] {
+            let e = plan(flags).unwrap().check(3).expect_err(flags);
+            assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
+        }
+        plan("all_gather -b 0 -e 64 -i 4 --min-busbw 1 --plot x.svg").unwrap().check(3).unwrap();
+        plan("barrier").unwrap().check(3).unwrap();
+    }
+
+    #[test]
+    fn types_go_by_several_names() {
+        for (names, dtype) in [
+            (["f16", "half", "fp16"], DType::F16),
+            (["f32", "float", "fp32"], DType::F32),
+            (["f64", "double", "fp64"], DType::F64),
+        ] {
+            assert!(names.iter().all(|name| dtypes(name).unwrap() == [dtype]), "{names:?}");
+        }
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub struct Sweep {
 }
 
 impl Sweep {
+    /// Of what has no data.
+    pub const NOTHING: Sweep = Sweep { begin: 0, end: 0, step: Step::Factor(2) };
+
     /// Checks what can be checked before the number of ranks is known.
     ///
     /// # Errors
