@@ -311,8 +311,8 @@ fn figures_show_one_run_or_several() {
     let both = fs::read_to_string(bench.path("both.svg")).unwrap();
     for (figure, lines) in [(&one, 2), (&both, 4)] {
         assert!(figure.starts_with("<svg") && figure.trim_end().ends_with("</svg>"));
-        // Four sizes in each line of both panels.
-        assert_eq!(figure.matches("<circle").count(), lines * 4 * 2);
+        // Four sizes in each line of both panels, and one mark beside each name.
+        assert_eq!(figure.matches("<circle").count(), lines * (4 * 2 + 1));
     }
     assert!(both.contains("reduce_scatter shm") && both.contains("reduce_scatter threads"));
 }

@@ -1,8 +1,12 @@
 //! A figure of one or several runs: bus bandwidth and time against size.
 
+mod look;
+
 use super::record::Run;
 use crate::failure::{Failure, Result};
+use look::{Look, Mark, looks};
 use plotters::coord::ranged1d::ValueFormatter;
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use serde_json::Value;
 use std::path::Path;
@@ -10,23 +14,23 @@ use std::path::Path;
 /// One line of a figure: (bytes, microseconds, GB/s), by size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    pub name: String,
-    pub points: Vec<(f64, f64, f64)>,
+    /// What was measured, without the placement.
+    pub subject: String,
+    pub in_place: bool,
+    /// How often a size was measured; the middle one of the times is drawn.
+    pub cycles: usize,
+    pub points: Vec<Point>,
 }
 
-/// Distinguishable by people who see fewer colours (Okabe and Ito's set without its yellow).
-const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
-];
+type Point = (f64, f64, f64);
 
 const WIDTH: u32 = 1240;
+/// Without the names.
 const HEIGHT: u32 = 540;
+/// Of a name's line.
+const LINE: u32 = 18;
+/// The longest name that leaves room for another beside it.
+const HALF: usize = 80;
 
 impl Series {
     /// The two placements of a run that is still in memory.
@@ -61,57 +65,78 @@ impl Series {
                 name.push(format!("{ranks} ranks"));
             }
             name.retain(|part| !part.is_empty());
-            for (placement, suffix) in [("out_of_place", ""), ("in_place", ", in place")] {
+            let subject = name.join(" ");
+            for (placement, in_place) in [("out_of_place", false), ("in_place", true)] {
                 let half = &row[placement];
                 if half.is_null() {
                     continue;
                 }
                 let point = (bytes, field(&half["time"], "time")?, field(&half["bus_bw"], "bus_bw")?);
-                let name = name.join(" ") + suffix;
-                match all.iter_mut().find(|s| s.name == name) {
+                match all.iter_mut().find(|s| s.subject == subject && s.in_place == in_place) {
                     Some(series) => series.points.push(point),
-                    None => all.push(Series { name, points: vec![point] }),
+                    None => {
+                        let subject = subject.clone();
+                        all.push(Series { subject, in_place, cycles: 1, points: vec![point] });
+                    }
                 }
             }
         }
         for series in &mut all {
             // Sizes of 0 have no place on a logarithmic axis.
             series.points.retain(|p| p.0 > 0.0);
-            series.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            series.merge();
         }
         all.retain(|s| !s.points.is_empty());
         Ok(all)
     }
 
+    /// One point for each size, by size: of several, the one with the middle time.
+    fn merge(&mut self) {
+        self.points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let sizes: Vec<&[Point]> = self.points.chunk_by(|a, b| a.0 == b.0).collect();
+        self.cycles = sizes.iter().map(|times| times.len()).max().unwrap_or(1);
+        self.points = sizes.iter().map(|times| times[(times.len() - 1) / 2]).collect();
+    }
+
+    /// As the figure names it.
+    fn name(&self) -> String {
+        let placement = if self.in_place { ", in place" } else { "" };
+        let cycles = match self.cycles {
+            1 => String::new(),
+            n => format!(", median of {n}"),
+        };
+        format!("{}{placement}{cycles}", self.subject)
+    }
+
     /// From files; a line's name starts with its file's when several files would give the same name.
     ///
     /// # Errors
-    /// A file that cannot be read or is no result.
+    /// A file that cannot be read, is no result, or is named twice.
     pub fn read(files: &[impl AsRef<Path>]) -> Result<Vec<Series>> {
-        let mut per_file = Vec::new();
-        for file in files {
+        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut all: Vec<(String, Series)> = Vec::new();
+        for (i, file) in files.iter().enumerate() {
             let path = file.as_ref();
             let refuse = |what: String| Failure::usage(format!("{} {what}", path.display()));
+            if files[..i].iter().any(|earlier| earlier.as_ref() == path) {
+                return Err(refuse("is given twice: a figure shows each file once".to_owned()));
+            }
             let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
             let json: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("is not JSON: {e}")))?;
-            let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let series = Self::of_json(&json, &stem).map_err(|e| {
+            let alike = files.iter().filter(|other| stem(other.as_ref()) == stem(path)).count();
+            let label = if alike > 1 { path.display().to_string() } else { stem(path) };
+            let series = Self::of_json(&json, &label).map_err(|e| {
                 refuse(format!("{e}: give files that 'caravan bench OPERATION --json FILE' wrote"))
             })?;
-            per_file.push((stem, series));
+            all.extend(series.into_iter().map(|series| (label.clone(), series)));
         }
-        let names: Vec<String> =
-            per_file.iter().flat_map(|(_, s)| s.iter().map(|s| s.name.clone())).collect();
-        let unique = |name: &String| names.iter().filter(|n| *n == name).count() == 1;
-        let renamed = per_file
-            .into_iter()
-            .flat_map(|(stem, series)| series.into_iter().map(move |s| (stem.clone(), s)));
-        Ok(renamed
-            .map(|(stem, s)| match unique(&s.name) {
-                true => s,
-                false => Series { name: format!("{stem}: {}", s.name), ..s },
-            })
-            .collect())
+        let elsewhere =
+            |label: &str, s: &Series| all.iter().any(|(other, o)| other != label && o.subject == s.subject);
+        let named = all.iter().map(|(label, s)| match elsewhere(label, s) {
+            false => s.clone(),
+            true => Series { subject: format!("{label}: {}", s.subject), ..s.clone() },
+        });
+        Ok(named.collect())
     }
 }
 
@@ -132,10 +157,15 @@ pub fn svg(series: &[Series], title: &str) -> Result<String> {
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
-    let root = SVGBackend::with_string(text, (WIDTH, HEIGHT)).into_drawing_area();
+    let names: Vec<String> = series.iter().map(Series::name).collect();
+    let looks = looks(series);
+    let columns = if names.iter().all(|name| name.chars().count() <= HALF) { 2 } else { 1 };
+    let foot = LINE * (names.len().div_ceil(columns) as u32 + 1);
+    let root = SVGBackend::with_string(text, (WIDTH, HEIGHT + foot)).into_drawing_area();
     root.fill(&WHITE)?;
-    let root = root.titled(title, ("sans-serif", 20))?;
-    let (left, right) = root.split_horizontally(WIDTH as i32 / 2);
+    let below = root.titled(title, ("sans-serif", 20))?;
+    let (panels, foot) = below.split_vertically(below.dim_in_pixel().1 - foot);
+    let (left, right) = panels.split_horizontally(WIDTH as i32 / 2);
     let sizes = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.0)));
     let widened = (sizes.0 / 1.3, sizes.1 * 1.3);
 
@@ -146,7 +176,7 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
         .y_label_area_size(60)
         .build_cartesian_2d((widened.0..widened.1).log_scale().base(2.0), 0.0..(fastest * 1.08).max(1e-3))?;
     decorate(&mut chart, "bus bandwidth (GB/s)", |y| short(*y))?;
-    lines(&mut chart, series, |p| (p.0, p.2))?;
+    lines(&mut chart, series, &looks, |p| (p.0, p.2))?;
 
     let times = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.1.max(1e-3))));
     let mut chart =
@@ -155,18 +185,31 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
             (times.0 / 1.5..times.1 * 1.5).log_scale(),
         )?;
     decorate(&mut chart, "time (us)", |y| short(*y))?;
-    lines(&mut chart, series, |p| (p.0, p.1.max(1e-3)))?;
-    // Times grow with sizes, so that this corner is free.
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.85))
-        .border_style(RGBColor(200, 200, 200))
-        .label_font(("sans-serif", 14))
-        .draw()?;
+    lines(&mut chart, series, &looks, |p| (p.0, p.1.max(1e-3)))?;
+
+    for (i, (name, look)) in names.iter().zip(&looks).enumerate() {
+        let (column, row) = (i % columns, i / columns);
+        let (x, y) =
+            ((12 + column * (WIDTH as usize / columns)) as i32, (row as u32 * LINE + LINE / 2) as i32);
+        match look.in_place {
+            true => foot.draw(&DashedPathElement::new([(x, y), (x + 28, y)], 5, 4, look.line()))?,
+            false => foot.draw(&PathElement::new([(x, y), (x + 28, y)], look.line()))?,
+        }
+        let (at, style) = ((x + 14, y), look.mark());
+        match look.shape {
+            Mark::Circle => foot.draw(&Circle::new(at, 3, style))?,
+            Mark::Triangle => foot.draw(&TriangleMarker::new(at, 5, style))?,
+            Mark::Square => foot.draw(&(EmptyElement::at(at) + Rectangle::new(SQUARE, style)))?,
+            Mark::Cross => foot.draw(&Cross::new(at, 4, style))?,
+        }
+        foot.draw(&Text::new(name.as_str(), (x + 36, y - 7), ("sans-serif", 14)))?;
+    }
     root.present()?;
     Ok(())
 }
+
+/// Two corners of a square around its point, in pixels.
+const SQUARE: [(i32, i32); 2] = [(-3, -3), (3, 3)];
 
 fn decorate<Y>(
     chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<LogCoord<f64>, Y>>,
@@ -194,16 +237,24 @@ where
 fn lines<Y: Ranged<ValueType = f64>>(
     chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<LogCoord<f64>, Y>>,
     series: &[Series],
-    at: impl Fn(&(f64, f64, f64)) -> (f64, f64),
+    looks: &[Look],
+    at: impl Fn(&Point) -> (f64, f64),
 ) -> Drawn {
-    for (i, s) in series.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        let style = colour.stroke_width(2);
-        chart
-            .draw_series(LineSeries::new(s.points.iter().map(&at), style))?
-            .label(&s.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
-        chart.draw_series(s.points.iter().map(|p| Circle::new(at(p), 3, colour.filled())))?;
+    for (s, look) in series.iter().zip(looks) {
+        let points: Vec<(f64, f64)> = s.points.iter().map(&at).collect();
+        match look.in_place {
+            true => chart.draw_series(DashedLineSeries::new(points.clone(), 5, 4, look.line()))?,
+            false => chart.draw_series(LineSeries::new(points.clone(), look.line()))?,
+        };
+        let (points, style) = (points.into_iter(), look.mark());
+        match look.shape {
+            Mark::Circle => chart.draw_series(points.map(|at| Circle::new(at, 3, style)))?,
+            Mark::Triangle => chart.draw_series(points.map(|at| TriangleMarker::new(at, 5, style)))?,
+            Mark::Square => {
+                chart.draw_series(points.map(|at| EmptyElement::at(at) + Rectangle::new(SQUARE, style)))?
+            }
+            Mark::Cross => chart.draw_series(points.map(|at| Cross::new(at, 4, style)))?,
+        };
     }
     Ok(())
 }
@@ -248,7 +299,7 @@ mod tests {
             files.push(path);
         }
         let series = Series::read(&files).unwrap();
-        let names: Vec<&str> = series.iter().map(|s| s.name.as_str()).collect();
+        let names: Vec<String> = series.iter().map(Series::name).collect();
         assert_eq!(
             names,
             [
@@ -262,14 +313,80 @@ mod tests {
         );
         let figure = svg(&series, "all_gather").unwrap();
         assert!(figure.starts_with("<svg") && figure.trim_end().ends_with("</svg>"));
-        for text in names.iter().chain(&["bus bandwidth (GB/s)", "time (us)", "size (bytes)", "1M"]) {
+        for text in names.iter().map(String::as_str).chain([
+            "bus bandwidth (GB/s)",
+            "time (us)",
+            "size (bytes)",
+            "1M",
+        ]) {
             assert!(figure.contains(text), "no {text} in the figure");
         }
-        // The names stand in the right panel, where no line is.
-        let place = figure[..figure.find(names[0]).unwrap()].rsplit_once("<text x=\"").unwrap().1;
-        assert!(place.split('"').next().unwrap().parse::<u32>().unwrap() > WIDTH / 2, "{place}");
-        // Three points in each of six lines of both panels.
-        assert_eq!(figure.matches("<circle").count(), 3 * 6 * 2);
+        // Three points in each of six lines of both panels, and one beside each name.
+        assert_eq!(figure.matches("<circle").count(), 3 * 6 * 2 + 6);
+    }
+
+    /// Lines of so many subjects, out of place and in place.
+    fn pairs(subjects: usize) -> Vec<Series> {
+        let of = |i: usize| {
+            [false, true].map(|in_place| {
+                let points = vec![(1024.0, i as f64 + 1.0, 1.0), (4096.0, i as f64 + 2.0, 2.0)];
+                Series { subject: format!("subject {i}"), in_place, cycles: 1, points }
+            })
+        };
+        (0..subjects).flat_map(of).collect()
+    }
+
+    #[test]
+    fn in_place_lines_are_dashed_and_their_marks_hollow() {
+        let figure = svg(&pairs(1), "two lines").unwrap();
+        assert!(figure.contains("fill=\"none\""), "{figure}");
+        let segments = figure.matches("<polyline").count() + figure.matches("<line").count();
+        let solid = svg(&pairs(1)[..1], "one line").unwrap();
+        assert!(segments > 2 * (solid.matches("<polyline").count() + solid.matches("<line").count()));
+    }
+
+    #[test]
+    fn names_stand_below_the_panels_however_many() {
+        let of = |part: &str, key: &str| -> f64 {
+            part.split_once(&format!("{key}=\"")).unwrap().1.split('"').next().unwrap().parse().unwrap()
+        };
+        for subjects in [1, 50] {
+            let series = pairs(subjects);
+            let figure = svg(&series, "many").unwrap();
+            let height = of(&figure, " height");
+            let mut places = Vec::new();
+            for s in &series {
+                let text =
+                    figure.split("<text ").find(|text| text.contains(&format!("\n{}\n", s.name()))).unwrap();
+                let (x, y) = (of(text, "x"), of(text, "y"));
+                assert!(y > f64::from(HEIGHT) - 20.0 && y < height, "{text}");
+                assert!(!places.contains(&(x as u32, y as u32)), "{text}");
+                places.push((x as u32, y as u32));
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_that_was_measured_again_is_one_point() {
+        let run = example("shm", &[(1024, 5e-6), (2048, 1e-6), (1024, 1e-6), (1024, 3e-6)]);
+        let series = Series::of_run(&run);
+        assert_eq!(series[0].name(), "all_gather shm float 2 ranks, median of 3");
+        let points: Vec<(f64, f64)> = series[0].points.iter().map(|p| (p.0, p.1.round())).collect();
+        assert_eq!(points, [(1024.0, 3.0), (2048.0, 1.0)]);
+    }
+
+    #[test]
+    fn files_of_one_name_give_lines_of_several() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["x/run.json", "y/run.json"].map(|name| dir.path().join(name));
+        for file in &files {
+            std::fs::create_dir(file.parent().unwrap()).unwrap();
+            std::fs::write(file, example("shm", &[(1024, 1e-6)]).json(None).to_string()).unwrap();
+        }
+        let series = Series::read(&files).unwrap();
+        assert!(series[0].name().contains("x/run.json: ") && series[2].name().contains("y/run.json: "));
+        let e = Series::read(&[&files[0], &files[0]]).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().contains("run.json is given twice"), "{e}");
     }
 
     #[test]
@@ -281,7 +398,9 @@ mod tests {
              "out_of_place": {"time": 2.5, "alg_bw": 1, "bus_bw": 1.5, "nwrong": 0}, "in_place": null},
         ]});
         let series = Series::of_json(&json, "h100").unwrap();
-        assert_eq!(series, [Series { name: "h100 float sum".into(), points: vec![(2048.0, 2.5, 1.5)] }]);
+        let points = vec![(2048.0, 2.5, 1.5)];
+        let one = Series { subject: "h100 float sum".into(), in_place: false, cycles: 1, points };
+        assert_eq!(series, [one]);
         svg(&series, "one point").unwrap();
     }
 
