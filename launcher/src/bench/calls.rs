@@ -94,6 +94,8 @@ pub struct Work {
     /// Messages go from even ranks to odd ones only.
     pub one_way: bool,
     pub placement: Placement,
+    /// The library's own collectives make it.
+    pub native: bool,
     pub op: ReduceOp,
     pub root: usize,
     pub counts: Counts,
@@ -136,7 +138,8 @@ impl Work {
     pub fn new(operation: Operation, calls: Calls, bytes: usize, element: usize, ranks: usize) -> Self {
         let counts = operation.counts(bytes, element, ranks);
         let [placement, _] = operation.placements(calls, false);
-        Work { operation, calls, one_way: false, placement, op: ReduceOp::Sum, root: 0, counts }
+        let (one_way, native) = (false, false);
+        Work { operation, calls, one_way, placement, native, op: ReduceOp::Sum, root: 0, counts }
     }
 
     /// What this rank's buffers hold. A rank that is not the root has no use for the long side of a gather or
@@ -327,6 +330,8 @@ impl Work {
     fn output<'a, T: Exact>(&self, whole: &'a [T], rank: usize) -> &'a [T] {
         let counts = &self.counts;
         match (self.operation, self.placement) {
+            // MPI leaves it at the start.
+            (Operation::ReduceScatter, Placement::In) if self.native => &whole[..counts.receive],
             (Operation::ReduceScatter, Placement::In) => {
                 &whole[rank * counts.receive..(rank + 1) * counts.receive]
             }
@@ -444,5 +449,21 @@ impl<T: Exact> Slot<T> {
             InFlight::Nothing(pending) => pending.wait()?,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mpi_leaves_a_part_in_place_at_the_start_and_ours_at_its_place() {
+        let ours = Work {
+            placement: Placement::In,
+            ..Work::new(Operation::ReduceScatter, Calls::Blocking, 48, 4, 3)
+        };
+        let whole: Vec<f32> = (0..12u8).map(f32::from).collect();
+        assert_eq!(ours.output(&whole, 2), [8.0, 9.0, 10.0, 11.0]);
+        assert_eq!(Work { native: true, ..ours }.output(&whole, 2), [0.0, 1.0, 2.0, 3.0]);
     }
 }

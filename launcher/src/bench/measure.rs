@@ -78,6 +78,7 @@ fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Resu
     let placements = plan.operation.placements(plan.calls, native);
     let work = |bytes: usize, op: Option<ReduceOp>, root: Option<usize>, placement: Placement| Work {
         placement,
+        native,
         op: op.unwrap_or(ReduceOp::Sum),
         root: root.unwrap_or(0),
         ..work(plan, bytes, size_of::<T>(), ranks)

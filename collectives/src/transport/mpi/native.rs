@@ -82,9 +82,8 @@ impl Native {
         unsafe { self.blocking(&call, &arguments) }
     }
 
-    /// Runs `call` in one buffer: `reduce_scatter` leaves the result in this rank's part of `data`, `all_gather` takes
-    /// it from there, as ours do (MPI itself leaves the former at the start, which is then copied). See also
-    /// [`caveat`](Self::caveat).
+    /// Runs `call` in one buffer: `reduce_scatter` leaves the result at the start of `data`, as MPI has it, and not in
+    /// this rank's part, as ours does; `all_gather` takes that part. See also [`caveat`](Self::caveat).
     ///
     /// # Errors
     /// As [`run`](Self::run); also where the value of `MPI_IN_PLACE` in this library is not known, and for kinds that
@@ -96,11 +95,7 @@ impl Native {
         }
         let arguments = self.arguments_in_place(&call, data)?;
         // SAFETY: the length was checked, and the slice is borrowed until the call has returned.
-        unsafe { self.blocking(&call, &arguments)? };
-        if call.kind == Kind::ReduceScatter && self.rank > 0 {
-            data.copy_within(..call.count, self.rank * call.count);
-        }
-        Ok(())
+        unsafe { self.blocking(&call, &arguments) }
     }
 
     /// Starts `call`; the buffers come back from [`Started::wait`].
