@@ -87,11 +87,18 @@ fn an_algorithm_that_cannot_carry_the_operation_names_those_that_can() {
 #[test]
 fn a_bandwidth_below_the_gate_fails_after_the_table() {
     let bench = bench();
-    let outcome = bench
-        .run("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 1e9 --json r.json")
-        .refusal(1, &["all_reduce", "GB/s, below --min-busbw 1000000000"]);
-    assert!(outcome.stdout.contains(" FAILED\n#\n"), "{}", outcome.stdout);
-    assert!(bench.path("r.json").exists(), "what was measured is kept");
+    for transport in ["shm", "threads"] {
+        let gate = format!("--min-busbw 1e9 --json {transport}.json --transport {transport}");
+        let outcome = bench
+            .run(&format!("bench all_reduce -b 1K -e 4K -n 3 {gate}"))
+            .refusal(1, &["GB/s, below --min-busbw 1000000000"]);
+        assert!(outcome.stdout.contains(" FAILED\n#\n"), "{}", outcome.stdout);
+        // A verdict, and no rank's failure.
+        let sentence = "caravan: the average bus bandwidth of all_reduce is ";
+        assert!(outcome.stderr.starts_with(sentence) && outcome.stderr.lines().count() == 1, "{outcome:?}");
+        assert!(bench.path(&format!("{transport}.json")).exists(), "what was measured is kept");
+    }
+    bench.nothing_left();
     let outcome = bench.run("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 0").success();
     assert!(outcome.stdout.contains(" OK\n#\n# Collective test concluded"), "{}", outcome.stdout);
 }

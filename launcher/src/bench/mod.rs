@@ -20,6 +20,7 @@ mod sweep;
 mod table;
 mod tune;
 pub mod tuning;
+mod verdict;
 
 pub use args::BenchArgs;
 
@@ -31,7 +32,6 @@ use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::Ranks;
-use crate::ranks;
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use collectives::bootstrap::Identity;
@@ -42,6 +42,7 @@ use record::{Row, Run};
 use serde_json::{Value, json};
 use std::path::Path;
 use sweep::Step;
+use verdict::Verdict;
 
 /// Runs the subcommand.
 ///
@@ -133,7 +134,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         files::check_writable(flag, path, Way::Whole)?;
     }
     ranks.bind = !over_nccl && plan.repeats.bind == Bind::Core;
-    ranks::launch_with_native(&ranks, identity.as_ref(), None, &|comm, native| {
+    verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
         if !over_nccl {
             return rank(&plan, args, &Party { comm, native, device: None });
         }
@@ -142,8 +143,8 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     })
 }
 
-/// One rank's part; rank 0 shows and writes.
-fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
+/// One rank's part; rank 0 shows, writes and judges.
+fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
     let comm = &party.comm;
     agree::check(comm, &signature(plan))?;
     measure::force(plan, comm)?;
@@ -165,7 +166,7 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
         rows.push(row);
     })?;
     if comm.rank() != 0 {
-        return Ok(());
+        return Ok(None);
     }
     run.about = description(plan, party, &who, &started);
     let average = run.average_bus_bandwidth();
@@ -185,27 +186,27 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<()> {
         files::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())?;
     }
     out.end()?;
-    verdict(plan, &run)
+    Ok(verdict(plan, &run))
 }
 
-/// What makes a run that went through a failure all the same.
-fn verdict(plan: &Plan, run: &Run) -> Result<()> {
+/// What makes a run that went through no success.
+fn verdict(plan: &Plan, run: &Run) -> Verdict {
     let (wrong, average) = (run.wrong(), run.average_bus_bandwidth());
     if wrong > 0 {
-        return Err(Failure::run(format!(
+        return Some(format!(
             "{wrong} elements of {} over {} were wrong, in {} of {} measurements",
             plan.operation.name(),
             run.transport,
             run.failures(),
             2 * run.rows.len()
-        )));
+        ));
     }
     match plan.min_busbw {
-        Some(least) if average < least => Err(Failure::run(format!(
+        Some(least) if average < least => Some(format!(
             "the average bus bandwidth of {} is {average:.3} GB/s, below --min-busbw {least}",
             plan.operation.name()
-        ))),
-        _ => Ok(()),
+        )),
+        _ => None,
     }
 }
 
