@@ -22,17 +22,54 @@ pub enum Way {
 /// The flag, the path and the system's words.
 pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
+    let deny = |e: std::io::Error| refuse(&format!("{e}; give a file that can be written"));
     let path = match fs::metadata(path) {
         Ok(there) if there.is_dir() => return Err(refuse(&"is a directory; give a file")),
         // To open a pipe or a device may do something.
         Ok(there) if !there.is_file() => return Ok(()),
         Ok(_) if way == Way::Growing => {
-            return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(|e| refuse(&e));
+            return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(deny);
         }
-        Ok(_) => fs::canonicalize(path).map_err(|e| refuse(&e))?,
+        Ok(_) => fs::canonicalize(path).map_err(deny)?,
+        Err(_) if !folder(path).is_dir() => {
+            let folder = folder(path).display();
+            return Err(refuse(&format!("there is no directory {folder}: make it, or give another")));
+        }
         Err(_) => path.to_owned(),
     };
-    NewFile::create(path).map(drop).map_err(|e| refuse(&e))
+    NewFile::create(path).map(drop).map_err(deny)
+}
+
+/// Finds out whether all of a run's files can be written at its end, none of them over another.
+///
+/// # Errors
+/// The flag, the path, and what is in the way.
+pub fn check_outputs(outputs: &[(&str, &Path)]) -> Result<()> {
+    for (i, (flag, path)) in outputs.iter().enumerate() {
+        check_writable(flag, path, Way::Whole)?;
+        let there = place(path);
+        let same = outputs[..i].iter().find(|(_, earlier)| there.is_some() && place(earlier) == there);
+        if let Some((earlier, _)) = same {
+            return Err(Failure::usage(format!(
+                "{flag} {}: {earlier} is written there too; give each a file of its own",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Where a file is, or will be; None of what is no file, to which several may write.
+fn place(path: &Path) -> Option<PathBuf> {
+    match fs::metadata(path) {
+        Ok(there) => there.is_file().then(|| fs::canonicalize(path).ok())?,
+        Err(_) => Some(fs::canonicalize(folder(path)).ok()?.join(path.file_name()?)),
+    }
+}
+
+/// The directory that a file is in.
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether a file can be made at this path without destroying one of `inputs`, by whichever name.
@@ -92,7 +129,11 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"{}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         let e = check_writable("--json", &dir.path().join("no/such/out.json"), Way::Whole).unwrap_err();
-        assert!(e.code() == 2 && e.to_string().starts_with("--json "), "{e}");
+        let words = format!("there is no directory {}", dir.path().join("no/such").display());
+        assert!(
+            e.code() == 2 && e.to_string().starts_with("--json ") && e.to_string().contains(&words),
+            "{e}"
+        );
         assert!(
             check_writable("--json", dir.path(), Way::Whole)
                 .unwrap_err()
@@ -104,6 +145,23 @@ mod tests {
         fs::create_dir(&taken).unwrap();
         assert_eq!(write_whole(&taken, b"x").unwrap_err().code(), 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn no_two_outputs_are_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let [new, same, old, link] = ["new", "./new", "old", "link"].map(|name| dir.path().join(name));
+        fs::write(&old, "").unwrap();
+        std::os::unix::fs::symlink("old", &link).unwrap();
+        let check = |csv: &Path, json: &Path| check_outputs(&[("--csv", csv), ("--json", json)]);
+        for (csv, json) in [(&new, &new), (&new, &same), (&old, &old), (&old, &link)] {
+            let e = check(csv, json).unwrap_err();
+            let words = format!("--json {}: --csv is written there too", json.display());
+            assert!(e.code() == 2 && e.to_string().starts_with(&words), "{e}");
+        }
+        check(&new, &old).unwrap();
+        let null = Path::new("/dev/null");
+        check(null, null).unwrap();
     }
 
     #[test]

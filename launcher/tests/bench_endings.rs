@@ -41,6 +41,9 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("send_recv --ranks 1", &["send_recv", "--ranks 2"]),
         ("all_reduce --transport carrier-pigeon", &["'carrier-pigeon'", "shm"]),
         ("all_reduce --json no/such/folder/r.json", &["--json", "no/such/folder/r.json"]),
+        ("all_reduce --json no/r.json", &["--json", "there is no directory no", "make it"]),
+        ("all_reduce --json x --csv x", &["--csv x", "--json is written there too"]),
+        ("all_reduce --json x.svg --plot ./x.svg", &["--plot ./x.svg", "--json is written there too"]),
         ("all_reduce --plot .", &["--plot", "directory"]),
         ("all_reduce --plot x.png", &["--plot x.png", "SVG", "x.svg"]),
         ("plot x.json -o x.pdf", &["-o x.pdf", "SVG", "x.svg"]),
@@ -122,6 +125,10 @@ fn ranks_with_different_arguments_name_the_difference() {
         (["-n 5", "-n 6"], ["rank 1 with '-n 6'", "rank 0 with '-n 5'"]),
         (["-d float", "-d half"], ["rank 1 with '-d f16'", "rank 0 with '-d f32'"]),
         (["-o sum", "-o max"], ["rank 1 with '-o max'", "rank 0 with '-o sum'"]),
+        (["-n 5", "-n 5 --min-busbw 1"], ["rank 1 with '--min-busbw 1'", "rank 0 with '--min-busbw none'"]),
+        (["-I 1", "-I 0"], ["rank 1 with '-I 0'", "rank 0 with '-I 1'"]),
+        (["-S 0", "-S 1"], ["rank 1 with '-S 1'", "rank 0 with '-S 0'"]),
+        (["-n 5", "-n 5 --csv r.csv"], ["rank 1 with '--csv r.csv'", "rank 0 with '--csv none'"]),
         (
             ["--tuning all.txt", "--tuning few.txt"],
             [

@@ -129,10 +129,8 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     if let Some(figure) = &args.plot {
         check_figure("--plot", figure)?;
     }
-    let outputs = [("--json", &args.json), ("--csv", &args.csv), ("--plot", &args.plot)];
-    for (flag, path) in outputs.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))) {
-        files::check_writable(flag, path, Way::Whole)?;
-    }
+    let asked = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?)));
+    files::check_outputs(&asked.collect::<Vec<_>>())?;
     ranks.bind = !over_nccl && plan.repeats.bind == Bind::Core;
     verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
         if !over_nccl {
@@ -143,10 +141,17 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     })
 }
 
+/// What rank 0 writes where.
+fn outputs(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
+    [("--json", args.json.as_deref()), ("--csv", args.csv.as_deref()), ("--plot", args.plot.as_deref())]
+}
+
 /// One rank's part; rank 0 shows, writes and judges.
 fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
     let comm = &party.comm;
-    agree::check(comm, &signature(plan))?;
+    let mut signature = signature(plan);
+    signature.extend(outputs(args).map(|(flag, path)| (flag, files::shown(path))));
+    agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
     let started = record::now();
     let who = agree::exchange(comm, &introduce(party))?;
@@ -364,6 +369,9 @@ fn signature(plan: &Plan) -> Signature {
         ("--one-way", plan.one_way.to_string()),
         ("-R", u8::from(plan.registered).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
+        ("--min-busbw", plan.min_busbw.map_or("none".to_owned(), |least| least.to_string())),
+        ("-I", u8::from(plan.columns.per_call).to_string()),
+        ("-S", u8::from(plan.columns.timestamps).to_string()),
     ]);
     if plan.operation.rooted() {
         let root = match plan.roots {
