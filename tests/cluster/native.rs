@@ -88,17 +88,36 @@ fn what_mpi_cannot_do_is_refused_by_name() {
     let Some(mpirun) = launcher() else { return };
     let bench = bench();
     for (flags, words) in [
-        ("all_reduce -d bfloat16", &["bf16", "MPI"][..]),
-        ("all_reduce -o avg", &["average"]),
+        ("all_reduce -d bfloat16", &["bf16", "MPI", "-d", "--algo auto"][..]),
+        ("all_reduce -o avg", &["average", "-o", "--algo auto"]),
+        ("reduce -d half -o all", &["f16", "MPI"]),
         ("send_recv", &["send_recv", "--algo auto"]),
-        ("broadcast -m 2", &["broadcast", "blocking"]),
+        ("broadcast -m 2", &["broadcast", "blocking", "-m"]),
     ] {
         let line = format!("{CARAVAN} bench {flags} -b 1K -e 1K --transport mpi --algo native");
         let outcome = bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap());
         assert!(outcome.code.is_some_and(|c| c != 0), "{outcome:?}");
+        assert!(!outcome.stdout.contains("# Collective test"), "before the table: {}", outcome.stdout);
         for word in words {
             assert!(outcome.stderr.contains(word), "'{word}' is not in: {}", outcome.stderr);
         }
         bench.nothing_left();
     }
+}
+
+#[test]
+fn all_types_and_reductions_leave_out_what_mpi_lacks() {
+    let Some(mpirun) = launcher() else { return };
+    let bench = bench();
+    let line = format!(
+        "{CARAVAN} bench reduce_scatter -d all -o all -b 3K -e 3K -n 1 -w 1 --transport mpi --algo native --json r.json"
+    );
+    let table = bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap()).success().stdout;
+    assert!(table.contains("# skipped bfloat16 sum: MPI has no bf16"), "{table}");
+    assert!(table.contains("# skipped float avg: MPI has no average"), "{table}");
+    assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
+    let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+    let (rows, skipped) = (&json["results"], &json["config"]["skipped"]);
+    assert_eq!(rows.as_array().unwrap().len() + skipped.as_array().unwrap().len(), 10 * 5, "{json}");
+    bench.nothing_left();
 }

@@ -2,6 +2,7 @@
 
 use super::args::{Average, Blocking, Calls};
 use super::calls::{self, Party, Placement, Slot, Work};
+use super::cases::Cases;
 use super::device;
 use super::exact::{Data, Exact, Expectation, with_type};
 use super::native;
@@ -12,16 +13,17 @@ use super::statistics::Summary;
 use super::table::{Half, Label, dtype_name, op_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
+use collectives::schedule::Call;
 use collectives::{Communicator, ReduceOp};
 use std::time::Instant;
 
-/// Measures everything that `plan` asks for. `row` is called on rank 0 as soon as a row is complete.
+/// Measures everything that `plan` asks for, in these cases. `row` is called on rank 0 as soon as a row is complete.
 ///
 /// # Errors
 /// What a call or the transport said.
-pub fn run(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
-    for &dtype in &plan.dtypes {
-        with_type!(dtype, T => typed::<T>(plan, party, row)?);
+pub fn run(plan: &Plan, cases: &Cases, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
+    for (dtype, ops) in &cases.of {
+        with_type!(*dtype, T => typed::<T>(plan, ops, party, row)?);
     }
     Ok(())
 }
@@ -44,6 +46,17 @@ pub fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
         plan.operation.name(),
         possible.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
     )))
+}
+
+/// The types and reductions of `plan`, as far as these ranks can carry them.
+///
+/// # Errors
+/// None of them.
+pub fn cases(plan: &Plan, party: &Party) -> Result<Cases> {
+    Cases::new(plan, &|dtype, op| {
+        let call = Call { op: op.unwrap_or(ReduceOp::Sum), ..Call::new(plan.operation.kind(), dtype, 1) };
+        native::obstacle(party.native.as_ref()?, &call)
+    })
 }
 
 /// Bytes of the buffers of all ranks together.
@@ -69,7 +82,12 @@ fn work(plan: &Plan, bytes: usize, element: usize, ranks: usize) -> Work {
 }
 
 /// Everything for one element type, with buffers that are allocated once.
-fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
+fn typed<T: Exact>(
+    plan: &Plan,
+    ops: &[Option<ReduceOp>],
+    party: &Party,
+    row: &mut dyn FnMut(Row),
+) -> Result<()> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
     let sizes: Vec<usize> = plan.repeats.sweep.sizes().collect();
@@ -87,7 +105,7 @@ fn typed<T: Exact>(plan: &Plan, party: &Party, row: &mut dyn FnMut(Row)) -> Resu
     let (send, receive) = Slot::<T>::capacity(longest.into_iter(), rank);
     let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, plan.registered));
     let mut bench = Bench { plan, party, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
-    for &op in &plan.ops {
+    for &op in ops {
         for &root in &roots {
             for _ in 0..plan.cycles {
                 for &bytes in &sizes {

@@ -4,6 +4,7 @@
 mod about;
 mod args;
 mod calls;
+mod cases;
 mod device;
 mod exact;
 mod foreign;
@@ -34,6 +35,7 @@ use crate::out;
 use crate::plan::Ranks;
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
+use cases::Cases;
 use collectives::bootstrap::Identity;
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
@@ -153,6 +155,7 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
     signature.extend(outputs(args).map(|(flag, path)| (flag, files::shown(path))));
     agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
+    let cases = measure::cases(plan, party)?;
     let started = record::now();
     let who = agree::exchange(comm, &introduce(party))?;
     let mut run = Run {
@@ -164,16 +167,16 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
     };
     let quiet = args.ranks.quiet || comm.rank() != 0;
     let mut out = Out::new(quiet);
-    out.text(&header(plan, party, &who));
+    out.text(&header(plan, &cases, party, &who));
     let rows = &mut run.rows;
-    measure::run(plan, party, &mut |row| {
+    measure::run(plan, &cases, party, &mut |row| {
         out.text(&line(plan, &row));
         rows.push(row);
     })?;
     if comm.rank() != 0 {
         return Ok(None);
     }
-    run.about = description(plan, party, &who, &started);
+    run.about = description(plan, &cases, party, &who, &started);
     let average = run.average_bus_bandwidth();
     let passed = plan.min_busbw.map(|least| average >= least);
     out.text(&algorithms(&run.rows));
@@ -250,7 +253,7 @@ pub fn introduce(party: &Party) -> String {
     format!("{}\t{}\t{number}\t{name}", std::process::id(), machine.host)
 }
 
-fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
+fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
     let comm = &party.comm;
     let sweep = plan.repeats.sweep;
     let (step, unit) = match sweep.step {
@@ -303,6 +306,9 @@ fn header(plan: &Plan, party: &Party, who: &[String]) -> String {
     }
     if let Some(remark) = measure::remark(plan.operation, plan.calls, party.native.is_some()) {
         text += &format!("# {remark}\n");
+    }
+    for case in &cases.skipped {
+        text += &format!("# skipped {case}\n");
     }
     if events {
         text += "# Times are between events of each GPU's compute stream\n";
@@ -393,7 +399,7 @@ fn average_name(average: Average) -> &'static str {
 }
 
 /// The part of the JSON that says what ran where.
-fn description(plan: &Plan, party: &Party, who: &[String], started: &str) -> Value {
+fn description(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &str) -> Value {
     let sweep = plan.repeats.sweep;
     let devices = who.iter().enumerate().map(|(rank, line)| {
         let fields: Vec<&str> = line.split('\t').collect();
@@ -419,6 +425,7 @@ fn description(plan: &Plan, party: &Party, who: &[String], started: &str) -> Val
         "one_way": plan.one_way,
         "registered_buffers": plan.registered,
         "algo": algo_name(&plan.algo),
+        "skipped": cases.skipped,
         "devices": devices.collect::<Vec<_>>(),
     });
     match sweep.step {

@@ -33,7 +33,7 @@ pub fn check(operation: Operation, calls: Calls, transport: Transport) -> Result
             "--algo native: send_recv is no collective; take --algo auto, which uses MPI's messages",
         )),
         (Operation::Broadcast, Calls::Started) => Err(Failure::usage(
-            "--algo native: broadcast is measured blocking only; leave --calls started away",
+            "--algo native: broadcast is measured blocking only; leave --calls started and -m away",
         )),
         _ => Ok(()),
     }
@@ -47,6 +47,21 @@ pub fn library(transport: &str) -> Option<String> {
         "ucx" => collectives::transport::ucx::library().ok(),
         _ => None,
     }
+}
+
+/// What is in the way of such a call.
+#[cfg(feature = "mpi")]
+pub fn obstacle(native: &Native, call: &Call) -> Option<String> {
+    native.check(call).err().map(|e| match e {
+        collectives::Error::Argument { problem, .. } => problem,
+        e => e.to_string(),
+    })
+}
+
+/// What is in the way of such a call.
+#[cfg(not(feature = "mpi"))]
+pub fn obstacle(native: &Native, _call: &Call) -> Option<String> {
+    match *native {}
 }
 
 /// Why the library's own algorithm runs.

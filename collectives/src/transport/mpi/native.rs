@@ -68,6 +68,15 @@ impl Native {
         )
     }
 
+    /// Whether MPI has what `call` does, on elements of its type.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for 16-bit floats that are reduced, averages, and what this library gets wrong.
+    pub fn check(&self, call: &Call) -> Result<()> {
+        self.dtype(call)?;
+        self.op(call).map(drop)
+    }
+
     /// Runs `call` from `send` into `recv`, whose lengths are those of our collectives: `reduce_scatter` takes n times
     /// `count` elements and gives `count`, `all_gather` the other way round, `all_to_all` n times `count` both ways,
     /// `gather` and `scatter` n times `count` on the root, all others `count`. Where a rank has nothing to give or to
