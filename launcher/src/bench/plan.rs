@@ -29,7 +29,7 @@ impl Repeats {
     /// # Errors
     /// Sizes that cannot be read, an end below the beginning, no iterations.
     pub fn plan(args: &SweepArgs) -> Result<Self> {
-        let Sizes { begin, end, step } = Sizes::read(args)?;
+        let (begin, end, step) = sizes(args)?;
         let sweep = Sweep::new(begin, end, step).map_err(Failure::usage)?;
         Self::over(sweep, args)
     }
@@ -39,13 +39,13 @@ impl Repeats {
     /// # Errors
     /// Sizes that cannot be read, no iterations.
     pub fn of_nothing(args: &SweepArgs) -> Result<Self> {
-        Sizes::read(args)?;
+        sizes(args)?;
         Self::over(Sweep::NOTHING, args)
     }
 
     fn over(sweep: Sweep, args: &SweepArgs) -> Result<Self> {
         let count = |flag, text: &Option<String>| {
-            text.as_deref().map(|text| whole(flag, text, "a number of calls such as 100")).transpose()
+            text.as_deref().map(|text| whole(flag, text, "such as 100")).transpose()
         };
         let (iterations, warmup) = (count("-n", &args.iterations)?, count("-w", &args.warmup)?);
         if let Some(count) = iterations.filter(|count| !(1..=MOST_CALLS).contains(count)) {
@@ -88,29 +88,20 @@ impl Repeats {
     }
 }
 
-/// The sizes as they were asked for.
-struct Sizes {
-    begin: usize,
-    end: usize,
-    step: Step,
-}
-
-impl Sizes {
-    fn read(args: &SweepArgs) -> Result<Self> {
-        let bytes = |flag: &str, text: &str| {
-            human::parse_bytes(text).map_err(|e| Failure::usage(format!("{flag} {e}")))
-        };
-        let begin = bytes("-b", &args.begin)?;
-        let end = args.end.as_deref().map(|e| bytes("-e", e)).transpose()?;
-        let step = args.step.as_deref().map(|step| bytes("-i", step)).transpose()?;
-        let factor = |text: &str| whole("-f", text, "a factor such as 2; -i takes a step in bytes");
-        // As nccl-tests: a factor above 1 goes before a step in bytes.
-        let step = match (step, args.factor.as_deref().map(factor).transpose()?) {
-            (Some(step), None | Some(0 | 1)) => Step::Bytes(step),
-            (_, factor) => Step::Factor(factor.unwrap_or(4)),
-        };
-        Ok(Sizes { begin, end: end.unwrap_or(begin.max(64 << 20)), step })
-    }
+/// First and last size and the step between, as they were asked for.
+fn sizes(args: &SweepArgs) -> Result<(usize, usize, Step)> {
+    let bytes =
+        |flag: &str, text: &str| human::parse_bytes(text).map_err(|e| Failure::usage(format!("{flag} {e}")));
+    let begin = bytes("-b", &args.begin)?;
+    let end = args.end.as_deref().map(|e| bytes("-e", e)).transpose()?;
+    let step = args.step.as_deref().map(|step| bytes("-i", step)).transpose()?;
+    let factor = |text: &str| whole("-f", text, "such as 2; -i takes a step in bytes");
+    // As nccl-tests: a factor above 1 goes before a step in bytes.
+    let step = match (step, args.factor.as_deref().map(factor).transpose()?) {
+        (Some(step), None | Some(0 | 1)) => Step::Bytes(step),
+        (_, factor) => Step::Factor(factor.unwrap_or(4)),
+    };
+    Ok((begin, end.unwrap_or(begin.max(64 << 20)), step))
 }
 
 /// Which ranks are roots in turn.
@@ -186,7 +177,7 @@ impl Plan {
                     Failure::usage(format!("-r {text}: the root is a rank such as 0, or all"))
                 })?),
             };
-        let aggregate = whole("-m", &args.aggregate, "a number of calls in flight, from 1 to 1024")?;
+        let aggregate = whole("-m", &args.aggregate, "from 1 to 1024")?;
         if aggregate == 0 || aggregate > 1024 {
             return Err(Failure::usage(format!("-m {aggregate}: 1 to 1024 calls can be in flight")));
         }
@@ -196,7 +187,7 @@ impl Plan {
                 operation.name()
             )));
         }
-        let cycles = whole("-N", &args.cycles, "a number of sweeps of at least 1")?;
+        let cycles = whole("-N", &args.cycles, "at least 1")?;
         if cycles == 0 {
             return Err(Failure::usage(
                 "-N 0 asks nccl-tests to go on for ever, and here a run ends: give at least 1",
@@ -216,7 +207,7 @@ impl Plan {
             dtypes,
             ops,
             roots,
-            check: whole("-c", &args.check, "a number of checked calls of at least 0")?,
+            check: whole("-c", &args.check, "at least 0")?,
             average: *choice(
                 "-a",
                 &args.average,
@@ -317,9 +308,9 @@ fn algo(text: &str) -> Result<Algo> {
     }
 }
 
-/// A whole number; `what` says which.
-fn whole(flag: &str, text: &str, what: &str) -> Result<usize> {
-    text.parse().map_err(|_| Failure::usage(format!("{flag} {text}: give {what}, which is a whole number")))
+/// A whole number; `which` says what would work.
+fn whole(flag: &str, text: &str, which: &str) -> Result<usize> {
+    text.parse().map_err(|_| Failure::usage(format!("{flag} {text}: give a whole number, {which}")))
 }
 
 fn least_bandwidth(text: &str) -> Result<f64> {
