@@ -89,9 +89,9 @@ pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
     }
 }
 
-/// A file that may be asked for, as ranks compare it.
-pub fn shown(path: Option<&Path>) -> String {
-    path.map_or("none".to_owned(), |path| path.display().to_string())
+/// Whether a file is asked for, as ranks compare it: each may give it a name of its own, and one of them writes it.
+pub fn wanted(path: Option<&Path>) -> String {
+    if path.is_some() { "given" } else { "none" }.to_owned()
 }
 
 /// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,

@@ -152,7 +152,7 @@ fn outputs(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
 fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
     let comm = &party.comm;
     let mut signature = signature(plan);
-    signature.extend(outputs(args).map(|(flag, path)| (flag, files::shown(path))));
+    signature.extend(outputs(args).map(|(flag, path)| (flag, files::wanted(path))));
     agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
     let cases = measure::cases(plan, party)?;

@@ -99,7 +99,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
         ("-d", dtype.name().to_owned()),
         ("--progress", args.progress.name().to_owned()),
         ("-t", args.tests.to_string()),
-        ("--json", files::shown(args.json.as_deref())),
+        ("--json", files::wanted(args.json.as_deref())),
     ]);
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };

@@ -73,7 +73,6 @@ pub fn check(args: &TuneArgs, world: usize) -> Result<Repeats> {
 fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Communicator) -> Result<()> {
     let mut signature = vec![("operation", "tune".to_owned())];
     signature.extend(repeats.signature());
-    signature.push(("-o", files::shown(Some(&args.out))));
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;

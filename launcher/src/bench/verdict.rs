@@ -1,13 +1,12 @@
 //! Runs that go through and are yet no success: the verdict is about what was measured, and no rank has failed.
 
+use super::native::Native;
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::Communicator;
 use collectives::bootstrap::{Identity, variables};
 use std::sync::{Mutex, PoisonError};
-
-use super::native::Native;
 
 /// What makes a run no success, if something does.
 pub type Verdict = Option<String>;
