@@ -2,14 +2,58 @@
 
 use crate::failure::{Failure, Result};
 use serde_json::Value;
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
+use std::sync::Once;
 
 /// Turns text into tokens and tokens into text.
 pub enum Tokenizer {
     /// Each byte is a token.
     Bytes,
-    /// A Hugging Face tokenizer.json, and where it came from.
-    HuggingFace(Box<tokenizers::Tokenizer>, String),
+    /// A Hugging Face tokenizer.json.
+    HuggingFace(Box<HuggingFace>),
+}
+
+/// A Hugging Face tokenizer.json.
+pub struct HuggingFace {
+    inner: tokenizers::Tokenizer,
+    /// Where it came from.
+    path: String,
+    /// One more than its largest token.
+    vocab: usize,
+}
+
+impl HuggingFace {
+    fn open(spec: &str) -> Result<Self> {
+        let refuse = |why: String| {
+            Failure::usage(format!("tokenizer '{spec}' is not a Hugging Face tokenizer.json: {why}"))
+        };
+        let opened = guarded(|| tokenizers::Tokenizer::from_file(spec)).map_err(refuse)?;
+        let mut inner = opened.map_err(|e| refuse(e.to_string()))?;
+        let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
+        if let Some(piece) = unknown_piece(&around) {
+            return Err(refuse(format!(
+                "its post_processor puts {piece} around a text, which it does not define"
+            )));
+        }
+        // A limit in the file is for batches of texts; transformers does not apply it either unless asked to.
+        inner.with_padding(None).with_truncation(None).map_err(|e| refuse(e.to_string()))?;
+        // Some settings panic at the first text. What it refuses otherwise is told with the text that it refuses.
+        let trial = |text: &str| {
+            let tokens = inner.encode_fast(text, true).map(|e| e.get_ids().to_vec()).unwrap_or_default();
+            let _ = inner.decode(&tokens, true);
+            tokens
+        };
+        guarded(|| trial("A trial of 1 line: é, 世.\n")).map_err(refuse)?;
+        // What stands around a text may be no part of the vocabulary.
+        let around = guarded(|| trial("")).map_err(refuse)?;
+        let known = inner.get_vocab(true);
+        let Some(&largest) = known.values().chain(&around).max() else {
+            return Err(refuse("its vocabulary is empty".into()));
+        };
+        Ok(HuggingFace { inner, path: spec.to_owned(), vocab: largest as usize + 1 })
+    }
 }
 
 impl Tokenizer {
@@ -21,32 +65,19 @@ impl Tokenizer {
         if spec == "bytes" {
             return Ok(Tokenizer::Bytes);
         }
-        let path = Path::new(spec);
-        if !path.is_file() {
+        if !Path::new(spec).is_file() {
             return Err(Failure::usage(format!(
                 "tokenizer '{spec}' is no file: give 'bytes' or the path of a Hugging Face tokenizer.json"
             )));
         }
-        let refuse = |why: String| {
-            Failure::usage(format!("tokenizer '{spec}' is not a Hugging Face tokenizer.json: {why}"))
-        };
-        let mut inner = tokenizers::Tokenizer::from_file(path).map_err(|e| refuse(e.to_string()))?;
-        let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
-        if let Some(piece) = unknown_piece(&around) {
-            return Err(refuse(format!(
-                "its post_processor puts {piece} around a text, which it does not define"
-            )));
-        }
-        // A limit in the file is for batches of texts; transformers does not apply it either unless asked to.
-        inner.with_padding(None).with_truncation(None).map_err(|e| refuse(e.to_string()))?;
-        Ok(Tokenizer::HuggingFace(Box::new(inner), spec.to_owned()))
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::open(spec)?)))
     }
 
     /// What to call it in reports.
     pub fn name(&self) -> &str {
         match self {
             Tokenizer::Bytes => "bytes",
-            Tokenizer::HuggingFace(_, path) => path,
+            Tokenizer::HuggingFace(t) => &t.path,
         }
     }
 
@@ -57,9 +88,9 @@ impl Tokenizer {
     pub fn file(&self) -> Result<Option<Vec<u8>>> {
         match self {
             Tokenizer::Bytes => Ok(None),
-            Tokenizer::HuggingFace(_, path) => std::fs::read(path)
+            Tokenizer::HuggingFace(t) => std::fs::read(&t.path)
                 .map(Some)
-                .map_err(|e| Failure::run(format!("cannot read tokenizer {path} again: {e}"))),
+                .map_err(|e| Failure::run(format!("cannot read tokenizer {} again: {e}", t.path))),
         }
     }
 
@@ -77,9 +108,7 @@ impl Tokenizer {
     pub fn vocab(&self) -> usize {
         match self {
             Tokenizer::Bytes => 256,
-            Tokenizer::HuggingFace(t, _) => {
-                t.get_vocab(true).values().map(|&id| id as usize + 1).max().unwrap_or(0)
-            }
+            Tokenizer::HuggingFace(t) => t.vocab,
         }
     }
 
@@ -90,9 +119,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::HuggingFace(t, path) => {
-                let encoding = t.encode_fast(text, true);
-                let encoding = encoding.map_err(|e| Failure::run(format!("tokenizer '{path}': {e}")))?;
+            Tokenizer::HuggingFace(t) => {
+                let encoding = guarded(|| t.inner.encode_fast(text, true))
+                    .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", t.path)))?;
+                let encoding = encoding.map_err(|e| Failure::run(format!("tokenizer '{}': {e}", t.path)))?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -106,11 +136,39 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().map(|&t| u8::try_from(t).unwrap_or(0xff)).collect();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
-            Tokenizer::HuggingFace(t, _) => {
-                t.decode(tokens, true).unwrap_or_else(|e| format!("(not decodable: {e})"))
+            Tokenizer::HuggingFace(t) => {
+                let text = guarded(|| t.inner.decode(tokens, true).map_err(|e| e.to_string()));
+                text.flatten().unwrap_or_else(|e| format!("(not decodable: {e})"))
             }
         }
     }
+}
+
+thread_local! {
+    /// Whether this thread's panics are caught and told as errors.
+    static CAUGHT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `work` gives; a panic of the library, which takes some files for good that it then cannot use, is an error, and
+/// nobody else tells it.
+fn guarded<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !CAUGHT.get() {
+                usual(info);
+            }
+        }));
+    });
+    CAUGHT.set(true);
+    let done = panic::catch_unwind(AssertUnwindSafe(work));
+    CAUGHT.set(false);
+    done.map_err(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str);
+        let words = words.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
+        format!("the tokenizers library panics of it ({words})")
+    })
 }
 
 /// What a template, alone or among other post-processors, puts around a single text without saying what that is: the
@@ -187,6 +245,40 @@ mod tests {
                 assert!(e.code() == 2 && e.to_string().contains(named), "{e}");
             }
         }
+    }
+
+    #[test]
+    fn what_the_library_panics_of_is_an_error() {
+        let cases = [
+            json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}),
+            json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}),
+            json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}}),
+        ];
+        for extra in cases {
+            let opened = opened(extra.clone());
+            let Err(e) = opened else { panic!("{extra} opened") };
+            assert!(e.code() == 2 && e.to_string().contains("tokenizer.json"), "{extra}: {e}");
+        }
+        // The library may or may not mind these, by the text; whatever it does, it does not end the process.
+        let nothing = json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"});
+        for extra in [json!({"normalizer": nothing}), json!({"decoder": nothing})] {
+            let told = opened(extra).and_then(|t| Ok(t.decode(&t.encode("one two é")?)));
+            assert!(told.map_or_else(|e| e.code() == 2, |text| !text.is_empty()));
+        }
+        assert!(guarded::<()>(|| panic!("of {}", 7)).is_err_and(|e| e.contains("of 7")));
+    }
+
+    #[test]
+    fn the_vocabulary_counts_what_stands_around_a_text_and_is_not_empty() {
+        let mut far = template(json!([
+            {"SpecialToken": {"id": "[B]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+        ]));
+        assert_eq!(opened(json!({"post_processor": far})).unwrap().vocab(), 4);
+        far["special_tokens"]["[B]"]["ids"] = json!([900]);
+        assert_eq!(opened(json!({"post_processor": far})).unwrap().vocab(), 901);
+        let none = json!({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}});
+        let Err(e) = opened(none) else { panic!("an empty vocabulary opened") };
+        assert!(e.code() == 2 && e.to_string().contains("vocabulary is empty"), "{e}");
     }
 
     #[test]
