@@ -214,7 +214,7 @@ fn save<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan, dir: &Path) -> Res
     let mut writer = None;
     if trainer.comm().rank() == 0 {
         let extra = plan.model.weights.as_ref().map(|w| w.token_ids().clone()).unwrap_or_default();
-        let options = SaveOptions { extra, ..SaveOptions::default() };
+        let options = SaveOptions { token_ids: extra, ..SaveOptions::default() };
         let mut new = Writer::create(dir, &plan.model.config, T::DTYPE, &options).map_err(failed)?;
         if let Some(text) = plan.tokenizer.file()? {
             new.add_file("tokenizer.json", &text).map_err(failed)?;

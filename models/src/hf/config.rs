@@ -9,6 +9,20 @@ use std::path::Path;
 /// The keys that name special tokens: kept for a saved model, of no meaning to training.
 pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
+/// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.
+const OF_BYTES: (&str, &str) = ("caravan_tokenizer", "bytes");
+
+/// What a config.json says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Parsed {
+    pub(super) config: LlamaConfig,
+    pub(super) token_ids: Map<String, Value>,
+    /// Whether the model's tokens are bytes.
+    pub(super) of_bytes: bool,
+    /// Of attention, in training.
+    pub(super) dropout: f64,
+}
+
 /// The fields of one JSON object, with errors that name file, key and what was found.
 struct Fields<'a> {
     path: &'a Path,
@@ -71,12 +85,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The shape in the text of a config.json, and its special tokens. `path` is for errors.
+/// The shape in the text of a config.json, and what else we want of it. `path` is for errors.
 ///
 /// # Errors
 /// No JSON, a missing or mistyped field, a feature that is not supported (another architecture, biases,
 /// activation, rope type, quantisation), or a shape that [`LlamaConfig::validate`] refuses; each is named.
-pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Map<String, Value>)> {
+pub(super) fn parse(path: &Path, text: &str) -> Result<Parsed> {
     let value: Value = serde_json::from_str(text)
         .map_err(|e| Error::format(path, format!("not a Hugging Face configuration: {e}")))?;
     let map = value
@@ -93,6 +107,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Map<String,
         None => LlamaConfig::default_head_dim(hidden, heads).map_err(at)?,
     };
     // The defaults are those of transformers' LlamaConfig.
+    let context = fields.size("max_position_embeddings")?.unwrap_or(2048);
     let config = LlamaConfig {
         hidden,
         layers: fields.required_size("num_hidden_layers")?,
@@ -101,14 +116,18 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Map<String,
         head_dim,
         ffn: fields.required_size("intermediate_size")?,
         vocab: fields.required_size("vocab_size")?,
-        context: fields.size("max_position_embeddings")?.unwrap_or(2048),
-        rope: parse_rope(&fields)?,
+        context,
+        rope: parse_rope(&fields, context)?,
         norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
         tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
     };
     config.validate().map_err(at)?;
-    let ids = TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect();
-    Ok((config, ids))
+    Ok(Parsed {
+        config,
+        token_ids: TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect(),
+        of_bytes: map.get(OF_BYTES.0).is_some_and(|tokenizer| tokenizer == OF_BYTES.1),
+        dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
+    })
 }
 
 /// Refuses everything that would change the computation and that we do not compute.
@@ -118,14 +137,15 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
     if let Some(value) = architectures {
         let names: Option<Vec<&str>> =
             value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
-        if names.as_deref() != Some(&["LlamaForCausalLM"]) {
+        // transformers writes an empty list for a configuration that no model was made of.
+        if !matches!(names.as_deref(), Some([] | ["LlamaForCausalLM"])) {
             return Err(fields.wrong("architectures", value, only));
         }
     }
     match fields.text("model_type")? {
         Some("llama") => {}
         Some(other) => return Err(fields.wrong("model_type", &json!(other), only)),
-        None if architectures.is_some() => {}
+        None if architectures.is_some_and(|names| *names != json!([])) => {}
         None => {
             let problem = format!("neither architectures nor model_type is given: {only}");
             return Err(Error::format(fields.path, problem));
@@ -142,11 +162,6 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
             return Err(fields.wrong("hidden_act", &json!(other), "only silu (SwiGLU) is supported"));
         }
     }
-    if let Some(rate) = fields.number("attention_dropout")?
-        && rate != 0.0
-    {
-        return Err(fields.wrong("attention_dropout", &json!(rate), "dropout is not supported, only 0"));
-    }
     if fields.get("quantization_config").is_some() {
         let problem =
             "quantization_config is given: quantised weights are not supported, only f32, f16 and bf16";
@@ -156,14 +171,14 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
 }
 
 /// Both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
-fn parse_rope(fields: &Fields<'_>) -> Result<Rope> {
+fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
     let theta = fields.number("rope_theta")?;
     let old = match fields.object("rope_scaling")? {
-        Some(map) => Some(parse_rope_object(fields, "rope_scaling.", map, theta)?),
+        Some(map) => Some(parse_rope_object(fields, "rope_scaling.", map, theta, context)?),
         None => None,
     };
     let new = match fields.object("rope_parameters")? {
-        Some(map) => Some(parse_rope_object(fields, "rope_parameters.", map, theta)?),
+        Some(map) => Some(parse_rope_object(fields, "rope_parameters.", map, theta, context)?),
         None => None,
     };
     match (old, new) {
@@ -182,7 +197,9 @@ fn parse_rope_object(
     inside: &str,
     map: &Map<String, Value>,
     outer_theta: Option<f64>,
+    context: usize,
 ) -> Result<Rope> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
     let fields = Fields { path: outer.path, inside, map };
     if let Some(part) = fields.number("partial_rotary_factor")?
         && part != 1.0
@@ -205,7 +222,8 @@ fn parse_rope_object(
             factor: required("factor")?,
             low_freq_factor: required("low_freq_factor")?,
             high_freq_factor: required("high_freq_factor")?,
-            original_context: fields.required_size("original_max_position_embeddings")?,
+            // As in transformers 5: beside the object, or the context itself.
+            original_context: fields.size(ORIGINAL)?.or(outer.size(ORIGINAL)?).unwrap_or(context),
         },
         Some(other) => {
             let wanted = "only default, linear and llama3 are supported";
@@ -215,8 +233,13 @@ fn parse_rope_object(
     Ok(Rope { theta: fields.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA), scaling })
 }
 
-/// A config.json that transformers 4 and 5 both read (so in the older spelling), with `extra` keys.
-pub(super) fn render(config: &LlamaConfig, dtype: DType, extra: &Map<String, Value>) -> String {
+/// A config.json that transformers 4 and 5 both read (so in the older spelling), with the keys of special tokens.
+pub(super) fn render(
+    config: &LlamaConfig,
+    dtype: DType,
+    token_ids: &Map<String, Value>,
+    of_bytes: bool,
+) -> String {
     let scaling = match config.rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "type": "linear", "factor": factor}),
@@ -260,7 +283,10 @@ pub(super) fn render(config: &LlamaConfig, dtype: DType, extra: &Map<String, Val
         "vocab_size": config.vocab,
     });
     if let Some(map) = value.as_object_mut() {
-        map.extend(extra.iter().map(|(k, v)| (k.clone(), v.clone())));
+        map.extend(token_ids.iter().map(|(k, v)| (k.clone(), v.clone())));
+        if of_bytes {
+            map.insert(OF_BYTES.0.into(), json!(OF_BYTES.1));
+        }
     }
     format!("{value:#}\n")
 }
@@ -279,7 +305,7 @@ mod tests {
     }
 
     fn config(changes: Value) -> LlamaConfig {
-        parse(Path::new("config.json"), &with(changes)).unwrap().0
+        parse(Path::new("config.json"), &with(changes)).unwrap().config
     }
 
     fn refusal(changes: Value) -> String {
@@ -324,6 +350,32 @@ mod tests {
     }
 
     #[test]
+    fn llama3_s_first_context_may_lie_beside_its_object_or_be_the_context() {
+        let l3 =
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+        let first = |changes: Value| match config(changes).rope.scaling {
+            RopeScaling::Llama3 { original_context, .. } => original_context,
+            other => panic!("{other:?}"),
+        };
+        let beside = |original: Option<usize>| {
+            json!({
+                "rope_parameters": l3, "max_position_embeddings": 4096,
+                "original_max_position_embeddings": original,
+            })
+        };
+        assert_eq!((first(beside(Some(512))), first(beside(None))), (512, 4096));
+    }
+
+    #[test]
+    fn an_empty_list_of_architectures_and_dropout_are_accepted() {
+        let plain = config(json!({}));
+        assert_eq!(config(json!({"architectures": []})), plain);
+        let text = with(json!({"attention_dropout": 0.1}));
+        let parsed = parse(Path::new("config.json"), &text).unwrap();
+        assert_eq!((parsed.config, parsed.dropout), (plain, 0.1));
+    }
+
+    #[test]
     fn what_is_not_supported_is_named() {
         let cases = [
             (json!({"architectures": ["MistralForCausalLM"]}), "MistralForCausalLM"),
@@ -333,7 +385,7 @@ mod tests {
             (json!({"attention_bias": true}), "attention_bias"),
             (json!({"mlp_bias": true}), "mlp_bias"),
             (json!({"hidden_act": "gelu"}), "gelu"),
-            (json!({"attention_dropout": 0.1}), "attention_dropout"),
+            (json!({"architectures": [], "model_type": null}), "neither architectures nor model_type"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
             (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "yarn"),
             (json!({"rope_parameters": {"rope_type": "dynamic"}}), "dynamic"),
@@ -372,7 +424,7 @@ mod tests {
             "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
             "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256,
         });
-        let (config, _) = parse(Path::new("c"), &published.to_string()).unwrap();
+        let config = parse(Path::new("c"), &published.to_string()).unwrap().config;
         assert_eq!(config, LlamaConfig::preset("llama-3.2-1b").unwrap());
         let published = json!({
             "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
@@ -382,7 +434,7 @@ mod tests {
             "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16",
             "transformers_version": "4.31.0.dev0", "use_cache": true, "vocab_size": 32000,
         });
-        let (config, _) = parse(Path::new("c"), &published.to_string()).unwrap();
+        let config = parse(Path::new("c"), &published.to_string()).unwrap().config;
         assert_eq!(config, LlamaConfig::preset("llama-2-7b").unwrap());
     }
 
@@ -391,12 +443,15 @@ mod tests {
         for name in LlamaConfig::PRESETS {
             let config = LlamaConfig::preset(name).unwrap();
             let ids = json!({"bos_token_id": 1, "eos_token_id": [2, 3]}).as_object().unwrap().clone();
-            let text = render(&config, DType::Bf16, &ids);
-            assert_eq!(parse(Path::new("c"), &text), Ok((config, ids)), "{text}");
+            for of_bytes in [false, true] {
+                let text = render(&config, DType::Bf16, &ids, of_bytes);
+                let all = Parsed { config: config.clone(), token_ids: ids.clone(), of_bytes, dropout: 0.0 };
+                assert_eq!(parse(Path::new("c"), &text), Ok(all), "{text}");
+            }
         }
         let linear = Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.5 } };
         let config = LlamaConfig { rope: linear, head_dim: 6, ..LlamaConfig::preset("nano").unwrap() };
-        let text = render(&config, DType::F32, &Map::new());
-        assert_eq!(parse(Path::new("c"), &text).unwrap().0, config);
+        let text = render(&config, DType::F32, &Map::new(), false);
+        assert_eq!(parse(Path::new("c"), &text).unwrap().config, config);
     }
 }

@@ -3,7 +3,8 @@
 //! Weights are read with positioned reads, not mapped: the same page cache serves all ranks of a machine, and a
 //! file that shrinks or a disk that fails meanwhile is an error instead of a SIGBUS.
 
-use super::config;
+use super::config::{self, Parsed};
+use super::save::COMPANIONS;
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::unit::TensorSpec;
@@ -35,6 +36,8 @@ pub struct Checkpoint {
     dir: PathBuf,
     config: LlamaConfig,
     token_ids: Map<String, Value>,
+    of_bytes: bool,
+    dropout: f64,
     files: Vec<(PathBuf, File)>,
     tensors: HashMap<String, Stored>,
 }
@@ -70,19 +73,22 @@ impl Checkpoint {
                 "has no config.json: a Hugging Face model directory has one, with model.safetensors";
             return Err(Error::format(dir, problem));
         }
-        let (config, token_ids) = config::parse(&path, &read_text(&path)?)?;
-        let mut checkpoint =
-            Checkpoint { dir: dir.to_owned(), config, token_ids, files: vec![], tensors: HashMap::new() };
+        let Parsed { config, token_ids, of_bytes, dropout } = config::parse(&path, &read_text(&path)?)?;
+        let mut checkpoint = Checkpoint {
+            dir: dir.to_owned(),
+            config,
+            token_ids,
+            of_bytes,
+            dropout,
+            files: vec![],
+            tensors: HashMap::new(),
+        };
         if dir.join(SINGLE).exists() {
             checkpoint.add_file(SINGLE)?;
         } else if dir.join(INDEX).exists() {
             checkpoint.add_indexed()?;
         } else {
-            return Err(Error::format(
-                dir,
-                "has neither model.safetensors nor model.safetensors.index.json: other formats are not read, \
-                 save_pretrained(…, safe_serialization=True) writes these",
-            ));
+            return Err(Error::format(dir, without_weights(dir)));
         }
         checkpoint.check_weights()?;
         Ok(checkpoint)
@@ -101,6 +107,29 @@ impl Checkpoint {
     /// `bos_token_id`, `eos_token_id` and `pad_token_id` as config.json has them, for a model saved from this one.
     pub fn token_ids(&self) -> &Map<String, Value> {
         &self.token_ids
+    }
+
+    /// Whether it was saved as a model whose tokens are bytes.
+    pub fn of_bytes(&self) -> bool {
+        self.of_bytes
+    }
+
+    /// The dropout of attention that its training had.
+    pub fn dropout(&self) -> f64 {
+        self.dropout
+    }
+
+    /// The files beside weights and config.json that belong to a model and are here, by name.
+    ///
+    /// # Errors
+    /// One that cannot be read.
+    pub fn companions(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let here = COMPANIONS.into_iter().map(|name| (name, self.dir.join(name)));
+        let read = |(name, path): (_, PathBuf)| match std::fs::read(&path) {
+            Ok(content) => Ok((name, content)),
+            Err(e) => Err(Error::system("read", &path, e)),
+        };
+        here.filter(|(_, path)| path.is_file()).map(read).collect()
     }
 
     /// The type in which a weight is stored.
@@ -264,6 +293,22 @@ impl Checkpoint {
     }
 }
 
+/// What to say of a directory without weights that are read.
+fn without_weights(dir: &Path) -> &'static str {
+    let others = ["bin", "pt", "pth", "gguf", "h5", "msgpack"];
+    let other = |path: PathBuf| path.extension().is_some_and(|e| others.iter().any(|o| e == *o));
+    match std::fs::read_dir(dir).into_iter().flatten().flatten().any(|entry| other(entry.path())) {
+        true => {
+            "has neither model.safetensors nor model.safetensors.index.json: other formats are not read, \
+             save_pretrained(…, safe_serialization=True) writes these"
+        }
+        false => {
+            "has a config.json and no weights: model.safetensors, or model.safetensors.index.json and the files that \
+             it lists, have to be downloaded to it too"
+        }
+    }
+}
+
 /// The first few of `names` in order, and how many more there are; none when there are none.
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
     let names: BTreeSet<&str> = names.collect();
@@ -302,6 +347,13 @@ fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
     };
     let mut length = [0u8; 8];
     read(&mut length, 0)?;
+    // "version https://git-lfs.github.com/spec/v1", and no safetensors file has a header of so many bytes.
+    if &length == b"version " {
+        return Err(Error::format(
+            path,
+            "a pointer that git-lfs left in the place of the weights: 'git lfs pull' in its directory fetches them",
+        ));
+    }
     let length = u64::from_le_bytes(length);
     if length > HEADER_LIMIT || length > len - 8 {
         return Err(problem(format!("it has {len} bytes and announces a header of {length}")));

@@ -21,10 +21,19 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files beside weights and config that a model directory may have; a directory with any other file is not ours
-/// to replace.
-const COMPANIONS: [&str; 4] =
-    ["generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"];
+/// Files beside weights and config.json that a model directory may have, as transformers writes them; a directory with
+/// any other file is not ours to replace.
+pub(super) const COMPANIONS: [&str; 9] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
 /// Elements converted and written at once.
 const CHUNK: usize = 256 << 10;
 
@@ -33,14 +42,16 @@ const CHUNK: usize = 256 << 10;
 pub struct SaveOptions {
     /// Weights above this many bytes go to several files with an index; 5 GB, as transformers long had it.
     pub file_limit: u64,
-    /// Further keys of config.json, such as [`Checkpoint::token_ids`](super::Checkpoint::token_ids) of the model
-    /// that was trained on.
-    pub extra: Map<String, Value>,
+    /// Special tokens, such as [`Checkpoint::token_ids`](super::Checkpoint::token_ids) of the model that was trained
+    /// on.
+    pub token_ids: Map<String, Value>,
+    /// Whether the model's tokens are bytes.
+    pub of_bytes: bool,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { file_limit: 5_000_000_000, extra: Map::new() }
+        SaveOptions { file_limit: 5_000_000_000, token_ids: Map::new(), of_bytes: false }
     }
 }
 
@@ -89,7 +100,7 @@ impl Writer {
             target,
             dtype,
             plan,
-            config: config::render(config, dtype, &options.extra),
+            config: config::render(config, dtype, &options.token_ids, options.of_bytes),
             total,
             written: 0,
             file: None,
@@ -133,8 +144,7 @@ impl Writer {
         self.advance(values.len())
     }
 
-    /// Adds a companion file, such as the tokenizer: `tokenizer.json`, `tokenizer_config.json`,
-    /// `special_tokens_map.json` or `generation_config.json`.
+    /// Adds a companion file, such as `tokenizer.json` or `generation_config.json`.
     ///
     /// # Errors
     /// Another name, or the system's refusal.
@@ -332,6 +342,30 @@ struct Staging {
     nameless: Vec<(String, File)>,
     /// Where files have their names; not before the end, if the file system has nameless ones.
     dir: Option<Dir>,
+    /// After all that is in them.
+    parents: Parents,
+}
+
+/// Directories that were made for the destination to be in, the innermost first; they go again unless it came.
+struct Parents(Vec<PathBuf>);
+
+impl Parents {
+    fn create(parent: &Path) -> Result<Self> {
+        let missing = parent.ancestors().take_while(|dir| !dir.exists()).map(Path::to_owned).collect();
+        // Also of a creation that fails half-way.
+        let parents = Parents(missing);
+        fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
+        Ok(parents)
+    }
+}
+
+impl Drop for Parents {
+    fn drop(&mut self) {
+        // One that somebody uses meanwhile is not empty and stays.
+        for dir in &self.0 {
+            let _ = fs::remove_dir(dir);
+        }
+    }
 }
 
 /// A temporary directory, removed when dropped unless it took the destination's place, and its lock.
@@ -342,10 +376,9 @@ struct Dir {
 
 impl Staging {
     fn create(target: &Path) -> Result<Self> {
-        let parent = parent(target);
-        fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
+        let parents = Parents::create(parent(target))?;
         remove_unfinished(target);
-        Ok(Staging { target: target.to_owned(), nameless: vec![], dir: None })
+        Ok(Staging { target: target.to_owned(), nameless: vec![], dir: None, parents })
     }
 
     fn dir(&mut self) -> Result<&Path> {
@@ -416,6 +449,7 @@ impl Staging {
             }
             fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))?;
         }
+        self.parents.0.clear();
         sync_dir(parent(target))?;
         // After an exchange the old model lies where we were, and goes when `self` drops.
         Ok(())

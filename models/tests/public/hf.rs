@@ -44,6 +44,10 @@ fn save(dir: &Path, config: &LlamaConfig, dtype: DType, options: &SaveOptions, s
     writer.finish()
 }
 
+fn fill(writer: &mut Writer, seed: u64) {
+    tensors(&tiny()).iter().for_each(|spec| writer.add(&spec.name, &values(spec, seed)).unwrap());
+}
+
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -201,7 +205,13 @@ fn a_wrong_directory_or_index_is_named() {
     assert!(refusal(home.path()).contains("has no config.json"));
 
     let (_home, dir) = saved(&tiny());
-    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    let weights = dir.join("model.safetensors");
+    fs::write(&weights, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n").unwrap();
+    let text = refusal(&dir);
+    assert!(text.contains("model.safetensors: a pointer") && text.contains("'git lfs pull'"), "{text}");
+    fs::remove_file(weights).unwrap();
+    assert!(refusal(&dir).contains("has a config.json and no weights"));
+    fs::write(dir.join("pytorch_model.bin"), "").unwrap();
     assert!(refusal(&dir).contains("has neither model.safetensors nor"));
 
     let sharded = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -326,9 +336,7 @@ fn weights_come_in_order_and_whole() {
     let text = create().finish().unwrap_err().to_string();
     assert!(text.contains("model.embed_tokens.weight is not complete: 0 of 88"), "{text}");
     let mut writer = create();
-    for spec in tensors(&tiny()) {
-        writer.add(&spec.name, &values(&spec, 1)).unwrap();
-    }
+    fill(&mut writer, 1);
     assert!(writer.add("lm_head.weight", &[0.0f32]).is_err());
     assert!(writer.add_file("../evil", b"").is_err());
     writer.add_file("tokenizer.json", b"{}").unwrap();
@@ -336,6 +344,34 @@ fn weights_come_in_order_and_whole() {
     assert_eq!(names(&dir), ["config.json", "model.safetensors", "tokenizer.json"]);
     assert!(Writer::create(&dir, &tiny(), DType::I32, &SaveOptions::default()).is_err());
     assert_eq!(names(home.path()), ["m"]);
+}
+
+#[test]
+fn what_transformers_writes_beside_a_model_is_replaced_and_carried() {
+    let (_home, dir) = saved(&tiny());
+    let beside = ["added_tokens.json", "chat_template.jinja", "generation_config.json", "tokenizer.model"];
+    beside.iter().for_each(|name| fs::write(dir.join(name), name).unwrap());
+    let companions = Checkpoint::open(&dir).unwrap().companions().unwrap();
+    assert_eq!(companions, beside.map(|name| (name, name.as_bytes().to_vec())));
+    let mut writer = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
+    fill(&mut writer, 2);
+    companions[..3].iter().for_each(|(name, content)| writer.add_file(name, content).unwrap());
+    writer.finish().unwrap();
+    assert_eq!(names(&dir), [&beside[..2], &["config.json"], &beside[2..3], &["model.safetensors"]].concat());
+    check_content(&dir, &tiny(), 2, |x| x);
+}
+
+#[test]
+fn a_failed_save_leaves_no_parents_that_it_made() {
+    let home = tempfile::tempdir().unwrap();
+    let create =
+        || Writer::create(home.path().join("a/b/m"), &tiny(), DType::F32, &SaveOptions::default()).unwrap();
+    create().finish().unwrap_err();
+    assert!(names(home.path()).is_empty());
+    let writer = create();
+    fs::write(home.path().join("a/notes"), "somebody's").unwrap();
+    drop(writer);
+    assert_eq!(names(&home.path().join("a")), ["notes"]);
 }
 
 #[test]
@@ -392,9 +428,7 @@ fn only_model_directories_are_replaced() {
 
     // Something else appeared while the model was being written.
     let mut writer = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
-    for spec in tensors(&tiny()) {
-        writer.add(&spec.name, &values(&spec, 2)).unwrap();
-    }
+    fill(&mut writer, 2);
     fs::write(dir.join("notes.txt"), "x").unwrap();
     assert!(writer.finish().unwrap_err().to_string().contains("notes.txt"));
     check_content(&dir, &tiny(), 1, |x| x);
