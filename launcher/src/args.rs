@@ -24,7 +24,7 @@ pub enum Command {
     Eval(EvalArgs),
     /// Measure collectives, their overlap with computation, and what suits this machine.
     Bench(Box<crate::bench::BenchArgs>),
-    /// Turn text into a token file that train and eval map instead of reading.
+    /// Turn text into a token file, made once for every train and eval.
     Tokenize(TokenizeArgs),
     /// Print a Slurm script that runs a command on several nodes.
     Sbatch(SbatchArgs),
@@ -223,14 +223,16 @@ pub struct RankArgs {
   caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned")]
 pub struct TrainArgs {
     /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, or a Hugging Face directory whose
-    /// weights are loaded.
+    /// weights are loaded (./nano, if it has the name of a shape).
     #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
     pub model: String,
-    /// Text files, token files, directories (their .rs, .md and .txt files), or 'random' for uniform random
-    /// tokens [default: the .rs, .md and .txt files under the current directory].
+    /// Text files, token files, directories (their .rs, .md and .txt files, or else token files named .bin), or
+    /// 'random' for uniform random tokens [default: the .rs, .md and .txt files of at most 1 MiB under the current
+    /// directory].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes].
+    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
+    /// model with a larger vocabulary that was not trained on bytes has to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<String>,
     /// Ranks and how they talk.
@@ -304,6 +306,9 @@ pub struct TrainArgs {
     /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only [default: 500].
     #[arg(long, value_name = "N")]
     pub eval_every: Option<usize>,
+    /// Tokens of an evaluation, the first of those held out; the one at the end takes all of them.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    pub eval_tokens: usize,
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 with --order sequential].
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub val_fraction: Option<f64>,
@@ -334,10 +339,11 @@ pub struct EvalArgs {
     /// A Hugging Face directory, such as train --save wrote.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Text files, token files or directories (their .rs, .md and .txt files).
+    /// Text files, token files or directories (their .rs, .md and .txt files, or else token files named .bin).
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
-    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes].
+    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
+    /// model with a larger vocabulary that was not trained on bytes has to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<String>,
     /// Ranks and how they talk.
@@ -352,7 +358,7 @@ pub struct EvalArgs {
     /// Sequences per rank and batch. The bits of the result do not depend on them, nor on --ranks and --threads.
     #[arg(long, value_name = "B", default_value_t = 8)]
     pub micro_batch: usize,
-    /// Tokens of a sequence [default: the model's context, at most 1024].
+    /// Tokens of a sequence; the last may be shorter [default: the model's context, at most 1024].
     #[arg(long, value_name = "T")]
     pub seq: Option<usize>,
     /// Print one JSON object with every digit.

@@ -9,7 +9,7 @@ use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,69 @@ const RANDOM: &str = "random";
 const RANDOM_TOKENS: &str = "random tokens";
 /// What is no text is refused with this.
 const TAKES: &str = "--data takes UTF-8 text, or token files made by 'caravan tokenize' or for llm.c";
-/// Ranks find here the descriptor of the tokens that their parent made from text.
+/// Ranks find here the descriptor of the tokens that their parent made from text, and what it calls them.
 const HANDED: &str = "CARAVAN_TOKENS_FD";
 
 /// Whether `--data` asks for random tokens.
 pub fn is_random(paths: &[PathBuf]) -> bool {
     paths == [Path::new(RANDOM)]
+}
+
+/// What `--data` names.
+pub enum Input {
+    /// Text files.
+    Text {
+        /// Which.
+        files: Vec<PathBuf>,
+        /// What cannot be read of a corpus that nobody named, and is left out; None where all was asked for.
+        left_out: Option<Vec<PathBuf>>,
+    },
+    /// Token files.
+    Tokens(Vec<PathBuf>),
+    /// What the parent of this rank made of text, and what it calls it.
+    Handed(String, String),
+}
+
+impl Input {
+    /// Files and directories in the order given; with none, the text below the current directory. All must be text
+    /// or all token files.
+    ///
+    /// # Errors
+    /// A path that cannot be read, or is neither text nor tokens.
+    pub fn find(paths: &[PathBuf]) -> Result<Self> {
+        if paths.len() > 1 && paths.iter().any(|p| p.as_path() == Path::new(RANDOM)) {
+            return Err(Failure::usage("--data random stands alone: random tokens do not mix with files"));
+        }
+        if let Ok(handed) = std::env::var(HANDED)
+            && let Some((descriptor, about)) = handed.split_once(' ')
+        {
+            return Ok(Input::Handed(format!("/proc/self/fd/{descriptor}"), about.to_owned()));
+        }
+        if paths.is_empty() {
+            let mut left_out = Vec::new();
+            let files = text::corpus_below(Path::new("."), &mut left_out)?;
+            return Ok(Input::Text { files, left_out: Some(left_out) });
+        }
+        let files = list(paths)?;
+        let mut tokenised = Vec::new();
+        for file in &files {
+            let looks = TokenFile::looks_like(file);
+            tokenised.push(looks.map_err(|e| Failure::usage(format!("--data {e}; {TAKES}")))?);
+        }
+        match tokenised.iter().position(|&tokens| !tokens) {
+            None => Ok(Input::Tokens(files)),
+            Some(_) if !tokenised.contains(&true) => Ok(Input::Text { files, left_out: None }),
+            Some(odd) => Err(Failure::usage(format!(
+                "--data has both token files and text ({}): 'caravan tokenize' makes a token file of text",
+                files[odd].display()
+            ))),
+        }
+    }
+
+    /// Whether it is text, so that a tokenizer has to be known.
+    pub fn is_text(&self) -> bool {
+        !matches!(self, Input::Tokens(_))
+    }
 }
 
 /// The tokens of a run and what they were made from.
@@ -37,7 +94,7 @@ pub struct Feed {
     about: Option<String>,
     /// What was read.
     files: Vec<PathBuf>,
-    /// Tokens that were made from text: ranks map them instead of making them again.
+    /// Tokens that were made from text: ranks read these instead of making them again, of text that may have changed.
     made: Option<File>,
 }
 
@@ -48,47 +105,40 @@ impl Feed {
         Feed { train: 0..len, held_out: len..len, tokens, about: None, files: vec![], made: None }
     }
 
-    /// Files and directories in the order given; with none, the text below the current directory. All must be text
-    /// or all token files. `vocab` is the model's.
+    /// The tokens of `input`, of text by `tokenizer`. `vocab` is the model's.
     ///
     /// # Errors
-    /// A path that cannot be read, is empty, or is neither text nor tokens.
-    pub fn open(paths: &[PathBuf], tokenizer: &Tokenizer, vocab: usize) -> Result<Self> {
-        if paths.len() > 1 && paths.iter().any(|p| p.as_path() == Path::new(RANDOM)) {
-            return Err(Failure::usage("--data random stands alone: random tokens do not mix with files"));
-        }
-        let files = list(paths)?;
-        let mut tokenised = Vec::new();
-        for file in &files {
-            tokenised.push(TokenFile::looks_like(file).map_err(Failure::usage)?);
-        }
-        let (about, sources, made) = match (tokenised.iter().all(|&t| t), tokenised.iter().any(|&t| t)) {
-            (true, _) => {
+    /// What cannot be read, is empty, is neither text nor tokens, or has tokens that the model does not know.
+    pub fn open(input: Input, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Self> {
+        let tokenizer = tokenizer.unwrap_or(&Tokenizer::Bytes);
+        let (about, files, sources, made) = match input {
+            Input::Tokens(files) => {
                 let open = |file: &PathBuf| TokenFile::open(file).map(Source::File).map_err(Failure::usage);
-                (named(&files, "token file"), files.iter().map(open).collect::<Result<_>>()?, None)
+                let sources = files.iter().map(open).collect::<Result<_>>()?;
+                (named(&files, "token file"), files, sources, None)
             }
-            (false, true) => {
-                let odd =
-                    files.iter().zip(&tokenised).find(|(_, t)| !**t).map(|(f, _)| f.display().to_string());
-                return Err(Failure::usage(format!(
-                    "--data has both token files and text ({}): 'caravan tokenize' makes a token file of text",
-                    odd.unwrap_or_default()
-                )));
+            Input::Text { mut files, mut left_out } => {
+                let made = make(&mut files, &mut left_out, tokenizer)?;
+                let path = format!("/proc/self/fd/{}", made.as_raw_fd());
+                let about = named(&files, "text file") + &aside(&left_out.unwrap_or_default());
+                (about, files, vec![made_source(&path, tokenizer)?], Some(made))
             }
-            (false, false) => {
-                let (sources, made) = text_sources(&files, tokenizer)?;
-                (named(&files, "text file"), sources, made)
-            }
+            Input::Handed(path, about) => (about, vec![], vec![made_source(&path, tokenizer)?], None),
         };
         let tokens = Tokens::new(sources, vocab);
         if tokens.is_empty() {
-            return Err(Failure::usage(format!(
-                "the data are empty: {} with no tokens",
-                named(&files, "file")
-            )));
+            return Err(Failure::usage(format!("the data are empty: {about} with no tokens")));
         }
         let len = tokens.len();
         Ok(Feed { tokens, train: 0..len, held_out: len..len, about: Some(about), files, made })
+    }
+
+    /// Finds tokens that the model does not know before they are met in the midst of a run.
+    ///
+    /// # Errors
+    /// The first, with its place.
+    pub fn check_tokens(&self) -> Result<()> {
+        self.tokens.check().map_err(Failure::usage)
     }
 
     /// Holds out the last `fraction` of the tokens for validation.
@@ -109,10 +159,19 @@ impl Feed {
             false => Ok(()),
             true => Err(Failure::usage(format!(
                 "--val-fraction {fraction} holds out {} of {} tokens, less than one sequence of {length} and its \
-                 next token: give more data, a shorter --seq, or --val-fraction 0",
+                 next token: give {}, a shorter --seq, or --val-fraction 0",
                 self.held_out.len(),
-                self.tokens.len()
+                self.tokens.len(),
+                self.more()
             ))),
+        }
+    }
+
+    /// What gives more of them: random tokens are as many as the steps take.
+    pub fn more(&self) -> &'static str {
+        match self.about {
+            None => "more --steps",
+            Some(_) => "more --data",
         }
     }
 
@@ -136,17 +195,23 @@ impl Feed {
         Windows::new(self.held_out.clone(), length).ok()
     }
 
-    /// Windows over all tokens.
+    /// Windows over all tokens, a shorter one over fewer than that.
     ///
     /// # Errors
-    /// Fewer tokens than one window.
+    /// A single token, after which none comes.
     pub fn windows(&self, length: usize) -> Result<Windows> {
-        Windows::new(0..self.tokens.len(), length).map_err(Failure::usage)
+        match self.tokens.len() {
+            1 => {
+                Err(Failure::usage("the data have one token, and none after it to predict: give more --data"))
+            }
+            len => Windows::new(0..len, length.min(len - 1)).map_err(Failure::usage),
+        }
     }
 
     /// The environment variable by which ranks find the tokens that were made from text.
     pub fn handover(&self) -> Option<(&'static str, String)> {
-        self.made.as_ref().map(|file| (HANDED, file.as_raw_fd().to_string()))
+        let about = self.about.as_deref().unwrap_or_default();
+        self.made.as_ref().map(|file| (HANDED, format!("{} {about}", file.as_raw_fd())))
     }
 
     /// A phrase such as `1.2M tokens of 34 text files, 0.12M of them held out`.
@@ -194,9 +259,6 @@ impl Feed {
 /// # Errors
 /// A path where nothing is, also where it is the word for random tokens, for which nobody comes here.
 pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    if paths.is_empty() {
-        return text::files_below(Path::new("."));
-    }
     let mut files = Vec::new();
     for path in paths {
         match path.is_dir() {
@@ -225,42 +287,68 @@ fn named(files: &[PathBuf], kind: &str) -> String {
     }
 }
 
-/// Text as tokens: bytes are mapped as they lie, other tokens are made once and handed to the ranks.
-fn text_sources(files: &[PathBuf], tokenizer: &Tokenizer) -> Result<(Vec<Source>, Option<File>)> {
-    if let Tokenizer::Bytes = tokenizer {
-        let mut sources = Vec::new();
-        for file in files {
-            let mapped = TokenFile::open_bytes(file).map_err(Failure::usage)?;
-            text::check(file, mapped.bytes(), TAKES)?;
-            sources.push(Source::File(mapped));
-        }
-        return Ok((sources, None));
+/// ` (without 2 that cannot be read or are no UTF-8, a/latin1.txt first)`, or nothing.
+fn aside(left_out: &[PathBuf]) -> String {
+    match left_out {
+        [] => String::new(),
+        [first, ..] => format!(
+            " (without {} that cannot be read or are no UTF-8, {} first)",
+            left_out.len(),
+            first.display()
+        ),
     }
-    if let Ok(fd) = std::env::var(HANDED) {
-        let path = format!("/proc/self/fd/{fd}");
-        return Ok((vec![Source::File(TokenFile::open(path).map_err(Failure::run)?)], None));
-    }
-    let made = make(files, tokenizer)?;
-    let path = format!("/proc/self/fd/{}", made.as_raw_fd());
-    Ok((vec![Source::File(TokenFile::open(path).map_err(Failure::run)?)], Some(made)))
 }
 
-/// Tokens of text in an anonymous file that child processes inherit.
-fn make(files: &[PathBuf], tokenizer: &Tokenizer) -> Result<File> {
+/// The tokens that [`make`] made.
+fn made_source(path: &str, tokenizer: &Tokenizer) -> Result<Source> {
+    let file = match tokenizer {
+        Tokenizer::Bytes => TokenFile::open_bytes(path),
+        Tokenizer::HuggingFace(_) => TokenFile::open(path),
+    };
+    file.map(Source::File).map_err(Failure::run)
+}
+
+/// Tokens of text in an anonymous file that child processes inherit. Files that are no text are a failure, or go from
+/// `files` to `left_out`.
+fn make(
+    files: &mut Vec<PathBuf>,
+    left_out: &mut Option<Vec<PathBuf>>,
+    tokenizer: &Tokenizer,
+) -> Result<File> {
     let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
     let fd =
         rustix::fs::memfd_create("caravan-tokens", MemfdFlags::empty()).map_err(|e| refused(e.into()))?;
     rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(|e| refused(e.into()))?;
     let mut file = File::from(fd);
-    let mut tokens = Vec::new();
-    for path in files {
-        tokens.extend(tokenizer.encode(&text::read(path, TAKES)?)?);
+    let width = match tokenizer {
+        Tokenizer::Bytes => TokenWidth::U8,
+        Tokenizer::HuggingFace(_) => TokenWidth::U32,
+    };
+    file.write_all(&width.header_for(0).map_err(Failure::usage)?).map_err(refused)?;
+    let mut count = 0;
+    let mut taken = Vec::with_capacity(files.len());
+    for path in files.drain(..) {
+        let text = match (text::read(&path, TAKES), &mut *left_out) {
+            (Err(_), Some(left_out)) => {
+                left_out.push(path);
+                continue;
+            }
+            (text, _) => text?,
+        };
+        if let Tokenizer::Bytes = tokenizer {
+            file.write_all(text.as_bytes()).map_err(refused)?;
+        } else {
+            let tokens = tokenizer.encode(&text)?;
+            count += tokens.len();
+            for part in tokens.chunks(1 << 16) {
+                let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
+                file.write_all(&bytes).map_err(refused)?;
+            }
+        }
+        taken.push(path);
     }
-    let header = TokenWidth::U32.header_for(tokens.len()).map_err(Failure::usage)?;
-    file.write_all(&header).map_err(refused)?;
-    for part in tokens.chunks(1 << 16) {
-        let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
-        file.write_all(&bytes).map_err(refused)?;
-    }
+    *files = taken;
+    let header = width.header_for(count).map_err(Failure::usage)?;
+    file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
     Ok(file)
 }

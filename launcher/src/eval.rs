@@ -2,14 +2,14 @@
 
 use crate::agree::Signature;
 use crate::args::{EvalArgs, Precision};
-use crate::data::Feed;
+use crate::data::{Feed, Input};
 use crate::device::{self, Device};
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine;
 use crate::out;
-use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one};
+use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens};
 use collectives::bootstrap::Identity;
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::{Buffer, Communicator, Float, View};
@@ -27,7 +27,7 @@ pub struct EvalPlan {
     pub model: ModelChoice,
     /// The tokens.
     pub feed: Feed,
-    /// Windows over all tokens.
+    /// Windows over all tokens; what they leave is a last, shorter one.
     pub windows: Windows,
     /// Who evaluates.
     pub ranks: Ranks,
@@ -52,10 +52,13 @@ impl EvalPlan {
         let device = Device::plan(&args.device, &ranks, identity)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
-        let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
+        let input = Input::find(&args.data)?;
+        let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;
-        let feed = Feed::open(&args.data, &tokenizer, model.config.vocab)?;
+        let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab)?;
         let windows = feed.windows(length)?;
+        let length = windows.length();
+        check_tokens(&feed, identity)?;
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
         let (dtype, json, quiet) = (args.dtype, args.json, args.ranks.quiet);
@@ -129,7 +132,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let (mut model, mut place) = device::evaluation::<T>(plan, &batch, comm)?;
     let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
-    let loss = mean_loss(plan.feed.tokens(), &plan.windows, plan.rows, comm, |batch| {
+    let loss = mean_loss(plan.feed.tokens(), &plan.windows, plan.rows, plan.windows.rest(), comm, |batch| {
         let Some(batch) = batch else { return Ok(0.0) };
         model.begin(batch, 0.0);
         (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
@@ -145,7 +148,9 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     if comm.rank() > 0 {
         return Ok(());
     }
-    let tokens = plan.windows.count() * length;
+    let rest = plan.windows.rest();
+    let windows = plan.windows.count() + usize::from(rest > 0);
+    let tokens = plan.windows.count() * length + rest;
     let seconds = start.elapsed().as_secs_f64();
     if plan.json {
         out::line(json!({
@@ -154,7 +159,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
             "loss": loss,
             "perplexity": loss.exp(),
             "tokens": tokens,
-            "windows": plan.windows.count(),
+            "windows": windows,
             "seq": length,
             "dtype": plan.dtype.name(),
             "ranks": plan.ranks.world,
@@ -166,9 +171,9 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
         out::line(loss)?;
     } else {
         out::line(format_args!(
-            "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {} windows of {length}, {}, in {}",
+            "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {windows} windows of {length}{}, {}, in {}",
             loss.exp(),
-            plan.windows.count(),
+            if rest > 0 { format!(", the last of {rest}") } else { String::new() },
             plan.dtype.name(),
             human::seconds(seconds)
         ))?;

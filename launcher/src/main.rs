@@ -28,6 +28,7 @@ mod ranks;
 mod rate;
 mod report;
 mod sample;
+mod save;
 mod sbatch;
 mod text;
 mod tokenize;

@@ -9,14 +9,14 @@ pub use numbers::{Numbers, at_least_one};
 pub use ranks::Ranks;
 
 use crate::args::{Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
-use crate::data::{self, Feed};
+use crate::data::{self, Feed, Input};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::machine;
 use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
-use collectives::bootstrap::Identity;
+use collectives::bootstrap::{Identity, Launcher};
 use collectives::device::Arena;
 use collectives::schedule::Group;
 use models::tokens::{self, BatchPlan, Windows};
@@ -32,8 +32,8 @@ const EVAL_EVERY: usize = 500;
 pub struct TrainPlan {
     /// What is trained.
     pub model: ModelChoice,
-    /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
+    /// Text to tokens and back, if it is known.
+    pub tokenizer: Option<Tokenizer>,
     /// The tokens.
     pub feed: Feed,
     /// Who trains.
@@ -64,6 +64,8 @@ pub struct TrainPlan {
     pub order: Order,
     /// Steps between evaluations; 0 means at the end only.
     pub eval_every: usize,
+    /// Tokens of each but the last, which takes all.
+    pub eval_tokens: usize,
     /// The part of the tokens that is held out for them.
     pub val_fraction: f64,
     /// Where to write metrics.
@@ -87,16 +89,23 @@ impl TrainPlan {
         let zero = zero::Config { placement: placement(args, &device)?, ..zero };
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
-        let tokenizer = model.tokenizer(args.tokenizer.as_deref())?;
+        model.check_trainable()?;
+        let input = match data::is_random(&args.data) {
+            true => None,
+            false => Some(Input::find(&args.data)?),
+        };
+        let for_text = input.as_ref().is_some_and(Input::is_text);
+        let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
         check_outputs(args, bytes)?;
         let step_tokens = step_tokens(args, ranks.world, length)?;
-        let feed = if data::is_random(&args.data) {
-            let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
-            Feed::random(args.seed, model.config.vocab, all)
-        } else {
-            Feed::open(&args.data, &tokenizer, model.config.vocab)?
+        let feed = match input {
+            None => {
+                let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
+                Feed::random(args.seed, model.config.vocab, all)
+            }
+            Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab)?,
         };
         if let Some(file) = &args.metrics {
             files::check_apart("--metrics", file, feed.files())?;
@@ -104,6 +113,7 @@ impl TrainPlan {
         let feed = feed.hold_out(val_fraction)?;
         check_batch(args, &feed, ranks.world, length, step_tokens)?;
         feed.check_held_out(val_fraction, length)?;
+        check_tokens(&feed, identity)?;
         let order = match args.order {
             Order::Sequential => tokens::Order::Sequential,
             Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
@@ -134,6 +144,7 @@ impl TrainPlan {
             seed: args.seed,
             order: args.order,
             eval_every: args.eval_every.unwrap_or(EVAL_EVERY),
+            eval_tokens: args.eval_tokens,
             val_fraction,
             metrics: args.metrics.clone(),
             save: args.save.clone(),
@@ -203,8 +214,28 @@ impl TrainPlan {
         machine::check_memory(
             ranks,
             (host as u64).saturating_mul(ranks as u64),
-            "take a smaller --model, --micro-batch or --seq, fewer --ranks, a higher --stage, or --recompute full",
+            &memory_advice(&self.zero, self.batch.recompute),
         )
+    }
+}
+
+/// What would make a run take less memory, of that which it does not do yet.
+fn memory_advice(zero: &zero::Config, recompute: models::Recompute) -> String {
+    let mut advice = "take a smaller --model, --micro-batch or --seq, or fewer --ranks".to_owned();
+    if zero.stage.level() < 3 {
+        advice += ", or a higher --stage";
+    }
+    if recompute == models::Recompute::None {
+        advice += ", or --recompute full";
+    }
+    advice
+}
+
+/// Finds tokens that the model does not know, unless the parent of this rank has looked.
+pub fn check_tokens(feed: &Feed, identity: Option<&Identity>) -> Result<()> {
+    match identity {
+        Some(rank) if rank.launcher == Launcher::Caravan => Ok(()),
+        _ => feed.check_tokens(),
     }
 }
 
@@ -241,17 +272,19 @@ fn step_tokens(args: &TrainArgs, world: usize, length: usize) -> Result<usize> {
 /// Whether there is enough to fill one step.
 fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step: usize) -> Result<()> {
     let have = feed.training().len();
-    match have > step {
-        true => Ok(()),
-        false => usage(format!(
-            "the data are shorter than one batch: a step takes {world} ranks x {} micro-batches x {} sequences x \
-             {length} tokens and one more, {} tokens, and there are {have} for training: give more --data or lower \
-             --micro-batch, --seq or --ranks",
-            args.accumulate,
-            args.micro_batch,
-            step + 1
-        )),
+    if have > step {
+        return Ok(());
     }
+    let lower = if args.accumulate > 1 { "--accumulate, " } else { "" };
+    let more = feed.more();
+    usage(format!(
+        "the data are shorter than one batch: a step takes {world} ranks x {} micro-batches x {} sequences x {length} \
+         tokens and one more, {} tokens, and there are {have} for training: give {more} or lower \
+         {lower}--micro-batch, --seq or --ranks",
+        args.accumulate,
+        args.micro_batch,
+        step + 1
+    ))
 }
 
 /// Where weights and optimizer state live.

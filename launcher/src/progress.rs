@@ -88,6 +88,13 @@ impl Progress {
         }
     }
 
+    /// So much of an evaluation is done: a bar's place is the run's, so it is told in words.
+    pub fn evaluating(&self, batches: usize, of: usize) {
+        if let Progress::Bar(bar) = self {
+            bar.set_message(format!("evaluating {batches}/{of}"));
+        }
+    }
+
     /// A line that stays, such as an evaluation.
     pub fn line(&self, text: &str) {
         match self {

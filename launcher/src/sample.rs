@@ -12,12 +12,10 @@ const TEMPERATURE: f32 = 0.8;
 const START: &str = "\n";
 
 /// Generates `plan.sample` tokens and gives their text. Every rank calls it: on stage 3 they hold the model
-/// together. None when no sample was asked for.
+/// together. None when no sample was asked for, or nobody knows which text tokens are.
 pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<Option<String>> {
-    if plan.sample == 0 {
-        return Ok(None);
-    }
-    let mut tokens = plan.tokenizer.encode(START)?;
+    let Some(tokenizer) = plan.tokenizer.as_ref().filter(|_| plan.sample > 0) else { return Ok(None) };
+    let mut tokens = tokenizer.encode(START)?;
     if tokens.is_empty() {
         tokens.push(0);
     }
@@ -26,7 +24,7 @@ pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<
     let mut random = Random(plan.seed);
     let targets = vec![0; plan.batch.length];
     // Tokens that the tokenizer does not know cannot be shown.
-    let known = plan.tokenizer.vocab();
+    let known = tokenizer.vocab();
     for _ in 0..plan.sample {
         let window = &tokens[tokens.len().saturating_sub(plan.batch.length)..];
         let length = window.len();
@@ -34,7 +32,7 @@ pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<
         trainer.logits(&batch, length - 1, &mut logits)?;
         tokens.push(choose(&logits[..known], random.uniform()));
     }
-    Ok(Some(plan.tokenizer.decode(&tokens[start..])))
+    Ok(Some(tokenizer.decode(&tokens[start..])))
 }
 
 /// The token at which the cumulative probability passes `uniform`.

@@ -31,6 +31,12 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     if bytes == 0 {
         return Err(Failure::usage("the data are empty: there is nothing to make tokens of"));
     }
+    if writer.is_empty() {
+        return Err(Failure::usage(format!(
+            "tokenizer {} makes no tokens of {bytes} bytes of text: take one that knows this text",
+            tokenizer.name()
+        )));
+    }
     let count = writer.finish().map_err(Failure::run)?;
     let bits = if width == TokenWidth::U16 { 16 } else { 32 };
     if args.json {

@@ -13,13 +13,13 @@ use crate::plan::TrainPlan;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
 use crate::sample;
+use crate::save;
+use crate::tokenizer::Tokenizer;
 use collectives::{Communicator, Float};
-use models::hf::{SaveOptions, Writer};
 use models::{Batch, Recompute};
 use serde_json::json;
-use std::path::Path;
 use std::time::Instant;
-use zero::{Batches, Ledger, Placement, Step, Trainer};
+use zero::{Batches, Ledger, Placement, Step};
 
 /// What must be the same on every rank: who differs would compute something else, or make other calls.
 pub fn signature(plan: &TrainPlan) -> Signature {
@@ -30,7 +30,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("--model", format!("{model:?}")),
         ("weights of --model", plan.model.fingerprint()),
-        ("--tokenizer", plan.tokenizer.fingerprint()),
+        ("--tokenizer", plan.tokenizer.as_ref().map_or("not known".to_owned(), Tokenizer::fingerprint)),
         ("--data", plan.feed.fingerprint()),
         ("--device", plan.device.name().to_owned()),
         ("--offload", plan.offload().to_owned()),
@@ -54,6 +54,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--seed", plan.seed.to_string()),
         ("--order", plan.order.name().to_owned()),
         ("--eval-every", plan.eval_every.to_string()),
+        ("--eval-tokens", plan.eval_tokens.to_string()),
         ("--save", if plan.save.is_some() { "given" } else { "not given" }.to_owned()),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
@@ -94,6 +95,10 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     }
     let mut progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
     progress.line(&headline(plan));
+    let companions = match plan.save {
+        Some(_) if lead => save::companions(plan)?,
+        _ => vec![],
+    };
 
     let predicted = plan.predict(&comm.group())?;
     let mut trainer = device::trainer::<T>(plan, comm, Ledger::default())?;
@@ -144,17 +149,23 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         });
         last = done;
         let due = plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
-        let held_out = held_out.as_ref().filter(|_| due || step + 1 == plan.steps);
-        if let Some(windows) = held_out {
+        let last_step = step + 1 == plan.steps;
+        if let Some(windows) = held_out.as_ref().filter(|_| due || last_step) {
             let began = Instant::now();
+            let some = windows.first(if last_step { usize::MAX } else { plan.eval_tokens });
             let comm = trainer.comm().clone();
-            let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, &comm, |batch| {
+            let rounds = some.count().div_ceil(plan.batch.rows).div_ceil(comm.size());
+            let mut round = 0;
+            let loss = mean_loss(plan.feed.tokens(), &some, plan.batch.rows, 0, &comm, |batch| {
+                progress.evaluating(round, rounds);
+                round += 1;
                 Ok(trainer.evaluate(batch)?)
             })?;
             account.evaluation += began.elapsed().as_secs_f64();
             progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
             if let Some(metrics) = &mut metrics {
-                metrics.line(&json!({"evaluation": {"step": step + 1, "loss": loss}}))?;
+                let tokens = some.count() * some.length();
+                metrics.line(&json!({"evaluation": {"step": step + 1, "loss": loss, "tokens": tokens}}))?;
             }
             validation = Some(loss);
         }
@@ -164,32 +175,30 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     account.peak_rss = report::peak_rss();
     progress.finish();
     let ranks = account.gather(trainer.comm())?;
-    let text = sample::generate(&mut trainer, plan)?;
-    if let Some(dir) = &plan.save {
-        save(&mut trainer, plan, dir)?;
-    }
-    if !lead {
-        return Ok(());
-    }
-    let tokens = plan.steps * plan.step_tokens;
-    let speed = tokens as f64 / (account.total - account.evaluation);
-    if let Some(metrics) = &mut metrics {
-        metrics.line(&json!({"summary": {
-            "steps": plan.steps,
-            "tokens": tokens,
-            "seconds": account.total,
-            "tokens_per_second": speed,
-            "loss": last.loss,
-            "validation_loss": validation,
-            "predicted_memory": memory_json(&predicted),
-            "ranks": ranks.iter().enumerate().map(|(r, report)| report.json(r)).collect::<Vec<_>>(),
-            "sample": text,
-            "saved": plan.save,
-        }}))?;
-    }
-    if !show.quiet {
-        if let Some(text) = text {
-            out::line(format_args!("sample\n{}\n", indent(&text)))?;
+    // What took hours is kept first, and what became of it told whether or not it could be.
+    let saved = match &plan.save {
+        Some(dir) => save::model(&mut trainer, plan, dir, &companions),
+        None => Ok(()),
+    };
+    let kept = plan.save.as_ref().filter(|_| saved.is_ok());
+    let mut tell = || {
+        let tokens = plan.steps * plan.step_tokens;
+        let speed = tokens as f64 / (account.total - account.evaluation);
+        if let Some(metrics) = &mut metrics {
+            metrics.line(&json!({"summary": {
+                "steps": plan.steps,
+                "tokens": tokens,
+                "seconds": account.total,
+                "tokens_per_second": speed,
+                "loss": last.loss,
+                "validation_loss": validation,
+                "predicted_memory": memory_json(&predicted),
+                "ranks": ranks.iter().enumerate().map(|(r, report)| report.json(r)).collect::<Vec<_>>(),
+                "saved": kept,
+            }}))?;
+        }
+        if show.quiet {
+            return Ok(());
         }
         out::line(report::table(&ranks, plan.steps, plan.zero.placement))?;
         let held_out = validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
@@ -201,42 +210,17 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
             human::count(speed),
             last.loss
         ))?;
-        if let Some(dir) = &plan.save {
-            out::line(format_args!("saved to {}", dir.display()))?;
-        }
+        kept.map_or(Ok(()), |dir| out::line(format_args!("saved to {}", dir.display())))
+    };
+    let told = if lead { tell() } else { Ok(()) };
+    saved.and(told)?;
+    let Some(text) = sample::generate(&mut trainer, plan)?.filter(|_| lead) else { return Ok(()) };
+    if let Some(metrics) = &mut metrics {
+        metrics.line(&json!({"sample": text}))?;
     }
-    Ok(())
-}
-
-/// Writes the model; rank 0 holds the pen.
-fn save<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan, dir: &Path) -> Result<()> {
-    let failed = |e: models::Error| Failure::run(format!("--save: {e}"));
-    let mut writer = None;
-    if trainer.comm().rank() == 0 {
-        let extra = plan.model.weights.as_ref().map(|w| w.token_ids().clone()).unwrap_or_default();
-        let options = SaveOptions { token_ids: extra, ..SaveOptions::default() };
-        let mut new = Writer::create(dir, &plan.model.config, T::DTYPE, &options).map_err(failed)?;
-        if let Some(text) = plan.tokenizer.file()? {
-            new.add_file("tokenizer.json", &text).map_err(failed)?;
-        }
-        writer = Some(new);
-    }
-    let mut refused = None;
-    let exported = trainer.export(&mut |spec, values| match &mut writer {
-        None => Ok(()),
-        Some(writer) => writer.add(&spec.name, values).map_err(|e| {
-            let text = e.to_string();
-            refused = Some(e);
-            text
-        }),
-    });
-    if let Some(e) = refused {
-        return Err(failed(e));
-    }
-    exported?;
-    match writer {
-        Some(writer) => writer.finish().map_err(failed),
-        None => Ok(()),
+    match show.quiet {
+        true => Ok(()),
+        false => out::line(format_args!("sample\n{}", indent(&text))),
     }
 }
 
@@ -315,16 +299,23 @@ fn headline(plan: &TrainPlan) -> String {
         1 => String::new(),
         n => format!(" x {n} micro-batches"),
     };
+    let weights = match &plan.model.weights {
+        Some(weights) => format!("weights of {}", weights.dir().display()),
+        None => "new weights".to_owned(),
+    };
+    // Which text tokens are, or why nobody can tell.
+    let tokenizer = match (&plan.tokenizer, plan.sample) {
+        (Some(tokenizer), _) => format!(", tokenizer {}", tokenizer.name()),
+        (None, 0) => String::new(),
+        (None, _) => ", tokenizer not known: no sample will be shown (--tokenizer names it)".to_owned(),
+    };
     format!(
-        "training {} ({} parameters) on {} x {} threads{} over {}, ZeRO stage {}, {}{}\n\
-         {}; {} steps of {} ranks{micro} x {} sequences x {} tokens",
+        "training {} ({} parameters, {weights}) on {} x {}{} over {}, ZeRO stage {}, {}{}\n\
+         {}{tokenizer}; {} of {}{micro} x {} sequences x {} tokens",
         plan.model.name,
         human::count(plan.model.config.parameters() as f64),
-        match plan.ranks.world {
-            1 => "1 rank".into(),
-            n => format!("{n} ranks"),
-        },
-        plan.ranks.threads,
+        several(plan.ranks.world, "rank"),
+        several(plan.ranks.threads, "thread"),
         plan.device.describe(),
         plan.ranks.asked(),
         plan.zero.stage,
@@ -334,11 +325,16 @@ fn headline(plan: &TrainPlan) -> String {
             _ => "",
         },
         plan.feed.describe(),
-        plan.steps,
-        plan.ranks.world,
+        several(plan.steps, "step"),
+        several(plan.ranks.world, "rank"),
         plan.batch.rows,
         plan.batch.length
     )
+}
+
+/// `1 rank`, `2 ranks`.
+fn several(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// The configuration of the run, the machine and the versions.
@@ -360,7 +356,7 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
             "from_directory": plan.model.weights.is_some(),
         },
         "data": plan.feed.json(),
-        "tokenizer": plan.tokenizer.name(),
+        "tokenizer": plan.tokenizer.as_ref().map(Tokenizer::name),
         "ranks": plan.ranks.world,
         "transport": plan.ranks.asked(),
         "ranks_per_node": plan.asked.ranks_per_node,
@@ -395,6 +391,7 @@ fn describe(plan: &TrainPlan) -> serde_json::Value {
         "prefetch": plan.zero.prefetch,
         "bucket_bytes": plan.zero.bucket_bytes,
         "eval_every": plan.eval_every,
+        "eval_tokens": plan.eval_tokens,
         "val_fraction": plan.val_fraction,
         "sample": plan.sample,
         "save": plan.save,

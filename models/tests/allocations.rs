@@ -1,7 +1,8 @@
-//! After construction a Llama on one thread allocates nothing.
+//! After construction a Llama on one thread allocates nothing, nor does reading its batches.
 
 use collectives::{Float, View, ViewMut, bf16};
 use harness::Counting;
+use models::tokens::{BatchPlan, Order, Source, TokenFile, TokenWidth, TokenWriter, Tokens, Windows};
 use models::{Accounts, Batch, Gradients, Llama, LlamaConfig, Model, Recompute, Weights};
 
 #[global_allocator]
@@ -56,4 +57,25 @@ fn a_step_on_one_thread_allocates_nothing() {
         nothing_is_allocated::<f32>(recompute);
         nothing_is_allocated::<bf16>(recompute);
     }
+}
+
+#[test]
+fn reading_a_batch_of_files_allocates_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |width: TokenWidth| {
+        let path = home.path().join(format!("{width:?}.bin"));
+        let mut writer = TokenWriter::create(&path, width).unwrap();
+        writer.push(&(0..10_000).map(|i| i % 97).collect::<Vec<_>>()).unwrap();
+        writer.finish().unwrap();
+        Source::File(TokenFile::open(&path).unwrap())
+    };
+    let tokens = Tokens::new(vec![file(TokenWidth::U16), file(TokenWidth::U32)], 97);
+    let windows = Windows::new(0..tokens.len(), 3000).unwrap();
+    let plan = BatchPlan::new(windows, Order::Shuffled { seed: 1 }, 2, 1, 1).unwrap();
+    let (mut inputs, mut targets) = (vec![0; 6000], vec![0; 6000]);
+    let before = Counting::here();
+    for index in 0..9 {
+        plan.read(&tokens, index, &mut inputs, &mut targets).unwrap();
+    }
+    assert_eq!(Counting::here() - before, 0);
 }

@@ -85,6 +85,30 @@ fn an_interrupt_ends_every_rank() {
     }
 }
 
+#[test]
+fn data_that_change_during_a_run_do_not_kill_it() {
+    let steps = |bench: &Bench| fs::read_to_string(bench.path("m.jsonl")).unwrap().lines().count();
+    // Text is taken once: what an editor does to it is nothing to the run.
+    let bench = crate::bench();
+    let mut run = endless(&bench, "");
+    fs::write(bench.path("text.txt"), "short").unwrap();
+    let before = steps(&bench);
+    while steps(&bench) < before + 20 {
+        assert!(run.try_wait().unwrap().is_none(), "{:?}", bench.finish(run));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal(run.id(), Signal::TERM);
+    assert_eq!(bench.finish(run).code, Some(143));
+    // Token files are read as they lie.
+    let bench = crate::bench();
+    bench.text("text.txt", 20_000);
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    let run = bench.endless(bench.command(&ENDLESS.replace("text.txt", "t.bin")));
+    fs::File::options().write(true).open(bench.path("t.bin")).unwrap().set_len(2000).unwrap();
+    bench.finish(run).refusal(1, &["t.bin", "fewer now", "must not change"]);
+    bench.nothing_left();
+}
+
 /// UCX's segments have names for some milliseconds of a start: whoever ends it then leaves none, nor does a job whose
 /// starting process was killed once another has started.
 #[test]
@@ -178,6 +202,9 @@ fn a_disk_that_is_full_when_saving_leaves_nothing() {
         assert_eq!(outcome.stdout, "", "nothing of the model stays");
         let lines = harness::json_lines(&bench.path("m.jsonl"));
         assert_eq!(lines[2]["step"], 2);
+        // What the run has shown is not lost with its model.
+        let summary = &lines[lines.len() - 1]["summary"];
+        assert!(summary["loss"].is_f64() && summary["saved"].is_null(), "{summary}");
         bench.nothing_left();
     }
 }

@@ -30,6 +30,7 @@ fn metrics_have_a_run_every_step_and_a_summary() {
         ("sample", json!(20)),
         ("save", json!(null)),
         ("eval_every", json!(5)),
+        ("eval_tokens", json!(1 << 20)),
         ("val_fraction", json!(0.1)),
         ("tuning", json!(null)),
         ("rendezvous_timeout", json!(60.0)),
@@ -60,7 +61,9 @@ fn metrics_have_a_run_every_step_and_a_summary() {
     }
     let evaluations: Vec<_> = lines.iter().filter_map(|l| l.get("evaluation")).collect();
     assert_eq!(evaluations.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [5, 10, 12]);
-    let summary = &lines[lines.len() - 1]["summary"];
+    // What a run that is ended during its sample would have left.
+    let summary = &lines[lines.len() - 2]["summary"];
+    assert!(lines[lines.len() - 1]["sample"].is_string());
     assert_eq!(summary["tokens"], 12 * 2 * 2 * 64);
     assert_eq!(summary["validation_loss"], evaluations[2]["loss"]);
     for rank in summary["ranks"].as_array().unwrap() {
@@ -91,11 +94,10 @@ fn a_model_learns_the_text_and_writes_it() {
         .success();
     let lines = json_lines(&bench.path("m.jsonl"));
     let first = lines[1]["loss"].as_f64().unwrap();
-    let summary = &lines[lines.len() - 1]["summary"];
-    let validation = summary["validation_loss"].as_f64().unwrap();
+    let validation = lines[lines.len() - 2]["summary"]["validation_loss"].as_f64().unwrap();
     // Untrained, every byte is as likely as any other: ln 256 = 5.55. The words alone get it below 2.
     assert!((first - 5.55).abs() < 0.2 && validation < 2.0, "{first} to {validation}");
-    let sample = summary["sample"].as_str().unwrap();
+    let sample = lines[lines.len() - 1]["sample"].as_str().unwrap();
     assert!(sample.len() >= 200 && outcome.stdout.contains(sample.lines().next().unwrap()), "{sample}");
     let letters = sample.chars().filter(|c| c.is_ascii_lowercase() || *c == ' ' || *c == '\n').count();
     assert!(letters * 10 > sample.len() * 9, "{sample}");
@@ -104,9 +106,9 @@ fn a_model_learns_the_text_and_writes_it() {
 #[test]
 fn a_saved_model_evaluates_as_it_did_when_trained() {
     let bench = bench();
-    let text = fs::read(bench.text("text.txt", 30_000)).unwrap();
-    // The part that train holds out: int(0.9 * n) on.
-    bench.file("held-out.txt", &text[27_000..]);
+    let text = fs::read(bench.text("text.txt", 30_090)).unwrap();
+    // The part that train holds out: int(0.9 * n) on, which leaves no shorter window behind the last.
+    bench.file("held-out.txt", &text[27_081..]);
     for dtype in ["bf16", "f32"] {
         let flags =
             format!("--data text.txt --steps 5 --micro-batch 3 --dtype {dtype} --seq 32 --sample 0 --quiet");
@@ -169,6 +171,131 @@ fn token_files_train_and_evaluate_like_the_text_they_were_made_of() {
     bench.run(large).refusal(2, &["1024 ranks would hold", "TiB", "lower", "--micro-batch"]);
     assert_eq!(from_text, steps("--data words.bin", ""));
     assert_eq!(from_text, steps(text, "--transport threads"));
+}
+
+#[test]
+fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let train = |model: &str| {
+        let flags = "--data text.txt --steps 2 --micro-batch 1 --sample 0 --metrics m.jsonl";
+        let outcome = bench.run(&format!("train --model {model} {flags} --save nano")).success();
+        (outcome.stderr, json_lines(&bench.path("m.jsonl"))[1]["loss"].to_string())
+    };
+    let (said, first) = train("nano");
+    assert!(
+        said.contains("new weights") && said.contains(", tokenizer bytes; 2 steps of 2 ranks x 1 sequences"),
+        "{said}"
+    );
+    assert_eq!(train("nano").1, first);
+    let (said, further) = train("./nano");
+    assert!(said.contains("weights of ./nano"), "{said}");
+    assert_ne!(further, first);
+}
+
+#[test]
+fn nothing_that_was_asked_for_is_left_out_in_silence() {
+    let bench = bench();
+    bench.file("corpus/small.txt", "many ranks carry one model ".repeat(200));
+    bench.file("corpus/large.txt", "many ranks carry one model\n".repeat(40_000));
+    let made = bench.run("tokenize --data corpus --out corpus.bin --json").success().json();
+    assert_eq!(made["text_bytes"], 27 * 40_200);
+    // Of what nobody named, what is no text is left out and told, and giants are no sources.
+    bench.file("corpus/latin1.txt", b"na\xefve");
+    let flags = "--steps 1 --micro-batch 1 --sample 0 --ranks 2";
+    let mut command = bench.command(&format!("train --model nano {flags}"));
+    command.current_dir(bench.path("corpus"));
+    let said = bench.finish(command.spawn().unwrap()).success().stderr;
+    assert!(
+        said.contains("5400 tokens of ./small.txt (without 1 that") && said.contains("latin1.txt"),
+        "{said}"
+    );
+    bench.run(&format!("train --model nano --data corpus {flags}")).refusal(2, &["latin1.txt", "not UTF-8"]);
+}
+
+#[test]
+fn token_files_of_a_directory_train_and_show_no_sample_without_their_tokenizer() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.run("tokenize --data text.txt --out tokens/a.bin").refusal(2, &["tokens/a.bin"]);
+    fs::create_dir(bench.path("tokens")).unwrap();
+    bench.run("tokenize --data text.txt --out tokens/a.bin").success();
+    let train = "train --model nano --data tokens --steps 1 --micro-batch 1 --metrics m.jsonl --save m";
+    let outcome = bench.run(train).success();
+    assert!(outcome.stderr.contains("no sample will be shown (--tokenizer names it)"), "{}", outcome.stderr);
+    assert!(!outcome.stdout.contains("sample"), "{}", outcome.stdout);
+    let config = || fs::read_to_string(bench.path("m/config.json")).unwrap();
+    assert!(!config().contains("caravan_tokenizer"));
+    let outcome = bench.run(&format!("{train} --tokenizer bytes --sample 8")).success();
+    assert!(outcome.stdout.contains("sample"), "{}", outcome.stdout);
+    assert!(config().contains("\"caravan_tokenizer\": \"bytes\""));
+}
+
+#[test]
+fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    word_tokenizer(&bench, 200);
+    let flags = "--data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --save m";
+    bench.run(&format!("train --model nano --tokenizer words-200.json {flags}")).success();
+    for name in ["chat_template.jinja", "generation_config.json", "tokenizer_config.json"] {
+        bench.file(&format!("m/{name}"), name);
+    }
+    let names = || {
+        let mut names: Vec<_> =
+            fs::read_dir(bench.path("m")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    bench.run(&format!("train --model m {flags}")).success();
+    assert_eq!((names(), before.len()), (before, 6));
+    // With another tokenizer, the old one's files would mislead.
+    bench.run(&format!("train --model m --tokenizer bytes {flags}")).success();
+    assert_eq!(names(), ["config.json", "generation_config.json", "model.safetensors"]);
+}
+
+#[test]
+fn an_evaluation_takes_every_token_that_has_one_before_it() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench
+        .run("train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --save m --quiet")
+        .success();
+    let eval = |flags: &str| bench.run(&format!("eval --model m --json --seq 64 {flags}")).success().json();
+    let text = fs::read(bench.path("text.txt")).unwrap();
+    for (count, windows) in [(1000, 16), (961, 15), (40, 1), (2, 1)] {
+        bench.file("some.txt", &text[..count]);
+        let one = eval("--data some.txt --ranks 1");
+        assert_eq!((&one["tokens"], &one["windows"]), (&json!(count - 1), &json!(windows)));
+        for flags in ["--ranks 3 --transport threads", "--ranks 2 --micro-batch 3 --threads 2"] {
+            assert_eq!(eval(&format!("--data some.txt {flags}"))["loss"], one["loss"], "{count} {flags}");
+        }
+    }
+    // The mean of both parts, by hand.
+    bench.file("first.txt", &text[..961]);
+    bench.file("last.txt", &text[960..1000]);
+    bench.file("some.txt", &text[..1000]);
+    let loss = |name: &str| eval(&format!("--data {name}"))["loss"].as_f64().unwrap();
+    let mean = (loss("first.txt") * 960.0 + loss("last.txt") * 39.0) / 999.0;
+    assert!((loss("some.txt") - mean).abs() < 1e-6, "{} {mean}", loss("some.txt"));
+    bench.file("some.txt", "a");
+    bench.run("eval --model m --data some.txt").refusal(2, &["one token", "--data"]);
+}
+
+#[test]
+fn evaluations_on_the_way_are_bounded_and_the_last_is_whole() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench
+        .run(
+            "train --model nano --data text.txt --steps 3 --micro-batch 1 --eval-every 1 --eval-tokens 200 \
+             --sample 0 --metrics m.jsonl --quiet",
+        )
+        .success();
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let tokens: Vec<_> = lines.iter().filter_map(|l| l["evaluation"]["tokens"].as_u64()).collect();
+    assert_eq!(tokens, [192, 192, 768]);
 }
 
 #[test]

@@ -37,6 +37,8 @@ fn flags_that_make_no_sense_are_refused() {
         ("--eps 1e-50", &["--eps 1e-50", "in 32 bits"]),
         ("--weight-decay -0.1", &["--weight-decay -0.1"]),
         ("--clip -1", &["--clip -1", "0 clips nothing"]),
+        ("--clip 1e-46", &["--clip 1e-46", "above 0 in 32 bits"]),
+        ("--eval-tokens 0", &["--eval-tokens 0"]),
         ("--steps 10 --warmup 11", &["--warmup 11", "10"]),
         ("--val-fraction 1", &["--val-fraction 1", "below 1"]),
         ("--bucket-size 0", &["--bucket-size 0"]),
@@ -49,8 +51,21 @@ fn flags_that_make_no_sense_are_refused() {
         ("--save text.txt", &["text.txt", "not a directory"]),
         (
             "--model llama-3.1-405b --data random --seq 64 --micro-batch 1",
-            &["2 ranks would hold", "TiB", "--recompute full"],
+            &["2 ranks would hold", "TiB", "fewer --ranks, or --recompute full"],
         ),
+        (
+            "--model llama-3.1-405b --data random --seq 64 --micro-batch 1 --stage 2 --recompute full",
+            &["2 ranks would hold", "fewer --ranks, or a higher --stage"],
+        ),
+        (
+            "--data random --steps 1 --micro-batch 4 --val-fraction 0.5",
+            &["shorter than one batch", "more --steps or lower"],
+        ),
+        (
+            "--data random --steps 1 --micro-batch 1 --val-fraction 0.1",
+            &["holds out 20 of 193", "give more --steps, a shorter"],
+        ),
+        ("--micro-batch 1 --accumulate 1000", &["1000 micro-batches", "lower --accumulate"]),
         ("--micro-batch 1000000000 --accumulate 1000000000", &["2^40", "--micro-batch"]),
     ];
     for (flags, words) in cases {
@@ -139,12 +154,14 @@ fn data_that_cannot_be_used_are_refused() {
     bench.file("empty.txt", "");
     bench.file("latin1.txt", b"na\xefve ".repeat(2000));
     bench.file("void/picture.png", "no text");
+    assert!(std::process::Command::new("mkfifo").arg(bench.path("pipe")).status().unwrap().success());
     bench.file("torn.bin", [20240520i32, 1, 5].map(i32::to_le_bytes).concat());
     let cases: &[(&str, &[&str])] = &[
         ("--data none.txt", &["none.txt", "no such file"]),
         ("--data empty.txt", &["empty", "empty.txt"]),
         ("--data latin1.txt", &["latin1.txt", "not UTF-8", "0xef at offset 2"]),
-        ("--data void", &["no text below void"]),
+        ("--data void", &["no text below void", "token files (.bin)"]),
+        ("--data pipe", &["--data pipe", "not a regular file", "--data takes UTF-8 text"]),
         ("--data torn.bin", &["torn.bin", "12 bytes"]),
         ("--data short.txt", &["shorter than one batch", "2 ranks", "--micro-batch"]),
         ("--data middling.txt --micro-batch 1", &["holds out 20 of 200", "--val-fraction 0"]),
@@ -185,7 +202,7 @@ fn token_files_and_text_do_not_mix_and_tokens_fit_the_vocabulary() {
     bench.text("text.txt", 8000);
     bench.run("tokenize --data text.txt --out a.bin").success();
     bench.run("train --model nano --data a.bin text.txt").refusal(2, &["text.txt", "caravan tokenize"]);
-    // Tokens of a larger vocabulary than the model's are found when they are read.
+    // Tokens of a larger vocabulary than the model's are found before ranks start.
     let header = [20240520i32, 1, 4000].map(i32::to_le_bytes).concat();
     let tokens = (0..4000u16).flat_map(|i| if i == 77 { 300 } else { i % 256 }.to_le_bytes());
     let mut bytes = header;
@@ -193,7 +210,8 @@ fn token_files_and_text_do_not_mix_and_tokens_fit_the_vocabulary() {
     bytes.extend(tokens);
     bench.file("large.bin", bytes);
     let flags = "train --model nano --data large.bin --steps 9 --micro-batch 1 --order sequential --quiet";
-    bench.run(flags).refusal(1, &["token 77", "large.bin", "300", "256"]);
+    bench.run(flags).refusal(2, &["token 77", "large.bin", "300", "256"]);
+    bench.run(&format!("{flags} --transport threads")).refusal(2, &["token 77", "large.bin", "300", "256"]);
     bench.nothing_left();
 }
 
@@ -210,7 +228,41 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
     bench.run("tokenize --data text.txt --tokenizer none.json --out t.bin").refusal(2, &["none.json"]);
     bench.run("tokenize --data none.txt --out t.bin").refusal(2, &["none.txt"]);
     bench.run("tokenize --data text.txt --out no/dir/t.bin").refusal(2, &["--out", "no/dir"]);
+    // Every word of the text is known, and none of its spaces is a word.
+    bench.file("spaces.txt", " \n ");
+    let nothing = "tokenize --data spaces.txt --tokenizer words-300.json --out t.bin";
+    bench.run(nothing).refusal(2, &["words-300.json", "no tokens of 3 bytes"]);
     assert!(!bench.path("t.bin").exists());
+}
+
+#[test]
+fn a_tokenizer_that_its_library_cannot_use_is_refused() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let whole: serde_json::Value =
+        serde_json::from_slice(&fs::read(word_tokenizer(&bench, 100)).unwrap()).unwrap();
+    let mut broken = whole.clone();
+    broken["pre_tokenizer"] = serde_json::json!({"type": "FixedLength", "length": 0});
+    bench.file("broken.json", broken.to_string());
+    for command in ["train --model nano", "tokenize --out t.bin"] {
+        bench.run(&format!("{command} --data text.txt --tokenizer broken.json")).refusal(2, &["broken.json"]);
+    }
+}
+
+#[test]
+fn a_model_with_dropout_is_evaluated_and_not_trained() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench
+        .run("train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --save m --quiet")
+        .success();
+    let path = bench.path("m/config.json");
+    let config = fs::read_to_string(&path).unwrap();
+    let changed = config.replace("\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1");
+    assert_ne!(config, changed);
+    fs::write(path, changed).unwrap();
+    bench.run("eval --model m --data text.txt").success();
+    bench.run("train --model m --data text.txt").refusal(2, &["--model m", "attention_dropout 0.1"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::usage;
 use crate::args::Precision;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
+use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::Checkpoint;
@@ -38,11 +39,15 @@ pub struct ModelChoice {
 }
 
 impl ModelChoice {
-    /// A known name, or a Hugging Face directory.
+    /// A known name, whatever else may have it here, or a Hugging Face directory.
     ///
     /// # Errors
     /// An unknown name, or a directory whose content is not a whole model.
     pub fn open(name: &str) -> Result<Self> {
+        let unknown = match LlamaConfig::preset(name) {
+            Ok(config) => return Ok(ModelChoice { name: name.to_owned(), config, weights: None }),
+            Err(e) => e,
+        };
         let path = Path::new(name);
         if path.is_dir() {
             return Self::directory(path);
@@ -54,8 +59,7 @@ impl ModelChoice {
                 LlamaConfig::PRESETS.join(", ")
             ));
         }
-        let config = LlamaConfig::preset(name).map_err(Failure::usage)?;
-        Ok(ModelChoice { name: name.to_owned(), config, weights: None })
+        Err(Failure::usage(unknown))
     }
 
     /// A Hugging Face directory.
@@ -125,14 +129,30 @@ impl ModelChoice {
         format!("of a directory, digest {:016x}", collectives::digest(seen))
     }
 
-    /// The tokenizer that was asked for; by default the model directory's own, else bytes.
+    /// The tokenizer that was asked for; by default the model directory's own, and bytes for text and a model that is
+    /// new or of bytes. None where nothing says how tokens were made, and nobody has to know.
     ///
     /// # Errors
-    /// No tokenizer, or one with more tokens than the model knows.
-    pub fn tokenizer(&self, asked: Option<&str>) -> Result<Tokenizer> {
-        let own = self.weights.as_ref().map(|w| w.dir().join("tokenizer.json")).filter(|path| path.is_file());
+    /// No tokenizer, none for text, or one with more tokens than the model knows.
+    pub fn tokenizer(&self, asked: Option<&str>, for_text: bool) -> Result<Option<Tokenizer>> {
+        let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).filter(|path| path.is_file());
         let own = own.map(|path| path.display().to_string());
-        let tokenizer = Tokenizer::open(asked.or(own.as_deref()).unwrap_or("bytes"))?;
+        let of_bytes = match &self.weights {
+            None => for_text,
+            // Those that were saved before this was recorded have this vocabulary.
+            Some(weights) => weights.of_bytes() || (for_text && self.config.vocab == 256),
+        };
+        let Some(spec) = asked.or(own.as_deref()).or(of_bytes.then_some("bytes")) else {
+            let (name, vocab) = (&self.name, self.config.vocab);
+            return match for_text {
+                false => Ok(None),
+                true => usage(format!(
+                    "{name} has no tokenizer.json and a vocabulary of {vocab}, so nothing says how text \
+                     becomes its tokens: name its tokenizer.json with --tokenizer, or 'bytes'"
+                )),
+            };
+        };
+        let tokenizer = Tokenizer::open(spec)?;
         let (has, fits) = (tokenizer.vocab(), self.config.vocab);
         if has > fits {
             return usage(format!(
@@ -143,7 +163,21 @@ impl ModelChoice {
                 self.name
             ));
         }
-        Ok(tokenizer)
+        Ok(Some(tokenizer))
+    }
+
+    /// Whether it can be trained as it was.
+    ///
+    /// # Errors
+    /// A configuration with dropout.
+    pub fn check_trainable(&self) -> Result<()> {
+        match self.weights.as_ref().map_or(0.0, |weights| weights.dropout()) {
+            0.0 => Ok(()),
+            rate => usage(format!(
+                "--model {}: its config.json has attention_dropout {rate}, and training here has none: set it to 0",
+                self.name
+            )),
+        }
     }
 
     /// The sequence length that was asked for, or the model's context up to `most`.
@@ -181,4 +215,47 @@ fn draw(spec: &TensorSpec, seed: u64, range: Range<usize>, out: &mut [f32], thre
         }
         first.map(one);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::DType;
+    use models::hf::{SaveOptions, Writer};
+
+    /// A model directory with a vocabulary of so many.
+    fn saved(vocab: usize, of_bytes: bool) -> (tempfile::TempDir, ModelChoice) {
+        let home = tempfile::tempdir().unwrap();
+        let config = LlamaConfig { vocab, layers: 1, ..LlamaConfig::preset("nano").unwrap() };
+        let options = SaveOptions { of_bytes, ..SaveOptions::default() };
+        let mut writer = Writer::create(home.path().join("m"), &config, DType::F32, &options).unwrap();
+        for spec in config.units().into_iter().flat_map(|unit| unit.tensors) {
+            writer.add(&spec.name, &vec![0f32; spec.len()]).unwrap();
+        }
+        writer.finish().unwrap();
+        let model = ModelChoice::directory(&home.path().join("m")).unwrap();
+        (home, model)
+    }
+
+    #[test]
+    fn text_is_bytes_only_where_a_model_is_of_bytes() {
+        let chosen = |model: &ModelChoice, for_text| {
+            let tokenizer = model.tokenizer(None, for_text)?;
+            Ok::<_, Failure>(tokenizer.map(|t| t.name().to_owned()))
+        };
+        let bytes = Some("bytes".to_owned());
+        let new = ModelChoice::open("32m").unwrap();
+        assert_eq!((chosen(&new, true).unwrap(), chosen(&new, false).unwrap()), (bytes.clone(), None));
+        let (_home, recorded) = saved(300, true);
+        assert_eq!(chosen(&recorded, true).unwrap(), bytes);
+        assert_eq!(chosen(&recorded, false).unwrap(), bytes);
+        let (_home, narrow) = saved(256, false);
+        assert_eq!((chosen(&narrow, true).unwrap(), chosen(&narrow, false).unwrap()), (bytes.clone(), None));
+        let (_home, other) = saved(300, false);
+        assert_eq!(chosen(&other, false).unwrap(), None);
+        let e = chosen(&other, true).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().contains("vocabulary of 300"), "{e}");
+        assert!(e.to_string().contains("--tokenizer, or 'bytes'"), "{e}");
+        assert!(matches!(other.tokenizer(Some("bytes"), true), Ok(Some(Tokenizer::Bytes))));
+    }
 }

@@ -26,6 +26,7 @@ impl Numbers {
         at_least_one("--steps", args.steps)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         at_least_one("--accumulate", args.accumulate)?;
+        at_least_one("--eval-tokens", args.eval_tokens)?;
         Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
     }
 }
@@ -43,7 +44,9 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
         weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
     };
-    let clip = number("--clip", args.clip, "at least 0 (0 clips nothing)", |x| x >= 0.0)?;
+    let clip = number("--clip", args.clip, "above 0 in 32 bits, or 0 (0 clips nothing)", |x| {
+        x == 0.0 || x as f32 > 0.0
+    })?;
     Ok(zero::Config {
         stage: args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?,
         bucket_bytes,

@@ -1,15 +1,20 @@
-//! Files of tokens, mapped: llm.c's format (256 little-endian int32 of header, then the tokens), or plain bytes.
+//! Files of tokens: llm.c's format (256 little-endian int32 of header, then the tokens), or plain bytes.
+//!
+//! Tokens are read with positioned reads, not mapped: the same page cache serves all ranks of a machine, and a file
+//! that shrinks meanwhile is an error instead of a SIGBUS.
 
 use crate::error::{Error, Result};
 use crate::unfinished::NewFile;
-use memmap2::Mmap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const HEADER: usize = 256 * 4;
 /// The count is an int32.
 const MOST: u64 = i32::MAX as u64;
+/// Bytes read and widened at once, on the stack.
+const CHUNK: usize = 4096;
 
 /// How wide a token of llm.c's format is; `U8` is text without a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +33,11 @@ impl TokenWidth {
         if vocab <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
     }
 
+    /// Tokens that it tells apart.
+    pub(super) fn vocab(self) -> usize {
+        1 << (8 * self.bytes())
+    }
+
     fn bytes(self) -> usize {
         match self {
             TokenWidth::U8 => 1,
@@ -40,11 +50,14 @@ impl TokenWidth {
         if self == TokenWidth::U8 { 0 } else { HEADER }
     }
 
-    /// The header of llm.c's format for `count` tokens, for those who write elsewhere than to a path.
+    /// The header of llm.c's format for `count` tokens, for those who write elsewhere than to a path; nothing for `U8`.
     ///
     /// # Errors
     /// More tokens than the format can count.
     pub fn header_for(self, count: usize) -> Result<Vec<u8>> {
+        if self == TokenWidth::U8 {
+            return Ok(vec![]);
+        }
         let count = i32::try_from(count).map_err(|_| {
             Error::config(format!("{count} tokens are too many for one file of tokens: it holds {MOST}"))
         })?;
@@ -63,30 +76,31 @@ impl TokenWidth {
     }
 }
 
-/// A mapped file of tokens. Pages come from the page cache as they are touched, so all ranks of a machine share
-/// them. The file must not shrink while it is open.
+/// An open file of tokens. One that is replaced by another of its name stays what it was; one that is written to while
+/// it is open changes.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
-    map: Option<Mmap>,
+    file: File,
     width: TokenWidth,
     len: usize,
 }
 
 impl TokenFile {
-    /// Maps a file in llm.c's format.
+    /// Opens a file in llm.c's format.
     ///
     /// # Errors
     /// A magic or version of no such format, or a size other than the header's count asks for.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let map = map(path)?;
-        let bytes: &[u8] = map.as_deref().unwrap_or_default();
+        let (file, size) = regular(path)?;
         let problem = |text: String| Error::format(path, format!("not a file of tokens: {text}"));
-        if bytes.len() < HEADER {
-            return Err(problem(format!("it has {} bytes, and the header alone has {HEADER}", bytes.len())));
+        if size < HEADER as u64 {
+            return Err(problem(format!("it has {size} bytes, and the header alone has {HEADER}")));
         }
-        let field = |i: usize| bytes.as_chunks::<4>().0.get(i).map_or(0, |b| i32::from_le_bytes(*b));
+        let mut header = [0u8; 12];
+        file.read_exact_at(&mut header, 0).map_err(|e| Error::system("read", path, e))?;
+        let field = |i: usize| header.as_chunks::<4>().0.get(i).map_or(0, |b| i32::from_le_bytes(*b));
         let (magic, version, count) = (field(0), field(1), field(2));
         let known = [TokenWidth::U16, TokenWidth::U32];
         let Some(width) = known.into_iter().find(|w| w.magic_and_version().0 == magic) else {
@@ -98,26 +112,24 @@ impl TokenFile {
             let wanted = width.magic_and_version().1;
             return Err(problem(format!("magic {magic} comes with version {wanted}, and it has {version}")));
         }
-        let expected = usize::try_from(count).ok().map(|n| HEADER + n * width.bytes());
-        if expected != Some(bytes.len()) {
+        let expected = u64::try_from(count).ok().map(|n| HEADER as u64 + n * width.bytes() as u64);
+        if expected != Some(size) {
             let expected = expected.map_or("an impossible size".into(), |n| format!("{n} bytes"));
             return Err(problem(format!(
-                "its header counts {count} tokens, so {expected}, and it has {} bytes",
-                bytes.len()
+                "its header counts {count} tokens, so {expected}, and it has {size} bytes"
             )));
         }
-        Ok(TokenFile { path: path.to_owned(), width, len: count as usize, map })
+        Ok(TokenFile { path: path.to_owned(), width, len: count as usize, file })
     }
 
-    /// Maps any file as tokens of one byte each.
+    /// Opens any file as tokens of one byte each.
     ///
     /// # Errors
     /// The system's refusal, or no regular file.
     pub fn open_bytes(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let map = map(path)?;
-        let len = map.as_ref().map_or(0, |m| m.len());
-        Ok(TokenFile { path: path.to_owned(), width: TokenWidth::U8, len, map })
+        let (file, size) = regular(path)?;
+        Ok(TokenFile { path: path.to_owned(), width: TokenWidth::U8, len: size as usize, file })
     }
 
     /// Whether a file starts like llm.c's format, so that [`open`](Self::open) is the way to read it.
@@ -127,9 +139,9 @@ impl TokenFile {
     pub fn looks_like(path: impl AsRef<Path>) -> Result<bool> {
         let path = path.as_ref();
         let mut start = [0u8; 4];
-        match regular(path)?.read_exact(&mut start) {
+        match regular(path)?.0.read_exact(&mut start) {
             Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(false),
             Err(e) => return Err(Error::system("read", path, e)),
         }
         let magic = i32::from_le_bytes(start);
@@ -156,49 +168,56 @@ impl TokenFile {
         self.len == 0
     }
 
-    /// The stored tokens as bytes, without the header.
-    pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().map_or(&[], |m| &m[self.width.header()..])
+    /// Tokens `start..start + out.len()`, which are below `len`. Allocates nothing unless it fails.
+    ///
+    /// # Errors
+    /// The system's refusal, or a file that became shorter since it was opened.
+    pub fn read(&self, start: usize, out: &mut [u32]) -> Result<()> {
+        let size = self.width.bytes();
+        let mut bytes = [0u8; CHUNK];
+        let mut offset = (self.width.header() + start * size) as u64;
+        for part in out.chunks_mut(CHUNK / size) {
+            let bytes = &mut bytes[..part.len() * size];
+            self.file.read_exact_at(bytes, offset).map_err(|e| self.unreadable(e))?;
+            offset += bytes.len() as u64;
+            match self.width {
+                TokenWidth::U8 => part.iter_mut().zip(bytes).for_each(|(t, b)| *t = u32::from(*b)),
+                TokenWidth::U16 => {
+                    let stored = bytes.as_chunks::<2>().0;
+                    part.iter_mut().zip(stored).for_each(|(t, b)| *t = u32::from(u16::from_le_bytes(*b)));
+                }
+                TokenWidth::U32 => {
+                    let stored = bytes.as_chunks::<4>().0;
+                    part.iter_mut().zip(stored).for_each(|(t, b)| *t = u32::from_le_bytes(*b));
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Tokens `start..start + out.len()`. Panics when they pass the end.
-    pub fn read(&self, start: usize, out: &mut [u32]) {
-        let size = self.width.bytes();
-        let bytes = &self.bytes()[start * size..(start + out.len()) * size];
-        match self.width {
-            TokenWidth::U8 => out.iter_mut().zip(bytes).for_each(|(t, b)| *t = u32::from(*b)),
-            TokenWidth::U16 => {
-                let stored = bytes.as_chunks::<2>().0;
-                out.iter_mut().zip(stored).for_each(|(t, b)| *t = u32::from(u16::from_le_bytes(*b)));
-            }
-            TokenWidth::U32 => {
-                let stored = bytes.as_chunks::<4>().0;
-                out.iter_mut().zip(stored).for_each(|(t, b)| *t = u32::from_le_bytes(*b));
-            }
+    fn unreadable(&self, error: std::io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::UnexpectedEof => Error::format(
+                &self.path,
+                format!(
+                    "had {} tokens when it was opened and has fewer now: a file must not change during a run",
+                    self.len
+                ),
+            ),
+            _ => Error::system("read", &self.path, error),
         }
     }
 }
 
-/// Opening a pipe would wait for its writer for ever, a directory cannot be mapped.
-fn regular(path: &Path) -> Result<File> {
-    let metadata = fs::metadata(path).map_err(|e| Error::system("open", path, e))?;
-    if !metadata.is_file() {
+/// The open file and its bytes. Opening a pipe would wait for its writer for ever, a directory has no tokens.
+fn regular(path: &Path) -> Result<(File, u64)> {
+    let refused = |e| Error::system("open", path, e);
+    if !fs::metadata(path).map_err(refused)?.is_file() {
         return Err(Error::format(path, "not a regular file"));
     }
-    File::open(path).map_err(|e| Error::system("open", path, e))
-}
-
-/// None for an empty file, which cannot be mapped.
-fn map(path: &Path) -> Result<Option<Mmap>> {
-    let file = regular(path)?;
-    let len = file.metadata().map_err(|e| Error::system("open", path, e))?.len();
-    if len == 0 {
-        return Ok(None);
-    }
-    // SAFETY: the mapping is read-only and its bytes are only ever copied out, so a writer elsewhere changes values
-    // and nothing else; that the file must not shrink is documented on `TokenFile`.
-    let map = unsafe { Mmap::map(&file) };
-    map.map(Some).map_err(|e| Error::system("map", path, e))
+    let file = File::open(path).map_err(refused)?;
+    let size = file.metadata().map_err(refused)?.len();
+    Ok((file, size))
 }
 
 /// Writes a file in llm.c's format, streaming; it appears under its name only when it is complete.
@@ -265,6 +284,11 @@ impl TokenWriter {
         Ok(())
     }
 
+    /// Whether no token came yet.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Writes the header, syncs, and gives the file its name; gives back the number of tokens.
     ///
     /// # Errors
@@ -312,9 +336,9 @@ mod tests {
             assert!(TokenFile::looks_like(&path).unwrap());
             let file = TokenFile::open(&path).unwrap();
             let mut out = vec![0; 70_000];
-            file.read(0, &mut out);
+            file.read(0, &mut out).unwrap();
             assert_eq!(out, tokens);
-            file.read(69_999, &mut out[..1]);
+            file.read(69_999, &mut out[..1]).unwrap();
             assert_eq!(out[0], tokens[69_999]);
         }
         assert_eq!(TokenWidth::for_vocab(65_536), TokenWidth::U16);
@@ -364,10 +388,26 @@ mod tests {
         assert!(!TokenFile::looks_like(&path).unwrap());
         let file = TokenFile::open_bytes(&path).unwrap();
         let mut out = [0; 3];
-        file.read(0, &mut out);
-        assert_eq!((out, file.bytes()), ([97, 0xc3, 0xa9], "aé".as_bytes()));
+        file.read(0, &mut out).unwrap();
+        assert_eq!((out, file.len()), ([97, 0xc3, 0xa9], 3));
         fs::write(home.path().join("empty"), "").unwrap();
         assert!(TokenFile::open_bytes(home.path().join("empty")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_file_that_shrinks_is_an_error_and_one_that_is_replaced_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.bin");
+        let mut out = [0; 3];
+        write(&path, TokenWidth::U16, &[1, 2, 3]);
+        let file = TokenFile::open(&path).unwrap();
+        write(&path, TokenWidth::U16, &[4]);
+        file.read(0, &mut out).unwrap();
+        assert_eq!(out, [1, 2, 3]);
+        let file = TokenFile::open(&path).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(1025).unwrap();
+        let text = file.read(0, &mut out[..1]).unwrap_err().to_string();
+        assert!(text.contains("t.bin") && text.contains("had 1 tokens when it was opened"), "{text}");
     }
 
     #[test]

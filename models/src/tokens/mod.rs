@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Where tokens come from.
 #[derive(Debug)]
 pub enum Source {
-    /// A mapped file: llm.c's format, or text whose bytes are the tokens.
+    /// A file: llm.c's format, or text whose bytes are the tokens.
     File(TokenFile),
     /// Tokens that were made in memory, such as by a tokenizer; `name` is for errors.
     Memory {
@@ -58,9 +58,9 @@ impl Source {
     }
 
     /// Tokens `start..start + out.len()`, which exist.
-    fn read(&self, start: usize, out: &mut [u32]) {
+    fn read(&self, start: usize, out: &mut [u32]) -> Result<()> {
         match self {
-            Source::File(file) => file.read(start, out),
+            Source::File(file) => file.read(start, out)?,
             Source::Memory { tokens, .. } => out.copy_from_slice(&tokens[start..start + out.len()]),
             Source::Random { seed, vocab, .. } => {
                 let stream = Stream::new(*seed, "tokens");
@@ -68,6 +68,16 @@ impl Source {
                     *token = below(stream.bits(index), *vocab as u64) as u32;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Whether some token may be outside a vocabulary of so many.
+    fn may_pass(&self, vocab: usize) -> bool {
+        match self {
+            Source::File(file) => vocab < file.width().vocab(),
+            Source::Memory { .. } => true,
+            Source::Random { vocab: below, .. } => vocab < *below,
         }
     }
 }
@@ -111,7 +121,8 @@ impl Tokens {
     /// Tokens `start..start + out.len()`. Allocates nothing unless it fails.
     ///
     /// # Errors
-    /// The range passes the end, or one of its tokens is outside the vocabulary; both name the place.
+    /// The range passes the end, one of its tokens is outside the vocabulary, or its file cannot be read; each names
+    /// the place.
     pub fn read(&self, start: usize, out: &mut [u32]) -> Result<()> {
         if out.len() > self.len() || start > self.len() - out.len() {
             let (count, len) = (out.len(), self.len());
@@ -124,7 +135,7 @@ impl Tokens {
             let part = (self.starts[source + 1] - at).min(out.len() - done);
             let within = at - self.starts[source];
             let part = &mut out[done..done + part];
-            self.sources[source].read(within, part);
+            self.sources[source].read(within, part)?;
             if let Some(bad) = part.iter().position(|&t| t as usize >= self.vocab) {
                 return Err(Error::config(format!(
                     "token {} of {} is {}, and the model's vocabulary is {}: a model of a larger vocabulary or \
@@ -137,6 +148,23 @@ impl Tokens {
             }
             done += part.len();
             source += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads all tokens of files that may hold some outside the vocabulary, so that none is met after hours.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn check(&self) -> Result<()> {
+        let mut some = vec![0; 1 << 16];
+        for (source, bounds) in self.sources.iter().zip(self.starts.windows(2)) {
+            if source.may_pass(self.vocab) {
+                for start in (bounds[0]..bounds[1]).step_by(some.len()) {
+                    let count = some.len().min(bounds[1] - start);
+                    self.read(start, &mut some[..count])?;
+                }
+            }
         }
         Ok(())
     }
@@ -190,6 +218,8 @@ mod tests {
         tokens.read(0, &mut [0; 3]).unwrap();
         let text = tokens.read(1, &mut [0; 3]).unwrap_err().to_string();
         assert!(text.contains("token 1 of a.txt is 5") && text.contains("vocabulary is 5"), "{text}");
+        assert_eq!(tokens.check().unwrap_err().to_string(), text);
+        Tokens::new(vec![memory(&[0, 1]), memory(&vec![4; 100_000])], 5).check().unwrap();
     }
 
     #[test]

@@ -46,9 +46,21 @@ impl Windows {
         Ok(Windows { range, length })
     }
 
-    /// Whole windows, (tokens - 1) / T; what remains behind the last is left out.
+    /// Whole windows, (tokens - 1) / T.
     pub fn count(&self) -> usize {
         (self.range.len() - 1) / self.length
+    }
+
+    /// Inputs that have a target behind the last whole window, fewer than T.
+    pub fn rest(&self) -> usize {
+        (self.range.len() - 1) % self.length
+    }
+
+    /// The first of these windows, whole ones of at most `tokens` inputs in all, but at least one.
+    pub fn first(&self, tokens: usize) -> Windows {
+        let count = (tokens / self.length).clamp(1, self.count());
+        let range = self.range.start..self.start(count) + 1;
+        Windows { range, length: self.length }
     }
 
     /// Inputs of a window, T.
@@ -61,13 +73,20 @@ impl Windows {
         self.range.start + window * self.length
     }
 
-    /// Fills inputs and targets, both (rows, T), with the `rows` windows from `first`, as an evaluation does that
-    /// takes each window once.
+    /// Fills inputs and targets, both (rows, `length`), with the beginnings of the `rows` windows from `first`, as an
+    /// evaluation does that takes each window once: whole, with T as `length`, and what follows them.
     ///
     /// # Errors
     /// Those of [`Tokens::read`].
-    pub fn read(&self, tokens: &Tokens, first: usize, inputs: &mut [u32], targets: &mut [u32]) -> Result<()> {
-        fill(tokens, self.length, inputs, targets, |row| self.start(first + row))
+    pub fn read(
+        &self,
+        tokens: &Tokens,
+        first: usize,
+        length: usize,
+        inputs: &mut [u32],
+        targets: &mut [u32],
+    ) -> Result<()> {
+        fill(tokens, length, inputs, targets, |row| self.start(first + row))
     }
 }
 
@@ -278,8 +297,22 @@ mod tests {
         let windows = Windows::new(held_out, 64).unwrap();
         assert_eq!(windows.count(), 1);
         let (mut inputs, mut targets) = (vec![0; 64], vec![0; 64]);
-        windows.read(&tokens, 0, &mut inputs, &mut targets).unwrap();
+        windows.read(&tokens, 0, 64, &mut inputs, &mut targets).unwrap();
         assert_eq!((inputs[0], targets[63]), (900, 964));
+        // What follows has no 64 tokens more.
+        assert_eq!(windows.rest(), 35);
+        windows.read(&tokens, 1, 35, &mut inputs[..35], &mut targets[..35]).unwrap();
+        assert_eq!((inputs[0], targets[34]), (964, 999));
+    }
+
+    #[test]
+    fn the_first_windows_are_whole_and_at_least_one() {
+        let windows = Windows::new(100..190, 9).unwrap();
+        assert_eq!((windows.count(), windows.rest()), (9, 8));
+        for (tokens, count) in [(0, 1), (17, 1), (18, 2), (80, 8), (81, 9), (usize::MAX, 9)] {
+            let first = windows.first(tokens);
+            assert_eq!((first.count(), first.rest(), first.start(0)), (count, 0, 100), "{tokens}");
+        }
     }
 
     #[test]
