@@ -21,20 +21,20 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Checks the flags; also gives the name of the transport between nodes.
+    /// Checks what goes over `transport` between `world` ranks; also gives the name of the transport between nodes.
     ///
     /// # Errors
-    /// Transports that do not go together, nodes that nothing asks about, a link that cannot be read.
-    pub fn plan(args: &RankArgs) -> Result<(Self, &str)> {
-        let (inside, between) = match args.transport.split_once('+') {
-            None => (None, args.transport.as_str()),
+    /// Transports that do not go together, nodes that nothing asks about or that there cannot be, a link that cannot be
+    /// read or has nothing between its ends.
+    pub fn plan<'a>(transport: &'a str, args: &RankArgs, world: usize) -> Result<(Self, &'a str)> {
+        let (inside, between) = match transport.split_once('+') {
+            None => (None, transport),
             Some(("shm", between @ ("shm" | "ucx" | "mpi"))) => (Some(Transport::Shm), between),
             Some(("threads", "threads")) => (Some(Transport::Threads), "threads"),
             Some(_) => {
                 return Err(Failure::usage(format!(
-                    "--transport {}: inside nodes and between them there are shm+ucx and shm+mpi, and to try out nodes \
-                     on one host shm+shm and threads+threads",
-                    args.transport
+                    "--transport {transport}: inside nodes and between them there are shm+ucx and shm+mpi, and to try \
+                     out nodes on one host shm+shm and threads+threads"
                 )));
             }
         };
@@ -48,17 +48,24 @@ impl Layers {
                 ))
             })
         };
-        let per_node: Option<PerNode> = args.ranks_per_node.as_ref().map(by_hand).transpose()?;
+        let mut per_node: Option<PerNode> = args.ranks_per_node.as_ref().map(by_hand).transpose()?;
         if let (Some(given), None, None) = (per_node, inside, link) {
             return Err(Failure::usage(format!(
                 "--ranks-per-node {given} says which ranks share a node, and transport {between} makes no difference \
                  between nodes: take --transport shm+ucx or shm+mpi, or --emulate-link"
             )));
         }
-        if link.is_some_and(|link| link.inside.is_some()) && inside.is_none() && per_node.is_none() {
+        if link.is_some_and(|link| link.inside.is_some()) && per_node.is_none() {
             return Err(Failure::usage(
                 "--emulate-link has a link inside nodes, but every rank is a node: give --ranks-per-node",
             ));
+        }
+        if let Some(given) = per_node {
+            possible(given, world, link.is_some())?;
+        }
+        // What is asked for is a link between ranks: hosts would leave none between those of one.
+        if link.is_some() && inside.is_some() {
+            per_node = per_node.or(Some(PerNode::Block(1)));
         }
         Ok((Layers { inside, per_node, link }, between))
     }
@@ -123,6 +130,24 @@ impl Layers {
     }
 }
 
+/// Whether `world` ranks can have nodes of so many, and whether something is between those if a link is.
+fn possible(given: PerNode, world: usize, link: bool) -> Result<()> {
+    let (PerNode::Block(each) | PerNode::Cyclic(each)) = given;
+    let ranks = format!("{world} rank{}", if world == 1 { "" } else { "s" });
+    if each > world {
+        return Err(Failure::usage(format!(
+            "--ranks-per-node {given}: with {ranks} in all, a node has from 1 to {world}"
+        )));
+    }
+    if link && world > 1 && each == world {
+        return Err(Failure::usage(format!(
+            "--ranks-per-node {given} puts all {ranks} on one node, and --emulate-link is between nodes: take a number \
+             below {world}"
+        )));
+    }
+    Ok(())
+}
+
 /// The transport between nodes, out of a label or what `--transport` says.
 pub fn between(label: &str) -> &str {
     let name = label.split(['/', '@']).next().unwrap_or_default();
@@ -140,7 +165,8 @@ mod tests {
         let Command::Train(args) = Cli::try_parse_from(words).expect(flags).command else {
             panic!("{flags}")
         };
-        Layers::plan(&args.ranks).map(|(layers, between)| (layers, between.to_owned()))
+        let (transport, world) = (args.ranks.transport.clone(), args.ranks.ranks.unwrap_or(8));
+        Layers::plan(&transport, &args.ranks, world).map(|(layers, between)| (layers, between.to_owned()))
     }
 
     #[test]
@@ -169,6 +195,16 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_link_every_rank_is_a_node_unless_told_otherwise() {
+        let label = |flags: &str| plan(flags).expect(flags).0.label(Transport::Shm);
+        let link = "--emulate-link latency=1us";
+        assert_eq!(label(&format!("--transport shm+shm {link}")), "shm+shm/1@latency=1us");
+        assert_eq!(label(&format!("--transport shm+shm --ranks-per-node 4 {link}")), "shm+shm/4@latency=1us");
+        assert_eq!(label("--transport shm+shm"), "shm+shm");
+        assert_eq!(label("--transport shm+shm --ranks-per-node 8"), "shm+shm/8");
+    }
+
+    #[test]
     fn what_does_not_go_together_is_refused_with_what_would() {
         for (flags, words) in [
             ("--transport ucx+shm", &["ucx+shm", "shm+ucx"][..]),
@@ -178,6 +214,22 @@ mod tests {
             ("--transport shm+ucx --ranks-per-node 2:plane", &["2:plane", "block", "4:cyclic"]),
             ("--emulate-link latency=fast", &["--emulate-link latency=fast", "'fast' is not like 20us"]),
             ("--emulate-link latency=1us,inside-latency=1us", &["inside nodes", "--ranks-per-node"]),
+            (
+                "--transport shm+shm --emulate-link latency=1us,inside-latency=1us",
+                &["inside nodes", "--ranks-per-node"],
+            ),
+            (
+                "--ranks 4 --transport shm+shm --ranks-per-node 9",
+                &["--ranks-per-node 9", "4 ranks", "from 1 to 4"],
+            ),
+            (
+                "--ranks 4 --transport shm+shm --ranks-per-node 4:cyclic --emulate-link latency=1us",
+                &["--ranks-per-node 4:cyclic", "all 4 ranks on one node", "below 4"],
+            ),
+            (
+                "--ranks 2 --transport shm --ranks-per-node 2 --emulate-link latency=1us",
+                &["--ranks-per-node 2", "all 2 ranks on one node", "below 2"],
+            ),
         ] {
             let e = plan(flags).expect_err(flags);
             assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");

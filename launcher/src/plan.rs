@@ -1,9 +1,11 @@
 //! From literal flags to a validated plan: everything that can be checked is checked before any rank starts.
 
+mod asked;
 mod model;
 mod numbers;
 mod ranks;
 
+pub use asked::Asked;
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
 pub use ranks::Ranks;

@@ -34,24 +34,30 @@ impl Transport {
         }
     }
 
-    /// What `--transport NAME` means on this machine.
+    /// What `--transport NAME` means; none: auto.
     ///
     /// # Errors
-    /// An unknown name, or a transport that cannot be used here.
-    pub fn choose(name: &str, identity: Option<&Identity>) -> Result<Self> {
-        let chosen = match name {
-            "auto" => Self::automatic(identity)?,
-            "shm" => Transport::Shm,
-            "threads" => Transport::Threads,
-            "mpi" => Transport::Mpi,
-            "ucx" => Transport::Ucx,
-            _ => {
-                return Err(Failure::usage(format!(
-                    "transport '{name}' is not known: there are shm and threads, mpi and ucx, and auto, which chooses; and nccl \
-                     between GPUs"
-                )));
-            }
-        };
+    /// An unknown name.
+    pub fn named(name: &str) -> Result<Option<Self>> {
+        match name {
+            "auto" => Ok(None),
+            "shm" => Ok(Some(Transport::Shm)),
+            "threads" => Ok(Some(Transport::Threads)),
+            "mpi" => Ok(Some(Transport::Mpi)),
+            "ucx" => Ok(Some(Transport::Ucx)),
+            _ => Err(Failure::usage(format!(
+                "transport '{name}' is not known: there are shm and threads, mpi and ucx, and auto, which chooses; and nccl \
+                 between GPUs"
+            ))),
+        }
+    }
+
+    /// What was asked for, or else what is fastest.
+    ///
+    /// # Errors
+    /// A transport that cannot be used here.
+    pub fn choose(asked: Option<Self>, identity: Option<&Identity>) -> Result<Self> {
+        let chosen = asked.map_or_else(|| Self::automatic(identity), Ok)?;
         match chosen.obstacle() {
             Some(why) => Err(Failure::usage(format!(
                 "transport {} cannot be used: {why}; --transport threads needs none of that",
@@ -141,9 +147,10 @@ mod tests {
 
     #[test]
     fn a_transport_that_cannot_be_had_says_what_can() {
-        assert_eq!(Transport::choose("auto", None).unwrap(), Transport::Shm);
-        assert_eq!(Transport::choose("threads", None).unwrap(), Transport::Threads);
-        let e = Transport::choose("pigeon", None).unwrap_err();
+        assert_eq!(Transport::choose(None, None).unwrap(), Transport::Shm);
+        assert_eq!(Transport::choose(Some(Transport::Threads), None).unwrap(), Transport::Threads);
+        assert_eq!(Transport::named("auto").unwrap(), None);
+        let e = Transport::named("pigeon").unwrap_err();
         assert!(
             e.code() == 2 && e.to_string().contains("'pigeon'") && e.to_string().contains("shm and threads")
         );

@@ -52,6 +52,18 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce --transport ucx+shm", &["ucx+shm", "shm+ucx", "shm+mpi"]),
         ("all_reduce --transport shm --ranks-per-node 2", &["--ranks-per-node 2", "--emulate-link"]),
         ("all_reduce --transport shm+shm --ranks-per-node 0", &["--ranks-per-node 0", "at least 1"]),
+        (
+            "all_reduce --transport shm+shm --ranks-per-node 9",
+            &["--ranks-per-node 9", "2 ranks", "from 1 to 2"],
+        ),
+        (
+            "all_reduce --transport shm+shm --ranks-per-node 2 --emulate-link latency=1us",
+            &["--ranks-per-node 2", "one node", "below 2"],
+        ),
+        (
+            "all_reduce --transport nccl --emulate-link latency=1us",
+            &["--emulate-link", "NCCL", "--transport shm"],
+        ),
         ("all_reduce --emulate-link latency=20", &["--emulate-link latency=20", "ns, us, ms, s"]),
         ("all_reduce --emulate-link width=1us", &["width is unknown", "latency, bandwidth"]),
         ("all_reduce --emulate-link latency=1us --algo native", &["--algo native"]),

@@ -34,6 +34,9 @@ fn a_link_bounds_time_and_bandwidth() {
         ("send_recv --transport shm", "shm", 1000.0 + 5242.88),
         ("all_reduce --transport shm", "shm", 1000.0 + 5242.88),
         ("all_gather --transport shm+shm --ranks-per-node 1", "shm+shm/1", 1000.0 + 2621.44),
+        // Behind a link a rank is a node.
+        ("all_gather --transport shm+shm", "shm+shm/1", 1000.0 + 2621.44),
+        ("all_gather --transport threads+threads", "threads+threads/1", 1000.0 + 2621.44),
     ] {
         let bench = bench();
         let flags =

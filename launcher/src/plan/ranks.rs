@@ -1,6 +1,6 @@
 //! How many ranks there are, and how they reach each other.
 
-use super::usage;
+use super::{Asked, usage};
 use crate::agree::Signature;
 use crate::args::RankArgs;
 use crate::bench::tuning;
@@ -91,23 +91,15 @@ impl Ranks {
         let processors = bootstrap::processors_of_host(identity);
         let crowded = Some(here > processors);
         let threads = args.threads.unwrap_or_else(|| (processors / here).clamp(1, bootstrap::processors()));
-        if threads == 0 || threads > 1024 {
-            return usage(format!("--threads {threads}: a rank computes with 1 to 1024 threads"));
-        }
-        let rendezvous_timeout = patience("--rendezvous-timeout", args.rendezvous_timeout)?;
-        let deadline = patience("--call-timeout", args.call_timeout)?;
-        let (nccl, host) = match args.transport.strip_prefix("nccl") {
-            Some("") => (true, "auto"),
-            Some(rest) if rest.starts_with('+') => (true, &rest[1..]),
-            _ => (false, args.transport.as_str()),
-        };
-        let args = &RankArgs { transport: host.to_owned(), ..args.clone() };
+        let Asked { nccl, transport, mut layers, rendezvous_timeout, deadline } = Asked::new(args, world)?;
         if let (true, Some(why)) = (nccl, gpus::obstacle()) {
             return usage(format!("transport nccl cannot be used: {why}"));
         }
-        let (mut layers, between) = Layers::plan(args)?;
-        let transport = Transport::choose(between, identity)?;
-        if between == "auto" && matches!(transport, Transport::Mpi | Transport::Ucx) {
+        let automatic = transport.is_none();
+        let transport = Transport::choose(transport, identity)?;
+        // Behind a link every rank is a node, unless nodes were asked for.
+        let alone = layers.link.is_some() && layers.per_node.is_none();
+        if automatic && !alone && matches!(transport, Transport::Mpi | Transport::Ucx) {
             layers.inside = Some(Transport::Shm);
         }
         let (label, tuning) = (layers.label(transport), layers.tuning(world));
@@ -160,14 +152,6 @@ impl Ranks {
             )),
             false => Ok(()),
         }
-    }
-}
-
-/// For how long ranks wait for each other.
-fn patience(flag: &str, seconds: f64) -> Result<Duration> {
-    match seconds > 0.0 && seconds <= 1e6 {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => usage(format!("{flag} {seconds}: ranks wait for more than 0 and at most 1e6 s")),
     }
 }
 

@@ -1,0 +1,62 @@
+//! What flags ask of ranks, as far as it makes sense on any machine.
+
+use super::usage;
+use crate::args::RankArgs;
+use crate::failure::Result;
+use crate::layers::Layers;
+use crate::transports::Transport;
+use std::time::Duration;
+
+/// The most compute threads of a rank.
+const MOST_THREADS: usize = 1024;
+
+/// Flags about ranks that have been read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Asked {
+    /// Whether memory of GPUs goes over NCCL.
+    pub nccl: bool,
+    /// What reaches every rank; none: what does so fastest, which is auto.
+    pub transport: Option<Transport>,
+    /// What lies over that.
+    pub layers: Layers,
+    /// How long ranks wait for each other at the start.
+    pub rendezvous_timeout: Duration,
+    /// And later.
+    pub deadline: Duration,
+}
+
+impl Asked {
+    /// Reads the flags of a run of `world` ranks.
+    ///
+    /// # Errors
+    /// What makes no sense wherever it runs.
+    pub fn new(args: &RankArgs, world: usize) -> Result<Self> {
+        if let Some(threads) = args.threads.filter(|&threads| threads == 0 || threads > MOST_THREADS) {
+            return usage(format!("--threads {threads}: a rank computes with 1 to {MOST_THREADS} threads"));
+        }
+        let rendezvous_timeout = patience("--rendezvous-timeout", args.rendezvous_timeout)?;
+        let deadline = patience("--call-timeout", args.call_timeout)?;
+        let (nccl, host) = match args.transport.strip_prefix("nccl") {
+            Some("") => (true, "auto"),
+            Some(rest) if rest.starts_with('+') => (true, &rest[1..]),
+            _ => (false, args.transport.as_str()),
+        };
+        if let (true, Some(link)) = (nccl, &args.emulate_link) {
+            return usage(format!(
+                "--emulate-link {link} holds back messages between hosts, and NCCL's go past it from GPU to GPU: take \
+                 --transport shm, ucx or mpi, or leave --emulate-link away"
+            ));
+        }
+        let (layers, between) = Layers::plan(host, args, world)?;
+        let transport = Transport::named(between)?;
+        Ok(Asked { nccl, transport, layers, rendezvous_timeout, deadline })
+    }
+}
+
+/// For how long ranks wait for each other.
+fn patience(flag: &str, seconds: f64) -> Result<Duration> {
+    match seconds > 0.0 && seconds <= 1e6 {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => usage(format!("{flag} {seconds}: ranks wait for more than 0 and at most 1e6 s")),
+    }
+}
