@@ -42,7 +42,7 @@ impl Listener {
                 Ok(Listener::Unix(listener))
             }
             Place::Tcp(address) => {
-                let port: u16 = address.rsplit_once(':').and_then(|(_, p)| p.parse().ok()).unwrap_or(0);
+                let (_, port) = hosts_and_port(address)?;
                 // Any address, not the one the name has here: /etc/hosts often says 127.0.1.1 for one's own name.
                 let listener =
                     TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))?;
@@ -79,7 +79,19 @@ impl Listener {
     }
 }
 
-/// Connects to whoever listens at `place`; none: nobody does yet.
+/// What stands before and after the last colon.
+fn hosts_and_port(address: &str) -> std::io::Result<(&str, u16)> {
+    let found = address.rsplit_once(':').and_then(|(hosts, port)| Some((hosts, port.parse().ok()?)));
+    found.filter(|&(_, port)| port > 0).ok_or_else(|| {
+        std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "an address is host:port, with a port from 1 to 65535",
+        )
+    })
+}
+
+/// Connects to whoever listens at `place`; none: nobody does yet. On Unix sockets the kernel says which user listens: a
+/// stranger there hears nothing, least of all the job's secret.
 pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
     let refused = |e: std::io::Error| Error::system(format!("connecting to {place}"), e);
     match place {
@@ -87,10 +99,18 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
             let address = SocketAddr::from_abstract_name(name).map_err(refused)?;
             let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(None) };
             stream.set_nonblocking(true).map_err(refused)?;
+            let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;
+            if peer.uid != rustix::process::geteuid() {
+                return Err(Error::Launch(format!(
+                    "user {} listens at {place}, where rank 0 of this job should: set CARAVAN_JOB to another name for all \
+                     ranks",
+                    peer.uid.as_raw()
+                )));
+            }
             Ok(Some(Stream::Unix(stream)))
         }
         Place::Tcp(address) => {
-            let (hosts, port) = address.rsplit_once(':').unwrap_or((address, "0"));
+            let (hosts, port) = hosts_and_port(address).map_err(refused)?;
             let (mut resolved, mut failed) = (Vec::new(), None);
             for host in hosts.split(',') {
                 match format!("{host}:{port}").to_socket_addrs() {
@@ -110,5 +130,41 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
             }
             Ok(None)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::Uid;
+
+    #[test]
+    fn an_address_without_a_port_is_no_place() {
+        for bad in ["node1", "node1:", "node1:0", "node1:x", "node1:70000"] {
+            let place = Place::Tcp(bad.into());
+            let said = [
+                Listener::bind(&place).err().unwrap().to_string(),
+                connect(&place).err().unwrap().to_string(),
+            ];
+            assert!(said.iter().all(|text| text.contains("host:port")), "{bad}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn a_stranger_at_the_meeting_point_is_told_nothing() {
+        if !harness::is_root() {
+            return harness::skip("acting as another user needs root");
+        }
+        let place = Place::Unix(format!("caravan-test-stranger-{}", std::process::id()));
+        let there = place.clone();
+        // Only the thread is another user, as it begins to listen.
+        let stranger = std::thread::spawn(move || {
+            rustix::thread::set_thread_uid(Uid::from_raw(65534)).unwrap();
+            Listener::bind(&there).unwrap()
+        });
+        let listener = stranger.join().unwrap();
+        let text = connect(&place).err().unwrap().to_string();
+        assert!(text.contains("user 65534 listens") && text.contains("CARAVAN_JOB"), "{text}");
+        drop(listener);
     }
 }
