@@ -71,6 +71,11 @@ impl From<collectives::Error> for Failure {
         match e {
             collectives::Error::PeerLost { .. } => Failure::Consequence(e.to_string()),
             collectives::Error::Unavailable { .. } => Failure::usage(e),
+            // Whoever shows a failure says first whose it is.
+            collectives::Error::Launch(text) => Failure::Run(text),
+            collectives::Error::Timeout { what, peer, after, .. } => {
+                Failure::run(format!("{what}: no answer from rank {peer} within {after:?}"))
+            }
             e => Failure::run(e),
         }
     }
@@ -89,6 +94,15 @@ impl From<zero::Error> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_does_not_repeat_whose_it_is() {
+        let text = |e: collectives::Error| Failure::from(e).to_string();
+        assert_eq!(text(collectives::Error::Launch("no host".into())), "no host");
+        let after = std::time::Duration::from_secs(7);
+        let late = collectives::Error::Timeout { what: "barrier".into(), rank: 1, peer: 2, after };
+        assert_eq!(text(late), "barrier: no answer from rank 2 within 7s");
+    }
 
     #[test]
     fn a_norm_that_is_not_finite_names_the_flags_that_help() {

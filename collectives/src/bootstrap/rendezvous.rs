@@ -47,9 +47,9 @@ impl Rendezvous {
             Some(address) => Place::Tcp(address.clone()),
             None if identity.local_size.is_some_and(|local| local < world) => {
                 return Err(Error::Launch(format!(
-                    "rank {rank} of {world} shares its host with {} ranks only and nothing says where rank 0 is; set \
+                    "the host of rank {rank} has {} of the {world} ranks and nothing says where rank 0 is; set \
                      CARAVAN_RENDEZVOUS=host:port, with the host of rank 0 and a free port, for all ranks",
-                    identity.local_size.unwrap_or(1) - 1
+                    identity.local_size.unwrap_or(1)
                 )));
             }
             None => Place::Unix(socket_name(&job, "world")),

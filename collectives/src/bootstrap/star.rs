@@ -371,11 +371,12 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> A
 fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], timeout: Duration) -> Error {
     let gone: Vec<usize> =
         joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
+    let they = if gone.len() == 1 { "it" } else { "they" };
     let hint = match place {
-        Place::Unix(_) => "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0",
-        Place::Tcp(_) => {
-            "they may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
-        }
+        Place::Unix(_) => "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0".to_owned(),
+        Place::Tcp(_) => format!(
+            "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
+        ),
     };
     Error::Launch(format!(
         "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}",
