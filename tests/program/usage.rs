@@ -106,6 +106,11 @@ fn a_launcher_that_disagrees_is_named() {
     };
     let two = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
     run("--ranks 3", &two).refusal(2, &["--ranks 3", "started 2"]);
+    // An interactive shell is a step of one task; what the sentence names starts ranks there.
+    let step = [("SLURM_STEP_ID", "0"), ("SLURM_STEPID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+    run("--ranks 2", &step)
+        .refusal(2, &["--ranks 2", "srun", "env -u SLURM_STEP_ID -u SLURM_STEPID caravan"]);
+    run("--steps 1 --micro-batch 1 --sample 0 --ranks 2", &step[2..]).success();
     run("--transport threads", &two).refusal(2, &["threads", "--transport shm"]);
     run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["CARAVAN_RANK=2"]);
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);

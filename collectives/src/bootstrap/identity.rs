@@ -29,6 +29,18 @@ impl Launcher {
             Launcher::Alone => "by hand",
         }
     }
+
+    /// Variables of this process's environment without which it would be nobody's rank.
+    pub fn marks(self) -> impl Iterator<Item = &'static str> {
+        let names: &[_] = match self {
+            Launcher::Caravan => &[variables::RANK, variables::WORLD],
+            Launcher::OpenMpi => &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"],
+            Launcher::Pmi => &["PMI_RANK", "PMI_SIZE"],
+            Launcher::Slurm => &["SLURM_STEP_ID", "SLURM_STEPID", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"],
+            Launcher::Alone => &[],
+        };
+        names.iter().copied().filter(|name| std::env::var_os(name).is_some())
+    }
 }
 
 /// This process among the processes of its job.

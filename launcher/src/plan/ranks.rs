@@ -69,9 +69,17 @@ impl Ranks {
     pub fn untuned(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
         let world = match (args.ranks, identity) {
             (Some(asked), Some(Identity { world, .. })) if asked != *world => {
-                return usage(format!(
-                    "--ranks {asked}, but the launcher started {world}: leave --ranks away under mpirun and srun"
-                ));
+                return usage(match identity.filter(|_| *world == 1) {
+                    Some(alone) => format!(
+                        "--ranks {asked}, but this process is the only rank that {} started: start {asked} with it, or \
+                         take 'env {} caravan ...', which starts them itself",
+                        alone.launcher.name(),
+                        alone.launcher.marks().map(|name| format!("-u {name}")).collect::<Vec<_>>().join(" ")
+                    ),
+                    None => format!(
+                        "--ranks {asked}, but the launcher started {world}: leave --ranks away under mpirun and srun"
+                    ),
+                });
             }
             (_, Some(there)) if there.world > MAX_SIZE => {
                 let (launcher, world) = (there.launcher.name(), there.world);
