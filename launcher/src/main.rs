@@ -46,7 +46,15 @@ use plan::TrainPlan;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|unreadable| {
+        let code = unreadable.exit_code();
+        // What cannot be printed is told by the exit code alone.
+        let _ = unreadable.print();
+        if unreadable.use_stderr() {
+            never_came(code as u8);
+        }
+        std::process::exit(code)
+    });
     if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl")) {
         gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref());
     }
@@ -60,7 +68,21 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => {
+            let code = failure.report();
+            // Who is told to the others, or who has started them, needs nobody to tell them.
+            if cli.command.ranks().is_some() && matches!(failure, Failure::Usage(_)) {
+                never_came(failure.code());
+            }
+            code
+        }
+    }
+}
+
+/// A rank that fails before there are ranks: the others may wait for it.
+fn never_came(code: u8) {
+    if let Ok(Some(identity)) = Identity::from_env() {
+        ranks::end_job(&identity, code);
     }
 }
 

@@ -97,11 +97,9 @@ fn as_rank(
             Failure::Usage(_) => out::note(format_args!("caravan: {failure}")),
             _ => out::note(format_args!("caravan: rank {}: {failure}", identity.rank)),
         }
-        // Ranks that have met notice a failure, and arguments that differ are noticed by all. Only who never came has
-        // to be ended, once the sentence has gone its way through the launcher.
-        if group.is_none() && matches!(failure, Failure::Run(_)) {
-            std::thread::sleep(SENTENCE);
-            identity.end_job(failure.code());
+        // Ranks that have met notice a failure. Only who never came has to be ended.
+        if group.is_none() && !matches!(failure, Failure::Consequence(_)) {
+            end_job(identity, failure.code());
         }
         return Err(Failure::Told { code: failure.code() });
     };
@@ -110,6 +108,15 @@ fn as_rank(
         board.announce(identity.rank, &failure.to_string());
     }
     Err(Failure::Told { code: failure.code() })
+}
+
+/// Ends the ranks that would wait for this one, which has failed before it met them, once its sentence has gone its way
+/// through the launcher.
+pub fn end_job(identity: &Identity, code: u8) {
+    if identity.launcher == Launcher::Pmi {
+        std::thread::sleep(SENTENCE);
+        identity.end_job(code);
+    }
 }
 
 /// The communicator over all ranks of the job, and its transport's own collectives if those are wanted.

@@ -208,6 +208,23 @@ fn a_mixed_launch_names_the_difference() {
     }
 }
 
+/// A rank whose flags make no sense never comes, and nobody waits for it.
+#[test]
+fn one_rank_with_nonsense_ends_the_job() {
+    for mpirun in Mpirun::tried() {
+        for nonsense in ["-o xor", "--speed 11"] {
+            let bench = bench();
+            let line = format!("{CARAVAN} bench all_reduce -b 1K -e 1K -n 1 --rendezvous-timeout 30");
+            let since = Instant::now();
+            let parts = [(1, line.as_str()), (1, &format!("{line} {nonsense}"))];
+            let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+            fails(&outcome, &[nonsense.split(' ').next().unwrap_or_default()]);
+            assert!(since.elapsed().as_secs() < 20, "{} {nonsense}: {outcome:?}", mpirun.program());
+            bench.nothing_left();
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_never_arrives_is_named() {
     for mpirun in Mpirun::tried() {
