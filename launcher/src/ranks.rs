@@ -151,12 +151,13 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             if meets {
                 drop(meet(ranks, identity, &options)?);
             }
-            let (mut transport, native) = mpi(ranks, identity)?;
-            if !meets {
-                let exchange = |blob: &[u8]| bootstrap::exchange(&mut *transport, blob, options.timeout);
-                agree::check_by(exchange, &ranks.signature())?;
-            }
-            (transport, native)
+            mpi(ranks, identity, &|transport| match meets {
+                true => Ok(()),
+                false => {
+                    let exchange = |blob: &[u8]| bootstrap::exchange(transport, blob, options.timeout);
+                    agree::check_by(exchange, &ranks.signature())
+                }
+            })?
         }
     };
     let transport = ranks.layers.over(
@@ -175,10 +176,15 @@ fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Res
     Ok(rendezvous)
 }
 
+/// What compares ranks that a transport has brought together.
+type Compare<'a> = &'a dyn Fn(&mut dyn collectives::transport::Transport) -> Result<()>;
+
+/// MPI between all ranks, which `compare` finds to be alike before they call anything together.
 #[cfg(feature = "mpi")]
 fn mpi(
     ranks: &Ranks,
     identity: &Identity,
+    compare: Compare<'_>,
 ) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
     use std::sync::mpsc::{RecvTimeoutError, channel};
     // Starting MPI blocks until every rank has come, and nothing but the end of the process gets out of it.
@@ -199,7 +205,7 @@ fn mpi(
     };
     drop(started);
     let _ = watch.join();
-    let transport = transport?;
+    let mut transport = transport?;
     let mine = (transport.rank(), transport.size());
     if mine != (rank, world) {
         return Err(Failure::usage(format!(
@@ -211,6 +217,7 @@ fn mpi(
             mine.1
         )));
     }
+    compare(&mut transport)?;
     let native = ranks.native.then(|| transport.native()).transpose()?;
     Ok((Box::new(transport), native))
 }
@@ -219,6 +226,7 @@ fn mpi(
 fn mpi(
     _ranks: &Ranks,
     _identity: &Identity,
+    _compare: Compare<'_>,
 ) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
     Err(Failure::usage(crate::transports::NO_MPI))
 }

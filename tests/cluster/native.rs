@@ -83,6 +83,22 @@ fn types_that_mpi_reduces_are_exact() {
     }
 }
 
+/// Not by a rank that waits for the others in a call that only `native` makes.
+#[test]
+fn one_rank_with_native_is_named_at_once() {
+    let Some(mpirun) = launcher() else { return };
+    let bench = bench();
+    let line = format!("{CARAVAN} bench all_reduce -b 1K -e 1K -n 1 --transport mpi --call-timeout 30");
+    let parts = [(1, line.as_str()), (1, &format!("{line} --algo native"))];
+    let since = std::time::Instant::now();
+    let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+    assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
+    let said = "different arguments: rank 1 with '--algo native', rank 0 with nothing";
+    assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+    assert!(since.elapsed().as_secs() < 20, "{:?}", since.elapsed());
+    bench.nothing_left();
+}
+
 #[test]
 fn what_mpi_cannot_do_is_refused_by_name() {
     let Some(mpirun) = launcher() else { return };

@@ -145,6 +145,8 @@ impl Ranks {
             let rule = rule.map_or("by the cost model".to_owned(), |rule| rule.to_string());
             ("--tuning", format!("{kind} {rule}"))
         }));
+        // The library is made ready for it by all ranks together.
+        all.extend(self.native.then(|| ("--algo", "native".to_owned())));
         all
     }
 
@@ -210,6 +212,7 @@ mod tests {
             assert_ne!(signature(flags), signature(""), "{flags}");
         }
         assert_eq!(signature("--threads 3 --call-timeout 7 --quiet"), signature(""));
+        assert_ne!(Ranks { native: true, ..plan("").unwrap() }.signature(), signature(""));
     }
 
     #[test]
