@@ -66,25 +66,27 @@ impl EvalPlan {
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
         let plan = EvalPlan { model, feed, windows, ranks, device, dtype, rows, json, quiet };
-        if identity.is_none() {
-            plan.check_memory(&batch)?;
-        }
+        plan.check_memory(&batch, identity)?;
         Ok(plan)
     }
 
-    /// Whether this machine can hold all ranks, each with the whole model. Found out only before they are started here:
-    /// ranks that others start may be on several machines.
-    fn check_memory(&self, batch: &MicroBatch) -> Result<()> {
+    /// Whether this machine can hold its ranks, each with the whole model. GPUs are looked at before ranks are started
+    /// here: those that others start may have been given some, which they look at themselves.
+    fn check_memory(&self, batch: &MicroBatch, identity: Option<&Identity>) -> Result<()> {
         let ranks = self.ranks.world;
         let Some(gpus) = self.device.gpus() else {
             let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
             let each = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
             return machine::check_memory(
                 ranks,
+                identity,
                 (each as u64).saturating_mul(ranks as u64),
                 "lower --micro-batch, --seq or --ranks, or take --dtype bf16 or a smaller --model",
             );
         };
+        if identity.is_some() {
+            return Ok(());
+        }
         for (gpu, room) in gpus.rooms(ranks) {
             device::check_evaluation(&gpu, room, batch, |batch| self.arena(batch))?;
         }

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::human;
-use collectives::bootstrap;
+use collectives::bootstrap::{self, Identity};
 use collectives::transport::shm::memory_limit;
 use serde_json::{Value, json};
 use std::fs;
@@ -81,12 +81,15 @@ impl Machine {
     }
 }
 
-/// Whether this machine can hold so many bytes of all of `ranks` ranks together: memory beyond a limit is not refused, it
-/// gets ranks killed.
+/// Whether this machine can hold its part of the `bytes` of all of `world` ranks together: memory beyond a limit is not
+/// refused, it gets ranks killed. `identity` is this process's place among them, if something has started those; how many
+/// of them are here is then its launcher's to say.
 ///
 /// # Errors
 /// What they would hold, what there is, and `advice`.
-pub fn check_memory(ranks: usize, bytes: u64, advice: &str) -> Result<()> {
+pub fn check_memory(world: usize, identity: Option<&Identity>, bytes: u64, advice: &str) -> Result<()> {
+    let Some(ranks) = identity.map_or(Some(world), |identity| identity.local_size) else { return Ok(()) };
+    let bytes = (u128::from(bytes) * ranks as u128).div_ceil(world.max(1) as u128) as u64;
     let have = Machine::probe().usable_memory();
     match bytes <= have {
         true => Ok(()),

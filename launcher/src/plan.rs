@@ -152,9 +152,7 @@ impl TrainPlan {
             save: args.save.clone(),
             sample: args.sample,
         };
-        if identity.is_none() {
-            plan.check_memory()?;
-        }
+        plan.check_memory(identity)?;
         Ok(plan)
     }
 
@@ -204,17 +202,19 @@ impl TrainPlan {
         }
     }
 
-    /// Whether this machine can hold all ranks. Found out only before they are started here: ranks that others
-    /// start may be on several machines.
-    fn check_memory(&self) -> Result<()> {
+    /// Whether this machine can hold its ranks. GPUs are looked at before ranks are started here: those that others start
+    /// may have been given some, which they look at themselves.
+    fn check_memory(&self, identity: Option<&Identity>) -> Result<()> {
         let need = self.need(&self.zero, &self.batch)?.memory;
-        for (gpu, room) in self.device.gpus().iter().flat_map(|gpus| gpus.rooms(self.ranks.world)) {
+        let gpus = self.device.gpus().filter(|_| identity.is_none());
+        for (gpu, room) in gpus.iter().flat_map(|gpus| gpus.rooms(self.ranks.world)) {
             device::check(self, &gpu, room)?;
         }
         let host = need.total() - need.on_device(self.zero.placement);
         let ranks = self.ranks.world;
         machine::check_memory(
             ranks,
+            identity,
             (host as u64).saturating_mul(ranks as u64),
             &memory_advice(&self.zero, self.batch.recompute),
         )

@@ -116,6 +116,21 @@ fn a_launcher_that_disagrees_is_named() {
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);
 }
 
+/// Each host looks whether it can hold its own ranks, whoever starts them.
+#[test]
+fn ranks_of_a_launcher_that_a_host_cannot_hold_are_refused() {
+    let bench = bench();
+    let train = "train --model llama-3.1-405b --data random --seq 64 --micro-batch 1";
+    for (local, holds) in [("4", "4 ranks would hold"), ("2", "2 ranks would hold")] {
+        for args in [train, "bench all_reduce -e 1024G", "bench overlap -e 1024G", "bench tune -e 1024G"] {
+            let mut command = bench.command(args);
+            command.envs([("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "8"), ("CARAVAN_LOCAL_SIZE", local)]);
+            bench.finish(command.spawn().unwrap()).refusal(2, &[holds, "TiB", "this machine has"]);
+        }
+    }
+    bench.nothing_left();
+}
+
 #[test]
 fn ranks_with_other_weights_or_another_tokenizer_are_named() {
     let bench = bench();

@@ -124,9 +124,9 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         }
         native::check(operation, plan.calls, ranks.transport)?;
     }
-    if identity.is_none() && !over_nccl {
+    if !over_nccl {
         let bytes = measure::footprint(&plan, ranks.native, ranks.world);
-        machine::check_memory(ranks.world, bytes, "lower -e, -m or --ranks")?;
+        machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e, -m or --ranks")?;
     }
     if let Some(figure) = &args.plot {
         check_figure("--plot", figure)?;

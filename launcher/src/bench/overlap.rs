@@ -40,10 +40,8 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
     ranks.bind = repeats.bind == Bind::Core;
-    if identity.is_none() {
-        let bytes = footprint(args, &repeats, dtype, ranks.world);
-        machine::check_memory(ranks.world, bytes, "lower -e or --ranks")?;
-    }
+    let bytes = footprint(args, &repeats, dtype, ranks.world);
+    machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
     }

@@ -32,16 +32,14 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;
     let repeats = check(args, ranks.world)?;
-    if identity.is_none() {
-        let of = |operation| {
-            let work =
-                Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);
-            calls::footprint(&[work], size_of::<f32>(), ranks.world)
-        };
-        // One operation follows the other.
-        let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
-        machine::check_memory(ranks.world, bytes, "lower -e or --ranks")?;
-    }
+    let of = |operation| {
+        let work =
+            Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);
+        calls::footprint(&[work], size_of::<f32>(), ranks.world)
+    };
+    // One operation follows the other.
+    let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
+    machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
     ranks.bind = repeats.bind == Bind::Core;
     let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
     files::check_writable("-o", &args.out, Way::Whole)?;
