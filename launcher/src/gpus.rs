@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
-use collectives::bootstrap::{Identity, Launcher};
+use collectives::bootstrap::Identity;
 use collectives::device::SharedQueue;
 use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency, share_gpu};
 use collectives::{Account, Carrier, Communicator, Order, Wired};
@@ -32,50 +32,60 @@ pub fn library() -> Option<String> {
 }
 
 /// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,
-/// that of the ranks and the one that starts them.
+/// that of the ranks and the one that starts them: the driver, which may start threads, is not yet opened.
 pub fn permit_sharing(identity: Option<&Identity>) {
-    let Ok(nccl) = Survey::take().nccl else { return };
-    let mut numbers = nccl.version.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
-    let mut next = || numbers.next().unwrap_or(0);
-    let version = next() * 10_000 + next() * 100 + next();
+    let Some(version) = Survey::nccl_number() else { return };
     for (name, value) in share_gpu(version, identity.map(|i| i.rank)) {
         if std::env::var_os(name).is_none() {
             // SAFETY: by the caller's place at the start of the program, there is no other thread that could read
-            // the environment meanwhile.
+            // the environment meanwhile; opening NCCL starts none.
             unsafe { std::env::set_var(name, value) };
         }
     }
 }
 
-/// The number of the GPU of a rank that is the `local`-th of `here` on its host, which has `gpus`.
-fn ordinal(local: usize, here: usize, gpus: usize, shared: bool) -> std::result::Result<usize, String> {
-    match gpus {
-        0 => Err("there is no GPU here".into()),
-        gpus if local < gpus => Ok(local),
-        gpus if shared => Ok(local % gpus),
-        gpus => Err(format!(
-            "{here} ranks on a host with {gpus} GPU{}: start at most {gpus} (--ranks {gpus}), or, to try things out, let \
-             ranks share one with --share-gpus",
+/// Which of the `gpus` of its host a rank has, by its number among the ranks there: they are dealt to GPUs in turn.
+/// Another launcher may show each rank a GPU of its own as the only one.
+pub fn dealt(rank: usize, identity: Option<&Identity>, gpus: usize) -> usize {
+    identity.map_or(rank, |i| i.local_rank.unwrap_or(rank)) % gpus
+}
+
+/// Refuses `ranks` ranks that are started on a machine of `gpus` if some would share one without permission. Whether
+/// ranks that others have started share one is compared later, by what GPUs say of themselves.
+///
+/// # Errors
+/// More ranks than GPUs, with what would work.
+pub fn check_share(ranks: usize, gpus: usize, permitted: bool) -> Result<()> {
+    match ranks <= gpus || permitted {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "{ranks} ranks on {gpus} GPU{}: take --ranks {gpus}, or --share-gpus, with which ranks divide a GPU's \
+             memory and time",
             if gpus == 1 { "" } else { "s" }
-        )),
+        ))),
     }
+}
+
+/// The same for ranks over NCCL, whose own variables permit it too.
+///
+/// # Errors
+/// As [`check_share`], or the driver's.
+pub fn check_share_over_nccl(ranks: &Ranks) -> Result<()> {
+    let set = |name: &&str| std::env::var(name).is_ok_and(|value| !["", "0"].contains(&value.as_str()));
+    check_share(ranks.world, Gpu::count()?, ranks.share_gpus || PERMISSIONS.iter().any(set))
 }
 
 impl RankGpu {
     /// The GPU of this rank, which is a process that `identity` describes or a thread.
     ///
     /// # Errors
-    /// More ranks than GPUs, or a GPU that cannot be used.
-    pub fn open(comm: &Communicator, ranks: &Ranks, identity: Option<&Identity>) -> Result<Self> {
-        let local = identity.map_or(Some(comm.rank()), |i| i.local_rank).unwrap_or(comm.rank());
-        let here = identity.and_then(|i| i.local_size).unwrap_or(comm.size());
-        let set = |name: &&str| std::env::var(name).is_ok_and(|value| !["", "0"].contains(&value.as_str()));
-        // Another launcher may show each rank a GPU of its own as the only one. Whether two have one is compared later,
-        // by what GPUs say of themselves.
-        let dealt = identity.is_some_and(|i| i.launcher != Launcher::Caravan);
-        let shared = ranks.share_gpus || dealt || PERMISSIONS.iter().any(set);
-        let ordinal = ordinal(local, here, Gpu::count()?, shared).map_err(Failure::usage)?;
-        let gpu = Gpu::open(ordinal)?;
+    /// There is no GPU, or one that cannot be used.
+    pub fn open(comm: &Communicator, identity: Option<&Identity>) -> Result<Self> {
+        let gpus = Gpu::count()?;
+        if gpus == 0 {
+            return Err(Failure::usage("there is no GPU here"));
+        }
+        let gpu = Gpu::open(dealt(comm.rank(), identity, gpus))?;
         let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Normal)?);
         Ok(RankGpu { gpu, queue })
     }
@@ -106,11 +116,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_a_gpu_or_is_told_what_would_work() {
-        assert_eq!(ordinal(3, 8, 8, false), Ok(3));
-        assert_eq!(ordinal(3, 4, 2, true), Ok(1));
-        let text = ordinal(1, 2, 1, false).unwrap_err();
-        assert!(text.contains("2 ranks on a host with 1 GPU:") && text.contains("--share-gpus"), "{text}");
-        assert!(ordinal(0, 1, 0, true).is_err());
+    fn ranks_are_dealt_to_the_gpus_of_their_host_in_turn() {
+        assert_eq!((0..6).map(|rank| dealt(rank, None, 4)).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1]);
+        // Rank 9 of a job is the second of its node.
+        let second = Identity { rank: 9, world: 16, local_rank: Some(1), ..Identity::alone() };
+        assert_eq!(dealt(9, Some(&second), 4), 1);
+        assert_eq!(dealt(9, Some(&Identity { local_rank: None, ..second }), 4), 1);
+    }
+
+    #[test]
+    fn a_gpu_is_shared_only_with_permission() {
+        assert!(check_share(2, 2, false).is_ok() && check_share(3, 1, true).is_ok());
+        let refused = check_share(2, 1, false).unwrap_err();
+        let text = refused.to_string();
+        assert!(refused.code() == 2 && text.contains("2 ranks on 1 GPU:"), "{text}");
+        assert!(text.contains("--ranks 1") && text.contains("--share-gpus"), "{text}");
     }
 }

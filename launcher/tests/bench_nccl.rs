@@ -68,7 +68,7 @@ fn what_cannot_be_between_gpus_is_refused() {
     refused.refusal(2, &["--transport nccl", "add --device cuda"]);
     // More ranks than the eight GPUs.
     let text = run(&bench, folder, "all_gather -b 1K -e 1K -n 2 --ranks 9 --transport nccl+threads");
-    text.refusal(2, &["9 ranks on a host with 8 GPUs", "--share-gpus"]);
+    text.refusal(2, &["9 ranks on 8 GPUs", "--share-gpus"]);
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub fn join(
     identity: Option<&Identity>,
     comm: Communicator,
 ) -> Result<(Communicator, Gpus)> {
-    let device = RankGpu::open(&comm, ranks, identity)?;
+    let device = RankGpu::open(&comm, identity)?;
     let order = if plan.algo == Algo::Native { Order::Native } else { Order::Canonical };
     let carrier = gpus::over_nccl(&comm, &device.queue, ranks, order, None)?;
     Ok((comm.with_carrier(carrier), Gpus { device, order }))

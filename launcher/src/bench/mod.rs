@@ -110,6 +110,9 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         }
         (false, false) => {}
     }
+    if over_nccl && identity.is_none() {
+        gpus::check_share_over_nccl(&ranks)?;
+    }
     // What copies to and from devices has threads of its own.
     ranks.one_caller = !over_nccl;
     ranks.native = plan.algo == Algo::Native && !over_nccl;

@@ -9,6 +9,7 @@ pub use open::{evaluation, trainer};
 use crate::agree;
 use crate::args::{DeviceArgs, DeviceKind};
 use crate::failure::{Failure, Result};
+use crate::gpus;
 use crate::human;
 use crate::plan::Ranks;
 use collectives::Communicator;
@@ -38,8 +39,8 @@ pub struct Gpus {
     pub each: Vec<(String, usize)>,
     /// Whether ranks may share one.
     pub share: bool,
-    /// This process's number among those of this machine, if something has started several.
-    local: Option<usize>,
+    /// Who this process is among the ranks, if something has started several.
+    identity: Option<Identity>,
 }
 
 impl Device {
@@ -54,8 +55,7 @@ impl Device {
                 true => Err(Failure::usage("--share-gpus is for ranks on GPUs: add --device cuda")),
             };
         }
-        let local = identity.map(|i| i.local_rank.unwrap_or(i.rank));
-        let of = |each| Gpus { each, share: ranks.share_gpus, local };
+        let of = |each| Gpus { each, share: ranks.share_gpus, identity: identity.cloned() };
         let device = match emulation()? {
             Some(each) => Device::Emulated(of(each)),
             None => Device::Cuda(of(real().map_err(|why| {
@@ -65,7 +65,7 @@ impl Device {
             })?)),
         };
         if let (Some(gpus), None) = (device.gpus(), identity) {
-            gpus.check_share(ranks.world)?;
+            gpus::check_share(ranks.world, gpus.each.len(), gpus.share)?;
         }
         Ok(device)
     }
@@ -117,7 +117,7 @@ impl Device {
 impl Gpus {
     /// Which of them rank `rank` of the run has.
     pub fn of(&self, rank: usize) -> usize {
-        self.local.unwrap_or(rank) % self.each.len()
+        gpus::dealt(rank, self.identity.as_ref(), self.each.len())
     }
 
     /// The GPUs that `ranks` ranks of this machine have, and bytes of memory for each of these: they are dealt to GPUs in
@@ -128,19 +128,6 @@ impl Gpus {
             (format!("GPU {number} ({name})"), memory / sharing)
         };
         self.each.iter().enumerate().take(ranks).map(named)
-    }
-
-    /// Refuses `ranks` ranks on this machine if some would share a GPU without permission.
-    fn check_share(&self, ranks: usize) -> Result<()> {
-        let gpus = self.each.len();
-        match ranks <= gpus || self.share {
-            true => Ok(()),
-            false => Err(Failure::usage(format!(
-                "{ranks} ranks on {gpus} GPU{}: take --ranks {gpus}, or --share-gpus, with which ranks divide a GPU's \
-                 memory and time",
-                if gpus == 1 { "" } else { "s" }
-            ))),
-        }
     }
 
     /// Refuses ranks that were given the same GPU without permission, by whoever started them. Every rank calls it.
@@ -223,19 +210,15 @@ mod tests {
     use crate::args::Precision;
     use crate::plan::{MicroBatch, ModelChoice};
 
-    fn gpus(n: usize, share: bool, local: Option<usize>) -> Gpus {
-        Gpus { each: vec![("H200".into(), 1 << 37); n], share, local }
+    fn gpus(n: usize) -> Gpus {
+        Gpus { each: vec![("H200".into(), 1 << 37); n], share: false, identity: None }
     }
 
     #[test]
-    fn ranks_are_dealt_to_gpus_in_turn() {
-        let of = |local, rank| gpus(4, true, local).of(rank);
-        assert_eq!((0..6).map(|rank| of(None, rank)).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1]);
+    fn ranks_on_a_gpu_divide_its_memory() {
         let room = |bytes| (format!("GPU {} (H200)", 0), bytes);
-        assert_eq!(gpus(2, true, None).rooms(3).next(), Some(room(1 << 36)));
-        assert_eq!(gpus(4, false, None).rooms(3).count(), 3);
-        // Rank 9 of a job is the second of its node.
-        assert_eq!(of(Some(1), 9), 1);
+        assert_eq!(gpus(2).rooms(3).next(), Some(room(1 << 36)));
+        assert_eq!(gpus(4).rooms(3).count(), 3);
     }
 
     #[test]
@@ -245,22 +228,12 @@ mod tests {
         let refused = |config, batch, words: [&str; 2]| {
             let model = ModelChoice { name: "wide".into(), config, weights: None };
             assert!(model.footprint(&batch, Precision::Bf16, &Device::Cpu).is_ok());
-            let device = Device::Cuda(gpus(1, false, None));
+            let device = Device::Cuda(gpus(1));
             let refused = model.footprint(&batch, Precision::Bf16, &device).unwrap_err();
             let text = refused.to_string();
             assert!(refused.code() == 2 && words.iter().all(|word| text.contains(word)), "{text}");
         };
         refused(models::LlamaConfig { head_dim: 512, ..nano.clone() }, batch(1), ["512", "at most 256"]);
         refused(nano, batch(1 << 16), ["65536 sequences", "at most 65535"]);
-    }
-
-    #[test]
-    fn a_gpu_is_shared_only_with_permission() {
-        assert!(gpus(2, false, None).check_share(2).is_ok());
-        assert!(gpus(1, true, None).check_share(3).is_ok());
-        let refused = gpus(1, false, None).check_share(2).unwrap_err();
-        assert_eq!(refused.code(), 2);
-        let text = refused.to_string();
-        assert!(text.contains("2 ranks on 1 GPU:") && text.contains("--share-gpus"), "{text}");
     }
 }

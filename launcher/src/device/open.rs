@@ -107,9 +107,7 @@ fn room(gpu: &Gpu, nccl: bool) -> Result<(String, usize)> {
 
 /// This rank's GPU.
 fn open(gpus: &Gpus, comm: &Communicator) -> Result<Gpu> {
-    let gpu = Gpu::open(gpus.of(comm.rank()));
-    // Whether it can be opened or not, peers wait for this rank's part of the next exchange, or hear of its failure.
-    let gpu = gpu?;
+    let gpu = Gpu::open(gpus.of(comm.rank()))?;
     gpus.check_shared(comm, &gpu)?;
     Ok(gpu)
 }

@@ -75,6 +75,11 @@ impl Survey {
         }
     }
 
+    /// The version of NCCL as one number (23003 is 2.30.3), if there is one. Nothing else of CUDA is opened for it.
+    pub fn nccl_number() -> Option<u32> {
+        Nccl::load().ok().map(|library| library.number())
+    }
+
     /// The libraries by name, and what each is for.
     pub fn libraries(&self) -> [(&'static str, &'static str, &Found); 4] {
         [
