@@ -210,6 +210,27 @@ mod tests {
     }
 
     #[test]
+    fn who_is_missing_and_where_rank_0_should_be_said_are_told_once() {
+        let first = |local, rendezvous| {
+            let identity =
+                Identity { rank: 0, world: 2, local_size: Some(local), rendezvous, ..Identity::alone() };
+            let options = Options { timeout: Duration::from_millis(100), ..Default::default() };
+            Rendezvous::join(&identity, &options).err().unwrap().to_string()
+        };
+        let text = first(1, None);
+        assert!(
+            text.contains("the host of rank 0 has 1 of the 2 ranks and nothing says where rank 0 is"),
+            "{text}"
+        );
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+        let text = first(1, Some(free.to_string()));
+        assert!(
+            text.contains("rank 1 of 2 did not arrive") && text.contains("; it may have failed before"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn socket_names_fit_and_differ() {
         let long = "x".repeat(500);
         assert!(socket_name(&long, "world").len() < 107);
