@@ -392,12 +392,12 @@ pub struct TokenizeArgs {
 /// Flags of `sbatch`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:
-  caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --model llama-3.2-1b --data corpus.bin
+  caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --device cuda --data corpus.bin
   caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
   caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch
 
-The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets \
---mpi=pmix, which Open MPI needs.")]
+The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets what \
+the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH.")]
 pub struct SbatchArgs {
     /// Nodes of the job.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -405,7 +405,7 @@ pub struct SbatchArgs {
     /// Ranks on each node.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub ranks_per_node: usize,
-    /// GPUs of each rank.
+    /// GPUs of each rank: 1 with train or eval --device cuda and with bench --transport nccl, else none.
     #[arg(long, value_name = "N")]
     pub gpus_per_rank: Option<usize>,
     /// Processor cores of each rank.
@@ -426,7 +426,8 @@ pub struct SbatchArgs {
     /// Where the job's output goes [default: %x-%j.out].
     #[arg(long, value_name = "FILE")]
     pub output: Option<String>,
-    /// How srun serves MPI [default: pmix with --transport mpi, else Slurm's own default].
+    /// How srun serves MPI [default: with --transport mpi pmix for Open MPI and pmi2 for MPICH, else Slurm's own
+    /// default].
     #[arg(long, value_name = "PLUGIN")]
     pub mpi: Option<String>,
     /// The command and its flags, after --.

@@ -5,12 +5,12 @@ mod model;
 mod numbers;
 mod ranks;
 
-pub use asked::Asked;
+pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
 pub use ranks::Ranks;
 
-use crate::args::{Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
+use crate::args::{DeviceKind, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::data::{self, Feed, Input};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
@@ -86,9 +86,9 @@ impl TrainPlan {
     pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
         let ranks = Ranks::plan(&args.ranks, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
-        device.carries(&ranks)?;
+        check_device(args)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
-        let zero = zero::Config { placement: placement(args, &device)?, ..zero };
+        let zero = zero::Config { placement: placement(args, &device), ..zero };
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         model.check_trainable()?;
@@ -289,26 +289,36 @@ fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step:
     ))
 }
 
-/// Where weights and optimizer state live.
-fn placement(args: &TrainArgs, device: &Device) -> Result<zero::Placement> {
-    match (device, args.offload) {
-        (Device::Cpu, Offload::None) => Ok(zero::Placement::Host),
-        (Device::Cpu, Offload::Optimizer) => usage(
+/// Whether flags of a training on GPUs come with them.
+///
+/// # Errors
+/// Those flags, with --device cpu.
+pub fn check_device(args: &TrainArgs) -> Result<()> {
+    match (args.device.device, args.offload, args.cuda_graphs) {
+        (DeviceKind::Cpu, Offload::Optimizer, _) => usage(
             "--offload optimizer moves state from GPUs to the host, where --device cpu has it already: add \
              --device cuda, or leave --offload away"
                 .into(),
         ),
-        (_, Offload::None) => Ok(zero::Placement::Device),
-        (_, Offload::Optimizer) => Ok(zero::Placement::Offloaded),
+        (DeviceKind::Cpu, _, Switch::On) => usage("--cuda-graphs on is for GPUs: add --device cuda".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Where weights and optimizer state live.
+fn placement(args: &TrainArgs, device: &Device) -> zero::Placement {
+    match (device, args.offload) {
+        (Device::Cpu, _) => zero::Placement::Host,
+        (_, Offload::None) => zero::Placement::Device,
+        (_, Offload::Optimizer) => zero::Placement::Offloaded,
     }
 }
 
 /// Whether kernels are launched as graphs.
 fn cuda_graphs(args: &TrainArgs, device: &Device) -> Result<bool> {
     match (device, args.cuda_graphs) {
-        (_, Switch::Off) => Ok(false),
+        (_, Switch::Off) | (Device::Cpu, _) => Ok(false),
         (Device::Cuda(_), Switch::On) => Ok(true),
-        (Device::Cpu, Switch::On) => usage("--cuda-graphs on is for GPUs: add --device cuda".into()),
         (Device::Emulated(_), Switch::On) => {
             usage("--cuda-graphs on is for GPUs, and emulated ones have no graphs: leave it away".into())
         }

@@ -1,11 +1,12 @@
 //! `caravan sbatch`: a Slurm script that runs a command of this program on several nodes.
 
-use crate::args::{Cli, Command, RankArgs, SbatchArgs};
+use crate::args::{Cli, Command, DeviceArgs, DeviceKind, RankArgs, SbatchArgs};
 use crate::bench;
+use crate::device;
 use crate::failure::{Failure, Result};
-use crate::layers::between;
 use crate::out;
-use crate::plan::{Numbers, at_least_one};
+use crate::plan::{Asked, Numbers, at_least_one, check_device, on_hosts};
+use crate::transports::{Transport, plugin};
 use clap::Parser;
 use collectives::MAX_SIZE;
 use std::fmt::Write;
@@ -54,8 +55,9 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
             args.nodes, args.ranks_per_node
         )));
     }
-    let (name, ranks) = inner(&args.command, world)?;
-    check(&ranks, args, world)?;
+    let inner = Inner::read(&args.command, world)?;
+    inner.check(args, world)?;
+    let name = inner.name;
     let mut text = String::from("#!/bin/bash\n");
     let mut option = |name: &str, value: &str| {
         let _ = writeln!(text, "#SBATCH --{name}={value}");
@@ -76,7 +78,8 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         }
     }
     let mut srun = vec!["srun".to_owned(), "--kill-on-bad-exit=1".into()];
-    if let Some(mpi) = args.mpi.as_deref().or((between(&ranks.transport) == "mpi").then_some("pmix")) {
+    let usual = || plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
+    if let Some(mpi) = args.mpi.as_deref().or_else(usual) {
         srun.push(format!("--mpi={}", quote(mpi)));
     }
     if let Some(cpus) = args.cpus_per_rank {
@@ -97,52 +100,86 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The name of the command that the script will run with `world` ranks, and its flags about them.
-fn inner(words: &[String], world: usize) -> Result<(&'static str, RankArgs)> {
-    let all = ["caravan".to_owned()].into_iter().chain(words.iter().cloned());
-    let cli = Cli::try_parse_from(all).map_err(|e| {
-        let text = e.to_string();
-        let line = text.lines().next().unwrap_or_default();
-        let line = line.strip_prefix("error: ").unwrap_or(line);
-        Failure::usage(format!("the command after --: {line}"))
-    })?;
-    match cli.command {
-        Command::Train(args) => {
-            Numbers::check(&args)?;
-            Ok(("train", args.ranks))
-        }
-        Command::Eval(args) => {
-            at_least_one("--micro-batch", args.micro_batch)?;
-            Ok(("eval", args.ranks))
-        }
-        Command::Bench(args) => match args.command.ranks() {
-            Some(ranks) => {
-                bench::check(&args, world)?;
-                Ok(("bench", ranks.clone()))
-            }
-            None => Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench")),
-        },
-        _ => Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench")),
-    }
+/// The command that the script will run.
+struct Inner {
+    name: &'static str,
+    ranks: RankArgs,
+    asked: Asked,
+    /// The flag with which its ranks compute or measure on GPUs, and whether it was given.
+    gpus: (&'static str, bool),
 }
 
-/// Whether those flags fit the job.
-fn check(ranks: &RankArgs, args: &SbatchArgs, world: usize) -> Result<()> {
-    if let Some(asked) = ranks.ranks.filter(|&asked| asked != world) {
-        return Err(Failure::usage(format!(
-            "--ranks {asked}, but {} nodes with {} ranks each make {world}: leave --ranks away",
-            args.nodes, args.ranks_per_node
-        )));
+impl Inner {
+    /// Checks all that running it with `world` ranks would, but for what depends on machines and files.
+    fn read(words: &[String], world: usize) -> Result<Self> {
+        let all = ["caravan".to_owned()].into_iter().chain(words.iter().cloned());
+        let cli = Cli::try_parse_from(all).map_err(|e| {
+            let text = e.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            let line = line.strip_prefix("error: ").unwrap_or(line);
+            Failure::usage(format!("the command after --: {line}"))
+        })?;
+        let Some(ranks) = cli.command.ranks().cloned() else {
+            return Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench"));
+        };
+        let asked = Asked::new(&ranks, world)?;
+        let cuda = |args: &DeviceArgs| ("--device cuda", args.device == DeviceKind::Cuda);
+        let (name, gpus) = match &cli.command {
+            Command::Train(args) => {
+                Numbers::check(args)?;
+                device::check_flags(&args.device, asked.nccl, ranks.share_gpus)?;
+                check_device(args)?;
+                ("train", cuda(&args.device))
+            }
+            Command::Eval(args) => {
+                on_hosts("eval", asked.nccl, &asked.label())?;
+                device::check_flags(&args.device, false, ranks.share_gpus)?;
+                at_least_one("--micro-batch", args.micro_batch)?;
+                ("eval", cuda(&args.device))
+            }
+            Command::Bench(args) => {
+                bench::check(args, world, &asked)?;
+                ("bench", ("--transport nccl", asked.nccl))
+            }
+            Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => ("", ("", false)),
+        };
+        Ok(Inner { name, ranks, asked, gpus })
     }
-    match between(&ranks.transport) {
-        "threads" if world > 1 => Err(Failure::usage(
-            "--transport threads has its ranks in one process, and srun starts one process a rank: take auto",
-        )),
-        "shm" if args.nodes > 1 => Err(Failure::usage(format!(
-            "--transport {} joins the ranks of one node, and these are on {}: take auto, shm+ucx or shm+mpi",
-            ranks.transport, args.nodes
-        ))),
-        _ => Ok(()),
+
+    /// Whether it fits the job.
+    fn check(&self, args: &SbatchArgs, world: usize) -> Result<()> {
+        if let Some(asked) = self.ranks.ranks.filter(|&asked| asked != world) {
+            return Err(Failure::usage(format!(
+                "--ranks {asked}, but {} nodes with {} ranks each make {world}: leave --ranks away",
+                args.nodes, args.ranks_per_node
+            )));
+        }
+        match self.asked.transport {
+            Some(Transport::Threads) if world > 1 => Err(Failure::usage(
+                "--transport threads has its ranks in one process, and srun starts one process a rank: take auto",
+            )),
+            Some(Transport::Shm) if args.nodes > 1 => Err(Failure::usage(format!(
+                "--transport {} joins the ranks of one node, and these are on {}: take auto, shm+ucx or shm+mpi",
+                self.ranks.transport, args.nodes
+            ))),
+            // The script calls this program.
+            Some(Transport::Mpi) => Transport::choose(self.asked.transport, None).map(drop),
+            _ => Ok(()),
+        }?;
+        let (flag, given) = self.gpus;
+        match (given, args.gpus_per_rank) {
+            (true, Some(1)) | (false, None) => Ok(()),
+            (true, None) => Err(Failure::usage(format!(
+                "{flag} takes a GPU for each rank, and the job has none: add --gpus-per-rank 1 before --"
+            ))),
+            (true, Some(more)) => Err(Failure::usage(format!(
+                "--gpus-per-rank {more}: a rank uses one GPU: take --gpus-per-rank 1"
+            ))),
+            (false, Some(idle)) => Err(Failure::usage(format!(
+                "--gpus-per-rank {idle}: this {} uses no GPU: add {flag} to the command, or leave --gpus-per-rank away",
+                self.name
+            ))),
+        }
     }
 }
 
@@ -170,7 +207,7 @@ mod tests {
     fn a_job_of_two_nodes() {
         let text = of(
             "caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 --cpus-per-rank 4 --time 1:00:00 \
-                       -- train --model llama-3.2-1b --data it's.bin",
+                       -- train --device cuda --model llama-3.2-1b --data it's.bin",
         )
         .unwrap();
         for line in [
@@ -181,8 +218,8 @@ mod tests {
             "#SBATCH --gpus-per-task=1",
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --time=1:00:00",
-            "srun --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --model llama-3.2-1b --data \
-             'it'\\''s.bin'",
+            "srun --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
+             llama-3.2-1b --data 'it'\\''s.bin'",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
         }
@@ -196,10 +233,46 @@ mod tests {
 
     #[test]
     fn mpi_comes_with_its_plugin() {
-        let text = of("caravan sbatch --nodes 2 -- bench all_reduce --transport mpi").unwrap();
-        assert!(text.contains("srun --kill-on-bad-exit=1 --mpi=pmix "), "{text}");
-        let text = of("caravan sbatch --nodes 2 --mpi pmi2 -- bench all_reduce --transport mpi").unwrap();
-        assert!(text.contains(" --mpi=pmi2 "), "{text}");
+        let Some(plugin) = plugin() else {
+            let e = of("caravan sbatch --nodes 2 -- bench all_reduce --transport mpi").unwrap_err();
+            assert!(e.code() == 2 && e.to_string().contains("--features mpi"), "{e}");
+            return;
+        };
+        for transport in ["mpi", "shm+mpi"] {
+            let text =
+                of(&format!("caravan sbatch --nodes 2 -- bench all_reduce --transport {transport}")).unwrap();
+            assert!(text.contains(&format!("srun --kill-on-bad-exit=1 --mpi={plugin} ")), "{text}");
+        }
+        let text = of("caravan sbatch --nodes 2 --mpi other -- bench all_reduce --transport mpi").unwrap();
+        assert!(text.contains(" --mpi=other "), "{text}");
+        let text = of("caravan sbatch --nodes 2 -- bench all_reduce").unwrap();
+        assert!(!text.contains("--mpi"), "{text}");
+    }
+
+    #[test]
+    fn a_job_has_the_gpus_that_its_command_uses() {
+        for command in [
+            "train --device cuda",
+            "train --device cuda --transport nccl",
+            "eval --model m --data d --device cuda",
+            "bench all_reduce --transport nccl --algo native",
+        ] {
+            assert!(of(&format!("caravan sbatch --gpus-per-rank 1 -- {command}")).is_ok(), "{command}");
+            let e = of(&format!("caravan sbatch -- {command}")).expect_err(command).to_string();
+            assert!(e.contains("add --gpus-per-rank 1"), "{e}");
+            let e =
+                of(&format!("caravan sbatch --gpus-per-rank 4 -- {command}")).expect_err(command).to_string();
+            assert!(e.contains("--gpus-per-rank 4") && e.contains("take --gpus-per-rank 1"), "{e}");
+        }
+        for (command, flag) in [
+            ("train", "--device cuda"),
+            ("eval --model m --data d", "--device cuda"),
+            ("bench all_reduce", "--transport nccl"),
+        ] {
+            let e =
+                of(&format!("caravan sbatch --gpus-per-rank 1 -- {command}")).expect_err(command).to_string();
+            assert!(e.contains("--gpus-per-rank 1") && e.contains(&format!("add {flag}")), "{e}");
+        }
     }
 
     #[test]
@@ -221,6 +294,25 @@ mod tests {
             ("--nodes 2 -- bench overlap -b 6", &["-b 6", "f32"]),
             ("--nodes 2 -- bench overlap -t 18446744073709551615", &["-t 1844", "at most 1000000"]),
             ("-- bench tune", &["one rank"]),
+            ("-- train --transport pigeon", &["'pigeon'", "shm"]),
+            ("-- train --transport ucx+shm", &["ucx+shm", "shm+ucx"]),
+            ("-- train --emulate-link nonsense", &["--emulate-link nonsense"]),
+            (
+                "--nodes 2 -- train --transport shm+ucx --ranks-per-node x",
+                &["--ranks-per-node x", "4:cyclic"],
+            ),
+            ("--nodes 2 -- train --transport shm+ucx --ranks-per-node 3", &["--ranks-per-node 3", "2 ranks"]),
+            ("-- train --threads 0", &["--threads 0", "1 to 1024"]),
+            ("-- train --call-timeout 0", &["--call-timeout 0", "more than 0"]),
+            ("-- train --share-gpus", &["--share-gpus", "--device cuda"]),
+            ("-- train --transport nccl", &["--transport nccl", "--device cuda"]),
+            ("-- train --offload optimizer", &["--offload optimizer", "--device cuda"]),
+            ("-- eval --model m --data d --transport nccl", &["nccl", "eval", "--transport auto"]),
+            ("-- bench overlap --transport nccl+shm", &["nccl", "bench overlap", "--transport shm"]),
+            ("-- bench all_reduce --algo native", &["--algo native", "auto has none", "--transport mpi"]),
+            ("-- bench all_reduce --algo native --transport ucx", &["--algo native", "ucx has none"]),
+            ("-- bench all_reduce --algo native --transport shm+mpi", &["--algo native", "mpi by itself"]),
+            ("-- bench all_reduce --plot x.png", &["--plot x.png", "x.svg"]),
             ("-- doctor", &["no ranks", "train"]),
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),

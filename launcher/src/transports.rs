@@ -111,6 +111,12 @@ impl Transport {
     }
 }
 
+/// The plugin with which srun starts ranks of the MPI that is built in.
+pub fn plugin() -> Option<&'static str> {
+    let library = library("mpi")?;
+    Some(if library.starts_with("MPICH") { "pmi2" } else { "pmix" })
+}
+
 /// Every transport by name, whether it can be used, and a remark or the reason why not.
 pub fn survey() -> Vec<(&'static str, bool, String)> {
     let ucx = match collectives::transport::ucx::library() {

@@ -311,9 +311,9 @@ fn script(slurm: &Slurm<'_>, ucx: bool) {
 fn scripts_are_valid_for_the_shell() {
     let bench = bench();
     for flags in [
-        "--nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train",
+        "--nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --device cuda",
         "--nodes 64 --ranks-per-node 8 --cpus-per-rank 4 --time 2-00:00:00 --partition all --account a -- train --data $(x) 'y",
-        "-- bench all_reduce --transport mpi",
+        "-- bench all_reduce",
     ] {
         bench.file("job.sh", bench.run(&format!("sbatch {flags}")).success().stdout);
         let mut shell = Command::new("bash");

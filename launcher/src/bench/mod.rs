@@ -32,7 +32,7 @@ use crate::gpus;
 use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
-use crate::plan::Ranks;
+use crate::plan::{Asked, Ranks, on_hosts};
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
@@ -63,19 +63,41 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     }
 }
 
-/// What can be said of the flags before there are ranks, of which there will be `world`.
+/// What can be said of the flags on any machine, before there are ranks, of which there will be `world`, and with what
+/// was asked of them.
 ///
 /// # Errors
 /// One sentence: wrong usage.
-pub fn check(args: &BenchArgs, world: usize) -> Result<()> {
+pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
     if let Some((operation, flags)) = args.command.collective() {
-        return Plan::new(operation, flags)?.check(world);
+        let plan = Plan::new(operation, flags)?;
+        plan.check(world)?;
+        return check_together(&plan, flags, asked.nccl, &asked.label());
     }
     match &args.command {
-        BenchCommand::Overlap(flags) => overlap::check(flags, world).map(drop),
-        BenchCommand::Tune(flags) => tune::check(flags, world).map(drop),
+        BenchCommand::Overlap(flags) => {
+            on_hosts("bench overlap", asked.nccl, &asked.label())?;
+            overlap::check(flags, world).map(drop)
+        }
+        BenchCommand::Tune(flags) => {
+            on_hosts("bench tune", asked.nccl, &asked.label())?;
+            tune::check(flags, world).map(drop)
+        }
         _ => Ok(()),
     }
+}
+
+/// Whether the flags of an operation go with what carries it: NCCL, or `transport`.
+fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &str) -> Result<()> {
+    match (nccl, args.ranks.share_gpus) {
+        (true, _) => device::check(plan)?,
+        (false, true) => {
+            return Err(Failure::usage("--share-gpus is for ranks on GPUs: add --transport nccl"));
+        }
+        (false, false) if plan.algo == Algo::Native => native::check(plan.operation, plan.calls, transport)?,
+        (false, false) => {}
+    }
+    args.plot.as_ref().map_or(Ok(()), |figure| check_figure("--plot", figure))
 }
 
 fn plot(args: &PlotArgs) -> Result<()> {
@@ -103,36 +125,16 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     plan.check(ranks.world)?;
     let over_nccl = ranks.nccl;
-    match (over_nccl, ranks.share_gpus) {
-        (true, _) => device::check(&plan)?,
-        (false, true) => {
-            return Err(Failure::usage("--share-gpus is for ranks on GPUs: add --transport nccl"));
-        }
-        (false, false) => {}
-    }
+    check_together(&plan, args, over_nccl, &ranks.label)?;
     if over_nccl && identity.is_none() {
         gpus::check_share_over_nccl(&ranks)?;
     }
     // What copies to and from devices has threads of its own.
     ranks.one_caller = !over_nccl;
     ranks.native = plan.algo == Algo::Native && !over_nccl;
-    if ranks.native {
-        if ranks.label != ranks.transport.name() {
-            return Err(Failure::usage(format!(
-                "--algo native runs the collectives of the transport's own library, which know nothing of {}: take \
-                 --transport {} by itself",
-                ranks.label,
-                ranks.transport.name()
-            )));
-        }
-        native::check(operation, plan.calls, ranks.transport)?;
-    }
     if !over_nccl {
         let bytes = measure::footprint(&plan, ranks.native, ranks.world);
         machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e, -m or --ranks")?;
-    }
-    if let Some(figure) = &args.plot {
-        check_figure("--plot", figure)?;
     }
     let asked = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?)));
     files::check_outputs(&asked.collect::<Vec<_>>())?;

@@ -5,7 +5,7 @@ use super::calls::{Slot, Work};
 use super::exact::Exact;
 use super::operation::Operation;
 use crate::failure::{Failure, Result};
-use crate::transports::Transport;
+use crate::layers;
 use collectives::schedule::Call;
 #[cfg(feature = "mpi")]
 use collectives::schedule::Kind;
@@ -17,15 +17,22 @@ pub use collectives::transport::mpi::native::Native;
 #[cfg(not(feature = "mpi"))]
 pub enum Native {}
 
-/// Whether `operation` can be measured that way.
+/// Whether `operation` can be measured that way over the transport of this label.
 ///
 /// # Errors
 /// A transport without collectives of its own, or an operation that is none of the library's.
-pub fn check(operation: Operation, calls: Calls, transport: Transport) -> Result<()> {
-    if transport != Transport::Mpi {
+pub fn check(operation: Operation, calls: Calls, transport: &str) -> Result<()> {
+    let library = layers::between(transport);
+    if library != "mpi" {
         return Err(Failure::usage(format!(
-            "--algo native runs the collectives of the transport's own library, and {} has none: take --transport mpi",
-            transport.name()
+            "--algo native runs the collectives of the transport's own library, and {library} has none: take --transport \
+             mpi"
+        )));
+    }
+    if transport != library {
+        return Err(Failure::usage(format!(
+            "--algo native runs the collectives of the transport's own library, which know nothing of {transport}: take \
+             --transport mpi by itself"
         )));
     }
     match (operation, calls) {

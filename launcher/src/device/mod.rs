@@ -43,17 +43,32 @@ pub struct Gpus {
     identity: Option<Identity>,
 }
 
+/// Whether flags for ranks on GPUs come with such ranks.
+///
+/// # Errors
+/// Those flags, with --device cpu.
+pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()> {
+    match args.device {
+        DeviceKind::Cuda => Ok(()),
+        DeviceKind::Cpu if share_gpus => {
+            Err(Failure::usage("--share-gpus is for ranks on GPUs: add --device cuda"))
+        }
+        DeviceKind::Cpu if nccl => Err(Failure::usage(
+            "--transport nccl is between GPUs, and ranks compute on the processor: add --device cuda",
+        )),
+        DeviceKind::Cpu => Ok(()),
+    }
+}
+
 impl Device {
     /// Checks the flags against what this machine has.
     ///
     /// # Errors
     /// Something of CUDA is missing, or there are too few GPUs.
     pub fn plan(args: &DeviceArgs, ranks: &Ranks, identity: Option<&Identity>) -> Result<Self> {
+        check_flags(args, ranks.nccl, ranks.share_gpus)?;
         if args.device == DeviceKind::Cpu {
-            return match ranks.share_gpus {
-                false => Ok(Device::Cpu),
-                true => Err(Failure::usage("--share-gpus is for ranks on GPUs: add --device cuda")),
-            };
+            return Ok(Device::Cpu);
         }
         let of = |each| Gpus { each, share: ranks.share_gpus, identity: identity.cloned() };
         let device = match emulation()? {
@@ -64,6 +79,11 @@ impl Device {
                 ))
             })?)),
         };
+        if let (Device::Emulated(_), true) = (&device, ranks.nccl) {
+            return Err(Failure::usage(
+                "--transport nccl is between GPUs, and emulated ones it does not know: leave it away",
+            ));
+        }
         if let (Some(gpus), None) = (device.gpus(), identity) {
             gpus::check_share(ranks.world, gpus.each.len(), gpus.share)?;
         }
@@ -75,23 +95,6 @@ impl Device {
         match self {
             Device::Cpu => None,
             Device::Cuda(gpus) | Device::Emulated(gpus) => Some(gpus),
-        }
-    }
-
-    /// Whether the transport is one between GPUs only if ranks have GPUs.
-    ///
-    /// # Errors
-    /// They have none, or emulated ones.
-    pub fn carries(&self, ranks: &Ranks) -> Result<()> {
-        match self {
-            Device::Cuda(_) => Ok(()),
-            Device::Cpu | Device::Emulated(_) if !ranks.nccl => Ok(()),
-            Device::Cpu => Err(Failure::usage(
-                "--transport nccl is between GPUs, and ranks compute on the processor: add --device cuda",
-            )),
-            Device::Emulated(_) => Err(Failure::usage(
-                "--transport nccl is between GPUs, and emulated ones it does not know: leave it away",
-            )),
         }
     }
 

@@ -51,6 +51,24 @@ impl Asked {
         let transport = Transport::named(between)?;
         Ok(Asked { nccl, transport, layers, rendezvous_timeout, deadline })
     }
+
+    /// What carries data of hosts, as far as it is known without a machine.
+    pub fn label(&self) -> String {
+        self.transport.map_or_else(|| "auto".to_owned(), |transport| self.layers.label(transport))
+    }
+}
+
+/// For commands that use no GPU, whose data `transport` carries.
+///
+/// # Errors
+/// NCCL was asked for.
+pub fn on_hosts(command: &str, nccl: bool, transport: &str) -> Result<()> {
+    match nccl {
+        true => usage(format!(
+            "--transport nccl is between GPUs, which {command} does not use: take --transport {transport}"
+        )),
+        false => Ok(()),
+    }
 }
 
 /// For how long ranks wait for each other.

@@ -155,13 +155,7 @@ impl Ranks {
     /// # Errors
     /// NCCL was asked for.
     pub fn on_hosts(&self, command: &str) -> Result<()> {
-        match self.nccl {
-            true => usage(format!(
-                "--transport nccl is between GPUs, which {command} does not use: take --transport {}",
-                self.label
-            )),
-            false => Ok(()),
-        }
+        super::on_hosts(command, self.nccl, &self.label)
     }
 }
 
