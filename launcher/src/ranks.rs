@@ -7,6 +7,8 @@ use crate::failure::{Failure, Result, USAGE};
 use crate::out;
 use crate::plan::Ranks;
 use crate::transports::Transport;
+#[cfg(feature = "mpi")]
+use crate::transports::plugin;
 use collectives::Communicator;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
 use collectives::transport::ucx::{Segments, UcxTransport};
@@ -187,6 +189,14 @@ fn mpi(
     compare: Compare<'_>,
 ) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
     use std::sync::mpsc::{RecvTimeoutError, channel};
+    if identity.launcher == Launcher::Slurm
+        && identity.rank == 0
+        && plugin() == Some("pmix")
+        && std::env::var_os("PMIX_RANK").is_none()
+    {
+        // Not known to fail: an Open MPI may have been built for PMI. One that was not ends the process by itself.
+        out::note("caravan: srun brings no PMIx here: if Open MPI cannot start now, take srun --mpi=pmix");
+    }
     // Starting MPI blocks until every rank has come, and nothing but the end of the process gets out of it.
     let (started, wait) = channel::<()>();
     let (rank, world, timeout) = (identity.rank, identity.world, ranks.rendezvous_timeout);
@@ -208,11 +218,14 @@ fn mpi(
     let mut transport = transport?;
     let mine = (transport.rank(), transport.size());
     if mine != (rank, world) {
+        let library = collectives::transport::mpi::library();
+        let way = match (identity.launcher, plugin()) {
+            (Launcher::Slurm, Some(plugin)) => format!("take srun --mpi={plugin}"),
+            _ => "take the mpirun of that library, or a build for the one that is used".into(),
+        };
         return Err(Failure::usage(format!(
-            "{} started this process as rank {rank} of {world}, but {} says rank {} of {}: take the mpirun of that \
-             library, or a build for the one that is used",
+            "{} started this process as rank {rank} of {world}, but {library} says rank {} of {}: {way}",
             identity.launcher.name(),
-            collectives::transport::mpi::library(),
             mine.0,
             mine.1
         )));

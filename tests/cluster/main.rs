@@ -40,6 +40,14 @@ impl Mpirun {
         }
     }
 
+    /// With which `srun --mpi` Slurm starts its programs.
+    fn plugin(self) -> &'static str {
+        match self {
+            Mpirun::OpenMpi => "pmix",
+            Mpirun::Mpich => "pmi2",
+        }
+    }
+
     /// Flags with which root may start any number of ranks on any number of cores.
     fn flags(self) -> &'static [&'static str] {
         match self {

@@ -145,9 +145,6 @@ impl Drop for Slurm<'_> {
 /// One Slurm for all of it, because starting one takes seconds.
 #[test]
 fn srun_and_sbatch() {
-    if Mpirun::built_in() == Some(Mpirun::Mpich) {
-        return;
-    }
     let bench = bench();
     let Some(slurm) = Slurm::start(&bench) else { return };
     bench.text("text.txt", 6000);
@@ -158,7 +155,7 @@ fn srun_and_sbatch() {
     let ucx = crate::bench().offers("ucx");
 
     let runs = match Mpirun::built_in() {
-        Some(_) => vec![("pmix", "mpi")],
+        Some(mpirun) => vec![(mpirun.plugin(), "mpi")],
         None if ucx => {
             vec![("none", "auto"), ("none", "ucx"), ("pmi2", "shm"), ("pmix", "auto"), ("pmix", "ucx")]
         }
@@ -182,16 +179,24 @@ fn srun_and_sbatch() {
             .stdout;
         assert!(table.contains("ranks 2") && table.contains("# Out of bounds values : 0 OK"), "{table}");
     }
-    if Mpirun::built_in().is_none() {
-        refusals(&slurm);
-        if slurm.nodes == 2 && ucx {
-            two_nodes(&slurm);
+    let plugin = match Mpirun::built_in() {
+        None => {
+            refusals(&slurm);
+            if slurm.nodes == 2 && ucx {
+                two_nodes(&slurm);
+            }
+            let nodes = if slurm.nodes == 2 && ucx { 2 } else { 1 };
+            script(&slurm, nodes, "auto");
+            "none"
         }
-        script(&slurm, ucx);
-    }
-    for transport in Mpirun::transports() {
-        let plugin = if transport == "mpi" { "pmix" } else { "none" };
-        if plugins.split_whitespace().any(|p| p == plugin) {
+        Some(mpirun) => mpirun.plugin(),
+    };
+    if plugins.split_whitespace().any(|p| p == plugin) {
+        if plugin != "none" {
+            script(&slurm, 1, "mpi");
+            another_plugin(&slurm, plugin);
+        }
+        for transport in Mpirun::transports() {
             killed(&slurm, plugin, transport);
         }
     }
@@ -283,11 +288,19 @@ fn two_nodes(slurm: &Slurm<'_>) {
         .expect("threads do not span processes");
 }
 
+/// Under another plugin than its own, an MPI knows nothing of the other ranks, or does not start.
+fn another_plugin(slurm: &Slurm<'_>, plugin: &str) {
+    let run = format!("srun -N 1 -n 2 --kill-on-bad-exit=1 --mpi=none {CARAVAN} {TRAIN} --transport mpi");
+    let outcome = slurm.run(&run);
+    assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains(&format!("take srun --mpi={plugin}")), "{}", outcome.stderr);
+}
+
 /// What `caravan sbatch` prints is a script that Slurm runs.
-fn script(slurm: &Slurm<'_>, ucx: bool) {
+fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     let bench = slurm.bench;
-    let (nodes, per_node) = if slurm.nodes == 2 && ucx { (2, 2) } else { (1, 4) };
-    let train = traced("batch", "");
+    let per_node = 4 / nodes;
+    let train = traced("batch", &format!("--transport {transport}"));
     let print = format!("sbatch --nodes {nodes} --ranks-per-node {per_node} --output job.out -- {train}");
     let text = bench.run(&print).success().stdout;
     bench.file("job.sh", &text);
