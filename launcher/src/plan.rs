@@ -74,7 +74,7 @@ pub struct TrainPlan {
     pub metrics: Option<PathBuf>,
     /// Where to write the model.
     pub save: Option<PathBuf>,
-    /// Tokens of the sample.
+    /// Tokens of the sample, which is for whoever reads the output.
     pub sample: usize,
 }
 
@@ -150,7 +150,7 @@ impl TrainPlan {
             val_fraction,
             metrics: args.metrics.clone(),
             save: args.save.clone(),
-            sample: args.sample,
+            sample: if args.ranks.quiet { 0 } else { args.sample },
         };
         plan.check_memory(identity)?;
         Ok(plan)

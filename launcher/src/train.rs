@@ -214,14 +214,8 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     };
     let told = if lead { tell() } else { Ok(()) };
     saved.and(told)?;
-    let Some(text) = sample::generate(&mut trainer, plan)?.filter(|_| lead) else { return Ok(()) };
-    if let Some(metrics) = &mut metrics {
-        metrics.line(&json!({"sample": text}))?;
-    }
-    match show.quiet {
-        true => Ok(()),
-        false => out::line(format_args!("sample\n{}", indent(&text))),
-    }
+    let text = sample::generate(&mut trainer, plan)?.filter(|_| lead);
+    text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))
 }
 
 /// Makes the micro-batches of one rank.

@@ -61,9 +61,7 @@ fn metrics_have_a_run_every_step_and_a_summary() {
     }
     let evaluations: Vec<_> = lines.iter().filter_map(|l| l.get("evaluation")).collect();
     assert_eq!(evaluations.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [5, 10, 12]);
-    // What a run that is ended during its sample would have left.
-    let summary = &lines[lines.len() - 2]["summary"];
-    assert!(lines[lines.len() - 1]["sample"].is_string());
+    let summary = &lines[lines.len() - 1]["summary"];
     assert_eq!(summary["tokens"], 12 * 2 * 2 * 64);
     assert_eq!(summary["validation_loss"], evaluations[2]["loss"]);
     for rank in summary["ranks"].as_array().unwrap() {
@@ -94,11 +92,11 @@ fn a_model_learns_the_text_and_writes_it() {
         .success();
     let lines = json_lines(&bench.path("m.jsonl"));
     let first = lines[1]["loss"].as_f64().unwrap();
-    let validation = lines[lines.len() - 2]["summary"]["validation_loss"].as_f64().unwrap();
+    let validation = lines[lines.len() - 1]["summary"]["validation_loss"].as_f64().unwrap();
     // Untrained, every byte is as likely as any other: ln 256 = 5.55. The words alone get it below 2.
     assert!((first - 5.55).abs() < 0.2 && validation < 2.0, "{first} to {validation}");
-    let sample = lines[lines.len() - 1]["sample"].as_str().unwrap();
-    assert!(sample.len() >= 200 && outcome.stdout.contains(sample.lines().next().unwrap()), "{sample}");
+    let sample = outcome.stdout.split_once("\nsample\n").expect("a sample at the end").1;
+    assert!(sample.len() >= 200, "{sample}");
     let letters = sample.chars().filter(|c| c.is_ascii_lowercase() || *c == ' ' || *c == '\n').count();
     assert!(letters * 10 > sample.len() * 9, "{sample}");
 }

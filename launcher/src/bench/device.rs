@@ -9,7 +9,7 @@ use crate::plan::Ranks;
 use collectives::bootstrap::Identity;
 use collectives::device::cuda::{Event, Stream};
 use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, Communicator, Element, Order};
+use collectives::{Buffer, Communicator, Element, Order, bytes_of, bytes_of_mut};
 
 /// Whether a plan can be carried out between GPUs.
 ///
@@ -66,11 +66,9 @@ pub fn algorithm(operation: Operation, native: bool) -> (&'static str, &'static 
 /// The device's.
 pub fn upload<T: Element>(queue: &SharedQueue<Stream>, from: &[T], to: &mut Buffer<T>) -> Result<()> {
     assert_eq!(from.len(), to.len(), "as many elements on the host as on the device");
-    // SAFETY: elements are plain numbers without padding.
-    let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), size_of_val(from)) };
     let mut queue = queue.clone();
     // SAFETY: the buffer is that long, and the wait leaves nothing under way.
-    unsafe { queue.upload(bytes, to.view_mut().as_mut_ptr() as u64)? };
+    unsafe { queue.upload(bytes_of(from), to.view_mut().as_mut_ptr() as u64)? };
     Ok(queue.synchronize()?)
 }
 
@@ -80,10 +78,8 @@ pub fn upload<T: Element>(queue: &SharedQueue<Stream>, from: &[T], to: &mut Buff
 /// The device's.
 pub fn download<T: Element>(queue: &SharedQueue<Stream>, from: &Buffer<T>) -> Result<Vec<T>> {
     let mut to = vec![T::default(); from.len()];
-    // SAFETY: elements are plain numbers, of which every pattern of bits is one.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(&to[..])) };
     // SAFETY: the buffer is that long, and initialised.
-    unsafe { queue.clone().download(from.view().as_ptr() as u64, bytes)? };
+    unsafe { queue.clone().download(from.view().as_ptr() as u64, bytes_of_mut(&mut to))? };
     Ok(to)
 }
 

@@ -8,7 +8,7 @@ use crate::plan::{MicroBatch, ModelChoice, Ranks, TrainPlan};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::emulation::{EmulatedQueue, Emulator};
 use collectives::device::{Cache, PRODUCT_WORKSPACE, Queue, SharedQueue, Streams, Urgency};
-use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged};
+use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged, bytes_of};
 use models::{Accounts, Llama, Model};
 use std::sync::Arc;
 use zero::{Ledger, Trainer};
@@ -192,11 +192,7 @@ fn forwards<T: Float, Q: Streams>(queue: Q, plan: &EvalPlan, batch: &MicroBatch)
 /// A copy in the device's memory.
 fn upload<E: Element, Q: Queue>(queue: &mut Q, values: &Buffer<E>) -> collectives::Result<Buffer<E>> {
     let mut there = Buffer::<E>::from_memory(queue.memory(values.len() * size_of::<E>())?);
-    let host = values.host();
-    // SAFETY: elements are plain numbers; the buffer is that long, and freeing it waits for the device.
-    unsafe {
-        let bytes = std::slice::from_raw_parts(host.as_ptr().cast(), size_of_val(host));
-        queue.upload(bytes, there.view_mut().as_mut_ptr() as u64)?;
-    }
+    // SAFETY: the buffer is that long, and freeing it waits for the device.
+    unsafe { queue.upload(bytes_of(values.host()), there.view_mut().as_mut_ptr() as u64)? };
     Ok(there)
 }
