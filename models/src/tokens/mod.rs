@@ -152,16 +152,21 @@ impl Tokens {
         Ok(())
     }
 
-    /// Reads all tokens of files that may hold some outside the vocabulary, so that none is met after hours.
+    /// Reads the tokens of files that may hold some outside the vocabulary, so that none is met after hours: of each file
+    /// up to 2^26, and of a larger one parts all over it.
     ///
     /// # Errors
     /// Those of [`read`](Self::read).
     pub fn check(&self) -> Result<()> {
-        let mut some = vec![0; 1 << 16];
+        const PART: usize = 1 << 16;
+        const PARTS: usize = 1 << 10;
+        let mut some = vec![0; PART];
         for (source, bounds) in self.sources.iter().zip(self.starts.windows(2)) {
+            let range = bounds[0]..bounds[1];
             if source.may_pass(self.vocab) {
-                for start in (bounds[0]..bounds[1]).step_by(some.len()) {
-                    let count = some.len().min(bounds[1] - start);
+                let every = range.len().div_ceil(PART * PARTS).max(1);
+                for start in range.clone().step_by(PART * every) {
+                    let count = PART.min(range.end - start);
                     self.read(start, &mut some[..count])?;
                 }
             }
