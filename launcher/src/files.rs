@@ -91,7 +91,7 @@ pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
 
 /// Whether a file is asked for, as ranks compare it: each may give it a name of its own, and one of them writes it.
 pub fn wanted(path: Option<&Path>) -> String {
-    if path.is_some() { "given" } else { "none" }.to_owned()
+    if path.is_some() { "given" } else { "not given" }.to_owned()
 }
 
 /// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,

@@ -5,6 +5,7 @@ use crate::bench::tuning;
 use crate::device;
 use crate::evaluate::mean_loss;
 use crate::failure::{Failure, Result};
+use crate::files;
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::metrics::Metrics;
@@ -55,7 +56,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--order", plan.order.name().to_owned()),
         ("--eval-every", plan.eval_every.to_string()),
         ("--eval-tokens", plan.eval_tokens.to_string()),
-        ("--save", if plan.save.is_some() { "given" } else { "not given" }.to_owned()),
+        ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
         ("--sample", plan.sample.to_string()),

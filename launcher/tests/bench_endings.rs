@@ -140,7 +140,7 @@ fn ranks_with_different_arguments_name_the_difference() {
         (["-n 5", "-n 5 --min-busbw 1"], ["rank 1 with '--min-busbw 1'", "rank 0 with '--min-busbw none'"]),
         (["-I 1", "-I 0"], ["rank 1 with '-I 0'", "rank 0 with '-I 1'"]),
         (["-S 0", "-S 1"], ["rank 1 with '-S 1'", "rank 0 with '-S 0'"]),
-        (["-n 5", "-n 5 --csv r.csv"], ["rank 1 with '--csv r.csv'", "rank 0 with '--csv none'"]),
+        (["-n 5", "-n 5 --csv r.csv"], ["rank 1 with '--csv given'", "rank 0 with '--csv not given'"]),
         (
             ["--tuning all.txt", "--tuning few.txt"],
             [
