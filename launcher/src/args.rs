@@ -392,7 +392,7 @@ pub struct TokenizeArgs {
 /// Flags of `sbatch`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:
-  caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --device cuda --data corpus.bin
+  caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --device cuda --model 32m --data corpus.bin
   caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
   caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch
 
