@@ -221,6 +221,9 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
     let reports: Vec<Step> = (0..steps)
         .map(|step| {
             let mut batches = Numbers { step, rank, world, accumulate, token: [0] };
+            // A model that could not be saved is trained on.
+            let refused = trainer.export(&mut |_, _| Err("no space".into()));
+            assert!(refused.unwrap_err().to_string().contains("no space"));
             trainer.step(&mut batches, 0.01).unwrap()
         })
         .collect();
