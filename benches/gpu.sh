@@ -4,8 +4,8 @@
 #
 #   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks.json, kernels.json, metrics.jsonl
 #
-# CARAVAN is the program, by default target/release/caravan; to be carried to the machine it is best stripped, a sixth of the
-# size, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
+# CARAVAN is the program, by default target/release/caravan; to be carried to the machine it is best stripped, which makes it
+# much smaller, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it

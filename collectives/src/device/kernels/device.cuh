@@ -175,8 +175,9 @@ template <> __device__ __forceinline__ u32 pack<f16>(float first, float second) 
     return r;
 }
 
-// Warp: c (16 x 8, f32) += a (16 x 16) * b (16 x 8) on the tensor cores; volatile, so that the compiler does not move it to
-// where only some lanes come. Spread over the lanes as PTX says for mma.m16n8k16: with g = lane / 4 and t = 2 * (lane % 4),
+// Warp: c (16 x 8, f32) += a (16 x 16) * b (16 x 8) on the tensor cores; volatile, so that the compiler does not move it
+// to where only some lanes come. Spread over the lanes as PTX says for mma.m16n8k16: with g = lane / 4 and
+// t = 2 * (lane % 4),
 //   a[0] = (g, t), a[1] = (g + 8, t), a[2] = (g, t + 8), a[3] = (g + 8, t + 8), each with its right neighbour;
 //   b[0] = (t, g), b[1] = (t + 8, g), each with its lower neighbour;
 //   c[0] = (g, t), c[1] = (g, t + 1), c[2] = (g + 8, t), c[3] = (g + 8, t + 1).
