@@ -91,6 +91,16 @@ impl From<zero::Error> for Failure {
     }
 }
 
+/// What clap says of flags that it cannot read, as one sentence: without its layout and the way to the help.
+pub fn sentence(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
+    let told = text.lines().map(str::trim).take_while(|line| !end(line));
+    let words = told.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    let words = words.strip_prefix("error: ").unwrap_or(&words);
+    words.replace("invalid digit found in string", "a whole number, at least 0, is needed")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,5 +119,21 @@ mod tests {
         let failure = Failure::from(zero::Error::NotFinite { step: 3, norm: f64::NAN });
         let words = "learning rate, a longer warmup or f32 usually helps (--lr, --warmup, --dtype)";
         assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
+    }
+
+    #[test]
+    fn flags_that_cannot_be_read_are_told_in_one_sentence() {
+        use clap::Parser;
+        for (flags, words) in [
+            ("--steps 1e3", &["'1e3'", "--steps", "a whole number"][..]),
+            ("--order random", &["'random'", "--order", "shuffled, sequential"]),
+            ("--step 3", &["'--step'", "a similar argument exists: '--steps'"]),
+            ("--ranks -1", &["'-1'"]),
+        ] {
+            let all = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
+            let text = sentence(&crate::args::Cli::try_parse_from(all).unwrap_err());
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+            assert!(!text.contains('\n') && !text.contains("error:") && !text.contains("--help"), "{text}");
+        }
     }
 }

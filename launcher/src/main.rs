@@ -38,6 +38,7 @@ mod transports;
 
 use args::{Cli, Command, EvalArgs, Precision, TrainArgs};
 use clap::Parser;
+use clap::error::ErrorKind;
 use collectives::bf16;
 use collectives::bootstrap::Identity;
 use eval::EvalPlan;
@@ -48,10 +49,22 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = Cli::try_parse().unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();
-        // What cannot be printed is told by the exit code alone.
-        let _ = unreadable.print();
-        if unreadable.use_stderr() {
-            never_came(code as u8);
+        match unreadable.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                // What cannot be printed is told by the exit code alone.
+                let _ = unreadable.print();
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                let _ = unreadable.print();
+                never_came(code as u8);
+            }
+            _ => {
+                out::note(format_args!(
+                    "caravan: {} (--help shows the flags)",
+                    failure::sentence(&unreadable)
+                ));
+                never_came(code as u8);
+            }
         }
         std::process::exit(code)
     });

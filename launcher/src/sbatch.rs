@@ -3,7 +3,7 @@
 use crate::args::{Cli, Command, DeviceArgs, DeviceKind, RankArgs, SbatchArgs};
 use crate::bench;
 use crate::device;
-use crate::failure::{Failure, Result};
+use crate::failure::{self, Failure, Result};
 use crate::out;
 use crate::plan::{Asked, Numbers, at_least_one, check_device, on_hosts};
 use crate::transports::{Transport, plugin};
@@ -113,12 +113,8 @@ impl Inner {
     /// Checks all that running it with `world` ranks would, but for what depends on machines and files.
     fn read(words: &[String], world: usize) -> Result<Self> {
         let all = ["caravan".to_owned()].into_iter().chain(words.iter().cloned());
-        let cli = Cli::try_parse_from(all).map_err(|e| {
-            let text = e.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            let line = line.strip_prefix("error: ").unwrap_or(line);
-            Failure::usage(format!("the command after --: {line}"))
-        })?;
+        let cli = Cli::try_parse_from(all)
+            .map_err(|e| Failure::usage(format!("the command after --: {}", failure::sentence(&e))))?;
         let Some(ranks) = cli.command.ranks().cloned() else {
             return Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench"));
         };
