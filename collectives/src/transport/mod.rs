@@ -6,6 +6,7 @@ pub mod hierarchical;
 mod inbox;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod neighbours;
 mod nodes;
 mod processes;
 pub mod shm;

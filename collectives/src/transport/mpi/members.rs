@@ -4,6 +4,7 @@ use super::MpiTransport;
 use super::control::{Kind, Word};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
+use crate::transport::neighbours::LAST_WORDS;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,38 @@ impl MpiTransport {
                 Some(word) => self.farewells.note(word.from),
             }
         }
+    }
+
+    /// Finds members on this host whose processes have ended without a farewell.
+    pub(super) fn look(&mut self) -> Result<()> {
+        let session = self.session().clone();
+        let ended = |peer: usize| session.neighbours().ended(peer);
+        {
+            let mut neighbours = session.neighbours();
+            neighbours.look();
+            if !neighbours.any() {
+                return Ok(());
+            }
+        }
+        for peer in 0..self.members.len() {
+            if self.farewells.has_left(peer) || !session.neighbours().ended(self.members[peer] as usize) {
+                continue;
+            }
+            // Its farewell may have been on its way.
+            let until = Instant::now() + LAST_WORDS;
+            while !self.farewells.has_left(peer) && self.lost.is_none() && Instant::now() < until {
+                self.listen()?;
+            }
+            if self.lost.is_none() && !self.farewells.has_left(peer) {
+                session.fail();
+                let how = session.neighbours().how(self.members[peer] as usize);
+                self.lost = Some(Error::PeerLost { rank: self.rank, peer, how });
+            }
+            if self.lost.is_some() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Returns once every member has come to form the group `identity`, so that the call of MPI that forms it, which

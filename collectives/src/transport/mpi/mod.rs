@@ -327,6 +327,9 @@ impl Transport for MpiTransport {
         if self.lost.is_none() {
             self.listen()?;
         }
+        if self.lost.is_none() {
+            self.look()?;
+        }
         match &self.lost {
             None => Ok(()),
             Some(error) => Err(error.clone()),

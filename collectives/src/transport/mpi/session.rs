@@ -5,6 +5,7 @@
 use super::control::Control;
 use super::ffi;
 use crate::error::{Error, Result};
+use crate::transport::neighbours::{Home, Neighbours};
 use mpi::Threading;
 use mpi::environment::Universe;
 use std::cell::Cell;
@@ -38,6 +39,8 @@ pub(super) struct Session {
     library: String,
     rank: usize,
     control: Mutex<Control>,
+    /// The processes of the job's other ranks on this host: within a host MPI does not say that one of them has ended.
+    neighbours: Mutex<Neighbours>,
     failed: AtomicBool,
     /// A message of a failed group could not be ended: MPI must not move any further in this process.
     given_up: AtomicBool,
@@ -103,6 +106,9 @@ impl Session {
             }
             Mutex::new(Control::on(comm, size as usize))
         };
+        let homes =
+            homes(size as usize).map_err(|code| unavailable(&format!("MPI_Allgather: {}", text(code))))?;
+        let neighbours = Mutex::new(Neighbours::of(rank as usize, homes)?);
         let one_host = ranks_here() == Some(size);
         let without_end = library.starts_with("MPICH 4.0") && !one_host;
         let one = callers == Callers::This || granted < Threading::Serialized;
@@ -115,6 +121,7 @@ impl Session {
             library,
             rank: rank as usize,
             control,
+            neighbours,
             failed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             one_host,
@@ -165,6 +172,11 @@ impl Session {
     /// The channel for words between ranks; for the thread whose turn it is.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// The processes of the job's other ranks on this host.
+    pub(super) fn neighbours(&self) -> MutexGuard<'_, Neighbours> {
+        self.neighbours.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     /// MPI's name and version.
@@ -248,6 +260,29 @@ fn leave_hydra() {
     let mut answer = [0u8; 64];
     // A launcher that has gone needs no goodbye.
     let _ = rustix::io::write(fd, b"cmd=finalize\n").and_then(|_| rustix::io::read(fd, &mut answer));
+}
+
+/// Where the ranks of the job run; MPI's code where it does not carry that. All ranks call this together.
+fn homes(size: usize) -> std::result::Result<Vec<Home>, c_int> {
+    let (mine, mut all) = (Home::of_this_process().to_bytes(), vec![[0; Home::BYTES]; size]);
+    let bytes = Home::BYTES as c_int;
+    // SAFETY: MPI is initialised, by the only caller; as many bytes as are named, from each rank of the communicator.
+    let code = unsafe {
+        let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
+        ffi::MPI_Allgather(
+            from,
+            bytes,
+            ffi::RSMPI_UINT8_T,
+            to,
+            bytes,
+            ffi::RSMPI_UINT8_T,
+            ffi::RSMPI_COMM_WORLD,
+        )
+    };
+    if code != ffi::MPI_SUCCESS as c_int {
+        return Err(code);
+    }
+    Ok(all.into_iter().map(Home::from_bytes).collect())
 }
 
 /// How many ranks of the job share this rank's host, where MPI knows. All ranks call this together.

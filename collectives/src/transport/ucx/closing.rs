@@ -92,7 +92,7 @@ impl UcxTransport {
         if sent && self.members.lost.is_none() && !failed {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
-                let watches = state.local(peer) && state.cards[peer].pid != state.cards[state.rank].pid;
+                let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
                 watches || !state.endpoints[peer].is_null()
             });
         }

@@ -6,6 +6,7 @@
 
 use super::session::{State, Word};
 use crate::error::{Error, Result};
+use crate::transport::neighbours::LAST_WORDS;
 use std::time::{Duration, Instant};
 use ucx_sys::UCS_OK;
 
@@ -52,7 +53,7 @@ impl State {
             if late || self.is_gone(missing) {
                 // What it had sent may still be on its way.
                 if self.is_gone(missing) && !late {
-                    limit = limit.min(now - start + super::LAST_WORDS);
+                    limit = limit.min(now - start + LAST_WORDS);
                     continue;
                 }
                 return Err(self.stranger(missing, within));
@@ -71,7 +72,7 @@ impl State {
             return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after };
         }
         let how = match self.failures.of(peer) {
-            UCS_OK => format!("ended (process {}) while ranks were connecting", self.cards[peer].pid),
+            UCS_OK => format!("ended (process {}) while ranks were connecting", self.cards[peer].home.pid),
             status => format!("is unreachable ({})", self.worker.context.ucp.status(status)),
         };
         Error::PeerLost { rank, peer, how }

@@ -1,8 +1,8 @@
 //! What a rank knows of the members of one group: who they are, who has left, and the first loss.
 
-use super::LAST_WORDS;
 use super::session::{State, Word};
 use crate::error::{Error, Result};
+use crate::transport::neighbours::LAST_WORDS;
 use crate::transport::{admit, farewell::Farewells};
 use std::time::Instant;
 use ucx_sys::UCS_OK;
@@ -74,8 +74,8 @@ impl Members {
 
     /// What is known to have gone wrong by now.
     fn find_loss(&mut self, state: &mut State) -> Result<Option<Error>> {
-        state.watch.look();
-        if !state.failures.any() && !state.watch.any() {
+        state.neighbours.look();
+        if !state.failures.any() && !state.neighbours.any() {
             return Ok(None);
         }
         for peer in 0..self.ranks.len() {
@@ -94,9 +94,7 @@ impl Members {
             }
             if !self.farewells.has_left(peer) {
                 let how = match state.failures.of(world) {
-                    UCS_OK => {
-                        format!("ended (process {}) without leaving the group", state.cards[world].pid)
-                    }
+                    UCS_OK => state.neighbours.how(world),
                     status => format!("is unreachable ({})", state.worker.context.ucp.status(status)),
                 };
                 return Ok(Some(self.error(peer, how)));

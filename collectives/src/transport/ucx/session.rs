@@ -6,11 +6,12 @@
 
 use super::context::{Context, Worker};
 use super::failures::Failures;
-use super::peers::{Card, Watch};
+use super::peers::Card;
 use super::tags;
 use super::turns::Hold;
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
+use crate::transport::neighbours::{Home, Neighbours};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
@@ -60,7 +61,7 @@ pub(super) struct State {
     /// Null where there is no connection yet.
     pub(super) endpoints: Vec<Handle>,
     pub(super) failures: Failures,
-    pub(super) watch: Watch,
+    pub(super) neighbours: Neighbours,
     /// How often each peer has said that it is connected.
     pub(super) greetings: Vec<u8>,
     /// Peers that send nothing more and need nothing more of this rank.
@@ -104,16 +105,12 @@ impl State {
         }
         let read = |(peer, bytes): (usize, &Vec<u8>)| Card::from_bytes(peer, bytes);
         let cards: Vec<Card> = all.iter().enumerate().map(read).collect::<Result<_>>()?;
-        let neighbours = cards
-            .iter()
-            .enumerate()
-            .filter(|(_, card)| card.host == mine.host && card.pid != mine.pid)
-            .map(|(peer, card)| (peer, card.pid));
+        let homes: Vec<Home> = cards.iter().map(|card| card.home).collect();
         let mut state = State {
             rank,
             endpoints: vec![null_mut(); size],
             failures: Failures::none(size),
-            watch: Watch::over(rank, size, neighbours)?,
+            neighbours: Neighbours::of(rank, homes)?,
             greetings: vec![0; size],
             settled: vec![false; size],
             cards,
@@ -133,7 +130,7 @@ impl State {
 
     /// Whether `peer` runs on this host.
     pub(super) fn local(&self, peer: usize) -> bool {
-        self.cards[peer].host == self.cards[self.rank].host
+        self.cards[peer].home.host == self.cards[self.rank].home.host
     }
 
     /// The connection to `peer`, made now if it is the first use.
@@ -276,7 +273,7 @@ impl State {
 
     /// Whether nothing more can be had of `peer`: its connection has failed, or its process has ended.
     pub(super) fn is_gone(&mut self, peer: usize) -> bool {
-        self.watch.look();
-        self.failures.of(peer) != UCS_OK || self.watch.ended(peer)
+        self.neighbours.look();
+        self.failures.of(peer) != UCS_OK || self.neighbours.ended(peer)
     }
 }

@@ -1,0 +1,144 @@
+//! The ranks of a job that share this rank's host, by rank: a library that carries messages through shared memory does
+//! not say when one of them ends, but its process can be watched.
+
+use super::processes::Processes;
+use crate::bootstrap::boot_and_space;
+use crate::digest::digest;
+use crate::error::{Error, Result};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::time::{Duration, Instant};
+
+/// Where a rank runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Home {
+    /// The host and its process numbers: equal means that a process number of one means the same to the other.
+    pub(super) host: u64,
+    pub(super) pid: u32,
+}
+
+impl Home {
+    pub(super) const BYTES: usize = 8 + 4;
+
+    pub(super) fn of_this_process() -> Self {
+        Home { host: digest(boot_and_space("pid").bytes()), pid: std::process::id() }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[..8].copy_from_slice(&self.host.to_le_bytes());
+        out[8..].copy_from_slice(&self.pid.to_le_bytes());
+        out
+    }
+
+    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let (host, pid) = bytes.split_at(8);
+        Home {
+            host: u64::from_le_bytes(host.try_into().expect("8 bytes")),
+            pid: u32::from_le_bytes(pid.try_into().expect("4 bytes")),
+        }
+    }
+}
+
+/// Watches the processes of the other ranks on this host.
+pub(super) struct Neighbours {
+    processes: Processes,
+    /// By rank, as the rest.
+    homes: Vec<Home>,
+    ended: Vec<bool>,
+    any: bool,
+    next: Instant,
+}
+
+/// How long a farewell may be on its way when its sender's process has ended.
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(20);
+/// How often a waiting rank looks at its neighbours.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+impl Neighbours {
+    /// The neighbours of `rank` among the ranks that live at `homes`. Kernels before 5.3 cannot watch them; there only the
+    /// launcher and deadlines notice a dead one.
+    ///
+    /// # Errors
+    /// One that has ended already.
+    pub(super) fn of(rank: usize, homes: Vec<Home>) -> Result<Self> {
+        let mut processes = Processes::default();
+        let mine = homes[rank];
+        for (peer, home) in homes.iter().enumerate() {
+            // Ranks that are threads of this process end with it.
+            if home.host != mine.host || home.pid == mine.pid {
+                continue;
+            }
+            let Some(pid) = Pid::from_raw(home.pid as i32) else { continue };
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(fd) => processes.watch(peer, fd),
+                Err(rustix::io::Errno::SRCH) => {
+                    return Err(Error::PeerLost {
+                        rank,
+                        peer,
+                        how: format!("(process {pid}) ended at start"),
+                    });
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Neighbours { processes, ended: vec![false; homes.len()], homes, any: false, next: Instant::now() })
+    }
+
+    /// Looks which processes have ended; once in a while only, so that it is cheap.
+    pub(super) fn look(&mut self) {
+        let now = Instant::now();
+        if now < self.next || self.processes.is_empty() {
+            return;
+        }
+        self.next = now + INTERVAL;
+        self.processes.ended(|peer| (self.ended[peer], self.any) = (true, true));
+    }
+
+    /// Whether any process had ended at the last look.
+    pub(super) fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether the process of `peer` had ended at the last look.
+    pub(super) fn ended(&self, peer: usize) -> bool {
+        self.ended[peer]
+    }
+
+    /// How `peer` was lost, whose process has ended.
+    pub(super) fn how(&self, peer: usize) -> String {
+        format!("ended (process {}) without leaving the group", self.homes[peer].pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn homes_survive_the_wire() {
+        let home = Home::of_this_process();
+        assert_eq!(Home::from_bytes(home.to_bytes()), home);
+    }
+
+    #[test]
+    fn a_process_that_ends_is_noticed_even_as_a_zombie() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mine = Home::of_this_process();
+        let elsewhere = Home { host: !mine.host, pid: u32::MAX >> 1 };
+        let homes = vec![mine, elsewhere, mine, Home { pid: child.id(), ..mine }];
+        let mut neighbours = Neighbours::of(0, homes.clone()).unwrap();
+        neighbours.look();
+        assert!(!neighbours.any() && !neighbours.ended(3));
+        child.kill().unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !neighbours.ended(3) {
+            assert!(Instant::now() < until, "the end of the process was not noticed");
+            std::thread::sleep(Duration::from_millis(1));
+            neighbours.look();
+        }
+        assert!(neighbours.any() && !neighbours.ended(0) && !neighbours.ended(1) && !neighbours.ended(2));
+        child.wait().unwrap();
+        let Err(e) = Neighbours::of(0, homes) else { panic!("a dead rank is watched") };
+        assert!(e.to_string().contains("rank 3"), "{e}");
+    }
+}
