@@ -5,8 +5,6 @@ pub mod bootstrap;
 mod bucket;
 mod buffer;
 mod communicator;
-#[doc(hidden)]
-pub mod conformance;
 pub mod device;
 mod digest;
 mod element;

@@ -2,10 +2,10 @@
 //! which order, on whose stream. What kernels compute is shown elsewhere, on emulated devices.
 
 use collectives::bootstrap::{Identity, shm_group};
-use collectives::conformance::{device, standard};
 use collectives::device::cuda::{Event, Gpu, Nccl, Stream, Survey, Urgency};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Buffer, Communicator, DType, Options, Order, ReduceOp, Staged, Wired};
+use conformance::{device, standard};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};

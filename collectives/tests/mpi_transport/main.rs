@@ -12,11 +12,11 @@ mod p2p;
 mod planned;
 
 use collectives::bootstrap::{self, Identity};
-use collectives::conformance::{Case, cases, standard, windowed};
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::mpi::{MpiTransport, library};
 use collectives::transport::{PerNode, Tag, Transport};
 use collectives::{Communicator, Error, Options, Progress};
+use conformance::{Case, cases, standard, windowed};
 use launch::{CASE, FOLDER, passes, run, text};
 use std::time::{Duration, Instant};
 

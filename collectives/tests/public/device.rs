@@ -1,10 +1,10 @@
 //! Collectives on memory of a device, emulated on the processor: whatever its queues have not ordered happens in several
 //! orders, none before somebody waits for it.
 
-use collectives::conformance::{device, standard};
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
+use conformance::{device, standard};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! The suite that every transport passes, over emulated links and over one transport inside nodes and another between
 //! them; here over threads.
 
-use collectives::conformance::{Case, cases};
 use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::{Nodes, Transport, threads};
 use collectives::{Communicator, Options, Progress};
+use conformance::{Case, cases};
 use std::time::Instant;
 
 /// The node of each rank.

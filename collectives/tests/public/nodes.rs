@@ -3,13 +3,13 @@
 
 use crate::ranks::{self, PATIENCE, identity, job, options, this_test};
 use collectives::bootstrap::{Rendezvous, nodes_of, shm_inside};
-use collectives::conformance::{Case, cases};
 use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::shm::ShmTransport;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Result};
+use conformance::{Case, cases};
 
 /// What joins the nodes.
 type Outer = fn(&mut Rendezvous) -> Result<Box<dyn Transport>>;

@@ -2,9 +2,9 @@
 
 use collectives::bootstrap::spawn::{Report, supervise};
 use collectives::bootstrap::{Ending, Identity, Options, shm_group};
-use collectives::conformance::{Case, cases};
 use collectives::transport::{Request, Transport};
 use collectives::{Communicator, Result};
+use conformance::{Case, cases};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 

@@ -5,10 +5,10 @@ use crate::planned;
 use crate::ranks::{PATIENCE, connect, identity, job, options, this_test};
 use collectives::Communicator;
 use collectives::bootstrap::{Rendezvous, shm_inside};
-use collectives::conformance::standard;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, Transport};
+use conformance::standard;
 
 fn over(test: &str, sizes: &[usize], transport: fn() -> collectives::Result<Box<dyn Transport>>) {
     let body = || {

@@ -1,8 +1,8 @@
 //! The suite that every transport passes, here over shared memory, where each rank is a process.
 
 use crate::ranks::{self, PATIENCE, connect, run, this_test};
-use collectives::conformance::{Case, cases, standard, windowed};
 use collectives::{Communicator, Options, Progress};
+use conformance::{Case, cases, standard, windowed};
 use std::time::Instant;
 
 /// Runs every case that leaves its processes alive, each in a group of its own.

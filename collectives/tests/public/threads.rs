@@ -1,7 +1,7 @@
 //! The suite that every transport passes, here over threads.
 
-use collectives::conformance::{Case, cases, windowed};
 use collectives::{Communicator, Options, Progress};
+use conformance::{Case, cases, windowed};
 use std::time::Instant;
 
 fn run(case: &Case, n: usize, options: Options) {

@@ -3,10 +3,10 @@
 
 use crate::p2p;
 use collectives::bootstrap::{Identity, Options, Rendezvous};
-use collectives::conformance::{Case, cases};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, Result};
+use conformance::{Case, cases};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 

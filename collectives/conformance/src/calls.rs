@@ -1,11 +1,8 @@
 //! Every collective, type, operation and algorithm, in place or not, blocking or not.
 
 use super::{Keep, Part, Sample, data, dawdle, everyone, same};
-use crate::communicator::Communicator;
-use crate::element::{DType, ReduceOp};
-use crate::oracle;
-use crate::schedule::{Kind, Tuning};
-use half::{bf16, f16};
+use collectives::schedule::{Kind, Tuning};
+use collectives::{Communicator, DType, ReduceOp, bf16, f16, oracle};
 
 pub(super) const CASES: &[Part] = &[
     ("reduce_scatter", |c| types!(reduce_scatter, &c, SIZES)),

@@ -2,12 +2,10 @@
 //! before a call starts, and results are copied by it right after the wait: whoever carries the calls must order both.
 
 use super::{Sample, data, everyone, same};
-use crate::buffer::Buffer;
-use crate::communicator::Communicator;
-use crate::device::{Queue, SharedQueue};
-use crate::element::{DType, Element, ReduceOp, bytes_of, bytes_of_mut};
-use crate::oracle;
-use half::{bf16, f16};
+use collectives::device::{Queue, SharedQueue};
+use collectives::{
+    Buffer, Communicator, DType, Element, ReduceOp, bf16, bytes_of, bytes_of_mut, f16, oracle,
+};
 
 const SIZES: &[usize] = &[0, 1, 17, 130, 5000];
 

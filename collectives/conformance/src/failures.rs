@@ -1,11 +1,8 @@
 //! What goes wrong on one rank becomes an error on every rank, and never a hang.
 
 use super::{small, standard};
-use crate::communicator::Communicator;
-use crate::element::ReduceOp;
-use crate::engine::Options;
-use crate::error::{Error, Result};
-use crate::schedule::{Algorithm, Kind};
+use collectives::schedule::{Algorithm, Kind};
+use collectives::{Communicator, Error, Options, ReduceOp, Result};
 use std::time::Duration;
 
 type Failing = (&'static str, fn(Communicator), fn() -> Options);
@@ -162,7 +159,7 @@ fn silent(comm: Communicator) {
 
 /// A call in flight when something else fails ends with that failure.
 fn poisoned(comm: Communicator) {
-    let started = comm.start_all_reduce_in_place(crate::Buffer::<f32>::zeroed(5000), ReduceOp::Sum);
+    let started = comm.start_all_reduce_in_place(collectives::Buffer::<f32>::zeroed(5000), ReduceOp::Sum);
     let started = started.expect("starts");
     let odd = comm.rank() == comm.size() - 1;
     let first = ops(&comm, odd).and_then(|()| comm.barrier()).expect_err("ranks diverged").to_string();

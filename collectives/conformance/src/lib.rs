@@ -1,9 +1,9 @@
 //! One suite for every transport: each case is what one rank does, with a communicator of any size.
 //!
 //! A case computes on its own what all ranks bring and must get, so ranks may be threads or processes. Results
-//! are compared bit for bit with the [`oracle`](crate::oracle). A case panics where something is wrong.
+//! are compared bit for bit with the [`oracle`](collectives::oracle). A case panics where something is wrong.
 
-mod collectives;
+mod calls;
 mod device;
 mod failures;
 mod flights;
@@ -12,12 +12,8 @@ mod random;
 
 pub use device::device;
 
-use crate::buffer::Buffer;
-use crate::communicator::Communicator;
-use crate::element::{Element, bytes_of};
-use crate::engine::Options;
-use crate::schedule::Tuning;
-use half::{bf16, f16};
+use collectives::schedule::Tuning;
+use collectives::{Buffer, Communicator, Element, Options, bf16, bytes_of, f16};
 use std::time::Duration;
 
 /// What one rank does.
@@ -36,13 +32,13 @@ pub struct Case {
 /// Every case.
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for (name, run) in collectives::CASES {
+    for (name, run) in calls::CASES {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
     for (name, run) in flights::CASES.iter().chain(groups::CASES).chain(random::CASES) {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
-    for (name, run) in collectives::LARGE.iter().chain(random::LARGE) {
+    for (name, run) in calls::LARGE.iter().chain(random::LARGE) {
         all.push(Case { name, run: *run, options: standard, fails: false });
     }
     for (name, run, options) in failures::CASES {
@@ -54,7 +50,7 @@ pub fn cases() -> Vec<Case> {
 /// Reductions below, at and above the default size from which they go through windows. Not among [`cases`], which many
 /// groups of ranks go through: it moves megabytes a rank.
 pub fn windowed() -> Case {
-    Case { name: "windowed", run: collectives::windowed, options: standard, fails: false }
+    Case { name: "windowed", run: calls::windowed, options: standard, fails: false }
 }
 
 /// Default sizes; a deadline that turns a hang into a failure.

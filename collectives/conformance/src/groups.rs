@@ -1,10 +1,7 @@
 //! Groups made from a group.
 
 use super::{Part, data, same};
-use crate::buffer::Buffer;
-use crate::communicator::Communicator;
-use crate::element::ReduceOp;
-use crate::oracle;
+use collectives::{Buffer, Communicator, ReduceOp, oracle};
 
 pub(super) const CASES: &[Part] =
     &[("split", split), ("nested groups", nested), ("two groups in flight", two_in_flight)];

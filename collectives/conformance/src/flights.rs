@@ -1,10 +1,7 @@
 //! Several calls in flight, ended out of order, dropped, with priorities, with messages in between.
 
 use super::{Keep, Part, data, dawdle, everyone, same};
-use crate::communicator::Communicator;
-use crate::element::ReduceOp;
-use crate::engine::Priority;
-use crate::oracle;
+use collectives::{Communicator, Priority, ReduceOp, oracle};
 
 pub(super) const CASES: &[Part] = &[
     ("many in flight", many_in_flight),
@@ -160,7 +157,7 @@ fn messages_between(comm: Communicator) {
 /// What does not fit is refused before anything moves, says why, and leaves the communicator usable.
 fn arguments(comm: Communicator) {
     let n = comm.size();
-    let refuse = |result: crate::Result<()>, words: &[&str]| {
+    let refuse = |result: collectives::Result<()>, words: &[&str]| {
         let text = result.expect_err("must be refused").to_string();
         for word in words {
             assert!(text.contains(word), "'{text}' does not mention '{word}'");
@@ -190,7 +187,7 @@ fn arguments(comm: Communicator) {
 
 /// Counters tell what a plan can predict, whatever the algorithm.
 fn counters(comm: Communicator) {
-    use crate::schedule::{Call, Kind};
+    use collectives::schedule::{Call, Kind};
     let (rank, n) = (comm.rank(), comm.size());
     let count = 1000;
     let before = comm.stats();
@@ -199,7 +196,7 @@ fn counters(comm: Communicator) {
     comm.all_gather_in_place(&mut whole[..]).expect("works");
     let found = comm.stats().since(&before);
     assert_eq!((found.calls, found.bytes_sent), (2, 2 * 4 * (n as u64 - 1) * count as u64));
-    let call = Call::new(Kind::AllReduce, crate::DType::F32, 7);
+    let call = Call::new(Kind::AllReduce, collectives::DType::F32, 7);
     let total: usize = (0..n).map(|r| call.volume(r, n)).sum();
     assert_eq!(total, 2 * (n - 1) * 7 * 4);
     let before = comm.stats();

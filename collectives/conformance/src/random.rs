@@ -3,15 +3,8 @@
 //! so that a failure can be had again: `CARAVAN_TEST_SEEDS=7..8`.
 
 use super::{Keep, Part, Sample, data, dawdle, everyone, same};
-use crate::buffer::Buffer;
-use crate::communicator::Communicator;
-use crate::element::ReduceOp;
-use crate::engine::Priority;
-use crate::error::Result;
-use crate::oracle;
-use crate::pending::Pending;
-use crate::schedule::Kind;
-use half::{bf16, f16};
+use collectives::schedule::Kind;
+use collectives::{Buffer, Communicator, Pending, Priority, ReduceOp, Result, bf16, f16, oracle};
 
 pub(super) const CASES: &[Part] = &[("random calls in flight", |comm| seeds(comm, 600))];
 
