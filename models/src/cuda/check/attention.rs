@@ -82,7 +82,7 @@ fn check<T: Float, Q: Queue>(
     let (q, kv) = AttentionTrial::<T>::lengths(s);
     let name = format!("attention of {rows} x {length}, {heads} heads over {kv_heads}, width {width}");
     let mut forwards = None;
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         let sums = || bed.unwritten::<f32>(AttentionTrial::<T>::sums(s));
         let mut a = AttentionTrial::<T> {
             shape: s,
@@ -149,7 +149,7 @@ pub fn large_scores_neither_overflow_nor_vanish<Q: Queue>(bed: &Bed<Q>) {
     let (q, k) = (bed.random::<bf16>(5, 80 * 64, 20.0), bed.random::<bf16>(6, 80 * 64, 20.0));
     let v = bed.random::<bf16>(7, 80 * 64, 1.0);
     let want = forward(s, &wide(&q), &wide(&k), &wide(&v)).0;
-    bed.in_every_order("attention of large scores", |stream| {
+    bed.in_every_order("attention of large scores", &mut |stream| {
         let (mut out, mut log_sums) = (bed.unwritten::<bf16>(q.len()), bed.unwritten::<f32>(80));
         stream.run([cuda::attention(s, q.view(), k.view(), v.view(), out.view_mut(), log_sums.view_mut())]);
         bed.close("attention of large scores", &out, &want);
@@ -166,7 +166,7 @@ pub fn memory_at_odd_addresses_goes_through_the_plain_kernel<Q: Queue>(bed: &Bed
     let widened =
         |x: collectives::View<'_, bf16>| x.host().iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
     let want = forward(s, &widened(q), &widened(k), &widened(k)).0;
-    bed.in_every_order("attention at odd addresses", |stream| {
+    bed.in_every_order("attention at odd addresses", &mut |stream| {
         let (mut out, mut log_sums) = (bed.unwritten::<bf16>(640), bed.unwritten::<f32>(40));
         stream.run([cuda::attention(s, q, k, k, out.view_mut(), log_sums.view_mut())]);
         bed.close("attention", &out, &want);

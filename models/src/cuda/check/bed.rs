@@ -65,8 +65,9 @@ impl<Q: Queue> Bed<Q> {
         buffer
     }
 
-    /// Runs `case` on every queue; what it returns, the bytes of its results, must always be the same.
-    pub fn in_every_order(&self, name: &str, mut case: impl FnMut(&Stream<'_, Q>) -> Vec<Vec<u8>>) {
+    /// Runs `case` on every queue; what it returns, the bytes of its results, must always be the same. Cases are many, and
+    /// this is compiled for all of them at once.
+    pub fn in_every_order(&self, name: &str, case: &mut dyn FnMut(&Stream<'_, Q>) -> Vec<Vec<u8>>) {
         let mut run = |queue: &SharedQueue<Q>| case(&Stream { bed: self, queue });
         let Some((first, others)) = self.queues.split_first() else { return };
         let first = run(first);

@@ -29,7 +29,7 @@ fn check_norm<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, width: usize) {
     let (dy, before) = (bed.random::<T>(3, n, 1.0), bed.random::<T>(4, n, 1.0));
     let (y, dx, dw) = norm_oracle(&wide(&x), &wide(&weight), 1e-5, &wide(&dy));
     let name = format!("norm of {rows} x {width}");
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         let mut out = bed.unwritten::<T>(n);
         stream.run([cuda::norm(x.view(), None, weight.view(), 1e-5, out.view_mut())]);
         bed.close(&name, &out, &y);
@@ -78,7 +78,7 @@ pub fn a_residual_is_added_before_the_norm<Q: Queue>(bed: &Bed<Q>) {
         &vec![0.0; n],
     )
     .0;
-    bed.in_every_order("norm of a sum", |stream| {
+    bed.in_every_order("norm of a sum", &mut |stream| {
         let (mut sum, mut out) = (bed.unwritten::<bf16>(n), bed.unwritten::<bf16>(n));
         let residual = Some((r.view(), sum.view_mut()));
         stream.run([cuda::norm(x.view(), residual, weight.view(), 1e-6, out.view_mut())]);
@@ -111,7 +111,7 @@ fn check_rope<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, length: usize, head
         y
     };
     let name = format!("rope of {heads} heads of {width}");
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         [(Turn::Forward, 1.0), (Turn::Back, -1.0)]
             .map(|(turn, sign)| {
                 let mut y = bed.random::<T>(1, n, 1.0);
@@ -149,7 +149,7 @@ fn check_swiglu<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, offset: usize) {
         w[i] * u[i] * s * (1.0 + g[i] * (1.0 - s))
     });
     let all = offset..n + offset;
-    bed.in_every_order(&format!("swiglu of {n}"), |stream| {
+    bed.in_every_order(&format!("swiglu of {n}"), &mut |stream| {
         let mut out = bed.unwritten::<T>(n);
         stream.run([cuda::swiglu(
             gate.view().slice(all.clone()),

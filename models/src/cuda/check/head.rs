@@ -24,7 +24,7 @@ fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, wid
         }
     }
     let name = format!("embedding of {n} tokens x {width}");
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         let mut out = bed.unwritten::<T>(n * width);
         stream.run([cuda::embed(tokens.view(), table.view(), out.view_mut())]);
         for (i, &t) in tokens.host().iter().enumerate() {
@@ -75,7 +75,7 @@ fn check_cross_entropy<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, vocab: usi
         let hit = |i: usize| if i == target as usize { 1.0 } else { 0.0 };
         gradient.extend(row.iter().enumerate().map(|(i, x)| ((x - most).exp() / sum - hit(i)) * scale));
     }
-    bed.in_every_order(&format!("cross-entropy of {rows} x {vocab}"), |stream| {
+    bed.in_every_order(&format!("cross-entropy of {rows} x {vocab}"), &mut |stream| {
         let (mut got, mut d) = (bed.unwritten::<f32>(rows), bed.unwritten::<T>(rows * vocab));
         let d_view = Some(d.view_mut());
         stream.run([cuda::cross_entropy(
@@ -115,7 +115,7 @@ pub fn cross_entropies<Q: Queue>(bed: &Bed<Q>) {
 
 pub fn a_target_outside_the_vocabulary_gives_nan<Q: Queue>(bed: &Bed<Q>) {
     let (logits, targets) = (bed.random::<f32>(1, 20, 1.0), bed.copy_of(&[10u32, 3]));
-    bed.in_every_order("a target outside the vocabulary", |stream| {
+    bed.in_every_order("a target outside the vocabulary", &mut |stream| {
         let mut losses = bed.unwritten::<f32>(2);
         stream.run([cuda::cross_entropy::<bf16>(
             logits.view(),

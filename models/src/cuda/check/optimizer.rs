@@ -43,7 +43,7 @@ fn check_adamw<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, n: usize, range: Rang
     }
     let want = vec![bytes(&w), bytes(&m), bytes(&v), bytes(&p)];
     let name = format!("AdamW on {range:?} of {n} {}", T::DTYPE);
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         let (mut w, mut m, mut v, mut p) = start();
         let master = with_master.then(|| w.view_mut());
         let (m_view, v_view) = (m.view_mut(), v.view_mut());
@@ -86,7 +86,7 @@ fn check_squares<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, blocks: usize) {
     let g = bed.random::<G>(1, blocks * 1024, 1e3);
     let want: Vec<u64> = g.host().chunks_exact(1024).map(|b| block_squares::<T, G>(b).to_bits()).collect();
     let name = format!("squares of {blocks} blocks of {}", T::DTYPE);
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         let mut out = bed.copy_of::<f64>(&vec![f64::NAN; blocks]);
         stream.run([cuda::squares::<T, G>(g.view(), out.view_mut())]);
         let got: Vec<u64> = out.host().iter().map(|x| x.to_bits()).collect();
@@ -109,7 +109,7 @@ fn check_casts<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, offset: usize) {
     let (x, y) = (x.view().slice(offset..n + offset), y.view().slice(offset..n + offset));
     let scale = 0.37f32;
     let name = format!("casts of {n} {}", T::DTYPE);
-    bed.in_every_order(&name, |stream| {
+    bed.in_every_order(&name, &mut |stream| {
         let (mut narrow, mut widened) = (bed.unwritten::<T>(n), bed.unwritten::<f32>(n));
         let mut sum = bed.random::<f32>(3, n, 1.0);
         let before = bed.random::<f32>(3, n, 1.0);
@@ -148,7 +148,7 @@ pub fn what_is_not_finite_is_found_wherever_it_is<Q: Queue>(bed: &Bed<Q>) {
                 x.host_mut()[at] = Float::from_f32(value);
             }
             let name = format!("{value} at {at:?} of {n}");
-            bed.in_every_order(&name, |stream| {
+            bed.in_every_order(&name, &mut |stream| {
                 let mut found = bed.buffer::<u32>(1);
                 stream.run([cuda::find_nonfinite(x.view(), found.view_mut())]);
                 let fine = found.host()[0] == u32::from(at.is_some());

@@ -21,7 +21,7 @@ fn check<T: Float, O: Float, Q: Queue>(bed: &Bed<Q>, sizes: [usize; 3]) {
         let name = format!("product {m} x {k} x {n}, transposed {from_left} {from_right}, into {}", O::DTYPE);
         let want = product(sizes, (&left, from_left), (&right, from_right));
         let plus: Vec<f64> = want.iter().zip(wide(&other)).map(|(a, b)| a + b).collect();
-        bed.in_every_order(&name, |stream| {
+        bed.in_every_order(&name, &mut |stream| {
             let (mut out, mut sum) = (bed.unwritten::<O>(m * n), bed.unwritten::<O>(m * n));
             let mut onto = bed.random::<O>(3, m * n, 1.0);
             let operands = ((left.view(), from_left), (right.view(), from_right));

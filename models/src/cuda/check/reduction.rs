@@ -22,7 +22,7 @@ fn check<T: Element, Q: Queue>(bed: &Bed<Q>) {
             let want = collectives::oracle::reduce(op, &slices);
             let want_wide = collectives::oracle::reduce_wide(op, &slices);
             let name = format!("{op} of {ranks} x {n} {}", T::DTYPE);
-            bed.in_every_order(&name, |stream| {
+            bed.in_every_order(&name, &mut |stream| {
                 let mut out = bed.buffer::<T>(n);
                 stream.run([device::reduce(op, &views, addresses.view(), out.view_mut())]);
                 let same = bytes(&out) == collectives::bytes_of(&want);
