@@ -57,7 +57,6 @@ impl MpiTransport {
     /// Finds members on this host whose processes have ended without a farewell.
     pub(super) fn look(&mut self) -> Result<()> {
         let session = self.session().clone();
-        let ended = |peer: usize| session.neighbours().ended(peer);
         {
             let mut neighbours = session.neighbours();
             neighbours.look();
