@@ -1,11 +1,19 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
 use crate::failure::{Failure, Result};
+use crate::human;
+use crate::machine::Machine;
 use serde_json::Value;
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Once;
+
+/// Bytes of memory that the library takes for a byte of text, about: where each piece of it lies before and after
+/// normalising, and each token's text.
+const MEMORY_OF_A_BYTE: u64 = 150;
+/// Shorter texts fit everywhere.
+const SHORT: usize = 16 << 20;
 
 /// Turns text into tokens and tokens into text.
 pub enum Tokenizer {
@@ -115,11 +123,15 @@ impl Tokenizer {
     /// The tokens of one text, as transformers gives them: with whatever the tokenizer puts around a text.
     ///
     /// # Errors
-    /// Text that the tokenizer refuses.
+    /// Text that the tokenizer refuses, or that is too long to be tokenised at once.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::HuggingFace(t) => {
+                if text.len() > SHORT {
+                    fits(text.len() as u64, Machine::probe().usable_memory())
+                        .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", t.path)))?;
+                }
                 let encoding = guarded(|| t.inner.encode_fast(text, true))
                     .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", t.path)))?;
                 let encoding = encoding.map_err(|e| Failure::run(format!("tokenizer '{}': {e}", t.path)))?;
@@ -142,6 +154,20 @@ impl Tokenizer {
             }
         }
     }
+}
+
+/// Whether a text of so many bytes can be tokenised in so much memory, and what would help.
+fn fits(text: u64, have: u64) -> std::result::Result<(), String> {
+    let need = text.saturating_mul(MEMORY_OF_A_BYTE);
+    if need <= have {
+        return Ok(());
+    }
+    let [text, need, most] = [text, need, have / MEMORY_OF_A_BYTE / 2].map(human::bytes);
+    Err(format!(
+        "a text of {text} takes about {need} of memory while it is tokenised and this machine has {}; files of \
+         {most} at most, which are tokenised one after the other, would fit",
+        human::bytes(have)
+    ))
 }
 
 thread_local! {
@@ -279,6 +305,13 @@ mod tests {
         let none = json!({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}});
         let Err(e) = opened(none) else { panic!("an empty vocabulary opened") };
         assert!(e.code() == 2 && e.to_string().contains("vocabulary is empty"), "{e}");
+    }
+
+    #[test]
+    fn a_text_that_would_take_all_memory_is_refused_before() {
+        assert_eq!(fits(1 << 30, 256 << 30), Ok(()));
+        let text = fits(1 << 30, 32 << 30).unwrap_err();
+        assert!(text.contains("a text of 1.00 GiB") && text.contains("32.0 GiB; files of 109"), "{text}");
     }
 
     #[test]
