@@ -1,7 +1,8 @@
 //! The command line as typed: literal flags with their help, nothing checked beyond their types.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use collectives::DType;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Trains Llamas over many ranks, with ZeRO stages 0 to 3 over one collectives crate.
@@ -13,6 +14,27 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads a command line, its first word the program's name. Every flag's value may be a negative number: where that
+    /// makes no sense, what is wrong is the value and not an unknown flag `-1`.
+    ///
+    /// # Errors
+    /// Clap's, also where help or the version was asked for.
+    pub fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        let mut command = with_negative_numbers(Cli::command());
+        let matches = command.try_get_matches_from_mut(words)?;
+        Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
+    }
+}
+
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let flag = |arg: clap::Arg| {
+        let takes = !arg.is_positional() && arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes)
+    };
+    command.mut_args(flag).mut_subcommands(with_negative_numbers)
 }
 
 /// The subcommands.
@@ -199,10 +221,10 @@ pub struct RankArgs {
     #[arg(long, value_name = "K")]
     pub threads: Option<usize>,
     /// Seconds that ranks wait for each other at the start.
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 60.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub rendezvous_timeout: f64,
     /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it.
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 600.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
     /// Colours in output.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
@@ -267,11 +289,11 @@ pub struct TrainArgs {
     #[arg(long, value_name = "T")]
     pub seq: Option<usize>,
     /// Learning rate after warm-up.
-    #[arg(long, value_name = "RATE", default_value_t = 1e-3, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3)]
     pub lr: f64,
     /// The learning rate that a linear or cosine schedule comes down to: the step after the last would have it
     /// [default: a tenth of --lr].
-    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE")]
     pub min_lr: Option<f64>,
     /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
     #[arg(long, value_name = "N")]
@@ -280,19 +302,19 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = Shape::Cosine)]
     pub schedule: Shape,
     /// AdamW's decoupled weight decay (matrices and embeddings; norms have none).
-    #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.1)]
     pub weight_decay: f64,
     /// AdamW's decay of the first moment.
-    #[arg(long, value_name = "X", default_value_t = 0.9, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.9)]
     pub beta1: f64,
     /// AdamW's decay of the second moment.
-    #[arg(long, value_name = "X", default_value_t = 0.99, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.99)]
     pub beta2: f64,
     /// AdamW's epsilon.
-    #[arg(long, value_name = "X", default_value_t = 1e-8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1e-8)]
     pub eps: f64,
     /// The largest global norm of the gradient; 0 clips nothing.
-    #[arg(long, value_name = "NORM", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NORM", default_value_t = 1.0)]
     pub clip: f64,
     /// Seed of new weights, of the order of data and of the sample.
     #[arg(long, value_name = "S", default_value_t = 1337)]
@@ -310,7 +332,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     pub eval_tokens: usize,
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 with --order sequential].
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub val_fraction: Option<f64>,
     /// Write one JSON object a line: the run, each step, the summary.
     #[arg(long, value_name = "FILE")]
@@ -449,7 +471,21 @@ pub struct DoctorArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+
+    #[test]
+    fn a_negative_number_is_a_value_wherever_a_flag_takes_one() {
+        for flag in ["--ranks", "--steps", "--lr", "--tuning"] {
+            let words = ["caravan", "train", flag, "-1"];
+            let read = Cli::read(words).map_err(|e| crate::failure::sentence(&e));
+            match (flag, read) {
+                ("--lr" | "--tuning", Ok(_)) => {}
+                (_, Err(text)) => assert!(text.contains("'-1'") && text.contains(flag), "{text}"),
+                (_, Ok(_)) => panic!("{flag} -1 is fine"),
+            }
+        }
+        let unknown = Cli::read(["caravan", "train", "-1"]).unwrap_err();
+        assert_eq!(unknown.kind(), clap::error::ErrorKind::UnknownArgument);
+    }
 
     #[test]
     fn every_subcommand_has_help_with_examples() {

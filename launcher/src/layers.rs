@@ -158,13 +158,10 @@ pub fn between(label: &str) -> &str {
 mod tests {
     use super::*;
     use crate::args::{Cli, Command};
-    use clap::Parser;
 
     fn plan(flags: &str) -> Result<(Layers, String)> {
         let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
-        let Command::Train(args) = Cli::try_parse_from(words).expect(flags).command else {
-            panic!("{flags}")
-        };
+        let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
         let (transport, world) = (args.ranks.transport.clone(), args.ranks.ranks.unwrap_or(8));
         Layers::plan(&transport, &args.ranks, world).map(|(layers, between)| (layers, between.to_owned()))
     }

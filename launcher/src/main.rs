@@ -37,7 +37,6 @@ mod train;
 mod transports;
 
 use args::{Cli, Command, EvalArgs, Precision, TrainArgs};
-use clap::Parser;
 use clap::error::ErrorKind;
 use collectives::bf16;
 use collectives::bootstrap::Identity;
@@ -47,7 +46,7 @@ use plan::TrainPlan;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|unreadable| {
+    let cli = Cli::read(std::env::args_os()).unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();
         match unreadable.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {

@@ -7,7 +7,6 @@ use crate::failure::{self, Failure, Result};
 use crate::out;
 use crate::plan::{Asked, Numbers, at_least_one, check_device, on_hosts};
 use crate::transports::{Transport, plugin};
-use clap::Parser;
 use collectives::MAX_SIZE;
 use std::fmt::Write;
 
@@ -113,7 +112,7 @@ impl Inner {
     /// Checks all that running it with `world` ranks would, but for what depends on machines and files.
     fn read(words: &[String], world: usize) -> Result<Self> {
         let all = ["caravan".to_owned()].into_iter().chain(words.iter().cloned());
-        let cli = Cli::try_parse_from(all)
+        let cli = Cli::read(all)
             .map_err(|e| Failure::usage(format!("the command after --: {}", failure::sentence(&e))))?;
         let Some(ranks) = cli.command.ranks().cloned() else {
             return Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench"));
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
 
     fn of(line: &str) -> Result<String> {
-        match Cli::try_parse_from(line.split(' ')).unwrap().command {
+        match Cli::read(line.split(' ')).unwrap().command {
             Command::Sbatch(args) => script(&args, "/opt/my tools/caravan"),
             _ => unreachable!("{line}"),
         }

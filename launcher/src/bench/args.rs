@@ -115,34 +115,22 @@ pub enum Bind {
 #[derive(Args, Debug, Clone)]
 pub struct SweepArgs {
     /// The first size in bytes; suffixes K, M and G (or KiB, MiB, GiB) are powers of 1024.
-    #[arg(
-        short = 'b',
-        long = "minbytes",
-        value_name = "BYTES",
-        default_value = "1K",
-        allow_negative_numbers = true
-    )]
+    #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "1K")]
     pub begin: String,
     /// The last size in bytes [default: 64M, or -b if that is more].
-    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", allow_negative_numbers = true)]
+    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES")]
     pub end: Option<String>,
     /// Each size is the last times this [default: 4, unless -i is given].
-    #[arg(short = 'f', long = "stepfactor", value_name = "N", allow_negative_numbers = true)]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N")]
     pub factor: Option<String>,
     /// Each size is the last plus this many bytes, unless -f is above 1.
-    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", allow_negative_numbers = true)]
+    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES")]
     pub step: Option<String>,
     /// Timed calls of each size [default: 1000 up to 8K, 100 up to 1M, 20 above].
-    #[arg(short = 'n', long = "iters", value_name = "N", allow_negative_numbers = true)]
+    #[arg(short = 'n', long = "iters", value_name = "N")]
     pub iterations: Option<String>,
     /// Untimed calls before those [default: a tenth of them, at least 2].
-    #[arg(
-        short = 'w',
-        long = "warmup-iters",
-        alias = "warmup_iters",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
+    #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
     pub warmup: Option<String>,
     /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs.
     #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
@@ -207,37 +195,23 @@ pub struct CollectiveArgs {
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
     pub op: String,
     /// The root, for operations that have one, or 'all'.
-    #[arg(short = 'r', long, value_name = "RANK", default_value = "0", allow_negative_numbers = true)]
+    #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub root: String,
     /// Calls whose results are checked, each with other data; 0 checks nothing.
-    #[arg(short = 'c', long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
+    #[arg(short = 'c', long, value_name = "N", default_value = "1")]
     pub check: String,
     /// Which rank's time is reported: 0 rank 0's, 1 the mean, 2 the fastest, 3 the slowest.
-    #[arg(short = 'a', long, value_name = "0..3", default_value = "1", allow_negative_numbers = true)]
+    #[arg(short = 'a', long, value_name = "0..3", default_value = "1")]
     pub average: String,
     /// Calls in flight at once in each timed iteration; more than 1 starts them all before waiting.
-    #[arg(
-        short = 'm',
-        long = "agg-iters",
-        alias = "agg_iters",
-        value_name = "N",
-        default_value = "1",
-        allow_negative_numbers = true
-    )]
+    #[arg(short = 'm', long = "agg-iters", alias = "agg_iters", value_name = "N", default_value = "1")]
     pub aggregate: String,
     /// Times that the sweep is repeated and printed.
-    #[arg(
-        short = 'N',
-        long = "run-cycles",
-        alias = "run_cycles",
-        value_name = "N",
-        default_value = "1",
-        allow_negative_numbers = true
-    )]
+    #[arg(short = 'N', long = "run-cycles", alias = "run_cycles", value_name = "N", default_value = "1")]
     pub cycles: String,
     /// 0 back to back; 1 a barrier after each call, inside the time; 2 back to back, each call waited for;
     /// 3 a barrier after each iteration, outside the time.
-    #[arg(short = 'z', long, value_name = "0..3", default_value = "0", allow_negative_numbers = true)]
+    #[arg(short = 'z', long, value_name = "0..3", default_value = "0")]
     pub blocking: String,
     /// Whether calls return when done, or are started and then waited for (always so with -m above 1).
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Calls::Blocking)]
@@ -251,8 +225,7 @@ pub struct CollectiveArgs {
         long = "local-register",
         alias = "local_register",
         value_name = "0|1",
-        default_value = "1",
-        allow_negative_numbers = true
+        default_value = "1"
     )]
     pub register: String,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation.
@@ -261,8 +234,7 @@ pub struct CollectiveArgs {
         long = "per-iter-timing",
         alias = "per_iter_timing",
         value_name = "0|1",
-        default_value = "0",
-        allow_negative_numbers = true
+        default_value = "0"
     )]
     pub per_call: String,
     /// 1 adds a column with the time of day (UTC).
@@ -271,8 +243,7 @@ pub struct CollectiveArgs {
         long = "report-timestamps",
         alias = "report_timestamps",
         value_name = "0|1",
-        default_value = "0",
-        allow_negative_numbers = true
+        default_value = "0"
     )]
     pub timestamps: String,
     /// How ranks share the work of a call: 'auto' (a tuning table, else the cost model), the name of an
@@ -280,7 +251,7 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algo: String,
     /// Exit with 1 if the average bus bandwidth is below this many GB/s.
-    #[arg(long, value_name = "GBPS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "GBPS")]
     pub min_busbw: Option<String>,
     /// Write configuration, machine, algorithms with reasons, and every timing.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]

@@ -335,13 +335,10 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use crate::bench::args::BenchCommand;
-    use clap::Parser;
 
     fn plan(flags: &str) -> Result<Plan> {
         let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
-        let Command::Bench(bench) = Cli::try_parse_from(words).expect(flags).command else {
-            panic!("{flags}")
-        };
+        let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
         let (operation, args) = bench.command.collective().expect(flags);
         Plan::new(operation, args)
     }
@@ -466,7 +463,7 @@ mod tests {
     #[test]
     fn a_tuning_table_is_text_and_called_so() {
         let words = ["caravan", "bench", "tune"];
-        let Command::Bench(bench) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+        let Command::Bench(bench) = Cli::read(words).unwrap().command else { panic!() };
         let BenchCommand::Tune(args) = bench.command else { panic!() };
         assert_eq!(args.out, std::path::Path::new("caravan-tuning.txt"));
     }
@@ -477,7 +474,7 @@ mod tests {
             assert_eq!(plan(operation.name()).unwrap().operation, operation);
         }
         let words = ["caravan", "bench", "alltoall"];
-        let Command::Bench(bench) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+        let Command::Bench(bench) = Cli::read(words).unwrap().command else { panic!() };
         assert!(matches!(bench.command, BenchCommand::AllToAll(_)));
     }
 }

@@ -163,13 +163,10 @@ impl Ranks {
 mod tests {
     use super::*;
     use crate::args::{Cli, Command};
-    use clap::Parser;
 
     fn args(flags: &str) -> RankArgs {
         let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
-        let Command::Train(args) = Cli::try_parse_from(words).expect(flags).command else {
-            panic!("{flags}")
-        };
+        let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
         args.ranks
     }
 
