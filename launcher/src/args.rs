@@ -474,14 +474,10 @@ mod tests {
 
     #[test]
     fn a_negative_number_is_a_value_wherever_a_flag_takes_one() {
-        for flag in ["--ranks", "--steps", "--lr", "--tuning"] {
-            let words = ["caravan", "train", flag, "-1"];
-            let read = Cli::read(words).map_err(|e| crate::failure::sentence(&e));
-            match (flag, read) {
-                ("--lr" | "--tuning", Ok(_)) => {}
-                (_, Err(text)) => assert!(text.contains("'-1'") && text.contains(flag), "{text}"),
-                (_, Ok(_)) => panic!("{flag} -1 is fine"),
-            }
+        assert!(Cli::read(["caravan", "train", "--lr", "-1", "--tuning", "-1"]).is_ok());
+        for flag in ["--ranks", "--steps"] {
+            let text = crate::failure::sentence(&Cli::read(["caravan", "train", flag, "-1"]).unwrap_err());
+            assert!(text.contains("'-1'") && text.contains(flag), "{text}");
         }
         let unknown = Cli::read(["caravan", "train", "-1"]).unwrap_err();
         assert_eq!(unknown.kind(), clap::error::ErrorKind::UnknownArgument);
