@@ -1,4 +1,4 @@
-//! The micro-batches of one rank.
+//! Where a rank's micro-batches come from.
 
 use crate::failure::{Failure, Result};
 use crate::plan::TrainPlan;
