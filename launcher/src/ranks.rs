@@ -11,13 +11,17 @@ use crate::transports::Transport;
 use crate::transports::plugin;
 use collectives::Communicator;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
+#[cfg(feature = "mpi")]
+use collectives::transport::Transport as _;
+#[cfg(feature = "mpi")]
+use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
-#[cfg(feature = "mpi")]
-use collectives::transport::{Transport as _, mpi::MpiTransport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+#[cfg(feature = "mpi")]
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a launcher takes to pass a sentence on before it is asked to end the job.
@@ -146,20 +150,14 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             (Box::new(UcxTransport::connect(identity.rank, identity.world, options.timeout, exchange)?), None)
         }
         Transport::Mpi => {
-            // MPI waits for ever for a rank that does not come, so ranks meet before, where they surely can.
+            // MPI does not say which rank has not come, so ranks meet before, where they surely can.
             let here = identity.local_size == Some(identity.world);
             let addressed = identity.rendezvous.is_some() && identity.launcher != Launcher::OpenMpi;
             let meets = here || addressed || std::env::var_os(variables::RENDEZVOUS).is_some();
             if meets {
                 drop(meet(ranks, identity, &options)?);
             }
-            mpi(ranks, identity, &|transport| match meets {
-                true => Ok(()),
-                false => {
-                    let exchange = |blob: &[u8]| bootstrap::exchange(transport, blob, options.timeout);
-                    agree::check_by(exchange, &ranks.signature())
-                }
-            })?
+            mpi(ranks, identity, &options, meets)?
         }
     };
     let transport = ranks.layers.over(
@@ -178,17 +176,14 @@ fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Res
     Ok(rendezvous)
 }
 
-/// What compares ranks that a transport has brought together.
-type Compare<'a> = &'a dyn Fn(&mut dyn collectives::transport::Transport) -> Result<()>;
-
-/// MPI between all ranks, which `compare` finds to be alike before they call anything together.
+/// MPI between all ranks, which are compared before they call anything together, unless they `have_met`.
 #[cfg(feature = "mpi")]
 fn mpi(
     ranks: &Ranks,
     identity: &Identity,
-    compare: Compare<'_>,
+    options: &bootstrap::Options,
+    have_met: bool,
 ) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
-    use std::sync::mpsc::{RecvTimeoutError, channel};
     if identity.launcher == Launcher::Slurm
         && identity.rank == 0
         && plugin() == Some("pmix")
@@ -197,25 +192,15 @@ fn mpi(
         // Not known to fail: an Open MPI may have been built for PMI. One that was not ends the process by itself.
         out::note("caravan: srun brings no PMIx here: if Open MPI cannot start now, take srun --mpi=pmix");
     }
-    // Starting MPI blocks until every rank has come, and nothing but the end of the process gets out of it.
-    let (started, wait) = channel::<()>();
-    let (rank, world, timeout) = (identity.rank, identity.world, ranks.rendezvous_timeout);
-    let watch = std::thread::spawn(move || {
-        if wait.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
-            out::note(format_args!(
-                "caravan: rank {rank}: MPI did not start within {timeout:?} (--rendezvous-timeout): of {world} ranks, \
-                 some have not called MPI_Init, or their hosts cannot reach each other"
-            ));
-            std::process::exit(1);
-        }
-    });
-    let transport = match ranks.one_caller {
-        true => MpiTransport::world_of_this_thread(),
-        false => MpiTransport::world(),
+    let (rank, world) = (identity.rank, identity.world);
+    let start = Start {
+        one_thread: ranks.one_caller,
+        within: options.timeout,
+        missing: (!have_met && identity.rendezvous.is_some()).then(|| missing(identity)),
+        call_timeout: ranks.options.deadline,
+        tell: Arc::new(move |why| out::note(format_args!("caravan: rank {rank}: {why}"))),
     };
-    drop(started);
-    let _ = watch.join();
-    let mut transport = transport?;
+    let mut transport = MpiTransport::world(&start)?;
     let mine = (transport.rank(), transport.size());
     if mine != (rank, world) {
         let library = collectives::transport::mpi::library();
@@ -230,16 +215,36 @@ fn mpi(
             mine.1
         )));
     }
-    compare(&mut transport)?;
+    if !have_met {
+        let exchange = |blob: &[u8]| bootstrap::exchange(&mut transport, blob, options.timeout);
+        agree::check_by(exchange, &ranks.signature())?;
+    }
     let native = ranks.native.then(|| transport.native()).transpose()?;
     Ok((Box::new(transport), native))
+}
+
+/// Says who is missing, where ranks can meet at an address that may yet not be rank 0's: mpirun's host of Open MPI.
+#[cfg(feature = "mpi")]
+fn missing(identity: &Identity) -> Arc<dyn Fn(Duration) -> Option<String> + Send + Sync> {
+    let identity = identity.clone();
+    Arc::new(move |timeout| {
+        let options = bootstrap::Options { timeout, ..Default::default() };
+        match Rendezvous::join(&identity, &options) {
+            Err(collectives::Error::Launch(missing)) => Some(missing),
+            Err(e @ collectives::Error::Timeout { .. }) => Some(format!(
+                "{e}, or rank 0 is not on the host of mpirun; then CARAVAN_RENDEZVOUS=host:port says where"
+            )),
+            _ => None,
+        }
+    })
 }
 
 #[cfg(not(feature = "mpi"))]
 fn mpi(
     _ranks: &Ranks,
     _identity: &Identity,
-    _compare: Compare<'_>,
+    _options: &bootstrap::Options,
+    _have_met: bool,
 ) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
     Err(Failure::usage(crate::transports::NO_MPI))
 }

@@ -199,6 +199,9 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
             "{}",
             outcome.stderr
         );
+        for transport in &between {
+            names_a_rank_that_does_not_come(&hosts, mpirun, transport);
+        }
         // By itself the program takes what reaches.
         let table = measures(&hosts, mpirun, Ranks::Block(1), "all_reduce -b 64K -e 64K");
         assert!(table.contains("transport shm+mpi ") || table.contains("transport shm+ucx "), "{table}");
@@ -214,6 +217,24 @@ fn trains_the_same(hosts: &Hosts<'_>, mpirun: Mpirun, ranks: Ranks, transport: &
     hosts.mpirun(mpirun, ranks, &line).success();
     let (Ranks::Block(each) | Ranks::Dealt(each)) = ranks;
     same(hosts.bench, &format!("own-{}", 2 * each), &name);
+}
+
+/// The other ranks say which one they wait for, whoever brings them together.
+fn names_a_rank_that_does_not_come(hosts: &Hosts<'_>, mpirun: Mpirun, transport: &str) {
+    let script = "#!/bin/sh\n[ \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" = 3 ] && exec sleep 60\nexec \"$@\"\n";
+    let late = hosts.bench.file("late", script);
+    std::fs::set_permissions(&late, PermissionsExt::from_mode(0o755)).unwrap();
+    let flags = format!("--transport {transport} --rendezvous-timeout 4 -n 1");
+    let since = Instant::now();
+    let outcome = hosts.mpirun(
+        mpirun,
+        Ranks::Block(2),
+        &format!("{} {CARAVAN} bench all_reduce {flags}", late.display()),
+    );
+    assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
+    let named = outcome.stderr.contains("rank 3 of 4 did not arrive");
+    assert!(named, "{transport}: {}", outcome.stderr);
+    assert!(since.elapsed() < Duration::from_secs(30), "{transport}: {:?}", since.elapsed());
 }
 
 /// The table of a measurement whose results are right.

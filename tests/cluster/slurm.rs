@@ -199,6 +199,9 @@ fn srun_and_sbatch() {
         for transport in Mpirun::transports() {
             killed(&slurm, plugin, transport);
         }
+        if Mpirun::built_in().is_some() {
+            killed_inside_mpi(&slurm, plugin);
+        }
     }
     drop(slurm);
     bench.nothing_left();
@@ -239,6 +242,30 @@ fn killed(slurm: &Slurm<'_>, plugin: &str, transport: &str) {
         std::thread::sleep(Duration::from_millis(10));
     }
     harness::json_lines(&bench.path("m.jsonl"));
+}
+
+/// The same where the others wait inside a collective of MPI's own, which never returns.
+fn killed_inside_mpi(slurm: &Slurm<'_>, plugin: &str) {
+    let bench = slurm.bench;
+    let flags = "all_reduce -b 4K -e 64M -f 16384 -n 500 --transport mpi --algo native";
+    let line = format!("srun -N 1 -n 2 --mpi={plugin} --output=table.txt {CARAVAN} bench {flags}");
+    let mut run = slurm.command(&line).spawn().expect("srun starts");
+    // The first size has been measured, and the second one takes long.
+    let row = |line: &str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
+    let table = || fs::read_to_string(bench.path("table.txt")).unwrap_or_default();
+    while !table().lines().any(row) {
+        assert!(run.try_wait().unwrap().is_none(), "{:?}", bench.finish(run));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ranks = bench.ranks_by("SLURM_PROCID");
+    let since = Instant::now();
+    harness::signal(ranks[1].1, Signal::KILL);
+    let outcome = bench.finish(run);
+    assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
+    // Both streams go there.
+    let said = table();
+    assert!(plugin == "pmix" || said.contains("rank 1 ended (process"), "{said}");
+    assert!(since.elapsed() < PROMISED, "all of it ended after {:?}", since.elapsed());
 }
 
 /// What goes wrong names its rank, and ends the step.

@@ -50,7 +50,7 @@ pub(super) struct Neighbours {
 }
 
 /// How long a farewell may be on its way when its sender's process has ended.
-pub(super) const LAST_WORDS: Duration = Duration::from_millis(20);
+const LAST_WORDS: Duration = Duration::from_millis(20);
 /// How often a waiting rank looks at its neighbours.
 const INTERVAL: Duration = Duration::from_millis(2);
 
@@ -104,9 +104,28 @@ impl Neighbours {
         self.ended[peer]
     }
 
+    /// Whose processes had ended at the last look.
+    #[cfg(feature = "mpi")]
+    pub(super) fn all_ended(&self) -> impl Iterator<Item = usize> + '_ {
+        self.ended.iter().enumerate().filter(|(_, ended)| **ended).map(|(peer, _)| peer)
+    }
+
     /// How `peer` was lost, whose process has ended.
     pub(super) fn how(&self, peer: usize) -> String {
         format!("ended (process {}) without leaving the group", self.homes[peer].pid)
+    }
+}
+
+/// Whether words come from a rank whose process has ended, as far as `listen` hears any.
+pub(super) fn last_words(mut listen: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let until = Instant::now() + LAST_WORDS;
+    loop {
+        if listen()? {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
     }
 }
 

@@ -40,9 +40,19 @@ fn launcher() -> Option<Command> {
 
 /// Runs `ranks` ranks of `case`; nothing where there is no launcher.
 pub fn run(case: &str, ranks: usize) -> Option<Output> {
+    run_in(&[], case, ranks)
+}
+
+/// The same where the launcher does not see a rank that is killed by SIGABRT: a shell stays in its place.
+pub fn run_unseen(case: &str, ranks: usize) -> Option<Output> {
+    run_in(&["sh", "-c", "\"$@\"; code=$?; [ $code = 134 ] && sleep 30; exit $code", "sh"], case, ranks)
+}
+
+fn run_in(shell: &[&str], case: &str, ranks: usize) -> Option<Output> {
     let folder = tempfile::tempdir().unwrap();
     let mut child = launcher()?
         .args(["-n", &ranks.to_string()])
+        .args(shell)
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "rank_process", "--nocapture"])
         .env(CASE, case)

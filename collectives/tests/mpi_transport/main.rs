@@ -12,16 +12,20 @@ mod p2p;
 mod planned;
 
 use collectives::bootstrap::{self, Identity};
+use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::mpi::{MpiTransport, library};
+use collectives::transport::mpi::{MpiTransport, Start, library};
 use collectives::transport::{PerNode, Tag, Transport};
-use collectives::{Communicator, Error, Options, Progress};
+use collectives::{Buffer, Communicator, DType, Error, Options, Progress};
 use conformance::{Case, cases, standard, windowed};
-use launch::{CASE, FOLDER, passes, run, text};
+use launch::{CASE, FOLDER, passes, run, run_unseen, text};
 use std::time::{Duration, Instant};
 
 /// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.
 const NODES: &str = "nodes: ";
+
+/// How long ranks wait inside MPI where one sleeps.
+const LATE: Duration = Duration::from_secs(1);
 
 /// One rank of the case that the environment names; nothing when this is run as an ordinary test.
 #[test]
@@ -30,7 +34,8 @@ fn rank_process() {
     if case == "one_thread" {
         return one_thread();
     }
-    let mut t = MpiTransport::world().unwrap();
+    let call_timeout = if case.ends_with("late") { LATE } else { Start::default().call_timeout };
+    let mut t = MpiTransport::world(&Start { call_timeout, ..Start::default() }).unwrap();
     match case.as_str() {
         "suite" => {
             // The launcher's view and MPI's agree.
@@ -65,10 +70,11 @@ fn rank_process() {
             planned::rank(Communicator::new(group, standard()).unwrap());
         }
         "second_start" => {
-            let again = MpiTransport::world().unwrap();
+            let again = MpiTransport::world(&Start::default()).unwrap();
             assert_eq!((again.rank(), again.size()), (t.rank(), t.size()));
             drop((t, again));
-            let error = MpiTransport::world().err().expect("MPI cannot start again").to_string();
+            let error =
+                MpiTransport::world(&Start::default()).err().expect("MPI cannot start again").to_string();
             assert!(error.contains("cannot be started again"), "{error}");
             println!("rank done");
             return;
@@ -93,6 +99,8 @@ fn rank_process() {
             let from = t.size() - 1;
             println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, from));
         }
+        // Ended or asleep while the others are inside MPI, which says nothing of it.
+        case if case.starts_with("inside MPI") => return inside(case, t),
         "panics" => {
             if t.rank() == 1 {
                 p2p::barrier(&mut t, 1);
@@ -134,7 +142,7 @@ fn rank_process() {
 
 /// MPI that was started for one thread works there, and refuses others.
 fn one_thread() {
-    let mut t = MpiTransport::world_of_this_thread().unwrap();
+    let mut t = MpiTransport::world(&Start { one_thread: true, ..Start::default() }).unwrap();
     p2p::sizes(&mut t, &[3, 5000, 100_000]);
     conformance(&mut t, |case| !case.fails && case.name.contains("all_reduce"), Progress::Inline);
     let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
@@ -144,6 +152,28 @@ fn one_thread() {
     let text = elsewhere.expect_err("another thread").to_string();
     assert!(text.contains("of one thread only"), "{text}");
     all_are_done(t.rank(), t.size());
+}
+
+/// The last rank dies or sleeps where the others wait for it in a call of MPI that blocks; none of them returns.
+fn inside(case: &str, mut t: MpiTransport) {
+    let native = t.native().unwrap();
+    let call = Call::new(Kind::AllReduce, DType::F32, 8);
+    p2p::barrier(&mut t, 1);
+    if t.rank() == t.size() - 1 {
+        std::thread::sleep(Duration::from_millis(300));
+        if case.ends_with("late") {
+            std::thread::sleep(p2p::PATIENCE);
+        }
+        std::process::abort();
+    }
+    if case.contains("at its end") {
+        drop((native, t));
+    } else if case.contains("started") {
+        let _ = native.start(call, Buffer::<f32>::zeroed(8), Buffer::zeroed(8)).unwrap().wait();
+    } else {
+        let _ = native.run(call, &[0f32; 8], &mut [0f32; 8]);
+    }
+    println!("got out");
 }
 
 /// Shared memory inside nodes of so many ranks, and MPI between them.
@@ -352,6 +382,28 @@ fn leaving_early_loses_nothing() {
 fn a_killed_rank_ends_the_job() {
     let Some(output) = run("killed", 3) else { return };
     assert!(!output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn a_rank_that_is_killed_while_others_are_inside_mpi_is_named() {
+    for how in ["inside MPI", "inside MPI, started", "inside MPI at its end"] {
+        let since = Instant::now();
+        let Some(output) = run_unseen(how, 3) else { return };
+        let all = text(&output);
+        assert!(!output.status.success() && !all.contains("got out"), "{how}: {all}");
+        assert!(all.contains("rank 2 ended (process"), "{how}: {all}");
+        assert!(since.elapsed() < Duration::from_secs(20), "{how}: {:?}", since.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_ends_collectives_of_mpi_by_the_deadline() {
+    for how in ["inside MPI, late", "inside MPI, started, late"] {
+        let Some(output) = run(how, 3) else { return };
+        let all = text(&output);
+        assert!(!output.status.success() && !all.contains("got out"), "{how}: {all}");
+        assert!(all.contains("it did not return within 1s") && all.contains(&library()), "{how}: {all}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::MpiTransport;
 use super::control::{Kind, Word};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
-use crate::transport::neighbours::LAST_WORDS;
+use crate::transport::neighbours::last_words;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -69,11 +69,11 @@ impl MpiTransport {
                 continue;
             }
             // Its farewell may have been on its way.
-            let until = Instant::now() + LAST_WORDS;
-            while !self.farewells.has_left(peer) && self.lost.is_none() && Instant::now() < until {
+            let heard = last_words(|| {
                 self.listen()?;
-            }
-            if self.lost.is_none() && !self.farewells.has_left(peer) {
+                Ok(self.farewells.has_left(peer) || self.lost.is_some())
+            })?;
+            if !heard {
                 session.fail();
                 let how = session.neighbours().how(self.members[peer] as usize);
                 self.lost = Some(Error::PeerLost { rank: self.rank, peer, how });

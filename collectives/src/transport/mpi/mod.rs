@@ -3,13 +3,14 @@
 //! rsmpi starts MPI and gives its C interface; messages go as bytes through `MPI_Isend`, `MPI_Irecv` and `MPI_Test`
 //! on communicators of our own, whose errors come back as codes with MPI's own text. MPI is asked for
 //! `MPI_THREAD_SERIALIZED`, and a lock makes callers take turns; where a library grants less, or the caller wants no more
-//! ([`MpiTransport::world_of_this_thread`]), only the thread that started it may use the transport.
+//! ([`Start::one_thread`]), only the thread that started it may use the transport.
 //!
 //! A rank that fails tells its peers and ends without `MPI_Finalize`, which would wait for them; the launcher then
 //! ends the job. A rank that panics calls `MPI_Abort` after the panic's message. When the last transport goes in
 //! order, MPI is finalised.
 
 mod aside;
+mod blocked;
 mod comm;
 mod control;
 mod members;
@@ -22,10 +23,12 @@ use super::farewell::Farewells;
 use super::{HEARSAY, Request, Tag, Tells, Transport, admit, place_among, wrong_length};
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use blocked::Place;
+pub use blocked::Start;
 use comm::Comm;
 use mpi::ffi;
 use requests::{Comms, Kind, Outcome, Requests, Route};
-use session::{Callers, Session};
+use session::Session;
 use std::collections::HashMap;
 use std::os::raw::c_int;
 use std::sync::Arc;
@@ -71,25 +74,14 @@ unsafe impl Send for MpiTransport {}
 
 impl MpiTransport {
     /// All ranks of the job, in MPI's order. Starts MPI in this process unless a transport already has. All ranks call
-    /// this together.
+    /// this together. Inside some calls MPI waits for other ranks; where that goes wrong the process ends, as [`Start`]
+    /// says, because nothing else leads out of them.
     ///
     /// # Errors
     /// [`Error::Unavailable`] where MPI was finalised or started by something else; [`Error::Library`] with MPI's text.
-    pub fn world() -> Result<Self> {
-        Self::start(Callers::All)
-    }
-
-    /// The same for a process in which only this thread will ever use MPI, which other threads are then refused. Open MPI
-    /// takes locks otherwise, which make up a quarter of its shortest messages.
-    ///
-    /// # Errors
-    /// As [`world`](Self::world).
-    pub fn world_of_this_thread() -> Result<Self> {
-        Self::start(Callers::This)
-    }
-
-    fn start(callers: Callers) -> Result<Self> {
-        let session = Session::start(callers)?;
+    pub fn world(start: &Start) -> Result<Self> {
+        let session = Session::start(start)?;
+        let _watch = session.watch_of(Place::Communicator)?;
         // SAFETY: a predefined communicator.
         let messages = Comm::duplicate(&session, unsafe { ffi::RSMPI_COMM_WORLD })?;
         let (_, size) = messages.rank_and_size()?;
@@ -111,8 +103,12 @@ impl MpiTransport {
     /// # Errors
     /// MPI's.
     pub fn native(&self) -> Result<native::Native> {
-        let comm = Comm::duplicate(self.session(), self.messages.raw)?;
-        Ok(native::Native::new(comm, self.rank, self.members.len()))
+        let watch = self.session().watch()?;
+        let comm = {
+            let _inside = watch.enter(Place::Communicator);
+            Comm::duplicate(self.session(), self.messages.raw)?
+        };
+        Ok(native::Native::new(comm, self.rank, self.members.len(), watch))
     }
 
     /// Splits messages above `bytes`, the same on all ranks; for tests of what otherwise takes gigabytes.
@@ -318,6 +314,7 @@ impl Transport for MpiTransport {
         *times += 1;
         let identity = digest([same, *times]);
         self.meet(members, identity, within)?;
+        let _watch = self.session().watch_of(Place::Communicator)?;
         let mut group = Self::over(self.messages.of_members(members)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
         Ok(Box::new(group))

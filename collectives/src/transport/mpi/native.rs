@@ -1,8 +1,11 @@
 //! MPI's own collectives, for comparison with ours: the library's algorithms, in its order of
 //! reduction, so the bits are the library's affair. There are no 16-bit floats and no average in MPI.
 //!
-//! Blocking calls block inside MPI: no deadline, no progress of anything else. Both are reasons for our own schedules.
+//! Blocking calls block inside MPI: no progress of anything else, and where a rank is lost or nothing returns for
+//! [`call_timeout`](super::Start::call_timeout) no way out but the end of the process. Both are reasons for our own
+//! schedules.
 
+use super::blocked::{Place, Watch};
 use super::comm::Comm;
 use super::ffi;
 use crate::buffer::Buffer;
@@ -16,6 +19,7 @@ use std::time::Duration;
 /// MPI's collectives on one group.
 pub struct Native {
     comm: Comm,
+    watch: Watch,
     rank: usize,
     size: usize,
     /// `MPI_IN_PLACE`, where this library is known.
@@ -47,7 +51,7 @@ struct Arguments {
 }
 
 impl Native {
-    pub(super) fn new(comm: Comm, rank: usize, size: usize) -> Self {
+    pub(super) fn new(comm: Comm, rank: usize, size: usize, watch: Watch) -> Self {
         // The bindings lack MPI_IN_PLACE, which is a macro; these are the two values that exist.
         let library = comm.session().library();
         let in_place = match library {
@@ -58,7 +62,7 @@ impl Native {
         let root_zero_only = library.starts_with("MPICH 4.0");
         let in_place = in_place.map(|v| v as *const c_void);
         let signed_only = comm.session().turn().is_ok_and(|_turn| takes_unsigned_for_signed());
-        Native { in_place, signed_only, root_zero_only, comm, rank, size }
+        Native { in_place, signed_only, root_zero_only, comm, watch, rank, size }
     }
 
     /// What has to be done otherwise than asked, because this library cannot.
@@ -262,6 +266,7 @@ impl Native {
         let op = a.op;
         let session = self.comm.session();
         let _turn = session.turn()?;
+        let inside = self.watch.enter(Place::Collective);
         // SAFETY: by the caller; `op` is there for the kinds that reduce.
         let (name, code) = unsafe {
             match (call.kind, op) {
@@ -290,6 +295,7 @@ impl Native {
                 _ => return Err(self.refuse(call, "not a collective of MPI".into())),
             }
         };
+        drop(inside);
         session.check(name, code)
     }
 
@@ -372,6 +378,7 @@ impl<T: Element> Started<'_, T> {
     /// MPI's.
     pub fn wait(mut self) -> Result<(Buffer<T>, Buffer<T>)> {
         let mut looks = 0u32;
+        let _inside = self.native.watch.enter(Place::Collective);
         while !self.test()? {
             looks += 1;
             if looks > 1000 {
@@ -385,6 +392,7 @@ impl<T: Element> Started<'_, T> {
 impl<T: Element> Drop for Started<'_, T> {
     fn drop(&mut self) {
         // MPI cannot cancel a collective: it has to run, unless the job fails, and then the memory stays.
+        let _inside = self.request.is_some().then(|| self.native.watch.enter(Place::Collective));
         while self.request.is_some() {
             if self.native.comm.session().has_failed() || self.test().is_err() {
                 std::mem::forget(self.buffers.take());

@@ -2,6 +2,7 @@
 //!
 //! MPI is state of the whole process, and so are the statics here.
 
+use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
 use super::ffi;
 use crate::error::{Error, Result};
@@ -40,7 +41,8 @@ pub(super) struct Session {
     rank: usize,
     control: Mutex<Control>,
     /// The processes of the job's other ranks on this host: within a host MPI does not say that one of them has ended.
-    neighbours: Mutex<Neighbours>,
+    neighbours: Arc<Mutex<Neighbours>>,
+    start: Start,
     failed: AtomicBool,
     /// A message of a failed group could not be ended: MPI must not move any further in this process.
     given_up: AtomicBool,
@@ -50,15 +52,6 @@ pub(super) struct Session {
     without_end: bool,
     /// Where fewer than all may call MPI: the only thread that may.
     only: Option<ThreadId>,
-}
-
-/// Which threads of a process call MPI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Callers {
-    /// Any, in turn.
-    All,
-    /// The one that starts it.
-    This,
 }
 
 /// A thread's turn to call MPI, until this is dropped.
@@ -73,8 +66,8 @@ impl Drop for Turn {
 }
 
 impl Session {
-    /// The running session, or a new one for these callers.
-    pub(super) fn start(callers: Callers) -> Result<Arc<Self>> {
+    /// The running session, or a new one.
+    pub(super) fn start(start: &Start) -> Result<Arc<Self>> {
         let mut current = CURRENT.lock().unwrap_or_else(|p| p.into_inner());
         if let Some(session) = current.upgrade() {
             return Ok(session);
@@ -84,7 +77,8 @@ impl Session {
             return Err(unavailable("MPI was ended in this process, and it cannot be started again"));
         }
         // A library that knows of one caller takes no locks; other threads of the process never call it.
-        let wanted = if callers == Callers::This { Threading::Single } else { Threading::Serialized };
+        let wanted = if start.one_thread { Threading::Single } else { Threading::Serialized };
+        let watch = Watch::of(Place::Start, start, None)?;
         let (universe, granted) = mpi::initialize_with_threading(wanted).ok_or_else(|| {
             unavailable(
                 "MPI was started by something else in this process; start it through this transport only",
@@ -108,10 +102,11 @@ impl Session {
         };
         let homes =
             homes(size as usize).map_err(|code| unavailable(&format!("MPI_Allgather: {}", text(code))))?;
-        let neighbours = Mutex::new(Neighbours::of(rank as usize, homes)?);
+        let neighbours = Arc::new(Mutex::new(Neighbours::of(rank as usize, homes)?));
         let one_host = ranks_here() == Some(size);
+        drop(watch);
         let without_end = library.starts_with("MPICH 4.0") && !one_host;
-        let one = callers == Callers::This || granted < Threading::Serialized;
+        let one = start.one_thread || granted < Threading::Serialized;
         let only = one.then(|| std::thread::current().id());
         SELF.set(only);
         RUNNING.store(true, Ordering::SeqCst);
@@ -122,6 +117,7 @@ impl Session {
             rank: rank as usize,
             control,
             neighbours,
+            start: start.clone(),
             failed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             one_host,
@@ -179,6 +175,20 @@ impl Session {
         self.neighbours.lock().unwrap_or_else(|p| p.into_inner())
     }
 
+    /// The way out of calls that wait for other ranks inside MPI.
+    pub(super) fn watch(&self) -> Result<Watch> {
+        Watch::new(&self.start, Some(self.ranks()))
+    }
+
+    /// The same for one call that begins now, or several in a row, and returns before this is dropped.
+    pub(super) fn watch_of(&self, place: Place) -> Result<Watch> {
+        Watch::of(place, &self.start, Some(self.ranks()))
+    }
+
+    fn ranks(&self) -> Ranks {
+        Ranks { rank: self.rank, neighbours: self.neighbours.clone() }
+    }
+
     /// MPI's name and version.
     pub(super) fn library(&self) -> &str {
         &self.library
@@ -230,6 +240,8 @@ impl Drop for Session {
             self.control().abandon();
             std::mem::forget(universe);
         } else {
+            // Where no thread can be had, the launcher ends what hangs.
+            let _watch = self.watch_of(Place::End);
             self.control().end(self);
             if self.without_end {
                 // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged

@@ -6,7 +6,7 @@
 
 use super::session::{State, Word};
 use crate::error::{Error, Result};
-use crate::transport::neighbours::LAST_WORDS;
+use crate::transport::neighbours::last_words;
 use std::time::{Duration, Instant};
 use ucx_sys::UCS_OK;
 
@@ -38,7 +38,6 @@ impl State {
             self.say(peer, Word::Hello, 0, "")?;
         }
         let (start, mut awake) = (Instant::now(), Instant::now() + IDLE);
-        let mut limit = within;
         loop {
             let moved = self.worker.progress();
             self.listen()?;
@@ -49,11 +48,15 @@ impl State {
             if moved {
                 awake = now + IDLE;
             }
-            let late = now - start > limit;
+            let late = now - start > within;
             if late || self.is_gone(missing) {
                 // What it had sent may still be on its way.
-                if self.is_gone(missing) && !late {
-                    limit = limit.min(now - start + LAST_WORDS);
+                let came = last_words(|| {
+                    self.worker.progress();
+                    self.listen()?;
+                    Ok(self.greetings[missing] >= round)
+                })?;
+                if came {
                     continue;
                 }
                 return Err(self.stranger(missing, within));

@@ -2,9 +2,8 @@
 
 use super::session::{State, Word};
 use crate::error::{Error, Result};
-use crate::transport::neighbours::LAST_WORDS;
+use crate::transport::neighbours::last_words;
 use crate::transport::{admit, farewell::Farewells};
-use std::time::Instant;
 use ucx_sys::UCS_OK;
 
 pub(super) struct Members {
@@ -84,22 +83,22 @@ impl Members {
                 continue;
             }
             // Its farewell may have been on its way.
-            let until = Instant::now() + LAST_WORDS;
-            while !self.farewells.has_left(peer) && self.lost.is_none() && Instant::now() < until {
+            let heard = last_words(|| {
                 state.worker.progress();
                 self.take_notices(state)?;
-            }
-            if self.lost.is_some() {
-                return Ok(self.lost.clone());
-            }
-            if !self.farewells.has_left(peer) {
+                Ok(self.farewells.has_left(peer) || self.lost.is_some())
+            })?;
+            if !heard {
                 let how = match state.failures.of(world) {
                     UCS_OK => state.neighbours.how(world),
                     status => format!("is unreachable ({})", state.worker.context.ucp.status(status)),
                 };
                 return Ok(Some(self.error(peer, how)));
             }
+            if self.lost.is_some() {
+                break;
+            }
         }
-        Ok(None)
+        Ok(self.lost.clone())
     }
 }

@@ -1,0 +1,239 @@
+//! The way out of calls in which MPI waits for other ranks: its start and end, new communicators, its own collectives.
+//! Nothing gets out of one that does not return but the end of the process, which a thread beside it brings about.
+
+use super::session;
+use crate::error::{Error, Result};
+use crate::transport::neighbours::Neighbours;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// How a process starts MPI, and when it stops waiting for other ranks inside it.
+#[derive(Clone)]
+pub struct Start {
+    /// Only the thread that starts MPI will ever use it, and others are refused. Open MPI takes locks otherwise, which
+    /// make up a quarter of its shortest messages.
+    pub one_thread: bool,
+    /// How long MPI may take to bring the ranks of the job together.
+    pub within: Duration,
+    /// Says within so long which ranks have not come, where MPI does not; asked when half of `within` has gone.
+    pub missing: Option<Arc<dyn Fn(Duration) -> Option<String> + Send + Sync>>,
+    /// How long a call may take that makes a communicator or is one of MPI's own collectives.
+    pub call_timeout: Duration,
+    /// Gets the reason, before the process ends with exit code 1.
+    pub tell: Arc<dyn Fn(&Error) + Send + Sync>,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Start {
+            one_thread: false,
+            within: crate::bootstrap::Options::default().timeout,
+            missing: None,
+            call_timeout: crate::Options::default().deadline,
+            tell: Arc::new(|why| eprintln!("{why}")),
+        }
+    }
+}
+
+/// Where MPI waits for other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Place {
+    Start = 1,
+    Communicator = 2,
+    Collective = 3,
+    End = 4,
+}
+
+/// What is known of the ranks that are waited for, once MPI has started.
+#[derive(Clone)]
+pub(super) struct Ranks {
+    /// This rank.
+    pub(super) rank: usize,
+    pub(super) neighbours: Arc<Mutex<Neighbours>>,
+}
+
+/// Watches this process's calls of MPI from a thread of its own, while it lives. MPI is called in turns, so there is one
+/// such call at a time.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// [`CALLS`] times how many calls there were, and the [`Place`] of the one that has not returned.
+    call: AtomicU64,
+    over: AtomicBool,
+}
+
+const CALLS: u64 = 8;
+/// How often the thread looks. A call that returns sooner is never seen.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// For how long no other rank has ended, when the end of one means that this rank does not get to its own end: they may
+/// leave MPI's last barriers long before those that share their processors.
+const PARTING: Duration = Duration::from_secs(3);
+
+impl Watch {
+    /// A watch of calls that are announced by [`enter`](Self::enter).
+    pub(super) fn new(start: &Start, ranks: Option<Ranks>) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (start, theirs) = (start.clone(), shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("mpi-watch".into())
+            .spawn(move || watch(&theirs, &start, ranks.as_ref()))
+            .map_err(|e| Error::system("starting the thread that watches calls of MPI", e))?;
+        Ok(Watch { shared, thread: thread.thread().clone() })
+    }
+
+    /// A watch of one call, or of several in a row, which begin now and end with it.
+    pub(super) fn of(place: Place, start: &Start, ranks: Option<Ranks>) -> Result<Self> {
+        let watch = Self::new(start, ranks)?;
+        watch.shared.enter(place);
+        Ok(watch)
+    }
+
+    /// A call begins, and has returned when this is dropped.
+    #[inline(always)]
+    pub(super) fn enter(&self, place: Place) -> Inside<'_> {
+        self.shared.enter(place);
+        Inside(&self.shared)
+    }
+}
+
+/// MPI is inside a call.
+pub(super) struct Inside<'w>(&'w Shared);
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Shared {
+    #[inline(always)]
+    fn enter(&self, place: Place) {
+        let calls = self.call.load(Ordering::Relaxed) / CALLS + 1;
+        self.call.store(calls * CALLS + place as u64, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn leave(&self) {
+        let calls = self.call.load(Ordering::Relaxed) / CALLS;
+        self.call.store(calls * CALLS, Ordering::Release);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.leave();
+        self.shared.over.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+}
+
+/// The thread: ends the process when a call has to be given up.
+fn watch(shared: &Shared, start: &Start, ranks: Option<&Ranks>) {
+    let mut seen = (0, Wait::new());
+    loop {
+        std::thread::park_timeout(INTERVAL);
+        if shared.over.load(Ordering::Acquire) {
+            return;
+        }
+        let call = shared.call.load(Ordering::Acquire);
+        if call != seen.0 {
+            seen = (call, Wait::new());
+            continue;
+        }
+        let Some(place) = Place::of(call) else { continue };
+        if let Some(why) = seen.1.given_up(place, start, ranks)
+            && shared.call.load(Ordering::Acquire) == call
+        {
+            (start.tell)(&why);
+            // SAFETY: ends the process. What would run at an orderly end is MPI's too, in which a thread is.
+            unsafe { libc::_exit(1) };
+        }
+    }
+}
+
+impl Place {
+    fn of(call: u64) -> Option<Self> {
+        let places = [Place::Start, Place::Communicator, Place::Collective, Place::End];
+        places.into_iter().find(|&p| p as u64 == call % CALLS)
+    }
+
+    /// The library's function, as far as it matters.
+    fn name(self) -> &'static str {
+        match self {
+            Place::Start => "MPI_Init",
+            Place::Communicator => "MPI_Comm_dup",
+            Place::Collective => "a collective of its own",
+            Place::End => "MPI_Finalize",
+        }
+    }
+}
+
+/// How one call has gone so far.
+struct Wait {
+    began: Instant,
+    /// How many ranks of the host had ended at the last look, and since when it was as many.
+    ended: (usize, Instant),
+    /// Ranks have been looked for.
+    asked: bool,
+}
+
+impl Wait {
+    fn new() -> Self {
+        let now = Instant::now();
+        Wait { began: now, ended: (0, now), asked: false }
+    }
+
+    /// Why nothing more can be hoped for.
+    fn given_up(&mut self, place: Place, start: &Start, ranks: Option<&Ranks>) -> Option<Error> {
+        let Some(Ranks { rank, neighbours }) = ranks else {
+            return self.not_started(start);
+        };
+        let mut neighbours = neighbours.lock().unwrap_or_else(|p| p.into_inner());
+        neighbours.look();
+        let ended = neighbours.all_ended().count();
+        if ended != self.ended.0 {
+            self.ended = (ended, Instant::now());
+        }
+        // Nobody ends in order before all ranks have come to the end.
+        let parting = if place == Place::End { PARTING } else { Duration::ZERO };
+        let first = neighbours.all_ended().next();
+        if let Some(peer) = first.filter(|_| self.ended.1.elapsed() >= parting) {
+            return Some(Error::PeerLost { rank: *rank, peer, how: neighbours.how(peer) });
+        }
+        // A rank may have much to do by itself before it comes to the end: nobody knows how much.
+        let late = place != Place::End && self.began.elapsed() > start.call_timeout;
+        late.then(|| Error::Library {
+            library: session::library_name(),
+            call: place.name(),
+            rank: *rank,
+            text: format!("it did not return within {:?}", start.call_timeout),
+        })
+    }
+    /// The same before it is known who the others are.
+    fn not_started(&mut self, start: &Start) -> Option<Error> {
+        let half = start.within / 2;
+        let missing = match &start.missing {
+            Some(missing) if !self.asked && self.began.elapsed() >= half => {
+                self.asked = true;
+                missing(half)
+            }
+            _ => None,
+        };
+        if missing.is_none() && self.began.elapsed() < start.within {
+            return None;
+        }
+        let missing = missing.unwrap_or_else(|| {
+            "some ranks of the job have not called MPI_Init, or their hosts cannot reach each other".into()
+        });
+        let why = format!("MPI did not start within {:?}: {missing}", start.within);
+        Some(Error::Unavailable { name: "mpi".into(), why })
+    }
+}
