@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::text;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Batch, Tokenizer};
 use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
@@ -327,6 +327,7 @@ fn make(
     file.write_all(&width.header_for(0).map_err(Failure::usage)?).map_err(refused)?;
     let mut count = 0;
     let mut taken = Vec::with_capacity(files.len());
+    let mut batch = Batch::new(tokenizer);
     for path in files.drain(..) {
         let text = match (text::read(&path, TAKES), &mut *left_out) {
             (Err(_), Some(left_out)) => {
@@ -335,20 +336,23 @@ fn make(
             }
             (text, _) => text?,
         };
-        if let Tokenizer::Bytes = tokenizer {
-            file.write_all(text.as_bytes()).map_err(refused)?;
-        } else {
-            let tokens = tokenizer.encode(&text)?;
-            count += tokens.len();
-            for part in tokens.chunks(1 << 16) {
-                let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
-                file.write_all(&bytes).map_err(refused)?;
-            }
+        match tokenizer {
+            Tokenizer::Bytes => file.write_all(text.as_bytes()).map_err(refused)?,
+            Tokenizer::HuggingFace(_) => count += append(&mut file, &batch.push(text)?).map_err(refused)?,
         }
         taken.push(path);
     }
+    count += append(&mut file, &batch.finish()?).map_err(refused)?;
     *files = taken;
     let header = width.header_for(count).map_err(Failure::usage)?;
     file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
     Ok(file)
+}
+/// Writes the tokens of these texts; how many they are.
+fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
+    for part in texts.iter().flat_map(|tokens| tokens.chunks(1 << 16)) {
+        let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
+        file.write_all(&bytes)?;
+    }
+    Ok(texts.iter().map(Vec::len).sum())
 }

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::out;
 use crate::text;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Batch, Tokenizer};
 use models::tokens::{TokenWidth, TokenWriter};
 use serde_json::json;
 
@@ -22,12 +22,14 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     files::check_apart("--out", &args.out, &inputs)?;
     let width = TokenWidth::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
-    let mut bytes = 0u64;
+    let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer));
+    let mut write = |texts: Vec<Vec<u32>>| texts.iter().try_for_each(|tokens| writer.push(tokens));
     for file in &inputs {
         let content = text::read(file, TAKES)?;
         bytes += content.len() as u64;
-        writer.push(&tokenizer.encode(&content)?).map_err(Failure::run)?;
+        write(batch.push(content)?).map_err(Failure::run)?;
     }
+    write(batch.finish()?).map_err(Failure::run)?;
     if bytes == 0 {
         return Err(Failure::usage("the data are empty: there is nothing to make tokens of"));
     }

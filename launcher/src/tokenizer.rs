@@ -1,17 +1,23 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
+mod segments;
+
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine::Machine;
 use serde_json::Value;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
-use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 
 /// Bytes of memory that the library takes for a byte of text, about: where each piece of it lies before and after
 /// normalising, and each token's text.
 const MEMORY_OF_A_BYTE: u64 = 150;
+/// Bytes of texts that are worth tokenising side by side.
+const BATCH: usize = 4 << 20;
 /// Shorter texts fit everywhere.
 const SHORT: usize = 16 << 20;
 
@@ -30,6 +36,8 @@ pub struct HuggingFace {
     path: String,
     /// One more than its largest token.
     vocab: usize,
+    /// What it puts before and after a text, where that is known.
+    around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 impl HuggingFace {
@@ -60,7 +68,33 @@ impl HuggingFace {
         let Some(&largest) = known.values().chain(&around).max() else {
             return Err(refuse("its vocabulary is empty".into()));
         };
-        Ok(HuggingFace { inner, path: spec.to_owned(), vocab: largest as usize + 1 })
+        let vocab = largest as usize + 1;
+        let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
+        Ok(HuggingFace { inner, path: spec.to_owned(), vocab, around })
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let sizes = segments::Sizes::USUAL;
+        if text.len() > 2 * sizes.segment
+            && let Some((before, after)) = &self.around
+            && let Some(mut tokens) = segments::encode(self, text, sizes)?
+        {
+            tokens.splice(..0, before.iter().copied());
+            tokens.extend(after);
+            return Ok(tokens);
+        }
+        if text.len() > SHORT {
+            fits(text.len() as u64, Machine::probe().usable_memory())
+                .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", self.path)))?;
+        }
+        Ok(self.run(|inner| inner.encode_fast(text, true))?.get_ids().to_vec())
+    }
+
+    /// What the library makes of a text, or refuses it for.
+    fn run<T>(&self, work: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
+        let named = |e: String| format!("tokenizer '{}': {e}", self.path);
+        let done = guarded(|| work(&self.inner)).map_err(|e| Failure::usage(named(e)))?;
+        done.map_err(|e| Failure::run(named(e.to_string())))
     }
 }
 
@@ -123,21 +157,35 @@ impl Tokenizer {
     /// The tokens of one text, as transformers gives them: with whatever the tokenizer puts around a text.
     ///
     /// # Errors
-    /// Text that the tokenizer refuses, or that is too long to be tokenised at once.
+    /// Text that the tokenizer refuses, or that is too long to be tokenised in one piece where it has to be.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::HuggingFace(t) => {
-                if text.len() > SHORT {
-                    fits(text.len() as u64, Machine::probe().usable_memory())
-                        .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", t.path)))?;
-                }
-                let encoding = guarded(|| t.inner.encode_fast(text, true))
-                    .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", t.path)))?;
-                let encoding = encoding.map_err(|e| Failure::run(format!("tokenizer '{}': {e}", t.path)))?;
-                Ok(encoding.get_ids().to_vec())
-            }
+            Tokenizer::HuggingFace(t) => t.encode(text),
         }
+    }
+
+    /// The same for several texts, side by side.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode), of the first text that has one.
+    fn encode_all(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(texts.len());
+        if threads < 2 || matches!(self, Tokenizer::Bytes) {
+            return texts.iter().map(|text| self.encode(text)).collect();
+        }
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some((i, text)) = next_of(texts, &next) {
+                        let tokens = self.encode(text);
+                        done.lock().unwrap_or_else(|p| p.into_inner()).insert(i, tokens);
+                    }
+                });
+            }
+        });
+        done.into_inner().unwrap_or_else(|p| p.into_inner()).into_values().collect()
     }
 
     /// Readable text for tokens; what is no text shows as replacement characters.
@@ -156,6 +204,45 @@ impl Tokenizer {
     }
 }
 
+/// Texts that come one after the other and are tokenised side by side.
+pub struct Batch<'t> {
+    tokenizer: &'t Tokenizer,
+    texts: Vec<String>,
+    bytes: usize,
+}
+
+impl<'t> Batch<'t> {
+    /// One without texts.
+    pub fn new(tokenizer: &'t Tokenizer) -> Self {
+        Batch { tokenizer, texts: Vec::new(), bytes: 0 }
+    }
+
+    /// Takes the next text; the tokens of it and of those before, if they are enough.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`], of the first text that has one.
+    pub fn push(&mut self, text: String) -> Result<Vec<Vec<u32>>> {
+        self.bytes += text.len();
+        self.texts.push(text);
+        if self.bytes < BATCH { Ok(Vec::new()) } else { self.finish() }
+    }
+
+    /// The tokens of the texts that are left.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn finish(&mut self) -> Result<Vec<Vec<u32>>> {
+        self.bytes = 0;
+        self.tokenizer.encode_all(&std::mem::take(&mut self.texts))
+    }
+}
+
+/// The next text that nobody has taken, and its number.
+fn next_of<'t>(texts: &'t [String], next: &AtomicUsize) -> Option<(usize, &'t String)> {
+    let i = next.fetch_add(1, Ordering::Relaxed);
+    texts.get(i).map(|text| (i, text))
+}
+
 /// Whether a text of so many bytes can be tokenised in so much memory, and what would help.
 fn fits(text: u64, have: u64) -> std::result::Result<(), String> {
     let need = text.saturating_mul(MEMORY_OF_A_BYTE);
@@ -164,8 +251,8 @@ fn fits(text: u64, have: u64) -> std::result::Result<(), String> {
     }
     let [text, need, most] = [text, need, have / MEMORY_OF_A_BYTE / 2].map(human::bytes);
     Err(format!(
-        "a text of {text} takes about {need} of memory while it is tokenised and this machine has {}; files of \
-         {most} at most, which are tokenised one after the other, would fit",
+        "a text of {text} cannot be cut at words, and in one piece it takes about {need} of memory while it is \
+         tokenised, of which this machine has {}; files of {most} at most would fit",
         human::bytes(have)
     ))
 }
