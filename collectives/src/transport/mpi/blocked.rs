@@ -19,7 +19,7 @@ pub struct Start {
     pub within: Duration,
     /// Says within so long which ranks have not come, where MPI does not; asked when half of `within` has gone.
     pub missing: Option<Arc<dyn Fn(Duration) -> Option<String> + Send + Sync>>,
-    /// How long a call may take that makes a communicator or is one of MPI's own collectives.
+    /// How long a call may take that makes a communicator, is one of MPI's own collectives or ends MPI.
     pub call_timeout: Duration,
     /// Gets the reason, before the process ends with exit code 1.
     pub tell: Arc<dyn Fn(&Error) + Send + Sync>,
@@ -44,7 +44,9 @@ pub(super) enum Place {
     Start = 1,
     Communicator = 2,
     Collective = 3,
-    End = 4,
+    /// Until all ranks have come to the end.
+    Parting = 4,
+    End = 5,
 }
 
 /// What is known of the ranks that are waited for, once MPI has started.
@@ -72,8 +74,8 @@ struct Shared {
 const CALLS: u64 = 8;
 /// How often the thread looks. A call that returns sooner is never seen.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// For how long no other rank has ended, when the end of one means that this rank does not get to its own end: they may
-/// leave MPI's last barriers long before those that share their processors.
+/// For how long no other rank has ended, when the end of one means that it has not come to the last barrier: who leaves
+/// that early may end long before those that share their processors have left it.
 const PARTING: Duration = Duration::from_secs(3);
 
 impl Watch {
@@ -161,7 +163,7 @@ fn watch(shared: &Shared, start: &Start, ranks: Option<&Ranks>) {
 
 impl Place {
     fn of(call: u64) -> Option<Self> {
-        let places = [Place::Start, Place::Communicator, Place::Collective, Place::End];
+        let places = [Place::Start, Place::Communicator, Place::Collective, Place::Parting, Place::End];
         places.into_iter().find(|&p| p as u64 == call % CALLS)
     }
 
@@ -171,6 +173,7 @@ impl Place {
             Place::Start => "MPI_Init",
             Place::Communicator => "MPI_Comm_dup",
             Place::Collective => "a collective of its own",
+            Place::Parting => "MPI_Barrier",
             Place::End => "MPI_Finalize",
         }
     }
@@ -203,13 +206,17 @@ impl Wait {
             self.ended = (ended, Instant::now());
         }
         // Nobody ends in order before all ranks have come to the end.
-        let parting = if place == Place::End { PARTING } else { Duration::ZERO };
-        let first = neighbours.all_ended().next();
-        if let Some(peer) = first.filter(|_| self.ended.1.elapsed() >= parting) {
+        let grace = match place {
+            Place::Start | Place::Communicator | Place::Collective => Some(Duration::ZERO),
+            Place::Parting => Some(PARTING),
+            Place::End => None,
+        };
+        let lost = neighbours.all_ended().next().filter(|_| grace.is_some_and(|g| self.ended.1.elapsed() >= g));
+        if let Some(peer) = lost {
             return Some(Error::PeerLost { rank: *rank, peer, how: neighbours.how(peer) });
         }
         // A rank may have much to do by itself before it comes to the end: nobody knows how much.
-        let late = place != Place::End && self.began.elapsed() > start.call_timeout;
+        let late = place != Place::Parting && self.began.elapsed() > start.call_timeout;
         late.then(|| Error::Library {
             library: session::library_name(),
             call: place.name(),
@@ -217,6 +224,7 @@ impl Wait {
             text: format!("it did not return within {:?}", start.call_timeout),
         })
     }
+
     /// The same before it is known who the others are.
     fn not_started(&mut self, start: &Start) -> Option<Error> {
         let half = start.within / 2;

@@ -241,8 +241,11 @@ impl Drop for Session {
             std::mem::forget(universe);
         } else {
             // Where no thread can be had, the launcher ends what hangs.
-            let _watch = self.watch_of(Place::End);
+            let watch = self.watch().ok();
+            let inside = watch.as_ref().map(|watch| watch.enter(Place::Parting));
             self.control().end(self);
+            drop(inside);
+            let _inside = watch.as_ref().map(|watch| watch.enter(Place::End));
             if self.without_end {
                 // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged
                 // anything. All have come here, by `end`; the process ends with MPI as it is.
