@@ -253,7 +253,7 @@ fn mpi(
 fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync)) -> Result<()> {
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
         let start = |(rank, member)| {
-            scope.spawn(move || {
+            std::thread::Builder::new().spawn_scoped(scope, move || {
                 if ranks.bind {
                     bind::to_share(rank, ranks.world)?;
                 }
@@ -261,9 +261,13 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
             })
         };
         let threads: Vec<_> = threads::group(ranks.world).into_iter().enumerate().map(start).collect();
-        let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<()>>)| {
-            thread.join().unwrap_or_else(|_| Err(Failure::run(format!("rank {rank} panicked"))))
-        };
+        let join =
+            |(rank, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| match thread {
+                Ok(thread) => {
+                    thread.join().unwrap_or_else(|_| Err(Failure::run(format!("rank {rank} panicked"))))
+                }
+                Err(e) => Err(Failure::run(format!("there is no thread for it: {e}"))),
+            };
         threads.into_iter().enumerate().map(join).collect()
     });
     let failures = || ended.iter().enumerate().filter_map(|(rank, r)| r.as_ref().err().map(|e| (rank, e)));

@@ -175,15 +175,18 @@ impl Tokenizer {
             return texts.iter().map(|text| self.encode(text)).collect();
         }
         let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    while let Some((i, text)) = next_of(texts, &next) {
-                        let tokens = self.encode(text);
-                        done.lock().unwrap_or_else(|p| p.into_inner()).insert(i, tokens);
-                    }
-                });
+        let work = || {
+            while let Some((i, text)) = next_of(texts, &next) {
+                let tokens = self.encode(text);
+                done.lock().unwrap_or_else(|p| p.into_inner()).insert(i, tokens);
             }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Where there is no further thread, those that there are do all.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
         });
         done.into_inner().unwrap_or_else(|p| p.into_inner()).into_values().collect()
     }

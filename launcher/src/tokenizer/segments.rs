@@ -138,11 +138,13 @@ fn side_by_side(tokenizer: &HuggingFace, text: &str, ranges: &[Range<usize>]) ->
     std::thread::scope(|scope| {
         let start = |range: &Range<usize>| {
             let range = range.clone();
-            scope.spawn(move || Segment::encode(tokenizer, text, range))
+            std::thread::Builder::new()
+                .spawn_scoped(scope, move || Segment::encode(tokenizer, text, range))
+                .map_err(|e| Failure::run(format!("starting a thread that tokenises: {e}")))
         };
         let threads: Vec<_> = ranges.iter().map(start).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Segment>>| {
-            thread.join().unwrap_or_else(|_| Err(Failure::run("a thread that tokenises panicked")))
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Segment>>>| {
+            thread?.join().unwrap_or_else(|_| Err(Failure::run("a thread that tokenises panicked")))
         };
         threads.into_iter().map(join).collect()
     })

@@ -211,7 +211,8 @@ impl Wait {
             Place::Parting => Some(PARTING),
             Place::End => None,
         };
-        let lost = neighbours.all_ended().next().filter(|_| grace.is_some_and(|g| self.ended.1.elapsed() >= g));
+        let lost =
+            neighbours.all_ended().next().filter(|_| grace.is_some_and(|g| self.ended.1.elapsed() >= g));
         if let Some(peer) = lost {
             return Some(Error::PeerLost { rank: *rank, peer, how: neighbours.how(peer) });
         }
