@@ -7,7 +7,8 @@ writes medians, ratios and every raw row to benches/results.
     benches/compare_training.py --python V/bin/python --peer path/to/train_torch.py --rounds 3
 
 V is a virtual environment with torch, transformers, accelerate and deepspeed; the peer script takes --engine,
---stage, --dtype, --steps and prints one JSON object with tok_s and rss_mb.
+--stage, --dtype, --steps and prints one JSON object with tok_s and rss_mb. In f32 each is also set beside what the
+processor's multiply-adds allow, which fma_limit.c measures (it takes a C compiler).
 """
 
 import argparse
@@ -15,16 +16,22 @@ import json
 import pathlib
 import shlex
 import sys
+import tempfile
 
 import side_by_side as sbs
 
 PEERS = [("ddp", 0), ("fsdp2", 2), ("fsdp2", 3), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2),
          ("deepspeed", 3)]
 ATTEMPTS = 3
+RANKS = 2
+# What a token costs in products, forward and backward: 6 a parameter but for the embedding, which is only looked up,
+# and causal attention.
+HIDDEN, LAYERS, VOCABULARY, LENGTH, PARAMETERS = 512, 8, 8192, 256, 31_597_056
+FLOPS = 6 * (PARAMETERS - VOCABULARY * HIDDEN) + 6 * LAYERS * HIDDEN * LENGTH
 
 
 def ours(program, dtype, stage, steps):
-    flags = f"""--model 32m --data random --ranks 2 --threads 1 --micro-batch 4 --seq 256 --steps {steps}
+    flags = f"""--model 32m --data random --ranks {RANKS} --threads 1 --micro-batch 4 --seq {LENGTH} --steps {steps}
                 --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0""".split()
     _, lines, summary = sbs.caravan(program, flags)
     seconds = sbs.median([line["seconds"] for line in lines[2:]])
@@ -37,7 +44,7 @@ def ours(program, dtype, stage, steps):
 def peer(args, dtype, engine, stage):
     env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     torchrun = pathlib.Path(args.python).parent / "torchrun"
-    command = [torchrun, "--nproc-per-node", "2", args.peer, "--engine", engine, "--stage", stage, "--dtype", dtype,
+    command = [torchrun, "--nproc-per-node", RANKS, args.peer, "--engine", engine, "--stage", stage, "--dtype", dtype,
                "--steps", args.steps]
     # DeepSpeed's gloo aborts now and then: such a run is repeated, and the row says how often.
     for failed in range(ATTEMPTS):
@@ -53,6 +60,15 @@ def peer(args, dtype, engine, stage):
     return {**row, "failed_before": failed} if failed else row
 
 
+def limit():
+    """Tokens/s at which the ranks' processors would do nothing but f32 multiply-adds, on registers."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "fma_limit"
+        source = pathlib.Path(__file__).parent / "fma_limit.c"
+        sbs.run(["cc", "-O3", "-march=native", "-ffp-contract=fast", "-o", program, source])
+        return RANKS * float(sbs.run([program, RANKS])) / FLOPS
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="Python of the environment with the peers")
@@ -66,6 +82,10 @@ def main():
     load, rows = sbs.load(), []
     for round_ in range(args.rounds):
         for dtype in args.dtype:
+            if dtype == "f32":
+                most = round(limit(), 1)
+                rows.append({"round": round_, "engine": "limit", "stage": 0, "dtype": dtype, "tok_s": most})
+                print(sbs.stamp(), rows[-1], flush=True)
             # Alternating, so that a change of the machine's mood meets both sides.
             for position in range(max(4, len(PEERS))):
                 if position < 4:
@@ -90,13 +110,20 @@ def main():
         fastest, leanest = middle(*best, "tok_s"), min(middle(*p, "rss_mb") for p in PEERS)
         named = [(f"{engine} stage {stage}" if engine != "ddp" else "DDP", engine, stage) for engine, stage in
                  [("caravan", s) for s in range(4)] + PEERS]
+        header = ["", "tokens/s", "x fastest peer", "x fastest peer of the stage", "peak MB", "x leanest peer"]
         cells = [[name, f"{middle(e, s, 'tok_s'):.0f}", f"{middle(e, s, 'tok_s') / fastest:.2f}",
                   f"{middle(e, s, 'tok_s') / same_stage(s):.2f}", f"{middle(e, s, 'rss_mb'):.0f}",
                   f"{middle(e, s, 'rss_mb') / leanest:.2f}"]
                  for name, e, s in named]
-        parts += [f"## {dtype}", f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds "
-                  f"{leanest:.0f} MB.", "",
-                  sbs.table(["", "tokens/s", "x fastest peer", "x fastest peer of the stage", "peak MB", "x leanest peer"], cells), ""]
+        said = f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds {leanest:.0f} MB."
+        if dtype == "f32":
+            most = middle("limit", 0, "tok_s")
+            header.append("x limit")
+            for cell, (_, e, s) in zip(cells, named):
+                cell.append(f"{middle(e, s, 'tok_s') / most:.2f}")
+            said += (f" The limit is {most:.0f} tokens/s, {most / fastest:.2f} times the fastest peer: the products' "
+                     f"{FLOPS / 1e6:.0f} MFLOP a token at the rate of multiply-adds on registers.")
+        parts += [f"## {dtype}", said, "", sbs.table(header, cells), ""]
     failed = [f"{row['engine']} stage {row['stage']} in {row['dtype']} ({row['failed_before']})" for row in rows
               if "failed_before" in row]
     if failed:
