@@ -7,8 +7,9 @@
 //! more, and goes with [`remove_unfinished`] or the next file of that name.
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock};
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -31,9 +32,13 @@ impl NewFile {
     /// Starts what is to become `path`. Links are not followed.
     ///
     /// # Errors
-    /// The system's refusal to create files there.
+    /// A path that ends in no file's name (`new/`), or the system's refusal to create files there.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
+        let named = |name: &OsStr| path.as_os_str().as_bytes().ends_with(name.as_bytes());
+        if !path.file_name().is_some_and(named) {
+            return Err(Error::new(ErrorKind::IsADirectory, "it names a directory"));
+        }
         remove_unfinished(&path);
         match nameless(parent(&path)) {
             Some(file) => Ok(NewFile { path, file, named: None }),
@@ -219,6 +224,11 @@ mod tests {
         }
         assert_eq!(names(home.path()), ["d"]);
         assert!(NewFile::create(home.path().join("none/f")).is_err());
+        for path in ["new/", "new/.", ".."] {
+            let e = NewFile::create(home.path().join(path)).unwrap_err();
+            assert!(e.to_string().contains("names a directory"), "{path}: {e}");
+        }
+        assert_eq!(names(home.path()), ["d"]);
     }
 
     #[test]

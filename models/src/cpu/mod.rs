@@ -24,6 +24,9 @@ use product::{Addend, Out, Product, Scratch};
 /// any number of threads.
 const NORM_ROWS: usize = 64;
 
+/// The widest head that attention takes: its scores are products of one block along it.
+pub(crate) const WIDEST_HEAD: usize = pack::DEPTH;
+
 /// What the CPU's workspace has to fit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuShape {

@@ -7,7 +7,7 @@ use collectives::simd::{Level, with_level};
 use collectives::{bf16, f16};
 
 fn cpu(threads: usize) -> Cpu {
-    let shape = CpuShape { threads, rows: 300, hidden: 80, length: 260, width: 80, depth: 3000 };
+    let shape = CpuShape { threads, rows: 300, hidden: 80, length: 260, width: WIDEST_HEAD, depth: 3000 };
     let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
     Cpu::new(&shape, memory).unwrap()
 }
@@ -253,6 +253,7 @@ fn attention_agrees_with_its_definition() {
         shape(3, 15, 3, 3, 16),
         shape(1, 250, 2, 1, 32),
         shape(1, 113, 1, 1, 80),
+        shape(1, 9, 1, 1, WIDEST_HEAD),
     ];
     for s in shapes {
         let mut first = None;

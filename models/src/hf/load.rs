@@ -56,7 +56,7 @@ impl Checkpoint {
     /// Opens a directory with `config.json` and either `model.safetensors` or the files that
     /// `model.safetensors.index.json` lists. Weights may be f32, f16 or bf16, each as it likes.
     ///
-    /// A tied model's `lm_head.weight` may be absent or be the embedding again, and
+    /// A tied model's `lm_head.weight` may be absent, be the embedding again, or be there in its stead, and
     /// `rotary_emb.inv_freq` buffers of old checkpoints are ignored.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ impl Checkpoint {
             .and_then(Value::as_object)
             .ok_or_else(|| problem("not an index of safetensors files: it has no weight_map".into()))?;
         let mut places = BTreeMap::new();
-        for (name, file) in map {
+        for (name, file) in map.iter().filter(|(name, _)| !is_buffer(name)) {
             let file = file.as_str().unwrap_or_default();
             // Only names inside the directory: an index must not reach elsewhere.
             let mut parts = Path::new(file).components();
@@ -207,7 +207,7 @@ impl Checkpoint {
         let (file, data, metadata) = read_header(&path)?;
         let index = self.files.len();
         for (name, info) in metadata.tensors() {
-            if name.ends_with("rotary_emb.inv_freq") {
+            if is_buffer(&name) {
                 continue;
             }
             let dtype = match info.dtype {
@@ -232,8 +232,16 @@ impl Checkpoint {
     }
 
     /// Every weight of the configuration is there in its shape, and no other.
-    fn check_weights(&self) -> Result<()> {
+    fn check_weights(&mut self) -> Result<()> {
         let units = self.config.units();
+        let embedding = &units[0].tensors[0];
+        // Who stores what two names share once keeps the first of them in the alphabet.
+        if self.config.tied
+            && !self.tensors.contains_key(&embedding.name)
+            && let Some(stored) = self.tensors.remove(HEAD)
+        {
+            self.tensors.insert(embedding.name.clone(), stored);
+        }
         let mut specs: HashMap<&str, &TensorSpec> =
             units.iter().flat_map(|u| &u.tensors).map(|t| (t.name.as_str(), t)).collect();
         let missing = specs.keys().filter(|name| !self.tensors.contains_key(**name));
@@ -243,7 +251,6 @@ impl Checkpoint {
                 format!("config.json asks for weights that are missing: {names}"),
             ));
         }
-        let embedding = &units[0].tensors[0];
         if self.config.tied {
             specs.insert(HEAD, embedding);
         }
@@ -291,6 +298,12 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// Whether old checkpoints have it, in their files and in their index, and no model needs it: it follows from the
+/// configuration.
+fn is_buffer(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
 }
 
 /// What to say of a directory without weights that are read.

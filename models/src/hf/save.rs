@@ -227,9 +227,11 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
         }
         Err(_) => std::path::absolute(dir).map_err(|e| Error::system("resolve", dir, e))?,
     };
-    let (Some(_), Some(parent)) = (target.file_name(), target.parent()) else {
+    let (Some(name), Some(parent)) = (target.file_name(), target.parent()) else {
         return Err(Error::format(dir, "cannot be a model directory: give it a name of its own"));
     };
+    // Without a slash at its end, which would put what is written beside it inside.
+    let target = parent.join(name);
     check_replaceable(&target)?;
     // Missing parents will be created below the first that exists.
     let Some(existing) = parent.ancestors().find(|p| p.exists()) else {

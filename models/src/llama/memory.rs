@@ -1,7 +1,7 @@
 //! What a Llama holds while it runs: one list of buffers, from which both the memory and its prediction come.
 
 use crate::config::LlamaConfig;
-use crate::cpu::{CpuMemory, CpuShape};
+use crate::cpu::{CpuMemory, CpuShape, WIDEST_HEAD};
 use crate::error::{Error, Result};
 use collectives::device::Arena;
 use collectives::{Account, Buffer, Element, Float, Memory};
@@ -96,9 +96,9 @@ impl Shape {
         if threads == 0 || threads > 4096 {
             return Err(Error::config(format!("{threads} compute threads: 1 to 4096 are possible")));
         }
-        if config.head_dim > 1024 {
+        if config.head_dim > WIDEST_HEAD {
             return Err(Error::config(format!(
-                "head_dim is {}: attention takes at most 1024",
+                "head_dim is {}: attention takes at most {WIDEST_HEAD}",
                 config.head_dim
             )));
         }

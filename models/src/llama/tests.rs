@@ -435,7 +435,7 @@ fn what_cannot_be_built_is_an_error() {
         (build(&config, usize::MAX, 8, 1), "2^28"),
         (build(&config, 1, 8, 0), "0 compute threads"),
         (build(&LlamaConfig { heads: 3, ..config.clone() }, 1, 8, 1), "3 heads"),
-        (build(&LlamaConfig { head_dim: 1026, ..config.clone() }, 1, 8, 1), "at most 1024"),
+        (build(&LlamaConfig { head_dim: 514, ..config.clone() }, 1, 8, 1), "at most 512"),
         (footprint(&config, 1, 8, DType::I32, Recompute::None, 1).err().map(|e| e.to_string()), "i32"),
     ];
     for (error, expected) in cases {

@@ -2,6 +2,7 @@
 //! program, because every one compiles the kernels anew.
 
 mod hf;
+mod hf_save;
 mod parity;
 mod trace;
 mod transformers;
