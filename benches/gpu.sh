@@ -9,15 +9,15 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed nccl graphs kernels torch large torch-bf16. What the time does not
+# out), ONLY some of the parts: check train speed kernels torch large nccl graphs torch-bf16. What the time does not
 # suffice for is skipped. CARAVAN_CACHE keeps compiled kernels.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-8} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
-parts="check train speed nccl graphs kernels torch large torch-bf16"
+parts="check train speed kernels torch large nccl graphs torch-bf16"
 wire=${WIRE:-nccl}
-budget=470 failed=0 verdicts=()
+budget=470 failed=0 hung= verdicts=()
 
 # verdict TEXT: a line of the list at the end.
 verdict() {
@@ -51,7 +51,7 @@ step() {
         verdict "skip   this machine is refused, as said above: ${*//$caravan/caravan}"
         return 1
     fi
-    [ "$status" = 124 ] && status="longer than $limit s"
+    [ "$status" = 124 ] && hung=yes status="longer than $limit s"
     wrong "failed ($status): ${*//$caravan/caravan}"
     return 1
 }
@@ -133,7 +133,7 @@ evaluated() {
     head -c 4000 "$here/../README.md" >"$work/text.txt"
     for device in cpu cuda; do
         step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" --seq "${SMALL_LENGTH:-128}" \
-            --dtype f32 --ranks 1 --device "$device" --json >"$work/eval.json" || return
+            --tokenizer bytes --dtype f32 --ranks 1 --device "$device" --json >"$work/eval.json" || return
         cat "$work/eval.json"
         losses+=("$(sed -n 's/.*"loss": *\([^,}]*\).*/\1/p' "$work/eval.json")")
     done
@@ -175,7 +175,7 @@ against_torch() {
     ours=$(printf '%s\n' "${verdicts[@]}" | sed -n 's/.*timed: \([0-9]*\) tokens.*/\1/p')
     theirs=$(sed -n 's/.* \([0-9]*\) tokens\/s.*/\1/p' "$work/torch.txt")
     if [ -n "$ours" ] && [ -n "$theirs" ]; then
-        verdict "       PyTorch, weights in $weights: $(awk -v a="$ours" -v b="$theirs" 'BEGIN { printf "%d tokens/s; ours are %.2f times as many", b, a / b }')"
+        verdict "       PyTorch${mode:+ ($mode)}, weights in $weights: $(awk -v a="$ours" -v b="$theirs" 'BEGIN { printf "%d tokens/s; ours are %.2f times as many", b, a / b }')"
         verdict "       $(tail -1 "$work/torch.txt")"
     else
         verdict "skip   PyTorch: it did not end well, or there is nothing to compare it with"
@@ -205,7 +205,7 @@ with_graphs() {
 
 # Two ranks on one GPU show that NCCL is called rightly; their times mean little.
 over_nccl() {
-    local algo operation found
+    local algo operation found hung=
     found=$("$caravan" doctor | sed -n 's/^  \(yes\|no \) nccl */\1/p')
     if [ "${found:0:3}" != yes ]; then
         verdict "skip   NCCL: ${found#no }"
@@ -216,6 +216,8 @@ over_nccl() {
             [ "$algo-$operation" = native-all_gather ] && continue # the same
             step 30 "$caravan" bench "$operation" -b 64K -e 16M -f 16 -n 10 -d "${TYPE:-bfloat16}" --ranks 2 --share-gpus \
                 --transport "$wire" --algo "$algo" && verdict "ok     $operation ($algo) of 2 ranks over NCCL on one GPU"
+            # What hangs once would hang every time, and take all the time that there is.
+            [ -z "$hung" ] || return
         done
     done
     if [ "$wire" = nccl ]; then
@@ -223,10 +225,12 @@ over_nccl() {
         # shellcheck disable=SC2086
         train 40 shm $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport shm &&
             train 40 nccl $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport nccl && same nccl shm
+        [ -z "$hung" ] || return
     fi
     for operation in broadcast reduce gather scatter all_to_all send_recv; do
         step 30 "$caravan" bench "$operation" -b 64K -e 1M -f 16 -n 10 -d "${TYPE:-bfloat16}" --ranks 2 --share-gpus \
             --transport "$wire" && verdict "ok     $operation of 2 ranks over NCCL on one GPU"
+        [ -z "$hung" ] || return
     done
 }
 
@@ -311,7 +315,10 @@ if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! "$caravan" doctor --json | grep -q
 fi
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
+# Without anybody who uses it a driver lets go of its GPUs, and takes seconds to get them again for every program.
+keeper=
+command -v nvidia-smi >/dev/null && { nvidia-smi --loop=600 >/dev/null 2>&1 & keeper=$!; }
+trap '[ -z "$keeper" ] || kill "$keeper"; rm -rf "$work"' EXIT
 # What Python knows and the program may not find by itself.
 for each in "${PYTHON:-}" python3 python; do
     found=$("$each" -c 'import glob, nvidia; print(":".join(lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib")))' \

@@ -81,7 +81,8 @@ def main():
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     dtype = torch.bfloat16 if a.weights == "bf16" else torch.float32
-    model = Llama(c, a.length).to(a.device).to(dtype)
+    with torch.device(a.device):
+        model = Llama(c, a.length).to(dtype)
     parameters = sum(x.numel() for x in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=a.device == "cuda")
     data = torch.tensor([i * i % 1009 * 31 % c["vocab"] for i in range(a.rows * a.length + 1)], device=a.device)
