@@ -248,9 +248,9 @@ pub struct TrainArgs {
     /// weights are loaded (./nano, if it has the name of a shape).
     #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
     pub model: String,
-    /// Text files, token files, directories (their .rs, .md and .txt files, or else token files named .bin), or
-    /// 'random' for uniform random tokens [default: the .rs, .md and .txt files of at most 1 MiB under the current
-    /// directory].
+    /// Text files, token files, directories (their .rs, .md and .txt files, or else token files named .bin, but
+    /// for hidden directories, target, node_modules and __pycache__), or 'random' for uniform random tokens [default:
+    /// the .rs, .md and .txt files of at most 1 MiB under the current directory].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a

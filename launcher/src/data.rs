@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::machine::Machine;
 use crate::text;
 use crate::tokenizer::{Batch, Tokenizer};
 use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
@@ -159,19 +160,10 @@ impl Feed {
             false => Ok(()),
             true => Err(Failure::usage(format!(
                 "--val-fraction {fraction} holds out {} of {} tokens, less than one sequence of {length} and its \
-                 next token: give {}, a shorter --seq, or --val-fraction 0",
+                 next token: give more --data, a shorter --seq, or --val-fraction 0",
                 self.held_out.len(),
-                self.tokens.len(),
-                self.more()
+                self.tokens.len()
             ))),
-        }
-    }
-
-    /// What gives more of them: random tokens are as many as the steps take.
-    pub fn more(&self) -> &'static str {
-        match self.about {
-            None => "more --steps",
-            Some(_) => "more --data",
         }
     }
 
@@ -315,6 +307,8 @@ fn make(
     left_out: &mut Option<Vec<PathBuf>>,
     tokenizer: &Tokenizer,
 ) -> Result<File> {
+    let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
+    check_room(&sizes, Machine::probe().usable_memory())?;
     let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
     let fd =
         rustix::fs::memfd_create("caravan-tokens", MemfdFlags::empty()).map_err(|e| refused(e.into()))?;
@@ -348,6 +342,21 @@ fn make(
     file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
     Ok(file)
 }
+
+/// Whether tokens of texts of so many bytes, which take about as many, fit beside the largest of them.
+fn check_room(sizes: &[u64], have: u64) -> Result<()> {
+    let total: u64 = sizes.iter().sum();
+    match total + sizes.iter().max().unwrap_or(&0) <= have {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "--data has {} of text, whose tokens are kept in memory, and this machine has {}: 'caravan tokenize' makes \
+             a token file of it, which is read from the disk",
+            human::bytes(total),
+            human::bytes(have)
+        ))),
+    }
+}
+
 /// Writes the tokens of these texts; how many they are.
 fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
     for part in texts.iter().flat_map(|tokens| tokens.chunks(1 << 16)) {

@@ -134,11 +134,13 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let (mut model, mut place) = device::evaluation::<T>(plan, &batch, comm)?;
     let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
-    let loss = mean_loss(plan.feed.tokens(), &plan.windows, plan.rows, plan.windows.rest(), comm, |batch| {
-        let Some(batch) = batch else { return Ok(0.0) };
+    let windows = &plan.windows;
+    let loss = mean_loss(plan.feed.tokens(), windows, plan.rows, windows.rest(), comm, |batch, sums| {
+        let Some(batch) = batch else { return Ok(()) };
         model.begin(batch, 0.0);
         (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
-        Ok(model.loss())
+        sums.set(model.losses());
+        Ok(())
     })?;
     if !loss.is_finite() {
         return Err(Failure::run(format!(

@@ -2,8 +2,9 @@
 
 use crate::failure::{Failure, Result};
 use models::NewFile;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,9 @@ pub enum Way {
 pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
     let deny = |e: std::io::Error| refuse(&format!("{e}; give a file that can be written"));
+    if standard(path).is_some() {
+        return Ok(());
+    }
     let path = match fs::metadata(path) {
         Ok(there) if there.is_dir() => return Err(refuse(&"is a directory; give a file")),
         // To open a pipe or a device may do something.
@@ -60,11 +64,25 @@ pub fn check_outputs(outputs: &[(&str, &Path)]) -> Result<()> {
 }
 
 /// Where a file is, or will be; None of what is no file, to which several may write.
-fn place(path: &Path) -> Option<PathBuf> {
+pub fn place(path: &Path) -> Option<PathBuf> {
+    if standard(path).is_some() {
+        return None;
+    }
     match fs::metadata(path) {
         Ok(there) => there.is_file().then(|| fs::canonicalize(path).ok())?,
         Err(_) => Some(fs::canonicalize(folder(path)).ok()?.join(path.file_name()?)),
     }
+}
+
+/// Standard output or standard error, if `path` is a name of one of them. What they go to may be a file with more in
+/// it, which is not ours: opened by this name anew it would be written from its start, or replaced.
+pub fn standard(path: &Path) -> Option<File> {
+    let fd = match path.to_str()? {
+        "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => std::io::stdout().as_fd().try_clone_to_owned(),
+        "/dev/stderr" | "/dev/fd/2" | "/proc/self/fd/2" => std::io::stderr().as_fd().try_clone_to_owned(),
+        _ => return None,
+    };
+    fd.ok().map(File::from)
 }
 
 /// The directory that a file is in.
@@ -94,16 +112,21 @@ pub fn wanted(path: Option<&Path>) -> String {
     if path.is_some() { "given" } else { "not given" }.to_owned()
 }
 
-/// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe,
-/// `/dev/stdout`) is written to instead of replaced.
+/// Writes all of `content`, or leaves what was there. Links are followed, and what is no file (a pipe), or
+/// [`standard`], is written to instead of replaced.
 ///
 /// # Errors
 /// The path and the system's words.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
-    let written = match fs::metadata(path) {
-        Ok(there) if there.is_file() => fs::canonicalize(path).and_then(|file| replace(&file, content)),
-        Ok(_) => fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content)),
-        Err(_) => replace(path, content),
+    let written = match (standard(path), fs::metadata(path)) {
+        (Some(mut open), _) => open.write_all(content),
+        (None, Ok(there)) if there.is_file() => {
+            fs::canonicalize(path).and_then(|file| replace(&file, content))
+        }
+        (None, Ok(_)) => {
+            fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content))
+        }
+        (None, Err(_)) => replace(path, content),
     };
     written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
 }

@@ -1,6 +1,7 @@
 //! The metrics file: one JSON object a line, and never half a line.
 
 use crate::failure::{Failure, Result};
+use crate::files;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
@@ -10,18 +11,22 @@ use std::path::{Path, PathBuf};
 pub struct Metrics {
     file: File,
     path: PathBuf,
-    whole: u64,
+    /// Bytes of whole lines; None where the file has more than these.
+    whole: Option<u64>,
 }
 
 impl Metrics {
-    /// Starts the file anew.
+    /// Starts the file anew, unless it is standard output or standard error.
     ///
     /// # Errors
     /// A path that cannot be written.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path)
-            .map_err(|e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display())))?;
-        Ok(Metrics { file, path: path.to_owned(), whole: 0 })
+        let refused = |e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display()));
+        let (file, whole) = match files::standard(path) {
+            Some(file) => (file, None),
+            None => (File::create(path).map_err(refused)?, Some(0)),
+        };
+        Ok(Metrics { file, path: path.to_owned(), whole })
     }
 
     /// Appends one line in one write.
@@ -33,13 +38,13 @@ impl Metrics {
         text.push('\n');
         match self.file.write_all(text.as_bytes()) {
             Ok(()) => {
-                self.whole += text.len() as u64;
+                self.whole = self.whole.map(|bytes| bytes + text.len() as u64);
                 Ok(())
             }
             Err(e) => {
                 // Pipes and devices cannot be cut; then the reader sees the broken pipe itself.
-                let cut = self.file.set_len(self.whole);
-                let rest = if cut.is_ok() { "" } else { " (its last line is incomplete)" };
+                let cut = self.whole.is_some_and(|bytes| self.file.set_len(bytes).is_ok());
+                let rest = if cut { "" } else { " (its last line is incomplete)" };
                 Err(Failure::run(format!("cannot write metrics to {}: {e}{rest}", self.path.display())))
             }
         }

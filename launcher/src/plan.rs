@@ -105,7 +105,7 @@ impl TrainPlan {
         let feed = match input {
             None => {
                 let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
-                Feed::random(args.seed, model.config.vocab, all)
+                Feed::random(args.seed, model.config.vocab, with_held_out(all, val_fraction, length))
             }
             Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab)?,
         };
@@ -247,9 +247,8 @@ fn check_outputs(args: &TrainArgs, bytes: u64) -> Result<()> {
     let model = model.transpose().map_err(Failure::usage)?;
     let Some(file) = &args.metrics else { return Ok(()) };
     files::check_writable("--metrics", file, Way::Growing)?;
-    let place = std::path::absolute(file).and_then(|path| path.parent().unwrap_or(&path).canonicalize());
-    match (model, place) {
-        (Some(model), Ok(place)) if place.starts_with(&model) => usage(format!(
+    match (model, files::place(file)) {
+        (Some(model), Some(place)) if place.starts_with(&model) => usage(format!(
             "--metrics {} lies in --save {}, which the model replaces as a whole: name a file elsewhere",
             file.display(),
             model.display()
@@ -271,6 +270,17 @@ fn step_tokens(args: &TrainArgs, world: usize, length: usize) -> Result<usize> {
     })
 }
 
+/// So many tokens that `needed` are left when a fraction of them is held out, of which one sequence of `length` and its
+/// next token can be read.
+fn with_held_out(needed: usize, fraction: f64, length: usize) -> usize {
+    if fraction <= 0.0 {
+        return needed;
+    }
+    // One more for rounding.
+    let all = (needed as f64 / (1.0 - fraction)).max((length + 2) as f64 / fraction);
+    (all.ceil() as usize).saturating_add(1)
+}
+
 /// Whether there is enough to fill one step.
 fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step: usize) -> Result<()> {
     let have = feed.training().len();
@@ -278,10 +288,9 @@ fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step:
         return Ok(());
     }
     let lower = if args.accumulate > 1 { "--accumulate, " } else { "" };
-    let more = feed.more();
     usage(format!(
         "the data are shorter than one batch: a step takes {world} ranks x {} micro-batches x {} sequences x {length} \
-         tokens and one more, {} tokens, and there are {have} for training: give {more} or lower \
+         tokens and one more, {} tokens, and there are {have} for training: give more --data or lower \
          {lower}--micro-batch, --seq or --ranks",
         args.accumulate,
         args.micro_batch,

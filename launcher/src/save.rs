@@ -5,33 +5,49 @@ use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::{SaveOptions, Writer};
+use serde_json::{Map, Value};
 use std::path::Path;
 use zero::Trainer;
 
 /// The tokenizer's file in a model directory.
 pub const TOKENIZER: &str = "tokenizer.json";
-/// What goes with a model whatever its tokenizer is.
+/// How a model is sampled: among others with which tokens a text begins and ends.
 const GENERATION: &str = "generation_config.json";
 
-/// Files that go beside the weights, by name.
-pub type Companions = Vec<(&'static str, Vec<u8>)>;
+/// What goes with the weights.
+#[derive(Default)]
+pub struct Companions {
+    /// Files beside them, by name.
+    files: Vec<(&'static str, Vec<u8>)>,
+    /// Which tokens begin and end a text, for config.json.
+    token_ids: Map<String, Value>,
+}
 
-/// What goes beside the weights: the tokenizer's file, and what the directory that the training started from has, but
-/// for files of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
+/// What goes with the weights: the tokenizer's file, and what the directory that the training started from has, but for
+/// what is of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
 ///
 /// # Errors
 /// A file that cannot be read.
 pub fn companions(plan: &TrainPlan) -> Result<Companions> {
-    let own = plan.model.weights.as_ref().map(|weights| weights.companions());
-    let mut companions = own.transpose().map_err(Failure::usage)?.unwrap_or_default();
-    let Some(tokenizer) = &plan.tokenizer else { return Ok(companions) };
-    let used = tokenizer.file()?;
-    let theirs = companions.iter().find(|(name, _)| *name == TOKENIZER);
-    if used.is_none() || theirs.map(|(_, content)| content) != used.as_ref() {
-        companions.retain(|(name, _)| *name == GENERATION);
-        companions.extend(used.map(|content| (TOKENIZER, content)));
+    let (mut own, mut of_bytes) = (Companions::default(), false);
+    if let Some(weights) = &plan.model.weights {
+        own.files = weights.companions().map_err(Failure::usage)?;
+        own.token_ids = weights.token_ids().clone();
+        of_bytes = weights.of_bytes();
     }
-    Ok(companions)
+    let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
+    let used = tokenizer.file()?;
+    let theirs = own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content);
+    if used.is_none() || theirs != used.as_ref() {
+        // A model without a tokenizer.json may have had the same tokenizer in another form.
+        let another = theirs.is_some() || used.is_none() && !of_bytes;
+        own.files.retain(|(name, _)| *name == GENERATION && !another);
+        own.files.extend(used.map(|content| (TOKENIZER, content)));
+        if another {
+            own.token_ids.clear();
+        }
+    }
+    Ok(own)
 }
 
 /// Writes the model; rank 0 holds the pen.
@@ -47,11 +63,11 @@ pub fn model<T: Float>(
     let failed = |e: models::Error| Failure::run(format!("--save: {e}"));
     let mut writer = None;
     if trainer.comm().rank() == 0 {
-        let token_ids = plan.model.weights.as_ref().map(|w| w.token_ids().clone()).unwrap_or_default();
+        let token_ids = companions.token_ids.clone();
         let of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
         let options = SaveOptions { token_ids, of_bytes, ..SaveOptions::default() };
         let mut new = Writer::create(dir, &plan.model.config, T::DTYPE, &options).map_err(failed)?;
-        for (name, content) in companions {
+        for (name, content) in &companions.files {
             new.add_file(name, content).map_err(failed)?;
         }
         writer = Some(new);

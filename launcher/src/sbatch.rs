@@ -42,9 +42,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         ("--account", args.account.as_ref()),
         ("--output", args.output.as_ref()),
     ] {
-        // A line of #SBATCH ends where the line ends, and is split at spaces.
-        if text.is_some_and(|t| t.is_empty() || t.contains(char::is_whitespace)) {
-            return Err(Failure::usage(format!("{flag} '{}': one word is needed", text.map_or("", |t| t))));
+        // A line of #SBATCH ends where the line ends, is split at spaces, and knows quotes.
+        let odd = |c: char| c.is_whitespace() || ['\'', '"', '\\'].contains(&c);
+        if let Some(text) = text.filter(|text| text.is_empty() || text.contains(odd)) {
+            return Err(Failure::usage(format!("{flag} '{text}': one word without quotes is needed")));
         }
     }
     let world = args.nodes * args.ranks_per_node;
@@ -311,6 +312,7 @@ mod tests {
             ("-- doctor", &["no ranks", "train"]),
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),
+            ("--job-name it's -- train", &["--job-name 'it's'", "without quotes"]),
         ] {
             let e = of(&format!("caravan sbatch {line}")).expect_err(line);
             assert_eq!(e.code(), 2);

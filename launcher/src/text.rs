@@ -1,8 +1,12 @@
 //! Which files are the text of a run, and their content as UTF-8.
 
 use crate::failure::{Failure, Result};
+use crate::human;
+use crate::machine::Machine;
 use models::tokens::TokenFile;
+use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// File name endings that count as text in a directory.
@@ -13,16 +17,17 @@ const LARGEST: u64 = 1 << 20;
 const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 
 /// The text files below `dir`, sorted by path: .md, .rs and .txt, outside hidden directories and build products; the
-/// token files, where there is no text. Links are not followed.
+/// token files, where there is no text. Links to files are followed, those to directories are not: there may be rings.
 ///
 /// # Errors
-/// A directory that cannot be read, or in which no such file is.
+/// A directory that cannot be read, or in which no such file is, or a link to nothing.
 pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
-    let text = walk(dir, &ENDINGS, u64::MAX, &mut |_, e| Err(e))?;
+    let named = Walk { largest: u64::MAX, links: true };
+    let text = named.of(dir, &ENDINGS, &mut |_, e| Err(e))?;
     if !text.is_empty() {
         return Ok(text);
     }
-    let mut tokens = walk(dir, &["bin"], u64::MAX, &mut |_, e| Err(e))?;
+    let mut tokens = named.of(dir, &["bin"], &mut |_, e| Err(e))?;
     tokens.retain(|file| TokenFile::looks_like(file).unwrap_or(false));
     match tokens.is_empty() {
         false => Ok(tokens),
@@ -36,7 +41,8 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// No such file is there.
 pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
-    let found = walk(dir, &ENDINGS, LARGEST, &mut |dir, _| {
+    let unnamed = Walk { largest: LARGEST, links: false };
+    let found = unnamed.of(dir, &ENDINGS, &mut |dir, _| {
         left_out.push(dir.to_owned());
         Ok(())
     })?;
@@ -54,42 +60,72 @@ fn nothing_below(dir: &Path) -> Failure {
     ))
 }
 
-/// Files with one of these endings below `dir`, sorted, none of them empty or larger than `largest`. `unreadable`
-/// decides about directories.
-fn walk(
-    dir: &Path,
-    endings: &[&str],
+/// What is taken of a directory, besides the endings.
+struct Walk {
+    /// Bytes of the largest file.
     largest: u64,
-    unreadable: &mut dyn FnMut(&Path, Failure) -> Result<()>,
-) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut open = vec![dir.to_owned()];
-    while let Some(dir) = open.pop() {
-        let entries = fs::read_dir(&dir).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
-        let entries = match entries {
-            Ok(entries) => entries,
-            Err(e) => {
-                let text = format!("cannot read directory {}: {e}", dir.display());
-                unreadable(&dir, Failure::usage(text))?;
-                continue;
-            }
-        };
-        for entry in entries {
-            let (path, name) = (entry.path(), entry.file_name());
-            let name = name.to_string_lossy();
-            let Ok(kind) = entry.file_type() else { continue };
-            if kind.is_dir() && !name.starts_with('.') && !SKIPPED.contains(&&*name) {
-                open.push(path);
-            } else if kind.is_file() && path.extension().is_some_and(|e| endings.iter().any(|t| e == *t)) {
-                let size = entry.metadata().map_or(0, |m| m.len());
-                if size > 0 && size <= largest {
-                    found.push(path);
+    /// Whether files that are links count, unless what they lead to is here already.
+    links: bool,
+}
+
+impl Walk {
+    /// Files with one of these endings below `dir`, sorted, none of them empty. `unreadable` decides about directories
+    /// and links that cannot be read.
+    fn of(
+        &self,
+        dir: &Path,
+        endings: &[&str],
+        unreadable: &mut dyn FnMut(&Path, Failure) -> Result<()>,
+    ) -> Result<Vec<PathBuf>> {
+        let (mut found, mut links) = (Vec::new(), Vec::new());
+        let mut open = vec![dir.to_owned()];
+        while let Some(dir) = open.pop() {
+            let entries = fs::read_dir(&dir).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
+            let entries = match entries {
+                Ok(entries) => entries,
+                Err(e) => {
+                    let text = format!("cannot read directory {}: {e}", dir.display());
+                    unreadable(&dir, Failure::usage(text))?;
+                    continue;
+                }
+            };
+            for entry in entries {
+                let (path, name) = (entry.path(), entry.file_name());
+                let name = name.to_string_lossy();
+                let Ok(kind) = entry.file_type() else { continue };
+                if kind.is_dir() && !name.starts_with('.') && !SKIPPED.contains(&&*name) {
+                    open.push(path);
+                } else if path.extension().is_some_and(|e| endings.iter().any(|t| e == *t)) {
+                    match kind.is_symlink() {
+                        true if self.links => links.push(path),
+                        false if kind.is_file() => found.push(path),
+                        _ => {}
+                    }
                 }
             }
         }
+        let mut seen = HashSet::new();
+        // Files first, so that of a file and a link to it the file is taken.
+        links.sort();
+        let mut all = Vec::with_capacity(found.len() + links.len());
+        for (path, link) in found.into_iter().map(|f| (f, false)).chain(links.into_iter().map(|l| (l, true)))
+        {
+            let file = match fs::metadata(&path) {
+                Ok(file) => file,
+                Err(e) => {
+                    let text = format!("cannot open {}: {e}", path.display());
+                    unreadable(&path, Failure::usage(text))?;
+                    continue;
+                }
+            };
+            let new = seen.insert((file.dev(), file.ino()));
+            if file.is_file() && (new || !link) && file.len() > 0 && file.len() <= self.largest {
+                all.push(path);
+            }
+        }
+        all.sort();
+        Ok(all)
     }
-    found.sort();
-    Ok(found)
 }
 
 /// The content of a text file, for a command that says what it `takes`.
@@ -97,6 +133,11 @@ fn walk(
 /// # Errors
 /// A file that is missing or not UTF-8, with the offset of the first byte that is not.
 pub fn read(path: &Path, takes: &str) -> Result<String> {
+    /// What any machine can hold.
+    const LITTLE: u64 = 1 << 30;
+    if let Some(bytes) = path.metadata().ok().map(|m| m.len()).filter(|&bytes| bytes > LITTLE) {
+        check_room(path, bytes, Machine::probe().usable_memory())?;
+    }
     let bytes =
         fs::read(path).map_err(|e| Failure::usage(format!("cannot read --data {}: {e}", path.display())))?;
     String::from_utf8(bytes).map_err(|e| {
@@ -107,6 +148,19 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
             e.as_bytes()[at]
         ))
     })
+}
+
+/// Whether a text of so many bytes can be held.
+fn check_room(path: &Path, bytes: u64, have: u64) -> Result<()> {
+    match bytes < have {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "--data {} has {} and this machine has {} of memory: split it into smaller files",
+            path.display(),
+            human::bytes(bytes),
+            human::bytes(have)
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -131,11 +185,25 @@ mod tests {
         write("target/debug/made.rs", b"m");
         write(".git/description.txt", b"d");
         write("big.txt", &vec![b'x'; LARGEST as usize + 1]);
+        // Of links those that lead to files which are not here, once; a ring of directories is none.
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        fs::write(elsewhere.path(), "far").unwrap();
+        let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, root.join(name)).unwrap();
+        link(elsewhere.path(), "b/far.txt");
+        link(elsewhere.path(), "b/further.txt");
+        link(Path::new("a.md"), "again.md");
+        link(root, "b/ring");
+        link(root, "b/ring.txt");
         let named = |names: &[&str]| names.iter().map(|n| root.join(n)).collect::<Vec<_>>();
-        assert_eq!(files_below(root).unwrap(), named(&["a.md", "b/notes.txt", "b/z.rs", "big.txt"]));
+        let all = ["a.md", "b/far.txt", "b/notes.txt", "b/z.rs", "big.txt"];
+        assert_eq!(files_below(root).unwrap(), named(&all));
         let mut left_out = vec![];
         assert_eq!(corpus_below(root, &mut left_out).unwrap(), named(&["a.md", "b/notes.txt", "b/z.rs"]));
         assert!(left_out.is_empty());
+        link(Path::new("nothing"), "lost.txt");
+        let e = files_below(root).unwrap_err().to_string();
+        assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
+        assert_eq!(corpus_below(root, &mut left_out).unwrap().len(), 3);
     }
 
     #[test]
@@ -149,6 +217,14 @@ mod tests {
         assert_eq!(files_below(dir.path()).unwrap(), ["a.bin", "b.bin"].map(|name| dir.path().join(name)));
         write("c.txt", b"text");
         assert_eq!(files_below(dir.path()).unwrap(), [dir.path().join("c.txt")]);
+    }
+
+    #[test]
+    fn a_text_larger_than_memory_is_refused() {
+        let of = |bytes| check_room(Path::new("huge.txt"), bytes, 32 << 30);
+        of(31 << 30).unwrap();
+        let text = of(40 << 30).unwrap_err().to_string();
+        assert!(text.contains("huge.txt has 40.0 GiB") && text.contains("32.0 GiB of memory"), "{text}");
     }
 
     #[test]

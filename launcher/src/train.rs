@@ -83,7 +83,7 @@ impl<'a, T: Float> Run<'a, T> {
         progress.line(&describe::headline(plan));
         let companions = match plan.save {
             Some(_) if lead => save::companions(plan)?,
-            _ => vec![],
+            _ => Companions::default(),
         };
         let predicted = plan.predict(&comm.group())?;
         let trainer = device::trainer::<T>(plan, comm, Ledger::default())?;
@@ -151,10 +151,11 @@ impl<'a, T: Float> Run<'a, T> {
         let (plan, comm) = (self.plan, self.trainer.comm().clone());
         let rounds = windows.count().div_ceil(plan.batch.rows).div_ceil(comm.size());
         let mut round = 0;
-        let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, 0, &comm, |batch| {
+        let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, 0, &comm, |batch, sums| {
             self.progress.evaluating(round, rounds);
             round += 1;
-            Ok(self.trainer.evaluate(batch)?)
+            sums.set(self.trainer.evaluate(batch)?);
+            Ok(())
         })?;
         self.account.evaluation += began.elapsed().as_secs_f64();
         self.progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));

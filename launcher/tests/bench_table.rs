@@ -223,6 +223,10 @@ fn counts_are_rounded_as_nccl_tests_rounds() {
         let table = parse(&outcome.stdout);
         assert_eq!((table.rows[0].size, table.rows[0].count), (size, count), "{operation}");
     }
+    // Of what is less than that nothing is left.
+    let outcome = bench().run("bench all_gather -b 8 -e 64 -f 2 -n 1 --ranks 2").success();
+    let sizes: Vec<usize> = parse(&outcome.stdout).rows.iter().map(|row| row.size).collect();
+    assert_eq!(sizes, [0, 0, 32, 64]);
 }
 
 #[test]

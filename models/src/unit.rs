@@ -103,9 +103,14 @@ pub trait Model<T: Float>: Send {
     /// Backward of one unit; see [`Gradients::tensor`] for who overwrites and who adds.
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>);
 
-    /// The sum of the micro-batch's token losses, valid after the last unit's forward or backward. A device may have
-    /// to be waited for.
-    fn loss(&mut self) -> f64;
+    /// The losses of the micro-batch's tokens in their order, valid after the last unit's forward or backward. A device
+    /// may have to be waited for.
+    fn losses(&mut self) -> &[f32];
+
+    /// Their sum.
+    fn loss(&mut self) -> f64 {
+        self.losses().iter().map(|&loss| f64::from(loss)).sum()
+    }
 
     /// Logits at one position (`row * length + column`) after `forward_unit` of all units but the last;
     /// `out` holds the vocabulary. Reads weights of the last unit and those it uses.

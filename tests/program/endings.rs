@@ -1,7 +1,7 @@
 //! Runs that end before their time: killed ranks, signals, full disks. Every rank ends, and nothing stays.
 
 use crate::bench;
-use harness::{Bench, ENDLESS, Outcome, in_shared_memory, is_root, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, in_shared_memory, is_root, json_lines, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command};
@@ -331,4 +331,34 @@ fn metrics_that_cannot_be_written_end_the_run() {
     bench.run(flags).refusal(1, &["/dev/full", "No space left"]);
     bench.run(&format!("{flags} --transport threads")).refusal(1, &["/dev/full", "No space left"]);
     bench.nothing_left();
+}
+
+#[test]
+fn standard_output_that_goes_to_a_file_keeps_what_is_there() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let to_log = |flags: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("exec {CARAVAN} {flags} --quiet >> log")]);
+        bench.prepare(&mut shell);
+        bench.finish(shell.spawn().unwrap()).success();
+        fs::read_to_string(bench.path("log")).unwrap()
+    };
+    bench.file("log", "{\"before\": 1}\n");
+    let train = "train --model nano --data text.txt --steps 2 --micro-batch 1 --sample 0";
+    let trained = to_log(&format!("{train} --metrics /dev/stdout"));
+    let keys: Vec<String> = json_lines(&bench.path("log"))
+        .iter()
+        .map(|line| line.as_object().unwrap().keys().next().unwrap().clone())
+        .collect();
+    assert_eq!(
+        (&keys[0], &keys[1], keys.last().unwrap()),
+        (&"before".into(), &"run".into(), &"summary".into())
+    );
+    let measured = to_log("bench all_reduce -b 1K -e 1K -n 1 --json /dev/fd/1");
+    assert!(
+        measured.starts_with(&trained)
+            && measured.trim_end().ends_with('}')
+            && measured.len() > trained.len()
+    );
 }

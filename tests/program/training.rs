@@ -113,9 +113,9 @@ fn a_saved_model_evaluates_as_it_did_when_trained() {
         bench.run(&format!("train --model nano {flags} --metrics m.jsonl --save saved")).success();
         let lines = json_lines(&bench.path("m.jsonl"));
         let trained = lines[lines.len() - 1]["summary"]["validation_loss"].as_f64().unwrap();
-        for ranks in ["--ranks 1", "--ranks 2", "--ranks 3 --transport threads"] {
-            let eval =
-                format!("eval --model saved --data held-out.txt --dtype {dtype} --seq 32 --micro-batch 3");
+        // As many windows at once as one likes.
+        for ranks in ["--ranks 1", "--ranks 2 --micro-batch 5", "--ranks 3 --transport threads"] {
+            let eval = format!("eval --model saved --data held-out.txt --dtype {dtype} --seq 32");
             let json = bench.run(&format!("{eval} {ranks} --json")).success().json();
             assert_eq!(json["loss"].as_f64().unwrap().to_bits(), trained.to_bits(), "{dtype} {ranks}");
         }
@@ -246,11 +246,15 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
         names
     };
     let before = names();
+    let config = || fs::read_to_string(bench.path("m/config.json")).unwrap();
+    bench.file("m/config.json", config().replace("\"eos_token_id\": null", "\"eos_token_id\": 2"));
     bench.run(&format!("train --model m {flags}")).success();
     assert_eq!((names(), before.len()), (before, 6));
-    // With another tokenizer, the old one's files would mislead.
+    assert!(config().contains("\"eos_token_id\": 2"));
+    // With another tokenizer, the old one's files and tokens would mislead.
     bench.run(&format!("train --model m --tokenizer bytes {flags}")).success();
-    assert_eq!(names(), ["config.json", "generation_config.json", "model.safetensors"]);
+    assert_eq!(names(), ["config.json", "model.safetensors"]);
+    assert!(config().contains("\"eos_token_id\": null"));
 }
 
 #[test]
@@ -304,6 +308,12 @@ fn random_tokens_stay_at_the_loss_of_guessing() {
         .success();
     let lines = json_lines(&bench.path("m.jsonl"));
     assert_eq!(lines[lines.len() - 1]["summary"]["validation_loss"], serde_json::Value::Null);
+    // There are as many as a run takes, whatever it holds out.
+    for fraction in ["0.001", "0.5", "0.99"] {
+        let flags = "--data random --steps 1 --micro-batch 4 --metrics m.jsonl --quiet";
+        bench.run(&format!("train --model nano {flags} --val-fraction {fraction}")).success();
+        assert!(json_lines(&bench.path("m.jsonl")).last().unwrap()["summary"]["validation_loss"].is_number());
+    }
     for line in &lines[1..4] {
         assert!((line["loss"].as_f64().unwrap() - 5.55).abs() < 0.1, "{line}");
     }

@@ -57,14 +57,6 @@ fn flags_that_make_no_sense_are_refused() {
             "--model llama-3.1-405b --data random --seq 64 --micro-batch 1 --stage 2 --recompute full",
             &["2 ranks would hold", "fewer --ranks, or a higher --stage"],
         ),
-        (
-            "--data random --steps 1 --micro-batch 4 --val-fraction 0.5",
-            &["shorter than one batch", "more --steps or lower"],
-        ),
-        (
-            "--data random --steps 1 --micro-batch 1 --val-fraction 0.1",
-            &["holds out 20 of 193", "give more --steps, a shorter"],
-        ),
         ("--micro-batch 1 --accumulate 1000", &["1000 micro-batches", "lower --accumulate"]),
         ("--micro-batch 1000000000 --accumulate 1000000000", &["2^40", "--micro-batch"]),
     ];
@@ -213,7 +205,13 @@ fn what_is_read_is_not_overwritten_and_what_is_saved_is_not_lost() {
     bench.run(&format!("{train} --save dangling")).refusal(2, &["dangling", "link to nothing"]);
     bench.run(&format!("{train} --save m")).success();
     bench.run(&format!("{train} --save m --metrics m/m.jsonl")).refusal(2, &["m/m.jsonl", "--save", "/m,"]);
-    bench.run(&format!("{train} --save m --metrics m.jsonl")).success();
+    bench.run(&format!("{train} --save n --metrics n")).refusal(2, &["--metrics n ", "--save", "/n,"]);
+    bench
+        .run(&format!("{train} --save m --metrics new/"))
+        .refusal(2, &["--metrics new/", "names a directory"]);
+    // As shells complete a directory's name.
+    bench.run(&format!("{train} --save new/ --metrics m.jsonl")).success();
+    assert!(bench.path("new/config.json").is_file());
 }
 
 #[test]

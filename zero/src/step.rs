@@ -194,8 +194,8 @@ impl<T: Float> Trainer<T> {
         Ok(clock.communicate(|| comm.progress())?)
     }
 
-    /// The sum of the token losses of `batch`; a rank without one takes part in the gathers only.
-    pub fn evaluate(&mut self, batch: Option<&Batch<'_>>) -> Result<f64> {
+    /// The token losses of `batch` in their order; a rank without one takes part in the gathers only.
+    pub fn evaluate(&mut self, batch: Option<&Batch<'_>>) -> Result<&[f32]> {
         if let Some(batch) = batch {
             self.model.begin(batch, 0.0);
         }
@@ -205,7 +205,7 @@ impl<T: Float> Trainer<T> {
                 action => self.perform(action)?,
             }
         }
-        Ok(if batch.is_some() { self.model.loss() } else { 0.0 })
+        Ok(if batch.is_some() { self.model.losses() } else { &[] })
     }
 
     /// Logits at `position` of `batch` (row * length + column), into `out` of the vocabulary's length. Every

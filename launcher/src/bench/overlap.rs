@@ -144,10 +144,11 @@ fn typed<T: Exact>(
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
     let work = |bytes: usize| Work::new(operation, Calls::Started, bytes, size_of::<T>(), ranks);
-    let (send, receive) = Slot::<T>::capacity(repeats.sweep.sizes().map(work), rank);
+    let sizes = || repeats.sweep.filled(operation, size_of::<T>(), ranks);
+    let (send, receive) = Slot::<T>::capacity(sizes().map(work), rank);
     let slot = Slot::<T>::new(comm, send, receive, true)?;
     let mut bench = Bench { args, repeats, party, slot, load: Load::new() };
-    for bytes in repeats.sweep.sizes() {
+    for bytes in sizes() {
         show(bench.row(&work(bytes), bytes)?);
     }
     Ok(())

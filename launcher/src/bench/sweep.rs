@@ -49,7 +49,7 @@ impl Sweep {
     /// Checks the sizes against what is measured.
     ///
     /// # Errors
-    /// A sentence when a size is no whole number of elements, or leaves a rank none.
+    /// A sentence when a size is no whole number of elements, or the largest leaves a rank none.
     pub fn check(&self, operation: Operation, dtype: DType, ranks: usize) -> Result<(), String> {
         if operation == Operation::Barrier {
             return Ok(());
@@ -67,15 +67,15 @@ impl Sweep {
         if let (Step::Bytes(step), true) = (self.step, self.begin < self.end) {
             whole("-i", step)?;
         }
-        let least = operation.least_bytes(element, ranks);
-        if self.begin > 0 && self.begin < least {
+        let (largest, least) = (self.largest(), operation.least_bytes(element, ranks));
+        if self.begin > 0 && largest < least {
             let why = match operation.parted() {
                 true => format!("each of {ranks} ranks has a part of a multiple of 16 bytes"),
                 false => format!("an element of {dtype} has {element} bytes"),
             };
             return Err(format!(
-                "-b {} leaves {} no element: {why}, so the least size is {least}",
-                self.begin,
+                "-e {} leaves {} no element: {why}, so the least size is {least}",
+                self.end,
                 operation.name()
             ));
         }
@@ -89,6 +89,18 @@ impl Sweep {
             Step::Bytes(step) if step > 0 => self.end - (self.end - self.begin) % step,
             _ => self.sizes().last().unwrap_or(self.begin),
         }
+    }
+
+    /// The sizes that leave every rank an element, or the size that is meant to be nothing. nccl-tests' table has the
+    /// smaller ones as rows of no bytes; elsewhere such rows would say nothing.
+    pub fn filled(
+        &self,
+        operation: Operation,
+        element: usize,
+        ranks: usize,
+    ) -> impl Iterator<Item = usize> + use<> {
+        let least = operation.least_bytes(element, ranks);
+        self.sizes().filter(move |&size| size == 0 || size >= least)
     }
 
     /// The sizes in bytes, ascending.
@@ -158,9 +170,14 @@ mod tests {
         assert_eq!(sweep(8).check(Operation::AllReduce, DType::F32, 2), Ok(()));
         let e = sweep(6).check(Operation::AllReduce, DType::F32, 2).unwrap_err();
         assert!(e.contains("-b 6") && e.contains("f32") && e.contains("is 8"), "{e}");
-        let e = sweep(8).check(Operation::AllGather, DType::F32, 2).unwrap_err();
-        assert!(e.contains("-b 8") && e.contains("all_gather") && e.contains("least size is 32"), "{e}");
-        assert_eq!(sweep(32).check(Operation::AllGather, DType::F32, 2), Ok(()));
+        assert_eq!(sweep(8).check(Operation::AllGather, DType::F32, 2), Ok(()));
+        let little = Sweep::new(8, 31, Step::Factor(2)).unwrap();
+        let e = little.check(Operation::AllGather, DType::F32, 2).unwrap_err();
+        assert!(e.contains("-e 31") && e.contains("all_gather") && e.contains("least size is 32"), "{e}");
+        assert_eq!(little.check(Operation::Broadcast, DType::F32, 2), Ok(()));
+        let filled = |operation| sweep(8).filled(operation, 4, 2).next();
+        assert_eq!((filled(Operation::AllGather), filled(Operation::AllReduce)), (Some(32), Some(8)));
+        assert_eq!(Sweep::NOTHING.filled(Operation::AllGather, 4, 2).count(), 1);
         let stepped = Sweep::new(16, 1 << 20, Step::Bytes(10)).unwrap();
         assert!(stepped.check(Operation::Reduce, DType::F64, 2).unwrap_err().contains("-i 10"));
         assert_eq!(sweep(1).check(Operation::Barrier, DType::F64, 2), Ok(()));

@@ -130,8 +130,10 @@ fn measure(
 ) -> Result<Vec<Point>> {
     let comm = &party.comm;
     let work = |bytes: usize| Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), comm.size());
-    let sizes: Vec<usize> =
-        if operation == Operation::Barrier { vec![0] } else { repeats.sweep.sizes().collect() };
+    let sizes: Vec<usize> = match operation {
+        Operation::Barrier => vec![0],
+        _ => repeats.sweep.filled(operation, size_of::<f32>(), comm.size()).collect(),
+    };
     let (send, receive) = Slot::<f32>::capacity(sizes.iter().map(|&bytes| work(bytes)), comm.rank());
     let mut slot = Slot::<f32>::new(comm, send, receive, true)?;
     slot.touch();

@@ -11,6 +11,8 @@ use models::hf::Checkpoint;
 use models::{Accounts, Footprint, Llama, LlamaConfig, Model, TensorSpec};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 /// What a source of weights gives back.
 type Source = std::result::Result<(), String>;
@@ -202,18 +204,19 @@ fn draw(spec: &TensorSpec, seed: u64, range: Range<usize>, out: &mut [f32], thre
     // Drawing so many takes longer than starting a thread.
     const LEAST: usize = 1 << 15;
     let part = out.len().div_ceil(threads.max(1)).max(LEAST);
-    std::thread::scope(|scope| {
-        let mut parts = out.chunks_mut(part).enumerate();
-        let first = parts.next();
-        let begin = range.start;
-        let one = move |(i, out): (usize, &mut [f32])| {
-            let start = begin + i * part;
+    let parts = Mutex::new(out.chunks_mut(part).enumerate());
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some((i, out)) = next() {
+            let start = range.start + i * part;
             models::init_range(spec, seed, start..start + out.len(), out);
-        };
-        for each in parts {
-            scope.spawn(move || one(each));
         }
-        first.map(one);
+    };
+    let others = range.len().div_ceil(part).saturating_sub(1);
+    std::thread::scope(|scope| {
+        // What the system refuses is not needed: this thread draws what no other does.
+        (0..others).take_while(|_| Builder::new().spawn_scoped(scope, work).is_ok()).count();
+        work();
     });
 }
 

@@ -50,15 +50,10 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
         self.ops.fetch(self.state.losses.view().slice(0..n), host);
     }
 
-    /// Adds up the token losses, in order.
-    pub(super) fn sum_losses(&mut self) -> f64 {
-        if let Some(loss) = self.now.loss {
-            return loss;
-        }
+    /// The token losses, once they are on the host.
+    pub(super) fn fetched_losses(&mut self) -> &[f32] {
         self.ops.finish();
-        let losses = &self.state.host_losses.host()[..self.now.n];
-        let loss = losses.iter().map(|&loss| f64::from(loss)).sum();
-        *self.now.loss.insert(loss)
+        &self.state.host_losses.host()[..self.now.n]
     }
 
     /// The losses alone.

@@ -45,8 +45,6 @@ struct Now {
     n: usize,
     /// What each token's loss gradient is multiplied by.
     scale: f32,
-    /// The sum of the token losses, once somebody has asked.
-    loss: Option<f64>,
     /// The block whose activations the shared state holds, when there is only one.
     held: Option<usize>,
 }
@@ -141,7 +139,7 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         let vocab = self.shape.vocab;
         let outside = tokens.iter().chain(targets).find(|&&t| t as usize >= vocab);
         assert!(outside.is_none(), "token {outside:?} of a vocabulary of {vocab}");
-        self.now = Now { rows, length, n, scale: gradient_scale, loss: None, held: None };
+        self.now = Now { rows, length, n, scale: gradient_scale, held: None };
         let (state, ops) = (&mut self.state, &mut self.ops);
         ops.upload(tokens, state.tokens.view_mut().slice(0..n));
         ops.upload(targets, state.targets.view_mut().slice(0..n));
@@ -169,8 +167,8 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         });
     }
 
-    fn loss(&mut self) -> f64 {
-        self.sum_losses()
+    fn losses(&mut self) -> &[f32] {
+        self.fetched_losses()
     }
 
     fn install(&self, work: &mut (dyn FnMut() + Send)) {

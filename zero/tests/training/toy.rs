@@ -13,6 +13,7 @@ pub struct Toy {
     token: u32,
     scale: f32,
     loss: f64,
+    rounded: f32,
 }
 
 impl Toy {
@@ -48,7 +49,7 @@ impl Toy {
         }
         let uses = if tied { vec![0] } else { vec![] };
         units.push(Unit { name: "head".into(), tensors: head, uses, backward_reads: true });
-        Toy { units, tied, token: 0, scale: 0.0, loss: 0.0 }
+        Toy { units, tied, token: 0, scale: 0.0, loss: 0.0, rounded: 0.0 }
     }
 
     fn add_to_loss<T: Float>(&mut self, unit: usize, weights: &dyn Weights<T>) {
@@ -114,6 +115,11 @@ impl<T: Float> Model<T> for Toy {
         }
     }
 
+    fn losses(&mut self) -> &[f32] {
+        self.rounded = self.loss as f32;
+        std::slice::from_ref(&self.rounded)
+    }
+
     fn loss(&mut self) -> f64 {
         self.loss
     }
@@ -142,7 +148,7 @@ impl Batches for Numbers {
 pub struct Trace {
     pub losses: Vec<u64>,
     pub norms: Vec<u64>,
-    pub evaluation: u64,
+    pub evaluation: u32,
     pub weights: Vec<u32>,
 }
 
@@ -229,7 +235,7 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
         .collect();
     let token = [12345];
     let batch = Batch { tokens: &token, targets: &token, rows: 1, length: 1 };
-    let evaluation = trainer.evaluate(Some(&batch)).unwrap().to_bits();
+    let evaluation = trainer.evaluate(Some(&batch)).unwrap()[0].to_bits();
     let weights = crate::weights(&mut trainer);
     let predicted = zero::memory::predict(trainer.plan(), models::Footprint::default()).with_engine(
         trainer.plan(),

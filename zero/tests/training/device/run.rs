@@ -49,7 +49,7 @@ pub struct Run {
 pub struct Ran {
     pub losses: Vec<f64>,
     pub norms: Vec<u64>,
-    pub evaluation: u64,
+    pub evaluation: Vec<u32>,
     pub weights: Vec<u32>,
     pub held: Memory,
     pub predicted: Memory,
@@ -59,9 +59,9 @@ pub struct Ran {
 
 impl Ran {
     /// What must not depend on stages, placement and order.
-    pub fn bits(&self) -> (Vec<u64>, &[u64], u64, &[u32]) {
+    pub fn bits(&self) -> (Vec<u64>, &[u64], &[u32], &[u32]) {
         let losses = self.losses.iter().map(|loss| loss.to_bits()).collect();
-        (losses, &self.norms, self.evaluation, &self.weights)
+        (losses, &self.norms, &self.evaluation, &self.weights)
     }
 }
 
@@ -176,7 +176,8 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
         norms.push(done.grad_norm.to_bits());
     }
     (tokens.step, tokens.rank) = (run.steps, 0);
-    let evaluation = trainer.evaluate(Some(&tokens.micro_batch(0))).unwrap().to_bits();
+    let evaluation =
+        trainer.evaluate(Some(&tokens.micro_batch(0))).unwrap().iter().map(|l| l.to_bits()).collect();
     let weights = crate::weights(&mut trainer);
     let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run)).with_engine(
         trainer.plan(),
