@@ -408,8 +408,8 @@ impl Engine {
         Ok(false)
     }
 
-    /// Notices peers that are gone, and a peer that has been silent for too long since `since`.
-    fn check(&mut self, id: Option<u32>, since: Instant) -> Result<()> {
+    /// Notices peers that are gone, and a peer that has been `silent` for too long.
+    fn check(&mut self, id: Option<u32>, silent: Duration) -> Result<()> {
         if let Err(error) = self.transport.check() {
             // What the peer sent before it went may be all that was missing.
             self.poll(id)?;
@@ -420,13 +420,20 @@ impl Engine {
         }
         let Some(id) = id else { return Ok(()) };
         let after = self.options.deadline;
-        if since.elapsed() < after {
+        if silent < after {
             return Ok(());
         }
         let flight = &self.flights[id as usize];
         let (Stage::Running, Some(schedule)) = (flight.stage, &flight.schedule) else { return Ok(()) };
-        let (what, rank, peer) = (schedule.call.to_string(), self.group.rank, flight.blocked_on);
+        let (what, rank, peer) = (schedule.call.to_string(), self.group.rank, self.waited_for(id));
         Err(self.fail(Error::Timeout { what, rank, peer, after }))
+    }
+
+    /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.
+    fn waited_for(&self, id: u32) -> usize {
+        let peer = self.flights[id as usize].blocked_on;
+        let oldest = self.order.first().filter(|_| peer == self.group.rank);
+        oldest.map_or(peer, |&oldest| self.flights[oldest as usize].blocked_on)
     }
 }
 
@@ -442,7 +449,7 @@ impl Drop for Engine {
         // Nothing but published scratch or a call in flight can hold this rank up.
         while self.failed.is_none() && !(self.order.is_empty() && self.pool.quiet(&mut *self.transport)) {
             let late = start.elapsed() > grace;
-            if self.poll(None).is_err() || self.check(None, start).is_err() {
+            if self.poll(None).is_err() || self.check(None, Duration::ZERO).is_err() {
                 break;
             }
             if late {
@@ -452,7 +459,7 @@ impl Drop for Engine {
                     let error = Error::Timeout {
                         what: format!("{what}, dropped without a wait,"),
                         rank: self.group.rank,
-                        peer: flight.blocked_on,
+                        peer: self.waited_for(id),
                         after: grace,
                     };
                     self.fail(error);

@@ -3,7 +3,7 @@
 use crate::element::{DType, ReduceOp};
 use crate::schedule::{Call, Kind};
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a peer may be silent before the call fails, unless set otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(600);
@@ -12,6 +12,32 @@ pub const DEADLINE: Duration = Duration::from_secs(600);
 pub const MAX_COUNT: usize = (1 << 37) - 1;
 /// The most ranks of one group.
 pub const MAX_SIZE: usize = 1 << 14;
+
+/// How long this process has waited for something. What passes between two looks counts for at most a second: where a whole
+/// job is stopped and goes on (Ctrl-Z, a suspended allocation), nobody was silent meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Waited {
+    sum: Duration,
+    last: Instant,
+}
+
+impl Waited {
+    /// The most that passes between two looks of a process that runs.
+    const GAP: Duration = Duration::from_secs(1);
+
+    /// Nothing yet.
+    pub fn begin() -> Self {
+        Waited { sum: Duration::ZERO, last: Instant::now() }
+    }
+
+    /// Until now.
+    pub fn so_far(&mut self) -> Duration {
+        let now = Instant::now();
+        self.sum += now.duration_since(self.last).min(Self::GAP);
+        self.last = now;
+        self.sum
+    }
+}
 
 /// A call in 64 bits: kind, type, operation, root and count, so that what a peer calls can be told in words.
 ///
@@ -189,6 +215,17 @@ const OPS: [ReduceOp; 5] =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_was_stopped_has_not_waited() {
+        let mut waited = Waited::begin();
+        assert!(waited.so_far() < Duration::from_secs(100));
+        let before = waited.sum;
+        waited.last -= Duration::from_secs(600);
+        assert_eq!(waited.so_far(), before + Waited::GAP);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(waited.so_far() >= before + Waited::GAP + Duration::from_millis(2));
+    }
 
     #[test]
     fn a_coded_message_says_what_its_fingerprint_would() {

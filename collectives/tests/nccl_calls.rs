@@ -217,6 +217,32 @@ fn any_thread_may_ask_and_drop_what_another_has_made() {
     elsewhere(Box::new(move || drop(gpu)));
 }
 
+/// The host runs ahead of a GPU by as much staging memory as there may be: then it waits for the oldest upload, not for one
+/// that it has just given.
+#[test]
+fn uploads_wait_for_the_oldest_that_is_under_way() {
+    if !fake() {
+        return;
+    }
+    let gpu = Gpu::open(0).expect("a GPU");
+    let mut stream = Stream::new(&gpu, Urgency::Low).expect("a stream");
+    let driver = Survey::take().driver.expect("it was found").file;
+    // SAFETY: the library is loaded already; a function without arguments.
+    let behind = || unsafe {
+        let library = libloading::Library::new(&driver).expect("the driver");
+        library.get::<unsafe extern "C" fn() -> i64>(b"fake_late_events").expect("a function")()
+    };
+    assert_eq!(behind(), -1);
+    let mut target = stream.memory(256).expect("memory");
+    let to = target.as_mut_ptr() as u64;
+    for upload in 0..40usize {
+        // SAFETY: inside the target.
+        unsafe { stream.upload(&vec![upload as u8; 1 + upload % 7 * 40], to).expect("an upload") };
+        assert!(behind() < 0 || behind() >= 7, "upload {upload} waited for one with {} after it", behind());
+    }
+    assert!(behind() >= 7);
+}
+
 #[test]
 fn two_ranks_on_one_gpu_need_permission() {
     if !fake() {

@@ -86,7 +86,7 @@ impl RankGpu {
             return Err(Failure::usage("there is no GPU here"));
         }
         let gpu = Gpu::open(dealt(comm.rank(), identity, gpus))?;
-        let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Normal)?);
+        let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Low)?);
         Ok(RankGpu { gpu, queue })
     }
 }

@@ -127,6 +127,9 @@ pub(super) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+/// A variable that Hydra gives its ranks, and no other manager that speaks PMI: how many of them are on the host.
+pub(crate) const OF_HYDRA: &str = "MPI_LOCALNRANKS";
+
 /// The process id of Hydra's proxy on this host: the other end of the socket it left in PMI_FD, also when a shell
 /// stands between it and this process.
 pub(super) fn pmi_manager() -> Option<u32> {

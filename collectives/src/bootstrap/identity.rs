@@ -277,15 +277,18 @@ impl Environment<'_> {
             rank: "PMI_RANK",
             world: "PMI_SIZE",
             local_rank: "MPI_LOCALRANKID",
-            local_size: "MPI_LOCALNRANKS",
+            local_size: hosts::OF_HYDRA,
         };
         let Some(mut me) = self.ranks(&names, Launcher::Pmi)? else { return Ok(None) };
-        // `srun --mpi=pmi2` sets PMI_RANK too, and then Slurm knows more; under Hydra inside an allocation the
-        // Slurm variables are those of Hydra's proxy and differ.
+        // `srun --mpi=pmi2` sets PMI_RANK too, and then Slurm knows more. Under Hydra inside an allocation the Slurm
+        // variables are those of Hydra's proxy, of which there is one a node: where that is one a rank, they agree.
         if let Some(slurm) = self.slurm()?
             && (slurm.rank, slurm.world) == (me.rank, me.world)
         {
-            return Ok(Some(slurm));
+            if self.text(hosts::OF_HYDRA).is_none() {
+                return Ok(Some(slurm));
+            }
+            me.rendezvous = slurm.rendezvous;
         }
         me.job = self.text("PMI_JOBID").map(|j| format!("pmi-{j}"));
         Ok(Some(me))
@@ -441,6 +444,10 @@ mod tests {
         assert_eq!(both(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]), Launcher::Pmi);
         // srun --mpi=pmi2: both speak of the same rank.
         assert_eq!(both(&[("PMI_RANK", "5"), ("PMI_SIZE", "7")]), Launcher::Slurm);
+        // Hydra with a rank a node, whose proxies are a step of the same ranks.
+        let hydra =
+            [("PMI_RANK", "5"), ("PMI_SIZE", "7"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "1")];
+        assert_eq!(both(&hydra), Launcher::Pmi);
         assert_eq!(both(&[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "1")]), Launcher::Caravan);
     }
 

@@ -19,6 +19,8 @@ mod star;
 mod wire;
 
 pub use board::{Board, Ending};
+#[cfg(feature = "mpi")]
+pub(crate) use hosts::OF_HYDRA;
 pub(crate) use hosts::boot_and_space;
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};

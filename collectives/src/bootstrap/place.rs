@@ -123,6 +123,10 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
             }
             for address in resolved {
                 if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+                    // Where nobody listens and the kernel picks that very port for this end, it joins both ends.
+                    if stream.local_addr().ok() == Some(address) {
+                        continue;
+                    }
                     stream.set_nonblocking(true).map_err(refused)?;
                     stream.set_nodelay(true).map_err(refused)?;
                     return Ok(Some(Stream::Tcp(stream)));

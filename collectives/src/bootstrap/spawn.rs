@@ -275,6 +275,8 @@ impl Drop for Family {
 struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
+    /// This process was started to ignore the end of its children: the kernel would say of none how it ended.
+    childless: bool,
 }
 
 impl Signals {
@@ -301,7 +303,11 @@ impl Signals {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
                 return Err(Error::system("signalfd", error));
             }
-            Ok(Signals { fd: OwnedFd::from_raw_fd(fd), before })
+            let childless = ignored(libc::SIGCHLD);
+            if childless {
+                libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            }
+            Ok(Signals { fd: OwnedFd::from_raw_fd(fd), before, childless })
         }
     }
 
@@ -328,8 +334,13 @@ fn ignored(signal: libc::c_int) -> bool {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // SAFETY: restores the mask saved in `catch`.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+        // SAFETY: restores what `catch` found.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut());
+            if self.childless {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            }
+        }
     }
 }
 
@@ -338,6 +349,22 @@ mod tests {
     use super::super::alone::alone;
     use super::*;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    #[test]
+    fn ranks_of_a_process_that_ignores_its_children_are_watched() {
+        if !alone("bootstrap::spawn::tests::ranks_of_a_process_that_ignores_its_children_are_watched") {
+            return;
+        }
+        // SAFETY: a disposition, which this process has for itself.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        let (board, _) = Board::create(1).unwrap();
+        let (signals, mut sh) = (Signals::catch().unwrap(), Command::new("sh"));
+        let child = sh.args(["-c", "sleep 0.05; exit 7"]).spawn().unwrap();
+        let family = Family { board, members: vec![Member::new(child)] };
+        assert_eq!(family.watch(&signals).endings, [Ending::Exited(7)]);
+        drop(signals);
+        assert!(ignored(libc::SIGCHLD));
+    }
 
     #[test]
     fn ranks_are_watched_where_the_kernel_refuses_to() {

@@ -17,6 +17,8 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 const MOST_PENDING: usize = 1024;
 /// A leaf gives the middle this much longer, so that it hears from it who is missing.
 const EXTRA: Duration = Duration::from_secs(2);
+/// More than anybody waits, and what can be added to a clock.
+const LONGEST: Duration = Duration::from_secs(1 << 32);
 const NOBODY: u32 = u32::MAX;
 
 /// One member as it introduces itself.
@@ -82,6 +84,7 @@ impl Star {
         timeout: Duration,
         board: Option<&super::Board>,
     ) -> Result<Star> {
+        let timeout = timeout.min(LONGEST);
         let wait = Wait { deadline: Instant::now() + timeout, rank: me.ranks[me.index], board };
         let links = match (me.ranks.len(), me.index) {
             (1, _) => Vec::new(),
@@ -175,6 +178,7 @@ impl Star {
     }
 
     fn wait<'a>(&self, timeout: Duration, board: Option<&'a super::Board>) -> Wait<'a> {
+        let timeout = timeout.min(LONGEST);
         let extra = if self.index > 0 { EXTRA } else { Duration::ZERO };
         Wait { deadline: Instant::now() + timeout + extra, rank: self.ranks[self.index], board }
     }

@@ -107,6 +107,13 @@ impl Wait<'_> {
         }
     }
 
+    /// Sleeps so long; an error when the deadline passed or the job failed.
+    fn pause(&self, time: Duration) -> std::result::Result<(), Trouble> {
+        self.job().map_err(Trouble::Job)?;
+        std::thread::sleep(time);
+        if Instant::now() < self.deadline { Ok(()) } else { Err(Trouble::Late) }
+    }
+
     /// Whether the supervisor's board reports a failed rank.
     pub fn job(&self) -> Result<()> {
         match self.board.and_then(|b| b.first_failure().map(|r| (b, r))) {
@@ -219,6 +226,9 @@ pub(super) fn send_fds(
                     wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::OUT)])?;
                 }
                 Err(rustix::io::Errno::INTR) => {}
+                // So many are on their way between this user's processes that the kernel takes no more, until they are
+                // received.
+                Err(rustix::io::Errno::TOOMANYREFS) => wait.pause(Duration::from_millis(1))?,
                 Err(e) => return Err(Trouble::Gone(e.to_string())),
             }
         }

@@ -96,7 +96,9 @@ pub trait Queue: Send {
 /// Which queues of a device go first where several have work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// For compute, and for what nobody waits for yet.
+    /// For compute.
+    Low,
+    /// For what nobody waits for yet, but who finds the device full of compute should not have to wait for its end.
     Normal,
     /// For what compute waits for.
     High,

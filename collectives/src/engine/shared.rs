@@ -7,6 +7,7 @@ use crate::bootstrap::processors;
 use crate::error::{Error, Result};
 use crate::schedule::Call;
 use crate::transport::Transport;
+use crate::watch::Waited;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -182,7 +183,7 @@ impl Shared {
     fn wait_locked(&self, mut engine: Guard<'_, Engine>, id: u32) -> Result<()> {
         let mut turns = 0u32;
         let mut since = None;
-        let mut silent = None;
+        let mut silent: Option<(_, Waited)> = None;
         let mut served = false;
         loop {
             match engine.flights[id as usize].stage {
@@ -221,13 +222,13 @@ impl Shared {
             }
             let start = *since.get_or_insert_with(Instant::now);
             let mark = engine.progress_mark();
-            let silent_since = match silent {
-                Some((last, since)) if last == mark && !served => since,
-                _ => silent.insert((mark, Instant::now())).1,
+            let silent = match &mut silent {
+                Some((last, waited)) if *last == mark && !served => waited,
+                other => &mut other.insert((mark, Waited::begin())).1,
             };
             if turns < self.spin + YIELD || start.elapsed() < self.patience {
                 if turns.is_multiple_of(16) {
-                    let _ = engine.check(Some(id), silent_since);
+                    let _ = engine.check(Some(id), silent.so_far());
                 }
                 engine = engine.meanwhile(|| {
                     served = self.family.serve_others(self);
@@ -235,7 +236,7 @@ impl Shared {
                 });
             } else {
                 if !served
-                    && engine.check(Some(id), silent_since).is_ok()
+                    && engine.check(Some(id), silent.so_far()).is_ok()
                     && engine.flights[id as usize].stage == Stage::Running
                 {
                     engine.transport.park(PARK);
@@ -252,7 +253,7 @@ impl Shared {
         // The engine remembers a failure, which ends the call.
         let _ = engine.poll(Some(id));
         if engine.flights[id as usize].stage == Stage::Running {
-            let _ = engine.check(Some(id), Instant::now());
+            let _ = engine.check(Some(id), Duration::ZERO);
         }
         let done = engine.flights[id as usize].stage != Stage::Running;
         drop(engine);
@@ -267,7 +268,7 @@ impl Shared {
         self.family.serve_others(self);
         let mut engine = self.lock();
         engine.poll(None)?;
-        engine.check(None, Instant::now())?;
+        engine.check(None, Duration::ZERO)?;
         match engine.failure() {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -310,7 +311,7 @@ impl Shared {
                     }
                 });
             } else {
-                let _ = engine.check(None, Instant::now());
+                let _ = engine.check(None, Duration::ZERO);
                 engine = engine.meanwhile(|| std::thread::park_timeout(NAP));
             }
         }

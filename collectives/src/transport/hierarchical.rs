@@ -253,12 +253,13 @@ impl Transport for Hierarchical {
     fn abort(&mut self, why: &Error) {
         self.outer.abort(why);
         let Some(inner) = &mut self.inner else { return };
-        let called = |r: usize| self.local.get(r).copied().flatten().map_or(r, |l| inner.called(l));
+        let called = |r: usize| self.local.get(r).copied().flatten().map(|l| inner.called(l));
         let why = match why {
-            // Who is to blame may be on another node; the outer transport has told its name by now.
-            Error::PeerLost { rank, peer, how } => {
-                Error::PeerLost { rank: called(*rank), peer: called(*peer), how: how.clone() }
-            }
+            Error::PeerLost { rank, peer, how } => match (called(*rank), called(*peer)) {
+                (Some(rank), Some(peer)) => Error::PeerLost { rank, peer, how: how.clone() },
+                // Who is to blame is on another node: its number here may be another rank's of all on this one.
+                _ => Error::GivenUp(why.to_string()),
+            },
             other => other.clone(),
         };
         inner.abort(&why);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7, MODULE = 0x30, FUNCTION = 0xf0, GRAPH = 0x6a, READY = 0x6e };
-enum { NO_BINARY = 209, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907, SHARED = 227 << 10 };
+enum { NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907, SHARED = 227 << 10 };
 /* Something for a stream to do, with all its values as they were when it was given. */
 typedef struct Work {
     struct Work *next;
@@ -24,6 +24,7 @@ typedef struct {
     int kind, recorded, dynamic;
     int capturing, broken, captured;      /* of a stream, and of an event in it */
     struct timespec at;
+    long serial;                          /* of an event: when it was recorded */
     char *text;
     Work *first, **last;                  /* of a stream that is captured, and of graphs */
 } Thing;
@@ -178,16 +179,31 @@ int cuStreamWaitEvent(void *s, void *e, unsigned flags) {
 }
 int cuEventCreate(void **e, unsigned flags) { CHECK(current && (flags == 0 || flags == 2)); *e = thing(EVENT); return 0; }
 int cuEventDestroy_v2(void *e) { CHECK(current && is(e, EVENT)); free(e); return 0; }
+/* Of this thread: events are late, the last was this one, they happened up to this one, and see fake_late_events. */
+static __thread long late, recorded, happened, behind = -1;
 int cuEventRecord(void *e, void *s) {
     CHECK(current && is(e, EVENT) && is(s, STREAM));
     ((Thing *)e)->recorded = 1;
+    ((Thing *)e)->serial = ++recorded;
     ((Thing *)e)->captured = ((Thing *)s)->capturing;
     clock_gettime(CLOCK_MONOTONIC, &((Thing *)e)->at);
     return 0;
 }
-/* A moment of a graph happens at no time. */
-int cuEventQuery(void *e) { OUTSIDE_OF_CAPTURE; CHECK(current && is(e, EVENT)); return ((Thing *)e)->captured ? CAPTURED : 0; }
-int cuEventSynchronize(void *e) { return cuEventQuery(e); }
+/* A moment of a graph happens at no time, and one of a thread that asked for late events when it is waited for. */
+int cuEventQuery(void *e) {
+    OUTSIDE_OF_CAPTURE;
+    CHECK(current && is(e, EVENT));
+    return ((Thing *)e)->captured ? CAPTURED : late && ((Thing *)e)->serial > happened ? NOT_READY : 0;
+}
+int cuEventSynchronize(void *e) {
+    if (late && is(e, EVENT) && ((Thing *)e)->serial > happened) {
+        happened = ((Thing *)e)->serial;
+        behind = recorded - happened;
+    }
+    return cuEventQuery(e);
+}
+/* Turns late events on; how many had been recorded after the one that was last waited for, or -1. */
+long fake_late_events(void) { late = 1; return behind; }
 int cuEventElapsedTime(float *ms, void *a, void *b) {
     CHECK(current && is(a, EVENT) && is(b, EVENT) && ((Thing *)a)->recorded && ((Thing *)b)->recorded);
     struct timespec from = ((Thing *)a)->at, to = ((Thing *)b)->at;

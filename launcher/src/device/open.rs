@@ -85,7 +85,7 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             let gpu = open(gpus, &comm)?;
             let (name, room) = room(&gpu, plan.ranks.nccl)?;
             fit::check(plan, &name, room)?;
-            let stream = Stream::new(&gpu, Urgency::Normal)?.gathering(plan.cuda_graphs);
+            let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs);
             on_queue(stream, plan, comm, ledger)
         }
         Device::Emulated(gpus) => {
@@ -169,7 +169,7 @@ pub fn evaluation<T: Float>(
             let gpu = open(gpus, comm)?;
             let (name, room) = room(&gpu, plan.ranks.nccl)?;
             fit::check_evaluation(&name, room, batch, |batch| plan.arena(batch))?;
-            forwards(Stream::new(&gpu, Urgency::Normal)?, plan, batch)
+            forwards(Stream::new(&gpu, Urgency::Low)?, plan, batch)
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());

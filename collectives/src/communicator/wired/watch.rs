@@ -12,7 +12,7 @@ use crate::device::Streams;
 use crate::error::{Error, Result};
 use crate::pending::Pending;
 use crate::schedule::Kind;
-use crate::watch::Fingerprint;
+use crate::watch::{Fingerprint, Waited};
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -281,7 +281,7 @@ fn row<Q: Streams>(slots: &SharedSlots<Q::Event>) -> Result<Row> {
 /// Since when the first call of each lane has been under way, and of all messages any.
 struct Overdue {
     deadline: Duration,
-    since: [Option<(u64, Instant)>; 3],
+    since: [Option<(u64, Waited)>; 3],
 }
 
 impl Overdue {
@@ -300,13 +300,13 @@ impl Overdue {
         for (since, first) in self.since.iter_mut().zip(firsts) {
             *since = match (first, *since) {
                 (None, _) => None,
-                (Some(first), Some((serial, since))) if serial == first.serial => {
-                    if since.elapsed() > self.deadline {
+                (Some(first), Some((serial, mut waited))) if serial == first.serial => {
+                    if waited.so_far() > self.deadline {
                         return Err(rounds.blame(first, self.deadline));
                     }
-                    Some((serial, since))
+                    Some((serial, waited))
                 }
-                (Some(first), _) => Some((first.serial, Instant::now())),
+                (Some(first), _) => Some((first.serial, Waited::begin())),
             };
         }
         Ok(())

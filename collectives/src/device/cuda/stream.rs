@@ -20,7 +20,7 @@ pub struct Stream {
     products: Option<Products>,
     /// For products, until they take it.
     lent: Option<Memory>,
-    /// Page-locked memory that uploads go through, each with the moment when it is free again.
+    /// Page-locked memory that uploads go through, each with the moment when it is free again, longest unused first.
     staging: Vec<(Buffer<u8>, Event)>,
     /// What was not given to the driver yet, if it gathers.
     gathered: Option<Gathered>,
@@ -40,7 +40,11 @@ impl Stream {
         // SAFETY: valid places to write to.
         unsafe {
             gpu.check("asking for priorities", (gpu.driver().priorities)(&mut least, &mut greatest))?;
-            let priority = if urgency == Urgency::High { greatest } else { least };
+            let priority = match urgency {
+                Urgency::Low => least,
+                Urgency::Normal => (least + greatest) / 2,
+                Urgency::High => greatest,
+            };
             let flags = driver::STREAM_NON_BLOCKING;
             gpu.check("creating a stream", (gpu.driver().stream_create)(&mut handle, flags, priority))?;
         }
@@ -158,16 +162,15 @@ impl Stream {
     fn staging(&mut self, bytes: usize) -> Result<usize> {
         // Waiting takes less than page-locking ever more memory.
         const MOST: usize = 8;
-        let mut fitting = 0;
-        for (i, (buffer, free)) in self.staging.iter().enumerate() {
-            if buffer.len() >= bytes {
-                fitting += 1;
-                if fitting == MOST {
-                    free.wait()?;
-                }
-                if free.happened()? {
-                    return Ok(i);
-                }
+        let mut fitting = self.staging.iter().enumerate().filter(|(_, (buffer, _))| buffer.len() >= bytes);
+        if let Some((oldest, (_, free))) = fitting.next() {
+            // What is given to a stream later is over later.
+            if free.happened()? {
+                return Ok(oldest);
+            }
+            if 1 + fitting.count() >= MOST {
+                free.wait()?;
+                return Ok(oldest);
             }
         }
         let buffer = Buffer::from_memory(self.gpu.pinned(bytes.next_power_of_two())?);
@@ -258,6 +261,8 @@ impl Queue for Stream {
         let (_, free) = &self.staging[piece];
         // SAFETY: a live event and stream.
         let status = unsafe { (self.gpu.driver().event_record)(free.handle(), self.handle) };
+        let used = self.staging.remove(piece);
+        self.staging.push(used);
         self.gpu.check("recording an event", status)
     }
 

@@ -4,6 +4,7 @@
 use super::session;
 use crate::error::{Error, Result};
 use crate::transport::neighbours::Neighbours;
+use crate::watch::Waited;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
@@ -182,6 +183,8 @@ impl Place {
 /// How one call has gone so far.
 struct Wait {
     began: Instant,
+    /// The same, but for what this process was stopped.
+    waited: Waited,
     /// How many ranks of the host had ended at the last look, and since when it was as many.
     ended: (usize, Instant),
     /// Ranks have been looked for.
@@ -191,7 +194,7 @@ struct Wait {
 impl Wait {
     fn new() -> Self {
         let now = Instant::now();
-        Wait { began: now, ended: (0, now), asked: false }
+        Wait { began: now, waited: Waited::begin(), ended: (0, now), asked: false }
     }
 
     /// Why nothing more can be hoped for.
@@ -217,7 +220,7 @@ impl Wait {
             return Some(Error::PeerLost { rank: *rank, peer, how: neighbours.how(peer) });
         }
         // A rank may have much to do by itself before it comes to the end: nobody knows how much.
-        let late = place != Place::Parting && self.began.elapsed() > start.call_timeout;
+        let late = self.waited.so_far() > start.call_timeout && place != Place::Parting;
         late.then(|| Error::Library {
             library: session::library_name(),
             call: place.name(),

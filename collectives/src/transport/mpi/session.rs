@@ -5,6 +5,7 @@
 use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
 use super::ffi;
+use crate::bootstrap::OF_HYDRA;
 use crate::error::{Error, Result};
 use crate::transport::neighbours::{Home, Neighbours};
 use mpi::Threading;
@@ -264,7 +265,7 @@ impl Drop for Session {
 /// otherwise. One line each way, over the descriptor that it has named.
 fn leave_hydra() {
     // Slurm, which gives such a descriptor as well, speaks another language there and needs no goodbye.
-    if std::env::var_os("SLURM_STEP_ID").is_some() {
+    if std::env::var_os(OF_HYDRA).is_none() {
         return;
     }
     let Some(fd) = std::env::var("PMI_FD").ok().and_then(|fd| fd.parse().ok()).filter(|fd| *fd > 2) else {

@@ -44,7 +44,7 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
                 properties.multiprocessors,
                 properties.memory as f64 / (1u64 << 30) as f64
             );
-            let stream = || Ok(SharedQueue::new(Stream::new(&gpu, Urgency::Normal)?));
+            let stream = || Ok(SharedQueue::new(Stream::new(&gpu, Urgency::Low)?));
             let queues: Vec<_> = [stream(), stream()].into_iter().collect::<Result<_>>()?;
             let scale = plan.scale(1 << 27, 7, 5e-3);
             plan.run(&queues, &about, Limits::of(&properties.name), scale)
