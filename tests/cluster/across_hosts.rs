@@ -137,15 +137,17 @@ impl<'a> Hosts<'a> {
                 // Open MPI says where it runs; Hydra does not.
                 settings
                     .push(("CARAVAN_RENDEZVOUS", format!("{one}:{}", 20_000 + std::process::id() % 10_000)));
+                // Inside an allocation srun starts its proxies, whose variables the ranks inherit.
+                let proxy = [("JOB_ID", "1"), ("STEP_ID", "0"), ("PROCID", "0"), ("STEP_NUM_TASKS", "2")];
+                let slurm = proxy.map(|(name, value)| (format!("SLURM_{name}"), value.to_owned()));
                 // It goes round the hosts until all ranks have one.
                 let turn = if dealt { 1 } else { each };
                 words.extend(["-hosts".into(), format!("{one}:{turn},{two}:{turn}")]);
                 words.extend(
                     ["-launcher", "ssh", "-launcher-exec", &agent, "-localhost", one].map(Into::into),
                 );
-                words.extend(
-                    settings.iter().flat_map(|(n, v)| ["-genv".to_owned(), n.to_string(), v.clone()]),
-                );
+                let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value));
+                words.extend(settings.chain(slurm).flat_map(|(n, v)| ["-genv".to_owned(), n, v]));
             }
         }
         words.extend(["-n".into(), all]);
