@@ -49,6 +49,28 @@ fn found<T: Element, Q: Queue>(queue: &SharedQueue<Q>, buffer: &Buffer<T>) -> Ve
     out
 }
 
+/// What one of two ranks does that receives more messages than calls have planned places before any is sent, with calls of
+/// both between.
+pub fn messages_and_calls<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
+    const MANY: u32 = 9;
+    let (rank, peer) = (comm.rank(), 1 - comm.rank());
+    let of = |rank: usize, i: u32| vec![10 * i + rank as u32; 1000];
+    let recv = |i| comm.start_recv(empty::<u32, Q>(comm, queue, 1000), peer, i).expect("starts");
+    let received: Vec<_> = (0..MANY).map(recv).collect();
+    let sum =
+        |i| comm.start_all_reduce_in_place(upload(comm, queue, &of(rank, i)), ReduceOp::Max).expect("starts");
+    let reduced: Vec<_> = (0..MANY).map(sum).collect();
+    let send = |i| comm.start_send(upload(comm, queue, &of(rank, i)), peer, i).expect("starts");
+    let sent: Vec<_> = (0..MANY).map(send).collect();
+    for (i, received) in (0..).zip(received) {
+        assert_eq!(found(queue, &received.wait().expect("comes")), of(peer, i));
+    }
+    for (i, reduced) in (0..).zip(reduced) {
+        assert_eq!(found(queue, &reduced.wait().expect("ends")), of(1, i));
+    }
+    sent.into_iter().for_each(|sent| drop(sent.wait().expect("goes")));
+}
+
 fn each<T: Sample, Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
     let (rank, n) = (comm.rank(), comm.size());
     let op = if T::DTYPE == DType::Bf16 { ReduceOp::Average } else { ReduceOp::Sum };

@@ -3,8 +3,8 @@
 
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, Queue, SharedQueue};
-use collectives::{Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
-use conformance::{device, standard};
+use collectives::{Account, Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
+use conformance::{device, messages_and_calls, standard};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -54,6 +54,22 @@ fn through_the_host_with_progress_threads() {
     let Some(emulator) = emulator() else { return };
     let options = Options { progress: Progress::Thread { cpu: None }, ..standard() };
     staged(2, options, |rank| emulator.late_queue(5 + rank as u64));
+}
+
+#[test]
+fn messages_do_not_take_the_places_of_planned_calls() {
+    let Some(emulator) = emulator() else { return };
+    let options = Options { deadline: Duration::from_secs(10), ..standard() };
+    std::thread::scope(|scope| {
+        for comm in Communicator::threads_with(2, options).expect("ranks") {
+            scope.spawn(move || {
+                let queue = SharedQueue::new(emulator.late_queue(7 + comm.rank() as u64));
+                let account = Account::default();
+                let carrier = Staged::planned(&comm, queue.clone(), 4096, &account).expect("a carrier");
+                messages_and_calls(&comm.with_carrier(Arc::new(carrier)), &queue);
+            });
+        }
+    });
 }
 
 #[test]

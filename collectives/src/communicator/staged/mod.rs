@@ -15,7 +15,7 @@ use crate::device::{Queue, SharedQueue, Streams, Urgency};
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::Call;
+use crate::schedule::{Call, Kind};
 use pieces::Pieces;
 pub use pool::staged_bytes;
 use pool::{Pool, Staging};
@@ -211,13 +211,27 @@ impl<Q: Streams> Staged<Q> {
         Ok(())
     }
 
+    /// Waits for the host, which meanwhile gets what was copied down: a peer may wait for that first.
+    fn exchanged(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        let host = state.flights[id as usize].host;
+        while let Some(&first) = state.copying.front()
+            && !self.host.handle.shared.is_done(host)
+        {
+            match Q::happened(&state.flights[first as usize].lowered)? {
+                true => self.exchange(state, first)?,
+                false => std::thread::yield_now(),
+            }
+        }
+        state.exchanging.retain(|&other| other != id);
+        state.flights[id as usize].stage = Stage::Returned;
+        self.host.handle.shared.wait(host)
+    }
+
     /// Waits for the host and copies what comes back.
     fn raise(&self, state: &mut State<Q>, id: u32) -> Result<()> {
-        state.exchanging.retain(|&other| other != id);
+        self.exchanged(state, id)?;
         let State { flights, down, up, pool, .. } = state;
         let flight = &mut flights[id as usize];
-        flight.stage = Stage::Returned;
-        self.host.handle.shared.wait(flight.host)?;
         let job = flight.job.as_ref().expect("a call in flight has a job");
         if let Some(mut staging) = flight.staging.take() {
             let from = staging.start().wrapping_add(job.output()) as u64;
@@ -260,14 +274,18 @@ impl<Q: Streams> Staged<Q> {
         self.exchange(state, first)
     }
 
-    /// Finishes the oldest call, so that its place is free. Every rank started the same calls before this one, so that
-    /// none of them can be missing.
+    /// Finishes the oldest call that has a planned place, so that it is free. Every rank started the same calls before this
+    /// one, so that none of them can be missing; messages have places of their own.
     fn make_room(&self, state: &mut State<Q>) -> Result<()> {
         let since = Instant::now();
-        if state.exchanging.is_empty() {
-            self.lower_first(state)?;
-        }
-        if let Some(&oldest) = state.exchanging.first() {
+        let oldest = loop {
+            let planned = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
+            match state.exchanging.iter().find(planned) {
+                None if !state.copying.is_empty() => self.lower_first(state)?,
+                oldest => break oldest.copied(),
+            }
+        };
+        if let Some(oldest) = oldest {
             self.raise(state, oldest)?;
         }
         state.stats.exposed_seconds += since.elapsed().as_secs_f64();
@@ -299,6 +317,11 @@ impl Job {
     /// Whether input and output are one buffer, or there is only one of them.
     fn in_one(&self) -> bool {
         std::ptr::eq(self.ends.send, self.ends.recv)
+    }
+
+    /// Whether it may wait for what a peer has still to start.
+    fn is_message(&self) -> bool {
+        matches!(self.call.kind, Kind::Send | Kind::Recv)
     }
 
     fn staging_bytes(&self) -> usize {
@@ -354,7 +377,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
         let job = Job { call, ends, pieces, tag, priority };
         let state = &mut *self.lock();
         self.alive(state, |this, state| {
-            while !state.pool.has_room(job.staging_bytes()) {
+            while !state.pool.has_room(job.staging_bytes(), job.is_message()) {
                 this.make_room(state)?;
             }
             let id = match state.free.pop() {
@@ -367,7 +390,8 @@ impl<Q: Streams> Carrier for Staged<Q> {
             let State { flights, down, pool, .. } = state;
             let flight = &mut flights[id as usize];
             (flight.stage, flight.job) = (Stage::Copying, Some(job));
-            flight.staging = pool.take(job.staging_bytes(), &this.compute, &this.host, &this.scratch)?;
+            let needed = (job.staging_bytes(), job.is_message());
+            flight.staging = pool.take(needed, &this.compute, &this.host, &this.scratch)?;
             this.compute.record(&flight.given)?;
             down.after(&flight.given)?;
             if let Some(staging) = &mut flight.staging {

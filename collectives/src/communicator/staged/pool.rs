@@ -9,6 +9,8 @@ use crate::ledger::Account;
 /// One piece, lent to one call at a time.
 pub(super) struct Staging {
     memory: Memory,
+    /// Whether it goes to messages only.
+    of_messages: bool,
 }
 
 impl Staging {
@@ -21,6 +23,9 @@ impl Staging {
 #[derive(Default)]
 pub(super) struct Pool {
     free: Vec<Staging>,
+    /// Those of messages where calls are planned. A message may wait for a call that its peer has still to start, for which
+    /// there has to be room on this side then.
+    of_messages: Vec<Staging>,
     /// Bytes of the largest call that was planned for, if any were: such calls take no more memory.
     planned: usize,
 }
@@ -48,27 +53,22 @@ impl Pool {
         self.free.reserve(2 * PLACES);
         if largest > 0 {
             for _ in 0..PLACES {
-                let staging = piece(largest, queue, host, account)?;
-                self.free.push(staging);
+                let memory = piece(largest, queue, host, account)?;
+                self.free.push(Staging { memory, of_messages: false });
             }
         }
         Ok(())
     }
 
     /// Whether a call can be lent a piece without more of them than were planned.
-    pub fn has_room(&self, bytes: usize) -> bool {
-        bytes == 0 || bytes > self.planned || self.smallest(bytes).is_some()
-    }
-
-    fn smallest(&self, bytes: usize) -> Option<usize> {
-        let length = |i: usize| self.free[i].memory.bytes();
-        (0..self.free.len()).filter(|&i| length(i) >= bytes).min_by_key(|&i| length(i))
+    pub fn has_room(&self, bytes: usize, message: bool) -> bool {
+        message || bytes == 0 || bytes > self.planned || smallest(&self.free, bytes).is_some()
     }
 
     /// A piece of at least `bytes`, or none for none.
     pub fn take<Q: Queue>(
         &mut self,
-        bytes: usize,
+        (bytes, message): (usize, bool),
         queue: &SharedQueue<Q>,
         host: &Communicator,
         account: &Account,
@@ -76,16 +76,27 @@ impl Pool {
         if bytes == 0 {
             return Ok(None);
         }
-        match self.smallest(bytes) {
-            Some(i) => Ok(Some(self.free.swap_remove(i))),
-            None => piece(bytes, queue, host, account).map(Some),
+        let of_messages = message && self.planned > 0;
+        let free = if of_messages { &mut self.of_messages } else { &mut self.free };
+        match smallest(free, bytes) {
+            Some(i) => Ok(Some(free.swap_remove(i))),
+            None => {
+                let memory = piece(bytes, queue, host, account)?;
+                Ok(Some(Staging { memory, of_messages }))
+            }
         }
     }
 
     /// Whatever is copied to it next comes after the last copy from it.
     pub fn give_back(&mut self, staging: Staging) {
-        self.free.push(staging);
+        if staging.of_messages { &mut self.of_messages } else { &mut self.free }.push(staging);
     }
+}
+
+/// Which piece fits best.
+fn smallest(free: &[Staging], bytes: usize) -> Option<usize> {
+    let length = |i: usize| free[i].memory.bytes();
+    (0..free.len()).filter(|&i| length(i) >= bytes).min_by_key(|&i| length(i))
 }
 
 fn piece<Q: Queue>(
@@ -93,7 +104,7 @@ fn piece<Q: Queue>(
     queue: &SharedQueue<Q>,
     host: &Communicator,
     account: &Account,
-) -> Result<Staging> {
+) -> Result<Memory> {
     let bytes = bytes.next_multiple_of(PAGE);
     // Memory that peers read directly saves the engine a copy; it consists of whole pages.
     let shared = host.alloc::<u8>(bytes)?;
@@ -101,5 +112,5 @@ fn piece<Q: Queue>(
         Place::Shared { .. } => queue.clone().page_lock(shared.into_memory())?,
         _ => queue.clone().host_memory(bytes)?,
     };
-    Ok(Staging { memory: memory.booked(account) })
+    Ok(memory.booked(account))
 }
