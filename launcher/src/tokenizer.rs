@@ -1,5 +1,6 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
+mod local;
 mod segments;
 
 use crate::failure::{Failure, Result};
@@ -12,6 +13,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once};
+use tokenizers::ModelWrapper;
 
 /// Bytes of memory that the library takes for a byte of text, about: where each piece of it lies before and after
 /// normalising, and each token's text.
@@ -36,7 +38,7 @@ pub struct HuggingFace {
     path: String,
     /// One more than its largest token.
     vocab: usize,
-    /// What it puts before and after a text, where that is known.
+    /// What it puts before and after a text, where that is known and a long one may be cut into segments.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -69,7 +71,16 @@ impl HuggingFace {
             return Err(refuse("its vocabulary is empty".into()));
         };
         let vocab = largest as usize + 1;
-        let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
+        let value = |part: serde_json::Result<Value>| part.map_err(|e| refuse(e.to_string()));
+        let normalizer = value(serde_json::to_value(inner.get_normalizer()))?;
+        let pre_tokenizer = value(serde_json::to_value(inner.get_pre_tokenizer()))?;
+        // Dropout makes other tokens each time.
+        let random =
+            matches!(inner.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|p| p > 0.0));
+        let around = match local::is_local(&normalizer, &pre_tokenizer) && !random {
+            true => guarded(|| segments::around(&inner)).map_err(refuse)?,
+            false => None,
+        };
         Ok(HuggingFace { inner, path: spec.to_owned(), vocab, around })
     }
 
@@ -303,7 +314,7 @@ fn unknown_piece(processor: &Value) -> Option<&Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     /// A tokenizer of two words with this beside its vocabulary.
     fn opened(extra: Value) -> Result<Tokenizer> {
@@ -325,6 +336,25 @@ mod tests {
         }
         std::fs::write(&path, text.to_string()).unwrap();
         Tokenizer::open(path.to_str().unwrap())
+    }
+
+    /// With what Python's library makes of them.
+    #[test]
+    fn patterns_are_those_of_python() {
+        for (regex, text, pieces) in [
+            (r"\p{N}{1,3}+", "123456", &["123456"][..]),
+            (r"^\w+", "a b\nc d", &["a", " b\n", "c", " d"]),
+            (r"[[:alpha:]]+", "aé", &["aé"]),
+            (r"\w+", "x½", &["x½"]),
+        ] {
+            let vocab: Map<String, Value> =
+                ["?"].iter().chain(pieces).enumerate().map(|(i, p)| (p.to_string(), json!(i))).collect();
+            let split = json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+            let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": "?"});
+            let tokenizer = opened(json!({"pre_tokenizer": split, "model": model})).unwrap();
+            let expected: Vec<u32> = (1..=pieces.len() as u32).collect();
+            assert_eq!(tokenizer.encode(text).unwrap(), expected, "{regex}");
+        }
     }
 
     fn template(single: Value) -> Value {

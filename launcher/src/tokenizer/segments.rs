@@ -1,7 +1,8 @@
 //! A long text in segments that are tokenised side by side, with the tokens of the whole text.
 //!
 //! A tokenizer cuts a text into words from its start to its end and makes tokens of each word by itself. Where it cuts
-//! next depends on the last cut and on the text around, not on the cuts before. So a segment that begins anywhere has the
+//! next depends on the last cut and on the text around, not on the cuts before: others (`local.rs`) get a text in one
+//! piece. So a segment that begins anywhere has the
 //! words of the whole text from the first cut on that it shares with the segment before, which has them up to where its
 //! end comes into play. Segments overlap so far that there is such a cut; where there is none, two become one. A tokenizer
 //! that makes no words of a text gets it in one piece.
