@@ -8,8 +8,10 @@ use std::path::PathBuf;
 /// Trains Llamas over many ranks, with ZeRO stages 0 to 3 over one collectives crate.
 #[derive(Parser, Debug)]
 #[command(name = "caravan", version, arg_required_else_help = true, propagate_version = true)]
-#[command(after_help = "Exit codes: 0 done, 1 the run failed, 2 wrong usage.\n\
-    'caravan COMMAND --help' shows every flag and examples.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 the run failed, 2 wrong usage, 128 + signal when interrupted.\n\
+    'caravan COMMAND --help' shows every flag and examples."
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -229,7 +231,7 @@ pub struct RankArgs {
     /// Colours in output.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
-    /// No progress, no tables: errors only.
+    /// No progress, no tables, no sample: errors, and the loss that eval is for.
     #[arg(long, short)]
     pub quiet: bool,
 }
@@ -254,7 +256,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
-    /// model with a larger vocabulary that was not trained on bytes has to be given one].
+    /// directory whose model has a larger vocabulary and was not trained on bytes has to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<String>,
     /// Ranks and how they talk.

@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::collections::BTreeMap;
 
 /// Binds the calling thread to the share of `rank` of the processors that it may use; with more ranks than processors
 /// it stays as it is.
@@ -13,17 +14,45 @@ pub fn to_share(rank: usize, ranks: usize) -> Result<()> {
     let refused =
         |e| Failure::run(format!("binding rank {rank} to its processors failed ({e}): take --bind none"));
     let allowed = sched_getaffinity(None).map_err(refused)?;
-    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
-    let Some(share) = share(&allowed, rank, ranks) else { return Ok(()) };
+    let allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    let Some(share) = share(&cores(allowed, core_of), rank, ranks) else { return Ok(()) };
     let mut set = CpuSet::new();
     share.iter().for_each(|&cpu| set.set(cpu));
     sched_setaffinity(None, &set).map_err(refused)
 }
 
-/// The part of `rank`; None where there are not as many as ranks.
-fn share(allowed: &[usize], rank: usize, ranks: usize) -> Option<&[usize]> {
-    let each = allowed.len() / ranks;
-    (each > 0).then(|| &allowed[rank * each..(rank + 1) * each])
+/// The package and core that a processor is a thread of, where the system says so.
+fn core_of(cpu: usize) -> Option<(usize, usize)> {
+    let number = |name: &str| {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    Some((number("physical_package_id")?, number("core_id")?))
+}
+
+/// The processors by their cores, neighbours of one package beside each other.
+fn cores(
+    allowed: impl Iterator<Item = usize>,
+    core_of: impl Fn(usize) -> Option<(usize, usize)>,
+) -> Vec<Vec<usize>> {
+    let mut cores: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for cpu in allowed {
+        let core = core_of(cpu).map_or((None, cpu), |(package, core)| (Some(package), core));
+        cores.entry(core).or_default().push(cpu);
+    }
+    cores.into_values().collect()
+}
+
+/// The part of `rank`: whole cores where there are as many as ranks, else processors; None where there are too few of these,
+/// too.
+fn share(cores: &[Vec<usize>], rank: usize, ranks: usize) -> Option<Vec<usize>> {
+    if cores.len() >= ranks {
+        let each = cores.len() / ranks;
+        return Some(cores[rank * each..(rank + 1) * each].concat());
+    }
+    let all = cores.concat();
+    let each = all.len() / ranks;
+    (each > 0).then(|| all[rank * each..(rank + 1) * each].to_vec())
 }
 
 #[cfg(test)]
@@ -32,10 +61,22 @@ mod tests {
 
     #[test]
     fn shares_are_apart_and_equal() {
-        let allowed = [0, 1, 4, 5, 9];
-        assert_eq!(share(&allowed, 0, 2), Some(&allowed[0..2]));
-        assert_eq!(share(&allowed, 1, 2), Some(&allowed[2..4]));
-        assert_eq!(share(&allowed, 4, 5), Some(&allowed[4..5]));
-        assert_eq!(share(&allowed, 0, 6), None);
+        let cores = cores([0, 1, 4, 5, 9].into_iter(), |_| None);
+        assert_eq!(share(&cores, 0, 2), Some(vec![0, 1]));
+        assert_eq!(share(&cores, 1, 2), Some(vec![4, 5]));
+        assert_eq!(share(&cores, 4, 5), Some(vec![9]));
+        assert_eq!(share(&cores, 0, 6), None);
+    }
+
+    #[test]
+    fn threads_of_one_core_stay_together() {
+        // As Linux numbers them: the second threads of four cores on two packages come after all first ones.
+        let cores = cores(0..8, |cpu| Some((cpu % 4 / 2, cpu % 2)));
+        assert_eq!(cores, [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        assert_eq!(share(&cores, 1, 2), Some(vec![2, 6, 3, 7]));
+        assert_eq!(share(&cores, 2, 3), Some(vec![2, 6]));
+        assert_eq!(share(&cores, 3, 4), Some(vec![3, 7]));
+        assert_eq!(share(&cores, 1, 8), Some(vec![4]));
+        assert_eq!(share(&cores, 4, 5), Some(vec![2]));
     }
 }

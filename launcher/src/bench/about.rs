@@ -10,7 +10,7 @@ pub fn about(started: &str, library: Option<String>) -> Value {
         "generator": format!("caravan {}", env!("CARGO_PKG_VERSION")),
         "start_time": started,
         "end_time": now(),
-        "args": std::env::args().collect::<Vec<_>>(),
+        "args": std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>(),
         "env": environment(),
         "machine": Machine::probe().json(),
         "versions": versions(),

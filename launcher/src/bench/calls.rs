@@ -171,6 +171,11 @@ impl Work {
         !self.one_way || rank.is_multiple_of(2) && rank + 1 < ranks
     }
 
+    /// Whether this rank has no part in any message of send_recv.
+    pub fn idle(&self, rank: usize, ranks: usize) -> bool {
+        self.operation == Operation::SendRecv && !self.receives(rank) && !self.sends(rank, ranks)
+    }
+
     /// What the tuner is asked about.
     pub fn call<T: Element>(&self, comm: &Communicator) -> Call {
         let root = match self.operation {

@@ -90,14 +90,16 @@ pub fn download<T: Element>(queue: &SharedQueue<Stream>, from: &Buffer<T>) -> Re
 /// The calls', the device's.
 pub fn times(
     gpus: &Gpus,
-    iterations: usize,
-    calls: usize,
+    comm: &Communicator,
+    (iterations, calls): (usize, usize),
     mut iteration: impl FnMut() -> Result<()>,
 ) -> Result<Vec<f64>> {
     let Gpus { device, .. } = gpus;
     let events =
         (0..=iterations).map(|_| Event::timed(&device.gpu)).collect::<collectives::Result<Vec<_>>>()?;
     device.queue.clone().synchronize()?;
+    // Who begins early would measure how long the others took to come.
+    comm.barrier()?;
     device.queue.lock().record(&events[0])?;
     for event in &events[1..] {
         iteration()?;

@@ -4,7 +4,7 @@ use super::args::{Average, Blocking, Calls};
 use super::calls::{self, Party, Placement, Slot, Work};
 use super::cases::Cases;
 use super::device;
-use super::exact::{Data, Exact, Expectation, with_type};
+use super::exact::{Data, Exact, Expectation, TILE, with_type};
 use super::native;
 use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
@@ -62,7 +62,17 @@ pub fn cases(plan: &Plan, party: &Party) -> Result<Cases> {
 /// Bytes of the buffers of all ranks together.
 pub fn footprint(plan: &Plan, native: bool, ranks: usize) -> u64 {
     let largest = plan.repeats.sweep.largest();
-    let of = |element: usize| calls::footprint(&works(plan, largest, element, native, ranks), element, ranks);
+    let of = |element: usize| {
+        let all = works(plan, largest, element, native, ranks);
+        // What a check compares with, on each rank: a tile for each that something whole comes from.
+        let tiles = match plan.operation {
+            Operation::AllGather | Operation::AllToAll | Operation::Gather => ranks,
+            _ => 1,
+        };
+        let counts = plan.operation.counts(largest, element, ranks);
+        let tile = counts.send.max(counts.receive).min(TILE) as u64 * element as u64;
+        calls::footprint(&all, element, ranks).saturating_add(tile.saturating_mul((tiles * ranks) as u64))
+    };
     let most = plan.dtypes.iter().map(|dtype| of(dtype.size())).max();
     most.unwrap_or(0).saturating_mul(plan.aggregate as u64)
 }
@@ -149,9 +159,13 @@ impl<T: Exact> Bench<'_, T> {
             work.several(self.party, &mut self.slots)?;
         }
         let mine = self.times(work, plan.repeats.iterations(bytes))?;
-        let times = over_ranks(comm, &mine, plan.average)?;
+        let idle = |rank| work.idle(rank, comm.size());
+        let part = (!idle(comm.rank()), (0..comm.size()).filter(|&rank| !idle(rank)).count());
+        let times = over_some(comm, &mine, plan.average, part)?;
+        // Each rank's own mean comes first: of its single calls the fastest, or slowest, would be nobody's time.
+        let mean = mine.iter().sum::<f64>() / mine.len() as f64;
+        let seconds = over_some(comm, &[mean], plan.average, part)?[0];
         let wrong = self.check(work, op)?;
-        let seconds = times.iter().sum::<f64>() / times.len() as f64;
         let size = work.counts.bytes(size_of::<T>());
         let (algorithm_bandwidth, bus_bandwidth) = bandwidth(plan.operation, size, seconds, comm.size());
         let (algorithm, why) = match &self.party.native {
@@ -199,7 +213,7 @@ impl<T: Exact> Bench<'_, T> {
         if let Some(gpus) = &party.device
             && plan.blocking == Blocking::Streaming
         {
-            return device::times(gpus, iterations, slots.len(), || work.several(party, slots));
+            return device::times(gpus, comm, (iterations, slots.len()), || work.several(party, slots));
         }
         let settled = || party.queue().map_or(Ok(()), |queue| queue.clone().synchronize());
         let iteration = |slots: &mut [Slot<T>]| -> Result<()> {
@@ -257,18 +271,33 @@ impl<T: Exact> Bench<'_, T> {
 
 /// Every rank's timings as one, by iteration: the same on all ranks.
 pub fn over_ranks(comm: &Communicator, mine: &[f64], average: Average) -> Result<Vec<f64>> {
+    over_some(comm, mine, average, (true, comm.size()))
+}
+
+/// The same of those ranks that take part, where others have nothing to do: whether this one does, and how many do. The
+/// first does.
+fn over_some(
+    comm: &Communicator,
+    mine: &[f64],
+    average: Average,
+    (part, parts): (bool, usize),
+) -> Result<Vec<f64>> {
     if average == Average::First {
         let mut first = mine.to_vec();
         comm.broadcast(&mut first[..], 0)?;
         return Ok(first);
     }
-    let op = match average {
-        Average::Min => ReduceOp::Min,
-        Average::Max => ReduceOp::Max,
-        Average::Mean | Average::First => ReduceOp::Average,
+    let (op, nothing, scale) = match average {
+        Average::Min => (ReduceOp::Min, f64::INFINITY, 1.0),
+        Average::Max => (ReduceOp::Max, 0.0, 1.0),
+        Average::Mean | Average::First => (ReduceOp::Sum, 0.0, 1.0 / parts as f64),
     };
-    let mut all = vec![0.0; mine.len()];
-    comm.all_reduce(mine, &mut all[..], op)?;
+    let mut all = vec![nothing; mine.len()];
+    if part {
+        all.copy_from_slice(mine);
+    }
+    comm.all_reduce_in_place(&mut all[..], op)?;
+    all.iter_mut().for_each(|time| *time *= scale);
     Ok(all)
 }
 

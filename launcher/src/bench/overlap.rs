@@ -185,6 +185,11 @@ impl<T: Exact> Bench<'_, T> {
         })?;
         self.slot.fill(work, comm.rank(), None, &expected)?;
         let overlapped = (0..iterations).map(|_| self.overlapped(work, products)).collect::<Result<_>>()?;
+        // With other data, or what an earlier call left would pass for this one's.
+        let data = Data { seed: bytes as u64 + 2, ..data };
+        let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
+        self.slot.fill(work, comm.rank(), None, &expected)?;
+        self.overlapped(work, products)?;
         let mine = self.slot.wrong(work, comm.rank(), None, &expected)?;
         let mut wrong = [0];
         comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
