@@ -74,6 +74,7 @@ def compile_peers(args, folder):
             peers[name] = [*MPIRUN["openmpi"], *flags, folder / "openmpi", name]
     if args.limit_peer:
         program = folder / "limit"
+        sbs.need("gcc")
         sbs.run(["gcc", "-O3", "-march=native", "-o", program, args.limit_peer])
         peers["limit"] = [program]
         versions["limit"] = "gcc " + sbs.run(["gcc", "-dumpfullversion"]).strip()
@@ -135,7 +136,11 @@ def perftest_rows(link):
             time.sleep(0.5)
             out = sbs.run(["taskset", "-c", "1", "ucx_perftest", "127.0.0.1", *common], env=ucx_env(link))
         finally:
-            server.wait(30)
+            # A client that failed has left it listening.
+            try:
+                server.wait(5)
+            except subprocess.TimeoutExpired:
+                server.kill()
         final = next(line for line in out.splitlines() if line.startswith("Final:")).split()
         # Final: iterations, latency of three kinds, bandwidth average and overall in MiB/s, message rates.
         rate = float(final[-3]) * 2**20
@@ -302,6 +307,8 @@ def main():
     parser.add_argument("--alone", help="a command before measurements, which runs its arguments when the machine is idle")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    if args.mpi and not args.mpi_peer:
+        parser.error("--mpi needs --mpi-peer: ours is measured beside it")
     load, rows = sbs.load(), []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -90,10 +90,14 @@ def our_rows(program, operation, folder):
     ranks = [subprocess.Popen(["ip", "netns", "exec", host, "taskset", "-c", str(rank), *map(str, command)],
                               env={**common, "CARAVAN_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
              for rank, host in enumerate(HOSTS)]
-    for rank, process in enumerate(ranks):
-        _, errors = process.communicate(timeout=300)
-        if process.returncode != 0:
-            sys.exit(f"{operation}: rank {rank} ended with {process.returncode}: {errors[-2000:]}")
+    try:
+        for rank, process in enumerate(ranks):
+            _, errors = process.communicate(timeout=300)
+            if process.returncode != 0:
+                sys.exit(f"{operation}: rank {rank} ended with {process.returncode}: {errors[-2000:]}")
+    finally:
+        for process in ranks:
+            process.kill()
     return results("caravan ucx", operation, out)
 
 
@@ -149,6 +153,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--machine", help="the machine in the result file's name [default: its processor]")
     args = parser.parse_args()
+    if args.mpi and not args.mpi_peer:
+        parser.error("--mpi needs --mpi-peer: ours is measured beside it")
     for program, package in [("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")]:
         if not shutil.which(program):
             sys.exit(f"{program} is not installed (Debian: {package})")

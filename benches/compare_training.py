@@ -78,6 +78,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", nargs="+", default=["bf16", "f32"])
     args = parser.parse_args()
+    sbs.need("cc", pathlib.Path(args.python).parent / "torchrun")
     program = args.caravan or sbs.build()
     load, rows = sbs.load(), []
     for round_ in range(args.rounds):

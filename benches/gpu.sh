@@ -17,7 +17,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-8} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
 parts="check train speed kernels torch large nccl graphs torch-bf16"
 wire=${WIRE:-nccl}
-budget=470 failed=0 hung= verdicts=()
+budget=455 failed=0 hung= child= torch= verdicts=()
 
 # verdict TEXT: a line of the list at the end.
 verdict() {
@@ -31,6 +31,23 @@ wrong() {
     verdict "WRONG  $1"
 }
 
+# limited SECONDS COMMAND...: with a limit, and so that what stops this script stops the command too.
+limited() {
+    local limit=$1
+    shift
+    # What does not end when it is asked to is killed.
+    timeout -k 15 "$limit" "$@" &
+    child=$!
+    wait "$child"
+}
+
+# stop STATUS: ends the command that runs, and then this script.
+stop() {
+    trap - INT TERM
+    [ -n "$child" ] && kill "$child" 2>/dev/null && wait "$child"
+    exit "$1"
+}
+
 # step SECONDS COMMAND...: runs it with a limit, whatever came before.
 step() {
     local limit=$1 left=$((budget - SECONDS)) status
@@ -40,8 +57,7 @@ step() {
         verdict "skip   no time is left for ${*//$caravan/caravan}"
         return 1
     fi
-    # What does not end when it is asked to is killed.
-    timeout -k 15 "$((limit < left ? limit : left))" "$@" && return
+    limited "$((limit < left ? limit : left))" "$@" && return
     status=$?
     if [ "$status" = 124 ] && [ "$left" -lt "$limit" ]; then
         verdict "skip   the time did not suffice for ${*//$caravan/caravan}"
@@ -153,7 +169,7 @@ torch_python() {
     for each in "${PYTHON:-}" python3 python "${VIRTUAL_ENV:-}/bin/python3" "${CONDA_PREFIX:-}/bin/python3" \
         $("$caravan" doctor --json | grep -o '"[^"]*/lib/python3[^"]*"' | sed 's/^"//; s/\/lib\/python3.*/\/bin\/python3/' | sort -u); do
         file=$(command -v "$each" 2>/dev/null) || continue
-        timeout -k 5 60 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
+        timeout -k 5 30 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
     done
     return 1
 }
@@ -161,13 +177,23 @@ torch_python() {
 # against_torch WEIGHTS: the same model in PyTorch, in the same call on the same GPU.
 against_torch() {
     local with ours theirs mode limit weights=$1
-    with=$(torch_python) || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
+    if ! grep -q "\"$model\":" "$here/gpu_torch.py"; then
+        verdict "skip   PyTorch: gpu_torch.py does not know $model"
+        return
+    fi
+    if [ $((budget - SECONDS)) -lt 40 ]; then
+        verdict "skip   no time is left for PyTorch with weights in $weights"
+        return
+    fi
+    with=${torch:-$(torch_python)}
+    [ -n "$with" ] || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
+    torch=$with
     for mode in "" --eager; do
         limit=$((budget - SECONDS))
         [ "$limit" -gt 10 ] || break
         # No mode is no word.
         # shellcheck disable=SC2086
-        timeout -k 15 "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
+        limited "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
             --length "$length" --weights "$weights" $mode >"$work/torch.txt" 2>"$work/torch.err" && break
         echo "PyTorch failed${mode:+ also with $mode}: $(tail -1 "$work/torch.err")"
     done
@@ -328,8 +354,10 @@ export CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:-}
 # Kernels are compiled once for all parts.
 export CARAVAN_CACHE=${CARAVAN_CACHE:-$work/cache}
 # What `run` prints is in the file when this ends: `$!` after `run` would be a process of its own.
-exec 3> >(exec tee "$results/gpu.txt")
+exec 3> >(exec tee -i "$results/gpu.txt")
 tee=$!
+trap 'stop 130' INT
+trap 'stop 143' TERM
 run >&3 2>&1
 status=$?
 exec 3>&-

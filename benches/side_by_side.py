@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,13 @@ def build(library=None):
     out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     messages = (json.loads(line) for line in out.splitlines())
     return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
+
+
+def need(*programs):
+    """Ends the comparison, before anything is measured, where one of these is missing."""
+    missing = [str(program) for program in programs if not shutil.which(program)]
+    if missing:
+        sys.exit(f"this comparison needs {', '.join(missing)}, which is not installed")
 
 
 def attempt(command, cwd=None, env=None):
