@@ -15,7 +15,7 @@ const START: &str = "\n";
 /// together. None when no sample was asked for, or nobody knows which text tokens are.
 pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<Option<String>> {
     let Some(tokenizer) = plan.tokenizer.as_ref().filter(|_| plan.sample > 0) else { return Ok(None) };
-    let mut tokens = tokenizer.encode(START)?;
+    let mut tokens = tokenizer.prompt(START)?;
     if tokens.is_empty() {
         tokens.push(0);
     }

@@ -38,8 +38,10 @@ pub struct HuggingFace {
     path: String,
     /// One more than its largest token.
     vocab: usize,
-    /// What it puts before and after a text, where that is known and a long one may be cut into segments.
+    /// What it puts before and after a text, where that is known.
     around: Option<(Vec<u32>, Vec<u32>)>,
+    /// Whether a long text may be cut into segments.
+    local: bool,
 }
 
 impl HuggingFace {
@@ -77,16 +79,15 @@ impl HuggingFace {
         // Dropout makes other tokens each time.
         let random =
             matches!(inner.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|p| p > 0.0));
-        let around = match local::is_local(&normalizer, &pre_tokenizer) && !random {
-            true => guarded(|| segments::around(&inner)).map_err(refuse)?,
-            false => None,
-        };
-        Ok(HuggingFace { inner, path: spec.to_owned(), vocab, around })
+        let local = local::is_local(&normalizer, &pre_tokenizer) && !random;
+        let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
+        Ok(HuggingFace { inner, path: spec.to_owned(), vocab, around, local })
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let sizes = segments::Sizes::USUAL;
         if text.len() > 2 * sizes.segment
+            && self.local
             && let Some((before, after)) = &self.around
             && let Some(mut tokens) = segments::encode(self, text, sizes)?
         {
@@ -200,6 +201,20 @@ impl Tokenizer {
             work();
         });
         done.into_inner().unwrap_or_else(|p| p.into_inner()).into_values().collect()
+    }
+
+    /// The tokens of a text that is to be continued: without what the tokenizer puts after one.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = self.encode(text)?;
+        if let Tokenizer::HuggingFace(t) = self
+            && let Some((_, after)) = &t.around
+        {
+            tokens.truncate(tokens.len() - after.len());
+        }
+        Ok(tokens)
     }
 
     /// Readable text for tokens; what is no text shows as replacement characters.
@@ -380,6 +395,9 @@ mod tests {
         let token = |id| json!({"SpecialToken": {"id": id, "type_id": 0}});
         let other = json!({"Sequence": {"id": "B", "type_id": 0}});
         let fine = template(json!([token("[B]"), text]));
+        let both =
+            opened(json!({"post_processor": template(json!([token("[B]"), text, token("[B]")]))})).unwrap();
+        assert_eq!((both.encode("one").unwrap(), both.prompt("one").unwrap()), (vec![3, 1, 3], vec![3, 1]));
         assert_eq!(opened(json!({"post_processor": fine})).unwrap().encode("two one").unwrap(), [3, 2, 1]);
         for (single, named) in [(json!([token("[C]"), text]), "[C]"), (json!([text, other]), "\"B\"")] {
             let alone = template(single);

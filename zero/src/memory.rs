@@ -120,12 +120,18 @@ pub fn largest_call(plan: &Plan) -> usize {
     let of_bucket = |(u, b): (usize, usize)| {
         let bucket = plan.layout[u].bucket(b);
         let (whole, shard) = (element * bucket.len(), bucket.shard_len());
-        // A reduction leaves its input only for a sum over micro-batches or a shard of its own.
-        match plan.gradients[u] {
+        // A reduction leaves its input only for a sum over micro-batches or a shard of its own, and a gather its shard only
+        // for a slot.
+        let reduced = match plan.gradients[u] {
             _ if plan.config.accumulate > 1 => whole.next_multiple_of(64) + size_of::<f32>() * shard,
             Home::Slot(_) => whole.next_multiple_of(64) + element * shard,
             Home::Whole => whole,
-        }
+        };
+        let gathered = match plan.weights[u] {
+            Home::Slot(_) => (element * shard).next_multiple_of(64) + whole,
+            Home::Whole => whole,
+        };
+        reduced.max(gathered)
     };
     plan.buckets().map(of_bucket).chain([Norm::bytes(plan)]).max().unwrap_or(0)
 }
@@ -176,5 +182,47 @@ impl Ledger {
         };
         *memory.engine(self.beside_device) += self.engine.bytes();
         memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Placement};
+    use crate::stage::Stage;
+    use collectives::DType;
+    use collectives::schedule::{Call, Kind};
+    use models::LlamaConfig;
+
+    /// Bytes that a carrier copies of a call, the output behind the input.
+    fn copied(call: &Call, world: usize) -> usize {
+        let part = call.count * call.dtype.size();
+        let (send, recv) = match call.kind {
+            Kind::ReduceScatter if call.wide => (world * part, call.count * size_of::<f32>()),
+            Kind::ReduceScatter => (world * part, part),
+            Kind::AllGather => (part, world * part),
+            _ => (part, part),
+        };
+        if call.in_place { send.max(recv) } else { send.next_multiple_of(64) + recv }
+    }
+
+    #[test]
+    fn no_call_of_a_step_is_larger_than_the_largest() {
+        let preset = LlamaConfig::preset("nano").unwrap();
+        let models =
+            [64, 3200, 1 << 16].map(|vocab| LlamaConfig { vocab, layers: 16, tied: true, ..preset.clone() });
+        for model in models.iter().chain([&preset]) {
+            for (world, level, accumulate) in
+                [1, 2, 3, 8].into_iter().flat_map(|w| (0..4).flat_map(move |l| [1, 2].map(|a| (w, l, a))))
+            {
+                let stage = Stage::try_from(level).unwrap();
+                let config = Config { stage, accumulate, placement: Placement::Device, ..Config::default() };
+                let plan = Plan::new(&model.units(), DType::Bf16, &config, 0, world);
+                let largest = largest_call(&plan);
+                for call in plan.calls() {
+                    assert!(copied(&call, world) <= largest, "{call:?}, {world} ranks, stage {level}");
+                }
+            }
+        }
     }
 }

@@ -71,6 +71,59 @@ pub fn messages_and_calls<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>)
     sent.into_iter().for_each(|sent| drop(sent.wait().expect("goes")));
 }
 
+/// Calls of several groups that are made of the same ranks, started by all in one order and awaited in others.
+pub fn groups_in_any_order<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
+    let rank = comm.rank();
+    let other = comm.split(Some(0), 0).expect("splits").expect("a group");
+    let third = other.split(Some(0), 0).expect("splits").expect("a group");
+    for turn in 0..6 {
+        let groups = [comm, &other, &third];
+        let data = |i: usize| vec![(100 * turn + 10 * i + rank) as u32; 700];
+        let start =
+            |i: usize| groups[i].start_all_reduce_in_place(upload(groups[i], queue, &data(i)), ReduceOp::Max);
+        let mut started: Vec<_> = (0..3).map(|i| Some(start(i).expect("starts"))).collect();
+        for at in 0..3 {
+            // No two ranks in the same order.
+            let i = if rank.is_multiple_of(2) { (at + turn) % 3 } else { (2 * 3 + turn - at) % 3 };
+            let reduced = started[i].take().expect("once").wait().expect("ends");
+            assert_eq!(found(queue, &reduced), vec![(100 * turn + 10 * i + comm.size() - 1) as u32; 700]);
+        }
+    }
+}
+
+/// Calls of the host among those of a device, which are in flight and may be on their way down for as long as they like.
+pub fn host_among_device<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
+    let (rank, size) = (comm.rank(), comm.size());
+    for turn in 0..6u32 {
+        let data = |i: u32| vec![100 * turn + 10 * i + rank as u32; 40];
+        let all =
+            |i: u32| (0..size as u32).flat_map(|r| vec![100 * turn + 10 * i + r; 40]).collect::<Vec<u32>>();
+        let start = |i| {
+            let buffers = (upload(comm, queue, &data(i)), empty::<u32, Q>(comm, queue, 40 * size));
+            comm.start_all_gather(buffers.0, buffers.1).expect("starts")
+        };
+        let started: Vec<_> = (0..3).map(start).collect();
+        let mut hosts = vec![0u32; 40 * size];
+        comm.all_gather(&data(7)[..], &mut hosts[..]).expect("ends");
+        assert_eq!(hosts, all(7));
+        for (i, gathered) in (0..).zip(started) {
+            assert_eq!(found(queue, &gathered.wait().expect("ends").1), all(i));
+        }
+        // A message that only the other rank waits for.
+        if rank == 0 {
+            let sent = comm.start_send(upload(comm, queue, &data(8)), size - 1, turn).expect("starts");
+            comm.barrier().expect("all come");
+            drop(sent.wait().expect("goes"));
+        } else {
+            if rank == size - 1 {
+                let received = comm.start_recv(empty::<u32, Q>(comm, queue, 40), 0, turn).expect("starts");
+                assert_eq!(found(queue, &received.wait().expect("comes")), vec![100 * turn + 80; 40]);
+            }
+            comm.barrier().expect("all come");
+        }
+    }
+}
+
 fn each<T: Sample, Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
     let (rank, n) = (comm.rank(), comm.size());
     let op = if T::DTYPE == DType::Bf16 { ReduceOp::Average } else { ReduceOp::Sum };

@@ -24,6 +24,9 @@ impl Communicator {
             let id = unsafe { carrier.start(*call, *ends, tag, self.priority) }?;
             return carrier.wait(id);
         }
+        if let Some(carrier) = &self.carrier {
+            carrier.hand_on()?;
+        }
         // SAFETY: the lengths were checked; the callers of this borrow the buffers until it returns.
         unsafe { self.handle.shared.call(call, ends, tag, self.priority) }
     }

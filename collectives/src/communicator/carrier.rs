@@ -44,6 +44,12 @@ pub trait Carrier: Send + Sync {
     /// Nobody will wait for this call: keeps its buffers until they are free.
     fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>);
 
+    /// Gives the host's communicator all that was started and goes through it: before a call of the host's own, which would
+    /// otherwise come before them on some ranks and after them on others.
+    fn hand_on(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Moves started calls forward without waiting.
     fn progress(&self) -> Result<()>;
 

@@ -33,6 +33,9 @@ impl Communicator {
             let id = unsafe { carrier.start(call, ends, tag, self.priority) }?;
             return Ok(Pending::new(End::Carrier(Arc::clone(carrier)), id, buffers));
         }
+        if let Some(carrier) = &self.carrier {
+            carrier.hand_on()?;
+        }
         let shared = &self.handle.shared;
         // SAFETY: the lengths were checked, and the pending call owns the buffers, whose memory does not move
         // with them.

@@ -4,7 +4,7 @@
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Account, Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
-use conformance::{device, messages_and_calls, standard};
+use conformance::{device, groups_in_any_order, host_among_device, messages_and_calls, standard};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -56,20 +56,37 @@ fn through_the_host_with_progress_threads() {
     staged(2, options, |rank| emulator.late_queue(5 + rank as u64));
 }
 
-#[test]
-fn messages_do_not_take_the_places_of_planned_calls() {
+/// What `n` ranks do through the host, with late queues of their own.
+fn late(n: usize, planned: Option<usize>, body: fn(&Communicator, &SharedQueue<EmulatedQueue>)) {
     let Some(emulator) = emulator() else { return };
     let options = Options { deadline: Duration::from_secs(10), ..standard() };
     std::thread::scope(|scope| {
-        for comm in Communicator::threads_with(2, options).expect("ranks") {
+        for comm in Communicator::threads_with(n, options).expect("ranks") {
             scope.spawn(move || {
                 let queue = SharedQueue::new(emulator.late_queue(7 + comm.rank() as u64));
-                let account = Account::default();
-                let carrier = Staged::planned(&comm, queue.clone(), 4096, &account).expect("a carrier");
-                messages_and_calls(&comm.with_carrier(Arc::new(carrier)), &queue);
+                let carrier = match planned {
+                    Some(largest) => Staged::planned(&comm, queue.clone(), largest, &Account::default()),
+                    None => Staged::new(&comm, queue.clone()),
+                };
+                body(&comm.with_carrier(Arc::new(carrier.expect("a carrier"))), &queue);
             });
         }
     });
+}
+
+#[test]
+fn groups_through_the_host_in_any_order() {
+    late(3, None, groups_in_any_order);
+}
+
+#[test]
+fn messages_do_not_take_the_places_of_planned_calls() {
+    late(2, Some(4096), messages_and_calls);
+}
+
+#[test]
+fn calls_of_the_host_keep_their_order_among_those_of_a_device() {
+    late(3, None, host_among_device);
 }
 
 #[test]

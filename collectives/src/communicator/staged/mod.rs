@@ -5,6 +5,8 @@
 //! exchanges and computation go on side by side. Where a plan has said how large calls are, they share a fixed number of
 //! places in memory of the host, and a call that finds none free first finishes the oldest one.
 
+mod family;
+mod flight;
 mod pieces;
 mod pool;
 
@@ -15,7 +17,9 @@ use crate::device::{Queue, SharedQueue, Streams, Urgency};
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Call, Kind};
+use crate::schedule::Call;
+use family::Family;
+use flight::{Flight, Job, Stage};
 use pieces::Pieces;
 pub use pool::staged_bytes;
 use pool::{Pool, Staging};
@@ -32,13 +36,17 @@ const LINE: usize = 64;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Carries calls over the host's transport, for memory of the device whose compute queue is `compute`.
-pub struct Staged<Q: Streams> {
+pub struct Staged<Q: Streams>(Arc<Group<Q>>);
+
+/// The same, as others of its family see it.
+struct Group<Q: Streams> {
     name: String,
     /// The group over the host's transport, without a carrier.
     host: Communicator,
     compute: SharedQueue<Q>,
     state: Mutex<State<Q>>,
     scratch: Account,
+    family: Arc<Family<Q>>,
 }
 
 struct State<Q: Streams> {
@@ -54,54 +62,16 @@ struct State<Q: Streams> {
     stats: Stats,
 }
 
-/// One call's place.
-struct Flight<E> {
-    stage: Stage,
-    /// The compute queue when the call started.
-    given: E,
-    /// All of it is copied down.
-    lowered: E,
-    /// What comes back is on the device.
-    raised: E,
-    /// Whether anything came back that compute has not been made to wait for.
-    comes_back: bool,
-    staging: Option<Staging>,
-    job: Option<Job>,
-    /// The host's number of it.
-    host: u32,
-    /// Buffers of a call that nobody waits for any more.
-    orphan: Option<Box<dyn Any + Send>>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Free,
-    Copying,
-    Exchanging,
-    /// The host has finished, and what comes back is being copied up.
-    Returned,
-    Failed,
-}
-
-/// What was asked for.
-#[derive(Clone, Copy)]
-struct Job {
-    call: Call,
-    ends: Ends,
-    pieces: Pieces,
-    tag: Option<u64>,
-    priority: Priority,
-}
-
-// SAFETY: the addresses belong to calls in flight, whose buffers their owners keep; any thread may use them.
-unsafe impl Send for Job {}
-
 impl<Q: Streams> Staged<Q> {
     /// A carrier for the group of `host`.
     ///
     /// # Errors
     /// The device gives no more queues or events.
     pub fn new(host: &Communicator, compute: SharedQueue<Q>) -> Result<Self> {
+        Staged::of(Arc::default(), host, compute)
+    }
+
+    fn of(family: Arc<Family<Q>>, host: &Communicator, compute: SharedQueue<Q>) -> Result<Self> {
         let host = Communicator { carrier: None, ..host.clone() };
         let mut state = State {
             down: compute.sibling(Urgency::Normal)?,
@@ -119,7 +89,10 @@ impl<Q: Streams> Staged<Q> {
             state.free.push(id);
         }
         let name = format!("{} through the host", host.transport_name());
-        Ok(Staged { name, host, compute, state: Mutex::new(state), scratch: Account::default() })
+        let (state, scratch) = (Mutex::new(state), Account::default());
+        let group = Arc::new(Group { name, host, compute, state, scratch, family });
+        group.family.add(&group);
+        Ok(Staged(group))
     }
 
     /// The same with all memory of the host taken now, for calls whose buffers have up to `largest` bytes together, and
@@ -134,10 +107,13 @@ impl<Q: Streams> Staged<Q> {
         account: &Account,
     ) -> Result<Self> {
         let staged = Staged::new(host, compute)?;
-        staged.lock().pool.fill(largest, &staged.compute, &staged.host, account)?;
+        let Group { compute, host, .. } = &*staged.0;
+        staged.0.lock().pool.fill(largest, compute, host, account)?;
         Ok(staged)
     }
+}
 
+impl<Q: Streams> Group<Q> {
     fn lock(&self) -> MutexGuard<'_, State<Q>> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -194,6 +170,14 @@ impl<Q: Streams> Staged<Q> {
         Ok(())
     }
 
+    /// The same for who waits for a call of another group, unless somebody is at it; whether any call has still to be copied
+    /// down. A failure is told to who waits for it.
+    fn serve(&self) -> bool {
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        let _ = self.alive(&mut state, Self::pump);
+        !state.copying.is_empty()
+    }
+
     /// Gives the first call that was copied down to the host.
     fn exchange(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         debug_assert_eq!(state.copying.front(), Some(&id));
@@ -214,12 +198,14 @@ impl<Q: Streams> Staged<Q> {
     /// Waits for the host, which meanwhile gets what was copied down: a peer may wait for that first.
     fn exchanged(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         let host = state.flights[id as usize].host;
-        while let Some(&first) = state.copying.front()
+        while (self.family.serve_others(self) || !state.copying.is_empty())
             && !self.host.handle.shared.is_done(host)
         {
-            match Q::happened(&state.flights[first as usize].lowered)? {
-                true => self.exchange(state, first)?,
-                false => std::thread::yield_now(),
+            match state.copying.front() {
+                Some(&first) if Q::happened(&state.flights[first as usize].lowered)? => {
+                    self.exchange(state, first)?;
+                }
+                _ => std::thread::yield_now(),
             }
         }
         state.exchanging.retain(|&other| other != id);
@@ -308,46 +294,6 @@ impl<Q: Streams> Staged<Q> {
     }
 }
 
-impl Job {
-    /// Where the output starts in staging memory.
-    fn output(&self) -> usize {
-        if self.in_one() { 0 } else { self.ends.send_bytes.next_multiple_of(LINE) }
-    }
-
-    /// Whether input and output are one buffer, or there is only one of them.
-    fn in_one(&self) -> bool {
-        std::ptr::eq(self.ends.send, self.ends.recv)
-    }
-
-    /// Whether it may wait for what a peer has still to start.
-    fn is_message(&self) -> bool {
-        matches!(self.call.kind, Kind::Send | Kind::Recv)
-    }
-
-    fn staging_bytes(&self) -> usize {
-        match self.in_one() {
-            true => self.ends.send_bytes.max(self.ends.recv_bytes),
-            false => self.output() + self.ends.recv_bytes,
-        }
-    }
-}
-
-impl<E: Send + Sync> Flight<E> {
-    fn new<Q: Streams<Event = E>>(queue: &SharedQueue<Q>) -> Result<Self> {
-        Ok(Flight {
-            stage: Stage::Free,
-            given: queue.event()?,
-            lowered: queue.event()?,
-            raised: queue.event()?,
-            comes_back: false,
-            staging: None,
-            job: None,
-            host: 0,
-            orphan: None,
-        })
-    }
-}
-
 impl<Q: Streams> State<Q> {
     fn release(&mut self, id: u32) {
         self.flights[id as usize].stage = Stage::Free;
@@ -357,26 +303,26 @@ impl<Q: Streams> State<Q> {
 
 impl<Q: Streams> Carrier for Staged<Q> {
     fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     fn reaches(&self, place: Place) -> bool {
-        place == self.compute.place()
+        place == self.0.compute.place()
     }
 
     fn alloc(&self, bytes: usize) -> Result<Memory> {
-        self.compute.clone().memory(bytes)
+        self.0.compute.clone().memory(bytes)
     }
 
     fn reserve(&self, calls: &[Call]) {
-        self.host.reserve(calls);
+        self.0.host.reserve(calls);
     }
 
     unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
-        let pieces = Pieces::of(&call, &ends, self.host.rank(), self.host.size());
+        let pieces = Pieces::of(&call, &ends, self.0.host.rank(), self.0.host.size());
         let job = Job { call, ends, pieces, tag, priority };
-        let state = &mut *self.lock();
-        self.alive(state, |this, state| {
+        let state = &mut *self.0.lock();
+        self.0.alive(state, |this, state| {
             while !state.pool.has_room(job.staging_bytes(), job.is_message()) {
                 this.make_room(state)?;
             }
@@ -410,59 +356,69 @@ impl<Q: Streams> Carrier for Staged<Q> {
     }
 
     fn wait(&self, id: u32) -> Result<()> {
-        let state = &mut *self.lock();
-        let done = self.alive(state, |this, state| this.finish(state, id));
+        let state = &mut *self.0.lock();
+        let done = self.0.alive(state, |this, state| this.finish(state, id));
         state.release(id);
         done
     }
 
     fn is_done(&self, id: u32) -> bool {
-        let state = &mut *self.lock();
-        let _ = self.alive(state, |this, state| this.pump(state));
+        let state = &mut *self.0.lock();
+        let _ = self.0.alive(state, |this, state| this.pump(state));
         matches!(state.flights[id as usize].stage, Stage::Returned | Stage::Failed)
     }
 
     fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
-        let state = &mut *self.lock();
+        let state = &mut *self.0.lock();
         match state.flights[id as usize].stage {
             Stage::Copying | Stage::Exchanging => state.flights[id as usize].orphan = Some(buffers),
             _ => {
-                let _ = self.alive(state, |this, state| this.end(state, id));
+                let _ = self.0.alive(state, |this, state| this.end(state, id));
                 state.release(id);
             }
         }
     }
 
+    fn hand_on(&self) -> Result<()> {
+        let state = &mut *self.0.lock();
+        self.0.alive(state, |this, state| {
+            while !state.copying.is_empty() {
+                this.lower_first(state)?;
+            }
+            Ok(())
+        })
+    }
+
     fn progress(&self) -> Result<()> {
-        let state = &mut *self.lock();
-        self.alive(state, |this, state| this.pump(state))
+        let state = &mut *self.0.lock();
+        self.0.alive(state, |this, state| this.pump(state))
     }
 
     fn abort(&self, why: &str) {
         // Whoever is waiting holds the state, and hears of it from the host.
-        self.host.abort(why);
+        self.0.host.abort(why);
     }
 
     fn stats(&self) -> Stats {
-        let state = self.lock();
+        let state = self.0.lock();
         // What the host has been given, it counts itself.
         let waiting = state.copying.iter().filter_map(|&id| state.flights[id as usize].job);
-        let sent = |job: Job| job.call.volume(self.host.rank(), self.host.size()) as u64;
+        let sent = |job: Job| job.call.volume(self.0.host.rank(), self.0.host.size()) as u64;
         let (calls, bytes_sent) = (state.copying.len() as u64, waiting.map(sent).sum());
         Stats { calls, bytes_sent, ..state.stats }
     }
 
     fn scratch(&self) -> Account {
-        self.scratch.clone()
+        self.0.scratch.clone()
     }
 
     fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
         let Some(host) = host else { return Ok(None) };
-        Ok(Some(Arc::new(Staged::new(host, self.compute.clone())?)))
+        Ok(Some(Arc::new(Staged::of(self.0.family.clone(), host, self.0.compute.clone())?)))
     }
 }
 
-impl<Q: Streams> Drop for Staged<Q> {
+impl<Q: Streams> Drop for Group<Q> {
     fn drop(&mut self) {
         let start = Instant::now();
         let state = &mut *self.lock();

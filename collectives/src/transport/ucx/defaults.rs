@@ -8,8 +8,11 @@ pub(super) fn ours(
     variable: impl Fn(&str) -> Option<String>,
 ) -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
     // Later versions move messages over TCP in another way, and know these options by other names.
-    let segments = version < (1, 17) && tcp_is_opened(variable("UCX_TLS"), variable("UCX_NET_DEVICES"));
-    let loopback = segments && variable("UCX_NET_DEVICES").is_some_and(|devices| devices.trim() == "lo");
+    let tcp = version < (1, 17) && tcp_is_opened(variable("UCX_TLS"), variable("UCX_NET_DEVICES"));
+    // UCX refuses TCP where the longest that is sent is longer than the longest that is received.
+    let segments =
+        tcp && ["UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"].iter().all(|name| variable(name).is_none());
+    let loopback = tcp && variable("UCX_NET_DEVICES").is_some_and(|devices| devices.trim() == "lo");
     [
         // A dead remote peer must be noticed within seconds, not UCX's 20.
         (true, "UCX_KEEPALIVE_INTERVAL", c"KEEPALIVE_INTERVAL", c"1s"),
@@ -70,6 +73,8 @@ mod tests {
         assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "lo")]), 4);
         assert_eq!(count((1, 13), &[("UCX_NET_DEVICES", "lo"), ("UCX_TLS", "posix")]), 1);
         assert_eq!(count((1, 18), &[]), 1);
-        assert_eq!(count((1, 16), &[("UCX_TCP_RX_SEG_SIZE", "64K"), ("UCX_KEEPALIVE_INTERVAL", "20s")]), 1);
+        // One of both alone could make them unfit for each other.
+        assert_eq!(count((1, 16), &[("UCX_TCP_RX_SEG_SIZE", "64K"), ("UCX_KEEPALIVE_INTERVAL", "20s")]), 0);
+        assert_eq!(count((1, 16), &[("UCX_TCP_TX_SEG_SIZE", "64K"), ("UCX_NET_DEVICES", "lo")]), 2);
     }
 }
