@@ -250,9 +250,8 @@ pub struct TrainArgs {
     /// weights are loaded (./nano, if it has the name of a shape).
     #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
     pub model: String,
-    /// Text files, token files, directories (their .rs, .md and .txt files, or else token files named .bin, but
-    /// for hidden directories, target, node_modules and __pycache__), or 'random' for uniform random tokens [default:
-    /// the .rs, .md and .txt files of at most 1 MiB under the current directory].
+    /// Text files, token files, directories (their .rs, .md and .txt files, or else .bin token files, but for hidden
+    /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 1 MiB below here].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
@@ -366,8 +365,7 @@ pub struct EvalArgs {
     /// Text files, token files or directories (their .rs, .md and .txt files, or else token files named .bin).
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
-    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
-    /// model with a larger vocabulary that was not trained on bytes has to be given one].
+    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<String>,
     /// Ranks and how they talk.
