@@ -365,3 +365,19 @@ fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
     }
     Ok(texts.iter().map(Vec::len).sum())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_whose_tokens_do_not_fit_in_memory_are_refused() {
+        let of = |sizes: &[u64]| check_room(&sizes.iter().map(|gib| gib << 30).collect::<Vec<_>>(), 32 << 30);
+        of(&[]).unwrap();
+        of(&[16]).unwrap();
+        of(&[10, 12, 8]).unwrap_err();
+        let e = of(&[17]).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().contains("has 17.0 GiB of text"), "{e}");
+        assert!(e.to_string().contains("this machine has 32.0 GiB: 'caravan tokenize'"), "{e}");
+    }
+}

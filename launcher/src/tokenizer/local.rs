@@ -33,7 +33,7 @@ fn pre_tokenizer(value: &Value) -> bool {
         Some("Split") => pattern(&value["pattern"]),
         Some(
             "ByteLevel" | "Whitespace" | "WhitespaceSplit" | "Metaspace" | "Punctuation" | "Digits"
-            | "BertPreTokenizer" | "CharDelimiterSplit" | "Delimiter" | "UnicodeScripts",
+            | "BertPreTokenizer" | "CharDelimiterSplit" | "UnicodeScripts",
         ) => true,
         // Of a fixed length every cut depends on all cuts before.
         Some(_) => false,

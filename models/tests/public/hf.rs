@@ -133,6 +133,21 @@ pub(super) fn saved(config: &LlamaConfig) -> (tempfile::TempDir, std::path::Path
     (home, dir)
 }
 
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A model in several files, its index changed.
+fn sharded(change: &dyn Fn(&mut serde_json::Value)) -> (tempfile::TempDir, std::path::PathBuf) {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("m");
+    let options = SaveOptions { file_limit: 1500, ..SaveOptions::default() };
+    save(&dir, &tiny(), DType::F32, &options, 1).unwrap();
+    let path = dir.join(INDEX);
+    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut index);
+    fs::write(&path, index.to_string()).unwrap();
+    (home, dir)
+}
+
 fn refusal(dir: &Path) -> String {
     Checkpoint::open(dir).unwrap_err().to_string()
 }
@@ -209,19 +224,15 @@ fn harmless_extras_are_accepted() {
 #[test]
 fn buffers_that_an_old_index_lists_are_ignored_wherever_they_are() {
     let name = |layer: usize| format!("model.layers.{layer}.self_attn.rotary_emb.inv_freq");
-    let home = tempfile::tempdir().unwrap();
-    let dir = home.path().join("m");
-    let options = SaveOptions { file_limit: 1500, ..SaveOptions::default() };
-    save(&dir, &tiny(), DType::F32, &options, 1).unwrap();
-    let path = dir.join("model.safetensors.index.json");
-    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    let shard = index["weight_map"][EMBEDDING].as_str().unwrap().to_owned();
+    let (_home, dir) = sharded(&|index| {
+        let shard = index["weight_map"][EMBEDDING].clone();
+        (0..2).for_each(|layer| index["weight_map"][name(layer)] = shard.clone());
+    });
+    let index = fs::read(dir.join(INDEX)).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let shard = dir.join(index["weight_map"][EMBEDDING].as_str().unwrap());
     // One is where the index says, the other was left out when the shards were written again.
-    rewrite(&dir.join(&shard), |list| list.push((name(0), safetensors::Dtype::F32, vec![2], vec![0; 8])));
-    for layer in 0..2 {
-        index["weight_map"][name(layer)] = shard.clone().into();
-    }
-    fs::write(&path, index.to_string()).unwrap();
+    rewrite(&shard, |list| list.push((name(0), safetensors::Dtype::F32, vec![2], vec![0; 8])));
     check_content(&dir, &tiny(), 1, |x| x);
 }
 
@@ -253,18 +264,11 @@ fn a_wrong_directory_or_index_is_named() {
     fs::write(dir.join("pytorch_model.bin"), "").unwrap();
     assert!(refusal(&dir).contains("has neither model.safetensors nor"));
 
-    let sharded = |change: &dyn Fn(&mut serde_json::Value)| {
-        let home = tempfile::tempdir().unwrap();
-        let dir = home.path().join("m");
-        let options = SaveOptions { file_limit: 1500, ..SaveOptions::default() };
-        save(&dir, &tiny(), DType::F32, &options, 1).unwrap();
-        let path = dir.join("model.safetensors.index.json");
-        let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        change(&mut index);
-        fs::write(&path, index.to_string()).unwrap();
-        Checkpoint::open(&dir).map_err(|e| e.to_string())
+    let opened = |change: &dyn Fn(&mut serde_json::Value)| {
+        let (_home, dir) = sharded(change);
+        Checkpoint::open(&dir).map(drop).map_err(|e| e.to_string())
     };
-    sharded(&|_| ()).unwrap();
+    opened(&|_| ()).unwrap();
     type Change<'a> = &'a dyn Fn(&mut serde_json::Value);
     let cases: [(Change<'_>, &str); 5] = [
         (
@@ -280,7 +284,7 @@ fn a_wrong_directory_or_index_is_named() {
         (&|i| *i = serde_json::json!([]), "no weight_map"),
     ];
     for (change, expected) in cases {
-        let text = sharded(change).unwrap_err();
+        let text = opened(change).unwrap_err();
         assert!(text.contains(expected), "{text}");
     }
 }

@@ -198,8 +198,8 @@ impl<Q: Streams> Group<Q> {
     /// Waits for the host, which meanwhile gets what was copied down: a peer may wait for that first.
     fn exchanged(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         let host = state.flights[id as usize].host;
-        while (self.family.serve_others(self) || !state.copying.is_empty())
-            && !self.host.handle.shared.is_done(host)
+        while !self.host.handle.shared.is_done(host)
+            && (self.family.serve_others(self) || !state.copying.is_empty())
         {
             match state.copying.front() {
                 Some(&first) if Q::happened(&state.flights[first as usize].lowered)? => {
