@@ -10,7 +10,7 @@ use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{Seek, Write};
+use std::io::{ErrorKind, Seek, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -106,11 +106,11 @@ impl Feed {
         Feed { train: 0..len, held_out: len..len, tokens, about: None, files: vec![], made: None }
     }
 
-    /// The tokens of `input`, of text by `tokenizer`. `vocab` is the model's.
+    /// The tokens of `input`, of text by `tokenizer`. `vocab` is the model's; `ranks` of this host do this, each for itself.
     ///
     /// # Errors
     /// What cannot be read, is empty, is neither text nor tokens, or has tokens that the model does not know.
-    pub fn open(input: Input, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Self> {
+    pub fn open(input: Input, tokenizer: Option<&Tokenizer>, vocab: usize, ranks: usize) -> Result<Self> {
         let tokenizer = tokenizer.unwrap_or(&Tokenizer::Bytes);
         let (about, files, sources, made) = match input {
             Input::Tokens(files) => {
@@ -119,7 +119,7 @@ impl Feed {
                 (named(&files, "token file"), files, sources, None)
             }
             Input::Text { mut files, mut left_out } => {
-                let made = make(&mut files, &mut left_out, tokenizer)?;
+                let made = make(&mut files, &mut left_out, tokenizer, ranks)?;
                 let path = format!("/proc/self/fd/{}", made.as_raw_fd());
                 let about = named(&files, "text file") + &aside(&left_out.unwrap_or_default());
                 (about, files, vec![made_source(&path, tokenizer)?], Some(made))
@@ -253,10 +253,13 @@ impl Feed {
 pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
-        match path.is_dir() {
-            true => files.extend(text::files_below(path)?),
-            false if path.exists() => files.push(path.clone()),
-            false => {
+        match path.metadata() {
+            Ok(there) if there.is_dir() => files.extend(text::files_below(path)?),
+            Ok(_) => files.push(path.clone()),
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                return Err(Failure::usage(format!("--data {}: {e}", path.display())));
+            }
+            Err(_) => {
                 let hint = match path == Path::new(RANDOM) {
                     true => ", and random tokens are for 'caravan train'",
                     false => "",
@@ -306,9 +309,13 @@ fn make(
     files: &mut Vec<PathBuf>,
     left_out: &mut Option<Vec<PathBuf>>,
     tokenizer: &Tokenizer,
+    ranks: usize,
 ) -> Result<File> {
     let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
-    check_room(&sizes, Machine::probe().usable_memory())?;
+    let text = sizes.iter().sum();
+    let room = Room { text, ranks: ranks as u64, have: Machine::probe().usable_memory() };
+    // Tokens take about as much as their text, and the largest text is there beside them.
+    room.check(text + sizes.iter().max().unwrap_or(&0))?;
     let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
     let fd =
         rustix::fs::memfd_create("caravan-tokens", MemfdFlags::empty()).map_err(|e| refused(e.into()))?;
@@ -334,6 +341,8 @@ fn make(
             Tokenizer::Bytes => file.write_all(text.as_bytes()).map_err(refused)?,
             Tokenizer::HuggingFace(_) => count += append(&mut file, &batch.push(text)?).map_err(refused)?,
         }
+        // Short ones take more.
+        room.check((count * size_of::<u32>()) as u64)?;
         taken.push(path);
     }
     count += append(&mut file, &batch.finish()?).map_err(refused)?;
@@ -343,17 +352,32 @@ fn make(
     Ok(file)
 }
 
-/// Whether tokens of texts of so many bytes, which take about as many, fit beside the largest of them.
-fn check_room(sizes: &[u64], have: u64) -> Result<()> {
-    let total: u64 = sizes.iter().sum();
-    match total + sizes.iter().max().unwrap_or(&0) <= have {
-        true => Ok(()),
-        false => Err(Failure::usage(format!(
-            "--data has {} of text, whose tokens are kept in memory, and this machine has {}: 'caravan tokenize' makes \
-             a token file of it, which is read from the disk",
-            human::bytes(total),
-            human::bytes(have)
-        ))),
+/// Where the tokens of texts have to fit.
+struct Room {
+    /// Bytes of the texts.
+    text: u64,
+    /// How many keep their tokens.
+    ranks: u64,
+    /// Bytes of memory.
+    have: u64,
+}
+
+impl Room {
+    /// Whether so many bytes fit, once for each rank.
+    fn check(&self, bytes: u64) -> Result<()> {
+        let by = match self.ranks {
+            1 => String::new(),
+            ranks => format!(" by each of {ranks} ranks"),
+        };
+        match bytes.saturating_mul(self.ranks) <= self.have {
+            true => Ok(()),
+            false => Err(Failure::usage(format!(
+                "--data has {} of text, whose tokens are kept in memory{by}, and this machine has {}: 'caravan \
+                 tokenize' makes a token file of it, which is read from the disk",
+                human::bytes(self.text),
+                human::bytes(self.have)
+            ))),
+        }
     }
 }
 
@@ -372,12 +396,17 @@ mod tests {
 
     #[test]
     fn texts_whose_tokens_do_not_fit_in_memory_are_refused() {
-        let of = |sizes: &[u64]| check_room(&sizes.iter().map(|gib| gib << 30).collect::<Vec<_>>(), 32 << 30);
-        of(&[]).unwrap();
-        of(&[16]).unwrap();
-        of(&[10, 12, 8]).unwrap_err();
-        let e = of(&[17]).unwrap_err();
+        let of = |ranks, gib: u64| Room { text: 17 << 30, ranks, have: 32 << 30 }.check(gib << 30);
+        of(1, 0).unwrap();
+        of(1, 32).unwrap();
+        of(2, 16).unwrap();
+        let e = of(1, 33).unwrap_err();
         assert!(e.code() == 2 && e.to_string().contains("has 17.0 GiB of text"), "{e}");
-        assert!(e.to_string().contains("this machine has 32.0 GiB: 'caravan tokenize'"), "{e}");
+        assert!(
+            e.to_string().contains("in memory, and this machine has 32.0 GiB: 'caravan tokenize'"),
+            "{e}"
+        );
+        let e = of(4, 9).unwrap_err().to_string();
+        assert!(e.contains("in memory by each of 4 ranks, and"), "{e}");
     }
 }

@@ -9,7 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine;
 use crate::out;
-use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens};
+use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, here};
 use collectives::bootstrap::Identity;
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::{Buffer, Communicator, Float, View};
@@ -55,10 +55,10 @@ impl EvalPlan {
         let input = Input::find(&args.data)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;
-        let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab)?;
+        let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab, here(identity))?;
         let windows = feed.windows(length)?;
         let length = windows.length();
-        check_tokens(&feed, identity)?;
+        check_tokens(&feed)?;
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
         let (dtype, json, quiet) = (args.dtype, args.json, args.ranks.quiet);

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use models::NewFile;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +35,7 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
             return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(deny);
         }
         Ok(_) => fs::canonicalize(path).map_err(deny)?,
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(deny(e)),
         Err(_) if !folder(path).is_dir() => {
             let folder = folder(path).display();
             return Err(refuse(&format!("there is no directory {folder}: make it, or give another")));

@@ -111,7 +111,8 @@ fn train(args: &TrainArgs) -> Result<()> {
     });
     // A rank that was killed while it saved could not clean up after itself.
     if let (Err(_), None, Some(dir)) = (&done, &identity, &plan.save) {
-        models::remove_unfinished(dir);
+        // It lies beside the directory, not beside a link to it.
+        models::remove_unfinished(dir.canonicalize().as_deref().unwrap_or(dir));
     }
     done
 }

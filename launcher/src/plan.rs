@@ -11,6 +11,7 @@ pub use numbers::{Numbers, at_least_one};
 pub use ranks::Ranks;
 
 use crate::args::{DeviceKind, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
+use crate::bench::tuning;
 use crate::data::{self, Feed, Input};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
@@ -18,7 +19,7 @@ use crate::files::{self, Way};
 use crate::machine;
 use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
-use collectives::bootstrap::{Identity, Launcher};
+use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
 use collectives::schedule::Group;
 use models::tokens::{self, BatchPlan, Windows};
@@ -100,22 +101,29 @@ impl TrainPlan {
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
-        check_outputs(args, bytes)?;
+        // Rank 0 writes for all, and directories may be each host's own.
+        if identity.is_none_or(|identity| identity.rank == 0) {
+            check_outputs(args, bytes)?;
+        }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
             None => {
                 let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
                 Feed::random(args.seed, model.config.vocab, with_held_out(all, val_fraction, length))
             }
-            Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab)?,
+            Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab, here(identity))?,
         };
         if let Some(file) = &args.metrics {
-            files::check_apart("--metrics", file, feed.files())?;
+            let read = feed.files().iter().cloned().chain(model.files());
+            let read = read
+                .chain(tokenizer.as_ref().and_then(Tokenizer::path))
+                .chain(tuning::named(args.ranks.tuning.as_ref()));
+            files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
         }
         let feed = feed.hold_out(val_fraction)?;
         check_batch(args, &feed, ranks.world, length, step_tokens)?;
         feed.check_held_out(val_fraction, length)?;
-        check_tokens(&feed, identity)?;
+        check_tokens(&feed)?;
         let order = match args.order {
             Order::Sequential => tokens::Order::Sequential,
             Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
@@ -233,12 +241,14 @@ fn memory_advice(zero: &zero::Config, recompute: models::Recompute) -> String {
     advice
 }
 
+/// How many processes of this host get ready like this one.
+pub fn here(identity: Option<&Identity>) -> usize {
+    identity.and_then(|identity| identity.local_size).unwrap_or(1)
+}
+
 /// Finds tokens that the model does not know, unless the parent of this rank has looked.
-pub fn check_tokens(feed: &Feed, identity: Option<&Identity>) -> Result<()> {
-    match identity {
-        Some(rank) if rank.launcher == Launcher::Caravan => Ok(()),
-        _ => feed.check_tokens(),
-    }
+pub fn check_tokens(feed: &Feed) -> Result<()> {
+    if spawn::supervised() { Ok(()) } else { feed.check_tokens() }
 }
 
 /// Whether the model of so many bytes and the metrics can be written, and both be kept.
@@ -248,11 +258,13 @@ fn check_outputs(args: &TrainArgs, bytes: u64) -> Result<()> {
     let Some(file) = &args.metrics else { return Ok(()) };
     files::check_writable("--metrics", file, Way::Growing)?;
     match (model, files::place(file)) {
-        (Some(model), Some(place)) if place.starts_with(&model) => usage(format!(
-            "--metrics {} lies in --save {}, which the model replaces as a whole: name a file elsewhere",
-            file.display(),
-            model.display()
-        )),
+        (Some(model), Some(place)) if place.starts_with(&model) || model.starts_with(&place) => {
+            usage(format!(
+                "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
+                file.display(),
+                model.display()
+            ))
+        }
         _ => Ok(()),
     }
 }

@@ -63,8 +63,9 @@ impl Progress {
         if !std::io::stderr().is_terminal() {
             return Progress::Lines { steps, last: Instant::now(), next: 1 };
         }
-        let filled = if coloured(colour, &std::io::stderr()) { "{bar:24.cyan/blue}" } else { "{bar:24}" };
-        let style = ProgressStyle::with_template(&format!("{filled} {{pos}}/{{len}}  {{msg}}  {{eta}} left"));
+        // The bar has colours where all else has them, whatever its library finds.
+        console::set_colors_enabled_stderr(coloured(colour, &std::io::stderr()));
+        let style = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len}  {msg}  {eta} left");
         let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(8));
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Progress::Bar(bar)

@@ -82,7 +82,7 @@ fn as_rank(
 ) -> Result<()> {
     let mut group = None;
     // Others bind their ranks themselves. Before anything is started, so that threads of this rank stay with it.
-    let bound = match ranks.bind && identity.launcher == Launcher::Caravan {
+    let bound = match ranks.bind && spawn::supervised() {
         true => bind::to_share(identity.rank, identity.world),
         false => Ok(()),
     };
@@ -95,23 +95,24 @@ fn as_rank(
         Launcher::Caravan => Board::inherited().ok().flatten(),
         _ => None,
     };
-    if let (Some(comm), false) = (&group, matches!(failure, Failure::Consequence(_))) {
+    // What follows from another rank's failure is not announced: the board has the cause. It has to have it before the
+    // others notice: one that has ended without a cause on the board would be taken for it.
+    let cause = !matches!(failure, Failure::Consequence(_));
+    if let (Some(board), true) = (&board, cause) {
+        board.announce(identity.rank, &failure.to_string());
+    }
+    if let (Some(comm), true) = (&group, cause) {
         comm.abort(&failure.to_string());
     }
-    let Some(board) = board else {
+    if board.is_none() {
         match failure {
             Failure::Usage(_) => out::note(format_args!("caravan: {failure}")),
             _ => out::note(format_args!("caravan: rank {}: {failure}", identity.rank)),
         }
         // Ranks that have met notice a failure. Only who never came has to be ended.
-        if group.is_none() && !matches!(failure, Failure::Consequence(_)) {
+        if group.is_none() && cause {
             end_job(identity, failure.code());
         }
-        return Err(Failure::Told { code: failure.code() });
-    };
-    // What follows from another rank's failure is not announced: the board has the cause.
-    if !matches!(failure, Failure::Consequence(_)) {
-        board.announce(identity.rank, &failure.to_string());
     }
     Err(Failure::Told { code: failure.code() })
 }

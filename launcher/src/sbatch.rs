@@ -42,10 +42,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         ("--account", args.account.as_ref()),
         ("--output", args.output.as_ref()),
     ] {
-        // A line of #SBATCH ends where the line ends, is split at spaces, and knows quotes.
-        let odd = |c: char| c.is_whitespace() || ['\'', '"', '\\'].contains(&c);
+        // A line of #SBATCH ends where the line or a comment begins or ends, is split at spaces, and knows quotes.
+        let odd = |c: char| c.is_whitespace() || ['\'', '"', '\\', '#'].contains(&c);
         if let Some(text) = text.filter(|text| text.is_empty() || text.contains(odd)) {
-            return Err(Failure::usage(format!("{flag} '{text}': one word without quotes is needed")));
+            return Err(Failure::usage(format!("{flag} '{text}': one word without quotes and # is needed")));
         }
     }
     let world = args.nodes * args.ranks_per_node;
@@ -313,6 +313,7 @@ mod tests {
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),
             ("--job-name it's -- train", &["--job-name 'it's'", "without quotes"]),
+            ("--output run#1 -- train", &["--output 'run#1'", "without quotes and #"]),
         ] {
             let e = of(&format!("caravan sbatch {line}")).expect_err(line);
             assert_eq!(e.code(), 2);

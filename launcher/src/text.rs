@@ -27,8 +27,12 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     if !text.is_empty() {
         return Ok(text);
     }
-    let mut tokens = named.of(dir, &["bin"], &mut |_, e| Err(e))?;
-    tokens.retain(|file| TokenFile::looks_like(file).unwrap_or(false));
+    let mut tokens = Vec::new();
+    for file in named.of(dir, &["bin"], &mut |_, e| Err(e))? {
+        if TokenFile::looks_like(&file).map_err(Failure::usage)? {
+            tokens.push(file);
+        }
+    }
     match tokens.is_empty() {
         false => Ok(tokens),
         true => Err(nothing_below(dir)),

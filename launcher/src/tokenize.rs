@@ -19,7 +19,8 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     files::check_writable("--out", &args.out, Way::Whole)?;
     let inputs = data::list(&args.data)?;
-    files::check_apart("--out", &args.out, &inputs)?;
+    let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
+    files::check_apart("--out", &args.out, &read)?;
     let width = TokenWidth::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
     let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer));
@@ -42,8 +43,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let count = writer.finish().map_err(Failure::run)?;
     let bits = if width == TokenWidth::U16 { 16 } else { 32 };
     if args.json {
-        out::line(json!({"out": args.out, "tokens": count, "token_bits": bits, "text_bytes": bytes,
-                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab()}))?;
+        out::line(
+            json!({"out": args.out.display().to_string(), "tokens": count, "token_bits": bits, "text_bytes": bytes,
+                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab()}),
+        )?;
     } else {
         out::line(format_args!(
             "{count} tokens of {bits} bits from {bytes} bytes of text ({:.3} bytes a token) in {}",

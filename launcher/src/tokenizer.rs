@@ -9,8 +9,9 @@ use crate::machine::Machine;
 use serde_json::Value;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once};
 use tokenizers::ModelWrapper;
@@ -35,7 +36,9 @@ pub enum Tokenizer {
 pub struct HuggingFace {
     inner: tokenizers::Tokenizer,
     /// Where it came from.
-    path: String,
+    path: PathBuf,
+    /// The same, as reports show it.
+    name: String,
     /// One more than its largest token.
     vocab: usize,
     /// What it puts before and after a text, where that is known.
@@ -45,11 +48,12 @@ pub struct HuggingFace {
 }
 
 impl HuggingFace {
-    fn open(spec: &str) -> Result<Self> {
+    fn open(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
         let refuse = |why: String| {
-            Failure::usage(format!("tokenizer '{spec}' is not a Hugging Face tokenizer.json: {why}"))
+            Failure::usage(format!("tokenizer '{name}' is not a Hugging Face tokenizer.json: {why}"))
         };
-        let opened = guarded(|| tokenizers::Tokenizer::from_file(spec)).map_err(refuse)?;
+        let opened = guarded(|| tokenizers::Tokenizer::from_file(path)).map_err(refuse)?;
         let mut inner = opened.map_err(|e| refuse(e.to_string()))?;
         let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
         if let Some(piece) = unknown_piece(&around) {
@@ -81,7 +85,7 @@ impl HuggingFace {
             matches!(inner.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|p| p > 0.0));
         let local = local::is_local(&normalizer, &pre_tokenizer) && !random;
         let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
-        Ok(HuggingFace { inner, path: spec.to_owned(), vocab, around, local })
+        Ok(HuggingFace { inner, path: path.to_owned(), name, vocab, around, local })
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -97,14 +101,14 @@ impl HuggingFace {
         }
         if text.len() > SHORT {
             fits(text.len() as u64, Machine::probe().usable_memory())
-                .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", self.path)))?;
+                .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", self.name)))?;
         }
         Ok(self.run(|inner| inner.encode_fast(text, true))?.get_ids().to_vec())
     }
 
     /// What the library makes of a text, or refuses it for.
     fn run<T>(&self, work: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
-        let named = |e: String| format!("tokenizer '{}': {e}", self.path);
+        let named = |e: String| format!("tokenizer '{}': {e}", self.name);
         let done = guarded(|| work(&self.inner)).map_err(|e| Failure::usage(named(e)))?;
         done.map_err(|e| Failure::run(named(e.to_string())))
     }
@@ -115,23 +119,37 @@ impl Tokenizer {
     ///
     /// # Errors
     /// A file that is missing or is no tokenizer.
-    pub fn open(spec: &str) -> Result<Self> {
-        if spec == "bytes" {
+    pub fn open(spec: impl AsRef<Path>) -> Result<Self> {
+        let path = spec.as_ref();
+        if path == Path::new("bytes") {
             return Ok(Tokenizer::Bytes);
         }
-        if !Path::new(spec).is_file() {
-            return Err(Failure::usage(format!(
-                "tokenizer '{spec}' is no file: give 'bytes' or the path of a Hugging Face tokenizer.json"
-            )));
-        }
-        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::open(spec)?)))
+        let what = match path.metadata() {
+            Ok(there) if there.is_file() => {
+                return Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::open(path)?)));
+            }
+            Err(e) if e.kind() != ErrorKind::NotFound => format!("cannot be opened ({e})"),
+            _ => "is no file".to_owned(),
+        };
+        Err(Failure::usage(format!(
+            "tokenizer '{}' {what}: give 'bytes' or the path of a Hugging Face tokenizer.json",
+            path.display()
+        )))
     }
 
     /// What to call it in reports.
     pub fn name(&self) -> &str {
         match self {
             Tokenizer::Bytes => "bytes",
-            Tokenizer::HuggingFace(t) => &t.path,
+            Tokenizer::HuggingFace(t) => &t.name,
+        }
+    }
+
+    /// Its tokenizer.json.
+    pub fn path(&self) -> Option<PathBuf> {
+        match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::HuggingFace(t) => Some(t.path.clone()),
         }
     }
 
@@ -144,7 +162,7 @@ impl Tokenizer {
             Tokenizer::Bytes => Ok(None),
             Tokenizer::HuggingFace(t) => std::fs::read(&t.path)
                 .map(Some)
-                .map_err(|e| Failure::run(format!("cannot read tokenizer {} again: {e}", t.path))),
+                .map_err(|e| Failure::run(format!("cannot read tokenizer {} again: {e}", t.name))),
         }
     }
 

@@ -201,7 +201,7 @@ impl<'a, T: Float> Run<'a, T> {
                 "validation_loss": self.validation,
                 "predicted_memory": memory_json(&self.predicted),
                 "ranks": ranks.iter().enumerate().map(|(r, report)| report.json(r)).collect::<Vec<_>>(),
-                "saved": kept,
+                "saved": kept.map(|path| path.display().to_string()),
             }}))?;
         }
         if self.show.quiet {

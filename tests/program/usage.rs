@@ -3,6 +3,7 @@
 
 use crate::{bench, word_tokenizer};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 #[test]
 fn flags_that_make_no_sense_are_refused() {
@@ -206,12 +207,33 @@ fn what_is_read_is_not_overwritten_and_what_is_saved_is_not_lost() {
     bench.run(&format!("{train} --save m")).success();
     bench.run(&format!("{train} --save m --metrics m/m.jsonl")).refusal(2, &["m/m.jsonl", "--save", "/m,"]);
     bench.run(&format!("{train} --save n --metrics n")).refusal(2, &["--metrics n ", "--save", "/n,"]);
+    bench.run(&format!("{train} --save o/n --metrics o")).refusal(2, &["--metrics o ", "--save", "/o/n,"]);
+    // What a model is read from, too.
+    word_tokenizer(&bench, 100);
+    let weights = fs::read(bench.path("m/model.safetensors")).unwrap();
+    let again = train.replace("nano", "m");
+    bench
+        .run(&format!("{again} --metrics m/model.safetensors"))
+        .refusal(2, &["overwrite m/model.safetensors"]);
+    bench
+        .run(&format!("{train} --tokenizer words-100.json --metrics words-100.json"))
+        .refusal(2, &["overwrite"]);
+    bench
+        .run("tokenize --data text.txt --tokenizer words-100.json --out words-100.json")
+        .refusal(2, &["overwrite"]);
+    assert_eq!(fs::read(bench.path("m/model.safetensors")).unwrap(), weights);
     bench
         .run(&format!("{train} --save m --metrics new/"))
         .refusal(2, &["--metrics new/", "names a directory"]);
     // As shells complete a directory's name.
     bench.run(&format!("{train} --save new/ --metrics m.jsonl")).success();
     assert!(bench.path("new/config.json").is_file());
+    // A name that is no text is as good as any.
+    let name = std::ffi::OsStr::from_bytes(b"m\xff");
+    let mut command = bench.command(&format!("{train} --metrics run.jsonl"));
+    bench.finish(command.arg("--save").arg(name).spawn().unwrap()).success();
+    assert!(bench.path(".").join(name).join("config.json").is_file());
+    assert!(fs::read_to_string(bench.path("run.jsonl")).unwrap().contains("m\u{fffd}"));
 }
 
 #[test]

@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 /// How long the other ranks may take to end by themselves, with their own message, once one has failed.
 pub const GRACE: Duration = Duration::from_secs(3);
 
+/// Whether this process was started by [`supervise`], which has looked at all that it will look at.
+pub fn supervised() -> bool {
+    std::env::var_os(variables::BOARD_FD).is_some()
+}
+
 /// How a supervised job ended.
 #[derive(Clone, Debug)]
 pub struct Report {

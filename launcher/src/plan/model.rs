@@ -9,8 +9,9 @@ use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::Checkpoint;
 use models::{Accounts, Footprint, Llama, LlamaConfig, Model, TensorSpec};
+use std::io::ErrorKind;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
@@ -51,17 +52,19 @@ impl ModelChoice {
             Err(e) => e,
         };
         let path = Path::new(name);
-        if path.is_dir() {
-            return Self::directory(path);
-        }
-        if path.exists() || name.contains('/') {
-            return usage(format!(
-                "--model {name} is not a directory: give a Hugging Face directory with config.json and \
-                 model.safetensors, or one of {}",
-                LlamaConfig::PRESETS.join(", ")
-            ));
-        }
-        Err(Failure::usage(unknown))
+        let what = match path.metadata() {
+            Ok(there) if there.is_dir() => return Self::directory(path),
+            Err(e) if e.kind() == ErrorKind::NotFound && !name.contains('/') => {
+                return Err(Failure::usage(unknown));
+            }
+            Err(e) if e.kind() != ErrorKind::NotFound => format!("cannot be opened ({e})"),
+            _ => "is not a directory".to_owned(),
+        };
+        usage(format!(
+            "--model {name} {what}: give a Hugging Face directory with config.json and model.safetensors, or one \
+             of {}",
+            LlamaConfig::PRESETS.join(", ")
+        ))
     }
 
     /// A Hugging Face directory.
@@ -131,6 +134,11 @@ impl ModelChoice {
         format!("of a directory, digest {:016x}", collectives::digest(seen))
     }
 
+    /// The files that it is read from.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.weights.as_ref().map_or_else(Vec::new, Checkpoint::files)
+    }
+
     /// The tokenizer that was asked for; by default the model directory's own, and bytes for text and a model that is
     /// new or of bytes. None where nothing says how tokens were made, and nobody has to know.
     ///
@@ -138,13 +146,13 @@ impl ModelChoice {
     /// No tokenizer, none for text, or one with more tokens than the model knows.
     pub fn tokenizer(&self, asked: Option<&str>, for_text: bool) -> Result<Option<Tokenizer>> {
         let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).filter(|path| path.is_file());
-        let own = own.map(|path| path.display().to_string());
         let of_bytes = match &self.weights {
             None => for_text,
             // Those that were saved before this was recorded have this vocabulary.
             Some(weights) => weights.of_bytes() || (for_text && self.config.vocab == 256),
         };
-        let Some(spec) = asked.or(own.as_deref()).or(of_bytes.then_some("bytes")) else {
+        let spec = asked.map(Path::new).or(own.as_deref()).or(of_bytes.then_some(Path::new("bytes")));
+        let Some(spec) = spec else {
             let (name, vocab) = (&self.name, self.config.vocab);
             return match for_text {
                 false => Ok(None),

@@ -196,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         std::fs::write(&path, text.to_string()).unwrap();
-        HuggingFace::open(path.to_str().unwrap()).unwrap()
+        HuggingFace::open(&path).unwrap()
     }
 
     fn byte_level(prefix: bool, regex: bool) -> Value {

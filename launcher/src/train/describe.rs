@@ -129,7 +129,7 @@ pub(super) fn run(plan: &TrainPlan) -> serde_json::Value {
         "ranks_per_node": plan.asked.ranks_per_node,
         "emulate_link": plan.asked.emulate_link,
         "share_gpus": plan.asked.share_gpus,
-        "tuning": tuning::named(plan.asked.tuning.as_ref()),
+        "tuning": tuning::named(plan.asked.tuning.as_ref()).map(|path| path.display().to_string()),
         "rendezvous_timeout": plan.asked.rendezvous_timeout,
         "call_timeout": plan.asked.call_timeout,
         "threads": plan.ranks.threads,
@@ -161,7 +161,7 @@ pub(super) fn run(plan: &TrainPlan) -> serde_json::Value {
         "eval_tokens": plan.eval_tokens,
         "val_fraction": plan.val_fraction,
         "sample": plan.sample,
-        "save": plan.save,
+        "save": plan.save.as_ref().map(|path| path.display().to_string()),
         "machine": Machine::probe().json(),
         "versions": versions(),
     })

@@ -104,6 +104,12 @@ impl Checkpoint {
         &self.dir
     }
 
+    /// The files that it is read from, as far as they are here.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let named = [CONFIG, INDEX].into_iter().chain(COMPANIONS).map(|name| self.dir.join(name));
+        self.files.iter().map(|(path, _)| path.clone()).chain(named.filter(|path| path.exists())).collect()
+    }
+
     /// `bos_token_id`, `eos_token_id` and `pad_token_id` as config.json has them, for a model saved from this one.
     pub fn token_ids(&self) -> &Map<String, Value> {
         &self.token_ids

@@ -11,7 +11,7 @@ use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::unfinished::{self, beside, give_name, nameless, parent, remove_unfinished};
 use collectives::{DType, Float, bf16, f16};
-use rustix::fs::{Access, CWD, RenameFlags};
+use rustix::fs::{Access, AtFlags, CWD, RenameFlags, StatxAttributes, StatxFlags};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
@@ -36,6 +36,8 @@ pub(super) const COMPANIONS: [&str; 9] = [
 ];
 /// Elements converted and written at once.
 const CHUNK: usize = 256 << 10;
+/// Bytes of a directory's name: file systems take 255, and until it is whole it has an ending.
+const LONGEST: usize = 220;
 
 /// How a directory is written.
 #[derive(Clone, Debug)]
@@ -175,7 +177,6 @@ impl Writer {
             self.staging.write(INDEX, format!("{index:#}\n").as_bytes())?;
         }
         self.staging.write(CONFIG, self.config.as_bytes())?;
-        check_destination(&self.target, 0)?;
         self.staging.replace()
     }
 
@@ -232,6 +233,17 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
     };
     // Without a slash at its end, which would put what is written beside it inside.
     let target = parent.join(name);
+    if name.len() > LONGEST {
+        let text = format!(
+            "its name has {} bytes: {LONGEST} are possible, so that it can have a longer one until it is whole",
+            name.len()
+        );
+        return Err(Error::format(dir, text));
+    }
+    if is_mount_point(&target) {
+        let text = "a file system is mounted there, so it cannot be replaced: name a directory inside";
+        return Err(Error::format(dir, text));
+    }
     check_replaceable(&target)?;
     // Missing parents will be created below the first that exists.
     let Some(existing) = parent.ancestors().find(|p| p.exists()) else {
@@ -250,6 +262,12 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
         return Err(Error::format(dir, text));
     }
     Ok(target)
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let asked = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::empty());
+    // Where the system does not say, moving it says so in the end, and the model is kept beside it.
+    asked.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Nothing, an empty directory, or a directory with nothing but a model.
@@ -431,30 +449,45 @@ impl Staging {
             give_name(&file, &name).map_err(|e| Error::system("create", &name, e))?;
         }
         sync_dir(&path)?;
-        let target = self.target.as_path();
-        let refused = |e: std::io::Error| Error::system("move the finished model to", target, e);
-        if !target.exists() {
-            fs::rename(&path, target).map_err(refused)?;
-        } else if rustix::fs::renameat_with(CWD, &path, CWD, target, RenameFlags::EXCHANGE).is_err() {
-            let old = beside(target, &format!("old-{}", std::process::id()));
-            fs::rename(target, &old).map_err(refused)?;
-            if let Err(e) = fs::rename(&path, target) {
-                // The old model goes back; should that fail as well, it is still whole under its other name.
-                return Err(match fs::rename(&old, target) {
-                    Ok(()) => refused(e),
-                    Err(_) => Error::system(
-                        format!("move the finished model (the old is {}) to", old.display()),
-                        target,
-                        e,
-                    ),
-                });
-            }
-            fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))?;
-        }
+        // From here on the model is whole, and is kept whatever happens.
         self.parents.0.clear();
-        sync_dir(parent(target))?;
+        let moved = check_destination(&self.target, 0).and_then(|_| replace(&path, &self.target));
+        moved.map_err(|e| keep(&path, &self.target, e))?;
         // After an exchange the old model lies where we were, and goes when `self` drops.
-        Ok(())
+        sync_dir(parent(&self.target))
+    }
+}
+
+/// Moves a directory to the place of another, if there is one.
+fn replace(path: &Path, target: &Path) -> Result<()> {
+    let refused = |e: std::io::Error| Error::system("move the finished model to", target, e);
+    if !target.exists() {
+        return fs::rename(path, target).map_err(refused);
+    }
+    if rustix::fs::renameat_with(CWD, path, CWD, target, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
+    }
+    let old = beside(target, &format!("old-{}", std::process::id()));
+    fs::rename(target, &old).map_err(refused)?;
+    if let Err(e) = fs::rename(path, target) {
+        // The old model goes back; should that fail as well, it is still whole under its other name.
+        return Err(match fs::rename(&old, target) {
+            Ok(()) => refused(e),
+            Err(_) => {
+                Error::system(format!("move the finished model (the old is {}) to", old.display()), target, e)
+            }
+        });
+    }
+    fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))
+}
+
+/// Gives a finished model that could not be moved to `target` a name that nobody cleans up.
+fn keep(path: &Path, target: &Path, error: Error) -> Error {
+    let kept = beside(target, &format!("new-{}", std::process::id()));
+    match fs::rename(path, &kept) {
+        Ok(()) => Error::format(&kept, format!("the finished model was left here: {error}")),
+        // It has moved, or is lost with this.
+        Err(_) => error,
     }
 }
 

@@ -109,6 +109,8 @@ fn only_model_directories_are_replaced() {
     assert!(refusal(&dir.join("thesis.tex")).contains("not a directory"));
     assert!(refusal(&dir.join("thesis.tex/model")).contains("Not a directory"));
     assert!(refusal(Path::new("/")).contains("name of its own"));
+    assert!(refusal(Path::new("/proc")).contains("a file system is mounted there"));
+    assert!(refusal(&dir.with_file_name("x".repeat(240))).contains("240 bytes: 220 are possible"));
     assert_eq!(fs::read_to_string(dir.join("thesis.tex")).unwrap(), "years of work");
     fs::remove_file(dir.join("thesis.tex")).unwrap();
 
@@ -116,8 +118,12 @@ fn only_model_directories_are_replaced() {
     let mut writer = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
     fill(&mut writer, 2);
     fs::write(dir.join("notes.txt"), "x").unwrap();
-    assert!(writer.finish().unwrap_err().to_string().contains("notes.txt"));
+    let text = writer.finish().unwrap_err().to_string();
+    assert!(text.contains("the finished model was left here") && text.contains("has notes.txt"), "{text}");
     check_content(&dir, &tiny(), 1, |x| x);
+    let left = home.path().join(format!("model.new-{}", std::process::id()));
+    check_content(&left, &tiny(), 2, |x| x);
+    fs::remove_dir_all(left).unwrap();
 
     // An empty directory, a missing parent and a link to a model directory are fine.
     let empty = home.path().join("empty");
