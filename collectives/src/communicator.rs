@@ -33,10 +33,12 @@ use std::sync::Arc;
 /// Blocking calls borrow slices, views or buffers; `start_…` calls take buffers and return a
 /// [`Pending`](crate::Pending) that gives them back. Results are the same bits on every transport and for every
 /// algorithm (see [`reduce`](crate::reduce)). After any error the communicator is unusable: peers are told, and
-/// each later call returns the same error.
+/// each later call returns the same error. A peer that has not heard of it yet may still read what a call was given: who
+/// goes on after an error leaves those buffers as they are.
 ///
 /// Calls of a group and of those made from it may be in flight at once, and each rank awaits them in any order: who waits
-/// for one moves all of them.
+/// for one moves all of them. Where devices reach each other, a message between them goes once somebody waits for it, asks
+/// after it or calls [`progress`](Self::progress); until then no peer can have it.
 ///
 /// Cloning is cheap and gives another handle on the same group.
 #[derive(Clone)]
@@ -186,13 +188,23 @@ impl Communicator {
     /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank
     /// that gave no color. Every rank of this communicator takes part.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        self.split_into(self.handle.shared.family(), color, key)
+    }
+
+    /// The same for a group whose calls nobody moves on but who makes them: somebody is always at it, and that it moves
+    /// says nothing about others.
+    pub(crate) fn split_apart(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        self.split_into(Arc::default(), color, key)
+    }
+
+    fn split_into(&self, family: Arc<Family>, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         // Whatever the lowest member draws names the new group, apart from every other that ever was.
         let nonce = RandomState::new().build_hasher().finish() as i64;
         let mine = [i64::from(color.is_some()), i64::from(color.unwrap_or(0)), key, nonce];
         let mut all = vec![0i64; 4 * self.size];
         self.all_gather(&mine[..], &mut all[..])?;
         let rows: Vec<&[i64]> = all.chunks(4).collect();
-        let host = self.split_host(color, rows)?;
+        let host = self.split_host(family, color, rows)?;
         let carrier = match &self.carrier {
             Some(carrier) => carrier.split(host.as_ref(), color, key)?,
             None => None,
@@ -201,7 +213,12 @@ impl Communicator {
     }
 
     /// The communicator over the host's transport of the ranks whose row (colored, color, key, nonce) has this color.
-    fn split_host(&self, color: Option<u32>, rows: Vec<&[i64]>) -> Result<Option<Communicator>> {
+    fn split_host(
+        &self,
+        family: Arc<Family>,
+        color: Option<u32>,
+        rows: Vec<&[i64]>,
+    ) -> Result<Option<Communicator>> {
         let Some(color) = color else { return Ok(None) };
         let mut members: Vec<usize> =
             (0..self.size).filter(|&r| rows[r][..2] == [1, i64::from(color)]).collect();
@@ -211,7 +228,7 @@ impl Communicator {
         let transport = engine.subgroup(&members, context)?;
         let options = engine.options();
         drop(engine);
-        Communicator::among(self.handle.shared.family(), transport, options).map(Some)
+        Communicator::among(family, transport, options).map(Some)
     }
 
     /// How long a peer may be silent.

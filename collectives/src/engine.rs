@@ -22,7 +22,7 @@ use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule};
 use crate::transport::Transport;
 use execute::{Env, Outcome};
-pub(crate) use family::Family;
+pub(crate) use family::{Family, Member, Served};
 pub use flight::Ends;
 use flight::{Flight, Stage};
 pub use options::{Options, Priority, Progress};
@@ -33,11 +33,13 @@ pub use stats::Stats;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use stream::Past;
 
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
+/// How long calls that nobody waits for may still take when the last handle goes.
+const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Engine {
     transport: Box<dyn Transport>,
@@ -300,8 +302,9 @@ impl Engine {
                 Ok(true)
             }
             Ok(None) => {
-                let oldest = self.order[0] as usize;
-                self.flights[id as usize].blocked_on = self.flights[oldest].blocked_on;
+                if let Some(peer) = self.oldest_waits_for() {
+                    self.flights[id as usize].blocked_on = peer;
+                }
                 Ok(false)
             }
             // Peers expect this call of this rank, which will now never come.
@@ -431,43 +434,51 @@ impl Engine {
 
     /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.
     fn waited_for(&self, id: u32) -> usize {
-        let peer = self.flights[id as usize].blocked_on;
-        let oldest = self.order.first().filter(|_| peer == self.group.rank);
-        oldest.map_or(peer, |&oldest| self.flights[oldest as usize].blocked_on)
+        match self.flights[id as usize].blocked_on {
+            peer if peer == self.group.rank => self.oldest_waits_for().unwrap_or(peer),
+            peer => peer,
+        }
+    }
+
+    /// The rank that the oldest collective waits for. Messages are in nobody's way.
+    fn oldest_waits_for(&self) -> Option<usize> {
+        let message = |flight: &Flight| {
+            flight.schedule.as_ref().is_some_and(|s| matches!(s.call.kind, Kind::Send | Kind::Recv))
+        };
+        let mut flights = self.order.iter().map(|&id| &self.flights[id as usize]);
+        flights.find(|flight| !message(flight)).map(|flight| flight.blocked_on)
+    }
+
+    /// Lets calls that nobody waits for get further, when no more can come; gives up, aloud, when that has taken `so_far`
+    /// and too long. Whether any are left.
+    fn runs_out(&mut self, so_far: Duration) -> bool {
+        // Nothing but published scratch or a call in flight can hold this rank up.
+        if self.failed.is_some() || (self.order.is_empty() && self.pool.quiet(&mut *self.transport)) {
+            return false;
+        }
+        if self.poll(None).is_err() || self.check(None, Duration::ZERO).is_err() {
+            return false;
+        }
+        let after = GRACE.min(self.options.deadline);
+        if so_far <= after {
+            self.transport.park(Duration::from_millis(1));
+            return true;
+        }
+        if let Some(&id) = self.order.first() {
+            let flight = &self.flights[id as usize];
+            let what = flight.schedule.as_ref().map_or(String::new(), |s| s.call.to_string());
+            let what = format!("{what}, dropped without a wait,");
+            let (rank, peer) = (self.group.rank, self.waited_for(id));
+            self.fail(Error::Timeout { what, rank, peer, after });
+        }
+        false
     }
 }
 
 impl Drop for Engine {
-    /// Lets calls that nobody waits for end, for a while; then gives up, aloud.
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            // The transport tells the peers; nobody should wait for a rank that is coming down.
-            return;
+        if !std::thread::panicking() {
+            self.pool.leak_busy(&mut *self.transport);
         }
-        let start = Instant::now();
-        let grace = Duration::from_secs(5).min(self.options.deadline);
-        // Nothing but published scratch or a call in flight can hold this rank up.
-        while self.failed.is_none() && !(self.order.is_empty() && self.pool.quiet(&mut *self.transport)) {
-            let late = start.elapsed() > grace;
-            if self.poll(None).is_err() || self.check(None, Duration::ZERO).is_err() {
-                break;
-            }
-            if late {
-                if let Some(&id) = self.order.first() {
-                    let flight = &self.flights[id as usize];
-                    let what = flight.schedule.as_ref().map_or(String::new(), |s| s.call.to_string());
-                    let error = Error::Timeout {
-                        what: format!("{what}, dropped without a wait,"),
-                        rank: self.group.rank,
-                        peer: self.waited_for(id),
-                        after: grace,
-                    };
-                    self.fail(error);
-                }
-                break;
-            }
-            self.transport.park(Duration::from_millis(1));
-        }
-        self.pool.leak_busy(&mut *self.transport);
     }
 }

@@ -36,6 +36,11 @@ impl<B: Send + 'static> Pending<B> {
     pub fn is_done(&self) -> bool {
         self.end.is_done(self.id)
     }
+
+    /// The rank that the call waits for, where the host carries it.
+    pub(crate) fn waits_for(&self) -> Option<usize> {
+        self.end.waits_for(self.id)
+    }
 }
 
 impl<B: Send + 'static> Drop for Pending<B> {

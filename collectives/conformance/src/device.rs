@@ -91,6 +91,37 @@ pub fn groups_in_any_order<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>
     }
 }
 
+/// The same where a rank does not wait for a call of one group before it waits for another's, or for the host.
+pub fn groups_while_others_wait<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
+    let (first, last) = (comm.rank() == 0, comm.size() as u32 - 1);
+    let other = comm.split(Some(0), 0).expect("splits").expect("a group");
+    for turn in 0..6u32 {
+        let start = |group: &Communicator| {
+            let mine = upload(group, queue, &vec![100 * turn + comm.rank() as u32; 700]);
+            group.start_all_reduce_in_place(mine, ReduceOp::Max).expect("starts")
+        };
+        let check = |reduced| assert_eq!(found(queue, &reduced), vec![100 * turn + last; 700]);
+        let reduced = start(&other);
+        if first {
+            comm.barrier().expect("all come");
+            check(reduced.wait().expect("ends"));
+        } else {
+            check(reduced.wait().expect("ends"));
+            comm.barrier().expect("all come");
+        }
+        let reduced = start(&other);
+        if first {
+            let later = start(comm);
+            while !later.is_done() {}
+            check(reduced.wait().expect("ends"));
+            check(later.wait().expect("ends"));
+        } else {
+            check(reduced.wait().expect("ends"));
+            check(start(comm).wait().expect("ends"));
+        }
+    }
+}
+
 /// Calls of the host among those of a device, which are in flight and may be on their way down for as long as they like.
 pub fn host_among_device<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
     let (rank, size) = (comm.rank(), comm.size());

@@ -3,8 +3,12 @@
 use super::{Part, data, same};
 use collectives::{Buffer, Communicator, ReduceOp, oracle};
 
-pub(super) const CASES: &[Part] =
-    &[("split", split), ("nested groups", nested), ("two groups in flight", two_in_flight)];
+pub(super) const CASES: &[Part] = &[
+    ("split", split),
+    ("nested groups", nested),
+    ("two groups in flight", two_in_flight),
+    ("a group that goes", going),
+];
 
 /// Checks a group whose rank r is rank `members[r]` of the first.
 fn works(comm: &Communicator, members: &[usize]) {
@@ -60,6 +64,27 @@ fn two_in_flight(comm: Communicator) {
         } else {
             there();
             here();
+        }
+    }
+}
+
+/// Some ranks drop a group, and a call of it, before they wait in another: the rest come to that call only afterwards.
+fn going(comm: Communicator) {
+    let (rank, n) = (comm.rank(), comm.size());
+    let start = |comm: &Communicator| {
+        comm.start_all_reduce_in_place(Buffer::copy_of(&[1u64; 2000]), ReduceOp::Sum).expect("starts")
+    };
+    for turn in 0..4 {
+        let gone = comm.split(Some(0), 0).expect("works").expect("a color was given");
+        let sum = start(&comm);
+        if (rank + turn) % 2 == 0 {
+            drop(start(&gone));
+            drop(gone);
+            same(sum.wait().expect("works").host(), &[n as u64; 2000], format_args!("turn {turn}"));
+        } else {
+            same(sum.wait().expect("works").host(), &[n as u64; 2000], format_args!("turn {turn}"));
+            let sum = start(&gone).wait().expect("works");
+            same(sum.host(), &[n as u64; 2000], format_args!("turn {turn}, the group that goes"));
         }
     }
 }

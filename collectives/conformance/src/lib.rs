@@ -10,7 +10,9 @@ mod flights;
 mod groups;
 mod random;
 
-pub use device::{device, groups_in_any_order, host_among_device, messages_and_calls};
+pub use device::{
+    device, groups_in_any_order, groups_while_others_wait, host_among_device, messages_and_calls,
+};
 
 use collectives::schedule::Tuning;
 use collectives::{Buffer, Communicator, Element, Options, bf16, bytes_of, f16};

@@ -95,6 +95,13 @@ impl End {
         }
     }
 
+    pub fn waits_for(&self, id: u32) -> Option<usize> {
+        match self {
+            End::Engine(shared) => shared.waits_for(id),
+            End::Carrier(_) => None,
+        }
+    }
+
     pub fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
         match self {
             End::Engine(shared) => shared.abandon(id, buffers),

@@ -1,6 +1,6 @@
 //! The engine as its users hold it: behind a lock, waited for in three gears, with an optional thread.
 
-use super::family::Family;
+use super::family::{Family, Member, Served};
 use super::lock::{Guard, Lock};
 use super::{Ends, Engine, Options, Priority, Progress, Stage, Stats};
 use crate::bootstrap::processors;
@@ -124,17 +124,6 @@ impl Shared {
         Arc::clone(&self.family)
     }
 
-    /// Moves every call as far as it goes for somebody who waits in another group, unless a thread is at it anyway. What
-    /// fails here is told to those who call this group.
-    pub(super) fn serve(&self) -> bool {
-        let Some(mut engine) = (!self.driven()).then(|| self.engine.try_lock()).flatten() else {
-            return false;
-        };
-        let before = engine.progress_mark();
-        let _ = engine.poll(None);
-        engine.progress_mark() != before
-    }
-
     /// Whether a thread moves calls on.
     fn driven(&self) -> bool {
         self.driver.get().is_some() && !self.stopped.load(Ordering::Acquire)
@@ -184,7 +173,7 @@ impl Shared {
         let mut turns = 0u32;
         let mut since = None;
         let mut silent: Option<(_, Waited)> = None;
-        let mut served = false;
+        let mut served = Served::default();
         loop {
             match engine.flights[id as usize].stage {
                 Stage::Running => {}
@@ -223,7 +212,7 @@ impl Shared {
             let start = *since.get_or_insert_with(Instant::now);
             let mark = engine.progress_mark();
             let silent = match &mut silent {
-                Some((last, waited)) if *last == mark && !served => waited,
+                Some((last, waited)) if *last == mark && !served.moved => waited,
                 other => &mut other.insert((mark, Waited::begin())).1,
             };
             if turns < self.spin + YIELD || start.elapsed() < self.patience {
@@ -235,13 +224,16 @@ impl Shared {
                     std::thread::yield_now();
                 });
             } else {
-                if !served
-                    && engine.check(Some(id), silent.so_far()).is_ok()
-                    && engine.flights[id as usize].stage == Stage::Running
-                {
+                let fine = engine.check(Some(id), silent.so_far()).is_ok();
+                if fine && engine.flights[id as usize].stage == Stage::Running && !served.soon {
                     engine.transport.park(PARK);
                 }
-                engine = engine.meanwhile(|| served = self.family.serve_others(self));
+                engine = engine.meanwhile(|| {
+                    served = self.family.serve_others(self);
+                    if served.soon {
+                        std::thread::yield_now();
+                    }
+                });
             }
         }
     }
@@ -289,6 +281,12 @@ impl Shared {
         }
     }
 
+    /// The rank that a call in flight waits for.
+    pub fn waits_for(&self, id: u32) -> Option<usize> {
+        let engine = self.lock();
+        (engine.flights[id as usize].stage == Stage::Running).then(|| engine.waited_for(id))
+    }
+
     /// The progress thread: gives calls turns while there is something to do, sleeps while there is not.
     fn drive(&self) {
         let mut idle = 0u32;
@@ -314,6 +312,29 @@ impl Shared {
                 let _ = engine.check(None, Duration::ZERO);
                 engine = engine.meanwhile(|| std::thread::park_timeout(NAP));
             }
+        }
+    }
+}
+
+impl Member for Shared {
+    fn serve(&self) -> Served {
+        let Some(mut engine) = (!self.driven()).then(|| self.engine.try_lock()).flatten() else {
+            return Served::default();
+        };
+        let before = engine.progress_mark();
+        let _ = engine.poll(None);
+        let moved = engine.progress_mark() != before;
+        Served { moved, soon: moved }
+    }
+}
+
+impl Drop for Shared {
+    /// Lets calls that nobody waits for end, for a while. A peer may wait for those of other groups first.
+    fn drop(&mut self) {
+        // Of a rank that is coming down the transport tells the peers; nobody should wait for it.
+        let start = Instant::now();
+        while !std::thread::panicking() && self.lock().runs_out(start.elapsed()) {
+            self.family.serve_others(self);
         }
     }
 }

@@ -4,7 +4,9 @@
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Account, Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
-use conformance::{device, groups_in_any_order, host_among_device, messages_and_calls, standard};
+use conformance::{
+    device, groups_in_any_order, groups_while_others_wait, host_among_device, messages_and_calls, standard,
+};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -80,6 +82,11 @@ fn groups_through_the_host_in_any_order() {
 }
 
 #[test]
+fn groups_through_the_host_move_on_whoever_is_waited_for() {
+    late(3, None, groups_while_others_wait);
+}
+
+#[test]
 fn messages_do_not_take_the_places_of_planned_calls() {
     late(2, Some(4096), messages_and_calls);
 }
@@ -142,6 +149,8 @@ fn wired(
                 let queue = SharedQueue::new(queue(comm.rank()));
                 let (order, compute) = (Order::Canonical, queue.clone());
                 let carrier = Wired::with_scratch(&comm, compute, wire, order, scratch).expect("a carrier");
+                // What ends badly ends after all have begun.
+                comm.barrier().expect("all come");
                 body(comm.with_carrier(Arc::new(carrier)), &queue);
             });
         }
@@ -224,4 +233,47 @@ fn ranks_that_call_something_else_are_told_both_calls() {
 fn a_rank_that_gives_up_ends_calls_over_a_wire() {
     let said = end_of_a_call(2, |comm| comm.abort("the disk is full"));
     assert!(said.is_empty() || said.contains("the disk is full"), "{said}");
+}
+
+/// Watches go on meeting; that must not pass for an answer.
+#[test]
+fn a_rank_that_the_host_waits_for_is_named_beside_a_wire() {
+    let Some(emulator) = emulator() else { return };
+    let options = Options { deadline: Duration::from_millis(400), ..standard() };
+    let queue = |rank| emulator.late_queue(rank as u64);
+    wired(2, options, 0, queue, |comm, _| match comm.rank() {
+        0 => {
+            let said = comm.barrier().unwrap_err().to_string();
+            assert!(said.contains("no answer from rank 1"), "{said}");
+        }
+        // Busy with something else, and not looking.
+        _ => std::thread::sleep(Duration::from_secs(4)),
+    });
+}
+
+#[test]
+fn a_rank_that_fails_after_it_has_left_a_wire_is_heard() {
+    let Some(emulator) = emulator() else { return };
+    let options = Options { deadline: Duration::from_secs(60), ..standard() };
+    let ranks = Communicator::threads_with(2, options).expect("ranks");
+    std::thread::scope(|scope| {
+        for (host, wire) in ranks.into_iter().zip(EmulatedWire::group(2)) {
+            scope.spawn(move || {
+                let queue = SharedQueue::new(emulator.late_queue(host.rank() as u64));
+                let wired = Wired::with_scratch(&host, queue.clone(), wire, Order::Canonical, 0);
+                let comm = host.clone().with_carrier(Arc::new(wired.expect("a carrier")));
+                comm.barrier().expect("all come");
+                if comm.rank() == 1 {
+                    drop(comm);
+                    return host.abort("the disk is full");
+                }
+                let buffer = comm.alloc::<f32>(8).expect("memory");
+                let started = comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum);
+                let waited = started.and_then(|started| started.wait());
+                let _ = queue.clone().synchronize();
+                let said = waited.err().or(comm.progress().err()).expect("a failure").to_string();
+                assert!(said.contains("the disk is full"), "{said}");
+            });
+        }
+    });
 }

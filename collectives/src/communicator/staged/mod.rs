@@ -5,7 +5,6 @@
 //! exchanges and computation go on side by side. Where a plan has said how large calls are, they share a fixed number of
 //! places in memory of the host, and a call that finds none free first finishes the oldest one.
 
-mod family;
 mod flight;
 mod pieces;
 mod pool;
@@ -14,11 +13,10 @@ use super::Communicator;
 use super::carrier::Carrier;
 use crate::buffer::{Memory, Place};
 use crate::device::{Queue, SharedQueue, Streams, Urgency};
-use crate::engine::{Ends, Priority, Stats};
+use crate::engine::{Ends, Member, Priority, Served, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::Call;
-use family::Family;
 use flight::{Flight, Job, Stage};
 use pieces::Pieces;
 pub use pool::staged_bytes;
@@ -38,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Carries calls over the host's transport, for memory of the device whose compute queue is `compute`.
 pub struct Staged<Q: Streams>(Arc<Group<Q>>);
 
-/// The same, as others of its family see it.
+/// The same, as the family of its host's group sees it.
 struct Group<Q: Streams> {
     name: String,
     /// The group over the host's transport, without a carrier.
@@ -46,7 +44,6 @@ struct Group<Q: Streams> {
     compute: SharedQueue<Q>,
     state: Mutex<State<Q>>,
     scratch: Account,
-    family: Arc<Family<Q>>,
 }
 
 struct State<Q: Streams> {
@@ -68,10 +65,6 @@ impl<Q: Streams> Staged<Q> {
     /// # Errors
     /// The device gives no more queues or events.
     pub fn new(host: &Communicator, compute: SharedQueue<Q>) -> Result<Self> {
-        Staged::of(Arc::default(), host, compute)
-    }
-
-    fn of(family: Arc<Family<Q>>, host: &Communicator, compute: SharedQueue<Q>) -> Result<Self> {
         let host = Communicator { carrier: None, ..host.clone() };
         let mut state = State {
             down: compute.sibling(Urgency::Normal)?,
@@ -90,8 +83,8 @@ impl<Q: Streams> Staged<Q> {
         }
         let name = format!("{} through the host", host.transport_name());
         let (state, scratch) = (Mutex::new(state), Account::default());
-        let group = Arc::new(Group { name, host, compute, state, scratch, family });
-        group.family.add(&group);
+        let group = Arc::new(Group { name, host, compute, state, scratch });
+        group.host.handle.shared.family().add(&group);
         Ok(Staged(group))
     }
 
@@ -170,14 +163,6 @@ impl<Q: Streams> Group<Q> {
         Ok(())
     }
 
-    /// The same for who waits for a call of another group, unless somebody is at it; whether any call has still to be copied
-    /// down. A failure is told to who waits for it.
-    fn serve(&self) -> bool {
-        let Ok(mut state) = self.state.try_lock() else { return false };
-        let _ = self.alive(&mut state, Self::pump);
-        !state.copying.is_empty()
-    }
-
     /// Gives the first call that was copied down to the host.
     fn exchange(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         debug_assert_eq!(state.copying.front(), Some(&id));
@@ -197,10 +182,8 @@ impl<Q: Streams> Group<Q> {
 
     /// Waits for the host, which meanwhile gets what was copied down: a peer may wait for that first.
     fn exchanged(&self, state: &mut State<Q>, id: u32) -> Result<()> {
-        let host = state.flights[id as usize].host;
-        while !self.host.handle.shared.is_done(host)
-            && (self.family.serve_others(self) || !state.copying.is_empty())
-        {
+        let (host, since) = (state.flights[id as usize].host, Instant::now());
+        while !self.host.handle.shared.is_done(host) && !state.copying.is_empty() {
             match state.copying.front() {
                 Some(&first) if Q::happened(&state.flights[first as usize].lowered)? => {
                     self.exchange(state, first)?;
@@ -208,8 +191,10 @@ impl<Q: Streams> Group<Q> {
                 _ => std::thread::yield_now(),
             }
         }
+        state.stats.exposed_seconds += since.elapsed().as_secs_f64();
         state.exchanging.retain(|&other| other != id);
         state.flights[id as usize].stage = Stage::Returned;
+        // From here on the host counts how long that takes.
         self.host.handle.shared.wait(host)
     }
 
@@ -253,17 +238,18 @@ impl<Q: Streams> Group<Q> {
     /// Waits until the first call is copied down, and gives it to the host.
     fn lower_first(&self, state: &mut State<Q>) -> Result<()> {
         let Some(&first) = state.copying.front() else { return Ok(()) };
+        let since = Instant::now();
         while !Q::happened(&state.flights[first as usize].lowered)? {
             self.host.progress()?;
             std::thread::yield_now();
         }
+        state.stats.exposed_seconds += since.elapsed().as_secs_f64();
         self.exchange(state, first)
     }
 
     /// Finishes the oldest call that has a planned place, so that it is free. Every rank started the same calls before this
     /// one, so that none of them can be missing; messages have places of their own.
     fn make_room(&self, state: &mut State<Q>) -> Result<()> {
-        let since = Instant::now();
         let oldest = loop {
             let planned = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
             match state.exchanging.iter().find(planned) {
@@ -274,23 +260,29 @@ impl<Q: Streams> Group<Q> {
         if let Some(oldest) = oldest {
             self.raise(state, oldest)?;
         }
-        state.stats.exposed_seconds += since.elapsed().as_secs_f64();
         Ok(())
     }
 
     /// Waits for the call until it has returned to the device.
     fn finish(&self, state: &mut State<Q>, id: u32) -> Result<()> {
-        if state.flights[id as usize].stage == Stage::Copying {
-            let since = Instant::now();
-            while state.flights[id as usize].stage == Stage::Copying {
-                self.lower_first(state)?;
-            }
-            state.stats.exposed_seconds += since.elapsed().as_secs_f64();
+        while state.flights[id as usize].stage == Stage::Copying {
+            self.lower_first(state)?;
         }
         if state.flights[id as usize].stage == Stage::Exchanging {
             self.raise(state, id)?;
         }
         self.end(state, id)
+    }
+}
+
+impl<Q: Streams> Member for Group<Q> {
+    fn serve(&self) -> Served {
+        let Ok(mut state) = self.state.try_lock() else { return Served::default() };
+        let before = (state.copying.len(), state.exchanging.len());
+        let _ = self.alive(&mut state, Self::pump);
+        // What is being copied down is handed on as soon as it is there.
+        let soon = !state.copying.is_empty();
+        Served { moved: before != (state.copying.len(), state.exchanging.len()), soon }
     }
 }
 
@@ -414,7 +406,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
 
     fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
         let Some(host) = host else { return Ok(None) };
-        Ok(Some(Arc::new(Staged::of(self.0.family.clone(), host, self.0.compute.clone())?)))
+        Ok(Some(Arc::new(Staged::new(host, self.0.compute.clone())?)))
     }
 }
 

@@ -447,6 +447,10 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
 
 impl<Q: Streams, W: Wire<Q>> Drop for Wired<Q, W> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // That is no good order to leave in.
+            self.watch.fail(Error::GivenUp("it panicked".into()));
+        }
         let state = &mut *self.lock();
         let ended = self.alive(state, |this, state| {
             this.flush(state)?;

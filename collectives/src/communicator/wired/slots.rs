@@ -5,6 +5,7 @@ use crate::device::{SharedQueue, Streams};
 use crate::error::Result;
 use crate::schedule::{Call, Kind};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Calls in flight that there are places for from the start.
@@ -30,8 +31,15 @@ pub(super) struct Numbered {
     pub serial: u64,
 }
 
-/// Places that the watch looks at too.
-pub(super) type SharedSlots<E> = Arc<Mutex<Vec<Arc<Slot<E>>>>>;
+/// What the watch looks at too.
+pub(super) type SharedSlots<E> = Arc<Seen<E>>;
+
+pub(super) struct Seen<E> {
+    /// All places.
+    pub places: Mutex<Vec<Arc<Slot<E>>>>,
+    /// By lane: collectives that were started. Places are used anew, so they do not tell.
+    pub started: [AtomicU64; 2],
+}
 
 /// All places. One that is free again is not used before its last call is done, so that its events are not recorded
 /// anew while anything still waits for them.
@@ -40,15 +48,15 @@ pub(super) struct Slots<E> {
     /// The same, for the watch.
     shared: SharedSlots<E>,
     free: VecDeque<u32>,
-    numbers: [u64; 2],
     serial: u64,
 }
 
 impl<E: Send + Sync> Slots<E> {
     pub fn new<Q: Streams<Event = E>>(queue: &SharedQueue<Q>) -> Result<Self> {
-        let shared = Arc::new(Mutex::new(Vec::with_capacity(READY)));
+        let places = Mutex::new(Vec::with_capacity(READY));
+        let shared = Arc::new(Seen { places, started: Default::default() });
         let free = VecDeque::with_capacity(READY);
-        let mut slots = Slots { all: Vec::new(), shared, free, numbers: [0; 2], serial: 0 };
+        let mut slots = Slots { all: Vec::new(), shared, free, serial: 0 };
         for _ in 0..READY {
             let id = slots.add(queue)?;
             slots.free.push_back(id);
@@ -58,7 +66,7 @@ impl<E: Send + Sync> Slots<E> {
 
     fn add<Q: Streams<Event = E>>(&mut self, queue: &SharedQueue<Q>) -> Result<u32> {
         let slot = Arc::new(Slot { given: queue.event()?, done: queue.event()?, call: Mutex::new(None) });
-        locked(&self.shared).push(Arc::clone(&slot));
+        locked(&self.shared.places).push(Arc::clone(&slot));
         self.all.push(slot);
         Ok(self.all.len() as u32 - 1)
     }
@@ -86,13 +94,14 @@ impl<E: Send + Sync> Slots<E> {
             }
             _ => self.add(queue)?,
         };
-        let mut number = 0;
-        if !matches!(call.kind, Kind::Send | Kind::Recv) {
-            self.numbers[lane as usize] += 1;
-            number = self.numbers[lane as usize];
-        }
+        let message = matches!(call.kind, Kind::Send | Kind::Recv);
+        let started = &self.shared.started[lane as usize];
+        let number = if message { 0 } else { started.load(Ordering::Relaxed) + 1 };
         self.serial += 1;
         *locked(&self.slot(id).call) = Some(Numbered { call, lane, number, serial: self.serial });
+        if !message {
+            started.store(number, Ordering::Release);
+        }
         Ok(id)
     }
 

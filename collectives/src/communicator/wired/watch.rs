@@ -14,6 +14,7 @@ use crate::pending::Pending;
 use crate::schedule::Kind;
 use crate::watch::{Fingerprint, Waited};
 use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -88,7 +89,8 @@ impl<Q: Streams> Watch<Q> {
         if host.size() == 1 {
             return Ok(Watch { state, thread: Mutex::new(None), _queue: PhantomData });
         }
-        let peers = host.split(Some(0), host.rank() as i64)?;
+        // That watches meet must not pass for an answer to a call of the host.
+        let peers = host.split_apart(Some(0), host.rank() as i64)?;
         let mut rounds = Rounds {
             state: Arc::clone(&state),
             peers: peers.expect("a rank that gave a color is in a group"),
@@ -193,7 +195,8 @@ struct Rounds {
 impl Rounds {
     fn look<Q: Streams>(&mut self, slots: &SharedSlots<Q::Event>, leaves: bool) -> Result<()> {
         if self.over {
-            return Ok(());
+            // Who has left may still fail before it ends, and others may be lost.
+            return self.state.host.progress();
         }
         if let Some(round) = self.round.take() {
             if !round.is_done() {
@@ -248,14 +251,21 @@ impl Rounds {
             return Error::Timeout { what, rank, peer: late.call.root, after };
         }
         let behind = |row: &Row| row.started[late.lane as usize] < late.number;
-        match self.table.iter().position(behind) {
+        let position = |wanted: &dyn Fn(&Row) -> bool| self.table.iter().position(wanted);
+        let peer = match behind(&self.table[rank]) {
+            false => position(&behind),
+            // They have not met since this rank started it: because somebody left, or because somebody does not come.
+            true if self.over => position(&|row| row.leaves && behind(row)),
+            true => self.round.as_ref().and_then(Pending::waits_for),
+        };
+        match peer {
             Some(peer) if peer != rank => Error::Timeout { what, rank, peer, after },
             _ => Error::Library {
                 library: "the wire between devices".into(),
                 call: late.call.kind.name(),
                 rank,
                 text: format!(
-                    "{} is not done after {after:?}, although every rank has started it",
+                    "{} is not done after {after:?}, although no rank is known to be late",
                     late.call
                 ),
             },
@@ -266,10 +276,12 @@ impl Rounds {
 /// How far this rank is.
 fn row<Q: Streams>(slots: &SharedSlots<Q::Event>) -> Result<Row> {
     let mut row = Row::default();
-    for slot in locked(slots).iter() {
+    for (row, seen) in row.started.iter_mut().zip(&slots.started) {
+        *row = seen.load(Ordering::Acquire);
+    }
+    for slot in locked(&slots.places).iter() {
         let Some(Numbered { call, lane, number, .. }) = *locked(&slot.call) else { continue };
-        let (lane, started) = (lane as usize, &mut row.started[lane as usize]);
-        *started = (*started).max(number);
+        let lane = lane as usize;
         let first = row.first[lane].0;
         if number > 0 && (first == 0 || number < first) && !Q::happened(&slot.done)? {
             row.first[lane] = (number, Fingerprint::of(&call).bits());
@@ -287,7 +299,7 @@ struct Overdue {
 impl Overdue {
     fn check<Q: Streams>(&mut self, slots: &SharedSlots<Q::Event>, rounds: &Rounds) -> Result<()> {
         let mut firsts: [Option<Numbered>; 3] = [None; 3];
-        for slot in locked(slots).iter() {
+        for slot in locked(&slots.places).iter() {
             let Some(numbered) = *locked(&slot.call) else { continue };
             let message = matches!(numbered.call.kind, Kind::Send | Kind::Recv);
             let first = &mut firsts[if message { 2 } else { numbered.lane as usize }];
@@ -310,5 +322,45 @@ impl Overdue {
             };
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::{DType, ReduceOp};
+    use crate::schedule::Call;
+
+    /// One process stands still, and its watch with it; another has only not come so far.
+    #[test]
+    fn who_does_not_meet_the_others_is_to_blame() {
+        let late = |number| {
+            let call = Call { op: ReduceOp::Sum, ..Call::new(Kind::AllReduce, DType::F32, 6) };
+            Numbered { call, lane: Lane::Reductions, number, serial: number }
+        };
+        let mut ranks = Communicator::threads(3).into_iter();
+        let (peers, other, _still) = (ranks.next().unwrap(), ranks.next().unwrap(), ranks.next().unwrap());
+        let met = other.start_all_gather_in_place(Buffer::<u64>::zeroed(3)).unwrap();
+        let round = peers.start_all_gather_in_place(Buffer::<u64>::zeroed(3)).unwrap();
+        assert!(!round.is_done() && !met.is_done());
+        let state = State { host: peers.clone(), failed: Mutex::new(None), abort: Box::new(|| ()) };
+        let row = |started| Row { started: [started; 2], ..Row::default() };
+        let mut rounds = Rounds {
+            state: Arc::new(state),
+            peers,
+            round: Some(round),
+            table: vec![row(5), row(4), row(5)],
+            over: false,
+        };
+        let mut blamed = |rounds: &mut Rounds, number| match rounds.blame(late(number), Duration::ZERO) {
+            Error::Timeout { peer, .. } => Some(peer),
+            _ => None,
+        };
+        // All are known to be that far but one; then nobody, because one does not come.
+        assert_eq!(blamed(&mut rounds, 5), Some(1));
+        assert_eq!(blamed(&mut rounds, 6), Some(2));
+        rounds.table[1].leaves = true;
+        rounds.over = true;
+        assert_eq!(blamed(&mut rounds, 6), Some(1));
     }
 }
