@@ -6,6 +6,8 @@ use crate::bind;
 use crate::failure::{Failure, Result, USAGE};
 use crate::out;
 use crate::plan::Ranks;
+#[cfg(feature = "mpi")]
+use crate::tokenizer;
 use crate::transports::Transport;
 #[cfg(feature = "mpi")]
 use crate::transports::plugin;
@@ -199,6 +201,7 @@ fn mpi(
         within: options.timeout,
         missing: (!have_met && identity.rendezvous.is_some()).then(|| missing(identity)),
         call_timeout: ranks.options.deadline,
+        caught: tokenizer::catches,
         tell: Arc::new(move |why| out::note(format_args!("caravan: rank {rank}: {why}"))),
     };
     let mut transport = MpiTransport::world(&start)?;

@@ -309,6 +309,12 @@ thread_local! {
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether a panic of this thread is caught here.
+#[cfg(feature = "mpi")]
+pub fn catches() -> bool {
+    CAUGHT.get()
+}
+
 /// What `work` gives; a panic of the library, which takes some files for good that it then cannot use, is an error, and
 /// nobody else tells it.
 fn guarded<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {

@@ -211,6 +211,31 @@ fn many_ranks_need_no_higher_limit_of_open_files() {
 }
 
 #[test]
+fn a_limit_of_file_sizes_below_the_memory_is_none_of_what_ranks_need() {
+    let bench = bench();
+    let run =
+        format!("ulimit -f 200000; exec {} bench all_reduce -e 1M -n 2 -q", env!("CARGO_BIN_EXE_caravan"));
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &run]);
+    bench.prepare(&mut command);
+    bench.finish(command.spawn().unwrap()).success();
+}
+
+#[test]
+fn a_terminal_that_stops_what_writes_in_the_background_does_not_stop_ranks() {
+    if !harness::installed("script") {
+        return harness::skip("script gives a program a terminal (apt install bsdutils)");
+    }
+    let bench = bench();
+    let run = format!("stty tostop; exec {} bench barrier -n 2", env!("CARGO_BIN_EXE_caravan"));
+    let mut command = std::process::Command::new("script");
+    command.args(["-qec", &run, "/dev/null"]).stdin(Stdio::null());
+    bench.prepare(&mut command);
+    let outcome = bench.finish(command.spawn().unwrap()).success();
+    assert!(outcome.stdout.contains("# Avg bus bandwidth"), "{}", outcome.stdout);
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let bench = bench();
     let mut child =

@@ -2,11 +2,15 @@
 
 use super::wire::Stream;
 use crate::error::{Error, Result};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use std::net::{Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
+
+/// Connections that may wait to be taken: many ranks come at once.
+const BACKLOG: i32 = 4096;
 
 /// Where a star meets.
 #[derive(Clone, Debug)]
@@ -44,8 +48,7 @@ impl Listener {
             Place::Tcp(address) => {
                 let (_, port) = hosts_and_port(address)?;
                 // Any address, not the one the name has here: /etc/hosts often says 127.0.1.1 for one's own name.
-                let listener =
-                    TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))?;
+                let listener = both_families(port).or_else(|_| TcpListener::bind(("0.0.0.0", port)))?;
                 listener.set_nonblocking(true)?;
                 Ok(Listener::Tcp(listener))
             }
@@ -90,14 +93,32 @@ fn hosts_and_port(address: &str) -> std::io::Result<(&str, u16)> {
     })
 }
 
-/// Connects to whoever listens at `place`; none: nobody does yet. On Unix sockets the kernel says which user listens: a
-/// stranger there hears nothing, least of all the job's secret.
-pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
+/// Listens on IPv6 and IPv4, also where the system keeps them apart unless asked (`net.ipv6.bindv6only`).
+fn both_families(port: u16) -> std::io::Result<TcpListener> {
+    let socket = net::socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // As the standard library does: the port of a job that has just ended is free.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_ipv6_v6only(&socket, false)?;
+    net::bind(&socket, &std::net::SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// What a look at a place found.
+pub(super) enum Found {
+    Somebody(Stream),
+    /// Nobody listens yet, or nothing has the name yet, and then why.
+    Nobody(Option<Error>),
+}
+
+/// Connects to whoever listens at `place`. On Unix sockets the kernel says which user listens: a stranger there hears
+/// nothing, least of all the job's secret.
+pub(super) fn connect(place: &Place) -> Result<Found> {
     let refused = |e: std::io::Error| Error::system(format!("connecting to {place}"), e);
     match place {
         Place::Unix(name) => {
             let address = SocketAddr::from_abstract_name(name).map_err(refused)?;
-            let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(None) };
+            let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(Found::Nobody(None)) };
             stream.set_nonblocking(true).map_err(refused)?;
             let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;
             if peer.uid != rustix::process::geteuid() {
@@ -107,7 +128,7 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
                     peer.uid.as_raw()
                 )));
             }
-            Ok(Some(Stream::Unix(stream)))
+            Ok(Found::Somebody(Stream::Unix(stream)))
         }
         Place::Tcp(address) => {
             let (hosts, port) = hosts_and_port(address).map_err(refused)?;
@@ -118,8 +139,9 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
                     Err(e) => failed = failed.or(Some(e)),
                 }
             }
+            // A name may come with the host that has it.
             if let (true, Some(e)) = (resolved.is_empty(), failed) {
-                return Err(refused(e));
+                return Ok(Found::Nobody(Some(refused(e))));
             }
             for address in resolved {
                 if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
@@ -129,10 +151,10 @@ pub(super) fn connect(place: &Place) -> Result<Option<Stream>> {
                     }
                     stream.set_nonblocking(true).map_err(refused)?;
                     stream.set_nodelay(true).map_err(refused)?;
-                    return Ok(Some(Stream::Tcp(stream)));
+                    return Ok(Found::Somebody(Stream::Tcp(stream)));
                 }
             }
-            Ok(None)
+            Ok(Found::Nobody(None))
         }
     }
 }
@@ -152,6 +174,13 @@ mod tests {
             ];
             assert!(said.iter().all(|text| text.contains("host:port")), "{bad}: {said:?}");
         }
+    }
+
+    #[test]
+    fn a_name_may_come_with_its_host() {
+        let found = connect(&Place::Tcp("no-such-host.invalid:4000".into())).unwrap();
+        let Found::Nobody(Some(why)) = found else { panic!("somebody there, or no reason") };
+        assert!(why.to_string().contains("no-such-host.invalid:4000"), "{why}");
     }
 
     #[test]

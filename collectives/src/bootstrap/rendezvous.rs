@@ -42,7 +42,7 @@ impl Rendezvous {
         let board = board(identity)?;
         let Identity { rank, world, .. } = *identity;
         let job = identity.job_name();
-        let token = identity.token.clone().unwrap_or_default();
+        let token = secret(identity);
         let place = match &identity.rendezvous {
             Some(address) => Place::Tcp(address.clone()),
             None if identity.local_size.is_some_and(|local| local < world) => {
@@ -69,6 +69,9 @@ impl Rendezvous {
             let all = joined.exchange(format!("{key}\n{name}").as_bytes())?;
             joined.hosts = Hosts::of(&all);
             let local = joined.local_ranks();
+            // Its ranks may have been started by different processes, and so have different names for the job.
+            let jobs = joined.exchange(job.as_bytes())?;
+            let job = String::from_utf8_lossy(&jobs[local[0]]);
             let index = local.iter().position(|&r| r == rank).unwrap_or(0);
             let place = Place::Unix(socket_name(&job, &format!("host of {}", local[0])));
             let me = Member { ranks: &local, index, world, token: &token, job: &job };
@@ -178,6 +181,16 @@ impl Hosts {
             of.push(index);
         }
         Hosts { of, names }
+    }
+}
+
+/// What only ranks of this job have: jobs that chance brings to one address tell each other apart by their names, where the
+/// launcher gives each its own.
+fn secret(identity: &Identity) -> String {
+    let token = identity.token.clone().unwrap_or_default();
+    match (&identity.job, identity.launcher) {
+        (Some(job), Launcher::Slurm | Launcher::OpenMpi) => format!("{job}\n{token}"),
+        _ => token,
     }
 }
 

@@ -2,7 +2,7 @@
 //! exchanges that run over it.
 
 use super::hosts;
-use super::place::{self, Listener, Place};
+use super::place::{self, Found, Listener, Place};
 use super::wire::{self, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
@@ -19,6 +19,8 @@ const MOST_PENDING: usize = 1024;
 const EXTRA: Duration = Duration::from_secs(2);
 /// More than anybody waits, and what can be added to a clock.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
+/// Between two looks whether somebody listens.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 const NOBODY: u32 = u32::MAX;
 
 /// One member as it introduces itself.
@@ -377,7 +379,11 @@ fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], t
         joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
     let they = if gone.len() == 1 { "it" } else { "they" };
     let hint = match place {
-        Place::Unix(_) => "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0".to_owned(),
+        Place::Unix(_) => {
+            "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different \
+                           processes start need CARAVAN_JOB, the same for all"
+                .to_owned()
+        }
         Place::Tcp(_) => format!(
             "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
         ),
@@ -394,15 +400,18 @@ fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], t
 fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Stream> {
     let what = format!("rendezvous of job {} at {place}", me.job);
     let middle = me.ranks[0];
+    let mut pause = Duration::from_millis(5);
     let stream = loop {
         wait.job()?;
         match place::connect(place)? {
-            Some(stream) => break stream,
-            None if Instant::now() >= wait.deadline => {
-                return Err(lost(wait.rank, middle, Trouble::Late, &what, timeout));
+            Found::Somebody(stream) => break stream,
+            Found::Nobody(why) if Instant::now() >= wait.deadline => {
+                return Err(why.unwrap_or_else(|| lost(wait.rank, middle, Trouble::Late, &what, timeout)));
             }
-            None => std::thread::sleep(Duration::from_millis(5)),
+            Found::Nobody(_) => std::thread::sleep(pause),
         }
+        // Each look may ask a name server, and thousands of ranks may look.
+        pause = (pause + pause / 8).min(LONGEST_PAUSE);
     };
     // The middle came before this moment and gives up within its own timeout, then names who is missing.
     let wait = Wait { deadline: Instant::now() + timeout + EXTRA, ..*wait };

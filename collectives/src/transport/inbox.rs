@@ -1,9 +1,11 @@
 //! What peers have said beside their messages, until the group that it is about asks.
 
+use crate::watch::MAX_SIZE;
 use std::collections::VecDeque;
 
 /// What nobody took, such as farewells to groups that are gone, is forgotten beyond this many, the oldest first.
-const MOST_KEPT: usize = 4096;
+/// Forming a group takes one of each member, and several may be formed at once.
+const MOST_KEPT: usize = 4 * MAX_SIZE;
 
 pub(super) struct Inbox<W> {
     words: VecDeque<W>,

@@ -352,7 +352,7 @@ mod tests {
             table: vec![row(5), row(4), row(5)],
             over: false,
         };
-        let mut blamed = |rounds: &mut Rounds, number| match rounds.blame(late(number), Duration::ZERO) {
+        let blamed = |rounds: &mut Rounds, number| match rounds.blame(late(number), Duration::ZERO) {
             Error::Timeout { peer, .. } => Some(peer),
             _ => None,
         };

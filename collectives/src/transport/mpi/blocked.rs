@@ -22,6 +22,8 @@ pub struct Start {
     pub missing: Option<Arc<dyn Fn(Duration) -> Option<String> + Send + Sync>>,
     /// How long a call may take that makes a communicator, is one of MPI's own collectives or ends MPI.
     pub call_timeout: Duration,
+    /// Whether a panic of the calling thread is caught and becomes an error; any other ends the job.
+    pub caught: fn() -> bool,
     /// Gets the reason, before the process ends with exit code 1.
     pub tell: Arc<dyn Fn(&Error) + Send + Sync>,
 }
@@ -33,6 +35,7 @@ impl Default for Start {
             within: crate::bootstrap::Options::default().timeout,
             missing: None,
             call_timeout: crate::Options::default().deadline,
+            caught: || false,
             tell: Arc::new(|why| eprintln!("{why}")),
         }
     }

@@ -111,7 +111,7 @@ impl Session {
         let only = one.then(|| std::thread::current().id());
         SELF.set(only);
         RUNNING.store(true, Ordering::SeqCst);
-        HOOK.call_once(install_hook);
+        HOOK.call_once(|| install_hook(start.caught));
         let session = Arc::new(Session {
             universe: Mutex::new(Some(universe)),
             library,
@@ -355,11 +355,11 @@ fn library(version: &str) -> String {
 }
 
 /// After a panic's own message: the job ends, because the other ranks would wait for this one for ever.
-fn install_hook() {
+fn install_hook(caught: fn() -> bool) {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         previous(info);
-        if RUNNING.load(Ordering::SeqCst) {
+        if !caught() && RUNNING.load(Ordering::SeqCst) {
             abort_job();
         }
     }));

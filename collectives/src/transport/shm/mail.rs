@@ -195,6 +195,11 @@ impl Mail {
         self.requests.take_done(request)
     }
 
+    /// Whether this rank copies messages that lie in their senders' segments.
+    pub fn copies(&self) -> bool {
+        self.incoming.iter().any(|incoming| incoming.arriving.iter().any(|arriving| arriving.src.is_some()))
+    }
+
     /// Whether anything is expected in the ring of `from`: a message, or an answer about one.
     fn awaits(&self, from: usize) -> bool {
         let incoming = &self.incoming[from];

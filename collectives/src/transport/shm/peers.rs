@@ -1,7 +1,8 @@
 //! Whether the peers' processes still live, and how those that do not ended.
 
 use super::segments::Segments;
-use crate::bootstrap::Ending;
+use crate::bootstrap::{Ending, boot_and_space};
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::transport::processes::Processes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -28,7 +29,8 @@ impl Lives {
     pub fn of_this_process() -> (Option<OwnedFd>, String) {
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).ok();
         let pid = std::process::id();
-        let card = format!("{} {pid} {}", u8::from(pidfd.is_some()), start_time(pid).unwrap_or_default());
+        let start = start_time(pid).unwrap_or_default();
+        let card = format!("{} {pid} {start} {}", u8::from(pidfd.is_some()), numbering());
         (pidfd, card)
     }
 
@@ -39,9 +41,12 @@ impl Lives {
         let has_pidfd = fields.next() == Some("1");
         let pid = fields.next().and_then(|p| p.parse().ok()).unwrap_or(0);
         let start = fields.next().unwrap_or_default().to_owned();
+        let here = fields.next() == Some(&numbering());
         match pidfd {
             Some(fd) if has_pidfd => self.processes.watch(index, fd),
-            _ => self.numbers.push((index, pid, start)),
+            _ if here => self.numbers.push((index, pid, start)),
+            // Of another container: its silence is noticed.
+            _ => {}
         }
     }
 
@@ -51,6 +56,11 @@ impl Lives {
         let ended = |(_, pid, start): &&(usize, u32, String)| start_time(*pid).as_ref() != Some(start);
         self.numbers.iter().filter(ended).for_each(|&(index, ..)| found(index));
     }
+}
+
+/// Where process numbers mean the same.
+fn numbering() -> String {
+    format!("{:x}", digest(boot_and_space("pid").bytes()))
 }
 
 /// The start time of a process that runs; None when it has ended, also when nobody has reaped it yet.
@@ -150,7 +160,9 @@ mod tests {
         lives.ended(|index| panic!("{index} has not ended"));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let start = start_time(std::process::id()).unwrap();
-        lives.add(7, format!("0 {} {start}", child.id()).as_bytes(), None);
+        lives.add(7, format!("0 {} {start} {}", child.id(), numbering()).as_bytes(), None);
+        // A number of another container says nothing here.
+        lives.add(8, format!("0 {} {start} elsewhere", child.id()).as_bytes(), None);
         child.wait().unwrap();
         let mut ended = Vec::new();
         lives.ended(|index| ended.push(index));

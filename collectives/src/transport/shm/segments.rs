@@ -9,6 +9,7 @@ use crate::bootstrap::{Board, Options, Rendezvous};
 use crate::buffer::{Memory, Place};
 use crate::error::{Error, Result};
 use rustix::mm::{Advice, madvise};
+use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -54,7 +55,7 @@ impl Segments {
         let me = ranks.iter().position(|&r| r == rank).expect("a rank is one of its host's");
         let world = Layout::new(size);
         let fixed = layout::HEADER + world.bytes();
-        let arena_bytes = arena_bytes(options, size);
+        let arena_bytes = arena_bytes(options, size, fixed);
         let bytes = fixed.next_multiple_of(arena::HUGE) + arena_bytes;
 
         let fd = memfd::create("caravan", bytes)?;
@@ -286,12 +287,15 @@ impl Drop for Range {
 }
 
 /// Address space for one rank's buffers: what the machine has, unless told otherwise, and so little that all
-/// segments fit into a process, also under `ulimit -v`.
-fn arena_bytes(options: &Options, size: usize) -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-    let space = limit.map_or(ADDRESS_SPACE, |l| l.min(ADDRESS_SPACE)) / 2 / size as u64;
+/// segments fit into a process, also under `ulimit -v`, and each beside what is `fixed` into a file, also under
+/// `ulimit -f`.
+fn arena_bytes(options: &Options, size: usize, fixed: usize) -> usize {
+    let limit = |of| getrlimit(of).current.unwrap_or(u64::MAX);
+    let space = limit(Resource::As).min(ADDRESS_SPACE) / 2 / size as u64;
+    let file =
+        limit(Resource::Fsize).saturating_sub((fixed.next_multiple_of(arena::HUGE) + arena::HUGE) as u64);
     let wanted = options.segment_limit.map_or_else(budget::total, |l| l as u64);
-    (wanted.min(space) as usize).next_multiple_of(arena::HUGE)
+    (wanted.min(space).min(file) as usize).next_multiple_of(arena::HUGE)
 }
 
 fn check_segment(map: &SharedMap, rank: usize, fixed: usize) -> Result<()> {
