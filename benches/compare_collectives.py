@@ -268,8 +268,8 @@ def targets(found):
               [(s, p / o) for s, o, p in pairs if s >= 65536], lambda r, least=least: r >= least, min)
         check(f"shm {coll}: at most a quarter of the best MPI's latency up to 4 KiB",
               [(s, o / p) for s, o, p in pairs if s <= 4096], lambda r: r <= 0.25, max)
-        limit = [(s, o / found.us("limit", coll, s)) for s, o, _ in pairs
-                 if s >= 2**18 and found.us("limit", coll, s)]
+        limit = [(s, found.us("caravan shm", coll, s) / found.us("limit", coll, s)) for s in SIZES
+                 if s >= 2**18 and found.us("caravan shm", coll, s) and found.us("limit", coll, s)]
         check(f"shm {coll}: within 1.3 times of the limit from 256 KiB", limit, lambda r: r <= 1.3, max)
     for library in mpi:
         lib = f"caravan {library}"
@@ -377,7 +377,9 @@ def main():
     flags += ["--mpi"] * args.mpi + ["--ucx"] * args.ucx
     command = shlex.join(["benches/compare_collectives.py", *flags, "--rounds", str(args.rounds)])
     facts = {"load": load, "caravan": version, **versions}
-    sbs.write("compare_collectives", "\n".join(parts), command, facts, rows, args.machine)
+    before = sbs.given({"--caravan": args.caravan, "--caravan-openmpi": args.caravan_openmpi,
+                        "--caravan-mpich": args.caravan_mpich})
+    sbs.write("compare_collectives", "\n".join(parts), command, facts, rows, args.machine, before)
 
 
 if __name__ == "__main__":

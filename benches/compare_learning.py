@@ -68,7 +68,8 @@ def main():
                       sbs.table(["", "validation loss", "seconds to train", "x transformers"], cells), ""])
     command = ("benches/compare_learning.py --python V/bin/python --peer train_baby.py --data tinyshakespeare.txt "
                f"--rounds {args.rounds} --stage {args.stage}")
-    sbs.write("learning", text, command, {"load": load, "peer": sbs.versions(args.python)}, rows)
+    sbs.write("learning", text, command, {"load": load, "peer": sbs.versions(args.python)}, rows,
+              before=sbs.given({"--caravan": args.caravan}))
 
 
 if __name__ == "__main__":

@@ -234,7 +234,8 @@ def main():
     flags = ["--mpi-peer", pathlib.Path(args.mpi_peer).name] if args.mpi_peer else []
     flags += ["--mpi"] * args.mpi
     command = shlex.join(["benches/compare_link.py", *flags, "--rounds", str(args.rounds)])
-    sbs.write("compare_link", text, command, {"load": load, **versions}, rows, args.machine)
+    sbs.write("compare_link", text, command, {"load": load, **versions}, rows, args.machine,
+              sbs.given({"--caravan": args.caravan, "--caravan-openmpi": args.caravan_openmpi}))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,8 @@ def main():
         parts += [f"Runs of peers that ended with an error and were repeated: {', '.join(failed)}.", ""]
     command = " ".join(["benches/compare_training.py --python V/bin/python --peer train_torch.py",
                         f"--rounds {args.rounds} --steps {args.steps} --dtype {shlex.join(args.dtype)}"])
-    sbs.write("training", "\n".join(parts), command, {"load": load, "peers": sbs.versions(args.python)}, rows)
+    sbs.write("training", "\n".join(parts), command, {"load": load, "peers": sbs.versions(args.python)}, rows,
+              before=sbs.given({"--caravan": args.caravan}))
 
 
 if __name__ == "__main__":

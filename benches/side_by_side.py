@@ -22,6 +22,9 @@ def build(library=None):
     mpi = {"MPICC": f"mpicc.{library}"} if library else {}
     command += ["--features", "mpi"] if library else []
     env = {**os.environ, **mpi}
+    if library:
+        # Cargo does not see that another library is asked for.
+        subprocess.run(["cargo", "clean", "--release", "-p", "mpi", "-p", "mpi-sys"], cwd=ROOT, check=True)
     out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     messages = (json.loads(line) for line in out.splitlines())
     return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
@@ -89,16 +92,23 @@ def table(header, rows):
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def write(name, text, command, facts, rows, place=None):
-    """Writes the result file: what was found, the command, versions and every raw row."""
+def given(programs):
+    """The flags that named programs which were built before, for the command of a result file."""
+    return "".join(f" {flag} {flag.removeprefix('--')}" for flag, program in programs.items() if program)
+
+
+def write(name, text, command, facts, rows, place=None, before=""):
+    """Writes the result file: what was found, the command, versions and every raw row. `before` are the flags that named
+    programs of which nothing here says how they were built."""
     readable, slug = machine()
     slug = place or slug
     date = datetime.date.today().isoformat()
     path = RESULTS / f"{name}_{slug}_{date}.md"
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    facts = {"machine": readable, "kernel": os.uname().release, "commit": commit.stdout.strip(),
+    facts = {"machine": readable, "kernel": os.uname().release,
+             "commit of the scripts" if before else "commit": commit.stdout.strip(),
              "load before": facts.pop("load"), **facts}
-    body = [text, "## Made by", f"`{command}`", "",
+    body = [text, "## Made by", f"`{command}{before}`", "",
             *[f"- {key}: {value}" for key, value in facts.items()], "", "## Raw rows", "```",
             *[json.dumps(row) for row in rows], "```", ""]
     RESULTS.mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
     let bench = bench();
     bench.file("bad.json", "{}");
     bench.file("bad.txt", "something else");
+    bench.file("run", "{}");
     for (flags, words) in [
         ("all_reduce -b 2M -e 1M", &["-e 1048576", "-b 2097152"][..]),
         ("all_reduce -b 1022", &["-b 1022", "f32", "1024"]),
@@ -73,6 +74,8 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("tune --tuning bad.txt", &["--tuning bad.txt", "-o"]),
         ("plot bad.json -o x.svg", &["bad.json", "'results'"]),
         ("plot none.json -o x.svg", &["none.json"]),
+        ("plot run -o run", &["-o run", "overwrite"]),
+        ("all_reduce --tuning /dev/null", &["/dev/null", "no regular file"]),
     ] {
         bench.run(&format!("bench {flags}")).refusal(2, words);
         bench.nothing_left();

@@ -336,6 +336,11 @@ fn a_tuning_table_is_measured_and_then_used() {
     assert!(outcome.stdout.contains("measured to be fastest"), "{}", outcome.stdout);
     let outcome = by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 2").success();
     assert!(outcome.stdout.contains("measured to be fastest"), "{}", outcome.stdout);
+    let shown = bench.run("bench tune -b 1K -e 1K -n 5 --ranks 2 -q -o /dev/stdout").success().stdout;
+    assert!(shown.starts_with("caravan-tuning 1\n"), "{shown}");
+    bench
+        .run("bench all_reduce --tuning t.txt --csv t.txt")
+        .refusal(2, &["--csv t.txt would overwrite t.txt"]);
     bench.run("bench all_reduce --ranks 4 --tuning t.txt").refusal(
         2,
         &["t.txt", "shm with 2 ranks, shm with 3 ranks", "not for shm with 4 ranks", "bench tune"],

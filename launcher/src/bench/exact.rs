@@ -177,7 +177,9 @@ impl Data {
         let sign = if T::SIGNED && bits & 1 == 1 && whole > 0 { -1.0 } else { 1.0 };
         let scale = match T::PRECISION {
             0 => 1.0,
-            _ => 2f64.powi((self.draw(index, None) >> 32) as i32 % 7 - if T::EXPONENT < 20 { 6 } else { 3 }),
+            _ => {
+                2f64.powi(((self.draw(index, None) >> 32) % 7) as i32 - if T::EXPONENT < 20 { 6 } else { 3 })
+            }
         };
         T::from_number(whole as f64 * sign * scale)
     }
@@ -189,7 +191,7 @@ impl Data {
         let stride = self.ranks.div_ceil((T::EXPONENT - 7) as usize / 2).max(1);
         let mut x = if bits & 1 == 1 { -1.0 } else { 1.0 };
         if self.takes_part(index, rank, stride) {
-            x *= 2f64.powi((bits >> 8) as i32 % 3 - 1);
+            x *= 2f64.powi(((bits >> 8) % 3) as i32 - 1);
         }
         // 3 * 5 * 7 = 105 has 7 bits: every partial product fits the 8 of bf16.
         let place = (rank + self.draw(index, None) as usize % self.ranks) % self.ranks;
@@ -231,7 +233,7 @@ fn ordered<T: Exact>(bits: u64) -> T {
     let whole = (bits >> 8) % (1 << T::PRECISION) + 1;
     let sign = if bits & 1 == 1 { -1.0 } else { 1.0 };
     T::from_number(
-        sign * whole as f64 * 2f64.powi((bits >> 1) as i32 % 4 - if T::EXPONENT < 20 { 8 } else { 1 }),
+        sign * whole as f64 * 2f64.powi(((bits >> 1) % 4) as i32 - if T::EXPONENT < 20 { 8 } else { 1 }),
     )
 }
 
@@ -308,10 +310,28 @@ pub struct Expectation<T> {
     reduced: Option<Tile<T>>,
 }
 
+/// How many tiles a rank may need for a call whose buffers hold at most `longest` elements, and the elements of each.
+fn tiles(operation: Operation, longest: usize, ranks: usize) -> (usize, usize) {
+    let (tiles, elements) = match operation {
+        Operation::AllGather | Operation::Gather => (ranks, longest / ranks),
+        Operation::AllToAll => (ranks, longest),
+        // Its own, and what it gets or what all come to.
+        _ => (2, longest),
+    };
+    (tiles, elements.min(TILE))
+}
+
+/// Bytes that a rank needs to tell what is right.
+pub fn footprint(operation: Operation, longest: usize, element: usize, ranks: usize) -> u64 {
+    let (tiles, elements) = tiles(operation, longest, ranks);
+    (tiles as u64).saturating_mul((elements * element) as u64)
+}
+
 impl<T: Exact> Expectation<T> {
     /// For calls whose buffers hold at most `longest` elements.
     pub fn new(operation: Operation, data: &Data, rank: usize, root: usize, longest: usize) -> Self {
         let ranks = data.ranks;
+        let (_, longest) = tiles(operation, longest, ranks);
         let needs = |from: usize| {
             from == rank
                 || match operation {

@@ -4,7 +4,7 @@ use super::args::{Average, Blocking, Calls};
 use super::calls::{self, Party, Placement, Slot, Work};
 use super::cases::Cases;
 use super::device;
-use super::exact::{Data, Exact, Expectation, TILE, with_type};
+use super::exact::{self, Data, Exact, Expectation, with_type};
 use super::native;
 use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
@@ -64,14 +64,10 @@ pub fn footprint(plan: &Plan, native: bool, ranks: usize) -> u64 {
     let largest = plan.repeats.sweep.largest();
     let of = |element: usize| {
         let all = works(plan, largest, element, native, ranks);
-        // What a check compares with, on each rank: a tile for each that something whole comes from.
-        let tiles = match plan.operation {
-            Operation::AllGather | Operation::AllToAll | Operation::Gather => ranks,
-            _ => 1,
-        };
         let counts = plan.operation.counts(largest, element, ranks);
-        let tile = counts.send.max(counts.receive).min(TILE) as u64 * element as u64;
-        calls::footprint(&all, element, ranks).saturating_add(tile.saturating_mul((tiles * ranks) as u64))
+        // What a check compares with, on each rank.
+        let expected = exact::footprint(plan.operation, counts.send.max(counts.receive), element, ranks);
+        calls::footprint(&all, element, ranks).saturating_add(expected.saturating_mul(ranks as u64))
     };
     let most = plan.dtypes.iter().map(|dtype| of(dtype.size())).max();
     most.unwrap_or(0).saturating_mul(plan.aggregate as u64)

@@ -103,6 +103,7 @@ fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &st
 fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
     files::check_writable("-o", &args.out, Way::Whole)?;
+    files::check_apart("-o", &args.out, &args.inputs)?;
     let series = Series::read(&args.inputs)?;
     files::write_whole(&args.out, plot::svg(&series, "caravan bench")?.as_bytes())
 }
@@ -136,8 +137,10 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         let bytes = measure::footprint(&plan, ranks.native, ranks.world);
         machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e, -m or --ranks")?;
     }
-    let asked = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?)));
-    files::check_outputs(&asked.collect::<Vec<_>>())?;
+    let asked: Vec<_> = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect();
+    files::check_outputs(&asked)?;
+    let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
+    asked.iter().try_for_each(|(flag, path)| files::check_apart(flag, path, &read))?;
     ranks.bind = !over_nccl && plan.repeats.bind == Bind::Core;
     verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
         if !over_nccl {

@@ -7,7 +7,7 @@ mod times;
 
 use super::args::{Bind, Calls, OverlapArgs, Overlapped};
 use super::calls::{self, Party, Slot, Work};
-use super::exact::{Data, Exact, Expectation, with_type};
+use super::exact::{self, Data, Exact, Expectation, with_type};
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::statistics::median;
@@ -84,7 +84,9 @@ fn operations(args: &OverlapArgs) -> Vec<Operation> {
 fn footprint(args: &OverlapArgs, repeats: &Repeats, dtype: DType, ranks: usize) -> u64 {
     let of = |operation| {
         let work = Work::new(operation, Calls::Started, repeats.sweep.largest(), dtype.size(), ranks);
-        calls::footprint(&[work], dtype.size(), ranks)
+        let longest = work.counts.send.max(work.counts.receive);
+        let expected = exact::footprint(operation, longest, dtype.size(), ranks);
+        calls::footprint(&[work], dtype.size(), ranks).saturating_add(expected.saturating_mul(ranks as u64))
     };
     operations(args).into_iter().map(of).max().unwrap_or(0)
 }
@@ -185,6 +187,7 @@ impl<T: Exact> Bench<'_, T> {
         })?;
         self.slot.fill(work, comm.rank(), None, &expected)?;
         let overlapped = (0..iterations).map(|_| self.overlapped(work, products)).collect::<Result<_>>()?;
+        drop(expected);
         // With other data, or what an earlier call left would pass for this one's.
         let data = Data { seed: bytes as u64 + 2, ..data };
         let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);

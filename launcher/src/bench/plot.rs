@@ -3,6 +3,7 @@
 mod look;
 
 use super::record::Run;
+use super::table::significant;
 use crate::failure::{Failure, Result};
 use look::{Look, Mark, looks};
 use plotters::coord::ranged1d::ValueFormatter;
@@ -167,7 +168,7 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
     let (panels, foot) = below.split_vertically(below.dim_in_pixel().1 - foot);
     let (left, right) = panels.split_horizontally(WIDTH as i32 / 2);
     let sizes = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.0)));
-    let widened = (sizes.0 / 1.3, sizes.1 * 1.3);
+    let widened = widened(sizes, 1.3, 2.0);
 
     let fastest = series.iter().flat_map(|s| s.points.iter().map(|p| p.2)).fold(0.0, f64::max);
     let mut chart = ChartBuilder::on(&left)
@@ -179,11 +180,12 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
     lines(&mut chart, series, &looks, |p| (p.0, p.2))?;
 
     let times = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.1.max(1e-3))));
-    let mut chart =
-        ChartBuilder::on(&right).margin(12).x_label_area_size(42).y_label_area_size(70).build_cartesian_2d(
-            (widened.0..widened.1).log_scale().base(2.0),
-            (times.0 / 1.5..times.1 * 1.5).log_scale(),
-        )?;
+    let times = self::widened(times, 1.5, 10.0);
+    let mut chart = ChartBuilder::on(&right)
+        .margin(12)
+        .x_label_area_size(42)
+        .y_label_area_size(70)
+        .build_cartesian_2d((widened.0..widened.1).log_scale().base(2.0), (times.0..times.1).log_scale())?;
     decorate(&mut chart, "time (us)", |y| short(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.1.max(1e-3)))?;
 
@@ -263,6 +265,16 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), v| (low.min(v), high.max(v)))
 }
 
+/// A logarithmic axis for what is between, with room beside it and at least two powers of its base, which get numbers.
+fn widened((low, high): (f64, f64), room: f64, base: f64) -> (f64, f64) {
+    let (low, high) = (low / room, high * room);
+    let (below, above) = (low.log(base), high.log(base));
+    match above.floor() - below.ceil() >= 1.0 {
+        true => (low, high),
+        false => (base.powf(below.floor()), base.powf(above.ceil())),
+    }
+}
+
 /// `64K`, as sizes are given on the command line.
 fn size(bytes: f64) -> String {
     let (value, suffix) = match bytes {
@@ -276,14 +288,25 @@ fn size(bytes: f64) -> String {
 
 /// As few digits as tell ticks apart.
 fn short(value: f64) -> String {
-    let text = format!("{value:.3}");
-    let text = text.trim_end_matches('0').trim_end_matches('.');
-    if text.is_empty() { "0".into() } else { text.into() }
+    significant(value, 6)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn axes_have_numbers() {
+        // Whatever one size takes, and however little.
+        assert_eq!(widened((200.0, 200.0), 1.5, 10.0), (100.0, 1000.0));
+        assert_eq!(widened((16.0, 60.0), 1.5, 10.0), (10.0, 100.0));
+        assert_eq!(widened((2.5, 3000.0), 1.5, 10.0), (2.5 / 1.5, 3000.0 * 1.5));
+        assert_eq!(widened((3.0, 3.0), 1.3, 2.0), (2.0, 4.0));
+        for (value, text) in [(0.0, "0"), (5e-4, "0.0005"), (0.1 + 0.2, "0.3"), (1e5, "100000"), (64.0, "64")]
+        {
+            assert_eq!(short(value), text);
+        }
+    }
     use crate::bench::record::tests::example;
     use serde_json::json;
 

@@ -176,7 +176,7 @@ fn general(count: u64) -> String {
 }
 
 /// C's `%.{digits}g`: as few digits as say it.
-fn significant(value: f64, digits: usize) -> String {
+pub fn significant(value: f64, digits: usize) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
     }

@@ -41,7 +41,9 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
     ranks.bind = repeats.bind == Bind::Core;
-    let old = if args.out.exists() { tuning::read(&args.out)? } else { TuningTable::default() };
+    // What is no file, a pipe or the screen, has no table to go on from.
+    let there = files::place(&args.out).is_some_and(|file| file.exists());
+    let old = if there { tuning::read(&args.out)? } else { TuningTable::default() };
     files::check_writable("-o", &args.out, Way::Whole)?;
     ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))
 }

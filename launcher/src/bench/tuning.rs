@@ -21,6 +21,9 @@ pub fn read(path: &Path) -> Result<TuningTable> {
     let refuse = |what: OsString| {
         Failure::usage(format!("tuning table {}: {}", path.display(), what.to_string_lossy()))
     };
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        return Err(refuse("it is no regular file, which every rank could read".into()));
+    }
     let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string().into()))?;
     text.parse().map_err(|e: String| refuse(e.into()))
 }
