@@ -57,8 +57,11 @@ step() {
         verdict "skip   no time is left for ${*//$caravan/caravan}"
         return 1
     fi
-    limited "$((limit < left ? limit : left))" "$@" && return
+    local most=$((limit < left ? limit : left)) began=$SECONDS
+    limited "$most" "$@" && return
     status=$?
+    # What had to be killed did not end when it was asked to.
+    [ "$status" = 137 ] && [ $((SECONDS - began)) -ge "$most" ] && status=124
     if [ "$status" = 124 ] && [ "$left" -lt "$limit" ]; then
         verdict "skip   the time did not suffice for ${*//$caravan/caravan}"
         return 1
@@ -115,15 +118,16 @@ close() {
 speed() {
     local flops text
     flops=$(sed -n '1s/.*"flops_per_token":\([^,}]*\).*/\1/p' "$work/$1.jsonl")
-    if text=$(field "$1" tokens_per_second | awk -v flops="$flops" -v name="$1" '
+    if text=$(field "$1" tokens_per_second | awk -v flops="$flops" -v name="$1" -v peak="$peak" '
         { rate[NR] = $1 }
         END { if (!NR || !flops) { print name ": no step was timed, or flops_per_token is not told"; exit 1 }
               first = NR > 5 ? 6 : NR
               for (i = first; i <= NR; i++) { j = i; x = rate[i]
                   while (j > first && rate[j - 1] > x) { rate[j] = rate[j - 1]; j-- }; rate[j] = x }
               median = rate[first + int((NR - first) / 2)]
-              printf "%s: %.0f tokens/s, %.1f TFLOP/s (6 N + attention), MFU %.1f%% of 989 TFLOP/s\n",
-                     name, median, median * flops / 1e12, 100 * median * flops / 989e12 }'); then
+              printf "%s: %.0f tokens/s, %.1f TFLOP/s (6 N + attention)", name, median, median * flops / 1e12
+              if (peak) printf ", MFU %.1f%% of %.0f TFLOP/s", 100 * median * flops / peak, peak / 1e12
+              print "" }'); then
         verdict "       $text"
     else
         wrong "$text"
@@ -194,7 +198,7 @@ against_torch() {
         # No mode is no word.
         # shellcheck disable=SC2086
         limited "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
-            --length "$length" --weights "$weights" $mode >"$work/torch.txt" 2>"$work/torch.err" && break
+            --length "$length" --weights "$weights" ${peak:+--peak "$peak"} $mode >"$work/torch.txt" 2>"$work/torch.err" && break
         echo "PyTorch failed${mode:+ also with $mode}: $(tail -1 "$work/torch.err")"
     done
     cat "$work/torch.txt"
@@ -339,6 +343,8 @@ if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! "$caravan" doctor --json | grep -q
     "$caravan" doctor | sed -n '/^GPUs/,$p' >&2
     exit 3
 fi
+# Dense 16-bit FLOP/s of the GPU by its data sheet, if that is known.
+peak=$("$caravan" doctor --json | sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p')
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 work=$(mktemp -d) || exit 2
 # Without anybody who uses it a driver lets go of its GPUs, and takes seconds to get them again for every program.

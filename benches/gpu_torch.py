@@ -75,6 +75,7 @@ def main():
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--weights", default="f32", choices=["f32", "bf16"])
     p.add_argument("--device", default="cuda")
+    p.add_argument("--peak", type=float, help="FLOP/s that the GPU promises, of which MFU is a part")
     p.add_argument("--eager", action="store_true", help="without torch.compile")
     a = p.parse_args()
     c = PRESETS[a.model]
@@ -103,8 +104,7 @@ def main():
         times.append(time.perf_counter() - start)
     seconds = sorted(times[min(5, len(times) - 1) :])[(len(times) - min(5, len(times) - 1)) // 2]
     flops = (6 * parameters + 12 * c["layers"] * c["heads"] * c["width"] * a.length) * a.rows * a.length / seconds
-    peak = 989e12 if a.device == "cuda" and "H" in torch.cuda.get_device_name() else None
-    mfu = f", MFU {100 * flops / peak:.1f}%" if peak else ""
+    mfu = f", MFU {100 * flops / a.peak:.1f}%" if a.peak else ""
     print(
         f"PyTorch {torch.__version__}, weights {a.weights}, {'eager' if a.eager else 'compiled'}: {parameters} parameters, "
         f"{a.rows} x {a.length} tokens, median {seconds * 1e3:.1f} ms: {a.rows * a.length / seconds:.0f} tokens/s, "

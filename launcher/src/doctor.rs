@@ -1,6 +1,7 @@
 //! `caravan doctor`: what this machine offers, and why something is missing.
 
 use crate::args::DoctorArgs;
+use crate::bench::kernels::limits::Limits;
 use crate::failure::Result;
 use crate::human;
 use crate::machine::{Machine, versions};
@@ -89,6 +90,7 @@ fn cuda_json(cuda: &Survey) -> Value {
                 json!({
                     "name": gpu.name, "memory": gpu.memory, "capability": gpu.machine.capability,
                     "multiprocessors": gpu.multiprocessors,
+                    "dense_16_bit_flops": Limits::of(&gpu.name).flops,
                 })
             })
             .collect(),

@@ -74,7 +74,7 @@ impl EvalPlan {
     /// here: those that others start may have been given some, which they look at themselves.
     fn check_memory(&self, batch: &MicroBatch, identity: Option<&Identity>) -> Result<()> {
         let ranks = self.ranks.world;
-        let Some(gpus) = self.device.gpus() else {
+        if self.device.gpus().is_none() {
             let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
             let each = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
             return machine::check_memory(
@@ -83,11 +83,11 @@ impl EvalPlan {
                 (each as u64).saturating_mul(ranks as u64),
                 "lower --micro-batch, --seq or --ranks, or take --dtype bf16 or a smaller --model",
             );
-        };
+        }
         if identity.is_some() {
             return Ok(());
         }
-        for (gpu, room) in gpus.rooms(ranks) {
+        for (gpu, room) in self.device.rooms(ranks, false) {
             device::check_evaluation(&gpu, room, batch, |batch| self.arena(batch))?;
         }
         Ok(())

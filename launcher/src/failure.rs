@@ -1,6 +1,7 @@
 //! How a command ends when it cannot do what was asked: one sentence and an exit code.
 
 use crate::out;
+use collectives::DType;
 use std::process::ExitCode;
 
 /// The exit code of what made no sense.
@@ -85,6 +86,7 @@ impl From<zero::Error> for Failure {
     fn from(e: zero::Error) -> Self {
         match e {
             zero::Error::Collective(e) => e.into(),
+            zero::Error::NotFinite { dtype: DType::F32, .. } => Failure::run(format!("{e} (--lr, --warmup)")),
             zero::Error::NotFinite { .. } => Failure::run(format!("{e} (--lr, --warmup, --dtype)")),
             e => Failure::run(e),
         }
@@ -116,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_norm_that_is_not_finite_names_the_flags_that_help() {
-        let failure = Failure::from(zero::Error::NotFinite { step: 3, norm: f64::NAN });
+        let failure = Failure::from(zero::Error::NotFinite { step: 3, norm: f64::NAN, dtype: DType::Bf16 });
         let words = "learning rate, a longer warmup or f32 usually helps (--lr, --warmup, --dtype)";
         assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
     }

@@ -214,9 +214,10 @@ impl TrainPlan {
     /// may have been given some, which they look at themselves.
     fn check_memory(&self, identity: Option<&Identity>) -> Result<()> {
         let need = self.need(&self.zero, &self.batch)?.memory;
-        let gpus = self.device.gpus().filter(|_| identity.is_none());
-        for (gpu, room) in gpus.iter().flat_map(|gpus| gpus.rooms(self.ranks.world)) {
-            device::check(self, &gpu, room)?;
+        if identity.is_none() {
+            for (gpu, room) in self.device.rooms(self.ranks.world, self.ranks.nccl) {
+                device::check(self, &gpu, room)?;
+            }
         }
         let host = need.total() - need.on_device(self.zero.placement);
         let ranks = self.ranks.world;

@@ -73,14 +73,16 @@ pub fn model<T: Float>(
         writer = Some(new);
     }
     let mut refused = None;
-    let exported = trainer.export(&mut |spec, values| match &mut writer {
-        None => Ok(()),
-        Some(writer) => writer.add(&spec.name, values).map_err(|e| {
-            let text = e.to_string();
-            refused = Some(e);
-            text
-        }),
-    });
+    let exported = match &mut writer {
+        None => trainer.export(None),
+        Some(writer) => trainer.export(Some(&mut |spec, values| {
+            writer.add(&spec.name, values).map_err(|e| {
+                let text = e.to_string();
+                refused = Some(e);
+                text
+            })
+        })),
+    };
     if let Some(e) = refused {
         return Err(failed(e));
     }

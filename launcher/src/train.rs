@@ -109,7 +109,6 @@ impl<'a, T: Float> Run<'a, T> {
         let lr = self.plan.rate.at(step);
         self.loader.start(step);
         let done = self.trainer.step(&mut self.loader, lr as f32)?;
-        self.loader.check()?;
         let seconds = began.elapsed().as_secs_f64();
         self.account.compute += done.compute_seconds;
         self.account.exposed += done.exposed_communication_seconds;

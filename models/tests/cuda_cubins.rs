@@ -27,16 +27,20 @@ fn jobs(others: bool) -> Vec<(Module, Machine)> {
     };
     let mut everywhere: Vec<Module> = tiled(DType::Bf16).collect();
     everywhere.extend([128, 64].map(|head| Module::with_head(&sources::ATTENTION_PLAIN, DType::F32, head)));
+    let special = [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD, &sources::ATTENTION_PLAIN];
     for &source in sources::ALL {
-        let special = [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD, &sources::ATTENTION_PLAIN];
         if !special.iter().any(|s| same(s, source)) {
             everywhere.extend([DType::Bf16, DType::F32].map(|element| Module::new(source, element)));
         }
     }
     everywhere.extend([DType::Bf16, DType::F32].map(Module::reduce));
     let rest = [DType::F64, DType::F16, DType::I32, DType::I64, DType::U32, DType::U64, DType::I8, DType::U8];
-    let once = tiled(DType::F16).chain(rest.map(Module::reduce)).map(|module| (module, SM90));
-    let once = once.filter(|_| others);
+    let odd = [(DType::F32, 6), (DType::Bf16, 16), (DType::F16, 40)];
+    let odd = odd.map(|(element, head)| Module::with_head(&sources::ATTENTION_PLAIN, element, head));
+    let half = sources::ALL.iter().filter(|source| !special.iter().any(|s| same(s, source)));
+    let half = half.map(|source| Module::new(source, DType::F16));
+    let once = tiled(DType::F16).chain(rest.map(Module::reduce)).chain(odd).chain(half);
+    let once = once.map(|module| (module, SM90)).filter(|_| others);
     let machines = [SM90, SM80, SM100];
     everywhere.into_iter().flat_map(|module| machines.map(|machine| (module, machine))).chain(once).collect()
 }
@@ -113,7 +117,7 @@ fn everything_compiles(compiler: &Compiler, jobs: &[(Module, Machine)]) {
             );
             // The loops that training spends its time in must not spill; elsewhere the assembler may put aside a few words.
             let tuned = *machine != SM100;
-            if spilled > if tuned { 0 } else { 16 } {
+            if spilled > if tuned { 0 } else { 32 } {
                 wrong.push(format!(
                     "{} of {module} for {machine} with NVRTC {major}.{minor} spills {spilled} bytes",
                     k.kernel

@@ -1,5 +1,7 @@
 //! What can go wrong while training.
 
+use collectives::DType;
+
 /// A failure of one rank's training; every rank ends with one.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -9,13 +11,22 @@ pub enum Error {
     /// The gradient is no longer finite.
     #[error(
         "step {step}: the global gradient norm is {norm}, so the update would destroy the model; \
-         a lower learning rate, a longer warmup or f32 usually helps"
+         a lower learning rate{} usually helps",
+        if *dtype == DType::F32 { " or a longer warmup" } else { ", a longer warmup or f32" }
     )]
     NotFinite {
         /// The optimizer step, counted from 1.
         step: u64,
         /// NaN or infinity.
         norm: f64,
+        /// The type that the model is trained in.
+        dtype: DType,
+    },
+    /// The caller's source of micro-batches failed.
+    #[error("{why}")]
+    Batch {
+        /// The source's own words.
+        why: String,
     },
     /// The caller's source of initial weights failed.
     #[error("initial weights of {tensor}: {why}")]

@@ -8,7 +8,7 @@ use crate::clip::{self, Norm};
 use crate::config::{Config, Placement};
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
-use crate::kernels::{Activity, Device, Elapsed, Host, Kernels, Needs, Offloaded};
+use crate::kernels::{Activity, Device, Elapsed, Host, Kernels, Needs, Offloaded, PART};
 use crate::memory::Ledger;
 use crate::optimizer::{Optimizer, Source};
 use crate::params::{Lent, Params};
@@ -36,10 +36,13 @@ pub struct Trainer<T: Float> {
 /// Where the micro-batches of a step come from. All ranks give batches of one shape.
 pub trait Batches {
     /// Micro-batch `index` of this rank in this step.
-    fn micro_batch(&mut self, index: usize) -> Batch<'_>;
+    ///
+    /// # Errors
+    /// Why there is none; the step then ends before anything is made of it.
+    fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, String>;
 }
 
-/// Where exported weights go: called with every tensor in order, whole.
+/// Where exported weights go: called with every tensor in order, its elements one part after the other.
 pub type Sink<'a, T> = dyn FnMut(&TensorSpec, &[T]) -> std::result::Result<(), String> + 'a;
 
 /// What one step did.
@@ -129,7 +132,7 @@ impl<T: Float> Trainer<T> {
         let mut loss = 0.0;
         self.kernels.mark(Activity::Compute)?;
         for index in 0..micro_batches {
-            let batch = batches.micro_batch(index);
+            let batch = batches.micro_batch(index).map_err(|why| Error::Batch { why })?;
             report.tokens = batch.rows * batch.length * micro_batches * self.plan.world;
             self.model.begin(&batch, (1.0 / report.tokens as f64) as f32);
             self.grads.begin(index);
@@ -154,7 +157,8 @@ impl<T: Float> Trainer<T> {
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
-            return Err(Error::NotFinite { step: optimizer.steps() + 1, norm: global.norm });
+            let (step, norm, dtype) = (optimizer.steps() + 1, global.norm, T::DTYPE);
+            return Err(Error::NotFinite { step, norm, dtype });
         }
         let clip = clip::factor(global.norm, plan.config.clip);
         optimizer.update(&mut hands, params, grads, lr, clip)?;
@@ -225,12 +229,12 @@ impl<T: Float> Trainer<T> {
         Ok(())
     }
 
-    /// Gathers every tensor in order and shows it to `sink`. Every rank calls it and sees the same values; where one rank's
-    /// sink fails, the others wait for it to go on or to give up.
-    pub fn export(&mut self, sink: &mut Sink<'_, T>) -> Result<()> {
+    /// Gathers every tensor in order and shows it to `sink`. Every rank calls it, and those that have a sink see the same
+    /// values; where one rank's sink fails, the others wait for it to go on or to give up.
+    pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;
-            let shown = self.show(unit, sink);
+            let shown = sink.as_mut().map_or(Ok(()), |sink| self.show(unit, sink));
             self.params.release(&self.plan, unit);
             shown?;
         }
@@ -241,8 +245,11 @@ impl<T: Float> Trainer<T> {
     fn show(&mut self, unit: usize, sink: &mut Sink<'_, T>) -> Result<()> {
         for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
             let lent = Lent { plan: &self.plan, params: &self.params };
-            let values = self.kernels.elements(lent.tensor(unit, tensor))?;
-            sink(spec, values).map_err(|why| Error::Export { tensor: spec.name.clone(), why })?;
+            let all = lent.tensor(unit, tensor);
+            for start in (0..all.len()).step_by(PART) {
+                let values = self.kernels.elements(all.slice(start..all.len().min(start + PART)))?;
+                sink(spec, values).map_err(|why| Error::Export { tensor: spec.name.clone(), why })?;
+            }
         }
         Ok(())
     }

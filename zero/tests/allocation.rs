@@ -19,8 +19,8 @@ static COUNTING: Counting = Counting;
 struct Fixed(Vec<u32>, usize);
 
 impl Batches for Fixed {
-    fn micro_batch(&mut self, _index: usize) -> Batch<'_> {
-        Batch { tokens: &self.0, targets: &self.0, rows: 2, length: self.1 }
+    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, String> {
+        Ok(Batch { tokens: &self.0, targets: &self.0, rows: 2, length: self.1 })
     }
 }
 

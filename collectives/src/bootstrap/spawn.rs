@@ -291,6 +291,25 @@ struct Signals {
     childless: bool,
 }
 
+/// Does `work`; threads that it starts never get a signal that ends a job or stops it.
+pub(crate) fn unsignalled<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: as in `Signals::catch`.
+    let before = unsafe {
+        let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in Signals::CAUGHT {
+            libc::sigaddset(&mut set, signal);
+        }
+        (libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) == 0).then_some(before)
+    };
+    let done = work();
+    if let Some(before) = before {
+        // SAFETY: the set that was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    }
+    done
+}
+
 impl Signals {
     const CAUGHT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP];
 

@@ -8,7 +8,7 @@ mod cases;
 mod device;
 mod exact;
 mod foreign;
-mod kernels;
+pub mod kernels;
 mod measure;
 pub mod native;
 mod operation;

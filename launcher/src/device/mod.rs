@@ -98,6 +98,18 @@ impl Device {
         }
     }
 
+    /// The GPUs that `ranks` ranks of this machine have, and bytes of memory that a plan may take for each of these.
+    pub fn rooms(&self, ranks: usize, nccl: bool) -> Vec<(String, usize)> {
+        match self {
+            Device::Cpu => Vec::new(),
+            Device::Emulated(gpus) => gpus.rooms(ranks).collect(),
+            Device::Cuda(gpus) => {
+                let left = |(name, room): (String, usize)| (name, room.saturating_sub(reserve(nccl)));
+                gpus.rooms(ranks).map(left).collect()
+            }
+        }
+    }
+
     /// As `--device` names it, and reports do.
     pub fn name(&self) -> &'static str {
         match self {
@@ -125,7 +137,7 @@ impl Gpus {
 
     /// The GPUs that `ranks` ranks of this machine have, and bytes of memory for each of these: they are dealt to GPUs in
     /// turn, so that the first has most.
-    pub fn rooms(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
+    fn rooms(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
         let sharing = ranks.div_ceil(self.each.len());
         let named = move |(number, (name, memory)): (usize, &(String, usize))| {
             (format!("GPU {number} ({name})"), memory / sharing)
@@ -150,6 +162,12 @@ impl Gpus {
             ))),
         }
     }
+}
+
+/// What CUDA's libraries take of a GPU's memory beside a plan, about which they say nothing: kernels and what they spill,
+/// handles; NCCL's channels.
+fn reserve(nccl: bool) -> usize {
+    if nccl { 1 << 30 } else { 256 << 20 }
 }
 
 /// Where a program of one process computes.
@@ -222,6 +240,8 @@ mod tests {
         let room = |bytes| (format!("GPU {} (H200)", 0), bytes);
         assert_eq!(gpus(2).rooms(3).next(), Some(room(1 << 36)));
         assert_eq!(gpus(4).rooms(3).count(), 3);
+        // The libraries' part is nobody's.
+        assert_eq!(Device::Cuda(gpus(2)).rooms(3, true)[0].1, (1 << 36) - (1 << 30));
     }
 
     #[test]

@@ -97,12 +97,11 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
 }
 
 /// What a GPU is called, and how much of its memory a plan may take: what is free now, without what CUDA's libraries take
-/// afterwards, about which they say nothing (kernels and what they spill, handles; NCCL's channels).
+/// afterwards.
 fn room(gpu: &Gpu, nccl: bool) -> Result<(String, usize)> {
-    let libraries = if nccl { 1 << 30 } else { 256 << 20 };
     let (free, _) = gpu.free_memory()?;
     let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
-    Ok((name, free.saturating_sub(libraries)))
+    Ok((name, free.saturating_sub(super::reserve(nccl))))
 }
 
 /// This rank's GPU.

@@ -14,6 +14,8 @@ const LOGITS: usize = 256 << 20;
 
 /// Sequences of a micro-batch at most: one block in a dimension of a grid that is no longer.
 const ROWS: usize = 65_535;
+/// Tokens of a sequence at most: such a dimension has a block for each eight of them, at worst.
+const LONGEST: usize = 8 * ROWS;
 
 impl Shape {
     /// As [`Shape::new`], with the chunks of logits that suit a device.
@@ -21,6 +23,11 @@ impl Shape {
         if rows > ROWS {
             return Err(Error::config(format!(
                 "a micro-batch of {rows} sequences: on a device at most {ROWS} are possible"
+            )));
+        }
+        if length > LONGEST {
+            return Err(Error::config(format!(
+                "sequences of {length} tokens: on a device at most {LONGEST} are possible"
             )));
         }
         let shape = Shape::new(config, rows, length, recompute, 1)?;

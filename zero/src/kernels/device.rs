@@ -2,7 +2,7 @@
 
 use super::host::round;
 use super::meter::Meter;
-use super::{Activity, Elapsed, Kernels, Needs, Update};
+use super::{Activity, Elapsed, Kernels, Needs, PART, Update};
 use crate::error::Result;
 use crate::grads::Reduced;
 use collectives::device::{Module, Queue, SharedQueue, Streams};
@@ -15,8 +15,8 @@ pub struct Device<Q: Streams> {
     meter: Meter<Q>,
     /// The norm's numbers on the host.
     numbers: Buffer<f64>,
-    /// Elements on their way from and to the host, outside of steps.
-    passing: Vec<u8>,
+    /// Weights on their way to the host.
+    passing: Buffer<u8>,
 }
 
 impl<Q: Streams> Device<Q> {
@@ -33,7 +33,9 @@ impl<Q: Streams> Device<Q> {
         ];
         queue.prepare(&modules)?;
         let numbers = Buffer::from_memory(queue.host_memory(needs.numbers * size_of::<f64>())?);
-        Ok(Device { queue, meter: Meter::default(), numbers: numbers.booked(account), passing: Vec::new() })
+        let passing = Buffer::from_memory(queue.host_memory(PART * size_of::<T>())?);
+        let (numbers, passing) = (numbers.booked(account), passing.booked(account));
+        Ok(Device { queue, meter: Meter::default(), numbers, passing })
     }
 
     /// Copies from the host.
@@ -114,12 +116,10 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
     }
 
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]> {
-        let len = values.len();
-        self.passing.resize((len + 1) * size_of::<T>(), 0);
-        // SAFETY: any bytes are elements, and the middle of the bytes is aligned for them; the call waits.
+        // SAFETY: any bytes are elements, and memory of the host is aligned for them all; the call waits.
         unsafe {
-            let (_, to, _) = self.passing.align_to_mut::<T>();
-            let to = &mut to[..len];
+            let (_, to, _) = self.passing.host_mut().align_to_mut::<T>();
+            let to = &mut to[..values.len()];
             self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))?;
             Ok(to)
         }

@@ -60,7 +60,7 @@ pub trait Kernels<T: Float>: Send {
     /// The numbers on the host, after everything before.
     fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]>;
 
-    /// The elements on the host, after everything before.
+    /// The elements on the host, after everything before; at most [`PART`] of them.
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]>;
 }
 
@@ -92,6 +92,9 @@ pub struct Needs {
     gradient: usize,
 }
 
+/// Elements that come to the host at once where somebody wants the weights.
+pub const PART: usize = 256 << 10;
+
 /// Buckets that offloading has under way at once.
 const UNDER_WAY: usize = 2;
 
@@ -115,8 +118,8 @@ impl Needs {
         let buckets = UNDER_WAY * self.bucket * (self.gradient + plan.dtype.size());
         match plan.config.placement {
             Placement::Host => 0,
-            Placement::Device => numbers,
-            Placement::Offloaded => numbers + buckets,
+            Placement::Device => numbers + PART * plan.dtype.size(),
+            Placement::Offloaded => numbers + PART * plan.dtype.size() + buckets,
         }
     }
 }

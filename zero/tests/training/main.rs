@@ -20,6 +20,6 @@ fn weights<T: Float>(trainer: &mut Trainer<T>) -> Vec<u32> {
         bits.extend(values.iter().map(|w| w.to_f32().to_bits()));
         Ok(())
     };
-    trainer.export(&mut take).unwrap();
+    trainer.export(Some(&mut take)).unwrap();
     bits
 }

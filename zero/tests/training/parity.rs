@@ -13,16 +13,16 @@ struct Share {
 }
 
 impl Batches for Share {
-    fn micro_batch(&mut self, _index: usize) -> Batch<'_> {
+    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, String> {
         let rows = self.tokens.rows / self.world;
         let part = rows * self.tokens.length;
         let range = self.rank * part..(self.rank + 1) * part;
-        Batch {
+        Ok(Batch {
             tokens: &self.tokens.inputs[range.clone()],
             targets: &self.tokens.targets[range],
             rows,
             length: self.tokens.length,
-        }
+        })
     }
 }
 
@@ -66,10 +66,10 @@ fn train<T: Float>(variant: &str, world: usize, stage: u8) -> Trace {
             trace.norms.push(step.grad_norm);
         }
         trainer
-            .export(&mut |spec, values| {
+            .export(Some(&mut |spec, values| {
                 trace.weights.push((spec.name.clone(), values.iter().map(|w| w.to_f32()).collect()));
                 Ok(())
-            })
+            }))
             .unwrap();
         trace
     };

@@ -137,9 +137,9 @@ struct Numbers {
 }
 
 impl Batches for Numbers {
-    fn micro_batch(&mut self, index: usize) -> Batch<'_> {
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, String> {
         self.token = [((self.step * self.accumulate + index) * self.world + self.rank) as u32];
-        Batch { tokens: &self.token, targets: &self.token, rows: 1, length: 1 }
+        Ok(Batch { tokens: &self.token, targets: &self.token, rows: 1, length: 1 })
     }
 }
 
@@ -228,7 +228,7 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
         .map(|step| {
             let mut batches = Numbers { step, rank, world, accumulate, token: [0] };
             // A model that could not be saved is trained on.
-            let refused = trainer.export(&mut |_, _| Err("no space".into()));
+            let refused = trainer.export(Some(&mut |_, _| Err("no space".into())));
             assert!(refused.unwrap_err().to_string().contains("no space"));
             trainer.step(&mut batches, 0.01).unwrap()
         })
@@ -254,4 +254,41 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
         planned_bytes: trainer.plan().step_bytes(),
         steps: reports,
     }
+}
+
+/// Of rank 1 a batch cannot be had.
+struct Torn(Numbers);
+
+impl Batches for Torn {
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, String> {
+        match self.0.rank == 1 && index == 1 {
+            true => Err("the disk is gone".into()),
+            false => self.0.micro_batch(index),
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_a_batch_ends_the_step_of_all() {
+    let config = Config { accumulate: 2, ..Config::default() };
+    std::thread::scope(|scope| {
+        for comm in Communicator::threads(2) {
+            let config = &config;
+            scope.spawn(move || {
+                let (rank, world) = (comm.rank(), comm.size());
+                let mut source = |_: &TensorSpec, _: std::ops::Range<usize>, out: &mut [f32]| {
+                    out.fill(0.5);
+                    Ok(())
+                };
+                let toy = Box::new(Toy::new(1, false));
+                let mut trainer =
+                    Trainer::<f32>::new(toy, comm, config, Ledger::default(), &mut source).unwrap();
+                let mut batches = Torn(Numbers { step: 0, rank, world, accumulate: 2, token: [0] });
+                // Nobody takes a step for one that some made of other data.
+                let said = trainer.step(&mut batches, 0.01).unwrap_err().to_string();
+                assert_eq!(said == "the disk is gone", rank == 1, "{said}");
+                trainer.comm().abort(&said);
+            });
+        }
+    });
 }

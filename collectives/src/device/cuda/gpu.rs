@@ -257,32 +257,42 @@ impl Gpu {
         let loaded =
             |m: &Module| self.inner.modules.lock().expect("no panic while locked").contains_key(&m.key());
         let missing: Vec<&Module> = modules.iter().filter(|m| !loaded(m)).collect();
-        if missing.len() < 2 || self.inner.cache.folder().is_none() {
+        if missing.len() < 2 {
             return Ok(());
         }
         let (compiler, machine) = (self.compiler()?, self.inner.properties.machine);
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len()) {
                 scope.spawn(|| {
-                    while let Some(module) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if let Err(error) = self.inner.cache.load(compiler, module, machine) {
-                            failed.lock().expect("no panic while locked").get_or_insert(error);
-                        }
+                    while let Some(&module) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let code = self.inner.cache.load(compiler, module, machine);
+                        done.lock().expect("no panic while locked").push((module, code));
                     }
                 });
             }
         });
-        failed.into_inner().expect("no panic while locked").map_or(Ok(()), Err)
+        let done = done.into_inner().expect("no panic while locked");
+        // Here and not later from the disk: it may have taken nothing.
+        done.into_iter().try_for_each(|(module, code)| self.load(module, &code?).map(drop))
     }
 
     /// A module, compiled and loaded when first asked for.
     pub(super) fn module(&self, module: &Module) -> Result<Handle> {
+        let loaded = |modules: &HashMap<_, SendHandle>| modules.get(&module.key()).map(|loaded| loaded.0);
+        if let Some(loaded) = loaded(&self.inner.modules.lock().expect("no panic while locked")) {
+            return Ok(loaded);
+        }
+        let code = self.inner.cache.load(self.compiler()?, module, self.inner.properties.machine)?;
+        self.load(module, &code)
+    }
+
+    fn load(&self, module: &Module, code: &[u8]) -> Result<Handle> {
         let mut modules = self.inner.modules.lock().expect("no panic while locked");
         if let Some(loaded) = modules.get(&module.key()) {
             return Ok(loaded.0);
         }
-        let code = self.inner.cache.load(self.compiler()?, module, self.inner.properties.machine)?;
+        self.enter()?;
         let mut loaded = std::ptr::null_mut();
         // SAFETY: whole machine code, which the driver copies.
         let status = unsafe { (self.driver().module_load)(&mut loaded, code.as_ptr().cast()) };

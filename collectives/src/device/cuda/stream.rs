@@ -12,6 +12,15 @@ use crate::device::{Queue, Streams, Urgency};
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Handle};
 
+/// Bytes that are uploaded at once; more go in parts.
+const PART: usize = 4 << 20;
+/// Pieces of memory that uploads of a stream go through at most, and bytes of all of them: waiting takes less than
+/// page-locking ever more.
+const PIECES: usize = 64;
+const STAGED: usize = 32 << 20;
+/// Page-locked memory comes in pages.
+const PAGE: usize = 4096;
+
 /// Work of a GPU in order.
 pub struct Stream {
     gpu: Gpu,
@@ -160,20 +169,21 @@ impl Stream {
 
     /// The number of a free piece of staging memory of at least `bytes`; after the first steps there always is one.
     fn staging(&mut self, bytes: usize) -> Result<usize> {
-        // Waiting takes less than page-locking ever more memory.
-        const MOST: usize = 8;
-        let mut fitting = self.staging.iter().enumerate().filter(|(_, (buffer, _))| buffer.len() >= bytes);
-        if let Some((oldest, (_, free))) = fitting.next() {
+        let size = bytes.next_power_of_two().max(PAGE);
+        let oldest = self.staging.iter().position(|(buffer, _)| buffer.len() >= bytes);
+        if let Some(oldest) = oldest {
+            let free = &self.staging[oldest].1;
             // What is given to a stream later is over later.
             if free.happened()? {
                 return Ok(oldest);
             }
-            if 1 + fitting.count() >= MOST {
+            let staged: usize = self.staging.iter().map(|(buffer, _)| buffer.len()).sum();
+            if self.staging.len() >= PIECES || staged + size > STAGED {
                 free.wait()?;
                 return Ok(oldest);
             }
         }
-        let buffer = Buffer::from_memory(self.gpu.pinned(bytes.next_power_of_two())?);
+        let buffer = Buffer::from_memory(self.gpu.pinned(size)?);
         self.staging.push((buffer, Event::new(&self.gpu)?));
         Ok(self.staging.len() - 1)
     }
@@ -252,18 +262,21 @@ impl Queue for Stream {
 
     unsafe fn upload(&mut self, from: &[u8], to: u64) -> Result<()> {
         self.gpu.enter()?;
-        let piece = self.staging(from.len())?;
-        let buffer = &mut self.staging[piece].0;
-        buffer.host_mut()[..from.len()].copy_from_slice(from);
-        let staged = buffer.view().as_ptr() as u64;
-        // SAFETY: the piece stays until its event has happened, the target by the caller.
-        unsafe { self.copy(staged, to, from.len())? };
-        let (_, free) = &self.staging[piece];
-        // SAFETY: a live event and stream.
-        let status = unsafe { (self.gpu.driver().event_record)(free.handle(), self.handle) };
-        let used = self.staging.remove(piece);
-        self.staging.push(used);
-        self.gpu.check("recording an event", status)
+        for (at, part) in (0u64..).step_by(PART).zip(from.chunks(PART)) {
+            let piece = self.staging(part.len())?;
+            let buffer = &mut self.staging[piece].0;
+            buffer.host_mut()[..part.len()].copy_from_slice(part);
+            let staged = buffer.view().as_ptr() as u64;
+            // SAFETY: the piece stays until its event has happened, the target by the caller.
+            unsafe { self.copy(staged, to + at, part.len())? };
+            let (_, free) = &self.staging[piece];
+            // SAFETY: a live event and stream.
+            let status = unsafe { (self.gpu.driver().event_record)(free.handle(), self.handle) };
+            let used = self.staging.remove(piece);
+            self.staging.push(used);
+            self.gpu.check("recording an event", status)?;
+        }
+        Ok(())
     }
 
     unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<()> {

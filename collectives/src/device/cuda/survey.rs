@@ -1,6 +1,7 @@
 //! What of CUDA is on this machine, and what is missing.
 
 use super::gpu::{Gpu, Properties};
+use crate::bootstrap::spawn::unsignalled;
 use crate::error::Error;
 use cuda_sys::cublaslt::CublasLt;
 use cuda_sys::driver::Driver;
@@ -38,8 +39,12 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks.
+    /// Looks. Threads that the driver starts for that take no signals: those are for this process.
     pub fn take() -> Self {
+        unsignalled(Self::look)
+    }
+
+    fn look() -> Self {
         let driver = Driver::load();
         // Without a driver no library is too new.
         let mut newest = u32::MAX;

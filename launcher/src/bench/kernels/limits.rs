@@ -15,7 +15,9 @@ impl Limits {
     /// Those of the GPU of this name.
     pub fn of(name: &str) -> Self {
         // The first that all words of fit.
-        let known: [(&[&str], f64, f64); 9] = [
+        let known: [(&[&str], f64, f64); 11] = [
+            (&["GH200", "480GB"], 989e12, 4.0e12),
+            (&["H200", "NVL"], 835e12, 4.8e12),
             (&["H200"], 989e12, 4.8e12),
             (&["H100", "PCIe"], 756e12, 2.0e12),
             (&["H100", "NVL"], 835e12, 3.9e12),
@@ -26,7 +28,9 @@ impl Limits {
             (&["A100", "PCIe"], 312e12, 1.935e12),
             (&["A100"], 312e12, 2.039e12),
         ];
-        let found = known.iter().find(|(words, ..)| words.iter().all(|word| name.contains(word)));
+        // A part of one, and boards that have more than one chip or another's power, promise something else.
+        let unknown = ["MIG", "GB200", "GB300"].iter().any(|word| name.contains(word));
+        let found = known.iter().find(|(words, ..)| !unknown && words.iter().all(|word| name.contains(word)));
         match found {
             Some(&(_, flops, bytes)) => Limits { flops: Some(flops), bytes: Some(bytes), copy: None },
             None => Limits::default(),
@@ -43,6 +47,10 @@ mod tests {
         let of = |name| (Limits::of(name).flops, Limits::of(name).bytes);
         assert_eq!(of("NVIDIA H200"), (Some(989e12), Some(4.8e12)));
         assert_eq!(of("NVIDIA H100 80GB HBM3"), (Some(989e12), Some(3.35e12)));
+        assert_eq!(of("NVIDIA H200 NVL").0, Some(835e12));
+        assert_eq!(of("NVIDIA GH200 480GB").1, Some(4.0e12));
+        assert_eq!(of("NVIDIA H100 80GB HBM3 MIG 1g.10gb"), (None, None));
+        assert_eq!(of("NVIDIA GB200"), (None, None));
         assert_eq!(of("NVIDIA H100 PCIe").1, Some(2.0e12));
         assert_eq!(of("NVIDIA A100-SXM4-80GB").1, Some(2.039e12));
         assert_eq!(Limits::of("Fake GPU 0"), Limits::default());

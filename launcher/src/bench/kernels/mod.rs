@@ -1,7 +1,7 @@
 //! `caravan bench kernels`: each kernel of a model on a GPU, against its definition on the processor (`--check`), and its
 //! time against what bounds it.
 
-mod limits;
+pub mod limits;
 mod show;
 
 use super::Out;

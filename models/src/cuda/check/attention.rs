@@ -104,7 +104,7 @@ fn check<T: Float, Q: Queue>(
         // Probabilities are summed as they are multiplied, so rounded to 16 bits.
         let error = a.log_sums.host().iter().zip(&*want_log_sums).map(|(a, b)| (f64::from(*a) - b).abs());
         let allowed = if size_of::<T>() == 2 { 4e-3 } else { 1e-5 };
-        let error = error.fold(0.0, f64::max);
+        let error = error.fold(0.0, |most: f64, e| if e.is_nan() { f64::INFINITY } else { most.max(e) });
         bed.that(error < allowed, || format!("{name}: logarithms: error {error:.2e}"));
 
         a.backward(|launches| stream.run(launches));

@@ -79,7 +79,7 @@ struct Tokens {
 }
 
 impl Batches for Tokens {
-    fn micro_batch(&mut self, index: usize) -> Batch<'_> {
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, String> {
         let number = (self.step * self.accumulate + index) * self.world + self.rank;
         let mut state = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut last = number as u32 % self.vocab;
@@ -89,7 +89,7 @@ impl Batches for Tokens {
             (*token, *target, last) = (last, next, next);
         }
         let (rows, length) = (self.rows, self.length);
-        Batch { tokens: &self.tokens, targets: &self.targets, rows, length }
+        Ok(Batch { tokens: &self.tokens, targets: &self.targets, rows, length })
     }
 }
 
@@ -176,8 +176,12 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
         norms.push(done.grad_norm.to_bits());
     }
     (tokens.step, tokens.rank) = (run.steps, 0);
-    let evaluation =
-        trainer.evaluate(Some(&tokens.micro_batch(0))).unwrap().iter().map(|l| l.to_bits()).collect();
+    let evaluation = trainer
+        .evaluate(Some(&tokens.micro_batch(0).unwrap()))
+        .unwrap()
+        .iter()
+        .map(|l| l.to_bits())
+        .collect();
     let weights = crate::weights(&mut trainer);
     let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run)).with_engine(
         trainer.plan(),
