@@ -332,8 +332,7 @@ pub struct TrainArgs {
     /// Tokens of an evaluation, the first of those held out; the one at the end takes all of them.
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     pub eval_tokens: usize,
-    /// The part of the tokens, at their end, that is held out [default: 0.1; 0 with --order sequential
-    /// and with --data random].
+    /// The part of the tokens, at their end, that is held out [default: 0.1; 0 if random or sequential].
     #[arg(long, value_name = "X")]
     pub val_fraction: Option<f64>,
     /// Write one JSON object a line: the run, each step, the summary.

@@ -206,23 +206,26 @@ impl<T: Float> Grads<T> {
         Ok(())
     }
 
-    /// Finishes all reductions of the step. Where every rank updates everything, hands round what was
-    /// accumulated.
+    /// Finishes all reductions of the step. What was accumulated is rounded to where the unit's gradient always is, and
+    /// handed round where every rank updates everything.
     pub fn finish(&mut self, plan: &Plan, comm: &Communicator, kernels: &mut dyn Kernels<T>) -> Result<()> {
         for unit in 0..self.units.len() {
             self.settle(plan, kernels, unit)?;
         }
-        if plan.config.stage.shards_optimizer || plan.config.accumulate == 1 {
+        if plan.config.accumulate == 1 {
             return Ok(());
         }
-        for (u, b) in plan.buckets() {
+        for (u, b) in plan.buckets().filter(|&(u, _)| plan.gradients[u] == Home::Whole) {
             let bucket = &mut self.units[u][b];
             let State::Whole(mut whole) = mem::replace(&mut bucket.state, State::Empty) else {
-                unreachable!("without sharding, gradients stay whole");
+                unreachable!("settled, and always whole");
             };
             let sum = bucket.sum.as_ref().expect("accumulated").view();
             kernels.round(sum, whole.view_mut().slice(plan.shard(u, b)))?;
-            bucket.state = State::InPlace(comm.start_all_gather_in_place(whole)?);
+            bucket.state = match plan.config.stage.shards_optimizer {
+                true => State::Whole(whole),
+                false => State::InPlace(comm.start_all_gather_in_place(whole)?),
+            };
         }
         for unit in 0..self.units.len() {
             self.settle(plan, kernels, unit)?;
@@ -233,12 +236,10 @@ impl<T: Float> Grads<T> {
     /// This rank's reduced shard of a bucket, after `finish`.
     pub fn shard(&self, plan: &Plan, unit: usize, bucket: usize) -> Reduced<'_, T> {
         let held = &self.units[unit][bucket];
-        match (&held.sum, &held.shard, &held.state) {
-            (Some(sum), ..) => Reduced::Wide(sum.view()),
-            (None, Some(shard), _) => Reduced::Stored(shard.view()),
-            (None, None, State::Whole(whole)) => {
-                Reduced::Stored(whole.view().slice(plan.shard(unit, bucket)))
-            }
+        match (&held.state, &held.sum, &held.shard) {
+            (State::Whole(whole), ..) => Reduced::Stored(whole.view().slice(plan.shard(unit, bucket))),
+            (_, Some(sum), _) => Reduced::Wide(sum.view()),
+            (_, None, Some(shard)) => Reduced::Stored(shard.view()),
             _ => unreachable!("gradients are read after they are finished"),
         }
     }

@@ -7,7 +7,7 @@ use crate::kernels::Needs;
 use crate::plan::{Home, Plan};
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::schedule::Group;
-use collectives::{Account, scratch_bytes};
+use collectives::{Account, scratch_bytes, staged_call};
 use models::{Accounts, Footprint};
 
 /// Bytes per class of state.
@@ -57,7 +57,11 @@ impl Memory {
     /// The same with what the engine of a rank of `group` works in during steps of this plan. Calls that go over a
     /// `wire` between devices do not need it.
     pub fn with_engine(mut self, plan: &Plan, group: &Group, wire: bool) -> Self {
-        let calls = if wire { Vec::new() } else { plan.calls() };
+        let calls = match (wire, plan.config.placement.on_device()) {
+            (true, _) => Vec::new(),
+            (false, true) => plan.calls().into_iter().map(staged_call).collect(),
+            (false, false) => plan.calls(),
+        };
         *self.engine(plan.config.placement.on_device()) += scratch_bytes(group, &calls);
         self
     }
@@ -114,24 +118,16 @@ fn products(plan: &Plan) -> usize {
     if plan.config.placement.on_device() { PRODUCT_WORKSPACE } else { 0 }
 }
 
-/// Bytes of both buffers of the largest call of a step, the output at a multiple of 64.
+/// Bytes of what the largest call of a step takes on its way through the host: a whole bucket, in which its shard has a
+/// place, or has one behind it where it is a sum over micro-batches.
 pub fn largest_call(plan: &Plan) -> usize {
-    let element = plan.dtype.size();
     let of_bucket = |(u, b): (usize, usize)| {
         let bucket = plan.layout[u].bucket(b);
-        let (whole, shard) = (element * bucket.len(), bucket.shard_len());
-        // A reduction leaves its input only for a sum over micro-batches or a shard of its own, and a gather its shard only
-        // for a slot.
-        let reduced = match plan.gradients[u] {
-            _ if plan.config.accumulate > 1 => whole.next_multiple_of(64) + size_of::<f32>() * shard,
-            Home::Slot(_) => whole.next_multiple_of(64) + element * shard,
-            Home::Whole => whole,
-        };
-        let gathered = match plan.weights[u] {
-            Home::Slot(_) => (element * shard).next_multiple_of(64) + whole,
-            Home::Whole => whole,
-        };
-        reduced.max(gathered)
+        let whole = plan.dtype.size() * bucket.len();
+        match plan.config.accumulate > 1 {
+            true => whole.next_multiple_of(64) + size_of::<f32>() * bucket.shard_len(),
+            false => whole,
+        }
     };
     plan.buckets().map(of_bucket).chain([Norm::bytes(plan)]).max().unwrap_or(0)
 }
@@ -192,10 +188,12 @@ mod tests {
     use crate::stage::Stage;
     use collectives::DType;
     use collectives::schedule::{Call, Kind};
+    use collectives::staged_bytes;
     use models::LlamaConfig;
 
-    /// Bytes that a carrier copies of a call, the output behind the input.
-    fn copied(call: &Call, world: usize) -> usize {
+    /// Bytes that a carrier copies of a call, the output behind the input or in it.
+    fn copied(call: Call, world: usize) -> usize {
+        let call = staged_call(call);
         let part = call.count * call.dtype.size();
         let (send, recv) = match call.kind {
             Kind::ReduceScatter if call.wide => (world * part, call.count * size_of::<f32>()),
@@ -220,7 +218,40 @@ mod tests {
                 let plan = Plan::new(&model.units(), DType::Bf16, &config, 0, world);
                 let largest = largest_call(&plan);
                 for call in plan.calls() {
-                    assert!(copied(&call, world) <= largest, "{call:?}, {world} ranks, stage {level}");
+                    assert!(copied(call, world) <= largest, "{call:?}, {world} ranks, stage {level}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_higher_stage_never_holds_more() {
+        for (name, world, accumulate) in ["nano", "baby", "32m"]
+            .into_iter()
+            .flat_map(|name| [1, 2, 3, 8].into_iter().flat_map(move |w| [1, 2].map(|a| (name, w, a))))
+        {
+            let units = LlamaConfig::preset(name).unwrap().units();
+            for placement in [Placement::Host, Placement::Device, Placement::Offloaded] {
+                for dtype in [DType::Bf16, DType::F32] {
+                    let held = |level| {
+                        let stage = Stage::try_from(level).unwrap();
+                        let config = Config { stage, accumulate, placement, ..Config::default() };
+                        let plan = Plan::new(&units, dtype, &config, 0, world);
+                        let carrier = match placement.on_device() && world > 1 {
+                            true => staged_bytes(largest_call(&plan)),
+                            false => 0,
+                        };
+                        let memory = predict(&plan, Footprint::default());
+                        match placement {
+                            // What it copies of sums in f32 has to pass through the host.
+                            Placement::Offloaded => memory.on_device(placement),
+                            _ => memory.total() + carrier,
+                        }
+                    };
+                    let at =
+                        format!("{name}, {world} ranks, {accumulate} micro-batches, {placement:?}, {dtype}");
+                    let all: Vec<usize> = (0..4).map(held).collect();
+                    assert!(all.is_sorted_by(|a, b| a >= b), "{at}: {all:?}");
                 }
             }
         }

@@ -166,8 +166,8 @@ pub trait Transport: Send {
     }
 
     /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`. Afterwards, and
-    /// after a drop, memory of a request may be dropped: nobody touches it any more, except that peers who have not heard
-    /// may still read what came from `alloc`, which therefore stays as it is.
+    /// after a drop, memory of a request may be dropped: nobody writes there any more. Peers who have not heard may still
+    /// read what came from `alloc`, which therefore stays as it is, or fetch a message, and then fail.
     fn abort(&mut self, why: &Error);
 }
 

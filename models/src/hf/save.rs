@@ -234,11 +234,8 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
     // Without a slash at its end, which would put what is written beside it inside.
     let target = parent.join(name);
     if name.len() > LONGEST {
-        let text = format!(
-            "its name has {} bytes: {LONGEST} are possible, so that it can have a longer one until it is whole",
-            name.len()
-        );
-        return Err(Error::format(dir, text));
+        let has = name.len();
+        return Err(Error::format(dir, format!("its name has {has} bytes: {LONGEST} are possible")));
     }
     if is_mount_point(&target) {
         let text = "a file system is mounted there, so it cannot be replaced: name a directory inside";
@@ -264,9 +261,9 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
     Ok(target)
 }
 
+/// Where the system does not say, moving it says so in the end, and the model is kept beside it.
 fn is_mount_point(path: &Path) -> bool {
     let asked = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::empty());
-    // Where the system does not say, moving it says so in the end, and the model is kept beside it.
     asked.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 

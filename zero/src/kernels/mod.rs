@@ -15,7 +15,7 @@ use crate::clip::Norm;
 use crate::config::Placement;
 use crate::error::Result;
 use crate::grads::Reduced;
-use crate::plan::Plan;
+use crate::plan::{Home, Plan};
 use collectives::{Buffer, Float, View, ViewMut};
 use models::cuda::Coefficients;
 use std::ops::Range;
@@ -104,8 +104,8 @@ impl Needs {
         Needs {
             numbers: Norm::bytes(plan) / size_of::<f64>(),
             bucket: plan.buckets().map(|(u, b)| plan.owned(u, b).len()).max().unwrap_or(0),
-            // What was accumulated over micro-batches is kept in f32, but not where it was handed round.
-            gradient: match plan.config.accumulate > 1 && plan.config.stage.shards_optimizer {
+            // What was accumulated over micro-batches is kept in f32, but not where a gradient is always whole.
+            gradient: match plan.config.accumulate > 1 && plan.gradients.iter().any(|g| *g != Home::Whole) {
                 true => size_of::<f32>(),
                 false => plan.dtype.size(),
             },

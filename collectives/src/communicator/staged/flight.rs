@@ -41,36 +41,67 @@ pub(super) enum Stage {
 /// What was asked for.
 #[derive(Clone, Copy)]
 pub(super) struct Job {
+    /// As the host makes it.
     pub call: Call,
     pub ends: Ends,
     pub pieces: Pieces,
     pub tag: Option<u64>,
     pub priority: Priority,
+    pub layout: Layout,
+}
+
+/// Where in staging memory a call has what.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub input: usize,
+    pub output: usize,
+    pub bytes: usize,
+    /// Whether the host makes a call in place, in all of it, that the device does not.
+    pub joined: bool,
+}
+
+/// The call that the host makes for one of a device: where a shard is as large as its part of the whole, the shard is put
+/// there, or taken from there, and the call is one in place.
+pub fn staged_call(call: Call) -> Call {
+    let shard = matches!(call.kind, Kind::ReduceScatter | Kind::AllGather) && !call.wide;
+    Call { in_place: call.in_place || shard, ..call }
+}
+
+impl Layout {
+    /// That of a call on `rank`, with these buffers.
+    pub fn of(call: &Call, ends: &Ends, rank: usize) -> Layout {
+        let (send, recv) = (ends.send_bytes, ends.recv_bytes);
+        let shard = rank * call.bytes();
+        let joined = staged_call(*call).in_place && !call.in_place;
+        let (input, output, bytes) = match call.kind {
+            Kind::AllGather if joined => (shard, 0, recv),
+            _ if joined => (0, shard, send),
+            // Input and output are one buffer, or there is only one of them.
+            _ if std::ptr::eq(ends.send, ends.recv) => (0, 0, send.max(recv)),
+            _ => {
+                let output = send.next_multiple_of(LINE);
+                (0, output, output + recv)
+            }
+        };
+        Layout { input, output, bytes, joined }
+    }
 }
 
 // SAFETY: the addresses belong to calls in flight, whose buffers their owners keep; any thread may use them.
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Where the output starts in staging memory.
-    pub fn output(&self) -> usize {
-        if self.in_one() { 0 } else { self.ends.send_bytes.next_multiple_of(LINE) }
-    }
-
-    /// Whether input and output are one buffer, or there is only one of them.
-    pub fn in_one(&self) -> bool {
-        std::ptr::eq(self.ends.send, self.ends.recv)
-    }
-
     /// Whether it may wait for what a peer has still to start.
     pub fn is_message(&self) -> bool {
         matches!(self.call.kind, Kind::Send | Kind::Recv)
     }
 
-    pub fn staging_bytes(&self) -> usize {
-        match self.in_one() {
-            true => self.ends.send_bytes.max(self.ends.recv_bytes),
-            false => self.output() + self.ends.recv_bytes,
+    /// What the host is given, with staging memory that starts there.
+    pub fn host_ends(&self, start: *mut u8) -> Ends {
+        let Layout { output, bytes, joined, .. } = self.layout;
+        match joined {
+            true => Ends { send: start, send_bytes: bytes, recv: start, recv_bytes: bytes },
+            false => Ends { send: start, recv: start.wrapping_add(output), ..self.ends },
         }
     }
 }

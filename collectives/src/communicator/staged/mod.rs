@@ -17,7 +17,8 @@ use crate::engine::{Ends, Member, Priority, Served, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::Call;
-use flight::{Flight, Job, Stage};
+pub use flight::staged_call;
+use flight::{Flight, Job, Layout, Stage};
 use pieces::Pieces;
 pub use pool::staged_bytes;
 use pool::{Pool, Staging};
@@ -170,8 +171,7 @@ impl<Q: Streams> Group<Q> {
         let flight = &mut state.flights[id as usize];
         let job = flight.job.as_ref().expect("a call in flight has a job");
         let start = flight.staging.as_mut().map_or(std::ptr::dangling_mut(), Staging::start);
-        let recv = start.wrapping_add(job.output());
-        let ends = Ends { send: start, recv, ..job.ends };
+        let ends = job.host_ends(start);
         // SAFETY: the staging memory is as long as the buffers are, and this flight's until the host is done.
         let started = unsafe { self.host.handle.shared.start(&job.call, &ends, job.tag, job.priority) };
         flight.host = started?;
@@ -205,7 +205,7 @@ impl<Q: Streams> Group<Q> {
         let flight = &mut flights[id as usize];
         let job = flight.job.as_ref().expect("a call in flight has a job");
         if let Some(mut staging) = flight.staging.take() {
-            let from = staging.start().wrapping_add(job.output()) as u64;
+            let from = staging.start().wrapping_add(job.layout.output) as u64;
             for piece in job.pieces.up() {
                 flight.comes_back = true;
                 let (at, bytes) = (piece.start as u64, piece.len());
@@ -307,15 +307,16 @@ impl<Q: Streams> Carrier for Staged<Q> {
     }
 
     fn reserve(&self, calls: &[Call]) {
-        self.0.host.reserve(calls);
+        self.0.host.reserve(&calls.iter().copied().map(staged_call).collect::<Vec<_>>());
     }
 
     unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
         let pieces = Pieces::of(&call, &ends, self.0.host.rank(), self.0.host.size());
-        let job = Job { call, ends, pieces, tag, priority };
+        let layout = Layout::of(&call, &ends, self.0.host.rank());
+        let job = Job { call: staged_call(call), ends, pieces, tag, priority, layout };
         let state = &mut *self.0.lock();
         self.0.alive(state, |this, state| {
-            while !state.pool.has_room(job.staging_bytes(), job.is_message()) {
+            while !state.pool.has_room(layout.bytes, job.is_message()) {
                 this.make_room(state)?;
             }
             let id = match state.free.pop() {
@@ -328,13 +329,13 @@ impl<Q: Streams> Carrier for Staged<Q> {
             let State { flights, down, pool, .. } = state;
             let flight = &mut flights[id as usize];
             (flight.stage, flight.job) = (Stage::Copying, Some(job));
-            let needed = (job.staging_bytes(), job.is_message());
+            let needed = (layout.bytes, job.is_message());
             flight.staging = pool.take(needed, &this.compute, &this.host, &this.scratch)?;
             this.compute.record(&flight.given)?;
             down.after(&flight.given)?;
             if let Some(staging) = &mut flight.staging {
                 let piece = pieces.down();
-                let (at, to) = (piece.start as u64, staging.start() as u64);
+                let (at, to) = (piece.start as u64, staging.start() as u64 + layout.input as u64);
                 if !piece.is_empty() {
                     // SAFETY: ranges of the call's buffer and of the staging memory, which stay until the call is done.
                     unsafe { down.copy(ends.send as u64 + at, to + at, piece.len())? };
