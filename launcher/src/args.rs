@@ -377,7 +377,7 @@ pub struct EvalArgs {
     /// The type of weights and activations.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
-    /// Sequences per rank and batch. The bits of the result do not depend on them, nor on --ranks and --threads.
+    /// Sequences per rank and batch. On a processor no bit of the result depends on them, nor on --ranks and --threads.
     #[arg(long, value_name = "B", default_value_t = 8)]
     pub micro_batch: usize,
     /// Tokens of a sequence; the last may be shorter [default: the model's context, at most 1024].

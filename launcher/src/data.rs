@@ -343,6 +343,12 @@ fn make(
         }
         // Short ones take more.
         room.check((count * size_of::<u32>()) as u64)?;
+        if count > i32::MAX as usize {
+            return Err(Failure::usage(
+                "--data has more than 2^31 tokens of text: 'caravan tokenize' makes token files of parts of it, all of which \
+                 --data then names",
+            ));
+        }
         taken.push(path);
     }
     count += append(&mut file, &batch.finish()?).map_err(refused)?;

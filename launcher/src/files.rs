@@ -1,7 +1,7 @@
 //! The files that a command writes: whether it can, found out before anything is done for them, and writing them whole.
 
 use crate::failure::{Failure, Result};
-use models::NewFile;
+use models::{NewFile, is_mount_point};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -33,6 +33,9 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
         Ok(there) if !there.is_file() => return Ok(()),
         Ok(_) if way == Way::Growing => {
             return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(deny);
+        }
+        Ok(_) if is_mount_point(path) => {
+            return Err(refuse(&"a file is mounted there, which cannot be replaced; give another"));
         }
         Ok(_) => fs::canonicalize(path).map_err(deny)?,
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(deny(e)),

@@ -104,6 +104,7 @@ fn train(args: &TrainArgs) -> Result<()> {
     let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &train::signature(&plan))?;
+        ranks::lead(identity.as_ref(), &comm, || plan.check_outputs())?;
         match plan.dtype {
             Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
             Precision::F32 => train::rank::<f32>(&plan, comm, show),

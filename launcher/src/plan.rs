@@ -23,7 +23,7 @@ use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
 use collectives::schedule::Group;
 use models::tokens::{self, BatchPlan, Windows};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The longest default sequence of `train`: beyond it, attention dominates a CPU's step.
 const TRAIN_SEQ: usize = 256;
@@ -101,9 +101,9 @@ impl TrainPlan {
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
-        // Rank 0 writes for all, and directories may be each host's own.
-        if identity.is_none_or(|identity| identity.rank == 0) {
-            check_outputs(args, bytes)?;
+        // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
+        if identity.is_none() {
+            check_outputs(args.save.as_deref(), args.metrics.as_deref(), bytes)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -162,6 +162,15 @@ impl TrainPlan {
         };
         plan.check_memory(identity)?;
         Ok(plan)
+    }
+
+    /// Whether what rank 0 will write can be written.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn check_outputs(&self) -> Result<()> {
+        let bytes = self.model.config.parameters() * self.dtype.dtype().size() as u64;
+        check_outputs(self.save.as_deref(), self.metrics.as_deref(), bytes)
     }
 
     /// What a rank of `group` will hold, to the byte.
@@ -253,10 +262,10 @@ pub fn check_tokens(feed: &Feed) -> Result<()> {
 }
 
 /// Whether the model of so many bytes and the metrics can be written, and both be kept.
-fn check_outputs(args: &TrainArgs, bytes: u64) -> Result<()> {
-    let model = args.save.as_ref().map(|dir| models::hf::check_destination(dir, bytes));
+fn check_outputs(save: Option<&Path>, metrics: Option<&Path>, bytes: u64) -> Result<()> {
+    let model = save.map(|dir| models::hf::check_destination(dir, bytes));
     let model = model.transpose().map_err(Failure::usage)?;
-    let Some(file) = &args.metrics else { return Ok(()) };
+    let Some(file) = metrics else { return Ok(()) };
     files::check_writable("--metrics", file, Way::Growing)?;
     match (model, files::place(file)) {
         (Some(model), Some(place)) if place.starts_with(&model) || model.starts_with(&place) => {

@@ -119,6 +119,16 @@ fn as_rank(
     Err(Failure::Told { code: failure.code() })
 }
 
+/// What rank 0 of ranks that others have started looks at for all of them, who hear of its failure: where `caravan` starts
+/// them, it has looked before.
+pub fn lead(
+    identity: Option<&Identity>,
+    comm: &Communicator,
+    look: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    if identity.is_some() && comm.rank() == 0 { look() } else { Ok(()) }
+}
+
 /// Ends the ranks that would wait for this one, which has failed before it met them, once its sentence has gone its way
 /// through the launcher.
 pub fn end_job(identity: &Identity, code: u8) {

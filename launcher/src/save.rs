@@ -11,6 +11,8 @@ use zero::Trainer;
 
 /// The tokenizer's file in a model directory.
 pub const TOKENIZER: &str = "tokenizer.json";
+/// What says how the tokenizer is to be used.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// How a model is sampled: among others with which tokens a text begins and ends.
 const GENERATION: &str = "generation_config.json";
 
@@ -42,7 +44,12 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
         // A model without a tokenizer.json may have had the same tokenizer in another form.
         let another = theirs.is_some() || used.is_none() && !of_bytes;
         own.files.retain(|(name, _)| *name == GENERATION && !another);
-        own.files.extend(used.map(|content| (TOKENIZER, content)));
+        if let Some(content) = used {
+            own.files.push((TOKENIZER, content));
+            // Or transformers 4 takes a Llama's own class, which puts its tokens where the file has others.
+            own.files
+                .push((TOKENIZER_CONFIG, b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n".to_vec()));
+        }
         if another {
             own.token_ids.clear();
         }

@@ -114,7 +114,8 @@ impl Transport {
 /// The plugin with which srun starts ranks of the MPI that is built in.
 pub fn plugin() -> Option<&'static str> {
     let library = library("mpi")?;
-    Some(if library.starts_with("MPICH") { "pmi2" } else { "pmix" })
+    // All others are relatives of MPICH.
+    Some(if library.starts_with("Open MPI") { "pmix" } else { "pmi2" })
 }
 
 /// Every transport by name, whether it can be used, and a remark or the reason why not.

@@ -21,5 +21,5 @@ pub use init::init_range;
 pub use llama::{Accounts, Footprint, Llama, Recompute, device_footprint, footprint};
 pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 pub use team::Team;
-pub use unfinished::{NewFile, remove_unfinished};
+pub use unfinished::{NewFile, is_mount_point, remove_unfinished};
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

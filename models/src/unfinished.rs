@@ -6,7 +6,7 @@
 //! `NAME.tmp-PROCESS-ATTEMPT` and locked for as long as it is open. What a killed process leaves of that is locked no
 //! more, and goes with [`remove_unfinished`] or the next file of that name.
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatxAttributes, StatxFlags, flock};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Result};
@@ -47,7 +47,7 @@ impl NewFile {
     }
 
     fn named(path: PathBuf) -> Result<Self> {
-        let (named, file) = first_free(&path, |name| File::create_new(name))?;
+        let (named, file) = first_free(&path, "tmp", |name| File::create_new(name))?;
         lock(&file);
         Ok(NewFile { path, file, named: Some(named) })
     }
@@ -67,7 +67,7 @@ impl NewFile {
             match give_name(&self.file, &self.path) {
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                     // Only a named file can take another's place.
-                    let (named, ()) = first_free(&self.path, |name| give_name(&self.file, name))?;
+                    let (named, ()) = first_free(&self.path, "tmp", |name| give_name(&self.file, name))?;
                     self.named = Some(named);
                 }
                 done => return done,
@@ -109,7 +109,7 @@ pub(crate) fn give_name(file: &File, name: &Path) -> Result<()> {
 
 /// A directory beside `target` that becomes it, and its lock.
 pub(crate) fn directory(target: &Path) -> Result<(PathBuf, File)> {
-    let (path, ()) = first_free(target, |name| fs::create_dir(name))?;
+    let (path, ()) = first_free(target, "tmp", |name| fs::create_dir(name))?;
     let dir = File::open(&path)?;
     lock(&dir);
     Ok((path, dir))
@@ -145,16 +145,30 @@ fn is_unfinished(end: &[u8]) -> bool {
     parts.next().is_some_and(number) && parts.next().is_some_and(number) && parts.next().is_none()
 }
 
-/// The first temporary name beside `target` that `take` gets, and what it got.
-fn first_free<R>(target: &Path, take: impl Fn(&Path) -> Result<R>) -> Result<(PathBuf, R)> {
+/// The first name of this kind beside `target` that `take` gets, and what it got. Those called `tmp` are cleaned up.
+pub(crate) fn first_free<R>(
+    target: &Path,
+    kind: &str,
+    take: impl Fn(&Path) -> Result<R>,
+) -> Result<(PathBuf, R)> {
+    use ErrorKind::{AlreadyExists, DirectoryNotEmpty};
     let mut attempt = 0;
     loop {
-        let name = beside(target, &format!("tmp-{}-{attempt}", std::process::id()));
+        let name = beside(target, &format!("{kind}-{}-{attempt}", std::process::id()));
         match take(&name) {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && attempt < ATTEMPTS => attempt += 1,
+            Err(e) if [AlreadyExists, DirectoryNotEmpty].contains(&e.kind()) && attempt < ATTEMPTS => {
+                attempt += 1
+            }
             taken => return Ok((name, taken?)),
         }
     }
+}
+
+/// Whether something is mounted at `path`, whose place nothing else can take. Where the system does not say, it says so
+/// when that is tried.
+pub fn is_mount_point(path: impl AsRef<Path>) -> bool {
+    let asked = rustix::fs::statx(CWD, path.as_ref(), AtFlags::empty(), StatxFlags::empty());
+    asked.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// `target` with `.suffix` at its end.

@@ -232,6 +232,25 @@ fn a_disk_that_is_full_when_a_result_is_written_keeps_what_was_there() {
 }
 
 #[test]
+fn what_is_mounted_is_not_replaced() {
+    for (line, words) in [
+        (
+            "train --model nano --data text.txt --steps 1 --micro-batch 1 --save disk",
+            ["disk: ", "is mounted there"],
+        ),
+        ("tokenize --data text.txt --out disk/b", ["--out disk/b: ", "is mounted there"]),
+        ("bench barrier -n 1 --json disk/b", ["--json disk/b: ", "is mounted there"]),
+    ] {
+        let bench = bench();
+        bench.text("text.txt", 8000);
+        let run = format!("cd disk && touch a b && mount --bind a b && cd .. && exec {CARAVAN} {line}");
+        let Some(outcome) = with_disk(&bench, "1m", &run) else { return };
+        outcome.refusal(2, &words);
+        bench.nothing_left();
+    }
+}
+
+#[test]
 fn a_disk_that_fills_up_with_metrics_keeps_whole_lines() {
     for transport in ["shm", "threads"] {
         let bench = bench();

@@ -236,6 +236,9 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     word_tokenizer(&bench, 200);
     let flags = "--data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --save m";
     bench.run(&format!("train --model nano --tokenizer words-200.json {flags}")).success();
+    // transformers takes the file as it is.
+    let with = fs::read_to_string(bench.path("m/tokenizer_config.json")).unwrap();
+    assert!(with.contains("\"tokenizer_class\": \"PreTrainedTokenizerFast\""), "{with}");
     for name in ["chat_template.jinja", "generation_config.json", "tokenizer_config.json"] {
         bench.file(&format!("m/{name}"), name);
     }

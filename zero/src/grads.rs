@@ -2,8 +2,8 @@
 //!
 //! Each micro-batch's gradient is summed over the ranks in the canonical order of the collectives, and
 //! micro-batches are then added in f32 in their order, on every stage alike; so all stages see the same bits.
-//! The sum is rounded to `T` once: by the reduction itself when there is one micro-batch, by the reader
-//! ([`Reduced::Wide`]) when there are several.
+//! The sum is rounded to `T` once: by the reduction itself when there is one micro-batch; when there are several, by
+//! [`finish`](Grads::finish) where the gradient is always whole, else by the reader ([`Reduced::Wide`]).
 
 use crate::error::Result;
 use crate::kernels::Kernels;

@@ -10,6 +10,9 @@ pub(super) const CASES: &[Part] = &[
     ("a group that goes", going),
 ];
 
+/// With default sizes: what is long is still on its way.
+pub(super) const LARGE: &[Part] = &[("a group formed meanwhile", meanwhile)];
+
 /// Checks a group whose rank r is rank `members[r]` of the first.
 fn works(comm: &Communicator, members: &[usize]) {
     assert_eq!(comm.size(), members.len());
@@ -86,6 +89,22 @@ fn going(comm: Communicator) {
             let sum = start(&gone).wait().expect("works");
             same(sum.host(), &[n as u64; 2000], format_args!("turn {turn}, the group that goes"));
         }
+    }
+}
+
+/// A group's first call, whose messages may not all be posted yet, is under way while some of its ranks form another.
+fn meanwhile(comm: Communicator) {
+    let (rank, n) = (comm.rank(), comm.size());
+    for turn in 0..8u8 {
+        let group = comm.split(Some(0), 0).expect("works").expect("a color was given");
+        let whole = vec![turn + 1; 2 << 20];
+        let given = if rank == 0 { Buffer::copy_of(&whole) } else { Buffer::zeroed(whole.len()) };
+        let under_way = group.start_broadcast(given, 0).expect("starts");
+        let rest = group.split((rank > 0).then_some(7), 0).expect("works");
+        if let Some(rest) = rest {
+            works(&rest, &(1..n).collect::<Vec<usize>>());
+        }
+        same(under_way.wait().expect("works").host(), &whole, format_args!("turn {turn}"));
     }
 }
 

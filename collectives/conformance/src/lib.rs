@@ -40,7 +40,7 @@ pub fn cases() -> Vec<Case> {
     for (name, run) in flights::CASES.iter().chain(groups::CASES).chain(random::CASES) {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
-    for (name, run) in calls::LARGE.iter().chain(random::LARGE) {
+    for (name, run) in calls::LARGE.iter().chain(groups::LARGE).chain(random::LARGE) {
         all.push(Case { name, run: *run, options: standard, fails: false });
     }
     for (name, run, options) in failures::CASES {

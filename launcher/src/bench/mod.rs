@@ -33,6 +33,7 @@ use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::{Asked, Ranks, on_hosts};
+use crate::ranks::lead;
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
@@ -138,11 +139,17 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e, -m or --ranks")?;
     }
     let asked: Vec<_> = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect();
-    files::check_outputs(&asked)?;
-    let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
-    asked.iter().try_for_each(|(flag, path)| files::check_apart(flag, path, &read))?;
+    let writable = || {
+        files::check_outputs(&asked)?;
+        let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
+        asked.iter().try_for_each(|(flag, path)| files::check_apart(flag, path, &read))
+    };
+    if identity.is_none() {
+        writable()?;
+    }
     ranks.bind = !over_nccl && plan.repeats.bind == Bind::Core;
     verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
+        lead(identity.as_ref(), &comm, writable)?;
         if !over_nccl {
             return rank(&plan, args, &Party { comm, native, device: None });
         }

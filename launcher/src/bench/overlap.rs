@@ -19,6 +19,7 @@ use crate::files::{self, Way};
 use crate::layers;
 use crate::machine;
 use crate::plan::Ranks;
+use crate::ranks::lead;
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
 use row::{Row, Timings, header};
@@ -42,10 +43,17 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     ranks.bind = repeats.bind == Bind::Core;
     let bytes = footprint(args, &repeats, dtype, ranks.world);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
-    if let Some(path) = &args.json {
-        files::check_writable("--json", path, Way::Whole)?;
+    let writable = || {
+        let json = args.json.as_ref();
+        json.map_or(Ok(()), |path| files::check_writable("--json", path, Way::Whole))
+    };
+    if identity.is_none() {
+        writable()?;
     }
-    verdict::launch(&ranks, identity.as_ref(), &|comm, _| rank(args, &repeats, dtype, comm))
+    verdict::launch(&ranks, identity.as_ref(), &|comm, _| {
+        lead(identity.as_ref(), &comm, writable)?;
+        rank(args, &repeats, dtype, comm)
+    })
 }
 
 /// What is repeated on elements of which type, between `world` ranks.

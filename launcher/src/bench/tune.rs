@@ -44,8 +44,14 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     // What is no file, a pipe or the screen, has no table to go on from.
     let there = files::place(&args.out).is_some_and(|file| file.exists());
     let old = if there { tuning::read(&args.out)? } else { TuningTable::default() };
-    files::check_writable("-o", &args.out, Way::Whole)?;
-    ranks::launch(&ranks, identity.as_ref(), None, &|comm| rank(args, &repeats, old.clone(), comm))
+    let writable = || files::check_writable("-o", &args.out, Way::Whole);
+    if identity.is_none() {
+        writable()?;
+    }
+    ranks::launch(&ranks, identity.as_ref(), None, &|comm| {
+        ranks::lead(identity.as_ref(), &comm, writable)?;
+        rank(args, &repeats, old.clone(), comm)
+    })
 }
 
 /// What is repeated between `world` ranks.

@@ -192,6 +192,8 @@ fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
 
 const DEFAULT_THETA: f64 = 10_000.0;
 
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 fn parse_rope_object(
     outer: &Fields<'_>,
     inside: &str,
@@ -199,7 +201,6 @@ fn parse_rope_object(
     outer_theta: Option<f64>,
     context: usize,
 ) -> Result<Rope> {
-    const ORIGINAL: &str = "original_max_position_embeddings";
     let fields = Fields { path: outer.path, inside, map };
     if let Some(part) = fields.number("partial_rotary_factor")?
         && part != 1.0
@@ -222,8 +223,7 @@ fn parse_rope_object(
             factor: required("factor")?,
             low_freq_factor: required("low_freq_factor")?,
             high_freq_factor: required("high_freq_factor")?,
-            // As in transformers 5: beside the object, or the context itself.
-            original_context: fields.size(ORIGINAL)?.or(outer.size(ORIGINAL)?).unwrap_or(context),
+            original_context: original_context(&fields, outer)?.unwrap_or(context),
         },
         Some(other) => {
             let wanted = "only default, linear and llama3 are supported";
@@ -231,6 +231,18 @@ fn parse_rope_object(
         }
     };
     Ok(Rope { theta: fields.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA), scaling })
+}
+
+/// In the object, or beside it, as in transformers 5; versions differ about which of two they take.
+fn original_context(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Option<usize>> {
+    match (fields.size(ORIGINAL)?, outer.size(ORIGINAL)?) {
+        (Some(inner), Some(beside)) if inner != beside => Err(fields.wrong(
+            ORIGINAL,
+            &json!(inner),
+            &format!("beside it stands {beside}: one of them must go"),
+        )),
+        (inner, beside) => Ok(inner.or(beside)),
+    }
 }
 
 /// A config.json that transformers 4 and 5 both read (so in the older spelling), with the keys of special tokens.
@@ -392,6 +404,11 @@ mod tests {
             (json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "partial_rotary_factor"),
             (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
             (json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {}}), "disagree"),
+            (
+                json!({ORIGINAL: 4096, "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                       "high_freq_factor": 4.0, ORIGINAL: 8192}}),
+                "original_max_position_embeddings is 8192: beside it stands 4096",
+            ),
             (json!({"hidden_size": null}), "hidden_size is missing"),
             (json!({"hidden_size": "64"}), "hidden_size is \"64\""),
             (json!({"hidden_size": -64}), "hidden_size is -64"),

@@ -293,7 +293,7 @@ impl Checkpoint {
                 part.truncate(range.len());
                 self.read_range(name, range.clone(), part)?;
             }
-            if parts[0] != parts[1] {
+            if parts[0].iter().zip(&parts[1]).any(|(a, b)| a.to_bits() != b.to_bits()) {
                 let text = format!(
                     "config.json ties the head to {}, and {HEAD} is another: set tie_word_embeddings to false, or \
                      remove {HEAD}",

@@ -3,6 +3,7 @@
 mod config;
 mod load;
 mod save;
+mod staging;
 
 pub use load::Checkpoint;
 pub use save::{SaveOptions, Writer, check_destination};

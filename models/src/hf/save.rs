@@ -7,18 +7,18 @@
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
+use super::staging::Staging;
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
-use crate::unfinished::{self, beside, give_name, nameless, parent, remove_unfinished};
+use crate::unfinished::is_mount_point;
 use collectives::{DType, Float, bf16, f16};
-use rustix::fs::{Access, AtFlags, CWD, RenameFlags, StatxAttributes, StatxFlags};
+use rustix::fs::Access;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Files beside weights and config.json that a model directory may have, as transformers writes them; a directory with
@@ -261,12 +261,6 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// Where the system does not say, moving it says so in the end, and the model is kept beside it.
-fn is_mount_point(path: &Path) -> bool {
-    let asked = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::empty());
-    asked.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
-}
-
 /// Nothing, an empty directory, or a directory with nothing but a model.
 fn check_replaceable(target: &Path) -> Result<()> {
     match fs::metadata(target) {
@@ -350,151 +344,4 @@ fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
         DType::Bf16 => bytes.extend(values.flat_map(|x| <bf16 as Float>::from_f32(x).to_le_bytes())),
         _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
     }
-}
-
-/// What becomes a model directory; dropped before it is, it leaves nothing.
-struct Staging {
-    target: PathBuf,
-    /// Whole files that have no names yet, and the name that each will have.
-    nameless: Vec<(String, File)>,
-    /// Where files have their names; not before the end, if the file system has nameless ones.
-    dir: Option<Dir>,
-    /// After all that is in them.
-    parents: Parents,
-}
-
-/// Directories that were made for the destination to be in, the innermost first; they go again unless it came.
-struct Parents(Vec<PathBuf>);
-
-impl Parents {
-    fn create(parent: &Path) -> Result<Self> {
-        let missing = parent.ancestors().take_while(|dir| !dir.exists()).map(Path::to_owned).collect();
-        // Also of a creation that fails half-way.
-        let parents = Parents(missing);
-        fs::create_dir_all(parent).map_err(|e| Error::system("create", parent, e))?;
-        Ok(parents)
-    }
-}
-
-impl Drop for Parents {
-    fn drop(&mut self) {
-        // One that somebody uses meanwhile is not empty and stays.
-        for dir in &self.0 {
-            let _ = fs::remove_dir(dir);
-        }
-    }
-}
-
-/// A temporary directory, removed when dropped unless it took the destination's place, and its lock.
-struct Dir {
-    path: PathBuf,
-    _lock: File,
-}
-
-impl Staging {
-    fn create(target: &Path) -> Result<Self> {
-        let parents = Parents::create(parent(target))?;
-        remove_unfinished(target);
-        Ok(Staging { target: target.to_owned(), nameless: vec![], dir: None, parents })
-    }
-
-    fn dir(&mut self) -> Result<&Path> {
-        let dir = match &mut self.dir {
-            Some(dir) => dir,
-            none => {
-                let made = unfinished::directory(&self.target);
-                let (path, lock) =
-                    made.map_err(|e| Error::system("create a directory for", &self.target, e))?;
-                none.insert(Dir { path, _lock: lock })
-            }
-        };
-        Ok(&dir.path)
-    }
-
-    /// A file to write to.
-    fn open(&mut self, name: &str) -> Result<File> {
-        match nameless(parent(&self.target)) {
-            Some(file) => Ok(file),
-            None => {
-                let path = self.dir()?.join(name);
-                File::create_new(&path).map_err(|e| Error::system("create", &path, e))
-            }
-        }
-    }
-
-    /// Takes back what was opened for `name`, and is whole.
-    fn keep(&mut self, name: &str, file: File) -> std::io::Result<()> {
-        file.sync_all()?;
-        if file.metadata()?.nlink() == 0 {
-            self.nameless.push((name.to_owned(), file));
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, name: &str, content: &[u8]) -> Result<()> {
-        let mut file = self.open(name)?;
-        let written = file.write_all(content).and_then(|()| self.keep(name, file));
-        let what = format!("write {name} ({} bytes) to", content.len());
-        written.map_err(|e| Error::system(what, &self.target, e))
-    }
-
-    /// Takes the place of the destination, in one step where the file system can exchange two names.
-    fn replace(mut self) -> Result<()> {
-        let path = self.dir()?.to_owned();
-        for (name, file) in self.nameless.drain(..) {
-            let name = path.join(name);
-            give_name(&file, &name).map_err(|e| Error::system("create", &name, e))?;
-        }
-        sync_dir(&path)?;
-        // From here on the model is whole, and is kept whatever happens.
-        self.parents.0.clear();
-        let moved = check_destination(&self.target, 0).and_then(|_| replace(&path, &self.target));
-        moved.map_err(|e| keep(&path, &self.target, e))?;
-        // After an exchange the old model lies where we were, and goes when `self` drops.
-        sync_dir(parent(&self.target))
-    }
-}
-
-/// Moves a directory to the place of another, if there is one.
-fn replace(path: &Path, target: &Path) -> Result<()> {
-    let refused = |e: std::io::Error| Error::system("move the finished model to", target, e);
-    if !target.exists() {
-        return fs::rename(path, target).map_err(refused);
-    }
-    if rustix::fs::renameat_with(CWD, path, CWD, target, RenameFlags::EXCHANGE).is_ok() {
-        return Ok(());
-    }
-    let old = beside(target, &format!("old-{}", std::process::id()));
-    fs::rename(target, &old).map_err(refused)?;
-    if let Err(e) = fs::rename(path, target) {
-        // The old model goes back; should that fail as well, it is still whole under its other name.
-        return Err(match fs::rename(&old, target) {
-            Ok(()) => refused(e),
-            Err(_) => {
-                Error::system(format!("move the finished model (the old is {}) to", old.display()), target, e)
-            }
-        });
-    }
-    fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))
-}
-
-/// Gives a finished model that could not be moved to `target` a name that nobody cleans up.
-fn keep(path: &Path, target: &Path, error: Error) -> Error {
-    let kept = beside(target, &format!("new-{}", std::process::id()));
-    match fs::rename(path, &kept) {
-        Ok(()) => Error::format(&kept, format!("the finished model was left here: {error}")),
-        // It has moved, or is lost with this.
-        Err(_) => error,
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        // Gone already when it was renamed; a refusal here has nobody to tell.
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path).and_then(|d| d.sync_all()).map_err(|e| Error::system("sync", path, e))
 }

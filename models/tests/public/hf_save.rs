@@ -121,7 +121,7 @@ fn only_model_directories_are_replaced() {
     let text = writer.finish().unwrap_err().to_string();
     assert!(text.contains("the finished model was left here") && text.contains("has notes.txt"), "{text}");
     check_content(&dir, &tiny(), 1, |x| x);
-    let left = home.path().join(format!("model.new-{}", std::process::id()));
+    let left = home.path().join(format!("model.new-{}-0", std::process::id()));
     check_content(&left, &tiny(), 2, |x| x);
     fs::remove_dir_all(left).unwrap();
 

@@ -177,15 +177,23 @@ impl Stream {
             if free.happened()? {
                 return Ok(oldest);
             }
-            let staged: usize = self.staging.iter().map(|(buffer, _)| buffer.len()).sum();
-            if self.staging.len() >= PIECES || staged + size > STAGED {
+            if self.staging.len() >= PIECES || self.staged() + size > STAGED {
                 free.wait()?;
                 return Ok(oldest);
             }
         }
+        // All of these are too short.
+        while self.staged() + size > STAGED {
+            self.staging.remove(0).1.wait()?;
+        }
         let buffer = Buffer::from_memory(self.gpu.pinned(size)?);
         self.staging.push((buffer, Event::new(&self.gpu)?));
         Ok(self.staging.len() - 1)
+    }
+
+    /// Bytes that uploads have gone through.
+    fn staged(&self) -> usize {
+        self.staging.iter().map(|(buffer, _)| buffer.len()).sum()
     }
 
     fn accepts(&self, what: &str, place: Option<Place>) -> Result<()> {

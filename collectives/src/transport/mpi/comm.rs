@@ -4,8 +4,8 @@
 //! for the next communicator of the same number and take another's place there. A group costs a few numbers, of which
 //! there are at least two thousand.
 
-use super::ffi;
 use super::session::Session;
+use super::{control, ffi, tags};
 use crate::error::Result;
 use std::os::raw::{c_int, c_void};
 use std::ptr::null_mut;
@@ -33,20 +33,24 @@ impl Comm {
         }
     }
 
-    /// A communicator of some ranks of this one, in the order given. Those ranks call this together.
-    pub(super) fn of_members(&self, members: &[usize]) -> Result<Self> {
-        let session = &self.session;
+    /// A communicator of these ranks of the job, in the order given; `identity` is the new group's. Those ranks call this
+    /// together.
+    ///
+    /// They meet on the channel for words: Open MPI sends what makes a communicator as messages of that tag on the
+    /// communicator of all, where on a group's own they would be taken for a collective's that is under way.
+    pub(super) fn of_members(session: &Arc<Session>, ranks: &[c_int], identity: u64) -> Result<Self> {
         let _turn = session.turn()?;
-        let ranks: Vec<c_int> = members.iter().map(|&m| m as c_int).collect();
+        let parent = session.control().comm();
+        let tag = control::TAG + 1 + (identity % u64::from(tags::LEAST_LIMIT as u32 - 2)) as c_int;
         // SAFETY: MPI is initialised; valid places for the results; the groups are freed on every way out.
         unsafe {
             let (mut all, mut some) = (ffi::RSMPI_GROUP_NULL, ffi::RSMPI_GROUP_NULL);
-            session.check("MPI_Comm_group", ffi::MPI_Comm_group(self.raw, &mut all))?;
+            session.check("MPI_Comm_group", ffi::MPI_Comm_group(parent, &mut all))?;
             let included = ffi::MPI_Group_incl(all, ranks.len() as c_int, ranks.as_ptr(), &mut some);
             ffi::MPI_Group_free(&mut all);
             session.check("MPI_Group_incl", included)?;
             let mut raw = ffi::RSMPI_COMM_NULL;
-            let created = ffi::MPI_Comm_create_group(self.raw, some, 0, &mut raw);
+            let created = ffi::MPI_Comm_create_group(parent, some, tag, &mut raw);
             ffi::MPI_Group_free(&mut some);
             session.check("MPI_Comm_create_group", created)?;
             Self::owned(session, raw)

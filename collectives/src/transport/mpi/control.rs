@@ -12,7 +12,8 @@ use crate::transport::inbox::Inbox;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
-const TAG: c_int = 1;
+/// Of words.
+pub(super) const TAG: c_int = 1;
 const LARGEST: usize = 1 << 10;
 const HEADER: usize = 8 + 4 + 1;
 /// How long the end waits for words on their way.
@@ -78,6 +79,11 @@ pub(super) struct Control {
 unsafe impl Send for Control {}
 
 impl Control {
+    /// All ranks of the job, in MPI's order.
+    pub(super) fn comm(&self) -> ffi::MPI_Comm {
+        self.comm
+    }
+
     /// On `comm`, whose `size` ranks are those of the job.
     pub(super) fn on(comm: ffi::MPI_Comm, size: usize) -> Self {
         Control {

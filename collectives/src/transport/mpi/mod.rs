@@ -315,7 +315,7 @@ impl Transport for MpiTransport {
         let identity = digest([same, *times]);
         self.meet(members, identity, within)?;
         let _watch = self.session().watch_of(Place::Communicator)?;
-        let mut group = Self::over(self.messages.of_members(members)?, in_job, identity)?;
+        let mut group = Self::over(Comm::of_members(self.session(), &in_job, identity)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
         Ok(Box::new(group))
     }

@@ -3,14 +3,14 @@
 //! The engine marks users' messages by the highest bit; they go over a communicator of their own under their own
 //! number, and a number above the library's limit is an error. A collective's tag is its number on the group, then
 //! 16 bits for the message within the call. MPI's tag is its low bits, so the numbers of calls repeat after a
-//! *window*: 2^11 calls on Open MPI (see below), 2^12 on MPICH.
+//! *window*: 2^11 calls on Open MPI (see below), where its messages go over UCX 2^7, 2^12 on MPICH.
 //!
 //! Repetition cannot mix up messages. MPI matches messages of one sender, communicator and tag in the order in which
 //! they were posted, on both sides. Calls start in the same order on all ranks, so two calls whose tags are equal are
 //! posted in the same order on both sides unless a rank posts a message of the earlier call after one of the later,
 //! which takes a window of calls under way at once on that rank. [`Tags::collective`] notices just that and refuses.
 //!
-//! Over a library that writes past a receive to which a longer message comes (see [`requests`](super::requests)), some
+//! Over a library with tags of 31 bits that writes past a receive to which a longer message comes (see [`requests`](super::requests)), some
 //! messages have tags of another kind, on a communicator of their own: 11 bits of the call's number, 8 of what is called,
 //! and 12 of the exact length. A message of another length cannot meet such a receive, so it is posted at once.
 
