@@ -69,8 +69,8 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Groups tensors of the given lengths (in elements) into buckets of at most `most` elements; a tensor that
-    /// is longer is a bucket of its own. `alignment` and `world` are at least 1.
+    /// Groups tensors of the given lengths (in elements) into buckets of at most `most` elements before padding; a
+    /// tensor that is longer is a bucket of its own. `alignment` and `world` are at least 1.
     pub fn group(lengths: &[usize], most: usize, alignment: usize, world: usize) -> Self {
         assert!(alignment > 0 && world > 0, "alignment {alignment} and world {world} are at least 1");
         let mut buckets: Vec<Bucket> = Vec::new();

@@ -32,8 +32,11 @@ use std::sync::Arc;
 ///
 /// Blocking calls borrow slices, views or buffers; `start_…` calls take buffers and return a
 /// [`Pending`](crate::Pending) that gives them back. Results are the same bits on every transport and for every
-/// algorithm (see [`reduce`](crate::reduce)). After any error the communicator is unusable: peers are told, and
-/// each later call returns the same error. A peer that has not heard of it yet may still read what a call was given: who
+/// algorithm (see [`reduce`](crate::reduce)).
+///
+/// An argument that does not fit ([`Error::Argument`]) is refused before anything moves: nobody is told, and the
+/// communicator stays usable. After any other error it is unusable: peers are told, and each later call returns the same
+/// error. A peer that has not heard of it yet may still read what a call was given: who
 /// goes on after an error leaves those buffers as they are.
 ///
 /// Calls of a group and of those made from it may be in flight at once, and each rank awaits them in any order: who waits

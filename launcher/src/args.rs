@@ -218,8 +218,8 @@ pub struct RankArgs {
     /// A tuning table from 'bench tune' for the choice of algorithms [default: $CARAVAN_TUNING, else a cost model].
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Compute threads of each rank [default: cores / ranks of the host, at least 1, at most those that the
-    /// rank is bound to].
+    /// Compute threads of each rank of train and eval [default: cores / ranks of the host, at least 1, at most
+    /// those that the rank is bound to].
     #[arg(long, value_name = "K")]
     pub threads: Option<usize>,
     /// Seconds that ranks wait for each other at the start.
@@ -228,7 +228,7 @@ pub struct RankArgs {
     /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
-    /// Colours in output.
+    /// Colours in train's output.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
     /// No progress, no tables, no sample: errors, and the loss that eval is for.
@@ -427,7 +427,7 @@ pub struct SbatchArgs {
     /// Ranks on each node.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub ranks_per_node: usize,
-    /// GPUs of each rank: 1 with train or eval --device cuda and with bench --transport nccl, else none.
+    /// GPUs of each rank: 1 with train or eval --device cuda and bench --transport nccl, else to be left away.
     #[arg(long, value_name = "N")]
     pub gpus_per_rank: Option<usize>,
     /// Processor cores of each rank.

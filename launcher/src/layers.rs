@@ -50,9 +50,13 @@ impl Layers {
         };
         let mut per_node: Option<PerNode> = args.ranks_per_node.as_ref().map(by_hand).transpose()?;
         if let (Some(given), None, None) = (per_node, inside, link) {
+            let what = match between {
+                "auto" => "--transport auto takes nodes from hosts".to_owned(),
+                _ => format!("transport {between} makes no difference between nodes"),
+            };
             return Err(Failure::usage(format!(
-                "--ranks-per-node {given} says which ranks share a node, and transport {between} makes no difference \
-                 between nodes: take --transport shm+ucx or shm+mpi, or --emulate-link"
+                "--ranks-per-node {given} says which ranks share a node, and {what}: take --transport shm+ucx or shm+mpi, \
+                 or --emulate-link"
             )));
         }
         if link.is_some_and(|link| link.inside.is_some()) && per_node.is_none() {

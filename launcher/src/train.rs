@@ -43,7 +43,10 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         let last = step + 1 == plan.steps;
         let due = plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
         if let Some(windows) = held_out.as_ref().filter(|_| due || last) {
-            run.evaluate(step, &windows.first(if last { usize::MAX } else { plan.eval_tokens }))?;
+            match last {
+                true => run.evaluate(step, windows, windows.rest())?,
+                false => run.evaluate(step, &windows.first(plan.eval_tokens), 0)?,
+            }
         }
     }
     run.finish()
@@ -144,13 +147,14 @@ impl<'a, T: Float> Run<'a, T> {
         Ok(())
     }
 
-    /// The mean loss over these windows, after `step`.
-    fn evaluate(&mut self, step: usize, windows: &Windows) -> Result<()> {
+    /// The mean loss over these windows and so many tokens behind them, after `step`.
+    fn evaluate(&mut self, step: usize, windows: &Windows, rest: usize) -> Result<()> {
         let began = Instant::now();
         let (plan, comm) = (self.plan, self.trainer.comm().clone());
-        let rounds = windows.count().div_ceil(plan.batch.rows).div_ceil(comm.size());
+        let batches = windows.count().div_ceil(plan.batch.rows) + usize::from(rest > 0);
+        let rounds = batches.div_ceil(comm.size());
         let mut round = 0;
-        let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, 0, &comm, |batch, sums| {
+        let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, rest, &comm, |batch, sums| {
             self.progress.evaluating(round, rounds);
             round += 1;
             sums.set(self.trainer.evaluate(batch)?);
@@ -159,7 +163,7 @@ impl<'a, T: Float> Run<'a, T> {
         self.account.evaluation += began.elapsed().as_secs_f64();
         self.progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
         if let Some(metrics) = &mut self.metrics {
-            let tokens = windows.count() * windows.length();
+            let tokens = windows.count() * windows.length() + rest;
             metrics.line(&json!({"evaluation": {"step": step + 1, "loss": loss, "tokens": tokens}}))?;
         }
         self.validation = Some(loss);

@@ -71,6 +71,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce --algo native", &["--algo native", "--transport mpi"]),
         ("overlap -d all", &["-d all"]),
         ("tune --ranks 1", &["--ranks 2"]),
+        ("overlap --share-gpus", &["--share-gpus", "nccl"]),
         ("tune --tuning bad.txt", &["--tuning bad.txt", "-o"]),
         ("plot bad.json -o x.svg", &["bad.json", "'results'"]),
         ("plot none.json -o x.svg", &["none.json"]),

@@ -132,7 +132,8 @@ pub struct SweepArgs {
     /// Untimed calls before those [default: a tenth of them, at least 2].
     #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
     pub warmup: Option<String>,
-    /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs.
+    /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs;
+    /// not over NCCL, which has threads of its own.
     #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
     pub bind: Bind,
 }
@@ -203,7 +204,8 @@ pub struct CollectiveArgs {
     /// Which rank's time is reported: 0 rank 0's, 1 the mean, 2 the fastest, 3 the slowest.
     #[arg(short = 'a', long, value_name = "0..3", default_value = "1")]
     pub average: String,
-    /// Calls in flight at once in each timed iteration; more than 1 starts them all before waiting.
+    /// Calls in flight at once in each timed iteration; more than 1 starts them all before waiting, but
+    /// with -z 1 and 2 one after the other.
     #[arg(short = 'm', long = "agg-iters", alias = "agg_iters", value_name = "N", default_value = "1")]
     pub aggregate: String,
     /// Times that the sweep is repeated and printed.
@@ -276,8 +278,9 @@ pub struct CollectiveArgs {
   caravan bench overlap reduce_scatter
   caravan bench overlap all_gather -b 1M -e 64M --json overlap.json
 
-Columns: Pure comm. is a call alone; Compute is the matrix products alone, as many as take as long as the call; \
-Overall is the call started, the products, then the wait. Two formulas of overlap, in per cent, and two costs:
+Columns: pure is a call alone; compute is the matrix products alone, as many as take as long as the call; overall is the \
+call started, the products, then the wait; init, test and wait are its time inside the start, the calls to progress and \
+the wait. Two formulas of overlap, in per cent, and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
   IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute
              while communicating, all of the rank whose overall is largest
@@ -355,7 +358,8 @@ pub enum Overlapped {
   caravan bench all_reduce --tuning tuning.txt
   CARAVAN_TUNING=tuning.txt caravan train
 
-A table holds for the transport and the number of ranks that it was measured with; others in the file are kept.")]
+A table holds for the transport and the number of ranks that it was measured with; others in the file are kept. Each \
+algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
 pub struct TuneArgs {
     /// The table to write; entries of other transports and worlds in it are kept.
     #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.txt")]

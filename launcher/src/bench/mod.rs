@@ -26,6 +26,7 @@ mod verdict;
 pub use args::BenchArgs;
 
 use crate::agree::{self, Signature};
+use crate::args::RankArgs;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::gpus;
@@ -90,15 +91,26 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
 
 /// Whether the flags of an operation go with what carries it: NCCL, or `transport`.
 fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &str) -> Result<()> {
-    match (nccl, args.ranks.share_gpus) {
-        (true, _) => device::check(plan)?,
-        (false, true) => {
-            return Err(Failure::usage("--share-gpus is for ranks on GPUs: add --transport nccl"));
+    match nccl {
+        true => device::check(plan)?,
+        false => {
+            unshared(&args.ranks)?;
+            if plan.algo == Algo::Native {
+                native::check(plan.operation, plan.calls, transport)?;
+            }
         }
-        (false, false) if plan.algo == Algo::Native => native::check(plan.operation, plan.calls, transport)?,
-        (false, false) => {}
     }
     args.plot.as_ref().map_or(Ok(()), |figure| check_figure("--plot", figure))
+}
+
+/// Refuses what is for ranks on GPUs.
+fn unshared(args: &RankArgs) -> Result<()> {
+    match args.share_gpus {
+        true => {
+            Err(Failure::usage("--share-gpus is for ranks on GPUs: add --transport nccl to an operation"))
+        }
+        false => Ok(()),
+    }
 }
 
 fn plot(args: &PlotArgs) -> Result<()> {

@@ -12,7 +12,7 @@ use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::statistics::median;
 use super::verdict::{self, Verdict};
-use super::{Out, about, native, record};
+use super::{Out, about, native, record, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -38,6 +38,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench overlap")?;
+    unshared(&args.ranks)?;
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
     ranks.bind = repeats.bind == Bind::Core;

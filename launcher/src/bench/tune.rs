@@ -6,7 +6,7 @@ use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
 use super::statistics::median;
-use super::{Out, tuning};
+use super::{Out, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -31,6 +31,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     // The environment may name the table that is still to be written.
     let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;
+    unshared(&args.ranks)?;
     let repeats = check(args, ranks.world)?;
     let of = |operation| {
         let work =

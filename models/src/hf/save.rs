@@ -3,7 +3,7 @@
 //! Files have no names until all are whole and synced to the disk; then they come together in `DIR.tmp-…` beside the
 //! destination, which takes its place in one rename. Until then the destination is as it was, and whatever ends the
 //! process leaves nothing. Where the file system has no nameless files, the temporary directory is there from the start
-//! ([`unfinished`]).
+//! ([`unfinished`](crate::unfinished)).
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
