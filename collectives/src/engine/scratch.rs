@@ -17,7 +17,7 @@ pub(super) const READY: usize = 32;
 const LENT: usize = 2;
 
 /// Bytes that each of the first [`READY`] calls in flight has without asking: at least what a fingerprint from and to
-/// each of `size` ranks takes, so that gathers, which need no more, never wait for a piece.
+/// each of `size` ranks takes, so that gathers, which need no more, do not wait for a piece.
 pub(super) fn kept(size: usize) -> usize {
     KEPT.max(128 * size)
 }
@@ -35,7 +35,8 @@ pub(super) fn piece(group: &Group, calls: &[Call]) -> usize {
         let schedule = Schedule::new(call, group, local, None);
         if schedule.scratch_published { 0 } else { schedule.scratch }
     });
-    needed.filter(|&bytes| bytes > kept(group.size)).max().unwrap_or(0).next_multiple_of(PAGE)
+    // Also where it is no more than the first calls in flight have: later ones have none of their own.
+    needed.max().unwrap_or(0).next_multiple_of(PAGE)
 }
 
 /// A piece of memory lent to one call at a time.

@@ -69,4 +69,27 @@ pub fn rank(comm: Communicator) {
         }
         assert_eq!(held.bytes(), planned, "rank {me} of {size}, used");
     }
+    many(&comm.split(Some(0), 0).expect("works").expect("a color was given"));
+}
+
+/// More calls than have memory of their own, whose little they need is planned too.
+fn many(comm: &Communicator) {
+    const COUNT: usize = 150_000;
+    let call = Call::new(Kind::ReduceScatter, DType::F32, COUNT);
+    let (planned, held) = (scratch_bytes(&comm.group(), &[call]), comm.scratch());
+    comm.reserve(&[call]);
+    let start = |_| {
+        let (send, recv) =
+            (comm.alloc(COUNT * comm.size()).expect("memory"), comm.alloc(COUNT).expect("memory"));
+        comm.start_reduce_scatter::<f32>(send, recv, ReduceOp::Sum).expect("starts")
+    };
+    let started: Vec<_> = (0..40).map(start).collect();
+    // The last have no place of their own, and go first the next time.
+    started.into_iter().for_each(|pending| drop(pending.wait().expect("works")));
+    (0..2)
+        .map(start)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .for_each(|pending| drop(pending.wait().expect("works")));
+    assert_eq!(held.bytes(), planned, "rank {} of {}, many", comm.rank(), comm.size());
 }
