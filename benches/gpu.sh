@@ -343,8 +343,9 @@ if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! "$caravan" doctor --json | grep -q
     "$caravan" doctor | sed -n '/^GPUs/,$p' >&2
     exit 3
 fi
-# Dense 16-bit FLOP/s of the GPU by its data sheet, if that is known.
-peak=$("$caravan" doctor --json | sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p')
+# Dense 16-bit FLOP/s of the GPU, given or by its data sheet, if that is known.
+peak=${PEAK:-}
+[ -n "$peak" ] || peak=$("$caravan" doctor --json | sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p')
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 work=$(mktemp -d) || exit 2
 # Without anybody who uses it a driver lets go of its GPUs, and takes seconds to get them again for every program.

@@ -289,7 +289,7 @@ impl Engine {
         let Some(at) = self.waiting.iter().position(|&other| other == id) else { return Ok(true) };
         let flight = &mut self.flights[id as usize];
         let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
-        let next = at == 0 || matches!(schedule.call.kind, Kind::Send | Kind::Recv);
+        let next = at == 0 || schedule.call.kind.is_message();
         let found = match next {
             true => self.pool.lend(schedule, &mut *self.transport),
             false => Ok(None),
@@ -442,9 +442,7 @@ impl Engine {
 
     /// The rank that the oldest collective waits for. Messages are in nobody's way.
     fn oldest_waits_for(&self) -> Option<usize> {
-        let message = |flight: &Flight| {
-            flight.schedule.as_ref().is_some_and(|s| matches!(s.call.kind, Kind::Send | Kind::Recv))
-        };
+        let message = |flight: &Flight| flight.schedule.as_ref().is_some_and(|s| s.call.kind.is_message());
         let mut flights = self.order.iter().map(|&id| &self.flights[id as usize]);
         flights.find(|flight| !message(flight)).map(|flight| flight.blocked_on)
     }

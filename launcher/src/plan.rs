@@ -100,10 +100,9 @@ impl TrainPlan {
         let for_text = input.as_ref().is_some_and(Input::is_text);
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
-        let bytes = model.config.parameters() * args.dtype.dtype().size() as u64;
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
-            check_outputs(args.save.as_deref(), args.metrics.as_deref(), bytes)?;
+            check_outputs(&model, args.dtype, args.save.as_deref(), args.metrics.as_deref())?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -169,8 +168,7 @@ impl TrainPlan {
     /// # Errors
     /// What is in the way.
     pub fn check_outputs(&self) -> Result<()> {
-        let bytes = self.model.config.parameters() * self.dtype.dtype().size() as u64;
-        check_outputs(self.save.as_deref(), self.metrics.as_deref(), bytes)
+        check_outputs(&self.model, self.dtype, self.save.as_deref(), self.metrics.as_deref())
     }
 
     /// What a rank of `group` will hold, to the byte.
@@ -261,8 +259,14 @@ pub fn check_tokens(feed: &Feed) -> Result<()> {
     if spawn::supervised() { Ok(()) } else { feed.check_tokens() }
 }
 
-/// Whether the model of so many bytes and the metrics can be written, and both be kept.
-fn check_outputs(save: Option<&Path>, metrics: Option<&Path>, bytes: u64) -> Result<()> {
+/// Whether the model and the metrics can be written, and both be kept.
+fn check_outputs(
+    model: &ModelChoice,
+    dtype: Precision,
+    save: Option<&Path>,
+    metrics: Option<&Path>,
+) -> Result<()> {
+    let bytes = model.config.parameters() * dtype.dtype().size() as u64;
     let model = save.map(|dir| models::hf::check_destination(dir, bytes));
     let model = model.transpose().map_err(Failure::usage)?;
     let Some(file) = metrics else { return Ok(()) };

@@ -151,14 +151,11 @@ pub(crate) fn first_free<R>(
     kind: &str,
     take: impl Fn(&Path) -> Result<R>,
 ) -> Result<(PathBuf, R)> {
-    use ErrorKind::{AlreadyExists, DirectoryNotEmpty};
     let mut attempt = 0;
     loop {
         let name = beside(target, &format!("{kind}-{}-{attempt}", std::process::id()));
         match take(&name) {
-            Err(e) if [AlreadyExists, DirectoryNotEmpty].contains(&e.kind()) && attempt < ATTEMPTS => {
-                attempt += 1
-            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && attempt < ATTEMPTS => attempt += 1,
             taken => return Ok((name, taken?)),
         }
     }

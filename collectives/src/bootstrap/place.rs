@@ -69,7 +69,7 @@ impl Listener {
             Listener::Unix(l) => {
                 let (stream, _) = l.accept().ok()?;
                 stream.set_nonblocking(true).ok()?;
-                let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+                let peer = sockopt::socket_peercred(&stream).ok()?;
                 (peer.uid == rustix::process::geteuid()).then_some(Stream::Unix(stream))
             }
             Listener::Tcp(l) => {
@@ -120,7 +120,7 @@ pub(super) fn connect(place: &Place) -> Result<Found> {
             let address = SocketAddr::from_abstract_name(name).map_err(refused)?;
             let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(Found::Nobody(None)) };
             stream.set_nonblocking(true).map_err(refused)?;
-            let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;
+            let peer = sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;
             if peer.uid != rustix::process::geteuid() {
                 return Err(Error::Launch(format!(
                     "user {} listens at {place}, where rank 0 of this job should: set CARAVAN_JOB to another name for all \

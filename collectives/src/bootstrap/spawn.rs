@@ -293,41 +293,40 @@ struct Signals {
 
 /// Does `work`; threads that it starts never get a signal that ends a job or stops it.
 pub(crate) fn unsignalled<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: as in `Signals::catch`.
-    let before = unsafe {
-        let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        for signal in Signals::CAUGHT {
-            libc::sigaddset(&mut set, signal);
-        }
-        (libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) == 0).then_some(before)
-    };
+    let blocked = block(&Signals::CAUGHT);
     let done = work();
-    if let Some(before) = before {
+    if let Ok((_, before)) = blocked {
         // SAFETY: the set that was there before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     }
     done
 }
 
+/// Keeps signals from this thread, and from those that it starts; their set, and what was kept from it before.
+fn block(signals: &[libc::c_int]) -> Result<(libc::sigset_t, libc::sigset_t)> {
+    // SAFETY: plain libc calls on sets that live here; a zeroed sigset_t is what sigemptyset expects.
+    unsafe {
+        let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for &signal in signals {
+            libc::sigaddset(&mut set, signal);
+        }
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) {
+            0 => Ok((set, before)),
+            failed => Err(Error::system("blocking signals", std::io::Error::from_raw_os_error(failed))),
+        }
+    }
+}
+
 impl Signals {
     const CAUGHT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP];
 
     fn catch() -> Result<Self> {
-        // SAFETY: plain libc calls on sets that live here; a zeroed sigset_t is what sigemptyset expects.
+        // A descriptor gets ignored signals too, and nohup has a job stay when its terminal goes.
+        let caught = Self::CAUGHT.into_iter().filter(|&signal| signal != libc::SIGHUP || !ignored(signal));
+        let (set, before) = block(&caught.collect::<Vec<_>>())?;
+        // SAFETY: plain libc calls on sets that live here.
         unsafe {
-            let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            for signal in Self::CAUGHT {
-                // A descriptor gets ignored signals too, and nohup has a job stay when its terminal goes.
-                if signal != libc::SIGHUP || !ignored(signal) {
-                    libc::sigaddset(&mut set, signal);
-                }
-            }
-            let failed = libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
-            if failed != 0 {
-                return Err(Error::system("blocking signals", std::io::Error::from_raw_os_error(failed)));
-            }
             let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd < 0 {
                 let error = std::io::Error::last_os_error();

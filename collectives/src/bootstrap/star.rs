@@ -348,8 +348,8 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> A
     };
     if !same_secret(&hello.token, me.token.as_bytes()) {
         return Admission::Stranger(Error::Launch(format!(
-            "the secret of this process is not that of job {}: give all ranks one CARAVAN_TOKEN or none; if that is another job, set \
-             CARAVAN_RENDEZVOUS=host:port with a free port for all ranks of this one",
+            "the secret of this process is not that of job {}: give all ranks one CARAVAN_TOKEN or none; if that is \
+             another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all ranks of this one",
             me.job
         )));
     }
@@ -381,9 +381,8 @@ fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], t
     let they = if gone.len() == 1 { "it" } else { "they" };
     let hint = match place {
         Place::Unix(_) => {
-            "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different \
-                           processes start need CARAVAN_JOB, the same for all"
-                .to_owned()
+            let others = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0";
+            format!("{others}, and ranks that different processes start need CARAVAN_JOB, the same for all")
         }
         Place::Tcp(_) => format!(
             "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"

@@ -4,7 +4,7 @@
 use crate::buffer::Memory;
 use crate::error::Result;
 use crate::ledger::Account;
-use crate::schedule::{Call, Group, KEPT, Kind, Local, Schedule};
+use crate::schedule::{Call, Group, KEPT, Local, Schedule};
 use crate::transport::Transport;
 
 /// Calls in flight that a new engine has places for. How many are in flight at once depends on timing, so that
@@ -79,7 +79,7 @@ impl Pool {
     /// What `schedule` needs; None where as many collectives have pieces for messages as may at once.
     pub fn lend(&mut self, schedule: &Schedule, transport: &mut dyn Transport) -> Result<Option<Scratch>> {
         let published = schedule.scratch_published;
-        let counted = !published && !matches!(schedule.call.kind, Kind::Send | Kind::Recv);
+        let counted = !published && !schedule.call.kind.is_message();
         if counted && self.lent == LENT {
             return Ok(None);
         }

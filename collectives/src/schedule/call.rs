@@ -32,6 +32,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether it is between two ranks, apart from the order of collectives.
+    pub fn is_message(self) -> bool {
+        matches!(self, Kind::Send | Kind::Recv)
+    }
+
     /// Every kind.
     pub const ALL: [Kind; 11] = [
         Kind::ReduceScatter,

@@ -1,7 +1,7 @@
 //! Posting messages so that the first one between two ranks in a call carries the call's fingerprint, or so that the
 //! transport tells by a message's tag and length which call it belongs to.
 
-use super::{Algorithm, Build, Kind, Span, Step};
+use super::{Algorithm, Build, Span, Step};
 use crate::transport::Tells;
 use crate::watch::{Coded, Typed};
 
@@ -48,7 +48,7 @@ impl Build {
 
     /// The next slot of a pair. A user's message has one tag for all its parts, which arrive in order.
     fn slot(&self, counter: &mut usize) -> usize {
-        let slot = if matches!(self.call.kind, Kind::Send | Kind::Recv) { 0 } else { *counter };
+        let slot = if self.call.kind.is_message() { 0 } else { *counter };
         *counter += 1;
         slot
     }
@@ -57,7 +57,7 @@ impl Build {
     /// apart: then no fingerprint travels. What it cannot tell from tag, length and direction, it needs not tell: in
     /// these algorithms the root is one of the two, and no rank sends another more than the call's count.
     fn coded(&self, bytes: usize) -> Option<usize> {
-        if matches!(self.call.kind, Kind::Send | Kind::Recv) {
+        if self.call.kind.is_message() {
             return (self.group.tells == Tells::Everything).then(|| Typed::of(self.call.dtype) as usize);
         }
         let whole = match self.algorithm() {
@@ -159,7 +159,7 @@ impl Build {
 mod tests {
     use super::*;
     use crate::element::DType;
-    use crate::schedule::{Call, Group, Local, Schedule, Tuning};
+    use crate::schedule::{Call, Group, Kind, Local, Schedule, Tuning};
     use crate::watch::Fingerprint;
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
                 };
                 let steps = |tells| Schedule::new(call, &group(tells), Local::default(), None).steps;
                 let checks = |step: &Step| matches!(step, Step::Frame { .. } | Step::Check { .. });
-                let user = matches!(kind, Kind::Send | Kind::Recv);
+                let user = kind.is_message();
                 assert!(steps(Tells::Nothing).iter().any(checks), "{call}");
                 assert_eq!(steps(Tells::Collectives).iter().any(checks), user, "{call}");
                 assert!(!steps(Tells::Everything).iter().any(checks), "{call}");

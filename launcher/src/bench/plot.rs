@@ -168,24 +168,24 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
     let (panels, foot) = below.split_vertically(below.dim_in_pixel().1 - foot);
     let (left, right) = panels.split_horizontally(WIDTH as i32 / 2);
     let sizes = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.0)));
-    let widened = widened(sizes, 1.3, 2.0);
+    let sizes = widened(sizes, 1.3, 2.0);
 
     let fastest = series.iter().flat_map(|s| s.points.iter().map(|p| p.2)).fold(0.0, f64::max);
     let mut chart = ChartBuilder::on(&left)
         .margin(12)
         .x_label_area_size(42)
         .y_label_area_size(60)
-        .build_cartesian_2d((widened.0..widened.1).log_scale().base(2.0), 0.0..(fastest * 1.08).max(1e-3))?;
+        .build_cartesian_2d((sizes.0..sizes.1).log_scale().base(2.0), 0.0..(fastest * 1.08).max(1e-3))?;
     decorate(&mut chart, "bus bandwidth (GB/s)", |y| short(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.2))?;
 
     let times = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.1.max(1e-3))));
-    let times = self::widened(times, 1.5, 10.0);
+    let times = widened(times, 1.5, 10.0);
     let mut chart = ChartBuilder::on(&right)
         .margin(12)
         .x_label_area_size(42)
         .y_label_area_size(70)
-        .build_cartesian_2d((widened.0..widened.1).log_scale().base(2.0), (times.0..times.1).log_scale())?;
+        .build_cartesian_2d((sizes.0..sizes.1).log_scale().base(2.0), (times.0..times.1).log_scale())?;
     decorate(&mut chart, "time (us)", |y| short(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.1.max(1e-3)))?;
 
@@ -294,6 +294,8 @@ fn short(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::record::tests::example;
+    use serde_json::json;
 
     #[test]
     fn axes_have_numbers() {
@@ -307,8 +309,6 @@ mod tests {
             assert_eq!(short(value), text);
         }
     }
-    use crate::bench::record::tests::example;
-    use serde_json::json;
 
     #[test]
     fn several_runs_share_a_figure() {

@@ -107,9 +107,10 @@ impl Staging {
         self.parents.0.clear();
         let moved = check_destination(&self.target, 0).and_then(|_| replace(&path, &self.target));
         if let Err(error) = moved {
-            let (kept, error) = keep(path, &self.target, error);
-            // Where it has got no other name, it stays under the one that it has.
-            kept.then(|| std::mem::forget(self.dir.take()));
+            let (stays, error) = keep(path, &self.target, error);
+            if stays {
+                std::mem::forget(self.dir.take());
+            }
             return Err(error);
         }
         // After an exchange the old model lies where we were, and goes when `self` drops.
@@ -140,8 +141,8 @@ fn replace(path: &Path, target: &Path) -> Result<()> {
     fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))
 }
 
-/// Gives a finished model that could not be moved to `target` a name that nobody cleans up; whether it could not even be
-/// given that, and what to say.
+/// Gives a finished model that could not be moved to `target` a name that nobody cleans up. Whether it got none and stays
+/// where it is, and what to say.
 fn keep(path: PathBuf, target: &Path, error: Error) -> (bool, Error) {
     // It has its place, and only what it replaced could not be removed.
     if !path.exists() {

@@ -93,7 +93,7 @@ unsafe impl Send for Job {}
 impl Job {
     /// Whether it may wait for what a peer has still to start.
     pub fn is_message(&self) -> bool {
-        matches!(self.call.kind, Kind::Send | Kind::Recv)
+        self.call.kind.is_message()
     }
 
     /// What the host is given, with staging memory that starts there.

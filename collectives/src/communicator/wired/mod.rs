@@ -368,7 +368,7 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
             this.compute.record(&state.slots.slot(id).given)?;
             state.stats.calls += 1;
             state.stats.bytes_sent += call.volume(this.host.rank(), this.host.size()) as u64;
-            if matches!(call.kind, Kind::Send | Kind::Recv) && call.count > 0 {
+            if call.kind.is_message() && call.count > 0 {
                 let outgoing = call.kind == Kind::Send;
                 let at = if outgoing { ends.send.cast_mut() } else { ends.recv };
                 let message = Message { peer: call.root, outgoing, at, bytes: call.bytes() };

@@ -3,7 +3,7 @@
 use super::wire::Lane;
 use crate::device::{SharedQueue, Streams};
 use crate::error::Result;
-use crate::schedule::{Call, Kind};
+use crate::schedule::Call;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -94,7 +94,7 @@ impl<E: Send + Sync> Slots<E> {
             }
             _ => self.add(queue)?,
         };
-        let message = matches!(call.kind, Kind::Send | Kind::Recv);
+        let message = call.kind.is_message();
         let started = &self.shared.started[lane as usize];
         let number = if message { 0 } else { started.load(Ordering::Relaxed) + 1 };
         self.serial += 1;

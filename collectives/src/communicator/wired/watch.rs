@@ -11,7 +11,6 @@ use crate::communicator::Communicator;
 use crate::device::Streams;
 use crate::error::{Error, Result};
 use crate::pending::Pending;
-use crate::schedule::Kind;
 use crate::watch::{Fingerprint, Waited};
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
@@ -276,8 +275,8 @@ impl Rounds {
 /// How far this rank is.
 fn row<Q: Streams>(slots: &SharedSlots<Q::Event>) -> Result<Row> {
     let mut row = Row::default();
-    for (row, seen) in row.started.iter_mut().zip(&slots.started) {
-        *row = seen.load(Ordering::Acquire);
+    for (known, seen) in row.started.iter_mut().zip(&slots.started) {
+        *known = seen.load(Ordering::Acquire);
     }
     for slot in locked(&slots.places).iter() {
         let Some(Numbered { call, lane, number, .. }) = *locked(&slot.call) else { continue };
@@ -301,7 +300,7 @@ impl Overdue {
         let mut firsts: [Option<Numbered>; 3] = [None; 3];
         for slot in locked(&slots.places).iter() {
             let Some(numbered) = *locked(&slot.call) else { continue };
-            let message = matches!(numbered.call.kind, Kind::Send | Kind::Recv);
+            let message = numbered.call.kind.is_message();
             let first = &mut firsts[if message { 2 } else { numbered.lane as usize }];
             let earlier = first.is_none_or(|first| numbered.serial < first.serial);
             // One that has not begun waits for this rank's own computation.
@@ -329,7 +328,7 @@ impl Overdue {
 mod tests {
     use super::*;
     use crate::element::{DType, ReduceOp};
-    use crate::schedule::Call;
+    use crate::schedule::{Call, Kind};
 
     /// One process stands still, and its watch with it; another has only not come so far.
     #[test]

@@ -10,9 +10,9 @@
 //! posted in the same order on both sides unless a rank posts a message of the earlier call after one of the later,
 //! which takes a window of calls under way at once on that rank. [`Tags::collective`] notices just that and refuses.
 //!
-//! Over a library with tags of 31 bits that writes past a receive to which a longer message comes (see [`requests`](super::requests)), some
-//! messages have tags of another kind, on a communicator of their own: 11 bits of the call's number, 8 of what is called,
-//! and 12 of the exact length. A message of another length cannot meet such a receive, so it is posted at once.
+//! Over a library with tags of 31 bits that writes past a receive to which a longer message comes (see
+//! [`requests`](super::requests)), some messages have tags of another kind, on a communicator of their own: 11 bits of the
+//! call's number, 8 of what is called, and 12 of the exact length. A message of another length cannot meet such a receive, so it is posted at once.
 
 use crate::transport::Tag;
 use crate::watch::Coded;

@@ -41,10 +41,9 @@ impl Lives {
         let has_pidfd = fields.next() == Some("1");
         let pid = fields.next().and_then(|p| p.parse().ok()).unwrap_or(0);
         let start = fields.next().unwrap_or_default().to_owned();
-        let here = fields.next() == Some(&numbering());
         match pidfd {
             Some(fd) if has_pidfd => self.processes.watch(index, fd),
-            _ if here => self.numbers.push((index, pid, start)),
+            _ if fields.next() == Some(&numbering()) => self.numbers.push((index, pid, start)),
             // Of another container: its silence is noticed.
             _ => {}
         }
