@@ -65,6 +65,9 @@ pub enum Error {
     /// The program above gave the group up.
     #[error("{0}")]
     GivenUp(String),
+    /// A rank that is not of this group failed, and the group ends with it: what groups inside of others are told.
+    #[error("{0}")]
+    Outside(String),
     /// The operating system refused.
     #[error("{what}: {source_text}")]
     System {

@@ -97,15 +97,14 @@ fn as_rank(
         Launcher::Caravan => Board::inherited().ok().flatten(),
         _ => None,
     };
-    // What follows from another rank's failure is not announced: the board has the cause.
+    // What follows from another rank's failure is not announced: the board has the cause. It has to have it before the
+    // others notice: one that has ended without a cause on the board would be taken for it.
     let cause = !matches!(failure, Failure::Consequence(_));
-    if let (Some(comm), true) = (&group, cause) {
-        comm.abort(&failure.to_string());
-    }
-    // Only now: what first looks like a failure of this rank's own may be that of one that was killed, which the supervisor
-    // notices meanwhile.
     if let (Some(board), true) = (&board, cause) {
         board.announce(identity.rank, &failure.to_string());
+    }
+    if let (Some(comm), true) = (&group, cause) {
+        comm.abort(&failure.to_string());
     }
     if board.is_none() {
         match failure {

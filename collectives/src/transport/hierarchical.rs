@@ -258,7 +258,7 @@ impl Transport for Hierarchical {
             Error::PeerLost { rank, peer, how } => match (called(*rank), called(*peer)) {
                 (Some(rank), Some(peer)) => Error::PeerLost { rank, peer, how: how.clone() },
                 // Who is to blame is on another node: its number here may be another rank's of all on this one.
-                _ => Error::GivenUp(why.to_string()),
+                _ => Error::Outside(format!("rank {peer} {how}")),
             },
             other => other.clone(),
         };

@@ -376,6 +376,7 @@ impl Transport for Threads {
         match why {
             // Pass on who is to blame, not that this rank noticed.
             Error::PeerLost { peer, how, .. } => self.announce(*peer, how.clone()),
+            Error::Outside(why) => self.announce(self.rank, format!("stops: {why}")),
             other => self.announce(self.rank, format!("failed: {other}")),
         }
         self.close();

@@ -1,14 +1,14 @@
 //! The suite that every transport passes, with shared memory inside nodes and messages between them: over shared
 //! memory too, and over UCX where that is installed. Every rank is a process of this machine, cut into nodes.
 
-use crate::ranks::{self, PATIENCE, identity, job, options, this_test};
+use crate::ranks::{self, PATIENCE, identity, job, options, this_test, until};
 use collectives::bootstrap::{Rendezvous, nodes_of, shm_inside};
 use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::shm::ShmTransport;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, PerNode, Transport};
-use collectives::{Communicator, Result};
+use collectives::{Communicator, Error, Options, Result};
 use conformance::{Case, cases};
 
 /// What joins the nodes.
@@ -166,4 +166,24 @@ fn hosts_are_nodes() {
         assert!(nodes_of(&mut *outer, &options(), Some(PerNode::Block(0))).is_err());
     });
     assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());
+}
+
+/// The supervisor takes what a rank announces for that rank's own failure.
+#[test]
+fn who_stops_for_a_rank_of_another_node_does_not_announce_a_failure_of_its_own() {
+    let reports = job(this_test!(), &[4], || {
+        let mut t = nodes(shm, &[0, 0, 1, 1]).expect("a group");
+        let meeting = t.subgroup(&[0, 1, 2, 3], 1, PATIENCE).expect("a group");
+        let meeting = Communicator::new(meeting, Options::default()).expect("a communicator");
+        meeting.barrier().expect("all come");
+        if t.rank() == 0 {
+            t.abort(&Error::PeerLost { rank: 0, peer: 3, how: "is gone".into() });
+        } else {
+            let heard = until(&mut *t, |_| Ok(None::<()>)).expect_err("rank 0 gave up").to_string();
+            assert!(heard.contains("rank 3") && heard.contains("is gone"), "{heard}");
+        }
+    });
+    for report in reports {
+        assert_eq!((report.exit_code(), report.first_failure), (0, None));
+    }
 }

@@ -165,6 +165,7 @@ impl Transport for ShmTransport {
         match why {
             // Pass on who is to blame, not that this rank noticed.
             Error::PeerLost { peer, how, .. } => self.group.segments.give_up(*peer, how),
+            Error::Outside(why) => self.group.segments.stop(why),
             other => self.group.segments.give_up(self.group.segments.rank(), &format!("failed: {other}")),
         }
         self.ring_all();
