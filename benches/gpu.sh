@@ -287,6 +287,13 @@ run() {
             close stage-0 cpu 1e-2
             for stage in 1 2 3; do same "stage-$stage" stage-0; done
             for stage in 0 3; do memory "stage-$stage"; done
+            # One rank shards nothing, so these are the same program. Two ranks do, here with what goes through the host.
+            for stage in 0 1 2 3; do
+                # shellcheck disable=SC2086
+                train 40 "two-$stage" $small --steps 10 --ranks 2 --stage "$stage" --device cuda --share-gpus --transport shm
+            done
+            for stage in 1 2 3; do same "two-$stage" two-0; done
+            for stage in 0 3; do memory "two-$stage"; done
             # What saves memory leaves the bits as they are, in sums over micro-batches too.
             # shellcheck disable=SC2086
             train 60 twice $small --steps 5 --accumulate 2 --ranks 1 --stage 0 --device cuda

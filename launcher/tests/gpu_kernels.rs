@@ -107,10 +107,12 @@ fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
         "ok     every kernel agrees with its definition",
         "ok     losses of stage-0 and cpu: 20 steps",
         "ok     losses and gradient norms of stage-3 and stage-0 are the same bits in 20 steps",
+        "ok     losses and gradient norms of two-3 and two-0 are the same bits in 10 steps",
         "ok     losses and gradient norms of saving and twice are the same bits in 5 steps",
         "ok     losses of f32 and f32-cpu: 5 steps",
         "ok     evaluation on the processor",
         "ok     memory of stage-3 is what was predicted",
+        "ok     memory of two-3 is what was predicted",
         "timed: ",
         "TFLOP/s (6 N + attention), MFU",
         "of 989 TFLOP/s",
@@ -124,7 +126,7 @@ fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
     }
     assert!(text.contains("product logits"), "{text}");
     let runs = json_lines(&bench.path("results/metrics.jsonl"));
-    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 11, "eleven runs");
+    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 15, "fifteen runs");
     let names = std::fs::read_dir(bench.path("results")).expect("results").count();
     assert_eq!(names, 4, "four files");
     bench.nothing_left();
