@@ -15,6 +15,9 @@ pub const SONAME: &str = "libucp.so.0";
 /// The oldest version whose layouts are those of this crate.
 pub const OLDEST: (u32, u32) = (1, 13);
 
+const LIBUCS: &str = "libucs.so.0";
+const PUSH_HANDLER: &[u8] = b"ucs_log_push_handler\0";
+
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
         /// The functions of an opened libucp. The library stays open for as long as this lives.
@@ -35,10 +38,10 @@ macro_rules! functions {
                     Ok(Ucp {
                         $($name: *ucp.get(concat!(stringify!($name), "\0").as_bytes())
                             .map_err(|e| format!("{SONAME} lacks {}: {e}", stringify!($name)))?,)*
-                        ucs_log_push_handler: *ucs.get(b"ucs_log_push_handler\0")
-                            .map_err(|e| format!("libucs.so.0 lacks ucs_log_push_handler: {e}"))?,
+                        ucs_log_push_handler: *ucs.get(PUSH_HANDLER)
+                            .map_err(|e| format!("{LIBUCS} lacks ucs_log_push_handler: {e}"))?,
                         ucs_status_string: *ucs.get(b"ucs_status_string\0")
-                            .map_err(|e| format!("libucs.so.0 lacks ucs_status_string: {e}"))?,
+                            .map_err(|e| format!("{LIBUCS} lacks ucs_status_string: {e}"))?,
                         version,
                         _libraries: [ucp, ucs],
                     })
@@ -88,6 +91,17 @@ functions! {
     ucp_request_free: fn(*mut c_void);
 }
 
+/// `ucs_log_push_handler` of the libucs that something else has loaded into this process, if anything has: it stays loaded.
+pub fn loaded_log_push_handler() -> Option<unsafe extern "C" fn(ucs_log_func_t)> {
+    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+    // SAFETY: runs no initialisers, because nothing is loaded that was not.
+    let ucs = unsafe { Library::open(Some(LIBUCS), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.ok()?;
+    // SAFETY: the name and type are those of UCX's headers, checked against them by tests/layout.rs.
+    let push = unsafe { *ucs.get(PUSH_HANDLER).ok()? };
+    std::mem::forget(ucs);
+    Some(push)
+}
+
 impl Ucp {
     /// Opens the system's libucp and checks its version. The error says what was looked for and what would bring it.
     pub fn load() -> Result<Self, String> {
@@ -104,7 +118,7 @@ impl Ucp {
             format!("{file} was not found ({e}); install UCX 1.13 or newer (Debian and Ubuntu: libucx0)")
         })?;
         // libucp depends on libucs, which is therefore already loaded; this only takes a handle of it.
-        let ucs = open("libucs.so.0").map_err(|e| format!("{file} is there but libucs.so.0 is not ({e})"))?;
+        let ucs = open(LIBUCS).map_err(|e| format!("{file} is there but {LIBUCS} is not ({e})"))?;
         type GetVersion = unsafe extern "C" fn(*mut c_uint, *mut c_uint, *mut c_uint);
         // SAFETY: the type is that of ucp.h.
         let get: GetVersion =

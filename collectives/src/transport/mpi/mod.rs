@@ -13,6 +13,7 @@ mod aside;
 mod blocked;
 mod comm;
 mod control;
+mod fatal;
 mod members;
 pub mod native;
 mod requests;

@@ -4,6 +4,7 @@
 
 use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
+use super::fatal;
 use super::ffi;
 use crate::bootstrap::OF_HYDRA;
 use crate::error::{Error, Result};
@@ -125,6 +126,7 @@ impl Session {
             without_end,
             only,
         });
+        fatal::name_the_lost(start, session.ranks());
         *current = Arc::downgrade(&session);
         Ok(session)
     }
