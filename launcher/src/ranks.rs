@@ -218,8 +218,16 @@ fn mpi(
     let mine = (transport.rank(), transport.size());
     if mine != (rank, world) {
         let library = collectives::transport::mpi::library();
+        let set = |name| std::env::var_os(name).is_some();
         let way = match (identity.launcher, plugin()) {
-            (Launcher::Slurm, Some(plugin)) => format!("take srun --mpi={plugin}"),
+            (Launcher::Slurm, Some(plugin))
+                if !set(if plugin == "pmix" { "PMIX_RANK" } else { "PMI_RANK" }) =>
+            {
+                format!("take srun --mpi={plugin}")
+            }
+            (Launcher::Slurm, _) if library.contains("Intel") && !set("I_MPI_PMI_LIBRARY") => {
+                "set I_MPI_PMI_LIBRARY to Slurm's libpmi2.so".into()
+            }
             _ => "take the mpirun of that library, or a build for the one that is used".into(),
         };
         return Err(Failure::usage(format!(
@@ -245,9 +253,9 @@ fn missing(identity: &Identity) -> Arc<dyn Fn(Duration) -> Option<String> + Send
         let options = bootstrap::Options { timeout, ..Default::default() };
         match Rendezvous::join(&identity, &options) {
             Err(collectives::Error::Launch(missing)) => Some(missing),
-            Err(e @ collectives::Error::Timeout { .. }) => Some(format!(
-                "{e}, or rank 0 is not on the host of mpirun; then CARAVAN_RENDEZVOUS=host:port says where"
-            )),
+            Err(e @ collectives::Error::Timeout { .. }) => {
+                Some(format!("{e}, or rank 0 is not on the host of mpirun"))
+            }
             _ => None,
         }
     })

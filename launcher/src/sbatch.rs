@@ -77,7 +77,8 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
             option(name, value);
         }
     }
-    let mut srun = vec!["srun".to_owned(), "--kill-on-bad-exit=1".into()];
+    // All of the script's environment, also where the job itself took none of the submitter's.
+    let mut srun = vec!["srun".to_owned(), "--export=ALL".into(), "--kill-on-bad-exit=1".into()];
     let usual = || plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
     if let Some(mpi) = args.mpi.as_deref().or_else(usual) {
         srun.push(format!("--mpi={}", quote(mpi)));
@@ -214,7 +215,7 @@ mod tests {
             "#SBATCH --gpus-per-task=1",
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --time=1:00:00",
-            "srun --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
+            "srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
              llama-3.2-1b --data 'it'\\''s.bin'",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
@@ -237,7 +238,10 @@ mod tests {
         for transport in ["mpi", "shm+mpi"] {
             let text =
                 of(&format!("caravan sbatch --nodes 2 -- bench all_reduce --transport {transport}")).unwrap();
-            assert!(text.contains(&format!("srun --kill-on-bad-exit=1 --mpi={plugin} ")), "{text}");
+            assert!(
+                text.contains(&format!("srun --export=ALL --kill-on-bad-exit=1 --mpi={plugin} ")),
+                "{text}"
+            );
         }
         let text = of("caravan sbatch --nodes 2 --mpi other -- bench all_reduce --transport mpi").unwrap();
         assert!(text.contains(" --mpi=other "), "{text}");

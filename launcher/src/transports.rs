@@ -70,7 +70,9 @@ impl Transport {
     /// The fastest that reaches every rank: shared memory on one host; between hosts MPI under a launcher of MPI
     /// programs if it is built in, else UCX.
     fn automatic(identity: Option<&Identity>) -> Result<Self> {
-        let Some(identity) = identity.filter(|i| i.local_size.is_some_and(|local| local < i.world)) else {
+        // Who does not know how many of the ranks are here, and has an address, was not told it for one host.
+        let several = |i: &&Identity| i.local_size.map_or(i.rendezvous.is_some(), |local| local < i.world);
+        let Some(identity) = identity.filter(several) else {
             return Ok(Transport::Shm);
         };
         // The launcher and the library must be of one kind.
@@ -114,8 +116,12 @@ impl Transport {
 /// The plugin with which srun starts ranks of the MPI that is built in.
 pub fn plugin() -> Option<&'static str> {
     let library = library("mpi")?;
-    // All others are relatives of MPICH.
-    Some(if library.starts_with("Open MPI") { "pmix" } else { "pmi2" })
+    // All others are relatives of MPICH, and Cray's has a plugin of its own.
+    Some(match () {
+        () if library.starts_with("Open MPI") => "pmix",
+        () if library.contains("CRAY") => "cray_shasta",
+        () => "pmi2",
+    })
 }
 
 /// Every transport by name, whether it can be used, and a remark or the reason why not.

@@ -336,7 +336,9 @@ fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     shell.args(["-n", "job.sh"]);
     bench.prepare(&mut shell);
     bench.finish(shell.spawn().unwrap()).success();
-    let outcome = slurm.run("sbatch --wait job.sh");
+    // Also where jobs take nothing from the environment of who submits them.
+    let export = if nodes == 1 { "ALL" } else { "NONE" };
+    let outcome = slurm.run(&format!("sbatch --wait --export={export} job.sh"));
     let said = fs::read_to_string(bench.path("job.out")).unwrap_or_default();
     assert_eq!(outcome.code, Some(0), "{}\n{said}", outcome.stderr);
     same(bench, "own-4", "batch");

@@ -1,5 +1,7 @@
 //! Who am I: rank, world, place on the host and job, from what the launcher left in the environment.
 
+mod slurm;
+
 use super::hosts;
 use crate::error::{Error, Result};
 
@@ -27,6 +29,16 @@ impl Launcher {
             Launcher::Pmi => "mpirun (PMI)",
             Launcher::Slurm => "srun",
             Launcher::Alone => "by hand",
+        }
+    }
+
+    /// What its processes that start ranks are called.
+    pub(super) fn processes(self) -> &'static [&'static str] {
+        match self {
+            Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"],
+            Launcher::Pmi => &["hydra_pmi_proxy", "pmi_proxy"],
+            Launcher::Slurm => &["slurmstepd"],
+            Launcher::Caravan | Launcher::Alone => &[],
         }
     }
 
@@ -83,10 +95,6 @@ pub mod variables {
     /// The inherited file descriptor of the supervisor's job board.
     pub const BOARD_FD: &str = "CARAVAN_BOARD_FD";
 }
-
-/// Slurm numbers its batch, interactive and external pseudo-steps from here upwards; a process in one of them was
-/// not started by srun as a rank, although SLURM_PROCID is 0 there.
-const SLURM_PSEUDO_STEPS: u64 = 0xffff_fff0;
 
 impl Identity {
     /// One process on its own.
@@ -293,55 +301,6 @@ impl Environment<'_> {
         me.job = self.text("PMI_JOBID").map(|j| format!("pmi-{j}"));
         Ok(Some(me))
     }
-
-    fn slurm(&self) -> Result<Option<Identity>> {
-        let step = match self.text("SLURM_STEP_ID").or(self.text("SLURM_STEPID")) {
-            None => return Ok(None),
-            Some(text) => text
-                .parse::<u64>()
-                .map_err(|_| Error::Launch(format!("SLURM_STEP_ID={text} is not a whole number")))?,
-        };
-        if step >= SLURM_PSEUDO_STEPS {
-            return Ok(None);
-        }
-        let world =
-            if self.text("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
-        let names = Names {
-            rank: "SLURM_PROCID",
-            world,
-            local_rank: "SLURM_LOCALID",
-            // Slurm has no such number; it is computed from the list of tasks per node below.
-            local_size: "",
-        };
-        let Some(mut me) = self.ranks(&names, Launcher::Slurm)? else { return Ok(None) };
-        let per_node = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]
-            .into_iter()
-            .find_map(|name| self.text(name).map(|text| (name, text)));
-        if let (Some((name, text)), Some(node)) = (per_node, self.number("SLURM_NODEID")?) {
-            let counts = hosts::tasks_per_node(name, &text)?;
-            if let Some(&count) = counts.get(node) {
-                if let Some(local_rank) = me.local_rank {
-                    below("SLURM_LOCALID", local_rank, &format!("{name}={text}: node {node} has"), count)?;
-                }
-                me.local_size = Some(count);
-            }
-        }
-        let job = self.text("SLURM_JOB_ID").or(self.text("SLURM_JOBID")).unwrap_or_else(|| "0".into());
-        me.job = Some(format!("slurm-{job}.{step}"));
-        if me.local_size != Some(me.world) {
-            let nodes = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]
-                .into_iter()
-                .find_map(|name| self.text(name).map(|text| (name, text)));
-            if let Some((name, text)) = nodes {
-                let hosts = hosts::expand(name, &text)?;
-                if hosts.len() > 1 {
-                    me.rendezvous =
-                        Some(format!("{}:{}", hosts[0], hosts::port_of(&format!("{job}.{step}"))));
-                }
-            }
-        }
-        Ok(Some(me))
-    }
 }
 
 fn below(small_name: &str, small: usize, large_name: &str, large: usize) -> Result<()> {
@@ -355,11 +314,11 @@ fn below(small_name: &str, small: usize, large_name: &str, large: usize) -> Resu
 mod tests {
     use super::*;
 
-    fn from(table: &[(&str, &str)]) -> Result<Option<Identity>> {
+    pub(super) fn from(table: &[(&str, &str)]) -> Result<Option<Identity>> {
         Identity::from_lookup(|name| table.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string()))
     }
 
-    fn who(table: &[(&str, &str)]) -> (usize, usize, Option<usize>, Option<usize>, Launcher) {
+    pub(super) fn who(table: &[(&str, &str)]) -> (usize, usize, Option<usize>, Option<usize>, Launcher) {
         let me = from(table).unwrap().unwrap();
         (me.rank, me.world, me.local_rank, me.local_size, me.launcher)
     }
@@ -394,7 +353,7 @@ mod tests {
         assert_eq!(who(&hydra), (1, 2, Some(1), Some(2), Launcher::Pmi));
     }
 
-    const SLURM: [(&str, &str); 8] = [
+    pub(super) const SLURM: [(&str, &str); 8] = [
         ("SLURM_JOB_ID", "77"),
         ("SLURM_STEP_ID", "1"),
         ("SLURM_PROCID", "5"),
@@ -404,33 +363,6 @@ mod tests {
         ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
         ("SLURM_STEP_NODELIST", "node[01-03,7]"),
     ];
-
-    #[test]
-    fn slurm_gives_place_job_and_meeting_point() {
-        let me = from(&SLURM).unwrap().unwrap();
-        assert_eq!(who(&SLURM), (5, 7, Some(1), Some(2), Launcher::Slurm));
-        assert_eq!(me.job.as_deref(), Some("slurm-77.1"));
-        assert!(me.rendezvous.unwrap().starts_with("node01:"));
-        // On one host there is nothing to meet at.
-        let one = [
-            ("SLURM_STEP_ID", "0"),
-            ("SLURM_PROCID", "1"),
-            ("SLURM_NTASKS", "2"),
-            ("SLURM_LOCALID", "1"),
-            ("SLURM_NODEID", "0"),
-            ("SLURM_TASKS_PER_NODE", "2"),
-            ("SLURM_JOB_NODELIST", "n1"),
-        ];
-        assert_eq!(from(&one).unwrap().unwrap().rendezvous, None);
-    }
-
-    #[test]
-    fn a_batch_script_is_not_a_rank() {
-        // Slurm sets SLURM_PROCID=0 in batch scripts and interactive shells, whose steps have reserved numbers.
-        assert_eq!(from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap(), None);
-        let batch = [("SLURM_STEP_ID", "4294967291"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")];
-        assert_eq!(from(&batch).unwrap(), None);
-    }
 
     #[test]
     fn the_innermost_launcher_wins() {

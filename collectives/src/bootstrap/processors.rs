@@ -17,12 +17,37 @@ pub fn processors() -> usize {
 pub fn processors_of_host(identity: Option<&Identity>) -> usize {
     let mine = processors();
     // Ranks that nothing has started are threads of this process.
-    let launcher = identity.filter(|me| me.launcher != Launcher::Alone).and_then(|_| getppid());
+    let launcher =
+        identity.filter(|me| me.launcher != Launcher::Alone).and_then(|me| process_of(me.launcher));
     let bound = |pid: Option<Pid>| sched_getaffinity(pid).map(|set| set.count() as usize);
     match launcher.map(|launcher| (bound(None), bound(Some(launcher)))) {
         Some((Ok(here), Ok(there))) if there > here => there,
         _ => mine,
     }
+}
+
+/// The process that started the ranks of this host, also from behind a script, a container's runtime or a profiler: the
+/// nearest ancestor that is called as the launcher's are, else the parent.
+fn process_of(launcher: Launcher) -> Option<Pid> {
+    let called = |name: &str| launcher.processes().contains(&name);
+    let mut next = getppid();
+    while let Some(pid) = next {
+        let Some((name, parent)) = about(pid) else { break };
+        if called(&name) {
+            return Some(pid);
+        }
+        next = parent;
+    }
+    getppid()
+}
+
+/// Name and parent of a process.
+fn about(pid: Pid) -> Option<(String, Option<Pid>)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in parentheses and may have some itself.
+    let (before, after) = stat.rsplit_once(')')?;
+    let parent = after.split_whitespace().nth(1)?.parse().ok()?;
+    Some((before.split_once('(')?.1.to_owned(), Pid::from_raw(parent)))
 }
 
 #[cfg(test)]
@@ -31,26 +56,52 @@ mod tests {
     use rustix::thread::{CpuSet, sched_setaffinity};
     use std::process::Command;
 
+    /// This test again, by another process.
+    fn again(program: &str, args: &[&str], level: &str, has: &str) {
+        let mut command = Command::new(program);
+        let ran = command.args(args).env(LEVEL, level).env(LAUNCHER_HAS, has).output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    const NAME: &str = "bootstrap::processors::tests::a_bound_rank_sees_what_its_launcher_has";
+    const LEVEL: &str = "CARAVAN_TEST_LEVEL";
+    const LAUNCHER_HAS: &str = "CARAVAN_TEST_LAUNCHER_HAS";
+
     #[test]
     fn a_bound_rank_sees_what_its_launcher_has() {
-        const LAUNCHER_HAS: &str = "CARAVAN_TEST_LAUNCHER_HAS";
-        let Ok(has) = std::env::var(LAUNCHER_HAS) else {
-            // The launcher: it starts this test again, as the rank.
-            let name = "bootstrap::processors::tests::a_bound_rank_sees_what_its_launcher_has";
-            let has = sched_getaffinity(Some(rustix::process::getpid())).unwrap().count();
-            let mut rank = Command::new(std::env::current_exe().unwrap());
-            let rank = rank.args([name, "--exact"]).env(LAUNCHER_HAS, has.to_string()).output().unwrap();
-            let said = String::from_utf8_lossy(&rank.stdout);
-            return assert!(rank.status.success() && said.contains("1 passed"), "{said}");
+        let this = std::env::current_exe().unwrap();
+        let this = this.to_str().unwrap();
+        let bind = || {
+            let allowed = sched_getaffinity(None).unwrap();
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
         };
-        let allowed = sched_getaffinity(None).unwrap();
-        let mut one = CpuSet::new();
-        one.set((0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).unwrap());
-        sched_setaffinity(None, &one).unwrap();
-        assert_eq!(processors(), 1);
-        assert_eq!(processors_of_host(None), 1);
-        assert_eq!(processors_of_host(Some(&Identity::alone())), 1);
-        let started = Identity { launcher: Launcher::Slurm, ..Identity::alone() };
-        assert_eq!(processors_of_host(Some(&started)).to_string(), has);
+        let has = std::env::var(LAUNCHER_HAS).unwrap_or_default();
+        match std::env::var(LEVEL).as_deref() {
+            // The launcher: it starts a rank, and by a name that is srun's, what wraps one.
+            Err(_) => {
+                let has = sched_getaffinity(Some(rustix::process::getpid())).unwrap().count().to_string();
+                again(this, &[NAME, "--exact"], "rank", &has);
+                let dir = tempfile::tempdir().unwrap();
+                let step = dir.path().join("slurmstepd");
+                std::os::unix::fs::symlink("/bin/sh", &step).unwrap();
+                let line = format!("'{this}' {NAME} --exact --nocapture; true");
+                again(step.to_str().unwrap(), &["-c", &line], "wrapper", &has);
+            }
+            Ok("wrapper") => {
+                bind();
+                again(this, &[NAME, "--exact"], "rank", &has);
+            }
+            Ok(_) => {
+                bind();
+                assert_eq!(processors(), 1);
+                assert_eq!(processors_of_host(None), 1);
+                assert_eq!(processors_of_host(Some(&Identity::alone())), 1);
+                let started = Identity { launcher: Launcher::Slurm, ..Identity::alone() };
+                assert_eq!(processors_of_host(Some(&started)).to_string(), has);
+            }
+        }
     }
 }

@@ -406,6 +406,12 @@ fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -
         match place::connect(place)? {
             Found::Somebody(stream) => break stream,
             Found::Nobody(why) if Instant::now() >= wait.deadline => {
+                let what = match place {
+                    Place::Unix(_) => what,
+                    Place::Tcp(_) => {
+                        format!("{what} (CARAVAN_RENDEZVOUS=host:port says where rank {middle} is)")
+                    }
+                };
                 return Err(why.unwrap_or_else(|| lost(wait.rank, middle, Trouble::Late, &what, timeout)));
             }
             Found::Nobody(_) => std::thread::sleep(pause),

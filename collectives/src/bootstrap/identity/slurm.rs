@@ -1,0 +1,109 @@
+//! What srun leaves in the environment of a rank.
+
+use super::super::hosts;
+use super::{Environment, Identity, Launcher, Names, below};
+use crate::error::{Error, Result};
+
+/// Slurm numbers its batch, interactive and external pseudo-steps from here upwards, or from -1 downwards since 26.05; a
+/// process in one of them was not started by srun as a rank, although SLURM_PROCID is 0 there.
+const PSEUDO_STEPS: i64 = 0xffff_fff0;
+
+impl Environment<'_> {
+    pub(super) fn slurm(&self) -> Result<Option<Identity>> {
+        let step = match self.text("SLURM_STEP_ID").or(self.text("SLURM_STEPID")) {
+            None => return Ok(None),
+            Some(text) => text
+                .parse::<i64>()
+                .map_err(|_| Error::Launch(format!("SLURM_STEP_ID={text} is not a whole number")))?,
+        };
+        if !(0..PSEUDO_STEPS).contains(&step) {
+            return Ok(None);
+        }
+        let world =
+            if self.text("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
+        let names = Names {
+            rank: "SLURM_PROCID",
+            world,
+            local_rank: "SLURM_LOCALID",
+            // Slurm has no such number; it is computed from the list of tasks per node below.
+            local_size: "",
+        };
+        let Some(mut me) = self.ranks(&names, Launcher::Slurm)? else { return Ok(None) };
+        let job = self.text("SLURM_JOB_ID").or(self.text("SLURM_JOBID")).unwrap_or_else(|| "0".into());
+        me.job = Some(format!("slurm-{job}.{step}"));
+        let node = self.number("SLURM_NODEID")?;
+        let hosts = self.first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]);
+        let hosts = hosts.map(|(name, text)| hosts::expand(name, &text)).transpose()?.unwrap_or_default();
+        // Lists that are ordered otherwise than the nodes of the step, as those of heterogeneous ones, say nothing of them.
+        if let (Some(node), Some(here)) = (node, self.text("SLURMD_NODENAME"))
+            && hosts.get(node).is_some_and(|listed| *listed != here)
+        {
+            return Ok(Some(me));
+        }
+        let per_node = self.first(&["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]);
+        if let (Some((name, text)), Some(node)) = (per_node, node) {
+            let counts = hosts::tasks_per_node(name, &text)?;
+            if let Some(&count) = counts.get(node) {
+                if let Some(local_rank) = me.local_rank {
+                    below("SLURM_LOCALID", local_rank, &format!("{name}={text}: node {node} has"), count)?;
+                }
+                me.local_size = Some(count);
+            }
+        }
+        if me.local_size != Some(me.world) && hosts.len() > 1 {
+            me.rendezvous = Some(format!("{}:{}", hosts[0], hosts::port_of(&format!("{job}.{step}"))));
+        }
+        Ok(Some(me))
+    }
+
+    /// The first of `names` that is set, and its value.
+    fn first(&self, names: &[&'static str]) -> Option<(&'static str, String)> {
+        names.iter().find_map(|&name| self.text(name).map(|text| (name, text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{SLURM, from, who};
+    use super::*;
+
+    #[test]
+    fn slurm_gives_place_job_and_meeting_point() {
+        let me = from(&SLURM).unwrap().unwrap();
+        assert_eq!(who(&SLURM), (5, 7, Some(1), Some(2), Launcher::Slurm));
+        assert_eq!(me.job.as_deref(), Some("slurm-77.1"));
+        assert!(me.rendezvous.unwrap().starts_with("node01:"));
+        // On one host there is nothing to meet at.
+        let one = [
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_TASKS_PER_NODE", "2"),
+            ("SLURM_JOB_NODELIST", "n1"),
+        ];
+        assert_eq!(from(&one).unwrap().unwrap().rendezvous, None);
+    }
+
+    #[test]
+    fn a_batch_script_is_not_a_rank() {
+        // Slurm sets SLURM_PROCID=0 in batch scripts and interactive shells, whose steps have reserved numbers.
+        assert_eq!(from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap(), None);
+        for step in ["4294967291", "4294967290", "-5", "-6"] {
+            let batch = [("SLURM_STEP_ID", step), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")];
+            assert_eq!(from(&batch).unwrap(), None, "{step}");
+        }
+    }
+
+    #[test]
+    fn lists_of_another_order_are_not_believed() {
+        let on = |host| {
+            let mut table = SLURM.to_vec();
+            table.push(("SLURMD_NODENAME", host));
+            from(&table).unwrap().unwrap()
+        };
+        assert_eq!((on("node03").local_size, on("node03").rendezvous.is_some()), (Some(2), true));
+        assert_eq!((on("node7").local_size, on("node7").rendezvous), (None, None));
+    }
+}
