@@ -1,6 +1,6 @@
 //! The algorithms by name, and which of them can carry a collective.
 
-use super::{Group, Kind};
+use super::{Group, KEPT, Kind};
 use std::fmt;
 
 /// How a collective is done.
@@ -77,6 +77,12 @@ impl Algorithm {
             Algorithm::Hierarchical => "hierarchical",
             Algorithm::HierarchicalExchange => "hierarchical-exchange",
         }
+    }
+
+    /// Whether `auto` may take it for a call of `bytes`. What copies larger inputs for peers, in memory that they can read,
+    /// needs more of it than [`scratch_bytes`](crate::scratch_bytes) counts.
+    pub fn suits(self, bytes: usize) -> bool {
+        self != Algorithm::DirectReadAll || bytes <= KEPT
     }
 
     /// The algorithms that can carry `kind` in `group`.

@@ -5,7 +5,7 @@
 //! ```text
 //! caravan-tuning 1
 //! # transport ranks collective up_to small large
-//! shm 2 all_reduce 16384 direct-read-all direct-rs-ag
+//! shm 2 all_reduce 4096 direct-read-all direct-rs-ag
 //! ```
 //!
 //! `up_to` counts the bytes of a call's [`count`](super::Call::count): of one shard in `reduce_scatter` and
@@ -150,6 +150,13 @@ mod tests {
         assert_eq!(of(Kind::AllReduce, 4097).why, Why::MeasuredAbove(4096));
         assert_eq!(of(Kind::AllReduce, 4097).algorithm, Algorithm::DirectReduceScatterAllGather);
         assert_eq!(of(Kind::AllGather, 4096).why, Why::Direct);
+        // Larger calls would need memory that nobody has planned.
+        let mut all = TuningTable::default();
+        let small = Algorithm::DirectReadAll;
+        all.set("shm", 2, Kind::AllReduce, Rule { small, up_to: usize::MAX, large: small });
+        let group = Group { tuning: all.apply("shm", 2, Tuning::default()).unwrap(), ..group };
+        let of = |bytes| choose(&Call::new(Kind::AllReduce, DType::U8, bytes), &group, None).algorithm;
+        assert_eq!((of(4096), of(4097)), (small, Algorithm::DirectReduceScatterAllGather));
         // Memory of peers cannot be read here, so the rule's algorithm cannot be had.
         let messages = Group { direct: None, ..group.clone() };
         let choice = choose(&Call::new(Kind::AllReduce, DType::U8, 64), &messages, None);

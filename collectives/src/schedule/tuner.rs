@@ -246,7 +246,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             false => (rule.large, Why::MeasuredAbove(rule.up_to)),
         };
         // A table for another transport of this many ranks may name what cannot be done here.
-        if candidates.contains(&algorithm) {
+        if candidates.contains(&algorithm) && algorithm.suits(bytes) {
             return Choice { algorithm, why };
         }
     }

@@ -150,16 +150,19 @@ fn measure(
     for bytes in sizes {
         let work = work(bytes);
         slot.fit(&work, comm.rank());
+        let asked = work.counts.count * size_of::<f32>();
+        // What cannot be taken for so many bytes costs no less than infinity.
         let mut seconds = vec![f64::INFINITY; algorithms.len()];
         for _ in 0..ROUNDS {
-            for (best, &algorithm) in seconds.iter_mut().zip(algorithms) {
+            let all = seconds.iter_mut().zip(algorithms);
+            for (best, &algorithm) in all.filter(|(_, algorithm)| algorithm.suits(asked)) {
                 comm.force(operation.kind(), Some(algorithm))?;
                 *best = best.min(time(&work, &mut slot, repeats, bytes, party)?);
             }
         }
         comm.force(operation.kind(), None)?;
         out.text(&row(&work, &seconds, algorithms));
-        points.push(Point { bytes: work.counts.count * size_of::<f32>(), seconds });
+        points.push(Point { bytes: asked, seconds });
     }
     Ok(points)
 }
@@ -184,6 +187,7 @@ fn time(work: &Work, slot: &mut Slot<f32>, repeats: &Repeats, bytes: usize, part
 
 fn row(work: &Work, seconds: &[f64], algorithms: &[Algorithm]) -> String {
     let mut sorted: Vec<(f64, Algorithm)> = seconds.iter().copied().zip(algorithms.iter().copied()).collect();
+    sorted.retain(|(seconds, _)| seconds.is_finite());
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let times: Vec<String> = sorted.iter().map(|(s, a)| format!("{a} {:.2}", s * 1e6)).collect();
     let size = work.counts.bytes(size_of::<f32>());
