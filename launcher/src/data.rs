@@ -218,6 +218,10 @@ impl Feed {
 
     /// What tells these tokens from others: how many there are, and a digest of some of them.
     pub fn fingerprint(&self) -> String {
+        format!("of {} tokens, {} held out, digest {}", self.tokens.len(), self.held_out.len(), self.digest())
+    }
+
+    fn digest(&self) -> String {
         /// Places that are looked at, and tokens at each.
         const LOOKS: usize = 61;
         const LOOK: usize = 16;
@@ -232,17 +236,18 @@ impl Feed {
                 seen.extend_from_slice(&some[..count]);
             }
         }
-        format!(
-            "of {len} tokens, {} held out, digest {:016x}",
-            self.held_out.len(),
-            collectives::digest(seen)
-        )
+        format!("{:016x}", collectives::digest(seen))
     }
 
-    /// The same as JSON.
-    pub fn json(&self) -> Value {
-        let about = self.about.as_deref().unwrap_or(RANDOM_TOKENS);
-        json!({"source": about, "tokens": self.tokens.len(), "held_out": self.held_out.len()})
+    /// All of that as JSON, and the paths by which they were `asked` for, if any.
+    pub fn json(&self, asked: &[PathBuf]) -> Value {
+        json!({
+            "source": self.about.as_deref().unwrap_or(RANDOM_TOKENS),
+            "paths": asked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
+            "tokens": self.tokens.len(),
+            "held_out": self.held_out.len(),
+            "digest": self.digest(),
+        })
     }
 }
 

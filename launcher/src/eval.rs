@@ -16,6 +16,7 @@ use collectives::{Buffer, Communicator, Float, View};
 use models::tokens::Windows;
 use models::{Recompute, Unit, Weights};
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// The longest default sequence.
@@ -25,6 +26,8 @@ const LONGEST: usize = 1024;
 pub struct EvalPlan {
     /// What is evaluated.
     pub model: ModelChoice,
+    /// What was asked for as tokens.
+    pub data: Vec<PathBuf>,
     /// The tokens.
     pub feed: Feed,
     /// Windows over all tokens; what they leave is a last, shorter one.
@@ -65,7 +68,8 @@ impl EvalPlan {
         let batch = MicroBatch { rows, length, recompute: Recompute::Full, threads: ranks.threads };
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
-        let plan = EvalPlan { model, feed, windows, ranks, device, dtype, rows, json, quiet };
+        let data = args.data.clone();
+        let plan = EvalPlan { model, data, feed, windows, ranks, device, dtype, rows, json, quiet };
         plan.check_memory(&batch, identity)?;
         Ok(plan)
     }
@@ -159,7 +163,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     if plan.json {
         out::line(json!({
             "model": plan.model.name,
-            "data": plan.feed.json(),
+            "data": plan.feed.json(&plan.data),
             "loss": loss,
             "perplexity": loss.exp(),
             "tokens": tokens,

@@ -32,6 +32,11 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     }
 }
 
+/// The number of a flag as it was given: 0.9 of f32 is 0.9, where its bits as f64 are 0.8999999761581421.
+pub fn as_written(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|_| x.into())
+}
+
 /// `1.5 KiB`, `24.1 MiB`: three digits and a binary unit.
 pub fn bytes(n: u64) -> String {
     const NAMES: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -37,6 +37,8 @@ pub struct TrainPlan {
     pub model: ModelChoice,
     /// Text to tokens and back, if it is known.
     pub tokenizer: Option<Tokenizer>,
+    /// What was asked for as tokens; empty for the default.
+    pub data: Vec<PathBuf>,
     /// The tokens.
     pub feed: Feed,
     /// Who trains.
@@ -138,6 +140,7 @@ impl TrainPlan {
         let plan = TrainPlan {
             model,
             tokenizer,
+            data: args.data.clone(),
             feed,
             batches,
             ranks,

@@ -38,10 +38,15 @@ fn metrics_have_a_run_every_step_and_a_summary() {
         ("share_gpus", json!(false)),
         ("ranks_per_node", json!(null)),
         ("emulate_link", json!(null)),
+        ("beta1", json!(0.9)),
+        ("eps", json!(1e-8)),
         ("flops_per_token", json!(6.0 * 125_248.0 + 12.0 * 2.0 * 64.0 * 64.0)),
     ] {
         assert_eq!(run.get(setting), Some(&value), "{setting}");
     }
+    assert_eq!(run["data"]["paths"], json!(["text.txt"]));
+    let digest = run["data"]["digest"].as_str().map(str::len);
+    assert_eq!((digest, &run["data"]["held_out"]), (Some(16), &json!(3000)), "{run}");
     let steps: Vec<_> = lines.iter().filter(|l| l["step"].is_u64()).collect();
     assert_eq!(steps.len(), 12);
     for (index, line) in steps.iter().enumerate() {
