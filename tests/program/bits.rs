@@ -6,8 +6,7 @@ use std::fs;
 
 /// Every step's loss and gradient norm with all digits, and the bytes of the saved weights.
 fn trace(bench: &Bench, flags: &str) -> (Vec<String>, Vec<u8>) {
-    let fixed =
-        "train --model nano --data text.txt --seq 16 --steps 4 --warmup 1 --sample 0 --eval-every 0 --quiet";
+    let fixed = "train --seq 16 --steps 4 --warmup 1 --sample 0 --eval-every 0 --quiet";
     bench.run(&format!("{fixed} --metrics m.jsonl --save saved {flags}")).success();
     let lines = json_lines(&bench.path("m.jsonl"));
     let shown = |l: &serde_json::Value| format!("{} {}", l["loss"], l["grad_norm"]);
@@ -17,8 +16,13 @@ fn trace(bench: &Bench, flags: &str) -> (Vec<String>, Vec<u8>) {
     (steps, fs::read(bench.path("saved/model.safetensors")).unwrap())
 }
 
-/// Compares every variant with stage 0 over threads in one bucket.
+/// The same for the smallest model on text.
 fn compare(common: &str, variants: &[&str]) {
+    compare_of(&format!("--model nano --data text.txt {common}"), variants);
+}
+
+/// Compares every variant with stage 0 over threads in one bucket.
+fn compare_of(common: &str, variants: &[&str]) {
     let bench = bench();
     bench.text("text.txt", 6000);
     let base = trace(&bench, &format!("{common} --stage 0 --transport threads"));
@@ -80,6 +84,22 @@ fn four_ranks() {
 #[test]
 fn two_ranks_in_f32() {
     compare("--ranks 2 --micro-batch 2 --dtype f32", &VARIANTS);
+}
+
+/// Ranks that share nothing evenly, and one that shares nothing.
+#[test]
+fn one_and_three_ranks_in_f32() {
+    compare("--ranks 1 --micro-batch 2 --dtype f32", &VARIANTS[2..6]);
+    compare("--ranks 3 --micro-batch 1 --dtype f32", &VARIANTS[..8]);
+}
+
+/// The embedding's gradient comes from both ends of the model.
+#[test]
+fn tied_models() {
+    let tied = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/reference/tied");
+    let of = |ranks: &str| format!("--model {tied} --data random {ranks}");
+    compare_of(&of("--ranks 2 --micro-batch 2"), &VARIANTS);
+    compare_of(&of("--ranks 3 --micro-batch 1 --dtype f32"), &VARIANTS[..8]);
 }
 
 #[test]
