@@ -100,14 +100,20 @@ same() {
     fi
 }
 
-# close NAME NAME LIMIT: losses whose relative difference is below the limit at every step.
+# close NAME NAME LIMIT LIMIT: losses whose relative difference is below the first limit at every step, and gradient norms
+# whose is below the second one in the first five: nothing can be learned from random tokens, so that losses say little of
+# gradients, and later roundings have led to other weights (in bf16 on the processor, norms 6% from those in f32 by step 20).
 close() {
     local text
-    if text=$(paste <(field "$1" loss) <(field "$2" loss) | awk -v limit="$3" -v what="$1 and $2" '
-        NF == 2 { d = ($1 - $2) / $2; d = d < 0 ? -d : d; if (d > most) most = d; n++ }
-        NF != 2 { uneven = 1 }
-        END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s\n", what, n, most, limit
-              exit !(n > 0 && !uneven && most < limit) }'); then
+    if text=$(paste <(field "$1" loss) <(field "$2" loss) <(field "$1" grad_norm) <(field "$2" grad_norm) |
+        awk -v limit="$3" -v norm_limit="$4" -v what="$1 and $2" '
+        function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
+        NF == 4 { n++; d = apart($1, $2); if (d > most) most = d
+                  if (n <= 5) { d = apart($3, $4); if (d > norm) norm = d } }
+        NF != 4 { uneven = 1 }
+        END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s; ", what, n, most, limit
+              printf "gradient norms of the first: %.2e, below %s\n", norm, norm_limit
+              exit !(n > 0 && !uneven && most < limit && norm < norm_limit) }'); then
         verdict "ok     $text"
     else
         wrong "not so: $text"
@@ -284,7 +290,7 @@ run() {
                 # shellcheck disable=SC2086
                 train 60 "stage-$stage" $small --steps 20 --ranks 1 --stage "$stage" --device cuda
             done
-            close stage-0 cpu 1e-2
+            close stage-0 cpu 1e-2 1e-2
             for stage in 1 2 3; do same "stage-$stage" stage-0; done
             for stage in 0 3; do memory "stage-$stage"; done
             # One rank shards nothing, so these are the same program. Two ranks do, here with what goes through the host.
@@ -304,7 +310,7 @@ run() {
             train 60 f32-cpu $small --steps 5 --ranks 1 --stage 0 --dtype f32
             # shellcheck disable=SC2086
             train 60 f32 $small --steps 5 --ranks 1 --stage 0 --dtype f32 --device cuda --save "$work/model" &&
-                close f32 f32-cpu 1e-4 && evaluated
+                close f32 f32-cpu 1e-4 1e-3 && evaluated
             ;;
         speed)
             train 90 timed --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \

@@ -335,6 +335,19 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Whether this machine has NVIDIA's driver: the kernel's part, or a library that the loader finds (as under WSL2).
+pub fn nvidia_driver() -> bool {
+    const LIBRARY: &str = "libcuda.so.1";
+    let known = |ldconfig: &str| {
+        let told = Command::new(ldconfig).arg("-p").output();
+        told.is_ok_and(|told| String::from_utf8_lossy(&told.stdout).contains(LIBRARY))
+    };
+    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    fs::exists("/proc/driver/nvidia/version").unwrap_or(false)
+        || std::env::split_paths(&folders).any(|folder| folder.join(LIBRARY).exists())
+        || ["ldconfig", "/sbin/ldconfig"].into_iter().any(known)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ fn fake() -> Option<PathBuf> {
     let about = "streams that gather their work";
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_graphs");
     std::fs::create_dir_all(&folder).expect("a folder");
-    if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) || !harness::installed("cc") {
+    if harness::nvidia_driver() || !harness::installed("cc") {
         harness::skip_all(about, "there is a real driver, or no C compiler (cc)");
         return None;
     }

@@ -74,7 +74,7 @@ fn what_cannot_be_between_gpus_is_refused() {
 #[test]
 fn without_a_driver_it_says_what_is_missing() {
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
-    if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+    if harness::nvidia_driver() {
         return harness::skip("bench over NCCL without a driver: there is one");
     }
     let outcome = bench.run("bench all_reduce --transport nccl");

@@ -72,7 +72,7 @@ fn what_cannot_be_checked_or_timed_is_refused() {
     ] {
         kernels(&bench, flags).refusal(2, words);
     }
-    if !std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+    if !harness::nvidia_driver() {
         bench.run("bench kernels").refusal(2, &["a GPU cannot be used", "NVIDIA's driver was not found"]);
     }
 }
@@ -218,7 +218,7 @@ fn the_run_for_gpu_machines_measures_nccl() {
 
 #[test]
 fn the_run_for_gpu_machines_says_that_there_is_none() {
-    if !harness::installed("bash") || std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+    if !harness::installed("bash") || harness::nvidia_driver() {
         return;
     }
     let bench = bench();

@@ -116,7 +116,7 @@ fn what_does_not_fit_a_gpu_is_refused_with_what_would() {
 
 #[test]
 fn a_machine_without_a_gpu_says_what_is_missing() {
-    if std::path::Path::new("/proc/driver/nvidia").exists() {
+    if harness::nvidia_driver() {
         return skip("what a machine without a GPU says: this one has NVIDIA's driver");
     }
     let bench = bench();
@@ -129,7 +129,7 @@ fn a_machine_without_a_gpu_says_what_is_missing() {
 /// A driver that runs on the processor, as far as the program asks it before it gives up.
 #[test]
 fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
-    if std::path::Path::new("/proc/driver/nvidia").exists() {
+    if harness::nvidia_driver() {
         return skip("old drivers and missing libraries: this machine has NVIDIA's driver");
     }
     let bench = bench();

@@ -19,7 +19,7 @@ pub fn fake() -> Option<&'static PathBuf> {
         if !harness::installed("cc") {
             return None;
         }
-        if std::fs::exists("/proc/driver/nvidia/version").unwrap_or(false) {
+        if harness::nvidia_driver() {
             harness::skip("a driver that runs on the processor: there is a real one");
             return None;
         }
