@@ -24,9 +24,8 @@ impl Batches for Fixed {
     }
 }
 
-/// Allocations of steps 4 to 8 of `world` ranks together, on the host or each with a device of its own.
-fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, Placement)>) -> usize {
-    let barrier = Barrier::new(world);
+/// Groups of `world` ranks over shared memory, whose ranks meet as processes would.
+fn over_shm(world: usize) -> Vec<Communicator> {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let run = RUNS.fetch_add(1, Ordering::Relaxed);
     let job = format!("caravan-test-allocation-{}-{run}", std::process::id());
@@ -40,7 +39,26 @@ fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, 
             ..Identity::alone()
         };
         let transport = shm_group(&identity, &Options::default()).unwrap();
-        let comm = Communicator::new(transport, collectives::Options::default()).unwrap();
+        Communicator::new(transport, collectives::Options::default()).unwrap()
+    };
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let handles: Vec<_> = (0..world).map(|r| scope.spawn(move || rank(r))).collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+/// Allocations of steps 4 to 8 of all `ranks` together, on the host or each with a device of its own.
+fn count(
+    ranks: Vec<Communicator>,
+    stage: u8,
+    accumulate: usize,
+    device: Option<(&Emulator, Placement)>,
+) -> usize {
+    let world = ranks.len();
+    let barrier = Barrier::new(world);
+    let rank = |comm: Communicator| {
+        let rank = comm.rank();
         let config = LlamaConfig::preset("nano").unwrap();
         let ledger = Ledger::default();
         let length = config.context.min(16);
@@ -98,7 +116,7 @@ fn count(world: usize, stage: u8, accumulate: usize, device: Option<(&Emulator, 
     };
     std::thread::scope(|scope| {
         let rank = &rank;
-        let handles: Vec<_> = (0..world).map(|r| scope.spawn(move || rank(r))).collect();
+        let handles: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
         handles.into_iter().map(|h| h.join().unwrap()).max().unwrap()
     })
 }
@@ -109,8 +127,15 @@ fn a_steady_step_allocates_nothing() {
     for world in [1, 2, 3] {
         for stage in 0..4 {
             for accumulate in [1, 2] {
-                let n = count(world, stage, accumulate, None);
-                assert_eq!(n, 0, "{world} ranks, stage {stage}, {accumulate} micro-batches");
+                for (transport, ranks) in
+                    [("shm", over_shm(world)), ("threads", Communicator::threads(world))]
+                {
+                    let n = count(ranks, stage, accumulate, None);
+                    assert_eq!(
+                        n, 0,
+                        "{world} ranks over {transport}, stage {stage}, {accumulate} micro-batches"
+                    );
+                }
             }
         }
     }
@@ -121,7 +146,7 @@ fn a_steady_step_allocates_nothing() {
     for (world, stage, accumulate, placement) in
         [(1, 0, 2, Placement::Device), (2, 3, 1, Placement::Device), (2, 2, 2, Placement::Offloaded)]
     {
-        let n = count(world, stage, accumulate, Some((&emulator, placement)));
+        let n = count(over_shm(world), stage, accumulate, Some((&emulator, placement)));
         assert_eq!(n, 0, "{world} ranks, stage {stage}, {accumulate} micro-batches, {placement:?}");
     }
 }

@@ -1,18 +1,18 @@
 //! Ranks as threads of one process: the oracle that other transports are compared with.
 //!
-//! Messages only, through one mailbox per rank. A short message is copied into the mailbox; a long one is copied
-//! once, from the sender's memory to the receiver's, by whichever of the two comes second. A rank that leaves or
-//! gives up first waits for the copies that others are making of its memory, so that nobody touches it later.
+//! Messages only, through one mailbox per rank. A short message is copied into the mailbox, as long as there is room; any
+//! other is copied once, from the sender's memory to the receiver's, by whichever of the two comes second. A rank that leaves
+//! or gives up first waits for the copies that others are making of its memory, so that nobody touches it later.
+
+mod mailbox;
 
 use super::{Request, Tag, Transport, place_among, wrong_length};
 use crate::error::{Error, Result};
+use mailbox::{Body, EAGER, Letter, Mailbox, Posted, State};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// Up to this many bytes a message waits in the mailbox rather than at the sender.
-const EAGER: usize = 16 << 10;
 
 /// One rank of a group of threads.
 pub struct Threads {
@@ -43,87 +43,6 @@ struct Family {
     failed: AtomicBool,
     /// Who failed first, as numbered in the first group, and why.
     failure: Mutex<Option<(usize, String)>>,
-}
-
-#[derive(Default)]
-struct Mailbox {
-    inner: Mutex<Inner>,
-    bell: Condvar,
-    /// Its owner sends nothing more.
-    left: AtomicBool,
-}
-
-#[derive(Default)]
-struct Inner {
-    arrived: Vec<Letter>,
-    posted: Vec<Posted>,
-    requests: Vec<State>,
-    /// Emptied buffers of short messages.
-    spare: Vec<Vec<u8>>,
-    /// Copies that other ranks are making of or to the owner's memory.
-    copying: usize,
-    /// The owner's memory may not be touched any more.
-    closed: bool,
-    events: u64,
-}
-
-struct Letter {
-    from: usize,
-    tag: Tag,
-    body: Body,
-}
-
-enum Body {
-    Short(Vec<u8>),
-    /// In the sender's memory, until its request is done.
-    Long {
-        src: *const u8,
-        bytes: usize,
-        request: usize,
-    },
-}
-
-struct Posted {
-    from: usize,
-    tag: Tag,
-    dst: *mut u8,
-    bytes: usize,
-    request: usize,
-}
-
-enum State {
-    Free,
-    Waiting { peer: usize },
-    Done,
-    Failed(Error),
-}
-
-// SAFETY: the pointers are to memory that the trait's contract keeps valid until the request is done, and
-// `closed` and `copying` keep others from it afterwards.
-unsafe impl Send for Inner {}
-
-impl Inner {
-    fn request(&mut self, peer: usize) -> usize {
-        let free = self.requests.iter().position(|s| matches!(s, State::Free));
-        let index = free.unwrap_or_else(|| {
-            self.requests.push(State::Free);
-            self.requests.len() - 1
-        });
-        self.requests[index] = State::Waiting { peer };
-        index
-    }
-}
-
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock panics halfway through a change.
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn ring(&self, inner: &mut Inner) {
-        inner.events += 1;
-        self.bell.notify_all();
-    }
 }
 
 impl Group {
@@ -225,24 +144,29 @@ impl Transport for Threads {
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         let from = self.rank;
-        // Taken before the receiver's lock: no thread ever holds two.
-        let own = (bytes > EAGER).then(|| self.mine().lock().request(to));
         let mailbox = &self.group.boxes[to];
-        let mut inner = mailbox.lock();
-        if inner.closed {
-            return Err(self.lost(to));
-        }
-        let waiting = inner.posted.iter().position(|p| p.from == from && p.tag == tag);
-        let Some(index) = waiting else {
-            let body = match own {
-                Some(request) => Body::Long { src, bytes, request },
-                None => {
-                    let mut buffer = inner.spare.pop().unwrap_or_else(|| Vec::with_capacity(EAGER));
-                    buffer.clear();
-                    // SAFETY: readable by this function's contract.
-                    buffer.extend_from_slice(unsafe { std::slice::from_raw_parts(src, bytes) });
-                    Body::Short(buffer)
-                }
+        let mut own = (bytes > EAGER).then(|| self.mine().lock().request(to));
+        let (mut inner, index) = loop {
+            let mut inner = mailbox.lock();
+            if inner.closed {
+                return Err(self.lost(to));
+            }
+            let waiting = inner.posted.iter().position(|p| p.from == from && p.tag == tag);
+            if let Some(index) = waiting {
+                break (inner, index);
+            }
+            let body = if let Some(request) = own {
+                Body::Long { src, bytes, request }
+            } else if let Some(place) = inner.spare.pop() {
+                let there = inner.place(place).as_mut_ptr().cast();
+                // SAFETY: readable by this function's contract, and no longer than the place.
+                unsafe { std::ptr::copy_nonoverlapping(src, there, bytes) };
+                Body::Short { place, bytes }
+            } else {
+                // Not under the receiver's lock: no thread ever holds two.
+                drop(inner);
+                own = Some(self.mine().lock().request(to));
+                continue;
             };
             inner.arrived.push(Letter { from, tag, body });
             mailbox.ring(&mut inner);
@@ -274,11 +198,12 @@ impl Transport for Threads {
             return Ok(Request(request as u64));
         };
         match inner.arrived.remove(index).body {
-            Body::Short(buffer) => {
-                let sent = buffer.len();
-                // SAFETY: writable by this function's contract.
-                unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), dst, bytes.min(sent)) };
-                inner.spare.push(buffer);
+            Body::Short { place, bytes: sent } => {
+                // SAFETY: writable by this function's contract; the sender has filled so much of the place.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(inner.place(place).as_ptr().cast(), dst, bytes.min(sent));
+                }
+                inner.spare.push(place);
                 if sent != bytes {
                     return Err(wrong_length(self.rank, bytes, from, Some(sent)));
                 }
@@ -422,6 +347,30 @@ mod tests {
         exchange(0);
         exchange(EAGER);
         exchange(EAGER + 1);
+    }
+
+    #[test]
+    fn short_messages_that_find_no_room_wait_at_the_sender() {
+        let mut ranks = group(2);
+        let (mut b, mut a) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        let words: Vec<u8> = (0..=mailbox::ROOM as u8 + 1).collect();
+        // SAFETY: the bytes outlive the requests.
+        let send = |a: &mut Threads, word: &u8| unsafe { a.send(1, Tag(u64::from(*word)), word, 1) }.unwrap();
+        let sent: Vec<Request> = words.iter().map(|word| send(&mut a, word)).collect();
+        for (word, request) in words.iter().zip(&sent) {
+            assert_eq!(a.test(*request).unwrap(), usize::from(*word) < mailbox::ROOM);
+        }
+        let mut heard = vec![0u8; words.len()];
+        for (word, heard) in words.iter().zip(&mut heard) {
+            // SAFETY: as above.
+            let received = unsafe { b.recv(0, Tag(u64::from(*word)), heard, 1) }.unwrap();
+            assert!(b.test(received).unwrap());
+        }
+        assert_eq!(heard, words);
+        assert!(sent[mailbox::ROOM..].iter().all(|request| a.test(*request).unwrap()));
+        // There is room again.
+        let again = send(&mut a, &words[0]);
+        assert!(a.test(again).unwrap());
     }
 
     #[test]
