@@ -251,7 +251,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
     pub model: String,
     /// Text files, token files, directories (their .rs, .md and .txt files, or else .bin token files, but for hidden
-    /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 1 MiB below here].
+    /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 128 KiB below here].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// File name endings that count as text in a directory.
 const ENDINGS: [&str; 3] = ["md", "rs", "txt"];
 /// Larger files are no sources and documents, but generated tables and logs.
-const LARGEST: u64 = 1 << 20;
+const LARGEST: u64 = 128 << 10;
 /// Directories that hold build products and dependencies, besides hidden ones.
 const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 
@@ -39,7 +39,7 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The sources and documents below `dir`, which nobody named one by one: of at most 1 MiB. What cannot be read goes to
+/// The sources and documents below `dir`, which nobody named one by one: of at most 128 KiB. What cannot be read goes to
 /// `left_out`.
 ///
 /// # Errors
