@@ -102,7 +102,7 @@ same() {
 
 # close NAME NAME LIMIT LIMIT: losses whose relative difference is below the first limit at every step, and gradient norms
 # whose is below the second one in the first five: nothing can be learned from random tokens, so that losses say little of
-# gradients, and later roundings have led to other weights (in bf16 on the processor, norms 6% from those in f32 by step 20).
+# gradients, and later roundings have led to other weights, with norms of their own.
 close() {
     local text
     if text=$(paste <(field "$1" loss) <(field "$2" loss) <(field "$1" grad_norm) <(field "$2" grad_norm) |

@@ -10,7 +10,7 @@ use crate::plan::Ranks;
 use crate::tokenizer;
 use crate::transports::Transport;
 #[cfg(feature = "mpi")]
-use crate::transports::plugin;
+use crate::transports::{plugin, started_by};
 use collectives::Communicator;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
 #[cfg(feature = "mpi")]
@@ -200,7 +200,7 @@ fn mpi(
     if identity.launcher == Launcher::Slurm
         && identity.rank == 0
         && plugin() == Some("pmix")
-        && std::env::var_os("PMIX_RANK").is_none()
+        && !started_by("pmix")
     {
         // Not known to fail: an Open MPI may have been built for PMI. One that was not ends the process by itself.
         out::note("caravan: srun brings no PMIx here: if Open MPI cannot start now, take srun --mpi=pmix");
@@ -218,16 +218,10 @@ fn mpi(
     let mine = (transport.rank(), transport.size());
     if mine != (rank, world) {
         let library = collectives::transport::mpi::library();
-        let set = |name| std::env::var_os(name).is_some();
+        let blind = library.contains("Intel") && std::env::var_os("I_MPI_PMI_LIBRARY").is_none();
         let way = match (identity.launcher, plugin()) {
-            (Launcher::Slurm, Some(plugin))
-                if !set(if plugin == "pmix" { "PMIX_RANK" } else { "PMI_RANK" }) =>
-            {
-                format!("take srun --mpi={plugin}")
-            }
-            (Launcher::Slurm, _) if library.contains("Intel") && !set("I_MPI_PMI_LIBRARY") => {
-                "set I_MPI_PMI_LIBRARY to Slurm's libpmi2.so".into()
-            }
+            (Launcher::Slurm, Some(plugin)) if !started_by(plugin) => format!("take srun --mpi={plugin}"),
+            (Launcher::Slurm, _) if blind => "set I_MPI_PMI_LIBRARY to Slurm's libpmi2.so".into(),
             _ => "take the mpirun of that library, or a build for the one that is used".into(),
         };
         return Err(Failure::usage(format!(

@@ -116,12 +116,25 @@ impl Transport {
 /// The plugin with which srun starts ranks of the MPI that is built in.
 pub fn plugin() -> Option<&'static str> {
     let library = library("mpi")?;
-    // All others are relatives of MPICH, and Cray's has a plugin of its own.
-    Some(match () {
-        () if library.starts_with("Open MPI") => "pmix",
-        () if library.contains("CRAY") => "cray_shasta",
-        () => "pmi2",
+    Some(if library.starts_with("Open MPI") {
+        "pmix"
+    } else if library.contains("CRAY") {
+        "cray_shasta"
+    } else {
+        // All others are relatives of MPICH.
+        "pmi2"
     })
+}
+
+/// Whether srun started this process with a plugin, by what that gives every rank.
+#[cfg(feature = "mpi")]
+pub fn started_by(plugin: &str) -> bool {
+    let mark = match plugin {
+        "pmix" => "PMIX_RANK",
+        "cray_shasta" => "PALS_RANKID",
+        _ => "PMI_RANK",
+    };
+    std::env::var_os(mark).is_some()
 }
 
 /// Every transport by name, whether it can be used, and a remark or the reason why not.

@@ -32,13 +32,12 @@ impl Launcher {
         }
     }
 
-    /// What its processes that start ranks are called.
+    /// What its processes that start ranks are called, where nothing else tells.
     pub(super) fn processes(self) -> &'static [&'static str] {
         match self {
             Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"],
-            Launcher::Pmi => &["hydra_pmi_proxy", "pmi_proxy"],
             Launcher::Slurm => &["slurmstepd"],
-            Launcher::Caravan | Launcher::Alone => &[],
+            Launcher::Pmi | Launcher::Caravan | Launcher::Alone => &[],
         }
     }
 

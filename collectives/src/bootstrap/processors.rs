@@ -1,6 +1,6 @@
 //! How many processors the ranks of a host have between them.
 
-use super::{Identity, Launcher};
+use super::{Identity, Launcher, hosts};
 use rustix::process::{Pid, getppid};
 use rustix::thread::sched_getaffinity;
 use std::sync::OnceLock;
@@ -26,9 +26,14 @@ pub fn processors_of_host(identity: Option<&Identity>) -> usize {
     }
 }
 
-/// The process that started the ranks of this host, also from behind a script, a container's runtime or a profiler: the
-/// nearest ancestor that is called as the launcher's are, else the parent.
+/// The process that started the ranks of this host, also from behind a script, a container's runtime or a profiler: who
+/// speaks PMI with this one, the nearest ancestor that is called as the launcher's are, or else the parent.
 fn process_of(launcher: Launcher) -> Option<Pid> {
+    if launcher == Launcher::Pmi
+        && let Some(manager) = hosts::pmi_manager()
+    {
+        return Pid::from_raw(manager as i32);
+    }
     let called = |name: &str| launcher.processes().contains(&name);
     let mut next = getppid();
     while let Some(pid) = next {

@@ -245,7 +245,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             true => (rule.small, Why::MeasuredUpTo(rule.up_to)),
             false => (rule.large, Why::MeasuredAbove(rule.up_to)),
         };
-        // A table for another transport of this many ranks may name what cannot be done here.
+        // A table that was written by hand, or for another transport, may name what cannot be done here.
         if candidates.contains(&algorithm) && algorithm.suits(bytes) {
             return Choice { algorithm, why };
         }

@@ -151,7 +151,7 @@ fn measure(
         let work = work(bytes);
         slot.fit(&work, comm.rank());
         let asked = work.counts.count * size_of::<f32>();
-        // What cannot be taken for so many bytes costs no less than infinity.
+        // What `auto` may not take for so many bytes is not measured, and never the least.
         let mut seconds = vec![f64::INFINITY; algorithms.len()];
         for _ in 0..ROUNDS {
             let all = seconds.iter_mut().zip(algorithms);
