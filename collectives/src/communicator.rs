@@ -41,7 +41,8 @@ use std::sync::Arc;
 ///
 /// Calls of a group and of those made from it may be in flight at once, and each rank awaits them in any order: who waits
 /// for one moves all of them. Where devices reach each other, a message between them goes once somebody waits for it, asks
-/// after it or calls [`progress`](Self::progress); until then no peer can have it.
+/// after it or calls [`progress`](Self::progress); until then no peer can have it. There, messages and gathers of a group
+/// go over one lane: two ranks come to those between them, and to the gathers, in one order.
 ///
 /// Cloning is cheap and gives another handle on the same group.
 #[derive(Clone)]
@@ -189,7 +190,8 @@ impl Communicator {
     }
 
     /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank
-    /// that gave no color. Every rank of this communicator takes part.
+    /// that gave no color. Every rank of this communicator takes part. Over MPI, which forms one group at a time, the
+    /// threads of a rank come to their groups in the same order on all ranks.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         self.split_into(self.handle.shared.family(), color, key)
     }

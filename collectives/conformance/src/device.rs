@@ -4,7 +4,7 @@
 use super::{Sample, data, everyone, same};
 use collectives::device::{Queue, SharedQueue};
 use collectives::{
-    Buffer, Communicator, DType, Element, ReduceOp, bf16, bytes_of, bytes_of_mut, f16, oracle,
+    Buffer, Communicator, DType, Element, Pending, ReduceOp, bf16, bytes_of, bytes_of_mut, f16, oracle,
 };
 
 const SIZES: &[usize] = &[0, 1, 17, 130, 5000];
@@ -69,6 +69,52 @@ pub fn messages_and_calls<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>)
         assert_eq!(found(queue, &reduced.wait().expect("ends")), of(1, i));
     }
     sent.into_iter().for_each(|sent| drop(sent.wait().expect("goes")));
+}
+
+/// More calls than have planned places, which one of two ranks starts only once it has a message that the other sends after
+/// it has started them; and that wait for places while a message is waited for which the other sends once all are over.
+pub fn calls_that_wait_for_places<Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
+    const MANY: u32 = 9;
+    let (rank, peer) = (comm.rank(), 1 - comm.rank());
+    let of = |rank: usize, i: u32| vec![10 * i + rank as u32; 1000];
+    let start = || {
+        let sum = |i| comm.start_all_reduce_in_place(upload(comm, queue, &of(rank, i)), ReduceOp::Max);
+        (0..MANY).map(|i| sum(i).expect("starts")).collect::<Vec<_>>()
+    };
+    let finish = |reduced: Vec<Pending<Buffer<u32>>>, last_first: bool| {
+        let mut numbered: Vec<_> = (0..).zip(reduced).collect();
+        if last_first {
+            numbered.reverse();
+        }
+        for (i, reduced) in numbered {
+            assert_eq!(found(queue, &reduced.wait().expect("ends")), of(1, i));
+        }
+    };
+    let mut word = empty::<u32, Q>(comm, queue, 5);
+    let reduced = match rank {
+        0 => {
+            let reduced = start();
+            comm.send(&upload(comm, queue, &[7u32; 5]), peer, 1).expect("goes");
+            reduced
+        }
+        _ => {
+            comm.recv(&mut word, peer, 1).expect("comes");
+            start()
+        }
+    };
+    finish(reduced, rank == 0);
+    let reduced = start();
+    match rank {
+        0 => {
+            finish(reduced, true);
+            comm.send(&upload(comm, queue, &[8u32; 5]), peer, 2).expect("goes");
+        }
+        _ => {
+            comm.recv(&mut word, peer, 2).expect("comes");
+            assert_eq!(found(queue, &word), [8; 5]);
+            finish(reduced, false);
+        }
+    }
 }
 
 /// Calls of several groups that are made of the same ranks, started by all in one order and awaited in others.

@@ -11,7 +11,8 @@ mod groups;
 mod random;
 
 pub use device::{
-    device, groups_in_any_order, groups_while_others_wait, host_among_device, messages_and_calls,
+    calls_that_wait_for_places, device, groups_in_any_order, groups_while_others_wait, host_among_device,
+    messages_and_calls,
 };
 
 use collectives::schedule::Tuning;

@@ -25,7 +25,7 @@ impl Communicator {
             return carrier.wait(id);
         }
         if let Some(carrier) = &self.carrier {
-            carrier.hand_on()?;
+            carrier.hand_on(call.kind.is_message())?;
         }
         // SAFETY: the lengths were checked; the callers of this borrow the buffers until it returns.
         unsafe { self.handle.shared.call(call, ends, tag, self.priority) }

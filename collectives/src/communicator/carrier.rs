@@ -45,8 +45,8 @@ pub trait Carrier: Send + Sync {
     fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>);
 
     /// Gives the host's communicator all that was started and goes through it: before a call of the host's own, which would
-    /// otherwise come before them on some ranks and after them on others.
-    fn hand_on(&self) -> Result<()> {
+    /// otherwise come before them on some ranks and after them on others. Before a `message`, other messages suffice.
+    fn hand_on(&self, _message: bool) -> Result<()> {
         Ok(())
     }
 

@@ -34,7 +34,7 @@ impl Communicator {
             return Ok(Pending::new(End::Carrier(Arc::clone(carrier)), id, buffers));
         }
         if let Some(carrier) = &self.carrier {
-            carrier.hand_on()?;
+            carrier.hand_on(call.kind.is_message())?;
         }
         let shared = &self.handle.shared;
         // SAFETY: the lengths were checked, and the pending call owns the buffers, whose memory does not move

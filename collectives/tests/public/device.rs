@@ -3,9 +3,14 @@
 
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, Queue, SharedQueue};
-use collectives::{Account, Alone, Communicator, DType, Options, Order, Progress, ReduceOp, Staged, Wired};
+use collectives::schedule::Call;
+use collectives::{
+    Account, Alone, Communicator, DType, Lane, Message, Options, Order, Progress, ReduceOp, Result, Staged,
+    Wire, Wired,
+};
 use conformance::{
-    device, groups_in_any_order, groups_while_others_wait, host_among_device, messages_and_calls, standard,
+    calls_that_wait_for_places, device, groups_in_any_order, groups_while_others_wait, host_among_device,
+    messages_and_calls, standard,
 };
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -89,6 +94,11 @@ fn groups_through_the_host_move_on_whoever_is_waited_for() {
 #[test]
 fn messages_do_not_take_the_places_of_planned_calls() {
     late(2, Some(4096), messages_and_calls);
+}
+
+#[test]
+fn who_starts_a_call_or_waits_for_a_message_holds_no_other_call_up() {
+    late(2, Some(4096), calls_that_wait_for_places);
 }
 
 #[test]
@@ -248,6 +258,76 @@ fn a_rank_that_the_host_waits_for_is_named_beside_a_wire() {
         }
         // Busy with something else, and not looking.
         _ => std::thread::sleep(Duration::from_secs(4)),
+    });
+}
+
+/// A wire on which nothing that rank 1 should send ever goes.
+struct Cut(EmulatedWire, usize);
+
+impl Wire<EmulatedQueue> for Cut {
+    fn name(&self) -> &str {
+        "cut"
+    }
+
+    unsafe fn exchange(&self, lane: Lane, queue: &mut EmulatedQueue, messages: &[Message]) -> Result<()> {
+        let goes = |message: &&Message| self.1 != 1 || !message.outgoing;
+        let messages: Vec<Message> = messages.iter().filter(goes).copied().collect();
+        // SAFETY: by the caller.
+        unsafe { self.0.exchange(lane, queue, &messages) }
+    }
+
+    unsafe fn native(
+        &self,
+        lane: Lane,
+        queue: &mut EmulatedQueue,
+        call: &Call,
+        send: *const u8,
+        recv: *mut u8,
+    ) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.0.native(lane, queue, call, send, recv) }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    fn abort(&self) {
+        Wire::<EmulatedQueue>::abort(&self.0);
+    }
+
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        Ok(Wire::<EmulatedQueue>::split(&self.0, host, color, key)?.map(|wire| Cut(wire, self.1)))
+    }
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other_are_told_at_the_start() {
+    let Some(emulator) = emulator() else { return };
+    let options = Options { deadline: Duration::from_millis(400), ..standard() };
+    let ranks = Communicator::threads_with(2, options).expect("ranks");
+    std::thread::scope(|scope| {
+        for (rank, (host, wire)) in ranks.into_iter().zip(EmulatedWire::group(2)).enumerate() {
+            scope.spawn(move || {
+                let queue = SharedQueue::new(emulator.late_queue(rank as u64));
+                let wire = Cut(wire, rank);
+                let wired = Wired::with_scratch(&host, queue, wire, Order::Canonical, 0);
+                if rank == 0 {
+                    let said = wired.err().expect("nothing comes").to_string();
+                    assert!(said.contains("is not done after 400ms"), "{said}");
+                } else {
+                    // Everything has come to this one, which is busy with something else then.
+                    let heard = || {
+                        (0..2000).find_map(|_| {
+                            std::thread::sleep(Duration::from_millis(5));
+                            host.progress().err()
+                        })
+                    };
+                    let said = wired.err().or_else(heard).expect("rank 0 gives up").to_string();
+                    assert!(said.contains("rank 0"), "{said}");
+                }
+            });
+        }
     });
 }
 

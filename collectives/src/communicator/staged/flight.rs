@@ -31,8 +31,12 @@ pub(super) struct Flight<E> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Free,
+    /// For a place in memory of the host.
+    Waiting,
     Copying,
     Exchanging,
+    /// A thread waits for the host's part, and copies up what comes back.
+    Awaited,
     /// The host has finished, and what comes back is being copied up.
     Returned,
     Failed,

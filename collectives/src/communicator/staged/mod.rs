@@ -3,7 +3,9 @@
 //! A call goes through three stages: copied down by one queue, exchanged by the host's engine, copied up by another. The
 //! compute queue waits for none of them but the last, and that only once somebody waits for the call; so copies,
 //! exchanges and computation go on side by side. Where a plan has said how large calls are, they share a fixed number of
-//! places in memory of the host, and a call that finds none free first finishes the oldest one.
+//! places in memory of the host, and a call that finds none free is copied down once an earlier one has given its back.
+//! To start a call waits for nobody, and who waits for one leaves the carrier to others meanwhile: a peer may wait for
+//! something else of this rank first.
 
 mod flight;
 mod pieces;
@@ -17,6 +19,7 @@ use crate::engine::{Ends, Member, Priority, Served, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::Call;
+use crate::watch::Waited;
 pub use flight::staged_call;
 use flight::{Flight, Job, Layout, Stage};
 use pieces::Pieces;
@@ -52,6 +55,8 @@ struct State<Q: Streams> {
     up: Q,
     flights: Vec<Flight<Q::Event>>,
     free: Vec<u32>,
+    /// Collectives that have no place yet in memory of the host, in the order of their start.
+    waiting: VecDeque<u32>,
     /// Being copied down, in the order of their start: in this order the host starts them, as every rank does.
     copying: VecDeque<u32>,
     exchanging: Vec<u32>,
@@ -72,6 +77,7 @@ impl<Q: Streams> Staged<Q> {
             up: compute.sibling(Urgency::High)?,
             flights: Vec::with_capacity(READY),
             free: Vec::with_capacity(READY),
+            waiting: VecDeque::with_capacity(READY),
             copying: VecDeque::with_capacity(READY),
             exchanging: Vec::with_capacity(READY),
             pool: Pool::default(),
@@ -141,6 +147,7 @@ impl<Q: Streams> Group<Q> {
                 state.release(id as u32);
             }
         }
+        state.waiting.clear();
         state.copying.clear();
         state.exchanging.clear();
         state.failed = Some(error.clone());
@@ -149,6 +156,7 @@ impl<Q: Streams> Group<Q> {
 
     /// Moves every call as far as it goes without waiting.
     fn pump(&self, state: &mut State<Q>) -> Result<()> {
+        self.lower_waiting(state)?;
         while let Some(&id) = state.copying.front() {
             if !Q::happened(&state.flights[id as usize].lowered)? {
                 break;
@@ -157,10 +165,50 @@ impl<Q: Streams> Group<Q> {
         }
         for at in (0..state.exchanging.len()).rev() {
             let id = state.exchanging[at];
-            if self.host.handle.shared.is_done(state.flights[id as usize].host) {
+            let flight = &mut state.flights[id as usize];
+            if self.host.handle.shared.is_done(flight.host) {
+                // Whatever comes of it, it is waited for once.
+                flight.stage = Stage::Awaited;
+                state.exchanging.remove(at);
+                self.host.handle.shared.wait(flight.host)?;
                 self.raise(state, id)?;
             }
         }
+        self.lower_waiting(state)
+    }
+
+    /// Has collectives copied down for as long as there are places for them.
+    fn lower_waiting(&self, state: &mut State<Q>) -> Result<()> {
+        while let Some(&id) = state.waiting.front() {
+            let job = state.flights[id as usize].job.as_ref().expect("a call in flight has a job");
+            if !state.pool.has_room(job.layout.bytes, job.is_message()) {
+                break;
+            }
+            state.waiting.pop_front();
+            self.lower(state, id)?;
+        }
+        Ok(())
+    }
+
+    /// Has a call copied down.
+    fn lower(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        let State { flights, copying, down, pool, .. } = state;
+        let flight = &mut flights[id as usize];
+        let job = flight.job.as_ref().expect("a call in flight has a job");
+        let needed = (job.layout.bytes, job.is_message());
+        flight.staging = pool.take(needed, &self.compute, &self.host, &self.scratch)?;
+        flight.stage = Stage::Copying;
+        down.after(&flight.given)?;
+        if let Some(staging) = &mut flight.staging {
+            let piece = job.pieces.down();
+            let (at, to) = (piece.start as u64, staging.start() as u64 + job.layout.input as u64);
+            if !piece.is_empty() {
+                // SAFETY: ranges of the call's buffer and of the staging memory, which stay until the call is done.
+                unsafe { down.copy(job.ends.send as u64 + at, to + at, piece.len())? };
+            }
+        }
+        down.record(&flight.lowered)?;
+        copying.push_back(id);
         Ok(())
     }
 
@@ -180,29 +228,11 @@ impl<Q: Streams> Group<Q> {
         Ok(())
     }
 
-    /// Waits for the host, which meanwhile gets what was copied down: a peer may wait for that first.
-    fn exchanged(&self, state: &mut State<Q>, id: u32) -> Result<()> {
-        let (host, since) = (state.flights[id as usize].host, Instant::now());
-        while !self.host.handle.shared.is_done(host) && !state.copying.is_empty() {
-            match state.copying.front() {
-                Some(&first) if Q::happened(&state.flights[first as usize].lowered)? => {
-                    self.exchange(state, first)?;
-                }
-                _ => std::thread::yield_now(),
-            }
-        }
-        state.stats.exposed_seconds += since.elapsed().as_secs_f64();
-        state.exchanging.retain(|&other| other != id);
-        state.flights[id as usize].stage = Stage::Returned;
-        // From here on the host counts how long that takes.
-        self.host.handle.shared.wait(host)
-    }
-
-    /// Waits for the host and copies what comes back.
+    /// Copies up what the host has finished.
     fn raise(&self, state: &mut State<Q>, id: u32) -> Result<()> {
-        self.exchanged(state, id)?;
         let State { flights, down, up, pool, .. } = state;
         let flight = &mut flights[id as usize];
+        flight.stage = Stage::Returned;
         let job = flight.job.as_ref().expect("a call in flight has a job");
         if let Some(mut staging) = flight.staging.take() {
             let from = staging.start().wrapping_add(job.layout.output) as u64;
@@ -235,54 +265,70 @@ impl<Q: Streams> Group<Q> {
         }
     }
 
-    /// Waits until the first call is copied down, and gives it to the host.
-    fn lower_first(&self, state: &mut State<Q>) -> Result<()> {
-        let Some(&first) = state.copying.front() else { return Ok(()) };
-        let since = Instant::now();
-        while !Q::happened(&state.flights[first as usize].lowered)? {
-            self.host.progress()?;
-            std::thread::yield_now();
-        }
-        state.stats.exposed_seconds += since.elapsed().as_secs_f64();
-        self.exchange(state, first)
-    }
-
-    /// Finishes the oldest call that has a planned place, so that it is free. Every rank started the same calls before this
-    /// one, so that none of them can be missing; messages have places of their own.
-    fn make_room(&self, state: &mut State<Q>) -> Result<()> {
-        let oldest = loop {
-            let planned = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
-            match state.exchanging.iter().find(planned) {
-                None if !state.copying.is_empty() => self.lower_first(state)?,
-                oldest => break oldest.copied(),
+    /// Returns once the call has returned to the device, and makes the compute queue come after it.
+    fn finish(&self, id: u32) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            let over = self.alive(&mut state, |this, state| {
+                this.pump(state)?;
+                let over = state.flights[id as usize].stage == Stage::Returned;
+                if over {
+                    this.end(state, id)?;
+                }
+                Ok(over)
+            });
+            if over? {
+                return Ok(());
             }
-        };
-        if let Some(oldest) = oldest {
-            self.raise(state, oldest)?;
+            state = self.go_on(state, Some(id))?;
         }
-        Ok(())
     }
 
-    /// Waits for the call until it has returned to the device.
-    fn finish(&self, state: &mut State<Q>, id: u32) -> Result<()> {
-        while state.flights[id as usize].stage == Stage::Copying {
-            self.lower_first(state)?;
-        }
-        if state.flights[id as usize].stage == Stage::Exchanging {
-            self.raise(state, id)?;
-        }
-        self.end(state, id)
+    /// Waits for the host's part of `awaited`, where that has begun; else for the oldest that may have a place which others
+    /// wait for; else a moment, for what is being copied down. Others may use the carrier meanwhile, and the host, while it
+    /// waits, moves on what they start.
+    fn go_on<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<Q>>,
+        awaited: Option<u32>,
+    ) -> Result<MutexGuard<'a, State<Q>>> {
+        let exchanging = |id: &u32| state.flights[*id as usize].stage == Stage::Exchanging;
+        let planned = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
+        let oldest = || state.exchanging.iter().find(planned).filter(|_| state.copying.is_empty()).copied();
+        let Some(id) = awaited.filter(exchanging).or_else(oldest) else {
+            let since = Instant::now();
+            self.alive(&mut state, |this, _| this.host.progress())?;
+            drop(state);
+            std::thread::yield_now();
+            let mut state = self.lock();
+            state.stats.exposed_seconds += since.elapsed().as_secs_f64();
+            return Ok(state);
+        };
+        state.exchanging.retain(|&other| other != id);
+        let flight = &mut state.flights[id as usize];
+        flight.stage = Stage::Awaited;
+        let host = flight.host;
+        drop(state);
+        // The host counts how long that takes.
+        let came = self.host.handle.shared.wait(host);
+        let mut state = self.lock();
+        self.alive(&mut state, |this, state| {
+            came?;
+            this.raise(state, id)
+        })?;
+        Ok(state)
     }
 }
 
 impl<Q: Streams> Member for Group<Q> {
     fn serve(&self) -> Served {
         let Ok(mut state) = self.state.try_lock() else { return Served::default() };
-        let before = (state.copying.len(), state.exchanging.len());
+        let places = |state: &State<Q>| (state.waiting.len(), state.copying.len(), state.exchanging.len());
+        let before = places(&state);
         let _ = self.alive(&mut state, Self::pump);
         // What is being copied down is handed on as soon as it is there.
         let soon = !state.copying.is_empty();
-        Served { moved: before != (state.copying.len(), state.exchanging.len()), soon }
+        Served { moved: before != places(&state), soon }
     }
 }
 
@@ -316,9 +362,6 @@ impl<Q: Streams> Carrier for Staged<Q> {
         let job = Job { call: staged_call(call), ends, pieces, tag, priority, layout };
         let state = &mut *self.0.lock();
         self.0.alive(state, |this, state| {
-            while !state.pool.has_room(layout.bytes, job.is_message()) {
-                this.make_room(state)?;
-            }
             let id = match state.free.pop() {
                 Some(id) => id,
                 None => {
@@ -326,32 +369,22 @@ impl<Q: Streams> Carrier for Staged<Q> {
                     state.flights.len() as u32 - 1
                 }
             };
-            let State { flights, down, pool, .. } = state;
-            let flight = &mut flights[id as usize];
-            (flight.stage, flight.job) = (Stage::Copying, Some(job));
-            let needed = (layout.bytes, job.is_message());
-            flight.staging = pool.take(needed, &this.compute, &this.host, &this.scratch)?;
+            let flight = &mut state.flights[id as usize];
+            (flight.stage, flight.job) = (Stage::Waiting, Some(job));
             this.compute.record(&flight.given)?;
-            down.after(&flight.given)?;
-            if let Some(staging) = &mut flight.staging {
-                let piece = pieces.down();
-                let (at, to) = (piece.start as u64, staging.start() as u64 + layout.input as u64);
-                if !piece.is_empty() {
-                    // SAFETY: ranges of the call's buffer and of the staging memory, which stay until the call is done.
-                    unsafe { down.copy(ends.send as u64 + at, to + at, piece.len())? };
-                }
+            // There is always room for a message, which need not come after collectives.
+            match job.is_message() {
+                true => this.lower(state, id)?,
+                false => state.waiting.push_back(id),
             }
-            down.record(&flight.lowered)?;
-            state.copying.push_back(id);
             this.pump(state)?;
             Ok(id)
         })
     }
 
     fn wait(&self, id: u32) -> Result<()> {
-        let state = &mut *self.0.lock();
-        let done = self.0.alive(state, |this, state| this.finish(state, id));
-        state.release(id);
+        let done = self.0.finish(id);
+        self.0.lock().release(id);
         done
     }
 
@@ -364,22 +397,35 @@ impl<Q: Streams> Carrier for Staged<Q> {
     fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
         let state = &mut *self.0.lock();
         match state.flights[id as usize].stage {
-            Stage::Copying | Stage::Exchanging => state.flights[id as usize].orphan = Some(buffers),
-            _ => {
+            Stage::Waiting | Stage::Copying | Stage::Exchanging | Stage::Awaited => {
+                state.flights[id as usize].orphan = Some(buffers);
+            }
+            Stage::Free | Stage::Returned | Stage::Failed => {
                 let _ = self.0.alive(state, |this, state| this.end(state, id));
                 state.release(id);
             }
         }
     }
 
-    fn hand_on(&self) -> Result<()> {
-        let state = &mut *self.0.lock();
-        self.0.alive(state, |this, state| {
-            while !state.copying.is_empty() {
-                this.lower_first(state)?;
+    /// Collectives keep their order, so that one of the host's comes after all that were started, also after those that
+    /// wait for a place; messages are apart from that, and keep theirs among each other.
+    fn hand_on(&self, message: bool) -> Result<()> {
+        let mut state = self.0.lock();
+        loop {
+            let held = self.0.alive(&mut state, |this, state| {
+                this.pump(state)?;
+                let is_message =
+                    |&id: &u32| state.flights[id as usize].job.is_some_and(|job| job.is_message());
+                Ok(match message {
+                    true => state.copying.iter().any(is_message),
+                    false => !(state.waiting.is_empty() && state.copying.is_empty()),
+                })
+            });
+            if !held? {
+                return Ok(());
             }
-            Ok(())
-        })
+            state = self.0.go_on(state, None)?;
+        }
     }
 
     fn progress(&self) -> Result<()> {
@@ -388,16 +434,18 @@ impl<Q: Streams> Carrier for Staged<Q> {
     }
 
     fn abort(&self, why: &str) {
-        // Whoever is waiting holds the state, and hears of it from the host.
+        // Whoever is waiting hears of it from the host.
         self.0.host.abort(why);
     }
 
     fn stats(&self) -> Stats {
         let state = self.0.lock();
         // What the host has been given, it counts itself.
-        let waiting = state.copying.iter().filter_map(|&id| state.flights[id as usize].job);
+        let waiting = state.waiting.iter().chain(&state.copying);
         let sent = |job: Job| job.call.volume(self.0.host.rank(), self.0.host.size()) as u64;
-        let (calls, bytes_sent) = (state.copying.len() as u64, waiting.map(sent).sum());
+        let (calls, bytes_sent) = waiting
+            .filter_map(|&id| state.flights[id as usize].job)
+            .fold((0, 0), |(calls, bytes), job| (calls + 1, bytes + sent(job)));
         Stats { calls, bytes_sent, ..state.stats }
     }
 
@@ -413,13 +461,16 @@ impl<Q: Streams> Carrier for Staged<Q> {
 
 impl<Q: Streams> Drop for Group<Q> {
     fn drop(&mut self) {
-        let start = Instant::now();
+        let mut waited = Waited::begin();
         let state = &mut *self.lock();
-        while state.failed.is_none() && !(state.copying.is_empty() && state.exchanging.is_empty()) {
+        let under_way = |state: &State<Q>| {
+            !(state.waiting.is_empty() && state.copying.is_empty() && state.exchanging.is_empty())
+        };
+        while state.failed.is_none() && under_way(state) {
             if self.alive(state, |this, state| this.pump(state)).is_err() {
                 break;
             }
-            if start.elapsed() > GRACE {
+            if waited.so_far() > GRACE {
                 let what = "a call of a device that nobody waits for";
                 let gave_up = Error::GivenUp(format!("{what} did not end within {GRACE:?}"));
                 self.fail(state, gave_up);

@@ -28,11 +28,14 @@ use slots::Slots;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use sums::Sums;
 use watch::Watch;
 
 /// Scratch memory for contributions to sums, unless set otherwise.
 const SCRATCH: usize = 64 << 20;
+/// Between two looks whether devices have met.
+const MEETING: Duration = Duration::from_micros(50);
 /// Programs that are kept; a run has a few tens.
 const PROGRAMS: usize = 1024;
 
@@ -167,12 +170,18 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
 
     /// A byte to and from every other rank over each lane. NCCL connects two ranks once both have come to their first
     /// message, while it holds their programs up; later they may come to it in different orders, and wait for each other.
+    /// Devices that cannot reach each other show here first, so these are calls like others, which the watch ends.
     fn meet(&self) -> Result<()> {
         let (rank, size) = (self.host.rank(), self.host.size());
         let state = &mut *self.lock();
-        self.alive(state, |this, State { lanes, scratch, messages, .. }| {
+        self.alive(state, |this, State { lanes, slots, scratch, messages, .. }| {
             let at = scratch.view_mut().as_mut_ptr();
-            for lane in Lane::ALL {
+            let mut ids = [0; Lane::ALL.len()];
+            for (lane, id) in Lane::ALL.into_iter().zip(&mut ids) {
+                *id = slots.take::<Q>(&this.compute, Call::new(Kind::AllToAll, DType::U8, 1), lane)?;
+                let (slot, queue) = (slots.slot(*id), &mut lanes[lane as usize]);
+                this.compute.record(&slot.given)?;
+                queue.after(&slot.given)?;
                 messages.clear();
                 for peer in (0..size).filter(|&peer| peer != rank) {
                     let message =
@@ -180,9 +189,19 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                     messages.extend([message(true, rank), message(false, peer)]);
                 }
                 // SAFETY: bytes of the scratch memory, each of another rank; they are there before anything else is.
-                unsafe { this.wire.exchange(lane, &mut lanes[lane as usize], messages)? };
+                unsafe { this.wire.exchange(lane, queue, messages)? };
+                queue.record(&slot.done)?;
             }
-            lanes.iter_mut().try_for_each(Queue::synchronize)
+            for id in ids {
+                while !Q::happened(&slots.slot(id).done)? {
+                    if let Some(failed) = this.watch.failed() {
+                        return Err(failed);
+                    }
+                    std::thread::sleep(MEETING);
+                }
+                slots.release(id);
+            }
+            Ok(())
         })
     }
 

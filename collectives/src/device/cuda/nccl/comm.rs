@@ -3,6 +3,7 @@
 use crate::communicator::Communicator;
 use crate::device::cuda::Gpu;
 use crate::error::{Error, Result};
+use crate::watch::Waited;
 use cuda_sys::nccl::{self, Config, Status, UniqueId};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -149,17 +150,18 @@ impl Comm {
         limit: Duration,
         late: &str,
     ) -> Result<()> {
-        let start = Instant::now();
+        let mut waited = Waited::begin();
         let mut looks = 0u32;
         while !self.state(call)? {
             looks += 1;
             if looks.is_multiple_of(64) {
                 host.progress()?;
             }
-            if start.elapsed() > limit {
+            let so_far = waited.so_far();
+            if so_far > limit {
                 return Err(self.context.error(call, format!("{late} within {limit:?}")));
             }
-            match start.elapsed() {
+            match so_far {
                 waited if waited < SPIN => std::thread::yield_now(),
                 waited if waited < SOON => std::thread::sleep(LOOK),
                 _ => std::thread::sleep(NAP),
