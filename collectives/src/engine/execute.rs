@@ -269,9 +269,12 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 // SAFETY: the span is registered or small, and stays as it is until peers have finished: that
                 // is what `Released` and `Claim` wait for.
                 if !unsafe { direct(env.transport).publish(sequence, bits, src, span.bytes) }? {
+                    // Any call before the one in whose place this is may be the one that somebody has not finished.
                     let direct = direct(env.transport);
-                    let old = sequence.saturating_sub(direct.depth());
-                    let peer = each(Peers::All, rank, size).find(|&p| !direct.finished(p, old));
+                    let last = sequence.saturating_sub(direct.depth());
+                    let first = (last + 1).saturating_sub(direct.depth());
+                    let peer = each(Peers::All, rank, size)
+                        .find(|&p| (first..=last).any(|old| !direct.finished(p, old)));
                     return Ok(Outcome::Blocked(peer.unwrap_or(rank)));
                 }
             }

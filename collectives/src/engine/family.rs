@@ -30,12 +30,71 @@ impl Family {
         members.push(member);
     }
 
-    /// Moves on what the others than `member` have in flight, except where another thread is at it.
+    /// Moves on what the others than `member` have in flight, except where another thread is at it. The list is not held
+    /// meanwhile: what is moved on here may be the last hold on a member, whose end moves others on in turn.
     pub(super) fn serve_others(&self, member: &impl Member) -> Served {
-        let Ok(members) = self.0.try_lock() else { return Served::default() };
-        let others = members.iter().filter(|other| !std::ptr::addr_eq(other.as_ptr(), member));
-        others.filter_map(Weak::upgrade).map(|other| other.serve()).fold(Served::default(), |all, one| {
-            Served { moved: all.moved | one.moved, soon: all.soon | one.soon }
-        })
+        let (mut all, mut next) = (Served::default(), 0);
+        while let Some((at, other)) = self.other(next, member) {
+            let one = other.serve();
+            all = Served { moved: all.moved | one.moved, soon: all.soon | one.soon };
+            next = at + 1;
+        }
+        all
+    }
+
+    /// The first other member from a place on, and its place.
+    fn other(&self, from: usize, member: &impl Member) -> Option<(usize, Arc<dyn Member>)> {
+        let members = self.0.try_lock().ok()?;
+        let others = members.iter().enumerate().skip(from);
+        others
+            .filter(|(_, other)| !std::ptr::addr_eq(other.as_ptr(), member))
+            .find_map(|(at, other)| Some((at, other.upgrade()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl Member for Counting {
+        fn serve(&self) -> Served {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Served::default()
+        }
+    }
+
+    /// Goes as soon as it is moved on, and moves the others on once more then.
+    struct Going(Mutex<Option<Arc<Going>>>, Arc<Family>);
+
+    impl Member for Going {
+        fn serve(&self) -> Served {
+            drop(self.0.lock().unwrap().take());
+            Served::default()
+        }
+    }
+
+    impl Drop for Going {
+        fn drop(&mut self) {
+            self.1.serve_others(self);
+        }
+    }
+
+    #[test]
+    fn a_member_whose_last_hold_is_the_one_that_moves_it_on_moves_others_on() {
+        let family = Arc::<Family>::default();
+        let (waiting, other) = (Arc::<Counting>::default(), Arc::<Counting>::default());
+        let going = Arc::new(Going(Mutex::default(), Arc::clone(&family)));
+        family.add(&waiting);
+        family.add(&going);
+        family.add(&other);
+        *going.0.lock().unwrap() = Some(Arc::clone(&going));
+        drop(going);
+        family.serve_others(&*waiting);
+        let served = |member: &Counting| member.0.load(Ordering::Relaxed);
+        assert_eq!((served(&waiting), served(&other)), (1, 2));
     }
 }

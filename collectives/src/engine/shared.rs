@@ -318,13 +318,15 @@ impl Shared {
 
 impl Member for Shared {
     fn serve(&self) -> Served {
-        let Some(mut engine) = (!self.driven()).then(|| self.engine.try_lock()).flatten() else {
-            return Served::default();
-        };
+        let Some(mut engine) = self.engine.try_lock() else { return Served::default() };
         let before = engine.progress_mark();
-        let _ = engine.poll(None);
-        let moved = engine.progress_mark() != before;
-        Served { moved, soon: moved }
+        if !self.driven() {
+            let _ = engine.poll(None);
+        }
+        let mark = engine.progress_mark();
+        // Also what a thread has moved on since the last look.
+        let moved = std::mem::replace(&mut engine.served, mark) != mark;
+        Served { moved, soon: mark != before }
     }
 }
 
@@ -332,8 +334,8 @@ impl Drop for Shared {
     /// Lets calls that nobody waits for end, for a while. A peer may wait for those of other groups first.
     fn drop(&mut self) {
         // Of a rank that is coming down the transport tells the peers; nobody should wait for it.
-        let start = Instant::now();
-        while !std::thread::panicking() && self.lock().runs_out(start.elapsed()) {
+        let mut waited = Waited::begin();
+        while !std::thread::panicking() && self.lock().runs_out(waited.so_far()) {
             self.family.serve_others(self);
         }
     }
