@@ -46,6 +46,7 @@ pub(super) const CASES: &[Failing] = &[
         standard,
     ),
     ("a rank that leaves", leaves, small),
+    ("a failure in another group", another_group, small),
     ("a silent rank", silent, impatient),
     ("poisoned", poisoned, small),
 ];
@@ -141,6 +142,20 @@ fn leaves(comm: Communicator) {
     let text = error.to_string();
     assert!(matches!(error, Error::PeerLost { .. }), "{text}");
     assert!(text.contains(&format!("rank {last}")), "{text}");
+}
+
+/// A rank that gives one group up, and leaves another in which somebody waits for it, says why there.
+fn another_group(comm: Communicator) {
+    let group = comm.split(Some(0), 0).expect("splits").expect("a group");
+    if comm.rank() == 0 {
+        return group.abort("the disk is full");
+    }
+    let waited = match comm.rank() {
+        1 => comm.recv(&mut [0u8; 8][..], 0, 1),
+        _ => comm.barrier(),
+    };
+    let text = waited.expect_err("rank 0 gave up").to_string();
+    assert!(text.contains("the disk is full"), "{text}");
 }
 
 /// A rank that is there but does not take part is named after the deadline.

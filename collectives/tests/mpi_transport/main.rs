@@ -31,8 +31,10 @@ const LATE: Duration = Duration::from_secs(1);
 #[test]
 fn rank_process() {
     let Ok(case) = std::env::var(CASE) else { return };
-    if case == "one_thread" {
-        return one_thread();
+    match case.as_str() {
+        "one_thread" => return one_thread(),
+        "awaited_elsewhere" => return awaited_elsewhere(),
+        _ => {}
     }
     let call_timeout = if case.ends_with("late") { LATE } else { Start::default().call_timeout };
     let mut t = MpiTransport::world(&Start { call_timeout, ..Start::default() }).unwrap();
@@ -90,6 +92,7 @@ fn rank_process() {
             p2p::barrier(&mut t, 1);
         }
         "early_leaver" => return early_leaver(t),
+        "stays_away" => return stays_away(t),
         // The last rank dies without a word; the launcher must end the others, who wait for it.
         "killed" => {
             if t.rank() == t.size() - 1 {
@@ -152,6 +155,38 @@ fn one_thread() {
     let text = elsewhere.expect_err("another thread").to_string();
     assert!(text.contains("of one thread only"), "{text}");
     all_are_done(t.rank(), t.size());
+}
+
+/// A receive that is awaited on a thread which may not call MPI fails, and gives its memory back: nothing moves MPI
+/// any more, because it would write there.
+fn awaited_elsewhere() {
+    let mut t = MpiTransport::world(&Start { one_thread: true, ..Start::default() }).unwrap();
+    let (rank, size) = (t.rank(), t.size());
+    let group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+    let comm = Communicator::new(group, Options::default()).unwrap();
+    let awaited = comm.start_recv(Buffer::<u8>::zeroed(100), (rank + 1) % size, 3).unwrap();
+    let text = std::thread::spawn(|| awaited.wait()).join().unwrap().expect_err("another thread").to_string();
+    assert!(text.contains("of one thread only"), "{text}");
+    let text = t.check().expect_err("given up").to_string();
+    assert!(text.contains("could not be ended"), "{text}");
+    all_are_done(rank, size);
+}
+
+/// The first rank fails while the others, who have left in order, wait for it where MPI ends; they need not.
+fn stays_away(mut t: MpiTransport) {
+    p2p::barrier(&mut t, 1);
+    if t.rank() > 0 {
+        drop(t);
+        println!("got out");
+        // Launchers end the others as soon as one has ended.
+        std::thread::sleep(p2p::PATIENCE);
+        return;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    t.abort(&Error::system("writing the table", "No space left on device"));
+    drop(t);
+    std::thread::sleep(Duration::from_secs(2));
+    std::process::exit(1);
 }
 
 /// The last rank dies or sleeps where the others wait for it in a call of MPI that blocks; none of them returns.
@@ -292,6 +327,20 @@ fn other_threads_are_refused() {
         let all = text(&output);
         assert_eq!(all.matches("rank done").count(), ranks, "{all}");
     }
+}
+
+#[test]
+fn memory_of_a_message_that_cannot_be_ended_is_not_written_to() {
+    let Some(output) = run("awaited_elsewhere", 2) else { return };
+    let all = text(&output);
+    assert_eq!(all.matches("rank done").count(), 2, "{all}");
+}
+
+#[test]
+fn ranks_that_have_left_do_not_wait_for_one_that_failed() {
+    let Some(output) = run("stays_away", 3) else { return };
+    let all = text(&output);
+    assert!(!output.status.success() && all.matches("got out").count() == 2, "{all}");
 }
 
 #[test]

@@ -18,6 +18,12 @@ const LARGEST: usize = 1 << 10;
 const HEADER: usize = 8 + 4 + 1;
 /// How long the end waits for words on their way.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long a process that ends without MPI's end waits until its last word has gone.
+const LAST_WORD: Duration = Duration::from_millis(300);
+/// Between two looks meanwhile.
+const LOOK: Duration = Duration::from_micros(20);
+/// In place of a group: all ranks of the job.
+const JOB: u64 = 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -176,21 +182,33 @@ impl Control {
     }
 
     /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way, of
-    /// which some libraries complain otherwise, on standard output.
-    pub(super) fn end(&mut self, session: &Session) {
-        let (mut coming, until) = (0, Instant::now() + LAST_WORDS);
-        // SAFETY: a number for each rank of the communicator, and a place for one.
-        let code = unsafe {
-            let (from, to) = (self.said.as_ptr().cast(), (&raw mut coming).cast());
-            ffi::MPI_Reduce_scatter_block(from, to, 1, ffi::RSMPI_INT32_T, ffi::RSMPI_SUM, self.comm)
+    /// which some libraries complain otherwise, on standard output. False once a word has come that a rank has failed,
+    /// which then never comes here.
+    pub(super) fn end(&mut self, session: &Session) -> bool {
+        // What MPI reads and writes until its calls are over, which a failure leaves under way.
+        let said: &'static [c_int] = Box::leak(std::mem::take(&mut self.said).into());
+        let coming: &'static mut c_int = Box::leak(Box::new(0));
+        let comm = self.comm;
+        let counted = |request: *mut ffi::MPI_Request| {
+            let (from, to) = (said.as_ptr().cast(), (&raw mut *coming).cast());
+            // SAFETY: a number for each rank of the communicator, and a place for one, both for ever.
+            unsafe {
+                let (number, sum) = (ffi::RSMPI_INT32_T, ffi::RSMPI_SUM);
+                ffi::MPI_Ireduce_scatter_block(from, to, 1, number, sum, comm, request)
+            }
         };
-        let all = code == ffi::MPI_SUCCESS as c_int;
-        while all && (self.heard < coming || !self.settle()) && Instant::now() < until {
+        if !self.together(session, counted) {
+            return false;
+        }
+        let until = Instant::now() + LAST_WORDS;
+        while (self.heard < *coming || !self.settle()) && Instant::now() < until {
             // A failure leaves the deadline.
             let _ = self.listen(session);
         }
-        // SAFETY: a valid communicator.
-        unsafe { ffi::MPI_Barrier(self.comm) };
+        // SAFETY: a valid communicator and place.
+        if !self.together(session, |request| unsafe { ffi::MPI_Ibarrier(comm, request) }) {
+            return false;
+        }
         if let Some(mut receive) = self.receive.take() {
             // SAFETY: a request that was posted and not yet reported complete; cancelling an unmatched receive lets the
             // wait return, and a matched one is of a word, which arrives at once.
@@ -198,6 +216,42 @@ impl Control {
                 ffi::MPI_Cancel(&mut receive);
                 ffi::MPI_Wait(&mut receive, ffi::RSMPI_STATUS_IGNORE);
             }
+        }
+        true
+    }
+
+    /// Returns once all ranks have come to what `post` starts, or false when one of them has failed instead.
+    fn together(&mut self, session: &Session, post: impl FnOnce(*mut ffi::MPI_Request) -> c_int) -> bool {
+        // SAFETY: a constant of the library.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        if post(&mut request) != ffi::MPI_SUCCESS as c_int {
+            return false;
+        }
+        loop {
+            let mut flag = 0;
+            // SAFETY: a request that was posted and not yet reported complete; a valid place.
+            let code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+            if code != ffi::MPI_SUCCESS as c_int || flag != 0 {
+                return code == ffi::MPI_SUCCESS as c_int;
+            }
+            let _ = self.listen(session);
+            if self.inbox.take(|word| word.group == JOB).is_some() {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Tells all ranks of the job that this one, `rank`, has failed and does not come to MPI's end, where they may wait for it.
+    pub(super) fn stay_away(&mut self, session: &Session, rank: usize) {
+        let word = Word { group: JOB, kind: Kind::Failure, from: rank, text: String::new() };
+        for other in (0..self.said.len()).filter(|&other| other != rank) {
+            // Who cannot be told is ended by the launcher.
+            let _ = self.say(session, other as c_int, &word);
+        }
+        let until = Instant::now() + LAST_WORD;
+        while !self.settle() && Instant::now() < until {
+            std::thread::sleep(LOOK);
         }
     }
 

@@ -5,6 +5,7 @@ use super::control::{Kind, Word};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 use crate::transport::neighbours::last_words;
+use crate::watch::Waited;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -45,9 +46,10 @@ impl MpiTransport {
                 None => return Ok(()),
                 Some(word) if word.from >= self.members.len() => {}
                 Some(Word { kind: Kind::Failure, from, text, .. }) => {
-                    session.fail();
                     let how = format!("gave up: {text}");
-                    self.lost.get_or_insert(Error::PeerLost { rank: self.rank, peer: from, how });
+                    let lost = Error::PeerLost { rank: self.rank, peer: from, how };
+                    session.fail(&lost);
+                    self.lost.get_or_insert(lost);
                 }
                 Some(word) => self.farewells.note(word.from),
             }
@@ -74,9 +76,10 @@ impl MpiTransport {
                 Ok(self.farewells.has_left(peer) || self.lost.is_some())
             })?;
             if !heard {
-                session.fail();
                 let how = session.neighbours().how(self.members[peer] as usize);
-                self.lost = Some(Error::PeerLost { rank: self.rank, peer, how });
+                let lost = Error::PeerLost { rank: self.rank, peer, how };
+                session.fail(&lost);
+                self.lost = Some(lost);
             }
             if self.lost.is_some() {
                 break;
@@ -94,7 +97,7 @@ impl MpiTransport {
         let session = self.session().clone();
         let mut here = vec![false; members.len()];
         here[mine] = true;
-        let start = Instant::now();
+        let mut waited = Waited::begin();
         while let Some(missing) = here.iter().position(|h| !h) {
             let word = {
                 let _turn = session.turn()?;
@@ -105,7 +108,7 @@ impl MpiTransport {
                 Some(_) => {}
                 None => {
                     self.check()?;
-                    if start.elapsed() > within {
+                    if waited.so_far() > within {
                         let (what, peer) =
                             (format!("forming a group of {} ranks", members.len()), members[missing]);
                         return Err(Error::Timeout { what, rank: self.rank, peer, after: within });
@@ -130,12 +133,12 @@ impl MpiTransport {
         }
     }
 
-    /// Moves all messages forward; whether none is under way any more.
+    /// Moves all messages forward; whether none is under way any more. What cannot be looked at may still be.
     fn settle_requests(&mut self) -> bool {
         let session = self.session().clone();
         match session.turn() {
-            Ok(_turn) => self.requests.settle(&session).unwrap_or(true),
-            Err(_) => true,
+            Ok(_turn) => self.requests.settle(&session).unwrap_or(false),
+            Err(_) => self.requests.none() || session.is_given_up(),
         }
     }
 
@@ -154,8 +157,19 @@ impl MpiTransport {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
+        if let Some(why) = self.session().cause().filter(|_| self.lost.is_none()) {
+            // Who has failed in one group and leaves another does not leave in order: peers who wait there hear why.
+            self.tell_peers(Kind::Failure, &why.to_string());
+            self.lost = Some(why);
+        }
         let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();
-        let linger = |failed: bool| Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+        // Where another thread has to call MPI, to wait here moves nothing.
+        let refused = self.session().turn().is_err();
+        let linger = |failed: bool| match (refused, failed) {
+            (true, _) => Instant::now(),
+            (_, true) => Instant::now() + LINGER_FAILED,
+            (_, false) => Instant::now() + LINGER,
+        };
         if let Ok(_turn) = self.session().turn() {
             self.requests.cancel_receives();
         }

@@ -337,7 +337,7 @@ impl Transport for MpiTransport {
     fn abort(&mut self, why: &Error) {
         if !self.closed {
             self.tell_peers(control::Kind::Failure, &why.to_string());
-            self.session().fail();
+            self.session().fail(why);
             self.lost.get_or_insert_with(|| why.clone());
             self.close();
         }

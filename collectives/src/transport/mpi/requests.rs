@@ -448,6 +448,11 @@ impl Requests {
         }
     }
 
+    /// Whether no message is under way.
+    pub(super) fn none(&self) -> bool {
+        self.active == 0
+    }
+
     /// Moves all messages forward; whether none is under way any more.
     pub(super) fn settle(&mut self, session: &Session) -> Result<bool> {
         for index in 0..self.slots.len() {
@@ -456,7 +461,7 @@ impl Requests {
                 self.test(session, Request((slot.generation as u64) << 32 | index as u64), 0)?;
             }
         }
-        Ok(self.active == 0)
+        Ok(self.none())
     }
 }
 

@@ -46,6 +46,8 @@ pub(super) struct Session {
     neighbours: Arc<Mutex<Neighbours>>,
     start: Start,
     failed: AtomicBool,
+    /// Why, where that is known.
+    cause: Mutex<Option<Error>>,
     /// A message of a failed group could not be ended: MPI must not move any further in this process.
     given_up: AtomicBool,
     /// All ranks of the job share a host, as far as MPI knows.
@@ -121,6 +123,7 @@ impl Session {
             neighbours,
             start: start.clone(),
             failed: AtomicBool::new(false),
+            cause: Mutex::new(None),
             given_up: AtomicBool::new(false),
             one_host,
             without_end,
@@ -213,23 +216,35 @@ impl Session {
     }
 
     /// From now on the job cannot end in order: its end must not wait for the others.
-    pub(super) fn fail(&self) {
+    pub(super) fn fail(&self, why: &Error) {
+        self.cause.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert_with(|| why.clone());
         self.failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Why a group of this process has failed, if one has.
+    pub(super) fn cause(&self) -> Option<Error> {
+        self.cause.lock().unwrap_or_else(|p| p.into_inner()).clone()
     }
 
     /// Nothing calls MPI from now on.
     pub(super) fn give_up(&self) {
-        self.fail();
+        self.failed.store(true, Ordering::SeqCst);
         self.given_up.store(true, Ordering::SeqCst);
     }
 
     /// The failure was expected, and is over.
     pub(super) fn forgive(&self) {
+        *self.cause.lock().unwrap_or_else(|p| p.into_inner()) = None;
         self.failed.store(false, Ordering::SeqCst);
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::SeqCst) || self.given_up.load(Ordering::SeqCst)
+        self.failed.load(Ordering::SeqCst) || self.is_given_up()
+    }
+
+    /// Whether nothing calls MPI any more.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::SeqCst)
     }
 }
 
@@ -237,17 +252,22 @@ impl Drop for Session {
     fn drop(&mut self) {
         let _turn = TURN.lock().unwrap_or_else(|p| p.into_inner());
         let universe = self.universe.lock().unwrap_or_else(|p| p.into_inner()).take();
-        if self.has_failed() || std::thread::panicking() {
+        let failed = self.has_failed() || std::thread::panicking();
+        if failed && !self.is_given_up() && (self.only.is_none() || SELF.get() == self.only) {
+            self.control().stay_away(self, self.rank);
+        }
+        // Where no thread can be had, the launcher ends what hangs.
+        let watch = self.watch().ok();
+        let part = || {
+            let _inside = watch.as_ref().map(|watch| watch.enter(Place::Parting));
+            self.control().end(self)
+        };
+        if failed || !part() {
             // Finalising would wait for ranks that may wait for this one. The process ends without it, with its own
             // message and exit code, and the launcher then ends the rest of the job.
             self.control().abandon();
             std::mem::forget(universe);
         } else {
-            // Where no thread can be had, the launcher ends what hangs.
-            let watch = self.watch().ok();
-            let inside = watch.as_ref().map(|watch| watch.enter(Place::Parting));
-            self.control().end(self);
-            drop(inside);
             let _inside = watch.as_ref().map(|watch| watch.enter(Place::End));
             if self.without_end {
                 // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged

@@ -79,6 +79,9 @@ impl UcxTransport {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
+        // Who has failed in one group and leaves another does not leave in order: peers who wait there hear why.
+        let cause = self.members.lost.clone().or_else(|| self.session.any_turn().cause.clone());
+        self.members.lost = cause;
         let failed = self.members.lost.is_some() || std::thread::panicking();
         if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
             // Or else peers would take the end of this process for the cause.
@@ -101,6 +104,9 @@ impl UcxTransport {
         let mut state = self.session.any_turn();
         state.free_number(self.members.number());
         state.failed |= self.members.lost.is_some() || failed;
+        if state.cause.is_none() {
+            state.cause = self.members.lost.clone();
+        }
         if !settled {
             // UCX cannot take back a message under way, and its memory is the caller's again from here on.
             state.given_up = true;

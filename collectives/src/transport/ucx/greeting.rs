@@ -7,6 +7,7 @@
 use super::session::{State, Word};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
+use crate::watch::Waited;
 use std::time::{Duration, Instant};
 use ucx_sys::UCS_OK;
 
@@ -37,7 +38,7 @@ impl State {
         for peer in others() {
             self.say(peer, Word::Hello, 0, "")?;
         }
-        let (start, mut awake) = (Instant::now(), Instant::now() + IDLE);
+        let (mut waited, mut awake) = (Waited::begin(), Instant::now() + IDLE);
         loop {
             let moved = self.worker.progress();
             self.listen()?;
@@ -48,7 +49,7 @@ impl State {
             if moved {
                 awake = now + IDLE;
             }
-            let late = now - start > within;
+            let late = waited.so_far() > within;
             if late || self.is_gone(missing) {
                 // What it had sent may still be on its way.
                 let came = last_words(|| {

@@ -4,8 +4,9 @@ use super::members::Members;
 use super::{UcxTransport, tags};
 use crate::error::{Error, Result};
 use crate::transport::place_among;
+use crate::watch::Waited;
 use std::ffi::c_void;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
 
 /// A member's number on its way to this rank.
@@ -74,7 +75,7 @@ impl UcxTransport {
         numbers: &mut [u16],
         within: Duration,
     ) -> Result<()> {
-        let start = Instant::now();
+        let mut waited = Waited::begin();
         while let Some(Awaited { member, space, request }) = awaited.last() {
             let mut info = ucp_tag_recv_info_t::default();
             let mut state = self.session.turn()?;
@@ -87,7 +88,7 @@ impl UcxTransport {
                 if !moved {
                     std::thread::yield_now();
                 }
-                if start.elapsed() > within {
+                if waited.so_far() > within {
                     let what = format!("forming a group of {} ranks", members.len());
                     let peer = members[*member];
                     return Err(Error::Timeout { what, rank: self.members.rank, peer, after: within });

@@ -77,6 +77,8 @@ pub(super) struct State {
     pub(super) outgoing: Vec<(Box<[u8]>, *mut c_void)>,
     /// A group has failed: the end must not wait for peers.
     pub(super) failed: bool,
+    /// Why the first of them did, where that is known.
+    pub(super) cause: Option<Error>,
     /// Messages of a failed group could not be ended: the worker must not move any further.
     pub(super) given_up: bool,
     /// Last: endpoints and requests above belong to it.
@@ -121,6 +123,7 @@ impl State {
             notice_request: null_mut(),
             outgoing: Vec::new(),
             failed: false,
+            cause: None,
             given_up: false,
             worker,
         };
