@@ -160,7 +160,9 @@ impl Inner {
                 self.ranks.transport, args.nodes
             ))),
             // The script calls this program.
-            Some(Transport::Mpi) => Transport::choose(self.asked.transport, None).map(drop),
+            Some(mpi @ Transport::Mpi) => mpi.obstacle().map_or(Ok(()), |why| {
+                Err(Failure::usage(format!("--transport {} cannot be used: {why}", self.ranks.transport)))
+            }),
             _ => Ok(()),
         }?;
         let (flag, given) = self.gpus;
@@ -233,6 +235,8 @@ mod tests {
         let Some(plugin) = plugin() else {
             let e = of("caravan sbatch --nodes 2 -- bench all_reduce --transport mpi").unwrap_err();
             assert!(e.code() == 2 && e.to_string().contains("--features mpi"), "{e}");
+            // srun starts processes, and the hosts may be several: nothing else does without.
+            assert!(!e.to_string().contains("needs none of that"), "{e}");
             return;
         };
         for transport in ["mpi", "shm+mpi"] {

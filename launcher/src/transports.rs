@@ -59,20 +59,34 @@ impl Transport {
     pub fn choose(asked: Option<Self>, identity: Option<&Identity>) -> Result<Self> {
         let chosen = asked.map_or_else(|| Self::automatic(identity), Ok)?;
         match chosen.obstacle() {
-            Some(why) => Err(Failure::usage(format!(
-                "transport {} cannot be used: {why}; --transport threads needs none of that",
-                chosen.name()
-            ))),
+            Some(why) => {
+                let instead = chosen.instead(identity);
+                Err(Failure::usage(format!("transport {} cannot be used: {why}{instead}", chosen.name())))
+            }
             None => Ok(chosen),
+        }
+    }
+
+    /// What joins the same ranks and needs nothing, as the end of the sentence: a launcher starts processes, and on
+    /// several hosts nothing else may reach them all.
+    fn instead(self, identity: Option<&Identity>) -> String {
+        let simple: &[Transport] = match identity {
+            None => &[Transport::Shm, Transport::Threads],
+            Some(identity) if !on_several_hosts(identity) => &[Transport::Shm],
+            Some(_) => &[],
+        };
+        let usable = |t: &&Transport| **t != self && t.obstacle().is_none();
+        let names: Vec<&str> = simple.iter().filter(usable).map(|t| t.name()).collect();
+        match names[..] {
+            [] => String::new(),
+            _ => format!("; --transport {} needs none of that", names.join(" or ")),
         }
     }
 
     /// The fastest that reaches every rank: shared memory on one host; between hosts MPI under a launcher of MPI
     /// programs if it is built in, else UCX.
     fn automatic(identity: Option<&Identity>) -> Result<Self> {
-        // Who does not know how many of the ranks are here, and has an address, was not told it for one host.
-        let several = |i: &&Identity| i.local_size.map_or(i.rendezvous.is_some(), |local| local < i.world);
-        let Some(identity) = identity.filter(several) else {
+        let Some(identity) = identity.filter(|identity| on_several_hosts(identity)) else {
             return Ok(Transport::Shm);
         };
         // The launcher and the library must be of one kind.
@@ -96,7 +110,7 @@ impl Transport {
     }
 
     /// Why this machine cannot use it, if it cannot.
-    fn obstacle(self) -> Option<String> {
+    pub fn obstacle(self) -> Option<String> {
         match self {
             Transport::Threads => None,
             Transport::Mpi => (!cfg!(feature = "mpi")).then(|| NO_MPI.to_owned()),
@@ -111,6 +125,12 @@ impl Transport {
             }
         }
     }
+}
+
+/// Whether ranks were started on more than this host.
+fn on_several_hosts(identity: &Identity) -> bool {
+    // Who does not know how many of the ranks are here, and has an address, was not told it for one host.
+    identity.local_size.map_or(identity.rendezvous.is_some(), |local| local < identity.world)
 }
 
 /// The plugin with which srun starts ranks of the MPI that is built in.
@@ -182,6 +202,31 @@ mod tests {
         );
         for (name, usable, remark) in survey() {
             assert!(!remark.is_empty(), "{name} {usable}");
+        }
+    }
+
+    #[test]
+    fn what_is_advised_instead_is_not_refused_next() {
+        let started = |local_size, rendezvous: Option<&str>| Identity {
+            world: 4,
+            local_size,
+            launcher: Launcher::OpenMpi,
+            rendezvous: rendezvous.map(str::to_owned),
+            ..Identity::alone()
+        };
+        let missing = Transport::Ucx;
+        assert_eq!(missing.instead(None), "; --transport shm or threads needs none of that");
+        assert_eq!(Transport::Shm.instead(None), "; --transport threads needs none of that");
+        for here in [started(Some(4), None), started(None, None)] {
+            assert_eq!(missing.instead(Some(&here)), "; --transport shm needs none of that");
+            assert_eq!(Transport::Shm.instead(Some(&here)), "");
+        }
+        for apart in [started(Some(2), None), started(None, Some("head:9000"))] {
+            assert_eq!(missing.instead(Some(&apart)), "");
+        }
+        if !cfg!(feature = "mpi") {
+            let e = Transport::choose(Some(Transport::Mpi), Some(&started(Some(4), None))).unwrap_err();
+            assert!(e.to_string().ends_with("libclang-dev); --transport shm needs none of that"), "{e}");
         }
     }
 }
