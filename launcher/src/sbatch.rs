@@ -165,6 +165,13 @@ impl Inner {
             }),
             _ => Ok(()),
         }?;
+        if let (Some(link), true) = (&self.ranks.emulate_link, args.nodes > 1) {
+            return Err(Failure::usage(format!(
+                "--emulate-link {link} holds messages back by the clock of one machine, and these ranks are on {}: take \
+                 --nodes 1, or leave --emulate-link away",
+                args.nodes
+            )));
+        }
         let (flag, given) = self.gpus;
         match (given, args.gpus_per_rank) {
             (true, Some(1)) | (false, None) => Ok(()),
@@ -301,6 +308,10 @@ mod tests {
             ("-- train --transport pigeon", &["'pigeon'", "shm"]),
             ("-- train --transport ucx+shm", &["ucx+shm", "shm+ucx"]),
             ("-- train --emulate-link nonsense", &["--emulate-link nonsense"]),
+            (
+                "--nodes 2 -- bench all_reduce --emulate-link latency=1us",
+                &["--emulate-link latency=1us", "one machine", "on 2", "--nodes 1"],
+            ),
             (
                 "--nodes 2 -- train --transport shm+ucx --ranks-per-node x",
                 &["--ranks-per-node x", "4:cyclic"],
