@@ -195,7 +195,7 @@ pub struct CollectiveArgs {
     /// Reduction (sum, prod, min, max, avg) or 'all'.
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
     pub op: String,
-    /// The root, for operations that have one, or 'all'.
+    /// The root, for operations that have one; 'all' or -1 takes every rank in turn.
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub root: String,
     /// Calls whose results are checked, each with other data; 0 checks nothing.

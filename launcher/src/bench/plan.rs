@@ -172,7 +172,8 @@ impl Plan {
         };
         let roots =
             match args.root.as_str() {
-                "all" => Roots::All,
+                // The latter is nccl-tests'.
+                "all" | "-1" => Roots::All,
                 text => Roots::One(text.parse().map_err(|_| {
                     Failure::usage(format!("-r {text}: the root is a rank such as 0, or all"))
                 })?),
@@ -375,7 +376,9 @@ mod tests {
         assert_eq!((p.dtypes.len(), p.ops), (10, vec![None]));
         assert_eq!(plan("all_reduce -b 1G").unwrap().repeats.sweep.end, 1 << 30);
         assert_eq!(plan("broadcast -r all").unwrap().roots(3), [Some(0), Some(1), Some(2)]);
+        assert_eq!(plan("reduce -r -1").unwrap().roots(2), [Some(0), Some(1)]);
         assert_eq!(plan("all_to_all -r all").unwrap().roots(3), [None]);
+        assert_eq!(plan("all_to_all -r -1").unwrap().roots(3), [None]);
     }
 
     #[test]
@@ -396,7 +399,7 @@ mod tests {
             ("all_reduce -m 0", &["-m 0"]),
             ("all_reduce -m -2", &["-m -2", "from 1 to 1024"]),
             ("all_reduce -c -1", &["-c -1", "at least 0"]),
-            ("broadcast -r -1", &["-r -1", "a rank such as 0"]),
+            ("broadcast -r -2", &["-r -2", "a rank such as 0"]),
             ("all_reduce -a -1", &["-a -1", "0 to 3"]),
             ("all_reduce -b -1", &["-b '-1'", "whole number of bytes"]),
             ("all_reduce -N 0", &["-N 0", "for ever", "at least 1"]),
