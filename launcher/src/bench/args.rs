@@ -230,7 +230,8 @@ pub struct CollectiveArgs {
         default_value = "1"
     )]
     pub register: String,
-    /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation.
+    /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
+    /// long as on its slowest rank, whatever -a says.
     #[arg(
         short = 'I',
         long = "per-iter-timing",
@@ -255,7 +256,8 @@ pub struct CollectiveArgs {
     /// Exit with 1 if the average bus bandwidth is below this many GB/s.
     #[arg(long, value_name = "GBPS")]
     pub min_busbw: Option<String>,
-    /// Write configuration, machine, algorithms with reasons, and every timing.
+    /// Write configuration, machine, algorithms with reasons, and every timing; a FILE that is there is replaced, as by
+    /// --csv and --plot.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write one line per size and placement.
@@ -302,7 +304,7 @@ pub struct OverlapArgs {
     /// Calls to the library's progress between slices of computation, for transports that need them.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
-    /// Write everything, with every timing.
+    /// Write everything, with every timing; a FILE that is there is replaced.
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Ranks and how they talk.

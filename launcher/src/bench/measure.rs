@@ -10,7 +10,7 @@ use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
 use super::record::{Measured, Row, now};
 use super::statistics::Summary;
-use super::table::{Half, Label, dtype_name, op_name};
+use super::table::{Half, Label, dtype_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
 use collectives::schedule::Call;
@@ -123,7 +123,7 @@ fn typed<T: Exact>(
                         bytes: counts.bytes(size_of::<T>()),
                         count: counts.count,
                         dtype: dtype_name(T::DTYPE),
-                        op: op_name(op),
+                        op: plan.op_name(op),
                         root: root.map_or(-1, |r| r as i64),
                     };
                     if rank == 0 {
@@ -158,6 +158,10 @@ impl<T: Exact> Bench<'_, T> {
         let idle = |rank| work.idle(rank, comm.size());
         let part = (!idle(comm.rank()), (0..comm.size()).filter(|&rank| !idle(rank)).count());
         let times = over_some(comm, &mine, plan.average, part)?;
+        // What nccl-tests has in these columns; one more reduction, for those who read them.
+        let slowest =
+            plan.columns.per_call.then(|| over_some(comm, &mine, Average::Max, part)).transpose()?;
+        let per_call = slowest.and_then(|times| Summary::of(&times));
         // Each rank's own mean comes first: of its single calls the fastest, or slowest, would be nobody's time.
         let mean = mine.iter().sum::<f64>() / mine.len() as f64;
         let seconds = over_some(comm, &[mean], plan.average, part)?[0];
@@ -178,8 +182,9 @@ impl<T: Exact> Bench<'_, T> {
         };
         let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;
         Ok(Measured {
-            half: Half { seconds, algorithm_bandwidth, bus_bandwidth, wrong, calls },
+            half: Half { seconds, algorithm_bandwidth, bus_bandwidth, wrong, per_call },
             times,
+            calls,
             algorithm,
             why,
         })

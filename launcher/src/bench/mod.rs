@@ -318,9 +318,7 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
     let events = party.device.is_some() && plan.blocking == Blocking::Streaming;
     if plan.columns.per_call {
         let clock = if events { "CUDA event" } else { "host clock" };
-        let over = if plan.average == Average::First { "" } else { " over ranks" };
-        let average = average_name(plan.average);
-        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses {average}{over} \n");
+        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses max over ranks \n");
     }
     if plan.calls == Calls::Started {
         text += "# Calls are started, then waited for\n";
@@ -446,6 +444,11 @@ fn description(plan: &Plan, cases: &Cases, party: &Party, who: &[String], starte
         "iterations_by_size": plan.repeats.adaptive(),
         "aggregated_iterations": plan.aggregate,
         "validation": plan.check,
+        "graph": 0,
+        "blocking_collectives": record::told(plan.blocking != Blocking::Streaming),
+        "per_iter_timing": record::told(plan.columns.per_call),
+        "per_iter_skip": 0,
+        "parallel_init": record::told(false),
         "average": average_name(plan.average),
         "blocking": format!("{:?}", plan.blocking).to_lowercase(),
         "calls": format!("{:?}", plan.calls).to_lowercase(),
@@ -464,7 +467,7 @@ fn description(plan: &Plan, cases: &Cases, party: &Party, who: &[String], starte
         None => native::library(layers::between(party.comm.transport_name())),
     };
     let mut all = about::about(started, library);
-    // Of the format, nccl-tests'.
+    // Of nccl-tests' format.
     all["version"] = json!(3);
     all["config"] = config;
     all

@@ -3,7 +3,7 @@
 use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::operation::Operation;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
-use super::table::{Columns, dtype_name};
+use super::table::{Columns, dtype_name, op_name};
 use crate::agree::Signature;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -130,6 +130,8 @@ pub struct Plan {
     pub dtypes: Vec<DType>,
     /// None once where nothing is reduced.
     pub ops: Vec<Option<ReduceOp>>,
+    /// What is shown of that None: nccl-tests shows send_recv with the reduction that was asked for, which it has none of.
+    pub unused_op: Option<ReduceOp>,
     pub roots: Roots,
     pub check: usize,
     pub average: Average,
@@ -207,6 +209,7 @@ impl Plan {
             repeats,
             dtypes,
             ops,
+            unused_op: (operation == Operation::SendRecv).then(|| args.op.parse().unwrap_or(ReduceOp::Sum)),
             roots,
             check: whole("-c", &args.check, "at least 0")?,
             average: *choice(
@@ -266,6 +269,11 @@ impl Plan {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// The column `redop` of a row.
+    pub fn op_name(&self, op: Option<ReduceOp>) -> &'static str {
+        op_name(op.or(self.unused_op))
     }
 
     /// The roots to go through over `ranks`; None once where there is no root.
@@ -375,6 +383,15 @@ mod tests {
         assert!(p.repeats.adaptive());
         assert_eq!((p.dtypes.len(), p.ops), (10, vec![None]));
         assert_eq!(plan("all_reduce -b 1G").unwrap().repeats.sweep.end, 1 << 30);
+        for (flags, shown) in [
+            ("send_recv", "sum"),
+            ("send_recv -o max", "max"),
+            ("send_recv -o all", "sum"),
+            ("all_to_all", "none"),
+        ] {
+            let p = plan(flags).unwrap();
+            assert_eq!(p.ops.iter().map(|&op| p.op_name(op)).collect::<Vec<_>>(), [shown], "{flags}");
+        }
         assert_eq!(plan("broadcast -r all").unwrap().roots(3), [Some(0), Some(1), Some(2)]);
         assert_eq!(plan("reduce -r -1").unwrap().roots(2), [Some(0), Some(1)]);
         assert_eq!(plan("all_to_all -r all").unwrap().roots(3), [None]);

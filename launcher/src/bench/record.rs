@@ -1,6 +1,7 @@
 //! What a run found, and the machine-readable forms it is written in.
 
 use super::operation::Operation;
+use super::statistics::Summary;
 use super::table::{Half, Label};
 use serde_json::{Value, json};
 
@@ -10,6 +11,8 @@ pub struct Measured {
     pub half: Half,
     /// Seconds of each timed call, over ranks as `-a` says.
     pub times: Vec<f64>,
+    /// Over these.
+    pub calls: Summary,
     /// What carried the calls.
     pub algorithm: String,
     /// Why that one.
@@ -58,7 +61,7 @@ impl Run {
         self.rows.iter().flat_map(|r| [&r.out_of_place.half, &r.in_place.half])
     }
 
-    /// nccl-tests' JSON (their keys and units: microseconds, GB/s) with ours beside it.
+    /// nccl-tests' JSON (its keys, types and units: microseconds, GB/s) with ours beside it.
     pub fn json(&self, min_busbw: Option<f64>) -> Value {
         let average = self.average_bus_bandwidth();
         let mut all = self.about.clone();
@@ -66,10 +69,10 @@ impl Run {
         all["transport"] = json!(self.transport);
         all["ranks"] = json!(self.ranks);
         all["results"] = self.rows.iter().map(Row::json).collect();
-        all["out_of_bounds"] = json!({"count": self.failures(), "okay": self.failures() == 0});
+        all["out_of_bounds"] = json!({"count": self.failures(), "okay": told(self.failures() == 0)});
         all["average_bus_bandwidth"] = json!({
             "bandwidth": average,
-            "okay": min_busbw.map_or(json!("unchecked"), |least| json!(average >= least)),
+            "okay": min_busbw.map_or("unchecked", |least| told(average >= least)),
         });
         all
     }
@@ -82,7 +85,7 @@ impl Run {
         );
         for row in &self.rows {
             for (placement, m) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
-                let (l, h, s) = (&row.label, &m.half, &m.half.calls);
+                let (l, h, s) = (&row.label, &m.half, &m.calls);
                 text += &format!(
                     "{},{},{},{placement},{},{},{},{},{},{:.3},{:.6},{:.6},{},{:.3},{:.3},{:.3},{:.3},{:.3},{},{}\n",
                     self.operation.name(),
@@ -127,12 +130,17 @@ impl Row {
                 "algorithm": m.algorithm,
                 "why": m.why,
             });
-            let mut calls = m.half.calls.json();
+            let mut calls = m.calls.json();
             calls["times_us"] = m.times.iter().map(|t| t * 1e6).collect();
             row[format!("{name}_per_iter")] = calls;
         }
         row
     }
+}
+
+/// What nccl-tests' JSON has for a truth: a string.
+pub fn told(truth: bool) -> &'static str {
+    if truth { "true" } else { "false" }
 }
 
 /// A field of a comma-separated line.
@@ -178,7 +186,6 @@ fn stamp(seconds: u64) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::bench::statistics::Summary;
 
     /// A run with one row per (bytes, seconds).
     pub fn example(transport: &str, points: &[(usize, f64)]) -> Run {
@@ -188,9 +195,10 @@ pub mod tests {
                 algorithm_bandwidth: bytes as f64 / 1e9 / seconds,
                 bus_bandwidth: bytes as f64 / 2e9 / seconds,
                 wrong,
-                calls: Summary::of(&[seconds]).unwrap(),
+                per_call: None,
             },
             times: vec![seconds],
+            calls: Summary::of(&[seconds]).unwrap(),
             algorithm: "direct-read".into(),
             why: "one pass, no messages".into(),
         };
@@ -223,7 +231,8 @@ pub mod tests {
         assert!((row["out_of_place"]["bus_bw"].as_f64().unwrap() - 1.0).abs() < 1e-12);
         assert_eq!(row["out_of_place"]["why"], "one pass, no messages");
         assert_eq!(row["out_of_place_per_iter"]["times_us"].as_array().unwrap().len(), 1);
-        assert_eq!(json["average_bus_bandwidth"]["okay"], false);
+        assert_eq!(json["average_bus_bandwidth"]["okay"], "false");
+        assert_eq!(run.json(Some(0.1))["average_bus_bandwidth"]["okay"], "true");
         assert_eq!(run.json(None)["average_bus_bandwidth"]["okay"], "unchecked");
     }
 
@@ -250,10 +259,11 @@ pub mod tests {
     fn anything_wrong_counts_once_per_half() {
         let mut run = example("shm", &[(1024, 1e-6), (2048, 1e-6)]);
         assert_eq!((run.wrong(), run.failures()), (0, 0));
+        assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 0, "okay": "true"}));
         run.rows[0].in_place.half.wrong = Some(7);
         run.rows[1].out_of_place.half.wrong = Some(5);
         assert_eq!((run.wrong(), run.failures()), (12, 2));
-        assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 2, "okay": false}));
+        assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 2, "okay": "false"}));
     }
 
     #[test]

@@ -14,8 +14,8 @@ pub struct Half {
     pub bus_bandwidth: f64,
     /// Wrong elements over all ranks; None where results were not checked.
     pub wrong: Option<u64>,
-    /// Over single calls, in seconds.
-    pub calls: Summary,
+    /// Over single calls on the slowest rank of each, in seconds; None where that is not asked for.
+    pub per_call: Option<Summary>,
 }
 
 /// What the columns of a row's left side say.
@@ -101,7 +101,8 @@ impl Columns {
     pub fn half(self, half: &Half) -> String {
         let wrong = match half.wrong {
             Some(n) => format!("{:>6}", general(n)),
-            None => "   N/A".into(),
+            // One less, as in nccl-tests.
+            None => "  N/A".into(),
         };
         let mut text = format!(
             "  {}  {}  {}  {wrong}",
@@ -109,8 +110,7 @@ impl Columns {
             number(half.algorithm_bandwidth, 6),
             number(half.bus_bandwidth, 6)
         );
-        if self.per_call {
-            let s = &half.calls;
+        if let Some(s) = &half.per_call {
             for value in [s.min * 1e6, s.max * 1e6, s.p99 * 1e6, s.variation_percent()] {
                 text += "  ";
                 text += &number(value, 7);
@@ -232,23 +232,25 @@ mod tests {
     }
 
     fn half(wrong: Option<u64>) -> Half {
-        let calls = Summary::of(&[1e-6, 3e-6]).unwrap();
-        Half { seconds: 2e-6, algorithm_bandwidth: 0.51, bus_bandwidth: 0.26, wrong, calls }
+        Half { seconds: 2e-6, algorithm_bandwidth: 0.51, bus_bandwidth: 0.26, wrong, per_call: None }
     }
 
     #[test]
     fn a_table_is_that_of_nccl_tests_to_the_column() {
         let columns = Columns::default();
         let label = Label { bytes: 1024, count: 256, dtype: "float", op: "sum", root: -1 };
+        let unchecked =
+            label.text() + &columns.half(&half(None)) + &columns.half(&half(None)) + &columns.end("");
         let row =
-            label.text() + &columns.half(&half(Some(0))) + &columns.half(&half(None)) + &columns.end("");
-        let shown = columns.header() + &row + &footer(0, 12.345678, None);
+            label.text() + &columns.half(&half(Some(0))) + &columns.half(&half(Some(7))) + &columns.end("");
+        let shown = columns.header() + &unchecked + &row + &footer(0, 12.345678, None);
         let expected = "\
 #
 #                                                              out-of-place                       in-place          
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong 
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         
-        1024           256     float     sum      -1     2.00    0.51    0.26       0     2.00    0.51    0.26     N/A
+        1024           256     float     sum      -1     2.00    0.51    0.26    N/A     2.00    0.51    0.26    N/A
+        1024           256     float     sum      -1     2.00    0.51    0.26       0     2.00    0.51    0.26       7
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 12.3457 
 #
@@ -262,7 +264,8 @@ mod tests {
     fn optional_columns_line_up_with_their_headers() {
         let columns = Columns { per_call: true, timestamps: true };
         let label = Label { bytes: 1024, count: 256, dtype: "float", op: "sum", root: -1 };
-        let row = label.text() + &columns.half(&half(Some(0))) + &columns.half(&half(Some(0)));
+        let half = Half { per_call: Summary::of(&[1e-6, 3e-6]), ..half(Some(0)) };
+        let row = label.text() + &columns.half(&half) + &columns.half(&half);
         let row = row + &columns.end("2026-11-20 12:00:00");
         let header = columns.header();
         let names = header.lines().nth(2).unwrap();
