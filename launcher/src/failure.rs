@@ -7,6 +7,9 @@ use std::process::ExitCode;
 /// The exit code of what made no sense.
 pub const USAGE: u8 = 2;
 
+/// The exit code by which a rank of `bench` tells its supervisor that it has said the verdict itself: no failure has it.
+pub const VERDICT: u8 = 3;
+
 /// A sentence for the user, and whose fault it is.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {

@@ -3,7 +3,7 @@
 use crate::agree;
 use crate::bench::native::Native;
 use crate::bind;
-use crate::failure::{Failure, Result, USAGE};
+use crate::failure::{Failure, Result, USAGE, VERDICT};
 use crate::out;
 use crate::plan::Ranks;
 #[cfg(feature = "mpi")]
@@ -12,7 +12,8 @@ use crate::transports::Transport;
 #[cfg(feature = "mpi")]
 use crate::transports::{plugin, started_by};
 use collectives::Communicator;
-use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, spawn, variables};
+use collectives::bootstrap::spawn::{self, Report};
+use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, variables};
 #[cfg(feature = "mpi")]
 use collectives::transport::Transport as _;
 #[cfg(feature = "mpi")]
@@ -329,11 +330,54 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
         command.envs(segments.as_ref().map(Segments::variable));
         command
     })?;
-    let code = report.exit_code();
+    let code = exit_code(&report);
     match report.sentence() {
         None => Ok(()),
         // What makes no sense is no rank's failure.
         Some(text) if code == USAGE => Err(Failure::usage(report.announced.unwrap_or(text))),
         Some(text) => Err(Failure::Ranks { text, code }),
+    }
+}
+
+/// What becomes of the code of the rank that failed first: one that is no rank's of this program, as 101 of a panic, says
+/// no more than that the run failed.
+fn exit_code(report: &Report) -> u8 {
+    match report.exit_code() {
+        code if report.interrupted.is_some() => code,
+        code @ (0 | USAGE | VERDICT) => code,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::bootstrap::Ending;
+
+    #[test]
+    fn a_run_ends_with_one_of_the_codes_that_the_help_names() {
+        let ended = |ending: Ending, interrupted| {
+            exit_code(&Report {
+                endings: vec![Ending::Exited(0), ending],
+                first_failure: ending.failed().then(|| (1, ending.to_string())),
+                announced: None,
+                interrupted,
+                killed: Vec::new(),
+            })
+        };
+        for (ending, code) in [
+            (Ending::Exited(0), 0),
+            (Ending::Exited(1), 1),
+            (Ending::Exited(USAGE), 2),
+            (Ending::Exited(VERDICT), 3),
+            // A panic; what a rank may have taken for a signal; an abort.
+            (Ending::Exited(101), 1),
+            (Ending::Exited(139), 1),
+            (Ending::Killed(6), 1),
+        ] {
+            assert_eq!(ended(ending, None), code, "{ending}");
+        }
+        assert_eq!(ended(Ending::Exited(101), Some(2)), 130);
+        assert_eq!(ended(Ending::Killed(15), Some(15)), 143);
     }
 }

@@ -204,11 +204,7 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
         return Ok(None);
     }
     run.about = description(plan, &cases, party, &who, &started);
-    let average = run.average_bus_bandwidth();
-    let passed = plan.min_busbw.map(|least| average >= least);
-    out.text(&algorithms(&run.rows));
-    out.text(&table::footer(run.failures(), average, passed));
-    out.text(&format!("# Collective test concluded: {}\n#\n\n", plan.operation.name()));
+    out.text(&footer(plan, &run));
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&run.json(plan.min_busbw)).map_err(Failure::run)?;
         files::write_whole(path, text.as_bytes())?;
@@ -221,28 +217,7 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
         files::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())?;
     }
     out.end()?;
-    Ok(verdict(plan, &run))
-}
-
-/// What makes a run that went through no success.
-fn verdict(plan: &Plan, run: &Run) -> Verdict {
-    let (wrong, average) = (run.wrong(), run.average_bus_bandwidth());
-    if wrong > 0 {
-        return Some(format!(
-            "{wrong} elements of {} over {} were wrong, in {} of {} measurements",
-            plan.operation.name(),
-            run.transport,
-            run.failures(),
-            2 * run.rows.len()
-        ));
-    }
-    match plan.min_busbw {
-        Some(least) if average < least => Some(format!(
-            "the average bus bandwidth of {} is {average:.3} GB/s, below --min-busbw {least}",
-            plan.operation.name()
-        )),
-        _ => None,
-    }
+    Ok(verdict::of(plan, &run))
 }
 
 /// Standard output, whose loss (a full disk) must not stop a rank in the middle of a collective.
@@ -356,6 +331,15 @@ fn line(plan: &Plan, row: &Row) -> String {
         + &columns.half(&row.out_of_place.half)
         + &columns.half(&row.in_place.half)
         + &columns.end(&row.printed)
+}
+
+/// What follows the rows.
+fn footer(plan: &Plan, run: &Run) -> String {
+    let average = run.average_bus_bandwidth();
+    let passed = plan.min_busbw.map(|least| average >= least);
+    algorithms(&run.rows)
+        + &table::footer(run.failures(), average, passed)
+        + &format!("# Collective test concluded: {}\n#\n\n", plan.operation.name())
 }
 
 /// Which algorithm carried which sizes, and why: a comment line for each run of rows with the same answer.

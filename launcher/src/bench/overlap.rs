@@ -269,3 +269,25 @@ fn timed(comm: &Communicator, iterations: usize, mut body: impl FnMut() -> Resul
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::args::BenchCommand;
+    use crate::bench::verdict::tests::{bench, of_spoiled};
+
+    #[test]
+    fn wrong_elements_after_an_overlapped_call_end_in_exit_code_1() {
+        let args = bench("overlap -b 64K -e 64K -n 2 -q --transport threads");
+        let BenchCommand::Overlap(args) = args.command else { panic!("no overlap") };
+        let mut ranks = Ranks::plan(&args.ranks, None).unwrap();
+        ranks.options.progress = args.progress.options();
+        let (repeats, dtype) = check(&args, ranks.world).unwrap();
+        let failure = of_spoiled(&ranks, &|comm| rank(&args, &repeats, dtype, comm));
+        let text = failure.to_string();
+        assert!(
+            failure.code() == 1 && text.ends_with(" elements were wrong after an overlapped call"),
+            "{text}"
+        );
+    }
+}

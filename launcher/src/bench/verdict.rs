@@ -1,7 +1,9 @@
 //! Runs that go through and are yet no success: the verdict is about what was measured, and no rank has failed.
 
 use super::native::Native;
-use crate::failure::{Failure, Result};
+use super::plan::Plan;
+use super::record::Run;
+use crate::failure::{Failure, Result, VERDICT};
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::Communicator;
@@ -11,8 +13,26 @@ use std::sync::{Mutex, PoisonError};
 /// What makes a run no success, if something does.
 pub type Verdict = Option<String>;
 
-/// By this exit code a rank tells its supervisor that it has said the verdict itself. No failure has it.
-const SAID: u8 = 3;
+/// What makes a run of an operation no success.
+pub fn of(plan: &Plan, run: &Run) -> Verdict {
+    let (wrong, average) = (run.wrong(), run.average_bus_bandwidth());
+    if wrong > 0 {
+        return Some(format!(
+            "{wrong} elements of {} over {} were wrong, in {} of {} measurements",
+            plan.operation.name(),
+            run.transport,
+            run.failures(),
+            2 * run.rows.len()
+        ));
+    }
+    match plan.min_busbw {
+        Some(least) if average < least => Some(format!(
+            "the average bus bandwidth of {} is {average:.3} GB/s, below --min-busbw {least}",
+            plan.operation.name()
+        )),
+        _ => None,
+    }
+}
 
 /// Runs `body` as every rank, as [`ranks::launch_with_native`] does.
 ///
@@ -31,7 +51,7 @@ pub fn launch(
         Ok(())
     };
     match ranks::launch_with_native(ranks, identity, None, &judged) {
-        Err(Failure::Ranks { code: SAID, .. }) => return Err(Failure::Told { code: 1 }),
+        Err(Failure::Ranks { code: VERDICT, .. }) => return Err(Failure::Told { code: 1 }),
         done => done?,
     }
     let Some(text) = verdict.into_inner().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
@@ -39,8 +59,151 @@ pub fn launch(
     match std::env::var_os(variables::BOARD_FD) {
         Some(_) => {
             failure.report();
-            Err(Failure::Told { code: SAID })
+            Err(Failure::Told { code: VERDICT })
         }
         None => Err(failure),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::bench::args::BenchArgs;
+    use crate::bench::calls::Party;
+    use crate::bench::record::tests::example;
+    use crate::bench::{footer, rank};
+    use collectives::Result;
+    use collectives::transport::threads::{self, Threads};
+    use collectives::transport::{Request, Tag, Transport};
+    use std::time::Duration;
+
+    /// What ranks say of themselves and of their times is shorter.
+    const LONG: usize = 8192;
+
+    /// Carries the last byte of each long message wrongly.
+    struct Spoiling {
+        inner: Threads,
+        sent: Vec<Vec<u8>>,
+    }
+
+    impl Transport for Spoiling {
+        fn name(&self) -> &str {
+            self.inner.name()
+        }
+
+        fn rank(&self) -> usize {
+            self.inner.rank()
+        }
+
+        fn size(&self) -> usize {
+            self.inner.size()
+        }
+
+        unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
+            let mut src = src;
+            if bytes >= LONG {
+                // SAFETY: the caller's promise.
+                let mut copy = unsafe { std::slice::from_raw_parts(src, bytes) }.to_vec();
+                copy[bytes - 1] ^= 0x40;
+                src = copy.as_ptr();
+                self.sent.push(copy);
+            }
+            // SAFETY: the caller's promise, and a copy stays as long as this.
+            unsafe { self.inner.send(to, tag, src, bytes) }
+        }
+
+        unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+            // SAFETY: the caller's promise.
+            unsafe { self.inner.recv(from, tag, dst, bytes) }
+        }
+
+        fn test(&mut self, request: Request) -> Result<bool> {
+            self.inner.test(request)
+        }
+
+        fn subgroup(
+            &mut self,
+            members: &[usize],
+            context: u64,
+            within: Duration,
+        ) -> Result<Box<dyn Transport>> {
+            self.inner.subgroup(members, context, within)
+        }
+
+        fn check(&mut self) -> Result<()> {
+            self.inner.check()
+        }
+
+        fn abort(&mut self, why: &collectives::Error) {
+            self.inner.abort(why);
+        }
+    }
+
+    /// What `bench` says of a run in which long messages are carried wrongly.
+    pub fn of_spoiled(
+        ranks: &Ranks,
+        body: &(dyn Fn(Communicator) -> crate::failure::Result<Verdict> + Sync),
+    ) -> Failure {
+        let members: Vec<_> =
+            threads::group(ranks.world).into_iter().map(|member| Mutex::new(Some(member))).collect();
+        let spoiled = |comm: Communicator, _| {
+            let inner = members[comm.rank()].lock().unwrap().take().unwrap();
+            body(Communicator::new(Box::new(Spoiling { inner, sent: Vec::new() }), ranks.options)?)
+        };
+        launch(ranks, None, &spoiled).expect_err("a verdict")
+    }
+
+    /// The flags of `bench`.
+    pub fn bench(flags: &str) -> BenchArgs {
+        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        *args
+    }
+
+    #[test]
+    fn wrong_elements_are_found_written_and_end_in_exit_code_1() {
+        let dir = tempfile::tempdir().unwrap();
+        let json = dir.path().join("r.json");
+        for operation in ["all_reduce", "all_gather", "broadcast", "all_to_all", "send_recv"] {
+            let flags =
+                format!("{operation} -b 64K -e 64K -n 2 -q --transport threads --json {}", json.display());
+            let args = bench(&flags);
+            let (operation, args) = args.command.collective().unwrap();
+            let plan = Plan::new(operation, args).unwrap();
+            let ranks = Ranks::plan(&args.ranks, None).unwrap();
+            let failure =
+                of_spoiled(&ranks, &|comm| rank(&plan, args, &Party { comm, native: None, device: None }));
+            let text = failure.to_string();
+            let words = [
+                &format!(" elements of {} over threads were wrong", operation.name()),
+                "2 of 2 measurements",
+            ];
+            assert!(failure.code() == 1 && words.iter().all(|word| text.contains(*word)), "{text}");
+            let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+            assert_eq!(written["out_of_bounds"], serde_json::json!({"count": 2, "okay": "false"}));
+        }
+    }
+
+    #[test]
+    fn a_footer_that_says_failed_and_a_verdict_go_together() {
+        let args = bench("all_gather --min-busbw 1");
+        let (operation, args) = args.command.collective().unwrap();
+        let plan = Plan::new(operation, args).unwrap();
+        let right = example("shm", &[(1 << 20, 1e-6), (1 << 20, 1e-6)]);
+        let mut wrong = right.clone();
+        wrong.rows[1].out_of_place.half.wrong = Some(3);
+        let slow = example("shm", &[(1024, 1.0)]);
+        for (run, out_of_bounds, words) in [
+            (right, "0 OK", None),
+            (wrong, "1 FAILED", Some("3 elements of all_gather over shm were wrong, in 1 of 4")),
+            (slow, "0 OK", Some("below --min-busbw 1")),
+        ] {
+            let (text, verdict) = (footer(&plan, &run), of(&plan, &run));
+            assert!(text.contains(&format!("# Out of bounds values : {out_of_bounds}\n")), "{text}");
+            assert_eq!(verdict.is_some(), text.contains("FAILED"), "{text}");
+            assert_eq!(verdict.is_some(), words.is_some());
+            assert!(words.is_none_or(|words| verdict.as_ref().unwrap().contains(words)), "{verdict:?}");
+        }
     }
 }
