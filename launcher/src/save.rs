@@ -57,45 +57,44 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     Ok(own)
 }
 
-/// Writes the model; rank 0 holds the pen.
+/// Writes the model; rank 0 holds the pen, and nobody goes on before it has put it down: a rank that fails meanwhile would
+/// end it, too. What it is refused comes back as a value on it alone, because the ranks still stand together then; nothing
+/// of the model stays.
 ///
 /// # Errors
-/// What the system refuses; then nothing of the model stays.
+/// The ranks cannot bring the weights together.
 pub fn model<T: Float>(
     trainer: &mut Trainer<T>,
     plan: &TrainPlan,
     dir: &Path,
     companions: &Companions,
-) -> Result<()> {
-    let failed = |e: models::Error| Failure::run(format!("--save: {e}"));
-    let mut writer = None;
-    if trainer.comm().rank() == 0 {
-        let token_ids = companions.token_ids.clone();
-        let of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
-        let options = SaveOptions { token_ids, of_bytes, ..SaveOptions::default() };
-        let mut new = Writer::create(dir, &plan.model.config, T::DTYPE, &options).map_err(failed)?;
-        for (name, content) in &companions.files {
-            new.add_file(name, content).map_err(failed)?;
+) -> Result<Result<()>> {
+    if trainer.comm().rank() > 0 {
+        trainer.export(None)?;
+        trainer.comm().barrier()?;
+        return Ok(Ok(()));
+    }
+    let mut writer = begin::<T>(plan, dir, companions);
+    trainer.export(Some(&mut |spec, values| {
+        // After a refusal the others are still accompanied through the rest.
+        if let Ok(open) = &mut writer
+            && let Err(e) = open.add(&spec.name, values)
+        {
+            writer = Err(e);
         }
-        writer = Some(new);
-    }
-    let mut refused = None;
-    let exported = match &mut writer {
-        None => trainer.export(None),
-        Some(writer) => trainer.export(Some(&mut |spec, values| {
-            writer.add(&spec.name, values).map_err(|e| {
-                let text = e.to_string();
-                refused = Some(e);
-                text
-            })
-        })),
-    };
-    if let Some(e) = refused {
-        return Err(failed(e));
-    }
-    exported?;
-    match writer {
-        Some(writer) => writer.finish().map_err(failed),
-        None => Ok(()),
-    }
+        Ok(())
+    }))?;
+    let written = writer.and_then(Writer::finish);
+    trainer.comm().barrier()?;
+    Ok(written.map_err(|e| Failure::run(format!("--save: {e}"))))
+}
+
+/// The directory, with all but weights.
+fn begin<T: Float>(plan: &TrainPlan, dir: &Path, companions: &Companions) -> models::Result<Writer> {
+    let token_ids = companions.token_ids.clone();
+    let of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
+    let options = SaveOptions { token_ids, of_bytes, ..SaveOptions::default() };
+    let mut writer = Writer::create(dir, &plan.model.config, T::DTYPE, &options)?;
+    companions.files.iter().try_for_each(|(name, content)| writer.add_file(name, content))?;
+    Ok(writer)
 }

@@ -19,7 +19,8 @@ pub use describe::signature;
 use loader::Loader;
 use models::tokens::Windows;
 use serde_json::json;
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 use zero::{Ledger, Memory, Step, Trainer};
 
 /// What a user wants to see of a run.
@@ -41,15 +42,12 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     for step in 0..plan.steps {
         run.step(step)?;
         let last = step + 1 == plan.steps;
-        let due = plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
-        if let Some(windows) = held_out.as_ref().filter(|_| due || last) {
-            match last {
-                true => run.evaluate(step, windows, windows.rest())?,
-                false => run.evaluate(step, &windows.first(plan.eval_tokens), 0)?,
-            }
+        let due = !last && plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
+        if let Some(windows) = held_out.as_ref().filter(|_| due) {
+            run.evaluate(step, &windows.first(plan.eval_tokens), 0)?;
         }
     }
-    run.finish()
+    run.finish(held_out.as_ref())
 }
 
 /// One rank's run under way.
@@ -66,6 +64,8 @@ struct Run<'a, T: Float> {
     predicted: Memory,
     pace: Pace,
     start: Instant,
+    /// What saving took, which is no part of the run's speed.
+    saving: Duration,
     last: Step,
     validation: Option<f64>,
 }
@@ -102,6 +102,7 @@ impl<'a, T: Float> Run<'a, T> {
             predicted,
             pace: Pace::default(),
             start: Instant::now(),
+            saving: Duration::ZERO,
             last: Step::default(),
             validation: None,
         })
@@ -170,28 +171,54 @@ impl<'a, T: Float> Run<'a, T> {
         Ok(())
     }
 
-    /// What took hours is kept first, and what became of it told whether or not it could be.
-    fn finish(mut self) -> Result<()> {
-        self.account.total = self.start.elapsed().as_secs_f64();
-        self.account.memory = self.trainer.ledger().held();
-        self.account.peak_rss = report::peak_rss();
-        self.progress.finish();
-        let ranks = self.account.gather(self.trainer.comm())?;
-        let saved = match &self.plan.save {
-            Some(dir) => save::model(&mut self.trainer, self.plan, dir, &self.companions),
-            None => Ok(()),
-        };
-        let lead = self.trainer.comm().rank() == 0;
-        let told = if lead { self.summarize(&ranks, saved.is_ok()) } else { Ok(()) };
+    /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
+    /// not it could be kept.
+    fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
+        let saved = self.save()?;
+        let kept = self.plan.save.as_deref().filter(|_| saved.is_ok());
+        let told = self.conclude(held_out, kept);
         saved.and(told)?;
+        let lead = self.trainer.comm().rank() == 0;
         let text = sample::generate(&mut self.trainer, self.plan)?.filter(|_| lead);
         text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))
     }
 
+    /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
+    fn save(&mut self) -> Result<Result<()>> {
+        let Some(dir) = &self.plan.save else { return Ok(Ok(())) };
+        let began = Instant::now();
+        let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions)?;
+        self.saving = began.elapsed();
+        Ok(saved)
+    }
+
+    /// The last evaluation, of all that is held out, and the summary of a run whose model is `kept` there.
+    fn conclude(&mut self, held_out: Option<&Windows>, kept: Option<&Path>) -> Result<()> {
+        let last = self.plan.steps - 1;
+        let evaluated = held_out.map_or(Ok(()), |windows| self.evaluate(last, windows, windows.rest()));
+        self.progress.finish();
+        let lead = self.trainer.comm().rank() == 0;
+        if let Err(e) = evaluated {
+            // Without the others there is no summary, and who reads why has to know that the model is there.
+            let _ = self.tell_kept(kept.filter(|_| lead));
+            return Err(e);
+        }
+        self.account.total = (self.start.elapsed() - self.saving).as_secs_f64();
+        self.account.memory = self.trainer.ledger().held();
+        self.account.peak_rss = report::peak_rss();
+        let ranks = self.account.gather(self.trainer.comm())?;
+        if lead { self.summarize(&ranks, kept) } else { Ok(()) }
+    }
+
+    /// Says where the model is.
+    fn tell_kept(&self, kept: Option<&Path>) -> Result<()> {
+        let kept = kept.filter(|_| !self.show.quiet);
+        kept.map_or(Ok(()), |dir| out::line(format_args!("saved to {}", dir.display())))
+    }
+
     /// Writes and shows what the run came to, from all ranks' accounts.
-    fn summarize(&mut self, ranks: &[RankReport], saved: bool) -> Result<()> {
+    fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> Result<()> {
         let plan = self.plan;
-        let kept = plan.save.as_ref().filter(|_| saved);
         let tokens = plan.steps * plan.step_tokens;
         let speed = tokens as f64 / (self.account.total - self.account.evaluation);
         if let Some(metrics) = &mut self.metrics {
@@ -220,7 +247,7 @@ impl<'a, T: Float> Run<'a, T> {
             human::count(speed),
             self.last.loss
         ))?;
-        kept.map_or(Ok(()), |dir| out::line(format_args!("saved to {}", dir.display())))
+        self.tell_kept(kept)
     }
 }
 

@@ -4,6 +4,7 @@ use crate::bench;
 use harness::{Bench, ENDLESS, Outcome, in_shared_memory, is_root, json_lines, signal, skip};
 use rustix::process::Signal;
 use std::fs;
+use std::io::Read;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,34 @@ fn data_that_change_during_a_run_do_not_kill_it() {
     fs::File::options().write(true).open(bench.path("t.bin")).unwrap().set_len(2000).unwrap();
     bench.finish(run).refusal(1, &["t.bin", "fewer now", "must not change"]);
     bench.nothing_left();
+}
+
+/// Saving comes before the evaluation of all that is held out: what goes wrong there costs no model.
+#[test]
+fn an_evaluation_that_fails_at_the_end_leaves_the_saved_model() {
+    for flags in ["--ranks 3 --stage 0", "--ranks 2 --stage 3", "--ranks 2 --stage 1 --transport threads"] {
+        let bench = bench();
+        bench.text("text.txt", 20_000);
+        bench.run("tokenize --data text.txt --out t.bin").success();
+        let train = "train --model nano --data t.bin --steps 300 --seq 8 --micro-batch 1";
+        let mut run = bench
+            .command(&format!("{train} {flags} --metrics /dev/stdout --save out"))
+            .spawn()
+            .expect("the program starts");
+        // A pipe holds the lines of half of these steps at most, so that the run waits until they are read.
+        run.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        // What is held out goes, two bytes a token behind a header; what is trained on stays.
+        let file = fs::File::options().write(true).open(bench.path("t.bin")).unwrap();
+        file.set_len(1024 + 2 * 18_000).unwrap();
+        let outcome = bench.finish(run).refusal(1, &["t.bin", "fewer now", "must not change"]);
+        assert!(outcome.stdout.contains("\"step\":300,"), "{}", outcome.stdout);
+        assert!(!outcome.stdout.contains("summary"), "{}", outcome.stdout);
+        assert!(outcome.stdout.ends_with("saved to out\n"), "{}", outcome.stdout);
+        let loss = bench.run("eval --model out --data text.txt --json").success().json()["loss"].clone();
+        assert!(loss.as_f64().unwrap() < 5.0, "{loss}");
+        assert_eq!(bench.names(), ["out", "t.bin", "text.txt"]);
+        bench.nothing_left();
+    }
 }
 
 /// UCX's segments have names for some milliseconds of a start: whoever ends it then leaves none, nor does a job whose

@@ -230,13 +230,16 @@ impl<T: Float> Trainer<T> {
     }
 
     /// Gathers every tensor in order and shows it to `sink`. Every rank calls it, and those that have a sink see the same
-    /// values; where one rank's sink fails, the others wait for it to go on or to give up.
+    /// values; all go from unit to unit together, and where one rank's sink fails, the others wait for it to go on or to
+    /// give up.
     pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;
             let shown = sink.as_mut().map_or(Ok(()), |sink| self.show(unit, sink));
             self.params.release(&self.plan, unit);
             shown?;
+            // Where nothing is gathered, too, nobody waits longer for one who writes than a unit takes.
+            self.comm.barrier()?;
         }
         Ok(())
     }
