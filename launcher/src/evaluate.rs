@@ -12,7 +12,8 @@ const AT_ONCE: usize = 8;
 /// Deals the windows out in batches of `rows`, batch b to rank b modulo `world`, and gives the mean loss of all; a
 /// last window is shorter, `rest` tokens, and a batch of its own unless that is 0. `losses` computes a batch and gives
 /// its token losses to the [`Sums`]; ranks that got one batch less are called without one in the last round, because on
-/// stage 3 every rank takes part in every forward.
+/// stage 3 every rank takes part in every forward. Ranks wait for each other after every round, so that a slower one is
+/// never behind by more than that.
 pub fn mean_loss(
     tokens: &Tokens,
     windows: &Windows,
@@ -23,31 +24,35 @@ pub fn mean_loss(
 ) -> Result<f64> {
     let whole = windows.count().div_ceil(rows);
     let batches = whole + usize::from(rest > 0);
-    let mut sums = vec![0f64; windows.count() + usize::from(rest > 0)];
+    // Where a batch's windows begin; the shorter one follows all others.
+    let all = windows.count() + usize::from(rest > 0);
+    let begin = |batch: usize| if batch <= whole { (batch * rows).min(windows.count()) } else { all };
+    let (mut total, mut sums) = (0f64, Vec::new());
     let mut inputs = vec![0u32; rows * windows.length()];
     let mut targets = vec![0u32; rows * windows.length()];
-    for round in 0..batches.div_ceil(comm.size()) {
-        let batch = round * comm.size() + comm.rank();
-        if batch >= batches {
+    for from in (0..batches).step_by(comm.size()) {
+        let start = begin(from);
+        sums.clear();
+        sums.resize(begin(from + comm.size()) - start, 0f64);
+        let batch = from + comm.rank();
+        if batch < batches {
+            let (first, end) = (begin(batch), begin(batch + 1));
+            let (rows, length) = (end - first, if batch < whole { windows.length() } else { rest });
+            let (inputs, targets) = (&mut inputs[..rows * length], &mut targets[..rows * length]);
+            windows.read(tokens, first, length, inputs, targets).map_err(Failure::run)?;
+            let batch = Batch { tokens: inputs, targets, rows, length };
+            losses(Some(&batch), Sums(&mut sums[first - start..end - start]))?;
+        } else {
             losses(None, Sums(&mut []))?;
-            continue;
         }
-        let first = batch * rows;
-        let (first, rows, length) = match batch < whole {
-            true => (first, rows.min(windows.count() - first), windows.length()),
-            false => (windows.count(), 1, rest),
-        };
-        let (inputs, targets) = (&mut inputs[..rows * length], &mut targets[..rows * length]);
-        windows.read(tokens, first, length, inputs, targets).map_err(Failure::run)?;
-        let batch = Batch { tokens: inputs, targets, rows, length };
-        losses(Some(&batch), Sums(&mut sums[first..first + rows]))?;
+        // Each sum is on one rank and zero on the others, so adding over ranks is exact; then the order is that of
+        // the windows, whoever had them.
+        for part in sums.chunks_mut(AT_ONCE) {
+            comm.all_reduce_in_place(part, ReduceOp::Sum)?;
+        }
+        total = sums.iter().fold(total, |total, sum| total + sum);
     }
-    // Each sum is on one rank and zero on the others, so adding over ranks is exact; then the order is that of
-    // the windows, whoever had them.
-    for part in sums.chunks_mut(AT_ONCE) {
-        comm.all_reduce_in_place(part, ReduceOp::Sum)?;
-    }
-    Ok(sums.iter().sum::<f64>() / (windows.count() * windows.length() + rest) as f64)
+    Ok(total / (windows.count() * windows.length() + rest) as f64)
 }
 
 /// Where the losses of a batch's windows go.
@@ -66,26 +71,78 @@ impl Sums<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use collectives::Options;
     use models::tokens::Source;
+    use std::thread::{scope, sleep};
+    use std::time::Duration;
+
+    const LENGTH: usize = 7;
+
+    /// So many windows and a shorter one of three inputs.
+    fn some(count: usize) -> (Tokens, Windows) {
+        let vocab = 1 << 20;
+        let source = Source::Random { seed: 1, vocab, len: count * LENGTH + 4 };
+        let tokens = Tokens::new(vec![source], vocab);
+        let windows = Windows::new(0..tokens.len(), LENGTH).unwrap();
+        assert_eq!((windows.count(), windows.rest()), (count, 3));
+        (tokens, windows)
+    }
+
+    /// Losses of many magnitudes, so that every order of adding them up rounds otherwise.
+    fn of(token: u32) -> f32 {
+        1.7f32.powi((token % 23) as i32 - 19) * (1.0 + token as f32 * 1e-6)
+    }
+
+    /// What each of `world` ranks gets, which first does `before` in every round.
+    fn means(
+        (tokens, windows): &(Tokens, Windows),
+        rows: usize,
+        (world, options): (usize, Options),
+        before: impl Fn(usize) + Sync,
+    ) -> Vec<Result<f64>> {
+        let ranks = Communicator::threads_with(world, options).unwrap();
+        let mean = |comm: Communicator| {
+            mean_loss(tokens, windows, rows, windows.rest(), &comm, |batch, sums| {
+                before(comm.rank());
+                let targets = batch.map_or(&[][..], |batch| batch.targets);
+                sums.set(&targets.iter().map(|&t| of(t)).collect::<Vec<f32>>());
+                Ok(())
+            })
+        };
+        scope(|scope| {
+            let mean = &mean;
+            let ranks: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || mean(comm))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
 
     #[test]
-    fn windows_in_a_batch_do_not_change_the_bits() {
-        let (length, count, vocab) = (7, 1001, 1 << 20);
-        let source = Source::Random { seed: 1, vocab, len: count * length + 4 };
-        let tokens = Tokens::new(vec![source], vocab);
-        let windows = Windows::new(0..tokens.len(), length).unwrap();
-        let comm = Communicator::threads(1).remove(0);
-        // Of many magnitudes, so that every order of adding them up rounds otherwise.
-        let of = |token: u32| 1.7f32.powi((token % 23) as i32 - 19) * (1.0 + token as f32 * 1e-6);
-        let mean = |rows| {
-            let loss = mean_loss(&tokens, &windows, rows, windows.rest(), &comm, |batch, sums| {
-                sums.set(&batch.unwrap().targets.iter().map(|&t| of(t)).collect::<Vec<f32>>());
-                Ok(())
-            });
-            loss.unwrap().to_bits()
-        };
-        let one = mean(1);
-        assert!([2, 3, 8, 64, 1001].iter().all(|&rows| mean(rows) == one));
-        assert!(f64::from_bits(one) > 0.0 && windows.rest() > 0);
+    fn neither_ranks_nor_windows_in_a_batch_change_the_bits() {
+        for (count, cases) in [(1001, &[1, 2, 3, 8, 64, 1001][..]), (5, &[1, 2, 4, 5])] {
+            let data = some(count);
+            let (tokens, windows) = &data;
+            // One after the other, as they lie.
+            let mut all = vec![0; count * LENGTH + 3];
+            tokens.read(1, &mut all).unwrap();
+            let window = |window: &[u32]| window.iter().map(|&t| f64::from(of(t))).sum::<f64>();
+            let sum: f64 = all.chunks(LENGTH).map(window).sum();
+            let expected = sum / all.len() as f64;
+            assert!(expected > 0.0 && windows.rest() > 0);
+            for (&rows, world) in cases.iter().flat_map(|rows| [1, 2, 3, 4].map(|world| (rows, world))) {
+                for mean in means(&data, rows, (world, Options::default()), |_| ()) {
+                    assert_eq!(mean.unwrap().to_bits(), expected.to_bits(), "{rows} rows, {world} ranks");
+                }
+            }
+        }
+    }
+
+    /// A rank that is slower than another all the time, but in no round for as long as a peer may be silent.
+    #[test]
+    fn a_slower_rank_is_waited_for_in_every_round() {
+        let options = Options { deadline: Duration::from_secs(1), ..Options::default() };
+        let slow = |rank| sleep(Duration::from_millis(if rank == 1 { 100 } else { 0 }));
+        for mean in means(&some(50), 1, (2, options), slow) {
+            mean.unwrap();
+        }
     }
 }
