@@ -265,6 +265,34 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     assert!(config().contains("\"eos_token_id\": null"));
 }
 
+/// The directory's own tokenizer is for text: where none is read, one that is of no use keeps nobody from tokens.
+#[test]
+fn a_tokenizer_that_nobody_needs_is_in_nobody_s_way() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    let flags = "--steps 1 --micro-batch 1 --metrics m.jsonl";
+    bench.run(&format!("train --model nano --data t.bin {flags} --quiet --save m")).success();
+    let loss = || bench.run("eval --model m --data t.bin --json").success().json()["loss"].clone();
+    let before = loss();
+    let large = fs::read(word_tokenizer(&bench, 300)).unwrap();
+    for (content, words) in
+        [(&large[..], ["vocabulary of 256", "tokens up to 299"]), (b"{}", ["m/tokenizer.json", "not a"])]
+    {
+        bench.file("m/tokenizer.json", content);
+        assert_eq!(loss(), before);
+        for data in ["t.bin", "random"] {
+            let said = bench.run(&format!("train --model m --data {data} {flags} --save n")).success();
+            assert!(said.stderr.contains("tokenizer not known: no sample will be shown"), "{}", said.stderr);
+            assert!(fs::read(bench.path("n/tokenizer.json")).unwrap() == content);
+        }
+        bench.run("eval --model m --data text.txt").refusal(2, &words);
+        bench.run(&format!("train --model m --data text.txt {flags}")).refusal(2, &words);
+        let asked = format!("train --model m --data t.bin --tokenizer m/tokenizer.json {flags}");
+        bench.run(&asked).refusal(2, &words);
+    }
+}
+
 #[test]
 fn an_evaluation_takes_every_token_that_has_one_before_it() {
     let bench = bench();

@@ -140,7 +140,7 @@ impl ModelChoice {
     }
 
     /// The tokenizer that was asked for; by default the model directory's own, and bytes for text and a model that is
-    /// new or of bytes. None where nothing says how tokens were made, and nobody has to know.
+    /// new or of bytes. None where nothing says how tokens were made, or what does is of no use, and nobody has to know.
     ///
     /// # Errors
     /// No tokenizer, none for text, or one with more tokens than the model knows.
@@ -162,6 +162,14 @@ impl ModelChoice {
                 )),
             };
         };
+        match self.fitting(spec) {
+            Err(_) if asked.is_none() && !for_text => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// A tokenizer with no more tokens than the model knows.
+    fn fitting(&self, spec: &Path) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::open(spec)?;
         let (has, fits) = (tokenizer.vocab(), self.config.vocab);
         if has > fits {
@@ -173,7 +181,7 @@ impl ModelChoice {
                 self.name
             ));
         }
-        Ok(Some(tokenizer))
+        Ok(tokenizer)
     }
 
     /// Whether it can be trained as it was.
