@@ -31,7 +31,9 @@ pub struct Companions {
 /// # Errors
 /// A file that cannot be read.
 pub fn companions(plan: &TrainPlan) -> Result<Companions> {
-    let (mut own, mut of_bytes) = (Companions::default(), false);
+    // A new model has none, and transformers would take a missing key for its own default.
+    let none = SaveOptions::default().token_ids;
+    let (mut own, mut of_bytes) = (Companions { token_ids: none.clone(), files: Vec::new() }, false);
     if let Some(weights) = &plan.model.weights {
         own.files = weights.companions().map_err(Failure::usage)?;
         own.token_ids = weights.token_ids().clone();
@@ -51,7 +53,7 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
                 .push((TOKENIZER_CONFIG, b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n".to_vec()));
         }
         if another {
-            own.token_ids.clear();
+            own.token_ids = none;
         }
     }
     Ok(own)

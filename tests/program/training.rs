@@ -259,6 +259,14 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     bench.run(&format!("train --model m {flags}")).success();
     assert_eq!((names(), before.len()), (before, 6));
     assert!(config().contains("\"eos_token_id\": 2"));
+    // A key that is not there has a default, which null is not.
+    bench.file("m/config.json", config().replace("\"eos_token_id\": 2,", ""));
+    bench.run(&format!("train --model m {flags}")).success();
+    assert!(
+        !config().contains("eos_token_id") && config().contains("\"bos_token_id\": null"),
+        "{}",
+        config()
+    );
     // With another tokenizer, the old one's files and tokens would mislead.
     bench.run(&format!("train --model m --tokenizer bytes {flags}")).success();
     assert_eq!(names(), ["config.json", "model.safetensors"]);

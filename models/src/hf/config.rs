@@ -245,6 +245,11 @@ fn original_context(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Option<us
     }
 }
 
+/// That no token begins or ends a text: without these keys LlamaConfig has tokens 1 and 2 do that.
+pub(super) fn no_token_ids() -> Map<String, Value> {
+    ["bos_token_id", "eos_token_id"].into_iter().map(|key| (key.to_owned(), Value::Null)).collect()
+}
+
 /// A config.json that transformers 4 and 5 both read (so in the older spelling), with the keys of special tokens.
 pub(super) fn render(
     config: &LlamaConfig,
@@ -268,9 +273,6 @@ pub(super) fn render(
         "model_type": "llama",
         "attention_bias": false,
         "attention_dropout": 0.0,
-        // A model trained on bytes has none, and LlamaConfig's own default would end a text at byte 2.
-        "bos_token_id": null,
-        "eos_token_id": null,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "hidden_size": config.hidden,
@@ -297,6 +299,10 @@ pub(super) fn render(
     if let Some(map) = value.as_object_mut() {
         map.extend(token_ids.iter().map(|(k, v)| (k.clone(), v.clone())));
         if of_bytes {
+            // LlamaConfig's own default would end a text at byte 2.
+            for (key, none) in no_token_ids() {
+                map.entry(key).or_insert(none);
+            }
             map.insert(OF_BYTES.0.into(), json!(OF_BYTES.1));
         }
     }
@@ -470,5 +476,21 @@ mod tests {
         let config = LlamaConfig { rope: linear, head_dim: 6, ..LlamaConfig::preset("nano").unwrap() };
         let text = render(&config, DType::F32, &Map::new(), false);
         assert_eq!(parse(Path::new("c"), &text).unwrap().config, config);
+    }
+
+    /// A key that is null means none to transformers, and one that is not there its default.
+    #[test]
+    fn special_tokens_that_were_not_named_stay_so_unless_they_would_be_bytes() {
+        let config = LlamaConfig::preset("nano").unwrap();
+        let kept = |ids: Value, of_bytes| {
+            let text = render(&config, DType::F32, ids.as_object().unwrap(), of_bytes);
+            Value::Object(parse(Path::new("c"), &text).unwrap().token_ids)
+        };
+        for ids in [json!({}), json!({"eos_token_id": 7}), json!({"bos_token_id": null, "pad_token_id": 0})] {
+            assert_eq!(kept(ids.clone(), false), ids);
+        }
+        assert_eq!(kept(json!({}), true), json!({"bos_token_id": null, "eos_token_id": null}));
+        assert_eq!(kept(json!({"eos_token_id": 7}), true), json!({"bos_token_id": null, "eos_token_id": 7}));
+        assert_eq!(no_token_ids().len(), 2);
     }
 }

@@ -45,7 +45,7 @@ pub struct SaveOptions {
     /// Weights above this many bytes go to several files with an index; 5 GB, as transformers long had it.
     pub file_limit: u64,
     /// Special tokens, such as [`Checkpoint::token_ids`](super::Checkpoint::token_ids) of the model that was trained
-    /// on.
+    /// on; by default explicitly none. For a key that is not there transformers has a default of its own.
     pub token_ids: Map<String, Value>,
     /// Whether the model's tokens are bytes.
     pub of_bytes: bool,
@@ -53,7 +53,7 @@ pub struct SaveOptions {
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { file_limit: 5_000_000_000, token_ids: Map::new(), of_bytes: false }
+        SaveOptions { file_limit: 5_000_000_000, token_ids: config::no_token_ids(), of_bytes: false }
     }
 }
 
