@@ -1,6 +1,7 @@
 //! Owned, typed memory wherever a transport or a device wants it, and borrowed views of it.
 
 use crate::element::Element;
+use crate::error::{Error, Result};
 use crate::ledger::Account;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use rustix::param::page_size;
@@ -120,6 +121,9 @@ struct HostBlock {
 const HUGE: usize = 2 << 20;
 const LINE: usize = 64;
 
+/// What the system says where it has no memory.
+pub(crate) const NO_MORE: &str = "the system has no more; use smaller buffers or fewer ranks on this host";
+
 // SAFETY: HostBlock is only an owner; it never dereferences its pointer.
 unsafe impl Send for HostBlock {}
 // SAFETY: as above.
@@ -187,6 +191,16 @@ impl<T: Element> Buffer<T> {
     /// Zeroed process memory. Prefer `Communicator::alloc`, which knows what the transport likes best.
     pub fn zeroed(len: usize) -> Self {
         Buffer::from_memory(Memory::host(len * size_of::<T>()))
+    }
+
+    /// The same, for who can say what it was for.
+    ///
+    /// # Errors
+    /// The system has no more memory.
+    pub fn try_zeroed(len: usize) -> Result<Self> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        let refused = || Error::system(format!("allocating {bytes} bytes of memory"), NO_MORE);
+        Memory::try_host(bytes).map(Buffer::from_memory).ok_or_else(refused)
     }
 
     /// Types raw memory; its length must be a multiple of the element.
@@ -440,5 +454,20 @@ impl<'a, T: Element> From<ViewMut<'a, T>> for View<'a, T> {
     fn from(v: ViewMut<'a, T>) -> Self {
         // SAFETY: the exclusive borrow is consumed and turns into a shared one of the same lifetime.
         unsafe { View::from_raw(v.ptr, v.len, v.place) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        for len in [1 << 60, usize::MAX] {
+            let refused = Buffer::<u32>::try_zeroed(len).map(drop).unwrap_err().to_string();
+            let bytes = len.saturating_mul(4);
+            assert!(refused.contains(&format!("{bytes} bytes")) && refused.contains("no more"), "{refused}");
+        }
+        assert_eq!(Buffer::<u32>::try_zeroed(5).unwrap().host(), [0; 5]);
     }
 }

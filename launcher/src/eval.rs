@@ -203,7 +203,7 @@ impl<T: Float> Whole<T> {
             return Err(Failure::run(format!("model {} has no weights to evaluate", model.name)));
         };
         let mut tensor = |spec: &models::TensorSpec| {
-            let mut buffer = Buffer::zeroed(spec.len());
+            let mut buffer = Buffer::try_zeroed(spec.len())?;
             weights.read_range(&spec.name, 0..spec.len(), buffer.host_mut()).map_err(Failure::run)?;
             place(buffer)
         };

@@ -138,6 +138,35 @@ fn an_evaluation_that_fails_at_the_end_leaves_the_saved_model() {
     }
 }
 
+/// Where the system has no more memory for the optimizer's state, a sentence says so.
+#[test]
+fn memory_that_the_system_refuses_is_an_error() {
+    let bench = bench();
+    let train = "train --model 32m --data random --seq 8 --micro-batch 1 --val-fraction 0 --sample 0 --quiet --ranks 1 \
+                 --threads 1 --transport threads --metrics m.jsonl --steps";
+    // What it takes where there is enough.
+    let run = bench.endless(bench.command(&format!("{train} 100000000")));
+    let status = fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap();
+    signal(run.id(), Signal::KILL);
+    bench.finish(run);
+    let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmPeak:")) else {
+        return skip("this system does not say how many addresses a process has had");
+    };
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    let text = fs::read_to_string(bench.path("m.jsonl")).unwrap();
+    let step: serde_json::Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
+    let optimizer = step["memory"]["optimizer"].as_u64().unwrap();
+    assert!(optimizer > 256 << 20, "{optimizer}");
+    // It is what is taken last.
+    let run = format!("ulimit -v {}; exec {CARAVAN} {train} 1", peak - optimizer / 2 / 1024);
+    let mut command = Command::new("bash");
+    command.args(["-c", &run]);
+    bench.prepare(&mut command);
+    let words = ["rank 0 failed: allocating", "bytes of memory: the system has no more"];
+    bench.finish(command.spawn().unwrap()).refusal(1, &words);
+    bench.nothing_left();
+}
+
 /// UCX's segments have names for some milliseconds of a start: whoever ends it then leaves none, nor does a job whose
 /// starting process was killed once another has started.
 #[test]

@@ -1,7 +1,7 @@
 //! The engine's own memory for calls: kept and reused, so that a steady state allocates nothing, and bounded, so that
 //! how much it is does not depend on timing.
 
-use crate::buffer::Memory;
+use crate::buffer::{Buffer, Memory};
 use crate::error::Result;
 use crate::ledger::Account;
 use crate::schedule::{Call, Group, KEPT, Local, Schedule};
@@ -106,7 +106,10 @@ impl Pool {
             self.free.swap_remove(i);
         }
         let bytes = bytes.next_multiple_of(PAGE);
-        let memory = if published { transport.alloc(bytes)? } else { Memory::host(bytes) };
+        let memory = match published {
+            true => transport.alloc(bytes)?,
+            false => Buffer::<u8>::try_zeroed(bytes)?.into_memory(),
+        };
         Ok(Scratch { memory: memory.booked(&self.account), busy_until: None, published, counted: false })
     }
 

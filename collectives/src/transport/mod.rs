@@ -13,7 +13,7 @@ pub mod shm;
 pub mod threads;
 pub mod ucx;
 
-use crate::buffer::Memory;
+use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
 pub use nodes::{Nodes, PerNode};
 use std::time::Duration;
@@ -89,7 +89,7 @@ pub trait Transport: Send {
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         Memory::try_host(bytes).ok_or_else(|| {
             let what = format!("allocating {bytes} bytes of memory on rank {}", self.rank());
-            Error::system(what, "the system has no more; use smaller buffers or fewer ranks on this host")
+            Error::system(what, NO_MORE)
         })
     }
 

@@ -65,14 +65,7 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
         let mut allocator = Allocator::on_device(accounts, &mut take);
         let state = State::new(&shape, &mut allocator);
         let (delta, partials) = workspace(&cuda, &mut allocator);
-        if let Some(refused) = allocator.refused() {
-            let Footprint { activations, workspace, .. } =
-                Self::device_footprint(config, rows, length, recompute)?;
-            return Err(Error::config(format!(
-                "{refused}; activations need {activations} bytes and workspace {workspace}, besides weights and \
-                 gradients: a smaller micro-batch or recomputing activations needs less"
-            )));
-        }
+        allocator.finish()?;
         let ops = Cuda::new::<T>(queue, cuda, delta, partials)?;
         Ok(Llama::with(config, shape, state, ops))
     }

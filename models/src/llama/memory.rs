@@ -144,7 +144,7 @@ pub(super) struct Allocator<'a> {
     device: Option<&'a mut DeviceMemory<'a>>,
     /// The buffers are a device's, also while planning.
     of_device: bool,
-    /// What the device refused first.
+    /// What the device or the system refused first.
     refused: Option<collectives::Error>,
 }
 
@@ -171,9 +171,17 @@ impl<'a> Allocator<'a> {
         self.counted
     }
 
-    /// What the device refused, if it did.
-    pub(super) fn refused(self) -> Option<collectives::Error> {
-        self.refused
+    /// Whether everything was there.
+    ///
+    /// # Errors
+    /// What was refused, and what would be needed.
+    pub(super) fn finish(self) -> Result<()> {
+        let Some(refused) = self.refused else { return Ok(()) };
+        let Footprint { activations, workspace, .. } = self.counted;
+        Err(Error::config(format!(
+            "{refused}; activations need {activations} bytes and workspace {workspace}, besides weights and gradients: \
+             a smaller micro-batch or recomputing activations needs less"
+        )))
     }
 
     fn activation<E: Element>(&mut self, len: usize) -> Buffer<E> {
@@ -208,9 +216,12 @@ impl<'a> Allocator<'a> {
 
     fn take<E: Element>(&mut self, account: Option<&Account>, len: usize, host: bool) -> Buffer<E> {
         let Some(account) = account.filter(|_| self.refused.is_none()) else { return Buffer::zeroed(0) };
-        let Some(device) = &mut self.device else { return Buffer::zeroed(len).booked(account) };
-        match device(len * size_of::<E>(), host) {
-            Ok(memory) => Buffer::from_memory(memory).booked(account),
+        let taken = match &mut self.device {
+            Some(device) => device(len * size_of::<E>(), host).map(Buffer::from_memory),
+            None => Buffer::try_zeroed(len),
+        };
+        match taken {
+            Ok(buffer) => buffer.booked(account),
             Err(error) => {
                 self.refused = Some(error);
                 Buffer::zeroed(0)

@@ -55,7 +55,8 @@ impl<T: Float> Llama<T> {
     /// speed, never results.
     ///
     /// # Errors
-    /// A configuration or micro-batch that cannot be, or threads that cannot be started.
+    /// A configuration or micro-batch that cannot be, threads that cannot be started, or too little memory, with what
+    /// would be needed.
     pub fn new(
         config: &LlamaConfig,
         rows: usize,
@@ -67,7 +68,9 @@ impl<T: Float> Llama<T> {
         let shape = Shape::new(config, rows, length, recompute, threads)?;
         let mut allocator = Allocator::booking(accounts);
         let state = CpuState::new(&shape, &mut allocator);
-        let ops = Cpu::new(&shape.cpu(), memory::cpu_memory(&shape, &mut allocator))?;
+        let memory = memory::cpu_memory(&shape, &mut allocator);
+        allocator.finish()?;
+        let ops = Cpu::new(&shape.cpu(), memory)?;
         Ok(Llama::with(config, shape, state, ops))
     }
 

@@ -419,6 +419,17 @@ fn footprints_of_large_models_are_arithmetic() {
 }
 
 #[test]
+fn memory_that_the_system_does_not_have_is_an_error() {
+    let config = LlamaConfig::preset("llama-3.1-405b").unwrap();
+    let accounts = Accounts::default();
+    // Of activations alone 2 PB, and no processor has so many addresses.
+    let refused = Llama::<bf16>::new(&config, 1 << 11, 1 << 17, Recompute::None, 1, &accounts).err().unwrap();
+    let text = refused.to_string();
+    assert!(text.contains("the system has no more") && text.contains("activations need"), "{text}");
+    assert_eq!((accounts.activations.bytes(), accounts.workspace.bytes()), (0, 0));
+}
+
+#[test]
 fn what_cannot_be_built_is_an_error() {
     let config = nano();
     let build = |config: &LlamaConfig, rows, length, threads| {

@@ -12,7 +12,7 @@ pub struct Host;
 
 impl<T: Float> Kernels<T> for Host {
     fn state(&mut self, len: usize) -> Result<Buffer<f32>> {
-        Ok(Buffer::zeroed(len))
+        Ok(Buffer::try_zeroed(len)?)
     }
 
     fn clear(&mut self, out: ViewMut<'_, T>) -> Result<()> {
