@@ -176,6 +176,89 @@ fn token_files_train_and_evaluate_like_the_text_they_were_made_of() {
     assert_eq!(from_text, steps(text, "--transport threads"));
 }
 
+/// llm.c's format of vocabularies above 65536, which its header tells.
+#[test]
+fn tokens_of_32_bits_train_and_evaluate_like_those_of_16() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    bench.run("tokenize --data text.txt --out narrow.bin").success();
+    let narrow = fs::read(bench.path("narrow.bin")).unwrap();
+    let (header, tokens) = narrow.split_at(1024);
+    let mut wide = [20240801i32, 7].map(i32::to_le_bytes).concat();
+    wide.extend(&header[8..]);
+    wide.extend(tokens.chunks(2).flat_map(|token| [token[0], token[1], 0, 0]));
+    bench.file("wide.bin", wide);
+    let losses = |data: &str| {
+        let flags = "--steps 3 --micro-batch 2 --seq 32 --sample 0 --quiet --metrics m.jsonl --save m";
+        bench.run(&format!("train --model nano --data {data} {flags}")).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let mut losses: Vec<_> = lines[1..4].iter().map(|line| line["loss"].to_string()).collect();
+        losses.push(lines[lines.len() - 1]["summary"]["validation_loss"].to_string());
+        let eval = bench.run(&format!("eval --model m --data {data} --json")).success().json();
+        assert_eq!(eval["tokens"], 19_999);
+        losses.push(eval["loss"].to_string());
+        losses
+    };
+    assert_eq!(losses("wide.bin"), losses("narrow.bin"));
+}
+
+/// By the definition: window s of length T + 1 starts at token s * T, and each micro-batch takes the next B windows.
+#[test]
+fn steps_in_sequential_order_take_the_tokens_one_after_the_other() {
+    let bench = bench();
+    let text = fs::read(bench.text("text.txt", 20_000)).unwrap();
+    let flags = "--data text.txt --order sequential --dtype f32 --lr 0 --steps 3 --seq 32 --sample 0 --quiet";
+    for (split, step) in
+        [("--ranks 2 --micro-batch 3 --accumulate 2", 2 * 3 * 2 * 32), ("--ranks 3 --micro-batch 1", 3 * 32)]
+    {
+        bench.run(&format!("train --model nano {flags} {split} --metrics m.jsonl --save m")).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        assert_eq!(
+            (&lines[0]["run"]["data"]["held_out"], &lines[0]["run"]["order"]),
+            (&json!(0), &json!("sequential"))
+        );
+        assert_eq!(lines[lines.len() - 1]["summary"]["validation_loss"], json!(null));
+        let mut losses = Vec::new();
+        for (k, line) in lines[1..4].iter().enumerate() {
+            bench.file("step.txt", &text[k * step..(k + 1) * step + 1]);
+            let eval =
+                bench.run("eval --model m --data step.txt --dtype f32 --seq 32 --json").success().json();
+            assert_eq!((&eval["tokens"], &line["tokens"]), (&json!(step), &json!(step)));
+            let (trained, evaluated) = (line["loss"].as_f64().unwrap(), eval["loss"].as_f64().unwrap());
+            assert!((trained - evaluated).abs() < 1e-6, "step {}: {trained} {evaluated}", k + 1);
+            losses.push(trained);
+        }
+        // What lies elsewhere has another loss.
+        assert!((losses[0] - losses[1]).abs() > 1e-5 && (losses[1] - losses[2]).abs() > 1e-5, "{losses:?}");
+    }
+}
+
+#[test]
+fn each_class_of_memory_is_as_predicted() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    for flags in [
+        "--stage 0 --dtype f32",
+        "--stage 1 --accumulate 2",
+        "--stage 2 --dtype f32 --accumulate 2 --bucket-size 20K",
+        "--stage 2 --recompute full",
+        "--stage 3 --transport threads --threads 2",
+        "--stage 3 --recompute full --bucket-size 20K --prefetch off",
+        "--stage 3 --ranks 1",
+    ] {
+        let common =
+            "--data text.txt --steps 2 --micro-batch 2 --sample 0 --quiet --metrics m.jsonl --save m";
+        bench.run(&format!("train --model nano {common} {flags}")).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let summary = &lines[lines.len() - 1]["summary"];
+        assert_eq!(summary["ranks"][0]["memory"], summary["predicted_memory"], "{flags}");
+        assert_eq!(lines[2]["memory"], summary["predicted_memory"], "{flags}");
+        for class in ["parameters", "gradients", "optimizer", "activations", "workspace"] {
+            assert!(summary["predicted_memory"][class].as_u64().unwrap() > 0, "{flags}: {class}");
+        }
+    }
+}
+
 #[test]
 fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
     let bench = bench();
