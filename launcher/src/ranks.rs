@@ -323,13 +323,18 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "caravan".into());
     let arguments: Vec<_> = arguments.collect();
-    let segments = (ranks.transport == Transport::Ucx).then(Segments::for_ranks).flatten();
+    let mut segments = None;
     let report = spawn::supervise(ranks.world, |_| {
         let mut command = Command::new(PROGRAM);
         command.arg0(&name).args(&arguments).envs(variable.clone());
-        command.envs(segments.as_ref().map(Segments::variable));
+        if ranks.transport == Transport::Ucx {
+            // Only now, when a signal no longer ends this process at once, which would leave them behind.
+            let segments = segments.get_or_insert_with(Segments::for_ranks);
+            command.envs(segments.as_ref().map(Segments::variable));
+        }
         command
     })?;
+    drop(segments);
     let code = exit_code(&report);
     match report.sentence() {
         None => Ok(()),
