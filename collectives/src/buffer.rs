@@ -190,7 +190,7 @@ pub struct Buffer<T: Element> {
 impl<T: Element> Buffer<T> {
     /// Zeroed process memory. Prefer `Communicator::alloc`, which knows what the transport likes best.
     pub fn zeroed(len: usize) -> Self {
-        Buffer::from_memory(Memory::host(len * size_of::<T>()))
+        Buffer::from_memory(Memory::host(len.saturating_mul(size_of::<T>())))
     }
 
     /// The same, for who can say what it was for.

@@ -76,8 +76,11 @@ impl Communicator {
     }
 
     /// `n` ranks for as many threads of this process; element r is rank r's.
+    ///
+    /// # Panics
+    /// With more than [`MAX_SIZE`](crate::MAX_SIZE).
     pub fn threads(n: usize) -> Vec<Communicator> {
-        Self::threads_with(n, Options::default()).expect("inline progress needs nothing that could fail")
+        Self::threads_with(n, Options::default()).expect("as many ranks as one group can have")
     }
 
     /// The same with options. Fails when a progress thread cannot be started.
@@ -102,7 +105,17 @@ impl Communicator {
 
     /// The same group, whose calls with buffers on a device `carrier` takes. [`alloc`](Self::alloc) then gives memory of
     /// that device; calls with buffers of the host go over the transport as before.
+    ///
+    /// # Panics
+    /// The carrier is of another rank or of a group of another size, by which it would read and write past buffers.
     pub fn with_carrier(self, carrier: Arc<dyn Carrier>) -> Communicator {
+        let (rank, size) = carrier.group();
+        assert_eq!(
+            (rank, size),
+            (self.rank, self.size),
+            "rank and size of {} and of its group",
+            carrier.name()
+        );
         Communicator { carrier: Some(carrier), ..self }
     }
 

@@ -31,6 +31,7 @@ use scratch::{Pool, READY};
 pub(crate) use shared::{Handle, Shared};
 pub use stats::Stats;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -271,7 +272,10 @@ impl Engine {
             looks: if alone { looks } else { 0 },
             past: self.past,
         };
-        match execute::run(schedule, &mut flight.state, &mut env) {
+        // A transport that panics has not ended what it was given, whose memory goes as its owners unwind: the failure that
+        // becomes of it ends that first.
+        let ran = catch_unwind(AssertUnwindSafe(|| execute::run(schedule, &mut flight.state, &mut env)));
+        match ran.unwrap_or_else(|_| Err(Error::GivenUp("it panicked while moving a call on".into()))) {
             Ok(Outcome::Done) => {
                 self.done(id);
                 Ok(false)

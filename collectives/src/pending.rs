@@ -24,11 +24,10 @@ impl<B: Send + 'static> Pending<B> {
     /// compute queue is given from then on comes after the call. After an error the communicator is unusable and the buffers'
     /// contents are arbitrary, so they are dropped.
     pub fn wait(mut self) -> Result<B> {
+        // Taken only then: where waiting panics, the call may still be under way, and is left with its buffers.
+        let waited = self.end.wait(self.id);
         let buffers = self.buffers.take().expect("only `wait` takes the buffers, and it consumes self");
-        match self.end.wait(self.id) {
-            Ok(()) => Ok(buffers),
-            Err(error) => Err(error),
-        }
+        waited.map(|()| buffers)
     }
 
     /// Whether `wait` would return at once. Moves the call forward as far as it goes without waiting, and notices peers that

@@ -65,6 +65,10 @@ impl<Q: Queue + 'static> Carrier for Alone<Q> {
         "one device alone"
     }
 
+    fn group(&self) -> (usize, usize) {
+        (0, 1)
+    }
+
     fn reaches(&self, place: Place) -> bool {
         place == self.compute.place()
     }

@@ -19,6 +19,9 @@ pub trait Carrier: Send + Sync {
     /// The name of what moves the bytes, such as `nccl`.
     fn name(&self) -> &str;
 
+    /// This rank and the ranks of the group whose calls it carries.
+    fn group(&self) -> (usize, usize);
+
     /// Whether it carries buffers in `place`.
     fn reaches(&self, place: Place) -> bool;
 

@@ -6,7 +6,7 @@ use super::stream::Past;
 use super::work;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::schedule::{KEPT, Peers, Remote, Schedule, Space, Span, Step};
+use crate::schedule::{KEPT, Operand, Peers, Remote, Schedule, Space, Span, Step};
 use crate::transport::{Direct, HEARSAY, Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::time::Instant;
@@ -55,6 +55,7 @@ struct PeerAt {
     seen: usize,
     /// What it published in the first round of the current exchange, in place, or in the last round, staged.
     ptr: *const u8,
+    bytes: usize,
     staged: bool,
 }
 
@@ -113,7 +114,7 @@ impl State {
         self.posted.clear();
         self.peers.clear();
         if rounds > 0 {
-            self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), staged: false });
+            self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), bytes: 0, staged: false });
         }
     }
 
@@ -153,11 +154,20 @@ impl State {
         unsafe { base.add(span.offset) }
     }
 
-    pub(super) fn remote(&self, remote: Remote) -> *const u8 {
+    /// Where so many bytes lie that a peer has published, if it has published as much.
+    pub(super) fn remote(&self, remote: Remote, bytes: usize) -> Option<*const u8> {
         let peer = &self.peers[remote.peer as usize];
-        // SAFETY: the peer runs the same call (its fingerprint was compared), so it published as much as the
-        // schedule reads.
-        unsafe { peer.ptr.add(if peer.staged { remote.staged } else { remote.in_place }) }
+        let offset = if peer.staged { remote.staged } else { remote.in_place };
+        // SAFETY: inside what was published.
+        (offset + bytes <= peer.bytes).then(|| unsafe { peer.ptr.add(offset) })
+    }
+
+    /// The first of these operands, of so many bytes each, of which its peer has not published as much.
+    fn too_short(&self, operands: &[Operand], bytes: usize) -> Option<Remote> {
+        operands.iter().find_map(|operand| match *operand {
+            Operand::Peer(remote) => self.remote(remote, bytes).is_none().then_some(remote),
+            Operand::Own(..) => None,
+        })
     }
 }
 
@@ -235,13 +245,20 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 }
             }
             Step::Read { from, to } => {
-                let (src, dst) = (state.remote(from), state.write(to));
+                let Some(src) = state.remote(from, to.bytes) else {
+                    return Err(published_less(schedule, state, from, to.bytes));
+                };
+                let dst = state.write(to);
                 if !work::copy(schedule, (src, dst), to, state, env) {
                     return Ok(Outcome::Yield);
                 }
             }
             Step::Reduce { first, inputs, out, count } => {
                 let operands = &schedule.operands[first..first + inputs];
+                let bytes = count * schedule.call.dtype.size();
+                if let Some(remote) = state.too_short(operands, bytes) {
+                    return Err(published_less(schedule, state, remote, bytes));
+                }
                 while !work::reduce(schedule, operands, (out, count), state, env) {
                     if !goes_on(schedule, state, env)? {
                         return Ok(Outcome::Yield);
@@ -385,13 +402,13 @@ fn missing(
             continue;
         }
         match direct.published(p, sequence)? {
-            Some((ptr, _, bits)) => {
+            Some((ptr, bytes, bits)) => {
                 let theirs = Fingerprint::from_bits(bits);
                 if theirs != state.fingerprint {
                     compare(schedule, state, p, theirs)?;
                 }
                 let staged = bits & Fingerprint::STAGED != 0;
-                state.peers[p] = PeerAt { seen: round + 1, ptr, staged };
+                state.peers[p] = PeerAt { seen: round + 1, ptr, bytes, staged };
             }
             None => {
                 missing.get_or_insert(p);
@@ -412,6 +429,20 @@ fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint)
         peer,
         theirs: theirs.to_string(),
     })
+}
+
+/// A peer calls the same and yet shows less than is read of it: it goes about it in another way.
+#[cold]
+fn published_less(schedule: &Schedule, state: &State, remote: Remote, bytes: usize) -> Error {
+    let peer = remote.peer as usize;
+    let call = state.fingerprint;
+    Error::Diverged {
+        sequence: state.sequence,
+        rank: schedule.group.rank,
+        mine: format!("{call}, {bytes} bytes at once by {}", schedule.choice.algorithm),
+        peer,
+        theirs: format!("{call} by another algorithm or in other pieces"),
+    }
 }
 
 /// A transport knows lengths only; this adds what the calls were. The first message of the peer says what it called: its

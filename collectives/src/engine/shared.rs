@@ -362,7 +362,8 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_millis(1);
 
-    impl Transport for Slow {
+    // SAFETY: nothing is moved at all.
+    unsafe impl Transport for Slow {
         fn name(&self) -> &'static str {
             "slow"
         }
@@ -410,5 +411,60 @@ mod tests {
         let comm = Communicator::new(Box::new(Slow { came: false }), options).unwrap();
         let mut all = vec![0u64; comm.size()];
         comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
+    }
+
+    /// Panics when it is looked at for the third time, and knows whether it was aborted.
+    struct Breaking(u32, Arc<AtomicBool>);
+
+    // SAFETY: nothing is moved at all.
+    unsafe impl Transport for Breaking {
+        fn name(&self) -> &'static str {
+            "breaking"
+        }
+
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
+            Ok(Request(0))
+        }
+
+        unsafe fn recv(&mut self, _: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
+            Ok(Request(1))
+        }
+
+        fn test(&mut self, _: Request) -> Result<bool> {
+            self.0 += 1;
+            assert!(self.0 < 3, "as meant");
+            Ok(false)
+        }
+
+        fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
+            Err(Error::Launch("there are no groups".into()))
+        }
+
+        fn check(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn abort(&mut self, _: &Error) {
+            self.1.store(true, Ordering::Release);
+        }
+    }
+
+    #[test]
+    fn a_transport_that_panics_is_aborted_before_memory_goes() {
+        let aborted = Arc::<AtomicBool>::default();
+        let breaking = Breaking(0, Arc::clone(&aborted));
+        let comm = Communicator::new(Box::new(breaking), Options::default()).unwrap();
+        let error =
+            comm.all_reduce_in_place(&mut [0f32; 8][..], crate::ReduceOp::Sum).expect_err("it panicked");
+        assert!(error.to_string().contains("panicked") && aborted.load(Ordering::Acquire), "{error}");
+        assert_eq!(comm.barrier().expect_err("given up").to_string(), error.to_string());
     }
 }

@@ -74,7 +74,7 @@ pub(super) fn reduce(
     env.pointers.extend(operands.iter().map(|operand| {
         let ptr = match *operand {
             Operand::Own(space, offset) => state.read(space, offset),
-            Operand::Peer(remote) => state.remote(remote),
+            Operand::Peer(remote) => state.remote(remote, count * element).expect("looked at before"),
         };
         ptr.wrapping_add(skip)
     }));
@@ -150,7 +150,8 @@ pub(super) fn join(
     env.pointers.clear();
     env.pointers.extend(operands.iter().map(|operand| match *operand {
         Operand::Own(space, offset) => state.read(space, offset),
-        Operand::Peer(remote) => state.remote(remote),
+        // Nodes are joined by messages.
+        Operand::Peer(_) => unreachable!("a stage reads what has come to this rank"),
     }));
     let bytes = count * staged.in_size(stage);
     let start = (bytes >= TIMED).then(Instant::now);

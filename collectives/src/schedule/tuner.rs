@@ -92,6 +92,9 @@ impl fmt::Display for Rule {
 /// step; only the reduction is done twice.
 const BY_TWO: usize = 8;
 
+/// More bytes than any round can have.
+const MOST_AT_ONCE: usize = 1 << 60;
+
 /// Sizes in bytes at which algorithms change. The same on every rank of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -184,7 +187,7 @@ impl Tuning {
     pub(super) fn cut(&self, pieces: usize, largest: usize, budget: usize) -> (usize, usize) {
         // At most 2^14 rounds, so that slots of messages fit their 15 bits of tags.
         let least = self.piece.max(largest >> 14);
-        let per_round = (budget / pieces.max(1)).max(least).next_multiple_of(64);
+        let per_round = (budget / pieces.max(1)).max(least).clamp(1, MOST_AT_ONCE).next_multiple_of(64);
         (per_round, largest.div_ceil(per_round).max(1))
     }
 }

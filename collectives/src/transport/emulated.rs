@@ -194,7 +194,8 @@ impl Emulated {
     }
 }
 
-impl Transport for Emulated {
+// SAFETY: as the transport inside keeps the contract, whose messages are only held back.
+unsafe impl Transport for Emulated {
     fn name(&self) -> &str {
         &self.name
     }

@@ -136,7 +136,8 @@ impl Hierarchical {
     }
 }
 
-impl Transport for Hierarchical {
+// SAFETY: as both transports inside keep the contract, to one of which each message goes.
+unsafe impl Transport for Hierarchical {
     fn name(&self) -> &str {
         &self.name
     }

@@ -49,7 +49,11 @@ impl Request {
 
 /// Moves bytes between the ranks of one group. One thread at a time drives it (the engine's), which is
 /// why every method takes `&mut self`. No method blocks: waiting, deadlines and parking are the engine's.
-pub trait Transport: Send {
+///
+/// # Safety
+/// Who has been told that a request is done, or that the transport has failed or been aborted, gives its memory back: then
+/// nothing of this transport touches it any more. What a receive that is done says has come is there.
+pub unsafe trait Transport: Send {
     /// The name users choose it by; where it is made of others, whatever tells it from other such.
     fn name(&self) -> &str;
 
@@ -177,7 +181,11 @@ pub trait Transport: Send {
 /// Per call each rank publishes at most one range, reads peers', then says `finish`; a published range must stay
 /// unchanged until all peers have finished (unless `publish` copied it). Every rank finishes every call, also one
 /// that it neither published nor read for, and never call `s` before call `s - depth()`.
-pub trait Direct {
+///
+/// # Safety
+/// What [`published`](Self::published) returns can be read until this rank finishes the call, as long as it says, and a peer
+/// that [`finished`](Self::finished) names reads no more.
+pub unsafe trait Direct {
     /// How many calls may be in flight at once; call `s` reuses the place of call `s - depth()`.
     fn depth(&self) -> u64;
 

@@ -129,7 +129,8 @@ impl Threads {
     }
 }
 
-impl Transport for Threads {
+// SAFETY: a request is done once its bytes are copied, under locks, and a closed mailbox lets copies under way end first.
+unsafe impl Transport for Threads {
     fn name(&self) -> &'static str {
         "threads"
     }

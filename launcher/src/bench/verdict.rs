@@ -87,7 +87,8 @@ pub mod tests {
         sent: Vec<Vec<u8>>,
     }
 
-    impl Transport for Spoiling {
+    // SAFETY: as the transport inside keeps the contract; what is sent in place of a message stays as long as this.
+    unsafe impl Transport for Spoiling {
         fn name(&self) -> &str {
             self.inner.name()
         }

@@ -344,6 +344,10 @@ impl<Q: Streams> Carrier for Staged<Q> {
         &self.0.name
     }
 
+    fn group(&self) -> (usize, usize) {
+        (self.0.host.rank(), self.0.host.size())
+    }
+
     fn reaches(&self, place: Place) -> bool {
         place == self.0.compute.place()
     }

@@ -359,6 +359,10 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
         self.wire.name()
     }
 
+    fn group(&self) -> (usize, usize) {
+        (self.host.rank(), self.host.size())
+    }
+
     fn reaches(&self, place: Place) -> bool {
         place == self.compute.place()
     }

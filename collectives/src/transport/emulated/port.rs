@@ -18,7 +18,7 @@ impl Port {
     /// A message of `bytes` is posted at `now`: when its first byte leaves, and when it has left.
     pub fn depart(&mut self, hop: &Hop, now: u64, bytes: usize) -> (u64, u64) {
         let start = now.max(self.out);
-        self.out = start + hop.port_time(bytes);
+        self.out = start.saturating_add(hop.port_time(bytes));
         (start, self.out)
     }
 
@@ -27,19 +27,20 @@ impl Port {
     /// each alone, in whichever order this rank hears of them.
     pub fn arrive(&mut self, hop: &Hop, start: u64, bytes: usize) -> u64 {
         let long = hop.port_time(bytes);
-        let mut from = start + hop.flight_time();
+        let mut from = start.saturating_add(hop.flight_time());
         if long == 0 {
             return from;
         }
         let mut at = 0;
         while let Some(&(busy, free)) = self.into.get(at) {
-            if from + long <= busy {
+            if from.saturating_add(long) <= busy {
                 break;
             }
             from = from.max(free);
             at += 1;
         }
-        self.into.insert(at, (from, from + long));
+        let end = from.saturating_add(long);
+        self.into.insert(at, (from, end));
         self.join(at);
         if at > 0 {
             self.join(at - 1);
@@ -47,7 +48,7 @@ impl Port {
         if self.into.len() > MOST {
             self.into.remove(0);
         }
-        from + long
+        end
     }
 
     /// Makes one of a stretch and the next if they touch.

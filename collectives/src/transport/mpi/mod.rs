@@ -222,7 +222,8 @@ impl MpiTransport {
     }
 }
 
-impl Transport for MpiTransport {
+// SAFETY: MPI has ended what it reports as ended, and a closed transport has cancelled the rest or leaves MPI for good.
+unsafe impl Transport for MpiTransport {
     fn name(&self) -> &'static str {
         "mpi"
     }

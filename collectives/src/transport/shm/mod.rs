@@ -100,7 +100,8 @@ impl ShmTransport {
     }
 }
 
-impl Transport for ShmTransport {
+// SAFETY: what is reported as done was copied whole, and after an abort this rank copies no more.
+unsafe impl Transport for ShmTransport {
     fn name(&self) -> &'static str {
         "shm"
     }
@@ -172,7 +173,9 @@ impl Transport for ShmTransport {
     }
 }
 
-impl Direct for ShmTransport {
+// SAFETY: what is published lies in the owner's segment, by its own description checked against that, or in its slot; both
+// stay mapped as long as the transport, and unchanged until all have finished, as the slots' protocol says.
+unsafe impl Direct for ShmTransport {
     fn depth(&self) -> u64 {
         layout::DEPTH
     }

@@ -94,7 +94,7 @@ pub(super) fn embeddings<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig,
     let mut order: Vec<u64> =
         tokens.iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
     order.sort_unstable();
-    let (tokens, order) = (b.pinned(&tokens)?, b.pinned(&order)?);
+    let (tokens, order) = (b.given(&tokens)?, b.given(&order)?);
     let mut table = b.zeros::<T>(config.vocab * h)?;
     let (d_out, mut out) = (b.noise::<T>(n * h, 1.0)?, b.zeros::<T>(n * h)?);
     b.time("embedding", "embedding", Moved(2 * n * h * BYTES), |q| {
@@ -146,7 +146,7 @@ pub(super) fn attention<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, 
 pub(super) fn cross_entropy<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
     let (n, vocab) = (n.min(2048), config.vocab);
     let logits = b.noise::<f32>(n * vocab, 4.0)?;
-    let targets = b.pinned(&spread(n, vocab))?;
+    let targets = b.given(&spread(n, vocab))?;
     let (mut losses, mut d_logits) = (b.zeros::<f32>(n)?, b.zeros::<T>(n * vocab)?);
     let bytes = n * vocab * (size_of::<f32>() + BYTES);
     b.time("cross_entropy", "cross-entropy and its gradient (one read)", Moved(bytes), |q| {
@@ -181,7 +181,7 @@ pub(super) fn optimizer<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: us
     let part = n / 8;
     let inputs: Vec<View<'_, T>> = (0..8).map(|i| grad.view().slice(i * part..(i + 1) * part)).collect();
     let addresses: Vec<u64> = inputs.iter().map(|view| view.as_ptr() as u64).collect();
-    let addresses = b.pinned(&addresses)?;
+    let addresses = b.given(&addresses)?;
     let mut sum = b.zeros::<T>(part)?;
     b.time("reduce", "canonical sum of 8 inputs", Moved(9 * part * BYTES), |q| {
         q.launch(&reduce(ReduceOp::Sum, &inputs, addresses.view(), sum.view_mut()))

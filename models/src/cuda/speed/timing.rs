@@ -29,10 +29,13 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         Ok(Buffer::from_memory(self.queue.memory(len * size_of::<E>())?))
     }
 
-    /// Data of the host that the device reads in place.
-    pub fn pinned<E: Element>(&mut self, data: &[E]) -> Result<Buffer<E>> {
-        let mut buffer = Buffer::from_memory(self.queue.host_memory(size_of_val(data))?);
-        buffer.host_mut().copy_from_slice(data);
+    /// Data of the host on the device, as training has it: read in place, they would come from far.
+    pub fn given<E: Element>(&mut self, data: &[E]) -> Result<Buffer<E>> {
+        let mut buffer = self.zeros::<E>(data.len())?;
+        let to = buffer.view_mut().as_mut_ptr() as u64;
+        // SAFETY: as many bytes are there, and stay beyond the wait.
+        unsafe { self.queue.upload(bytes_of(data), to)? };
+        self.queue.synchronize()?;
         Ok(buffer)
     }
 
