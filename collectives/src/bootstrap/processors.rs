@@ -3,6 +3,7 @@
 use super::{Identity, Launcher, hosts};
 use rustix::process::{Pid, getppid};
 use rustix::thread::sched_getaffinity;
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// Processors that this process may use, by its binding and its cgroup's quota.
@@ -21,9 +22,30 @@ pub fn processors_of_host(identity: Option<&Identity>) -> usize {
         identity.filter(|me| me.launcher != Launcher::Alone).and_then(|me| process_of(me.launcher));
     let bound = |pid: Option<Pid>| sched_getaffinity(pid).map(|set| set.count() as usize);
     match launcher.map(|launcher| (bound(None), bound(Some(launcher)))) {
-        Some((Ok(here), Ok(there))) if there > here => there,
+        // What binds ranks leaves them under the same quota.
+        Some((Ok(here), Ok(there))) if there > here => quota().map_or(there, |most| there.min(most)),
         _ => mine,
     }
+}
+
+/// Processors' worth of time that the cgroups around this process leave it.
+fn quota() -> Option<usize> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let root = Path::new("/sys/fs/cgroup");
+    let own = root.join(own.trim_start_matches('/'));
+    let around = own.ancestors().take_while(|group| group.starts_with(root));
+    least(around.filter_map(|group| std::fs::read_to_string(group.join("cpu.max")).ok()))
+}
+
+/// The least of these limits, each a quota of time in a period, in whole processors as the standard library counts them.
+fn least(limits: impl Iterator<Item = String>) -> Option<usize> {
+    let processors = |limit: String| {
+        let (quota, period) = limit.trim().split_once(' ')?;
+        let (quota, period): (usize, usize) = (quota.parse().ok()?, period.parse().ok()?);
+        Some(quota.checked_div(period)?.max(1))
+    };
+    limits.filter_map(processors).min()
 }
 
 /// The process that started the ranks of this host, also from behind a script, a container's runtime or a profiler: who
@@ -61,6 +83,16 @@ mod tests {
     use rustix::thread::{CpuSet, sched_setaffinity};
     use std::process::Command;
 
+    #[test]
+    fn the_least_quota_around_a_process_counts() {
+        let of = |limits: &[&str]| least(limits.iter().map(|limit| limit.to_string()));
+        assert_eq!(of(&["max 100000\n", "800000 100000\n", "350000 100000\n"]), Some(3));
+        assert_eq!(of(&["20000 100000\n"]), Some(1));
+        for none in [&["max 100000\n"][..], &["", "1 0\n", "x"], &[]] {
+            assert_eq!(of(none), None);
+        }
+    }
+
     /// This test again, by another process.
     fn again(program: &str, args: &[&str], level: &str, has: &str) {
         let mut command = Command::new(program);
@@ -87,7 +119,8 @@ mod tests {
         match std::env::var(LEVEL).as_deref() {
             // The launcher: it starts a rank, and by a name that is srun's, what wraps one.
             Err(_) => {
-                let has = sched_getaffinity(Some(rustix::process::getpid())).unwrap().count().to_string();
+                let count = sched_getaffinity(Some(rustix::process::getpid())).unwrap().count() as usize;
+                let has = quota().map_or(count, |most| count.min(most)).to_string();
                 again(this, &[NAME, "--exact"], "rank", &has);
                 let dir = tempfile::tempdir().unwrap();
                 let step = dir.path().join("slurmstepd");
