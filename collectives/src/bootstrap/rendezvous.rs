@@ -1,7 +1,7 @@
 //! The rendezvous of a job: all ranks meet, learn each other's hosts, and exchange small blobs and descriptors.
 
 use super::board::Board;
-use super::identity::{Identity, Launcher};
+use super::identity::{Identity, Launcher, variables};
 use super::place::Place;
 use super::star::{Member, Star};
 use super::{Options, hosts};
@@ -185,11 +185,14 @@ impl Hosts {
 }
 
 /// What only ranks of this job have: jobs that chance brings to one address tell each other apart by their names, where the
-/// launcher gives each its own.
+/// launcher gives each its own or the user has named them.
 fn secret(identity: &Identity) -> String {
     let token = identity.token.clone().unwrap_or_default();
+    let named = |job: &str| std::env::var(variables::JOB).is_ok_and(|given| given.trim() == job);
     match (&identity.job, identity.launcher) {
-        (Some(job), Launcher::Slurm | Launcher::OpenMpi) => format!("{job}\n{token}"),
+        (Some(job), Launcher::Slurm | Launcher::OpenMpi | Launcher::Caravan) => format!("{job}\n{token}"),
+        // Hydra's own name may be another on each host.
+        (Some(job), _) if named(job) => format!("{job}\n{token}"),
         _ => token,
     }
 }
@@ -241,6 +244,17 @@ mod tests {
             text.contains("rank 1 of 2 did not arrive") && text.contains("; it may have failed before"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn jobs_that_were_named_apart_are_strangers_to_each_other() {
+        let named =
+            |job: &str, launcher| secret(&Identity { job: Some(job.into()), launcher, ..Identity::alone() });
+        for launcher in [Launcher::Caravan, Launcher::Slurm, Launcher::OpenMpi] {
+            assert_ne!(named("a", launcher), named("b", launcher), "{launcher:?}");
+        }
+        // Hydra may have given them.
+        assert_eq!(named("a", Launcher::Pmi), named("b", Launcher::Pmi));
     }
 
     #[test]

@@ -348,8 +348,8 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> A
     };
     if !same_secret(&hello.token, me.token.as_bytes()) {
         return Admission::Stranger(Error::Launch(format!(
-            "the secret of this process is not that of job {}: give all ranks one CARAVAN_TOKEN or none; if that is \
-             another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all ranks of this one",
+            "the secret of this process is not that of job {}: give all ranks one CARAVAN_JOB and one CARAVAN_TOKEN, or \
+             none; if that is another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all ranks of this one",
             me.job
         )));
     }
