@@ -2,7 +2,7 @@
 
 use harness::{Bench, signal};
 use rustix::process::Signal;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 fn bench() -> Bench {
@@ -185,6 +185,33 @@ fn ranks_with_different_arguments_name_the_difference() {
     }
 }
 
+/// Containers that share a network have processes of their own, of which the kernel tells others no numbers.
+#[test]
+fn ranks_that_cannot_see_each_others_processes_meet() {
+    if !harness::is_root() {
+        return harness::skip("a process namespace needs root");
+    }
+    let apart = ["--pid", "--fork"];
+    match Command::new("unshare").args(apart).arg("true").output() {
+        Ok(tried) if tried.status.success() => {}
+        Ok(tried) => return harness::skip(String::from_utf8_lossy(&tried.stderr).trim()),
+        Err(e) => return harness::skip(&format!("unshare cannot be started: {e}")),
+    }
+    let bench = bench();
+    let start = |rank: usize| {
+        let mut command = Command::new("unshare");
+        command.args(apart).args([env!("CARGO_BIN_EXE_caravan"), "bench", "barrier", "-n", "2"]);
+        command.args(["--rendezvous-timeout", "20"]);
+        bench.prepare(&mut command);
+        let job = format!("apart-{}", std::process::id());
+        command.env("CARAVAN_RANK", rank.to_string()).env("CARAVAN_WORLD", "2").env("CARAVAN_JOB", job);
+        command.spawn().expect("unshare starts")
+    };
+    let both = [0, 1].map(start);
+    both.into_iter().for_each(|child| drop(bench.finish(child).success()));
+    bench.nothing_left();
+}
+
 #[test]
 fn an_interrupt_leaves_nothing() {
     for command in ["all_reduce -N 1000000 -n 100", "overlap -n 1000000", "tune -n 1000000"] {
@@ -208,7 +235,7 @@ fn many_ranks_need_no_higher_limit_of_open_files() {
     let bench = bench();
     let run =
         format!("ulimit -Sn 24; exec {} bench barrier --ranks 16 -n 2 -q", env!("CARGO_BIN_EXE_caravan"));
-    let mut command = std::process::Command::new("bash");
+    let mut command = Command::new("bash");
     command.args(["-c", &run]);
     bench.prepare(&mut command);
     bench.finish(command.spawn().unwrap()).success();
@@ -219,7 +246,7 @@ fn a_limit_of_file_sizes_below_the_memory_is_none_of_what_ranks_need() {
     let bench = bench();
     let run =
         format!("ulimit -f 200000; exec {} bench all_reduce -e 1M -n 2 -q", env!("CARGO_BIN_EXE_caravan"));
-    let mut command = std::process::Command::new("bash");
+    let mut command = Command::new("bash");
     command.args(["-c", &run]);
     bench.prepare(&mut command);
     bench.finish(command.spawn().unwrap()).success();
@@ -232,7 +259,7 @@ fn a_terminal_that_stops_what_writes_in_the_background_does_not_stop_ranks() {
     }
     let bench = bench();
     let run = format!("stty tostop; exec {} bench barrier -n 2", env!("CARGO_BIN_EXE_caravan"));
-    let mut command = std::process::Command::new("script");
+    let mut command = Command::new("script");
     command.args(["-qec", &run, "/dev/null"]).stdin(Stdio::null());
     bench.prepare(&mut command);
     let outcome = bench.finish(command.spawn().unwrap()).success();

@@ -131,13 +131,13 @@ pub(super) fn host_name() -> String {
 pub(crate) const OF_HYDRA: &str = "MPI_LOCALNRANKS";
 
 /// The process id of Hydra's proxy on this host: the other end of the socket it left in PMI_FD, also when a shell
-/// stands between it and this process.
+/// stands between it and this process. None where it cannot be seen from here.
 pub(super) fn pmi_manager() -> Option<u32> {
     let fd: i32 = std::env::var("PMI_FD").ok()?.parse().ok().filter(|&fd| fd > 2)?;
     // SAFETY: only borrowed for one call that leaves the descriptor as it is; if it is not open the call says so.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let peer = rustix::net::sockopt::socket_peercred(fd).ok()?;
-    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    let peer = super::place::peer_of(fd).ok()?;
+    u32::try_from(peer.pid).ok().filter(|&pid| pid > 0)
 }
 
 /// Asks the process manager that speaks PMI to end the job with this exit code, if there is one. Hydra waits for the

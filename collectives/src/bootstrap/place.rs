@@ -4,7 +4,7 @@ use super::wire::Stream;
 use crate::error::{Error, Result};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use std::net::{Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
@@ -69,8 +69,8 @@ impl Listener {
             Listener::Unix(l) => {
                 let (stream, _) = l.accept().ok()?;
                 stream.set_nonblocking(true).ok()?;
-                let peer = sockopt::socket_peercred(&stream).ok()?;
-                (peer.uid == rustix::process::geteuid()).then_some(Stream::Unix(stream))
+                let peer = peer_of(stream.as_fd()).ok()?;
+                (peer.uid == rustix::process::geteuid().as_raw()).then_some(Stream::Unix(stream))
             }
             Listener::Tcp(l) => {
                 let (stream, _) = l.accept().ok()?;
@@ -79,6 +79,27 @@ impl Listener {
                 Some(Stream::Tcp(stream))
             }
         }
+    }
+}
+
+/// Who the kernel says is at the other end of a Unix socket. A process that cannot be seen from here, in a container with
+/// processes of its own, has the number 0, which rustix's structure has no room for.
+pub(super) fn peer_of(socket: BorrowedFd<'_>) -> std::io::Result<libc::ucred> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: both live here, and the kernel writes no more than the length says.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match done {
+        0 => Ok(peer),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 
@@ -120,12 +141,12 @@ pub(super) fn connect(place: &Place) -> Result<Found> {
             let address = SocketAddr::from_abstract_name(name).map_err(refused)?;
             let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(Found::Nobody(None)) };
             stream.set_nonblocking(true).map_err(refused)?;
-            let peer = sockopt::socket_peercred(&stream).map_err(|e| refused(e.into()))?;
-            if peer.uid != rustix::process::geteuid() {
+            let peer = peer_of(stream.as_fd()).map_err(refused)?;
+            if peer.uid != rustix::process::geteuid().as_raw() {
                 return Err(Error::Launch(format!(
                     "user {} listens at {place}, where rank 0 of this job should: set CARAVAN_JOB to another name for all \
                      ranks",
-                    peer.uid.as_raw()
+                    peer.uid
                 )));
             }
             Ok(Found::Somebody(Stream::Unix(stream)))
