@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -125,7 +126,7 @@ impl Bench {
         command
     }
 
-    /// Sets folder, environment and pipes of any command of this test.
+    /// Sets folder, environment, pipes and signals of any command of this test.
     pub fn prepare(&self, command: &mut Command) {
         command
             .current_dir(self.folder.path())
@@ -138,6 +139,7 @@ impl Bench {
         foreign.iter().for_each(|name| {
             command.env_remove(name);
         });
+        take_signals(command);
     }
 
     /// Runs the program to its end.
@@ -271,6 +273,25 @@ impl Bench {
         let left: Vec<_> = left.iter().filter(|name| !name.starts_with("caravan-ucx-")).collect();
         assert!(left.is_empty(), "segments are left: {left:?}");
     }
+}
+
+/// Has the command take the signals that end a run, also where this process ignores them, as what a script starts in the
+/// background does.
+pub fn take_signals(command: &mut Command) {
+    unsafe extern "C" {
+        /// The C library's, with which every Rust program is linked.
+        fn signal(number: i32, handler: usize) -> usize;
+    }
+    const DEFAULT: usize = 0;
+    let reset = || {
+        for name in [Signal::INT, Signal::TERM, Signal::HUP] {
+            // SAFETY: an async-signal-safe call that touches no memory.
+            unsafe { signal(name.as_raw(), DEFAULT) };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes only system calls.
+    unsafe { command.pre_exec(reset) };
 }
 
 /// Names in `/dev/shm` that begin like this.

@@ -186,7 +186,6 @@ fn nothing_of_ucx_is_left_in_shared_memory() {
         let run = bench.command(&format!("{ENDLESS} --transport ucx")).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
         let id = run.id();
-        // Not SIGINT, which is ignored until it is caught where the tests run in the background of a script.
         signal(id, Signal::TERM);
         bench.finish(run);
         assert_eq!(places(id), NONE, "ended after {wait} ms");
@@ -206,6 +205,21 @@ fn a_run_under_nohup_outlives_its_terminal() {
     signal(run.id(), Signal::TERM);
     assert_eq!(bench.finish(run).code, Some(143));
     bench.nothing_half_written();
+}
+
+/// What a script starts in its background is to stay when Ctrl-C ends the script.
+#[test]
+fn a_run_in_the_background_of_a_script_outlives_an_interrupt() {
+    let bench = bench();
+    let mut command = Command::new("bash");
+    let run = ENDLESS.replace("100000000", "300");
+    command.args(["-c", &format!("trap '' INT; exec {CARAVAN} {run}")]);
+    bench.prepare(&mut command);
+    let mut run = bench.endless(command);
+    assert!(run.try_wait().unwrap().is_none(), "it is under way");
+    signal(run.id(), Signal::INT);
+    bench.finish(run).success();
+    bench.nothing_left();
 }
 
 #[test]
@@ -351,8 +365,7 @@ fn a_file_that_may_not_grow_leaves_nothing() {
 
 #[test]
 fn a_signal_while_tokens_are_written_leaves_nothing() {
-    // Not SIGINT: who is started in the background of a script ignores it, and so does what it starts.
-    for name in [Signal::TERM, Signal::KILL] {
+    for name in [Signal::INT, Signal::TERM, Signal::KILL] {
         let bench = bench();
         bench.text("text.txt", 8000);
         assert!(Command::new("mkfifo").arg(bench.path("pipe")).status().unwrap().success());

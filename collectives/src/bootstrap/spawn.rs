@@ -76,8 +76,8 @@ impl Report {
 /// (see [`variables`]) and no standard input, and returns when all have ended.
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
-/// killed. SIGINT, SIGTERM and SIGHUP (but under nohup) are passed on likewise, a stop (Ctrl-Z) too. If this process
-/// dies in any way, the kernel kills the ranks. Call it from the main thread before starting others: the signals are
+/// killed. SIGINT, SIGTERM and SIGHUP are passed on likewise, a stop (Ctrl-Z) too, but for those that this process was
+/// started to ignore (nohup, a script's `&`). If this process dies in any way, the kernel kills the ranks. Call it from the main thread before starting others: the signals are
 /// blocked in this thread only, and the ranks die with the thread that started them.
 ///
 /// # Errors
@@ -322,8 +322,9 @@ impl Signals {
     const CAUGHT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP];
 
     fn catch() -> Result<Self> {
-        // A descriptor gets ignored signals too, and nohup has a job stay when its terminal goes.
-        let caught = Self::CAUGHT.into_iter().filter(|&signal| signal != libc::SIGHUP || !ignored(signal));
+        // A descriptor gets ignored signals too. nohup has a job stay when its terminal goes, and a script what it started
+        // in the background when Ctrl-C ends the script.
+        let caught = Self::CAUGHT.into_iter().filter(|&signal| !ignored(signal));
         let (set, before) = block(&caught.collect::<Vec<_>>())?;
         // SAFETY: plain libc calls on sets that live here.
         unsafe {
