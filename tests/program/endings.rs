@@ -1,7 +1,7 @@
 //! Runs that end before their time: killed ranks, signals, full disks. Every rank ends, and nothing stays.
 
 use crate::bench;
-use harness::{Bench, ENDLESS, Outcome, in_shared_memory, is_root, json_lines, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, in_shared_memory, installed, is_root, json_lines, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::io::Read;
@@ -86,9 +86,38 @@ fn an_interrupt_ends_every_rank() {
     }
 }
 
+/// Lines of metrics that a run has written.
+fn steps(bench: &Bench) -> usize {
+    fs::read_to_string(bench.path("m.jsonl")).unwrap().lines().count()
+}
+
+/// Without a shell that minds its jobs (`ssh -t host caravan`, `docker exec -it`) nobody would let it go on.
+#[test]
+fn ctrl_z_where_nobody_could_let_it_go_on_does_not_stop_a_run() {
+    if !installed("setsid") {
+        return;
+    }
+    let bench = bench();
+    let mut command = Command::new("setsid");
+    command.args([CARAVAN].into_iter().chain(ENDLESS.split_whitespace()));
+    bench.prepare(&mut command);
+    let run = bench.endless(command);
+    signal(run.id(), Signal::TSTP);
+    let (before, sent) = (steps(&bench), Instant::now());
+    while steps(&bench) < before + 20 {
+        if sent.elapsed() > Duration::from_secs(60) {
+            signal(run.id(), Signal::KILL);
+            panic!("it stands still: {:?}", bench.finish(run));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal(run.id(), Signal::TERM);
+    assert_eq!(bench.finish(run).code, Some(143));
+    bench.nothing_half_written();
+}
+
 #[test]
 fn data_that_change_during_a_run_do_not_kill_it() {
-    let steps = |bench: &Bench| fs::read_to_string(bench.path("m.jsonl")).unwrap().lines().count();
     // Text is taken once: what an editor does to it is nothing to the run.
     let bench = crate::bench();
     let mut run = endless(&bench, "");

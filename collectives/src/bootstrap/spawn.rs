@@ -206,7 +206,7 @@ impl Family {
                 None => {}
                 Some(Signal::TSTP) => {
                     self.signal_all(Signal::STOP);
-                    let _ = kill_process(rustix::process::getpid(), Signal::STOP);
+                    stop_here();
                     self.signal_all(Signal::CONT);
                 }
                 Some(signal) => {
@@ -315,6 +315,25 @@ fn block(signals: &[libc::c_int]) -> Result<(libc::sigset_t, libc::sigset_t)> {
             0 => Ok((set, before)),
             failed => Err(Error::system("blocking signals", std::io::Error::from_raw_os_error(failed))),
         }
+    }
+}
+
+/// Stops this process as Ctrl-Z does, and returns once it goes on. Where nobody could let it go on, as in `ssh -t host
+/// caravan` without a shell that minds its jobs, the kernel discards a stop from the terminal (not a SIGSTOP), and this
+/// returns at once. The signal is one that this thread blocks.
+fn stop_here() {
+    // SAFETY: plain libc calls on structures that live here, of which a zeroed one is valid, and as an action the
+    // default; what was there before is put back.
+    unsafe {
+        let (mut stop, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        let (default, mut action): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
+        libc::sigemptyset(&mut stop);
+        libc::sigaddset(&mut stop, libc::SIGTSTP);
+        libc::sigaction(libc::SIGTSTP, &default, &mut action);
+        libc::raise(libc::SIGTSTP);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &stop, &mut before);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        libc::sigaction(libc::SIGTSTP, &action, std::ptr::null_mut());
     }
 }
 
