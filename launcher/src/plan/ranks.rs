@@ -68,18 +68,8 @@ impl Ranks {
     /// As [`plan`](Self::plan).
     pub fn untuned(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
         let world = match (args.ranks, identity) {
-            (Some(asked), Some(Identity { world, .. })) if asked != *world => {
-                return usage(match identity.filter(|_| *world == 1) {
-                    Some(alone) => format!(
-                        "--ranks {asked}, but this process is the only rank that {} started: start {asked} with it, or \
-                         take 'env {} caravan ...', which starts them itself",
-                        alone.launcher.name(),
-                        alone.launcher.marks().map(|name| format!("-u {name}")).collect::<Vec<_>>().join(" ")
-                    ),
-                    None => format!(
-                        "--ranks {asked}, but the launcher started {world}: leave --ranks away under mpirun and srun"
-                    ),
-                });
+            (Some(asked), Some(there)) if asked != there.world => {
+                return usage(elsewhere(asked, there));
             }
             (_, Some(there)) if there.world > MAX_SIZE => {
                 let (launcher, world) = (there.launcher.name(), there.world);
@@ -159,6 +149,22 @@ impl Ranks {
     }
 }
 
+/// Why `asked` ranks cannot be had where a launcher started others: also a shell that it gave to a user is one of them.
+fn elsewhere(asked: usize, there: &Identity) -> String {
+    let (name, world) = (there.launcher.name(), there.world);
+    let marks: Vec<String> = there.launcher.marks().map(|name| format!("-u {name}")).collect();
+    let itself = format!("take 'env {} caravan ...', which starts them itself", marks.join(" "));
+    match world {
+        1 => format!(
+            "--ranks {asked}, but this process is the only rank that {name} started: start {asked} with it, or {itself}"
+        ),
+        _ => format!(
+            "--ranks {asked}, but this process is one of {world} ranks that {name} started: leave --ranks away if all of \
+             them run caravan, or {itself}"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,6 +198,18 @@ mod tests {
         for ranks in ["0", "1025"] {
             let text = plan(&format!("--ranks {ranks}")).unwrap_err().to_string();
             let words = [&format!("--ranks {ranks}:"), "from 1 to 1024", "up to 16384"];
+            assert!(words.iter().all(|w| text.contains(w)), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_ranks_than_the_launcher_started_are_refused_with_a_way() {
+        for (world, words) in
+            [(1, "start 4 with it, or"), (8, "one of 8 ranks that srun started: leave --ranks away")]
+        {
+            let there = Identity { world, launcher: bootstrap::Launcher::Slurm, ..Identity::alone() };
+            let text = Ranks::plan(&args("--ranks 4"), Some(&there)).unwrap_err().to_string();
+            let words = ["--ranks 4", words, "take 'env", "caravan ...', which starts them itself"];
             assert!(words.iter().all(|w| text.contains(w)), "{text}");
         }
     }
