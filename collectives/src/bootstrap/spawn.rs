@@ -77,8 +77,9 @@ impl Report {
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
 /// killed. SIGINT, SIGTERM and SIGHUP are passed on likewise, a stop (Ctrl-Z) too, but for those that this process was
-/// started to ignore (nohup, a script's `&`). If this process dies in any way, the kernel kills the ranks. Call it from the main thread before starting others: the signals are
-/// blocked in this thread only, and the ranks die with the thread that started them.
+/// started to ignore (nohup, a script's `&`). If this process dies in any way, the kernel kills the ranks. Call it from
+/// the main thread before starting others: the signals are blocked in this thread only, and the ranks die with the thread
+/// that started them.
 ///
 /// # Errors
 /// [`Error::Launch`] for 0 ranks or more than [`MAX_SIZE`], [`Error::System`] when a process cannot be started (those
