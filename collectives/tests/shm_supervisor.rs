@@ -4,6 +4,7 @@
 use collectives::bootstrap::spawn::supervise;
 use collectives::bootstrap::{Identity, Options, shm_group};
 use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, exit};
 use std::time::Duration;
@@ -27,7 +28,9 @@ fn main() {
 /// This program in another role.
 fn again(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
-    command.env("SUPERVISOR_TEST", role);
+    harness::take_signals(&mut command);
+    // A group of its own, whose parent could let it go on: the kernel stops no other.
+    command.process_group(0).env("SUPERVISOR_TEST", role);
     command
 }
 
