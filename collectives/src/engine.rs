@@ -5,6 +5,7 @@
 //! by whoever waits, in this group or in one of its family, by [`progress`](crate::Communicator::progress), and by a
 //! thread if one was asked for.
 
+mod diverged;
 mod execute;
 mod family;
 mod flight;
@@ -25,13 +26,13 @@ use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
 pub use flight::Ends;
 use flight::{Flight, Stage};
+use lock::Holds;
 pub use options::{Options, Priority, Progress};
 pub use scratch::scratch_bytes;
 use scratch::{Pool, READY};
 pub(crate) use shared::{Handle, Shared};
 pub use stats::Stats;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -272,10 +273,7 @@ impl Engine {
             looks: if alone { looks } else { 0 },
             past: self.past,
         };
-        // A transport that panics has not ended what it was given, whose memory goes as its owners unwind: the failure that
-        // becomes of it ends that first.
-        let ran = catch_unwind(AssertUnwindSafe(|| execute::run(schedule, &mut flight.state, &mut env)));
-        match ran.unwrap_or_else(|_| Err(Error::GivenUp("it panicked while moving a call on".into()))) {
+        match execute::run(schedule, &mut flight.state, &mut env) {
             Ok(Outcome::Done) => {
                 self.done(id);
                 Ok(false)
@@ -477,6 +475,14 @@ impl Engine {
             self.fail(Error::Timeout { what, rank, peer, after });
         }
         false
+    }
+}
+
+impl Holds for Engine {
+    /// A transport that panics has not ended what it was given, whose memory goes as its owners unwind: the failure that
+    /// becomes of it ends that first.
+    fn left_by_a_panic(&mut self) {
+        self.fail(Error::GivenUp("it panicked in a call".into()));
     }
 }
 

@@ -1,15 +1,15 @@
 //! One call in flight: runs the steps of its schedule until it is done or has to wait for a peer.
 
+use super::diverged::{compare, in_words, published_less};
 use super::scratch::Scratch;
 use super::stats::Stats;
 use super::stream::Past;
 use super::work;
 use crate::buffer::Memory;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::schedule::{KEPT, Operand, Peers, Remote, Schedule, Space, Span, Step};
-use crate::transport::{Direct, HEARSAY, Request, Tag, Transport};
+use crate::transport::{Direct, Request, Tag, Transport};
 use crate::watch::Fingerprint;
-use std::time::Instant;
 
 /// How often to look at messages again at once: each look calls a library.
 const MESSAGE_LOOKS: u32 = 4;
@@ -35,17 +35,18 @@ pub(super) struct State {
     pub at: usize,
     /// Bytes of the current copy or elements of the current reduction that are done.
     pub part: usize,
-    posted: Vec<Posted>,
+    pub posted: Vec<Posted>,
     peers: Vec<PeerAt>,
     /// The scratch of calls that need little; only some have it.
     kept: Option<Memory>,
 }
 
+/// A message under way.
 #[derive(Clone, Copy)]
-struct Posted {
+pub(super) struct Posted {
     group: usize,
-    peer: usize,
-    request: Request,
+    pub peer: usize,
+    pub request: Request,
 }
 
 /// What a peer has published for this call.
@@ -155,11 +156,11 @@ impl State {
     }
 
     /// Where so many bytes lie that a peer has published, if it has published as much.
+    #[inline(always)]
     pub(super) fn remote(&self, remote: Remote, bytes: usize) -> Option<*const u8> {
         let peer = &self.peers[remote.peer as usize];
         let offset = if peer.staged { remote.staged } else { remote.in_place };
-        // SAFETY: inside what was published.
-        (offset + bytes <= peer.bytes).then(|| unsafe { peer.ptr.add(offset) })
+        (offset + bytes <= peer.bytes).then(|| peer.ptr.wrapping_add(offset))
     }
 
     /// The first of these operands, of so many bytes each, of which its peer has not published as much.
@@ -416,90 +417,4 @@ fn missing(
         }
     }
     Ok(missing)
-}
-
-fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint) -> Result<()> {
-    if theirs == state.fingerprint {
-        return Ok(());
-    }
-    Err(Error::Diverged {
-        sequence: state.sequence,
-        rank: schedule.group.rank,
-        mine: state.fingerprint.to_string(),
-        peer,
-        theirs: theirs.to_string(),
-    })
-}
-
-/// A peer calls the same and yet shows less than is read of it: it goes about it in another way.
-#[cold]
-fn published_less(schedule: &Schedule, state: &State, remote: Remote, bytes: usize) -> Error {
-    let peer = remote.peer as usize;
-    let call = state.fingerprint;
-    Error::Diverged {
-        sequence: state.sequence,
-        rank: schedule.group.rank,
-        mine: format!("{call}, {bytes} bytes at once by {}", schedule.choice.algorithm),
-        peer,
-        theirs: format!("{call} by another algorithm or in other pieces"),
-    }
-}
-
-/// A transport knows lengths only; this adds what the calls were. The first message of the peer says what it called: its
-/// first bytes come also where it has another length.
-fn in_words(
-    error: Error,
-    schedule: &Schedule,
-    state: &mut State,
-    transport: &mut dyn Transport,
-    peer: usize,
-) -> Error {
-    let Error::Diverged { mine, theirs, .. } = error else { return error };
-    let (sequence, rank) = (state.sequence, schedule.group.rank);
-    if mine.is_empty() {
-        // The transport knows what the peer called.
-        return Error::Diverged { sequence, rank, mine: schedule.fingerprint.to_string(), peer, theirs };
-    }
-    let frame = schedule.steps.iter().find_map(|step| match *step {
-        Step::Check { from, at } if from == peer => Some(at),
-        _ => None,
-    });
-    let called = match frame.map_or(Ok(None), |at| first_of(peer, at, state, transport)) {
-        Ok(called) => called,
-        Err(loss) => return loss,
-    };
-    let (mine, theirs) = match called.filter(|called| *called != state.fingerprint) {
-        Some(called) => (state.fingerprint.to_string(), called.to_string()),
-        None => (
-            format!("{}, for which it expects {mine}", schedule.call),
-            format!("something for which it sent {theirs}"),
-        ),
-    };
-    Error::Diverged { sequence, rank, mine, peer, theirs }
-}
-
-/// The fingerprint that the first message of `peer` brings to `at` in scratch, if it comes: a later one, of which nothing
-/// had to be fetched, may have been here before it. A loss explains what happened better: the peer may have noticed first.
-fn first_of(
-    peer: usize,
-    at: usize,
-    state: &mut State,
-    transport: &mut dyn Transport,
-) -> Result<Option<Fingerprint>> {
-    let until = Instant::now() + HEARSAY;
-    loop {
-        // SAFETY: the schedule reserved these eight bytes, and their receive has cleared them.
-        let header = unsafe { state.read(Space::Scratch, at).cast::<u64>().read_unaligned() };
-        if header != 0 {
-            return Ok(Some(Fingerprint::from_bits(header)));
-        }
-        if state.posted.iter().all(|posted| posted.peer != peer) || Instant::now() > until {
-            return Ok(None);
-        }
-        state
-            .posted
-            .retain(|posted| posted.peer != peer || matches!(transport.test(posted.request), Ok(false)));
-        transport.check()?;
-        std::thread::yield_now();
-    }
 }

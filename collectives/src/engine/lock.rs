@@ -17,6 +17,12 @@ use std::time::Duration;
 const YIELDS: u32 = 1000;
 const NAP: Duration = Duration::from_micros(50);
 
+/// What a lock keeps.
+pub(crate) trait Holds {
+    /// A thread panics that holds it.
+    fn left_by_a_panic(&mut self);
+}
+
 pub(crate) struct Lock<T> {
     held: AtomicBool,
     /// Threads that have found it held.
@@ -27,24 +33,30 @@ pub(crate) struct Lock<T> {
 // SAFETY: one thread at a time has the guard, through which alone the value is reached.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-impl<T> Lock<T> {
+impl<T: Holds> Lock<T> {
     pub fn new(value: T) -> Self {
         Lock { held: AtomicBool::new(false), waiting: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Returns once no other thread holds the value. A thread that panics gives it back as it was then.
+    /// Returns once no other thread holds the value.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
         if self.held.swap(true, Ordering::Acquire) {
             self.wait();
         }
-        Guard { lock: self, here: PhantomData }
+        self.guard()
     }
 
     /// The value, unless another thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let free = !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire);
-        free.then(|| Guard { lock: self, here: PhantomData })
+        free.then(|| self.guard())
+    }
+
+    /// That of the thread that has just taken it.
+    #[inline(always)]
+    fn guard(&self) -> Guard<'_, T> {
+        Guard { lock: self, panicking: std::thread::panicking(), here: PhantomData }
     }
 
     #[cold]
@@ -63,12 +75,14 @@ impl<T> Lock<T> {
 }
 
 /// The right to the value, of the thread that took it.
-pub(crate) struct Guard<'a, T> {
+pub(crate) struct Guard<'a, T: Holds> {
     lock: &'a Lock<T>,
+    /// It panicked before it took it.
+    panicking: bool,
     here: PhantomData<*mut T>,
 }
 
-impl<T> Guard<'_, T> {
+impl<T: Holds> Guard<'_, T> {
     /// Gives the value back while `idle` runs and until all that wait for it have had it: a thread that only looks whether
     /// something has happened would else have it again before they notice.
     pub fn meanwhile(self, idle: impl FnOnce()) -> Self {
@@ -82,7 +96,7 @@ impl<T> Guard<'_, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T: Holds> Deref for Guard<'_, T> {
     type Target = T;
 
     #[inline(always)]
@@ -92,7 +106,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T: Holds> DerefMut for Guard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: no other guard exists, and this one is borrowed alone.
@@ -100,9 +114,12 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T: Holds> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
+        if std::thread::panicking() && !self.panicking {
+            self.left_by_a_panic();
+        }
         self.lock.held.store(false, Ordering::Release);
     }
 }
@@ -111,10 +128,19 @@ impl<T> Drop for Guard<'_, T> {
 mod tests {
     use super::*;
 
+    /// Two numbers that go together, and whether a panic has left them.
+    type Pair = (usize, usize, bool);
+
+    impl Holds for Pair {
+        fn left_by_a_panic(&mut self) {
+            self.2 = true;
+        }
+    }
+
     #[test]
     fn threads_take_turns() {
         const EACH: usize = 20_000;
-        let lock = Lock::new((0usize, 0usize));
+        let lock = Lock::new((0usize, 0usize, false));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
@@ -127,18 +153,35 @@ mod tests {
                 });
             }
         });
-        assert_eq!(*lock.lock(), (3 * EACH, 3 * EACH));
+        assert_eq!(*lock.lock(), (3 * EACH, 3 * EACH, false));
     }
 
     #[test]
-    fn a_panic_gives_the_value_back() {
-        let lock = Lock::new(1);
+    fn a_panic_gives_the_value_back_and_says_so() {
+        let lock = Lock::new((1, 1, false));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            *lock.lock() = 2;
+            lock.lock().0 = 2;
             let _held = lock.lock();
             panic!("under the lock");
         }));
         assert!(caught.is_err());
-        assert_eq!(*lock.lock(), 2);
+        assert_eq!(*lock.lock(), (2, 1, true));
+    }
+
+    #[test]
+    fn who_panics_for_another_reason_may_still_take_it() {
+        struct Taking<'a>(&'a Lock<Pair>);
+        impl Drop for Taking<'_> {
+            fn drop(&mut self) {
+                self.0.lock().0 += 1;
+            }
+        }
+        let lock = Lock::new((1, 1, false));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _taking = Taking(&lock);
+            panic!("elsewhere");
+        }));
+        assert!(caught.is_err());
+        assert_eq!(*lock.lock(), (2, 1, false));
     }
 }
