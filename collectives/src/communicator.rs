@@ -78,7 +78,7 @@ impl Communicator {
     /// `n` ranks for as many threads of this process; element r is rank r's.
     ///
     /// # Panics
-    /// With more than [`MAX_SIZE`](crate::MAX_SIZE).
+    /// With more than [`MAX_SIZE`].
     pub fn threads(n: usize) -> Vec<Communicator> {
         Self::threads_with(n, Options::default()).expect("as many ranks as one group can have")
     }
