@@ -101,4 +101,11 @@ impl Error {
     pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         Error::System { what: what.into(), source_text: error.to_string() }
     }
+
+    /// What the peers of one group are told of a failure in another, in which ranks may have other numbers.
+    pub(crate) fn in_another_group(&self) -> Self {
+        Error::GivenUp(format!(
+            "failed in another of its groups, with ranks as they are called there: {self}"
+        ))
+    }
 }

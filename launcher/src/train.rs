@@ -177,8 +177,12 @@ impl<'a, T: Float> Run<'a, T> {
         let saved = self.save()?;
         let kept = self.plan.save.as_deref().filter(|_| saved.is_ok());
         let told = self.conclude(held_out, kept);
-        saved.and(told)?;
         let lead = self.trainer.comm().rank() == 0;
+        if lead && told.is_err() {
+            // Who reads why has to know that the model is there.
+            let _ = self.tell_kept(kept);
+        }
+        saved.and(told)?;
         let text = sample::generate(&mut self.trainer, self.plan)?.filter(|_| lead);
         text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))
     }
@@ -197,17 +201,12 @@ impl<'a, T: Float> Run<'a, T> {
         let last = self.plan.steps - 1;
         let evaluated = held_out.map_or(Ok(()), |windows| self.evaluate(last, windows, windows.rest()));
         self.progress.finish();
-        let lead = self.trainer.comm().rank() == 0;
-        if let Err(e) = evaluated {
-            // Without the others there is no summary, and who reads why has to know that the model is there.
-            let _ = self.tell_kept(kept.filter(|_| lead));
-            return Err(e);
-        }
+        evaluated?;
         self.account.total = (self.start.elapsed() - self.saving).as_secs_f64();
         self.account.memory = self.trainer.ledger().held();
         self.account.peak_rss = report::peak_rss();
         let ranks = self.account.gather(self.trainer.comm())?;
-        if lead { self.summarize(&ranks, kept) } else { Ok(()) }
+        if self.trainer.comm().rank() == 0 { self.summarize(&ranks, kept) } else { Ok(()) }
     }
 
     /// Says where the model is.

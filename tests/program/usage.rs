@@ -98,7 +98,7 @@ fn a_launcher_that_disagrees_is_named() {
         bench.finish(command.spawn().unwrap())
     };
     let two = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
-    run("--ranks 3", &two).refusal(2, &["--ranks 3", "started 2"]);
+    run("--ranks 3", &two).refusal(2, &["--ranks 3", "one of 2 ranks", "-u CARAVAN_RANK"]);
     // An interactive shell is a step of one task; what the sentence names starts ranks there.
     let step = [("SLURM_STEP_ID", "0"), ("SLURM_STEPID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
     run("--ranks 2", &step)

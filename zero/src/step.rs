@@ -238,7 +238,8 @@ impl<T: Float> Trainer<T> {
             let shown = sink.as_mut().map_or(Ok(()), |sink| self.show(unit, sink));
             self.params.release(&self.plan, unit);
             shown?;
-            // Where nothing is gathered, too, nobody waits longer for one who writes than a unit takes.
+            // Where nothing is gathered, too, nobody waits longer for one who writes than a unit takes, or a file that is full
+            // on its way to the disk.
             self.comm.barrier()?;
         }
         Ok(())

@@ -418,3 +418,23 @@ fn missing(
     }
     Ok(missing)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_read_past_what_a_peer_shows() {
+        let shown = [0u8; 64];
+        let mut state = State::empty(2, None);
+        state.reset(2, 1);
+        state.peers[1] = PeerAt { seen: 1, ptr: shown.as_ptr(), bytes: shown.len(), staged: false };
+        let remote = Remote { peer: 1, in_place: 32, staged: 0 };
+        assert!(state.remote(remote, 32).is_some() && state.remote(remote, 33).is_none());
+        let operands = [Operand::Own(Space::Send, 0), Operand::Peer(remote)];
+        assert_eq!(state.too_short(&operands, 32), None);
+        assert_eq!(state.too_short(&operands, 33), Some(remote));
+        state.peers[1].staged = true;
+        assert!(state.remote(remote, 64).is_some() && state.remote(remote, 65).is_none());
+    }
+}

@@ -88,11 +88,22 @@ impl<T: Holds> Guard<'_, T> {
     pub fn meanwhile(self, idle: impl FnOnce()) -> Self {
         let lock = self.lock;
         drop(self);
+        let leaving = Leaving(lock);
         idle();
+        std::mem::forget(leaving);
         while lock.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
         lock.lock()
+    }
+}
+
+/// Where what is done meanwhile panics, who waits goes with what it had under way, as if it panicked with the value.
+struct Leaving<'a, T: Holds>(&'a Lock<T>);
+
+impl<T: Holds> Drop for Leaving<'_, T> {
+    fn drop(&mut self) {
+        self.0.lock().left_by_a_panic();
     }
 }
 
@@ -166,6 +177,17 @@ mod tests {
         }));
         assert!(caught.is_err());
         assert_eq!(*lock.lock(), (2, 1, true));
+    }
+
+    #[test]
+    fn a_panic_while_others_have_the_value_says_so_too() {
+        let lock = Lock::new((1, 1, false));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = lock.lock().meanwhile(|| panic!("at something else"));
+        }));
+        assert!(caught.is_err());
+        assert_eq!(*lock.lock(), (1, 1, true));
+        assert!(lock.lock().meanwhile(|| ()).2);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub use pool::staged_bytes;
 use pool::{Pool, Staging};
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Calls in flight that there are places for from the start.
@@ -284,18 +284,19 @@ impl<Q: Streams> Group<Q> {
         }
     }
 
-    /// Waits for the host's part of `awaited`, where that has begun; else for the oldest that may have a place which others
-    /// wait for; else a moment, for what is being copied down. Others may use the carrier meanwhile, and the host, while it
-    /// waits, moves on what they start.
+    /// Waits for the host's part of `awaited`, where that has begun; where it, or whatever was started last, waits for a
+    /// place, for the oldest that has one; else a moment, for what is being copied down or awaited by another thread. Others
+    /// may use the carrier meanwhile, and the host, while it waits, moves on what they start.
     fn go_on<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<Q>>,
         awaited: Option<u32>,
     ) -> Result<MutexGuard<'a, State<Q>>> {
-        let exchanging = |id: &u32| state.flights[*id as usize].stage == Stage::Exchanging;
-        let planned = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
-        let oldest = || state.exchanging.iter().find(planned).filter(|_| state.copying.is_empty()).copied();
-        let Some(id) = awaited.filter(exchanging).or_else(oldest) else {
+        let in_stage = |id: &u32, stage| state.flights[*id as usize].stage == stage;
+        let collective = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
+        let for_a_place = awaited.is_none_or(|id| in_stage(&id, Stage::Waiting)) && state.copying.is_empty();
+        let oldest = || state.exchanging.iter().find(collective).filter(|_| for_a_place).copied();
+        let Some(id) = awaited.filter(|id| in_stage(id, Stage::Exchanging)).or_else(oldest) else {
             let since = Instant::now();
             self.alive(&mut state, |this, _| this.host.progress())?;
             drop(state);
@@ -322,7 +323,11 @@ impl<Q: Streams> Group<Q> {
 
 impl<Q: Streams> Member for Group<Q> {
     fn serve(&self) -> Served {
-        let Ok(mut state) = self.state.try_lock() else { return Served::default() };
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Served::default(),
+        };
         let places = |state: &State<Q>| (state.waiting.len(), state.copying.len(), state.exchanging.len());
         let before = places(&state);
         let _ = self.alive(&mut state, Self::pump);

@@ -159,6 +159,7 @@ impl MpiTransport {
         }
         if let Some(why) = self.session().cause().filter(|_| self.lost.is_none()) {
             // Who has failed in one group and leaves another does not leave in order: peers who wait there hear why.
+            let why = why.in_another_group();
             self.tell_peers(Kind::Failure, &why.to_string());
             self.lost = Some(why);
         }

@@ -80,8 +80,9 @@ impl UcxTransport {
             return;
         }
         // Who has failed in one group and leaves another does not leave in order: peers who wait there hear why.
-        let cause = self.members.lost.clone().or_else(|| self.session.any_turn().cause.clone());
-        self.members.lost = cause;
+        if self.members.lost.is_none() {
+            self.members.lost = self.session.any_turn().cause.as_ref().map(Error::in_another_group);
+        }
         let failed = self.members.lost.is_some() || std::thread::panicking();
         if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
             // Or else peers would take the end of this process for the cause.
