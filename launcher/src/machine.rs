@@ -6,7 +6,6 @@ use collectives::bootstrap::{self, Identity};
 use collectives::transport::shm::memory_limit;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
 
 /// Facts about the machine that a run depends on.
 #[derive(Clone, Debug)]
@@ -47,10 +46,7 @@ impl Machine {
             memory,
             memory_available,
             cgroup_memory: memory_limit(),
-            cgroup_cores: cpu_quota().and_then(|text| {
-                let (quota, period) = text.split_once(' ')?;
-                Some(quota.parse::<f64>().ok()? / period.trim().parse::<f64>().ok()?)
-            }),
+            cgroup_cores: bootstrap::cpu_quota(),
             shm: rustix::fs::statvfs("/dev/shm")
                 .ok()
                 .map(|s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize)),
@@ -123,20 +119,6 @@ fn meminfo() -> (u64, u64) {
         line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
     };
     (field("MemTotal:").unwrap_or(0), field("MemAvailable:").unwrap_or(0))
-}
-
-/// The quota of processor time of the innermost cgroup that has one.
-fn cpu_quota() -> Option<String> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let root = Path::new("/sys/fs/cgroup");
-    let own = groups.lines().find_map(|l| l.strip_prefix("0::")).unwrap_or("/");
-    let own = root.join(own.trim_start_matches('/'));
-    let read = |path: &Path| {
-        let text = fs::read_to_string(path).ok()?.trim().to_owned();
-        (!text.starts_with("max")).then_some(text)
-    };
-    let inside = own.ancestors().take_while(|dir| dir.starts_with(root));
-    inside.filter_map(|dir| read(&dir.join("cpu.max"))).next()
 }
 
 #[cfg(target_arch = "x86_64")]

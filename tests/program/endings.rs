@@ -91,6 +91,22 @@ fn steps(bench: &Bench) -> usize {
     fs::read_to_string(bench.path("m.jsonl")).unwrap().lines().count()
 }
 
+/// Returns once a run has made 20 more steps.
+#[track_caller]
+fn goes_on(bench: &Bench, mut run: Child) -> Child {
+    let (before, since) = (steps(bench), Instant::now());
+    while steps(bench) < before + 20 {
+        let ended = run.try_wait().unwrap().is_some();
+        if ended || since.elapsed() > Duration::from_secs(60) {
+            // Of one that has ended the number may be another's by now.
+            let _ = run.kill();
+            panic!("it has ended or stands still: {:?}", bench.finish(run));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    run
+}
+
 /// Without a shell that minds its jobs (`ssh -t host caravan`, `docker exec -it`) nobody would let it go on.
 #[test]
 fn ctrl_z_where_nobody_could_let_it_go_on_does_not_stop_a_run() {
@@ -103,14 +119,7 @@ fn ctrl_z_where_nobody_could_let_it_go_on_does_not_stop_a_run() {
     bench.prepare(&mut command);
     let run = bench.endless(command);
     signal(run.id(), Signal::TSTP);
-    let (before, sent) = (steps(&bench), Instant::now());
-    while steps(&bench) < before + 20 {
-        if sent.elapsed() > Duration::from_secs(60) {
-            signal(run.id(), Signal::KILL);
-            panic!("it stands still: {:?}", bench.finish(run));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let run = goes_on(&bench, run);
     signal(run.id(), Signal::TERM);
     assert_eq!(bench.finish(run).code, Some(143));
     bench.nothing_half_written();
@@ -120,13 +129,9 @@ fn ctrl_z_where_nobody_could_let_it_go_on_does_not_stop_a_run() {
 fn data_that_change_during_a_run_do_not_kill_it() {
     // Text is taken once: what an editor does to it is nothing to the run.
     let bench = crate::bench();
-    let mut run = endless(&bench, "");
+    let run = endless(&bench, "");
     fs::write(bench.path("text.txt"), "short").unwrap();
-    let before = steps(&bench);
-    while steps(&bench) < before + 20 {
-        assert!(run.try_wait().unwrap().is_none(), "{:?}", bench.finish(run));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let run = goes_on(&bench, run);
     signal(run.id(), Signal::TERM);
     assert_eq!(bench.finish(run).code, Some(143));
     // Token files are read as they lie.
@@ -243,13 +248,9 @@ fn a_run_in_the_background_of_a_script_outlives_an_interrupt() {
     let mut command = Command::new("bash");
     command.args(["-c", &format!("trap '' INT; exec {CARAVAN} {ENDLESS}")]);
     bench.prepare(&mut command);
-    let mut run = bench.endless(command);
+    let run = bench.endless(command);
     signal(run.id(), Signal::INT);
-    let before = steps(&bench);
-    while steps(&bench) < before + 20 {
-        assert!(run.try_wait().unwrap().is_none(), "{:?}", bench.finish(run));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let run = goes_on(&bench, run);
     signal(run.id(), Signal::TERM);
     assert_eq!(bench.finish(run).code, Some(143));
     bench.nothing_left();

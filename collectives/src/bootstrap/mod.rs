@@ -24,7 +24,7 @@ pub(crate) use hosts::OF_HYDRA;
 pub(crate) use hosts::boot_and_space;
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
-pub use processors::{processors, processors_of_host};
+pub use processors::{cpu_quota, processors, processors_of_host};
 pub use rendezvous::Rendezvous;
 
 use crate::error::{Error, Result};

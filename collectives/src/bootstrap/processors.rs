@@ -23,13 +23,18 @@ pub fn processors_of_host(identity: Option<&Identity>) -> usize {
     let bound = |pid: Option<Pid>| sched_getaffinity(pid).map(|set| set.count() as usize);
     match launcher.map(|launcher| (bound(None), bound(Some(launcher)))) {
         // What binds ranks leaves them under the same quota.
-        Some((Ok(here), Ok(there))) if there > here => quota().map_or(there, |most| there.min(most)),
+        Some((Ok(here), Ok(there))) if there > here => within(there, cpu_quota()),
         _ => mine,
     }
 }
 
-/// Processors' worth of time that the cgroups around this process leave it.
-fn quota() -> Option<usize> {
+/// So many processors, or as many whole ones as a quota leaves of them, as the standard library counts them.
+fn within(processors: usize, quota: Option<f64>) -> usize {
+    quota.map_or(processors, |quota| processors.min((quota as usize).max(1)))
+}
+
+/// Processors' worth of time that the cgroups around this process leave it, where they limit it.
+pub fn cpu_quota() -> Option<f64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     let root = Path::new("/sys/fs/cgroup");
@@ -38,14 +43,14 @@ fn quota() -> Option<usize> {
     least(around.filter_map(|group| std::fs::read_to_string(group.join("cpu.max")).ok()))
 }
 
-/// The least of these limits, each a quota of time in a period, in whole processors as the standard library counts them.
-fn least(limits: impl Iterator<Item = String>) -> Option<usize> {
+/// The least of these limits, each a quota of time in a period.
+fn least(limits: impl Iterator<Item = String>) -> Option<f64> {
     let processors = |limit: String| {
         let (quota, period) = limit.trim().split_once(' ')?;
-        let (quota, period): (usize, usize) = (quota.parse().ok()?, period.parse().ok()?);
-        Some(quota.checked_div(period)?.max(1))
+        let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
+        (period > 0).then(|| quota as f64 / period as f64)
     };
-    limits.filter_map(processors).min()
+    limits.filter_map(processors).min_by(f64::total_cmp)
 }
 
 /// The process that started the ranks of this host, also from behind a script, a container's runtime or a profiler: who
@@ -86,8 +91,9 @@ mod tests {
     #[test]
     fn the_least_quota_around_a_process_counts() {
         let of = |limits: &[&str]| least(limits.iter().map(|limit| limit.to_string()));
-        assert_eq!(of(&["max 100000\n", "800000 100000\n", "350000 100000\n"]), Some(3));
-        assert_eq!(of(&["20000 100000\n"]), Some(1));
+        assert_eq!(of(&["max 100000\n", "800000 100000\n", "350000 100000\n"]), Some(3.5));
+        assert_eq!(of(&["20000 100000\n"]), Some(0.2));
+        assert_eq!([Some(3.5), Some(0.2), Some(90.0), None].map(|quota| within(64, quota)), [3, 1, 64, 64]);
         for none in [&["max 100000\n"][..], &["", "1 0\n", "x"], &[]] {
             assert_eq!(of(none), None);
         }
@@ -120,7 +126,7 @@ mod tests {
             // The launcher: it starts a rank, and by a name that is srun's, what wraps one.
             Err(_) => {
                 let count = sched_getaffinity(Some(rustix::process::getpid())).unwrap().count() as usize;
-                let has = quota().map_or(count, |most| count.min(most)).to_string();
+                let has = within(count, cpu_quota()).to_string();
                 again(this, &[NAME, "--exact"], "rank", &has);
                 let dir = tempfile::tempdir().unwrap();
                 let step = dir.path().join("slurmstepd");
