@@ -4,6 +4,7 @@ use super::save::check_destination;
 use crate::error::{Error, Result};
 use crate::unfinished::{self, beside, first_free, give_name, nameless, parent, remove_unfinished};
 use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
@@ -98,16 +99,21 @@ impl Staging {
     /// Takes the place of the destination, in one step where the file system can exchange two names.
     pub(super) fn replace(mut self) -> Result<()> {
         let path = self.dir()?.to_owned();
-        for (name, file) in self.nameless.drain(..) {
-            let name = path.join(name);
-            give_name(&file, &name).map_err(|e| Error::system("create", &name, e))?;
-        }
-        sync_dir(&path)?;
-        // From here on the model is whole, and is kept whatever happens.
+        let named = self.give_names(&path);
+        let what = match &named {
+            // Nothing has a name.
+            Err(_) if fs::remove_dir(&path).is_ok() => return named,
+            Err(_) => "those files of the finished model that have names were",
+            Ok(()) => "the finished model was",
+        };
+        // From here on what has names is whole, and is kept whatever happens.
         self.parents.0.clear();
-        let moved = check_destination(&self.target, 0).and_then(|_| replace(&path, &self.target));
+        let moved = named
+            .and_then(|()| sync_dir(&path))
+            .and_then(|()| check_destination(&self.target, 0))
+            .and_then(|_| replace(&path, &self.target));
         if let Err(error) = moved {
-            let (stays, error) = keep(path, &self.target, error);
+            let (stays, error) = keep(path, &self.target, what, error);
             if stays {
                 std::mem::forget(self.dir.take());
             }
@@ -115,6 +121,16 @@ impl Staging {
         }
         // After an exchange the old model lies where we were, and goes when `self` drops.
         sync_dir(parent(&self.target))
+    }
+
+    /// Names all files that can be named, in the directory `dir`.
+    fn give_names(&mut self, dir: &Path) -> Result<()> {
+        let name = |(name, file): (String, File)| {
+            let name = dir.join(name);
+            give_name(&file, &name).map_err(|e| Error::system("create", &name, e))
+        };
+        // Also those after one that is refused.
+        self.nameless.drain(..).map(name).fold(Ok(()), Result::and)
     }
 }
 
@@ -141,9 +157,9 @@ fn replace(path: &Path, target: &Path) -> Result<()> {
     fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))
 }
 
-/// Gives a finished model that could not be moved to `target` a name that nobody cleans up. Whether it got none and stays
-/// where it is, and what to say.
-fn keep(path: PathBuf, target: &Path, error: Error) -> (bool, Error) {
+/// Gives what of a finished model could not be moved to `target` a name that nobody cleans up. Whether it got none and
+/// stays where it is, and what to say.
+fn keep(path: PathBuf, target: &Path, what: &str, error: Error) -> (bool, Error) {
     // It has its place, and only what it replaced could not be removed.
     if !path.exists() {
         return (false, error);
@@ -153,7 +169,7 @@ fn keep(path: PathBuf, target: &Path, error: Error) -> (bool, Error) {
         false => fs::rename(&path, name),
     });
     let (kept, stays) = renamed.map_or((path.clone(), true), |(name, ())| (name, false));
-    (stays, Error::format(&kept, format!("the finished model was left here: {error}")))
+    (stays, Error::format(&kept, format!("{what} left here: {error}")))
 }
 
 impl Drop for Dir {
@@ -163,6 +179,53 @@ impl Drop for Dir {
     }
 }
 
+/// Brings the names in a directory to the disk, where the file system can be asked to: CIFS and WSL's drvfs cannot.
 fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path).and_then(|d| d.sync_all()).map_err(|e| Error::system("sync", path, e))
+    let unasked =
+        |e: &std::io::Error| matches!(Errno::from_io_error(e), Some(Errno::INVAL | Errno::OPNOTSUPP));
+    match File::open(path).and_then(|dir| dir.sync_all()) {
+        Err(e) if !unasked(&e) => Err(Error::system("sync", path, e)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_that_have_no_way_to_the_disk_are_no_failure() {
+        sync_dir(Path::new("/proc")).unwrap();
+        let text = sync_dir(Path::new("/none")).unwrap_err().to_string();
+        assert!(text.contains("cannot sync /none"), "{text}");
+    }
+
+    fn read(path: PathBuf) -> String {
+        fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn files_that_could_be_named_are_kept_when_another_could_not() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("made/m");
+        let staging = |names: &[&str]| {
+            let mut staging = Staging::create(&target).unwrap();
+            for name in names {
+                let origin = home.path().join(name.replace('/', "-"));
+                fs::write(&origin, name).unwrap();
+                staging.nameless.push(((*name).to_owned(), File::open(origin).unwrap()));
+            }
+            staging
+        };
+        let text = staging(&["none/config"]).replace().unwrap_err().to_string();
+        assert!(text.contains("cannot create") && !text.contains("left here"), "{text}");
+        assert!(!home.path().join("made").exists(), "nothing was kept");
+        let text = staging(&["first", "none/config", "last"]).replace().unwrap_err().to_string();
+        let left = beside(&target, &format!("new-{}-0", std::process::id()));
+        let said =
+            format!("{}: those files of the finished model that have names were left here", left.display());
+        assert!(text.starts_with(&said) && text.contains("none/config"), "{text}");
+        assert_eq!(["first", "last"].map(|name| read(left.join(name))), ["first", "last"]);
+        assert!(!target.exists());
+    }
 }
