@@ -3,15 +3,20 @@
 //!
 //! Such a file has no name (`O_TMPFILE`): the kernel frees it with its process. What needs a name before it is whole,
 //! because the file system has no nameless files or because a name in use is replaced, is called
-//! `NAME.tmp-PROCESS-ATTEMPT` and locked for as long as it is open. What a killed process leaves of that is locked no
-//! more, and goes with [`remove_unfinished`] or the next file of that name.
+//! `NAME.tmp-HOST-PROCESS-ATTEMPT` and locked for as long as it is open. What a killed process leaves of that is locked
+//! no more, and goes with [`remove_unfinished`] or the next file of that name on the same host: others may not see its
+//! locks.
 
+use collectives::digest;
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatxAttributes, StatxFlags, flock};
+use rustix::io::Errno;
+use rustix::system::uname;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// More unfinished things of one name than this are no coincidence.
@@ -47,8 +52,7 @@ impl NewFile {
     }
 
     fn named(path: PathBuf) -> Result<Self> {
-        let (named, file) = first_free(&path, "tmp", |name| File::create_new(name))?;
-        lock(&file);
+        let (named, file) = first_free(&path, &unfinished(), |name| claim(name, File::create_new(name)?))?;
         Ok(NewFile { path, file, named: Some(named) })
     }
 
@@ -67,7 +71,8 @@ impl NewFile {
             match give_name(&self.file, &self.path) {
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                     // Only a named file can take another's place.
-                    let (named, ()) = first_free(&self.path, "tmp", |name| give_name(&self.file, name))?;
+                    let (named, ()) =
+                        first_free(&self.path, &unfinished(), |name| give_name(&self.file, name))?;
                     self.named = Some(named);
                 }
                 done => return done,
@@ -109,17 +114,31 @@ pub(crate) fn give_name(file: &File, name: &Path) -> Result<()> {
 
 /// A directory beside `target` that becomes it, and its lock.
 pub(crate) fn directory(target: &Path) -> Result<(PathBuf, File)> {
-    let (path, ()) = first_free(target, "tmp", |name| fs::create_dir(name))?;
-    let dir = File::open(&path)?;
-    lock(&dir);
-    Ok((path, dir))
+    first_free(target, &unfinished(), |name| {
+        fs::create_dir(name)?;
+        match File::open(name) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Err(taken_away()),
+            opened => claim(name, opened?),
+        }
+    })
 }
 
-/// Removes what killed processes left of what was to become `target`. What is of living ones is locked, and stays.
+/// Locks what was just made with this name. Before, it looked like what a killed process left, and who took it away for
+/// that has used the name up.
+fn claim(name: &Path, made: File) -> Result<File> {
+    if lock(&made) && is_called(&made, name) { Ok(made) } else { Err(taken_away()) }
+}
+
+fn taken_away() -> Error {
+    ErrorKind::AlreadyExists.into()
+}
+
+/// Removes what killed processes of this host left of what was to become `target`. What is of living ones is locked,
+/// and stays; so does what another host has, whose locks may not be seen here.
 pub fn remove_unfinished(target: impl AsRef<Path>) {
     let Ok(target) = std::path::absolute(target) else { return };
     let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return };
-    let prefix = [name.as_bytes(), b".tmp-"].concat();
+    let prefix = [name.as_bytes(), b".", unfinished().as_bytes(), b"-"].concat();
     // What cannot be read or removed is not in the way of anything: the next name is another.
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -130,22 +149,29 @@ pub fn remove_unfinished(target: impl AsRef<Path>) {
             continue;
         };
         let path = entry.path();
+        // It may have gone while it was opened, and the name be that of something living.
         if let Ok(there) = File::open(&path)
             && flock(&there, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && is_called(&there, &path)
         {
             let _ = if kind.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         }
     }
 }
 
-/// Whether this is the end of a name that [`first_free`] gives, `PROCESS-ATTEMPT`: a user's own `model.tmp-old` is not.
+/// The kind of names that are cleaned up: this host's own.
+fn unfinished() -> String {
+    format!("tmp-{:016x}", digest(uname().nodename().to_bytes().iter().copied()))
+}
+
+/// Whether this is the end of a name that [`first_free`] gives, `PROCESS-ATTEMPT`.
 fn is_unfinished(end: &[u8]) -> bool {
     let number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
     let mut parts = end.split(|&b| b == b'-');
     parts.next().is_some_and(number) && parts.next().is_some_and(number) && parts.next().is_none()
 }
 
-/// The first name of this kind beside `target` that `take` gets, and what it got. Those called `tmp` are cleaned up.
+/// The first name of this kind beside `target` that `take` gets, and what it got.
 pub(crate) fn first_free<R>(
     target: &Path,
     kind: &str,
@@ -181,10 +207,20 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The kernel unlocks it when this process ends, however it does.
-fn lock(file: &File) {
-    // File systems without locks lose only the cleaning up.
-    let _ = flock(file, FlockOperation::NonBlockingLockExclusive);
+/// Whether nobody else has it locked. The kernel unlocks it when this process ends, however it does.
+fn lock(file: &File) -> bool {
+    // Where there are no locks nothing is cleaned up; where they hold on one host only, as those of directories over
+    // NFS, names tell hosts apart.
+    flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+}
+
+/// Whether it is still this file that has the name.
+fn is_called(file: &File, name: &Path) -> bool {
+    let of = |found: fs::Metadata| (found.dev(), found.ino());
+    match (file.metadata(), fs::symlink_metadata(name)) {
+        (Ok(opened), Ok(named)) => of(opened) == of(named),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -248,13 +284,36 @@ mod tests {
         let path = home.path().join("f");
         let living = NewFile::named(path.clone()).unwrap();
         let kept = names(home.path());
-        fs::write(home.path().join("f.tmp-1-0"), "half").unwrap();
-        fs::create_dir(home.path().join("f.tmp-2-0")).unwrap();
-        fs::write(home.path().join("f.tmp-old"), "a user's").unwrap();
+        let this = digest(uname().nodename().to_bytes().iter().copied());
+        fs::write(home.path().join(format!("f.tmp-{this:016x}-1-0")), "half").unwrap();
+        fs::create_dir(home.path().join(format!("f.tmp-{this:016x}-2-0"))).unwrap();
+        // Another host's, whose locks may not be seen here, and a user's own.
+        let others = [format!("f.tmp-{:016x}-1-0", !this), "f.tmp-2024-05".into(), "f.tmp-old".into()];
+        others.iter().for_each(|name| fs::write(home.path().join(name), "not ours").unwrap());
         drop(NewFile::create(&path).unwrap());
-        let mut expected = [&kept[..], &["f.tmp-old".to_owned()]].concat();
+        let mut expected = [&kept[..], &others].concat();
         expected.sort();
         assert_eq!(names(home.path()), expected);
         drop(living);
+    }
+
+    #[test]
+    fn what_was_taken_away_before_it_was_locked_is_not_used() {
+        let home = tempfile::tempdir().unwrap();
+        let name = home.path().join("f");
+        let make = || File::create_new(&name).unwrap();
+        let taken = |made| claim(&name, made).unwrap_err().kind() == ErrorKind::AlreadyExists;
+        // By who is about to remove it, has removed it, and was followed by somebody else.
+        let made = make();
+        let cleaner = File::open(&name).unwrap();
+        cleaner.lock().unwrap();
+        assert!(taken(made));
+        drop(cleaner);
+        fs::remove_file(&name).unwrap();
+        let (made, ()) = (make(), fs::remove_file(&name).unwrap());
+        assert!(taken(made.try_clone().unwrap()));
+        let other = make();
+        assert!(taken(made));
+        claim(&name, other).unwrap();
     }
 }

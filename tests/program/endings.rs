@@ -1,8 +1,10 @@
 //! Runs that end before their time: killed ranks, signals, full disks. Every rank ends, and nothing stays.
 
 use crate::bench;
+use collectives::digest;
 use harness::{Bench, ENDLESS, Outcome, in_shared_memory, installed, is_root, json_lines, signal, skip};
 use rustix::process::Signal;
+use rustix::system::uname;
 use std::fs;
 use std::io::Read;
 use std::process::{Child, Command};
@@ -30,7 +32,8 @@ fn one_is_killed(ranks: usize, victim: usize, flags: &str) {
     let (id, members) = (run.id(), bench.ranks());
     assert_eq!(members.iter().map(|m| m.0).collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
     // As if it were killed while it saves.
-    fs::create_dir(bench.path("out.tmp-1-0")).unwrap();
+    let host = digest(uname().nodename().to_bytes().iter().copied());
+    fs::create_dir(bench.path(&format!("out.tmp-{host:016x}-1-0"))).unwrap();
     let killed = Instant::now();
     signal(members[victim].1, Signal::KILL);
     let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);

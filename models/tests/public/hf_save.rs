@@ -1,7 +1,7 @@
 //! Saving Hugging Face directories: nothing half-written is seen or stays, and only models are replaced.
 
 use super::hf::{check_content, names, save, saved, tensors, tiny, values};
-use collectives::DType;
+use collectives::{DType, digest};
 use models::hf::{Checkpoint, SaveOptions, Writer, check_destination};
 use models::{Error, LlamaConfig};
 use std::fs;
@@ -74,16 +74,18 @@ fn an_abandoned_save_leaves_the_old_model() {
 #[test]
 fn what_a_killed_save_left_goes_and_a_living_one_stays() {
     let (home, dir) = saved(&tiny());
-    let living = home.path().join("model.tmp-2-0");
+    let host = digest(rustix::system::uname().nodename().to_bytes().iter().copied());
+    let unfinished = |process: u32| home.path().join(format!("model.tmp-{host:016x}-{process}-0"));
+    let living = unfinished(2);
     std::fs::create_dir(&living).unwrap();
     let lock = std::fs::File::open(living).unwrap();
     lock.lock().unwrap();
     let kept = names(home.path());
-    let stale = home.path().join("model.tmp-1-0");
+    let stale = unfinished(1);
     std::fs::create_dir(&stale).unwrap();
     std::fs::write(stale.join("model.safetensors"), b"half").unwrap();
     // Another model's, and a user's own.
-    let others = ["model.tmp-1", "model.tmp-1-0-old", "model.tmp-old", "model2.tmp-1-0"];
+    let others = ["model.tmp-1", "model.tmp-1-0", "model.tmp-1-0-old", "model.tmp-old", "model2.tmp-1-0"];
     others.iter().for_each(|name| std::fs::create_dir(home.path().join(name)).unwrap());
     models::remove_unfinished(&dir);
     let mut expected: Vec<String> = kept.into_iter().chain(others.map(Into::into)).collect();
