@@ -111,7 +111,7 @@ impl Staging {
         let moved = named
             .and_then(|()| sync_dir(&path))
             .and_then(|()| check_destination(&self.target, 0))
-            .and_then(|_| replace(&path, &self.target));
+            .and_then(|_| replace(&path, &self.target, exchange));
         if let Err(error) = moved {
             let (stays, error) = keep(path, &self.target, what, error);
             if stays {
@@ -119,7 +119,7 @@ impl Staging {
             }
             return Err(error);
         }
-        // After an exchange the old model lies where we were, and goes when `self` drops.
+        // What was replaced lies where we were, and goes when `self` drops.
         sync_dir(parent(&self.target))
     }
 
@@ -134,15 +134,22 @@ impl Staging {
     }
 }
 
-/// Moves a directory to the place of another, if there is one.
-fn replace(path: &Path, target: &Path) -> Result<()> {
+/// Gives each of two names what the other has, in one step.
+fn exchange(one: &Path, other: &Path) -> std::io::Result<()> {
+    Ok(rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
+}
+
+/// Moves a directory to the place of another, if there is one, which then lies where the directory was; with `exchange`
+/// if the file system has that.
+fn replace(path: &Path, target: &Path, exchange: impl Fn(&Path, &Path) -> std::io::Result<()>) -> Result<()> {
     let refused = |e: std::io::Error| Error::system("move the finished model to", target, e);
     if !target.exists() {
         return fs::rename(path, target).map_err(refused);
     }
-    if rustix::fs::renameat_with(CWD, path, CWD, target, RenameFlags::EXCHANGE).is_ok() {
+    if exchange(path, target).is_ok() {
         return Ok(());
     }
+    // Not of the names that are cleaned up, as long as there is no other model.
     let old = beside(target, &format!("old-{}", std::process::id()));
     fs::rename(target, &old).map_err(refused)?;
     if let Err(e) = fs::rename(path, target) {
@@ -154,13 +161,15 @@ fn replace(path: &Path, target: &Path) -> Result<()> {
             }
         });
     }
-    fs::remove_dir_all(&old).map_err(|e| Error::system("remove the replaced model", &old, e))
+    // The new one has its place, whatever becomes of the old.
+    let _ = fs::rename(&old, path).or_else(|_| fs::remove_dir_all(&old));
+    Ok(())
 }
 
 /// Gives what of a finished model could not be moved to `target` a name that nobody cleans up. Whether it got none and
 /// stays where it is, and what to say.
 fn keep(path: PathBuf, target: &Path, what: &str, error: Error) -> (bool, Error) {
-    // It has its place, and only what it replaced could not be removed.
+    // It has its place: a network file system can refuse what it has done.
     if !path.exists() {
         return (false, error);
     }
@@ -174,7 +183,7 @@ fn keep(path: PathBuf, target: &Path, what: &str, error: Error) -> (bool, Error)
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        // Gone already when it was renamed; a refusal here has nobody to tell.
+        // Gone already when it was renamed. A refusal here has nobody to tell; what it leaves goes with the next save.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -227,5 +236,18 @@ mod tests {
         assert!(text.starts_with(&said) && text.contains("none/config"), "{text}");
         assert_eq!(["first", "last"].map(|name| read(left.join(name))), ["first", "last"]);
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn without_an_exchange_the_old_model_lies_where_the_new_was_too() {
+        let home = tempfile::tempdir().unwrap();
+        let [path, target] = ["m.tmp", "m"].map(|name| home.path().join(name));
+        for (dir, text) in [(&path, "new"), (&target, "old")] {
+            fs::create_dir(dir).unwrap();
+            fs::write(dir.join("config"), text).unwrap();
+        }
+        replace(&path, &target, |_, _| Err(ErrorKind::InvalidInput.into())).unwrap();
+        assert_eq!([&target, &path].map(|dir| read(dir.join("config"))), ["new", "old"]);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2);
     }
 }
