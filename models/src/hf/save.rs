@@ -69,6 +69,9 @@ struct Planned {
 /// A directory in the making. Dropping it before [`finish`](Self::finish) removes all traces.
 pub struct Writer {
     target: PathBuf,
+    /// The file being written. Before `staging`, so that it is closed when the directory that it may be in is removed:
+    /// over NFS what is open stays there under another name, and so would the directory.
+    file: Option<File>,
     staging: Staging,
     dtype: DType,
     plan: Vec<Planned>,
@@ -76,8 +79,7 @@ pub struct Writer {
     /// Bytes of all weights, and how many are written.
     total: u64,
     written: u64,
-    /// The file being written, the next place in it: file, tensor, element.
-    file: Option<File>,
+    /// The next place to write to: file, tensor, element.
     at: (usize, usize, usize),
     bytes: Vec<u8>,
 }
@@ -98,6 +100,7 @@ impl Writer {
         let target = check_destination(target.as_ref(), total)?;
         let plan = plan(&target, config, dtype, options.file_limit)?;
         Ok(Writer {
+            file: None,
             staging: Staging::create(&target)?,
             target,
             dtype,
@@ -105,7 +108,6 @@ impl Writer {
             config: config::render(config, dtype, &options.token_ids, options.of_bytes),
             total,
             written: 0,
-            file: None,
             at: (0, 0, 0),
             bytes: vec![],
         })
