@@ -245,6 +245,7 @@ fn each_class_of_memory_is_as_predicted() {
         "--stage 3 --transport threads --threads 2",
         "--stage 3 --recompute full --bucket-size 20K --prefetch off",
         "--stage 3 --ranks 1",
+        "--stage 2 --ranks 1 --accumulate 2",
     ] {
         let common =
             "--data text.txt --steps 2 --micro-batch 2 --sample 0 --quiet --metrics m.jsonl --save m";

@@ -225,6 +225,19 @@ mod tests {
     }
 
     #[test]
+    fn gradients_that_are_accumulated_are_sharded_on_one_rank_too() {
+        let units = LlamaConfig::preset("32m").unwrap().units();
+        let held = |level| {
+            let stage = Stage::try_from(level).unwrap();
+            let config = Config { stage, accumulate: 2, ..Config::default() };
+            let memory = predict(&Plan::new(&units, DType::Bf16, &config, 0, 1), Footprint::default());
+            memory.gradients + memory.buckets
+        };
+        let [below, sharded] = [1, 2].map(held);
+        assert!(sharded < below, "{sharded} bytes at stage 2, {below} at stage 1");
+    }
+
+    #[test]
     fn a_higher_stage_never_holds_more() {
         for (name, world, accumulate) in ["nano", "baby", "32m"]
             .into_iter()

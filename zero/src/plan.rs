@@ -7,7 +7,7 @@ use crate::clip::Norm;
 use crate::config::{Config, Placement};
 use crate::schedule::{Schedule, assign_slots};
 use collectives::schedule::{Call, Kind};
-use collectives::{Buckets, DType};
+use collectives::{Bucket, Buckets, DType};
 use models::Unit;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -73,14 +73,16 @@ impl Plan {
         let evaluation = Schedule::forward(units, units.len(), config.prefetch);
 
         let (weights, weight_slots) = if config.stage.shards_parameters {
-            place(&layout, &training.weights_live)
+            place(&layout, &training.weights_live, |b| b.shard_len())
         } else {
             (vec![Home::Whole; units.len()], Vec::new())
         };
         let gradients_live: Vec<Vec<Range<usize>>> =
             training.gradients_live.iter().map(|live| live.iter().cloned().collect()).collect();
         let (gradients, gradient_slots) = if config.stage.shards_gradients {
-            place(&layout, &gradients_live)
+            // The sum over micro-batches, which every stage has, is then the shard: there is no other.
+            let shard = |b: &Bucket| if config.accumulate > 1 { 0 } else { b.shard_len() };
+            place(&layout, &gradients_live, shard)
         } else {
             (vec![Home::Whole; units.len()], Vec::new())
         };
@@ -189,7 +191,7 @@ fn slots(
     layout: &[Buckets],
     sharded: &[bool],
     live: &[Vec<Range<usize>>],
-    elements: impl Fn(&collectives::Bucket) -> usize,
+    elements: impl Fn(&Bucket) -> usize,
 ) -> (Vec<Option<usize>>, Vec<Slot>) {
     let size = |u: usize| if sharded[u] { layout[u].iter().map(&elements).sum() } else { 0 };
     let sizes: Vec<usize> = (0..layout.len()).map(size).collect();
@@ -207,13 +209,17 @@ fn slots(
     (slot_of, capacities)
 }
 
-/// Decides which units to shard. Sharding saves (1 - 1/world) of a unit but needs slots for whole units, which
-/// can cost more than it saves when one unit is most of the model or the world is small. So the largest units
-/// stay whole as far as that lowers the total; with all of them whole the total is that of the stage below,
-/// which is why a higher stage never holds more.
-fn place(layout: &[Buckets], live: &[Vec<Range<usize>>]) -> (Vec<Home>, Vec<Slot>) {
+/// Decides which units to shard, each bucket of which then takes `shard` elements all the time. Sharding saves the
+/// rest of a unit but needs slots for whole units, which can cost more than it saves when one unit is most of the model
+/// or the world is small. So the largest units stay whole as far as that lowers the total; with all of them whole the
+/// total is that of the stage below, which is why a higher stage never holds more.
+fn place(
+    layout: &[Buckets],
+    live: &[Vec<Range<usize>>],
+    shard: impl Fn(&Bucket) -> usize,
+) -> (Vec<Home>, Vec<Slot>) {
     let whole = |u: usize| layout[u].iter().map(|b| b.len()).sum::<usize>();
-    let shard = |u: usize| layout[u].iter().map(|b| b.shard_len()).sum::<usize>();
+    let shard = |u: usize| layout[u].iter().map(&shard).sum::<usize>();
     let mut by_size: Vec<usize> = (0..layout.len()).collect();
     by_size.sort_by_key(|&u| (std::cmp::Reverse(whole(u)), u));
     let candidate = |kept: usize| {
