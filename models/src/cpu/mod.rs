@@ -5,6 +5,8 @@ mod compiled;
 mod elementwise;
 mod embed;
 mod kernel;
+#[cfg(test)]
+mod lengths;
 mod loss;
 mod math;
 mod pack;
@@ -300,7 +302,14 @@ impl<T: Float> Ops<T> for Cpu {
         let (d_q, d_k, d_v) = (a.d_q.host(), a.d_k.host(), a.d_v.host());
         let AttentionShape { rows, length, heads, kv_heads, width } = shape;
         let n = rows * length;
-        assert!(d_q.len() == n * heads * width, "gradients of queries");
+        let queries = n * heads * width;
+        assert!(
+            q.len() == queries && out.len() == queries && d_out.len() == queries,
+            "queries and results of attention"
+        );
+        assert!(k.len() == n * kv_heads * width && v.len() == k.len(), "keys and values of attention");
+        assert_eq!(log_sums.len(), n * heads, "one logarithm for each query and head");
+        assert!(d_q.len() == queries, "gradients of queries");
         assert!(d_k.len() == n * kv_heads * width && d_v.len() == d_k.len(), "gradients of keys and values");
         let (d_q, d_k, d_v) = (Shared(d_q.as_mut_ptr()), Shared(d_k.as_mut_ptr()), Shared(d_v.as_mut_ptr()));
         let (per_thread, words) = (self.words, self.scratch());
@@ -308,7 +317,7 @@ impl<T: Float> Ops<T> for Cpu {
             let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
             let (d_q, d_k, d_v) = (&d_q, &d_k, &d_v);
             // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
-            // of what is written are asserted above.
+            // are asserted above.
             unsafe {
                 let words = words.part(thread * per_thread..(thread + 1) * per_thread);
                 let (d_q, d_k, d_v) = (d_q.0, d_k.0, d_v.0);
