@@ -191,6 +191,9 @@ pub fn attention_backward<'a, T: Float>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::elementwise;
+    use crate::cuda::ops::CudaShape;
+    use crate::ops::Normed;
     use collectives::{Buffer, bf16};
 
     #[test]
@@ -202,7 +205,7 @@ mod tests {
             let [k, v, mut d_k, mut d_v] = [1; 4].map(buffer);
             let [log_sums, mut delta] = [16; 2].map(Buffer::<f32>::zeroed);
             let (mut forward_out, mut forward_sums) = (buffer(2), Buffer::<f32>::zeroed(16));
-            let modules = modules(T::DTYPE, width);
+            let modules = CudaShape { tokens: 8, heads: 2, hidden: 2 * width, width }.modules::<T>().unwrap();
             let most = |name: &str| modules.iter().find(|m| m.source.name == name).map_or(0, |m| m.shared);
             let (out_view, sums_view) = (forward_out.view_mut(), forward_sums.view_mut());
             let forward = attention(shape, q.view(), k.view(), v.view(), out_view, sums_view);
@@ -222,6 +225,13 @@ mod tests {
             let launches = attention_backward(shape, backward, &mut delta);
             let asked = launches.iter().map(|launch| launch.shared as usize).max();
             assert_eq!(asked, Some(most(launches[1].module.source.name)), "{}", launches[1].module);
+            let (weight, mut d_weight) = (Buffer::<T>::zeroed(2 * width), Buffer::<T>::zeroed(2 * width));
+            let normed = Normed { x: q.view(), weight: weight.view(), eps: 1e-5 };
+            let (mut d_x, mut partials) = (buffer(2), Buffer::<f32>::zeroed(2 * width));
+            let (d_x, d_weight, partials) = (d_x.view_mut(), d_weight.view_mut(), &mut partials.view_mut());
+            let launches = elementwise::norm_backward(normed, d_out.view(), d_x, false, d_weight, partials);
+            let asked = launches.iter().map(|launch| launch.shared as usize).max();
+            assert_eq!(asked, Some(most(launches[0].module.source.name)), "{}", launches[0].module);
         }
         for width in [64, 128] {
             of::<bf16>(width);

@@ -3,7 +3,7 @@
 use super::sources;
 use crate::ops::{Normed, Turn};
 use collectives::device::{Launch, Module, address, aligned, twice};
-use collectives::{Float, View, ViewMut};
+use collectives::{DType, Float, View, ViewMut};
 
 const THREADS: usize = 256;
 
@@ -41,6 +41,16 @@ pub fn norm<'a, T: Float>(
         .float(eps)
 }
 
+/// What norms over rows of `width` launch.
+pub(super) fn norm_module(element: DType, width: usize) -> Module {
+    Module::new(&sources::RMSNORM, element).shared(backward_shared(width))
+}
+
+/// Bytes of shared memory of a block of a norm's backward: a sum for each weight.
+fn backward_shared(width: usize) -> usize {
+    width * size_of::<f32>()
+}
+
 /// As many threads as a row has groups of 16 bytes, at most a block.
 fn row_threads<T: Float>(width: usize) -> usize {
     width.div_ceil(16 / size_of::<T>()).next_multiple_of(32).min(THREADS)
@@ -74,7 +84,7 @@ pub fn norm_backward<'a, T: Float>(
     let [partials, sums] = twice(partials);
     let module = Module::new(&sources::RMSNORM, T::DTYPE);
     let rows_launch = Launch::new(module, "rmsnorm_backward", [parts, 1, 1], row_threads::<T>(width))
-        .shared(width * size_of::<f32>())
+        .shared(backward_shared(width))
         .write(d_x)
         .write(partials)
         .read(x)

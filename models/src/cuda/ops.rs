@@ -53,14 +53,9 @@ impl CudaShape {
                 attention::WIDEST_HEAD
             )));
         }
-        let plain = [
-            &sources::RMSNORM,
-            &sources::ROPE,
-            &sources::SWIGLU,
-            &sources::EMBEDDING,
-            &sources::CROSS_ENTROPY,
-        ];
+        let plain = [&sources::ROPE, &sources::SWIGLU, &sources::EMBEDDING, &sources::CROSS_ENTROPY];
         let mut modules = plain.map(|source| Module::new(source, T::DTYPE)).to_vec();
+        modules.push(elementwise::norm_module(T::DTYPE, self.hidden));
         modules.extend(attention::modules(T::DTYPE, self.width));
         Ok(modules)
     }
