@@ -74,10 +74,10 @@ impl<T: Float> Llama<T> {
         Ok(Llama::with(config, shape, state, ops))
     }
 
-    /// What [`new`](Self::new) would hold, in bytes, without taking it; `dtype` stands for `T`.
+    /// What [`new`](Self::new) would hold, in bytes, without taking it.
     ///
     /// # Errors
-    /// As [`new`](Self::new), except for threads; or a `dtype` that no model computes with.
+    /// As [`new`](Self::new), except for threads and memory.
     pub fn footprint(
         config: &LlamaConfig,
         rows: usize,

@@ -63,7 +63,7 @@ pub fn adamw_has_the_bits_of_the_processor<Q: Queue>(bed: &Bed<Q>) {
     }
 }
 
-/// The loop of `zero/src/clip.rs`.
+/// One block of `squares_body` in `zero/src/kernels/host.rs`.
 fn block_squares<T: Float, G: Float>(g: &[G]) -> f64 {
     let mut lanes = [0f64; 16];
     for row in g.chunks_exact(16) {

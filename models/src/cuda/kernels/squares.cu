@@ -1,5 +1,6 @@
-// Sums of squares of a gradient in f64 over blocks of 1024 elements, with the bits of zero/src/clip.rs: sixteen lanes take
-// every sixteenth element in order, then are added in a tree. ELEMENT is the gradient's type.
+// Sums of squares of a gradient in f64 over blocks of 1024 elements, with the bits of squares_body in
+// zero/src/kernels/host.rs: sixteen lanes take every sixteenth element in order, then are added in a tree. ELEMENT is the
+// gradient's type.
 #include "vector.cuh"
 
 using T = ELEMENT;
