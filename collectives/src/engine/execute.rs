@@ -163,12 +163,24 @@ impl State {
         (offset + bytes <= peer.bytes).then(|| peer.ptr.wrapping_add(offset))
     }
 
-    /// The first of these operands, of so many bytes each, of which its peer has not published as much.
-    fn too_short(&self, operands: &[Operand], bytes: usize) -> Option<Remote> {
-        operands.iter().find_map(|operand| match *operand {
-            Operand::Peer(remote) => self.remote(remote, bytes).is_none().then_some(remote),
-            Operand::Own(..) => None,
-        })
+    /// Fills `pointers` with where these operands lie, of so many bytes each, from `skip` bytes on; fails with the first of
+    /// which its peer has not published as much.
+    #[inline(always)]
+    pub(super) fn locate(
+        &self,
+        operands: &[Operand],
+        (bytes, skip): (usize, usize),
+        pointers: &mut Vec<*const u8>,
+    ) -> std::result::Result<(), Remote> {
+        pointers.clear();
+        for operand in operands {
+            let ptr = match *operand {
+                Operand::Own(space, offset) => self.read(space, offset),
+                Operand::Peer(remote) => self.remote(remote, bytes).ok_or(remote)?,
+            };
+            pointers.push(ptr.wrapping_add(skip));
+        }
+        Ok(())
     }
 }
 
@@ -257,10 +269,8 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             Step::Reduce { first, inputs, out, count } => {
                 let operands = &schedule.operands[first..first + inputs];
                 let bytes = count * schedule.call.dtype.size();
-                if let Some(remote) = state.too_short(operands, bytes) {
-                    return Err(published_less(schedule, state, remote, bytes));
-                }
-                while !work::reduce(schedule, operands, (out, count), state, env) {
+                let short = |remote, state: &State| published_less(schedule, state, remote, bytes);
+                while !work::reduce(schedule, operands, (out, count), state, env).map_err(|r| short(r, state))? {
                     if !goes_on(schedule, state, env)? {
                         return Ok(Outcome::Yield);
                     }
@@ -432,8 +442,10 @@ mod tests {
         let remote = Remote { peer: 1, in_place: 32, staged: 0 };
         assert!(state.remote(remote, 32).is_some() && state.remote(remote, 33).is_none());
         let operands = [Operand::Own(Space::Send, 0), Operand::Peer(remote)];
-        assert_eq!(state.too_short(&operands, 32), None);
-        assert_eq!(state.too_short(&operands, 33), Some(remote));
+        let mut pointers = Vec::new();
+        assert_eq!(state.locate(&operands, (32, 8), &mut pointers), Ok(()));
+        assert_eq!(pointers[1], shown.as_ptr().wrapping_add(32 + 8));
+        assert_eq!(state.locate(&operands, (33, 0), &mut pointers), Err(remote));
         state.peers[1].staged = true;
         assert!(state.remote(remote, 64).is_some() && state.remote(remote, 65).is_none());
     }

@@ -3,7 +3,7 @@
 use super::execute::{Env, State};
 use super::stream;
 use crate::reduce::{Kernel, Stage, Staged};
-use crate::schedule::{Operand, Schedule, Span};
+use crate::schedule::{Operand, Remote, Schedule, Span};
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
@@ -53,31 +53,24 @@ pub(super) fn copy(
     done
 }
 
-/// Reduces what is left of a step, or as much as the quantum allows; true when all is reduced.
+/// Reduces what is left of a step, or as much as the quantum allows; true when all is reduced. Fails with the operand of
+/// which its peer has published less than that.
 pub(super) fn reduce(
     schedule: &Schedule,
     operands: &[Operand],
     (out, count): (Span, usize),
     state: &mut State,
     env: &mut Env<'_>,
-) -> bool {
+) -> Result<bool, Remote> {
     if env.worked >= env.quantum {
-        return false;
+        return Ok(false);
     }
     let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
     let element = schedule.call.dtype.size();
     let (stream, out_size) = (env.past.takes(schedule, out.space), out.bytes / count);
     let out = state.write(out);
     let part = (part((count - state.part) * element, state, env) / element).max(1);
-    env.pointers.clear();
-    let skip = state.part * element;
-    env.pointers.extend(operands.iter().map(|operand| {
-        let ptr = match *operand {
-            Operand::Own(space, offset) => state.read(space, offset),
-            Operand::Peer(remote) => state.remote(remote, count * element).expect("looked at before"),
-        };
-        ptr.wrapping_add(skip)
-    }));
+    state.locate(operands, (count * element, state.part * element), env.pointers)?;
     let start = (part * element >= TIMED).then(Instant::now);
     // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their
     // size; the output is disjoint from them or, in place, this rank's operand itself.
@@ -98,7 +91,7 @@ pub(super) fn reduce(
     if done {
         state.part = 0;
     }
-    done
+    Ok(done)
 }
 
 /// Reduces tile by tile and writes the tiles past the caches; moves `inputs` on meanwhile.
