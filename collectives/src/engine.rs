@@ -67,8 +67,6 @@ pub(crate) struct Engine {
     past: Past,
     /// A progress thread does the work that nobody waits for.
     threaded: bool,
-    /// How far calls in flight were when somebody who waits in another group last looked.
-    served: (usize, u64),
     failed: Option<Error>,
     stats: Stats,
 }
@@ -111,7 +109,6 @@ impl Engine {
             looks: 0,
             past,
             threaded: matches!(options.progress, Progress::Thread { .. }),
-            served: (0, 0),
             failed: None,
             stats: Stats::default(),
         }

@@ -90,19 +90,23 @@ pub fn calls_that_wait_for_places<Q: Queue>(comm: &Communicator, queue: &SharedQ
             assert_eq!(found(queue, &reduced.wait().expect("ends")), of(1, i));
         }
     };
+    // One of the host's that comes after them.
+    let of_host =
+        || comm.start_all_reduce_in_place(Buffer::copy_of(&of(rank, 90)), ReduceOp::Max).expect("starts");
     let mut word = empty::<u32, Q>(comm, queue, 5);
-    let reduced = match rank {
+    let (reduced, hosts) = match rank {
         0 => {
-            let reduced = start();
+            let started = (start(), of_host());
             comm.send(&upload(comm, queue, &[7u32; 5]), peer, 1).expect("goes");
-            reduced
+            started
         }
         _ => {
             comm.recv(&mut word, peer, 1).expect("comes");
-            start()
+            (start(), of_host())
         }
     };
     finish(reduced, rank == 0);
+    assert_eq!(hosts.wait().expect("ends").host(), of(1, 90));
     let reduced = start();
     match rank {
         0 => {

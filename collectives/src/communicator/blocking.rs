@@ -18,14 +18,18 @@ impl Communicator {
             Err(error) => return Err(error),
         };
         let tag = tag.map(u64::from);
-        if let (true, Some(carrier)) = (*on_device, &self.carrier) {
-            // SAFETY: as below; places were checked too, and whatever frees or uses the buffers is ordered after the
-            // device's compute queue, which now comes after the call.
-            let id = unsafe { carrier.start(*call, *ends, tag, self.priority) }?;
-            return carrier.wait(id);
-        }
         if let Some(carrier) = &self.carrier {
-            carrier.hand_on(call.kind.is_message())?;
+            // SAFETY: as below; places were checked too, and whatever frees or uses a device's buffers is ordered after
+            // its compute queue, which now comes after the call.
+            let id = unsafe {
+                match *on_device {
+                    true => Some(carrier.start(*call, *ends, tag, self.priority)?),
+                    false => carrier.start_of_host(*call, *ends, tag, self.priority)?,
+                }
+            };
+            if let Some(id) = id {
+                return carrier.wait(id);
+            }
         }
         // SAFETY: the lengths were checked; the callers of this borrow the buffers until it returns.
         unsafe { self.handle.shared.call(call, ends, tag, self.priority) }

@@ -47,10 +47,21 @@ pub trait Carrier: Send + Sync {
     /// Nobody will wait for this call: keeps its buffers until they are free.
     fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>);
 
-    /// Gives the host's communicator all that was started and goes through it: before a call of the host's own, which would
-    /// otherwise come before them on some ranks and after them on others. Before a `message`, other messages suffice.
-    fn hand_on(&self, _message: bool) -> Result<()> {
-        Ok(())
+    /// Starts a call of the host's own after calls that were started here and that the host's communicator does not have yet:
+    /// it would come before them on some ranks and after them on others. `None` where there are none such; the host starts
+    /// it itself then. Messages come after messages, collectives after collectives.
+    ///
+    /// # Safety
+    /// The buffers are the host's, as long as `call` says, disjoint unless in place, and stay where they are, untouched,
+    /// until the call is done or has failed.
+    unsafe fn start_of_host(
+        &self,
+        _call: Call,
+        _ends: Ends,
+        _tag: Option<u64>,
+        _priority: Priority,
+    ) -> Result<Option<u32>> {
+        Ok(None)
     }
 
     /// Moves started calls forward without waiting.

@@ -28,13 +28,17 @@ impl Communicator {
     ) -> Result<Pending<B>> {
         let Checked { call, ends, on_device } = checked;
         let tag = tag.map(u64::from);
-        if let (true, Some(carrier)) = (on_device, &self.carrier) {
-            // SAFETY: as below; places were checked too.
-            let id = unsafe { carrier.start(call, ends, tag, self.priority) }?;
-            return Ok(Pending::new(End::Carrier(Arc::clone(carrier)), id, buffers));
-        }
         if let Some(carrier) = &self.carrier {
-            carrier.hand_on(call.kind.is_message())?;
+            // SAFETY: as below; places were checked too.
+            let id = unsafe {
+                match on_device {
+                    true => Some(carrier.start(call, ends, tag, self.priority)?),
+                    false => carrier.start_of_host(call, ends, tag, self.priority)?,
+                }
+            };
+            if let Some(id) = id {
+                return Ok(Pending::new(End::Carrier(Arc::clone(carrier)), id, buffers));
+            }
         }
         let shared = &self.handle.shared;
         // SAFETY: the lengths were checked, and the pending call owns the buffers, whose memory does not move

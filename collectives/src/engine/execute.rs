@@ -270,7 +270,9 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let operands = &schedule.operands[first..first + inputs];
                 let bytes = count * schedule.call.dtype.size();
                 let short = |remote, state: &State| published_less(schedule, state, remote, bytes);
-                while !work::reduce(schedule, operands, (out, count), state, env).map_err(|r| short(r, state))? {
+                while !work::reduce(schedule, operands, (out, count), state, env)
+                    .map_err(|r| short(r, state))?
+                {
                     if !goes_on(schedule, state, env)? {
                         return Ok(Outcome::Yield);
                     }

@@ -13,8 +13,8 @@ pub(crate) trait Member: Send + Sync {
 /// What became of that.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Served {
-    /// Something got further.
-    pub moved: bool,
+    /// How far everything is: another number whenever something got further, whoever moved it on.
+    pub mark: u64,
     /// Something may get further at any moment without a peer.
     pub soon: bool,
 }
@@ -32,11 +32,11 @@ impl Family {
 
     /// Moves on what the others than `member` have in flight, except where another thread is at it. The list is not held
     /// meanwhile: what is moved on here may be the last hold on a member, whose end moves others on in turn.
-    pub(super) fn serve_others(&self, member: &impl Member) -> Served {
+    pub(crate) fn serve_others(&self, member: &impl Member) -> Served {
         let (mut all, mut next) = (Served::default(), 0);
         while let Some((at, other)) = self.other(next, member) {
             let one = other.serve();
-            all = Served { moved: all.moved | one.moved, soon: all.soon | one.soon };
+            all = Served { mark: all.mark.wrapping_add(one.mark), soon: all.soon | one.soon };
             next = at + 1;
         }
         all
@@ -44,7 +44,7 @@ impl Family {
 
     /// The first other member from a place on, and its place.
     fn other(&self, from: usize, member: &impl Member) -> Option<(usize, Arc<dyn Member>)> {
-        let members = self.0.try_lock().ok()?;
+        let members = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let others = members.iter().enumerate().skip(from);
         others
             .filter(|(_, other)| !std::ptr::addr_eq(other.as_ptr(), member))

@@ -9,7 +9,7 @@ use crate::schedule::Call;
 use crate::transport::Transport;
 use crate::watch::Waited;
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     /// However few turns that was.
     spin_for: Duration,
     patience: Duration,
+    /// How far the calls in flight had got when somebody who waits elsewhere looked last.
+    mark: AtomicU64,
     /// The groups that this one was made from or with, and those made from it.
     family: Arc<Family>,
 }
@@ -65,8 +67,8 @@ impl Handle {
         engine.looks = if crowded { 0 } else { LOOKS };
         let patience = if engine.transport.wakes() { Duration::ZERO } else { PATIENCE };
         let engine = Lock::new(engine);
-        let (driver, stopped) = (OnceLock::new(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { engine, driver, stopped, spin, spin_for, patience, family });
+        let (driver, stopped, mark) = (OnceLock::new(), AtomicBool::new(false), AtomicU64::new(0));
+        let shared = Arc::new(Shared { engine, driver, stopped, spin, spin_for, patience, mark, family });
         shared.family.add(&shared);
         let mut thread = None;
         if let Progress::Thread { cpu } = options.progress {
@@ -161,15 +163,22 @@ impl Shared {
         let looks = engine.looks;
         // SAFETY: the caller's.
         let id = unsafe { engine.start(call, ends, tag, priority, looks) }?;
-        self.wait_locked(engine, id)
+        self.wait_locked(engine, id, || false).map(|_| ())
     }
 
     /// Returns when the call is over.
     pub fn wait(&self, id: u32) -> Result<()> {
-        self.wait_locked(self.lock(), id)
+        self.wait_or(id, || false).map(|_| ())
     }
 
-    fn wait_locked(&self, mut engine: Guard<'_, Engine>, id: u32) -> Result<()> {
+    /// Returns true when the call is over, or false, and the call may be waited for again, when that is `enough`; this is
+    /// asked now and then while the engine is free.
+    pub fn wait_or(&self, id: u32, enough: impl Fn() -> bool) -> Result<bool> {
+        self.wait_locked(self.lock(), id, enough)
+    }
+
+    #[inline(always)]
+    fn wait_locked(&self, mut engine: Guard<'_, Engine>, id: u32, enough: impl Fn() -> bool) -> Result<bool> {
         let mut turns = 0u32;
         let mut since = None;
         let mut silent: Option<(_, Waited)> = None;
@@ -182,7 +191,7 @@ impl Shared {
                         engine.stats.exposed_seconds += Instant::elapsed(&since).as_secs_f64();
                     }
                     engine.release(id);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Stage::Free => unreachable!("a call is waited for once"),
                 Stage::Failed => {
@@ -210,17 +219,19 @@ impl Shared {
                 continue;
             }
             let start = *since.get_or_insert_with(Instant::now);
-            let mark = engine.progress_mark();
+            let mark = engine.progress_mark().wrapping_add(served.mark);
             let silent = match &mut silent {
-                Some((last, waited)) if *last == mark && !served.moved => waited,
+                Some((last, waited)) if *last == mark => waited,
                 other => &mut other.insert((mark, Waited::begin())).1,
             };
+            let mut stop = false;
             if turns < self.spin + YIELD || start.elapsed() < self.patience {
                 if turns.is_multiple_of(16) {
                     let _ = engine.check(Some(id), silent.so_far());
                 }
                 engine = engine.meanwhile(|| {
                     served = self.family.serve_others(self);
+                    stop = enough();
                     std::thread::yield_now();
                 });
             } else {
@@ -230,29 +241,38 @@ impl Shared {
                 }
                 engine = engine.meanwhile(|| {
                     served = self.family.serve_others(self);
+                    stop = enough();
                     if served.soon {
                         std::thread::yield_now();
                     }
                 });
             }
+            if stop {
+                engine.stats.exposed_seconds += start.elapsed().as_secs_f64();
+                return Ok(false);
+            }
         }
     }
 
-    /// Whether the call is over, after moving things forward. A peer that is gone ends it; one that is merely silent does
-    /// not, because how long to ask again is the caller's to say.
+    /// Whether the call is over, after moving things forward, also in other groups. A peer that is gone ends it; one that is
+    /// merely silent does not, because how long to ask again is the caller's to say.
     pub fn is_done(&self, id: u32) -> bool {
+        let done = self.is_over(id);
+        if !done {
+            self.family.serve_others(self);
+        }
+        done
+    }
+
+    /// The same in this group alone, for who serves it.
+    pub fn is_over(&self, id: u32) -> bool {
         let mut engine = self.lock();
         // The engine remembers a failure, which ends the call.
         let _ = engine.poll(Some(id));
         if engine.flights[id as usize].stage == Stage::Running {
             let _ = engine.check(Some(id), Duration::ZERO);
         }
-        let done = engine.flights[id as usize].stage != Stage::Running;
-        drop(engine);
-        if !done {
-            self.family.serve_others(self);
-        }
-        done
+        engine.flights[id as usize].stage != Stage::Running
     }
 
     /// Moves every call as far as it goes without waiting, and notices peers that are gone.
@@ -318,15 +338,17 @@ impl Shared {
 
 impl Member for Shared {
     fn serve(&self) -> Served {
-        let Some(mut engine) = self.engine.try_lock() else { return Served::default() };
+        let Some(mut engine) = self.engine.try_lock() else {
+            // What the thread moves on that is at it, the next look sees.
+            return Served { mark: self.mark.load(Ordering::Relaxed), soon: false };
+        };
         let before = engine.progress_mark();
         if !self.driven() {
             let _ = engine.poll(None);
         }
         let mark = engine.progress_mark();
-        // Also what a thread has moved on since the last look.
-        let moved = std::mem::replace(&mut engine.served, mark) != mark;
-        Served { moved, soon: mark != before }
+        self.mark.store(mark, Ordering::Relaxed);
+        Served { mark, soon: mark != before }
     }
 }
 
@@ -342,131 +364,13 @@ impl Drop for Shared {
 }
 
 impl Engine {
-    /// Changes whenever a call in flight got any further.
-    fn progress_mark(&self) -> (usize, u64) {
+    /// Changes whenever a call in flight got any further, one ended or one was started.
+    fn progress_mark(&self) -> u64 {
         let marks = self.order.iter().map(|&id| self.flights[id as usize].state.progress_mark());
-        (self.order.len(), marks.fold(0, u64::wrapping_add))
+        let started_and_left = self.stats.calls << 12 | (self.order.len() as u64 & 0xfff);
+        marks.fold(started_and_left.wrapping_mul(0x9e37_79b9_7f4a_7c15), u64::wrapping_add)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Communicator;
-    use crate::transport::{Request, Tag, Tells};
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    /// The first of many ranks. One message comes between two looks, and each look takes longer than a peer may be silent.
-    struct Slow {
-        came: bool,
-    }
-
-    const DEADLINE: Duration = Duration::from_millis(1);
-
-    // SAFETY: nothing is moved at all.
-    unsafe impl Transport for Slow {
-        fn name(&self) -> &'static str {
-            "slow"
-        }
-
-        fn rank(&self) -> usize {
-            0
-        }
-
-        fn size(&self) -> usize {
-            50
-        }
-
-        fn tells(&self) -> Tells {
-            Tells::Collectives
-        }
-
-        unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
-            Ok(Request::DONE)
-        }
-
-        unsafe fn recv(&mut self, from: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
-            Ok(Request(from as u64))
-        }
-
-        fn test(&mut self, _: Request) -> Result<bool> {
-            std::thread::sleep(2 * DEADLINE);
-            self.came = !self.came;
-            Ok(self.came)
-        }
-
-        fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
-            Err(Error::Launch("there are no groups".into()))
-        }
-
-        fn check(&mut self) -> Result<()> {
-            Ok(())
-        }
-
-        fn abort(&mut self, _: &Error) {}
-    }
-
-    #[test]
-    fn a_call_that_moves_on_may_take_longer_than_a_silent_peer() {
-        let options = Options { deadline: DEADLINE, ..Options::default() };
-        let comm = Communicator::new(Box::new(Slow { came: false }), options).unwrap();
-        let mut all = vec![0u64; comm.size()];
-        comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
-    }
-
-    /// Panics when it is looked at for the third time, and knows whether it was aborted.
-    struct Breaking(u32, Arc<AtomicBool>);
-
-    // SAFETY: nothing is moved at all.
-    unsafe impl Transport for Breaking {
-        fn name(&self) -> &'static str {
-            "breaking"
-        }
-
-        fn rank(&self) -> usize {
-            0
-        }
-
-        fn size(&self) -> usize {
-            2
-        }
-
-        unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
-            Ok(Request(0))
-        }
-
-        unsafe fn recv(&mut self, _: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
-            Ok(Request(1))
-        }
-
-        fn test(&mut self, _: Request) -> Result<bool> {
-            self.0 += 1;
-            assert!(self.0 < 3, "as meant");
-            Ok(false)
-        }
-
-        fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
-            Err(Error::Launch("there are no groups".into()))
-        }
-
-        fn check(&mut self) -> Result<()> {
-            Ok(())
-        }
-
-        fn abort(&mut self, _: &Error) {
-            self.1.store(true, Ordering::Release);
-        }
-    }
-
-    #[test]
-    fn a_transport_that_panics_is_aborted_before_memory_goes() {
-        let aborted = Arc::<AtomicBool>::default();
-        let breaking = Breaking(0, Arc::clone(&aborted));
-        let comm = Communicator::new(Box::new(breaking), Options::default()).unwrap();
-        let mut data = [0f32; 8];
-        let sum = AssertUnwindSafe(|| comm.all_reduce_in_place(&mut data[..], crate::ReduceOp::Sum));
-        assert!(catch_unwind(sum).is_err() && aborted.load(Ordering::Acquire));
-        let error = comm.barrier().expect_err("given up").to_string();
-        assert!(error.contains("panicked"), "{error}");
-    }
-}
+mod tests;

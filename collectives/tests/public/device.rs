@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-fn emulator() -> Option<&'static Emulator> {
+pub fn emulator() -> Option<&'static Emulator> {
     static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
     let build = || {
         let types = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::U8];

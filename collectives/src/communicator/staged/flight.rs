@@ -52,10 +52,12 @@ pub(super) struct Job {
     pub tag: Option<u64>,
     pub priority: Priority,
     pub layout: Layout,
+    /// The host's own, which only keeps its place among the device's: nothing of it is copied.
+    pub of_host: bool,
 }
 
 /// Where in staging memory a call has what.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Layout {
     pub input: usize,
     pub output: usize,
@@ -104,6 +106,7 @@ impl Job {
     pub fn host_ends(&self, start: *mut u8) -> Ends {
         let Layout { output, bytes, joined, .. } = self.layout;
         match joined {
+            _ if self.of_host => self.ends,
             true => Ends { send: start, send_bytes: bytes, recv: start, recv_bytes: bytes },
             false => Ends { send: start, recv: start.wrapping_add(output), ..self.ends },
         }

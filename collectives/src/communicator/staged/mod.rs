@@ -7,26 +7,23 @@
 //! To start a call waits for nobody, and who waits for one leaves the carrier to others meanwhile: a peer may wait for
 //! something else of this rank first.
 
+mod calls;
 mod flight;
 mod pieces;
 mod pool;
 
 use super::Communicator;
-use super::carrier::Carrier;
-use crate::buffer::{Memory, Place};
-use crate::device::{Queue, SharedQueue, Streams, Urgency};
-use crate::engine::{Ends, Member, Priority, Served, Stats};
+use crate::device::{SharedQueue, Streams, Urgency};
+use crate::engine::{Member, Served, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::Call;
 use crate::watch::Waited;
 pub use flight::staged_call;
-use flight::{Flight, Job, Layout, Stage};
-use pieces::Pieces;
+use flight::{Flight, Job, Stage};
 pub use pool::staged_bytes;
 use pool::{Pool, Staging};
-use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +44,8 @@ struct Group<Q: Streams> {
     host: Communicator,
     compute: SharedQueue<Q>,
     state: Mutex<State<Q>>,
+    /// How often any call has got from one stage to the next.
+    moves: AtomicU64,
     scratch: Account,
 }
 
@@ -89,8 +88,8 @@ impl<Q: Streams> Staged<Q> {
             state.free.push(id);
         }
         let name = format!("{} through the host", host.transport_name());
-        let (state, scratch) = (Mutex::new(state), Account::default());
-        let group = Arc::new(Group { name, host, compute, state, scratch });
+        let (state, moves, scratch) = (Mutex::new(state), AtomicU64::new(0), Account::default());
+        let group = Arc::new(Group { name, host, compute, state, moves, scratch });
         group.host.handle.shared.family().add(&group);
         Ok(Staged(group))
     }
@@ -158,7 +157,9 @@ impl<Q: Streams> Group<Q> {
     fn pump(&self, state: &mut State<Q>) -> Result<()> {
         self.lower_waiting(state)?;
         while let Some(&id) = state.copying.front() {
-            if !Q::happened(&state.flights[id as usize].lowered)? {
+            let flight = &state.flights[id as usize];
+            let of_host = flight.job.is_some_and(|job| job.of_host);
+            if !of_host && !Q::happened(&flight.lowered)? {
                 break;
             }
             self.exchange(state, id)?;
@@ -166,7 +167,8 @@ impl<Q: Streams> Group<Q> {
         for at in (0..state.exchanging.len()).rev() {
             let id = state.exchanging[at];
             let flight = &mut state.flights[id as usize];
-            if self.host.handle.shared.is_done(flight.host) {
+            // Nobody else is moved on from here, where everything of this group is locked.
+            if self.host.handle.shared.is_over(flight.host) {
                 // Whatever comes of it, it is waited for once.
                 flight.stage = Stage::Awaited;
                 state.exchanging.remove(at);
@@ -190,14 +192,42 @@ impl<Q: Streams> Group<Q> {
         Ok(())
     }
 
+    /// Gives a call its place among those that are started.
+    fn enter(&self, state: &mut State<Q>, job: Job) -> Result<u32> {
+        let id = match state.free.pop() {
+            Some(id) => id,
+            None => {
+                state.flights.push(Flight::new(&self.compute)?);
+                state.flights.len() as u32 - 1
+            }
+        };
+        let flight = &mut state.flights[id as usize];
+        (flight.stage, flight.job) = (Stage::Waiting, Some(job));
+        if !job.of_host {
+            self.compute.record(&flight.given)?;
+        }
+        // There is always room for a message, which need not come after collectives.
+        match job.is_message() {
+            true => self.lower(state, id)?,
+            false => state.waiting.push_back(id),
+        }
+        self.pump(state)?;
+        Ok(id)
+    }
+
     /// Has a call copied down.
     fn lower(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        self.moves.fetch_add(1, Ordering::Relaxed);
         let State { flights, copying, down, pool, .. } = state;
         let flight = &mut flights[id as usize];
         let job = flight.job.as_ref().expect("a call in flight has a job");
+        flight.stage = Stage::Copying;
+        if job.of_host {
+            copying.push_back(id);
+            return Ok(());
+        }
         let needed = (job.layout.bytes, job.is_message());
         flight.staging = pool.take(needed, &self.compute, &self.host, &self.scratch)?;
-        flight.stage = Stage::Copying;
         down.after(&flight.given)?;
         if let Some(staging) = &mut flight.staging {
             let piece = job.pieces.down();
@@ -215,6 +245,7 @@ impl<Q: Streams> Group<Q> {
     /// Gives the first call that was copied down to the host.
     fn exchange(&self, state: &mut State<Q>, id: u32) -> Result<()> {
         debug_assert_eq!(state.copying.front(), Some(&id));
+        self.moves.fetch_add(1, Ordering::Relaxed);
         state.copying.pop_front();
         let flight = &mut state.flights[id as usize];
         let job = flight.job.as_ref().expect("a call in flight has a job");
@@ -230,6 +261,7 @@ impl<Q: Streams> Group<Q> {
 
     /// Copies up what the host has finished.
     fn raise(&self, state: &mut State<Q>, id: u32) -> Result<()> {
+        self.moves.fetch_add(1, Ordering::Relaxed);
         let State { flights, down, up, pool, .. } = state;
         let flight = &mut flights[id as usize];
         flight.stage = Stage::Returned;
@@ -280,29 +312,33 @@ impl<Q: Streams> Group<Q> {
             if over? {
                 return Ok(());
             }
-            state = self.go_on(state, Some(id))?;
+            state = self.go_on(state, id)?;
         }
     }
 
-    /// Waits for the host's part of `awaited`, where that has begun; where it, or whatever was started last, waits for a
-    /// place, for the oldest that has one; else a moment, for what is being copied down or awaited by another thread. Others
-    /// may use the carrier meanwhile, and the host, while it waits, moves on what they start.
+    /// Waits for the host's part of `awaited`, where that has begun; for as long as it waits for a place, for the oldest that
+    /// has one; else a moment, for what is being copied down or awaited by another thread. Others may use the carrier
+    /// meanwhile, and the host, while it waits, moves on what they start.
     fn go_on<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<Q>>,
-        awaited: Option<u32>,
+        awaited: u32,
     ) -> Result<MutexGuard<'a, State<Q>>> {
-        let in_stage = |id: &u32, stage| state.flights[*id as usize].stage == stage;
+        let stage_of = |state: &State<Q>, id: u32| state.flights[id as usize].stage;
         let collective = |id: &&u32| state.flights[**id as usize].job.is_some_and(|job| !job.is_message());
-        let for_a_place = awaited.is_none_or(|id| in_stage(&id, Stage::Waiting)) && state.copying.is_empty();
-        let oldest = || state.exchanging.iter().find(collective).filter(|_| for_a_place).copied();
-        let Some(id) = awaited.filter(|id| in_stage(id, Stage::Exchanging)).or_else(oldest) else {
-            let since = Instant::now();
-            self.alive(&mut state, |this, _| this.host.progress())?;
+        let next = match stage_of(&state, awaited) {
+            Stage::Exchanging => Some(awaited),
+            Stage::Waiting if state.copying.is_empty() => state.exchanging.iter().find(collective).copied(),
+            _ => None,
+        };
+        let Some(id) = next else {
             drop(state);
+            let since = Instant::now();
+            let moved = self.host.progress();
             std::thread::yield_now();
             let mut state = self.lock();
             state.stats.exposed_seconds += since.elapsed().as_secs_f64();
+            self.alive(&mut state, |_, _| moved)?;
             return Ok(state);
         };
         state.exchanging.retain(|&other| other != id);
@@ -310,12 +346,17 @@ impl<Q: Streams> Group<Q> {
         flight.stage = Stage::Awaited;
         let host = flight.host;
         drop(state);
-        // The host counts how long that takes.
-        let came = self.host.handle.shared.wait(host);
+        // The host counts how long that takes. Another may find the place meanwhile.
+        let has_a_place = || id != awaited && stage_of(&self.lock(), awaited) != Stage::Waiting;
+        let came = self.host.handle.shared.wait_or(host, has_a_place);
         let mut state = self.lock();
         self.alive(&mut state, |this, state| {
-            came?;
-            this.raise(state, id)
+            if came? {
+                return this.raise(state, id);
+            }
+            state.flights[id as usize].stage = Stage::Exchanging;
+            state.exchanging.insert(0, id);
+            Ok(())
         })?;
         Ok(state)
     }
@@ -326,14 +367,14 @@ impl<Q: Streams> Member for Group<Q> {
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Served::default(),
+            Err(TryLockError::WouldBlock) => {
+                return Served { mark: self.moves.load(Ordering::Relaxed), soon: false };
+            }
         };
-        let places = |state: &State<Q>| (state.waiting.len(), state.copying.len(), state.exchanging.len());
-        let before = places(&state);
         let _ = self.alive(&mut state, Self::pump);
         // What is being copied down is handed on as soon as it is there.
         let soon = !state.copying.is_empty();
-        Served { moved: before != places(&state), soon }
+        Served { mark: self.moves.load(Ordering::Relaxed), soon }
     }
 }
 
@@ -341,130 +382,6 @@ impl<Q: Streams> State<Q> {
     fn release(&mut self, id: u32) {
         self.flights[id as usize].stage = Stage::Free;
         self.free.push(id);
-    }
-}
-
-impl<Q: Streams> Carrier for Staged<Q> {
-    fn name(&self) -> &str {
-        &self.0.name
-    }
-
-    fn group(&self) -> (usize, usize) {
-        (self.0.host.rank(), self.0.host.size())
-    }
-
-    fn reaches(&self, place: Place) -> bool {
-        place == self.0.compute.place()
-    }
-
-    fn alloc(&self, bytes: usize) -> Result<Memory> {
-        self.0.compute.clone().memory(bytes)
-    }
-
-    fn reserve(&self, calls: &[Call]) {
-        self.0.host.reserve(&calls.iter().copied().map(staged_call).collect::<Vec<_>>());
-    }
-
-    unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
-        let pieces = Pieces::of(&call, &ends, self.0.host.rank(), self.0.host.size());
-        let layout = Layout::of(&call, &ends, self.0.host.rank());
-        let job = Job { call: staged_call(call), ends, pieces, tag, priority, layout };
-        let state = &mut *self.0.lock();
-        self.0.alive(state, |this, state| {
-            let id = match state.free.pop() {
-                Some(id) => id,
-                None => {
-                    state.flights.push(Flight::new(&this.compute)?);
-                    state.flights.len() as u32 - 1
-                }
-            };
-            let flight = &mut state.flights[id as usize];
-            (flight.stage, flight.job) = (Stage::Waiting, Some(job));
-            this.compute.record(&flight.given)?;
-            // There is always room for a message, which need not come after collectives.
-            match job.is_message() {
-                true => this.lower(state, id)?,
-                false => state.waiting.push_back(id),
-            }
-            this.pump(state)?;
-            Ok(id)
-        })
-    }
-
-    fn wait(&self, id: u32) -> Result<()> {
-        let done = self.0.finish(id);
-        self.0.lock().release(id);
-        done
-    }
-
-    fn is_done(&self, id: u32) -> bool {
-        let state = &mut *self.0.lock();
-        let _ = self.0.alive(state, |this, state| this.pump(state));
-        matches!(state.flights[id as usize].stage, Stage::Returned | Stage::Failed)
-    }
-
-    fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
-        let state = &mut *self.0.lock();
-        match state.flights[id as usize].stage {
-            Stage::Waiting | Stage::Copying | Stage::Exchanging | Stage::Awaited => {
-                state.flights[id as usize].orphan = Some(buffers);
-            }
-            Stage::Free | Stage::Returned | Stage::Failed => {
-                let _ = self.0.alive(state, |this, state| this.end(state, id));
-                state.release(id);
-            }
-        }
-    }
-
-    /// Collectives keep their order, so that one of the host's comes after all that were started, also after those that
-    /// wait for a place; messages are apart from that, and keep theirs among each other.
-    fn hand_on(&self, message: bool) -> Result<()> {
-        let mut state = self.0.lock();
-        loop {
-            let held = self.0.alive(&mut state, |this, state| {
-                this.pump(state)?;
-                let is_message =
-                    |&id: &u32| state.flights[id as usize].job.is_some_and(|job| job.is_message());
-                Ok(match message {
-                    true => state.copying.iter().any(is_message),
-                    false => !(state.waiting.is_empty() && state.copying.is_empty()),
-                })
-            });
-            if !held? {
-                return Ok(());
-            }
-            state = self.0.go_on(state, None)?;
-        }
-    }
-
-    fn progress(&self) -> Result<()> {
-        let state = &mut *self.0.lock();
-        self.0.alive(state, |this, state| this.pump(state))
-    }
-
-    fn abort(&self, why: &str) {
-        // Whoever is waiting hears of it from the host.
-        self.0.host.abort(why);
-    }
-
-    fn stats(&self) -> Stats {
-        let state = self.0.lock();
-        // What the host has been given, it counts itself.
-        let waiting = state.waiting.iter().chain(&state.copying);
-        let sent = |job: Job| job.call.volume(self.0.host.rank(), self.0.host.size()) as u64;
-        let (calls, bytes_sent) = waiting
-            .filter_map(|&id| state.flights[id as usize].job)
-            .fold((0, 0), |(calls, bytes), job| (calls + 1, bytes + sent(job)));
-        Stats { calls, bytes_sent, ..state.stats }
-    }
-
-    fn scratch(&self) -> Account {
-        self.0.scratch.clone()
-    }
-
-    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
-        let Some(host) = host else { return Ok(None) };
-        Ok(Some(Arc::new(Staged::new(host, self.0.compute.clone())?)))
     }
 }
 
@@ -485,6 +402,8 @@ impl<Q: Streams> Drop for Group<Q> {
                 self.fail(state, gave_up);
                 break;
             }
+            // A peer may wait for something of another group first.
+            self.host.handle.shared.family().serve_others(self);
             std::thread::yield_now();
         }
         let _ = (state.down.synchronize(), state.up.synchronize());

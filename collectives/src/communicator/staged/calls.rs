@@ -1,0 +1,138 @@
+//! What a communicator asks of this carrier.
+
+use super::flight::{Job, Layout, Stage, staged_call};
+use super::pieces::Pieces;
+use super::{Group, Staged};
+use crate::buffer::{Memory, Place};
+use crate::communicator::Communicator;
+use crate::communicator::carrier::Carrier;
+use crate::device::{Queue, Streams};
+use crate::engine::{Ends, Priority, Stats};
+use crate::error::{Error, Result};
+use crate::ledger::Account;
+use crate::schedule::Call;
+use std::any::Any;
+use std::sync::Arc;
+
+impl<Q: Streams> Carrier for Staged<Q> {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn group(&self) -> (usize, usize) {
+        (self.0.host.rank(), self.0.host.size())
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == self.0.compute.place()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        self.0.compute.clone().memory(bytes)
+    }
+
+    fn reserve(&self, calls: &[Call]) {
+        self.0.host.reserve(&calls.iter().copied().map(staged_call).collect::<Vec<_>>());
+    }
+
+    unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
+        let pieces = Pieces::of(&call, &ends, self.0.host.rank(), self.0.host.size());
+        let layout = Layout::of(&call, &ends, self.0.host.rank());
+        let job = Job { call: staged_call(call), ends, pieces, tag, priority, layout, of_host: false };
+        self.0.alive(&mut self.0.lock(), |this, state| this.enter(state, job))
+    }
+
+    unsafe fn start_of_host(
+        &self,
+        call: Call,
+        ends: Ends,
+        tag: Option<u64>,
+        priority: Priority,
+    ) -> Result<Option<u32>> {
+        let (pieces, layout) = (Pieces::default(), Layout::default());
+        let job = Job { call, ends, pieces, tag, priority, layout, of_host: true };
+        self.0.alive(&mut self.0.lock(), |this, state| {
+            this.pump(state)?;
+            let is_message = |&id: &u32| state.flights[id as usize].job.is_some_and(|job| job.is_message());
+            let after = match job.is_message() {
+                true => state.copying.iter().any(is_message),
+                false => !(state.waiting.is_empty() && state.copying.is_empty()),
+            };
+            after.then(|| this.enter(state, job)).transpose()
+        })
+    }
+
+    fn wait(&self, id: u32) -> Result<()> {
+        let waiting = Unwinding(&self.0);
+        let done = self.0.finish(id);
+        std::mem::forget(waiting);
+        self.0.lock().release(id);
+        done
+    }
+
+    fn is_done(&self, id: u32) -> bool {
+        let group = &*self.0;
+        let done = {
+            let state = &mut *group.lock();
+            let _ = group.alive(state, Group::pump);
+            matches!(state.flights[id as usize].stage, Stage::Returned | Stage::Failed)
+        };
+        if !done {
+            group.host.handle.shared.family().serve_others(group);
+        }
+        done
+    }
+
+    fn abandon(&self, id: u32, buffers: Box<dyn Any + Send>) {
+        let state = &mut *self.0.lock();
+        match state.flights[id as usize].stage {
+            Stage::Waiting | Stage::Copying | Stage::Exchanging | Stage::Awaited => {
+                state.flights[id as usize].orphan = Some(buffers);
+            }
+            Stage::Free | Stage::Returned | Stage::Failed => {
+                let _ = self.0.alive(state, |this, state| this.end(state, id));
+                state.release(id);
+            }
+        }
+    }
+
+    fn progress(&self) -> Result<()> {
+        let state = &mut *self.0.lock();
+        self.0.alive(state, |this, state| this.pump(state))
+    }
+
+    fn abort(&self, why: &str) {
+        // Whoever is waiting hears of it from the host.
+        self.0.host.abort(why);
+    }
+
+    fn stats(&self) -> Stats {
+        let state = self.0.lock();
+        // What the host has been given, it counts itself.
+        let waiting = state.waiting.iter().chain(&state.copying);
+        let sent = |job: Job| job.call.volume(self.0.host.rank(), self.0.host.size()) as u64;
+        let (calls, bytes_sent) = waiting
+            .filter_map(|&id| state.flights[id as usize].job)
+            .fold((0, 0), |(calls, bytes), job| (calls + 1, bytes + sent(job)));
+        Stats { calls, bytes_sent, ..state.stats }
+    }
+
+    fn scratch(&self) -> Account {
+        self.0.scratch.clone()
+    }
+
+    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
+        let Some(host) = host else { return Ok(None) };
+        Ok(Some(Arc::new(Staged::new(host, self.0.compute.clone())?)))
+    }
+}
+
+/// Where waiting panics, the buffers of the call that is waited for go, so nothing may touch them any more.
+struct Unwinding<'a, Q: Streams>(&'a Group<Q>);
+
+impl<Q: Streams> Drop for Unwinding<'_, Q> {
+    fn drop(&mut self) {
+        let panicked = Err(Error::GivenUp("it panicked in a call".into()));
+        let _ = self.0.alive::<()>(&mut self.0.lock(), |_, _| panicked);
+    }
+}

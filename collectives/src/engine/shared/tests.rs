@@ -1,0 +1,166 @@
+//! Of waiting: what is no silence, what is enough, and what a panic leaves.
+
+use super::*;
+use crate::schedule::Kind;
+use crate::transport::{Request, Tag, Tells, threads};
+use crate::{Communicator, DType};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The first of many ranks. One message comes between two looks, and each look takes longer than a peer may be silent.
+struct Slow {
+    came: bool,
+}
+
+const DEADLINE: Duration = Duration::from_millis(1);
+
+// SAFETY: nothing is moved at all.
+unsafe impl Transport for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        50
+    }
+
+    fn tells(&self) -> Tells {
+        Tells::Collectives
+    }
+
+    unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
+        Ok(Request::DONE)
+    }
+
+    unsafe fn recv(&mut self, from: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
+        Ok(Request(from as u64))
+    }
+
+    fn test(&mut self, _: Request) -> Result<bool> {
+        std::thread::sleep(2 * DEADLINE);
+        self.came = !self.came;
+        Ok(self.came)
+    }
+
+    fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
+        Err(Error::Launch("there are no groups".into()))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &Error) {}
+}
+
+#[test]
+fn a_call_that_moves_on_may_take_longer_than_a_silent_peer() {
+    let options = Options { deadline: DEADLINE, ..Options::default() };
+    let comm = Communicator::new(Box::new(Slow { came: false }), options).unwrap();
+    let mut all = vec![0u64; comm.size()];
+    comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
+}
+
+/// Panics when it is looked at for the third time, and knows whether it was aborted.
+struct Breaking(u32, Arc<AtomicBool>);
+
+// SAFETY: nothing is moved at all.
+unsafe impl Transport for Breaking {
+    fn name(&self) -> &'static str {
+        "breaking"
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        2
+    }
+
+    unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
+        Ok(Request(0))
+    }
+
+    unsafe fn recv(&mut self, _: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
+        Ok(Request(1))
+    }
+
+    fn test(&mut self, _: Request) -> Result<bool> {
+        self.0 += 1;
+        assert!(self.0 < 3, "as meant");
+        Ok(false)
+    }
+
+    fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
+        Err(Error::Launch("there are no groups".into()))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &Error) {
+        self.1.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_transport_that_panics_is_aborted_before_memory_goes() {
+    let aborted = Arc::<AtomicBool>::default();
+    let breaking = Breaking(0, Arc::clone(&aborted));
+    let comm = Communicator::new(Box::new(breaking), Options::default()).unwrap();
+    let mut data = [0f32; 8];
+    let sum = AssertUnwindSafe(|| comm.all_reduce_in_place(&mut data[..], crate::ReduceOp::Sum));
+    assert!(catch_unwind(sum).is_err() && aborted.load(Ordering::Acquire));
+    let error = comm.barrier().expect_err("given up").to_string();
+    assert!(error.contains("panicked"), "{error}");
+}
+
+/// The engines of two ranks.
+fn two() -> [Handle; 2] {
+    let engine = |transport| Handle::new(Box::new(transport), Options::default(), Arc::default());
+    let mut ranks = threads::group(2).into_iter().map(|transport| engine(transport).expect("an engine"));
+    [ranks.next().unwrap(), ranks.next().unwrap()]
+}
+
+/// A barrier that waits for the other rank.
+fn barrier(shared: &Shared) -> u32 {
+    let call = Call::new(Kind::Barrier, DType::U8, 0);
+    let nothing = Ends { send: std::ptr::null(), send_bytes: 0, recv: std::ptr::null_mut(), recv_bytes: 0 };
+    // SAFETY: a barrier has no buffers.
+    unsafe { shared.start(&call, &nothing, None, Priority::Low) }.expect("starts")
+}
+
+#[test]
+fn a_wait_that_has_been_enough_can_be_taken_up_again() {
+    let [first, second] = two();
+    let id = barrier(&first.shared);
+    let looks = std::cell::Cell::new(0);
+    let enough = || looks.replace(looks.get() + 1) == 2;
+    assert!(!first.shared.wait_or(id, enough).expect("nobody fails"));
+    assert!(!first.shared.is_over(id));
+    let its = barrier(&second.shared);
+    assert!(first.shared.wait_or(id, || false).expect("all have come"));
+    second.shared.wait(its).expect("all have come");
+}
+
+#[test]
+fn everybody_who_looks_sees_that_something_moved() {
+    let [first, second] = two();
+    let id = barrier(&first.shared);
+    let at_first = first.shared.serve().mark;
+    let its = barrier(&second.shared);
+    let moved = first.shared.serve().mark;
+    assert_ne!(moved, at_first);
+    // Nothing new is no movement, nor is it one that a thread is at it.
+    assert_eq!(first.shared.serve().mark, moved);
+    let held = first.shared.lock();
+    assert_eq!(first.shared.serve().mark, moved);
+    drop(held);
+    first.shared.wait(id).expect("all have come");
+    second.shared.wait(its).expect("all have come");
+}
