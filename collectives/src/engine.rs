@@ -135,8 +135,11 @@ impl Engine {
         self.transport.alloc(bytes)
     }
 
+    /// A transport over some of the ranks. To fail in that is a failure of this group: others may wait here for this rank,
+    /// which has gone about something that they will never hear of.
     pub fn subgroup(&mut self, members: &[usize], context: u64) -> Result<Box<dyn Transport>> {
-        self.transport.subgroup(members, context, self.options.deadline)
+        let made = self.transport.subgroup(members, context, self.options.deadline);
+        made.map_err(|error| self.fail(error))
     }
 
     pub fn options(&self) -> Options {

@@ -3,6 +3,7 @@
 mod bits;
 mod devices;
 mod endings;
+mod limits;
 mod training;
 mod usage;
 

@@ -64,21 +64,32 @@ impl Listener {
     }
 
     /// The next connection of somebody who may speak at all: on Unix sockets the kernel vouches for the user.
-    pub fn accept(&self) -> Option<Stream> {
-        match self {
-            Listener::Unix(l) => {
-                let (stream, _) = l.accept().ok()?;
-                stream.set_nonblocking(true).ok()?;
-                let peer = peer_of(stream.as_fd()).ok()?;
-                (peer.uid == rustix::process::geteuid().as_raw()).then_some(Stream::Unix(stream))
-            }
-            Listener::Tcp(l) => {
-                let (stream, _) = l.accept().ok()?;
-                stream.set_nonblocking(true).ok()?;
-                stream.set_nodelay(true).ok()?;
-                Some(Stream::Tcp(stream))
-            }
+    ///
+    /// # Errors
+    /// Neither this process nor the system can have more files open: whoever waits would wait for ever.
+    pub fn accept(&self) -> std::io::Result<Option<Stream>> {
+        let accepted = match self {
+            Listener::Unix(l) => l.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Listener::Tcp(l) => l.accept().map(|(stream, _)| Stream::Tcp(stream)),
+        };
+        match accepted {
+            Ok(stream) => Ok(admissible(&stream).then_some(stream)),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => Err(e),
+            // Nobody, or who has gone again.
+            Err(_) => Ok(None),
         }
+    }
+}
+
+/// Whether somebody who has connected may speak, and can be listened to.
+fn admissible(stream: &Stream) -> bool {
+    match stream {
+        Stream::Unix(stream) => {
+            let of_this_user =
+                peer_of(stream.as_fd()).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw());
+            of_this_user && stream.set_nonblocking(true).is_ok()
+        }
+        Stream::Tcp(stream) => stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_ok(),
     }
 }
 

@@ -36,11 +36,34 @@ fn within(processors: usize, quota: Option<f64>) -> usize {
 /// Processors' worth of time that the cgroups around this process leave it, where they limit it.
 pub fn cpu_quota() -> Option<f64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let root = Path::new("/sys/fs/cgroup");
-    let own = root.join(own.trim_start_matches('/'));
-    let around = own.ancestors().take_while(|group| group.starts_with(root));
-    least(around.filter_map(|group| std::fs::read_to_string(group.join("cpu.max")).ok()))
+    quota_below(Path::new("/sys/fs/cgroup"), &groups)
+}
+
+/// The same of a process in `groups`, whose limits lie below `root`: of both versions of cgroups, which a system may have
+/// side by side.
+fn quota_below(root: &Path, groups: &str) -> Option<f64> {
+    least(groups.lines().flat_map(|group| limits(root, group)))
+}
+
+/// The limits of a group and of those around it, as `cpu.max` has them. A group is such as `0::/job/step`, or
+/// `4:cpu,cpuacct:/job` in the first version.
+fn limits(root: &Path, group: &str) -> Vec<String> {
+    let parts: Vec<&str> = group.splitn(3, ':').collect();
+    let [_, controllers, own] = parts[..] else { return Vec::new() };
+    let read = |group: &Path, name| std::fs::read_to_string(group.join(name)).ok();
+    let second = |group: &Path| read(group, "cpu.max");
+    // Where there is no quota it is -1.
+    let first = |group: &Path| {
+        let (quota, period) = (read(group, "cpu.cfs_quota_us")?, read(group, "cpu.cfs_period_us")?);
+        Some(format!("{} {}", quota.trim(), period.trim()))
+    };
+    let (tree, limit): (_, &dyn Fn(&Path) -> Option<String>) = match controllers {
+        "" => (root.to_owned(), &second),
+        _ if controllers.split(',').any(|controller| controller == "cpu") => (root.join(controllers), &first),
+        _ => return Vec::new(),
+    };
+    let own = tree.join(own.trim_start_matches('/'));
+    own.ancestors().take_while(|group| group.starts_with(&tree)).filter_map(limit).collect()
 }
 
 /// The least of these limits, each a quota of time in a period.
@@ -97,6 +120,28 @@ mod tests {
         for none in [&["max 100000\n"][..], &["", "1 0\n", "x"], &[]] {
             assert_eq!(of(none), None);
         }
+    }
+
+    #[test]
+    fn quotas_of_both_versions_of_cgroups_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        let limit = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let of = |groups: &str| quota_below(root.path(), groups);
+        limit("job/step/cpu.max", "max 100000\n");
+        limit("job/cpu.max", "300000 100000\n");
+        assert_eq!(of("0::/job/step\n"), Some(3.0));
+        let first = "5:memory:/x\n4:cpu,cpuacct:/slurm/job\n0::/\n";
+        assert_eq!(of(first), None);
+        limit("cpu,cpuacct/slurm/job/cpu.cfs_quota_us", "-1\n");
+        limit("cpu,cpuacct/slurm/job/cpu.cfs_period_us", "100000\n");
+        assert_eq!(of(first), None);
+        limit("cpu,cpuacct/slurm/cpu.cfs_quota_us", "150000\n");
+        limit("cpu,cpuacct/slurm/cpu.cfs_period_us", "100000\n");
+        assert_eq!(of(first), Some(1.5));
     }
 
     /// This test again, by another process.

@@ -6,6 +6,7 @@ use super::place::{self, Found, Listener, Place};
 use super::wire::{self, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -266,6 +267,15 @@ fn refuse<'a>(links: impl Iterator<Item = &'a Stream>, error: &Error, rank: usiz
     }
 }
 
+/// What the middle says when it can open no connection more.
+fn out_of_files(rank: usize, (come, of): (usize, usize), error: &std::io::Error) -> Error {
+    let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".into(), |limit| limit.to_string());
+    Error::Launch(format!(
+        "rank {rank}, to which every rank connects, can open no more connections ({error}): {come} of {of} ranks have come, \
+         and its limit of open files (ulimit -n) is {limit}"
+    ))
+}
+
 /// The middle: takes in the others until all are there.
 fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Vec<Stream>> {
     let listener = Listener::bind(place).map_err(|e| {
@@ -288,11 +298,18 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
             Err(Trouble::Late) => break Err(missing(place, me, &joined, timeout)),
             Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
         }
-        while pending.len() < MOST_PENDING {
-            let Some(stream) = listener.accept() else { break };
-            pending.push((stream, Partial::default(), Instant::now()));
-        }
         let mut fatal = None;
+        while pending.len() < MOST_PENDING {
+            match listener.accept() {
+                Ok(Some(stream)) => pending.push((stream, Partial::default(), Instant::now())),
+                Ok(None) => break,
+                Err(error) => {
+                    let come = 1 + joined.iter().flatten().count();
+                    fatal = Some(out_of_files(wait.rank, (come, me.ranks.len()), &error));
+                    break;
+                }
+            }
+        }
         let mut waiting = Vec::new();
         for (stream, mut partial, since) in pending {
             match partial.advance(&stream, LONGEST_HELLO) {
@@ -425,4 +442,36 @@ fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -
         .map_err(|t| lost(wait.rank, middle, t, &what, timeout))?;
     answer(&stream, Kind::Welcome, &wait, |t| lost(wait.rank, middle, t, &what, timeout))?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::alone::alone;
+    use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+    use rustix::process::{Rlimit, setrlimit};
+
+    #[test]
+    fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
+        if !alone("bootstrap::star::tests::a_limit_of_open_files_ends_the_rendezvous_at_once") {
+            return;
+        }
+        let name = format!("caravan-test-open-files-{}", std::process::id());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let others = [(); 2].map(|()| socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap());
+        let place = Place::Unix(name);
+        let middle = std::thread::spawn(move || {
+            let me = Member { ranks: &[0, 1, 2], index: 0, world: 3, token: "", job: "files" };
+            Star::meet(&place, &me, Duration::from_secs(600), None).map(|_| ())
+        });
+        while connect(&others[0], &address).is_err() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // It listens, and opens nothing from now on.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(3), maximum }).unwrap();
+        connect(&others[1], &address).unwrap();
+        let said = middle.join().unwrap().expect_err("no connection more").to_string();
+        assert!(said.contains("1 of 3 ranks have come") && said.contains("(ulimit -n) is 3"), "{said}");
+    }
 }

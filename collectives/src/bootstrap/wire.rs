@@ -259,10 +259,16 @@ pub(super) fn recv_fds(
                 }
                 // The kernel passes as many as this process may open, and drops the others.
                 if message.flags.contains(ReturnFlags::CTRUNC) || all.len() == had {
-                    return Err(Trouble::Gone(format!(
-                        "only {} of {count} descriptors came; the limit of open files (ulimit -n) may be too low",
+                    let text = format!(
+                        "only {} of {count} descriptors of its peers' memory came: its limit of open files (ulimit -n) \
+                         is too low",
                         all.len()
-                    )));
+                    );
+                    // Before others notice that it is gone, and take that for the cause.
+                    if let Some(board) = wait.board {
+                        board.announce(wait.rank, &text);
+                    }
+                    return Err(Trouble::Job(Error::Launch(text)));
                 }
             }
             Err(rustix::io::Errno::AGAIN) => {
@@ -302,8 +308,9 @@ mod tests {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(next + 3), maximum }).unwrap();
         match recv_fds(&Stream::Unix(there), fds.len(), &wait) {
-            Err(Trouble::Gone(text)) => {
-                assert!(text.contains("of 8 descriptors came") && text.contains("ulimit -n"), "{text}");
+            Err(Trouble::Job(error)) => {
+                let text = error.to_string();
+                assert!(text.contains("of 8 descriptors") && text.contains("ulimit -n"), "{text}");
                 assert!(!text.contains("only 0"), "{text}");
             }
             other => panic!("{other:?}"),

@@ -125,7 +125,9 @@ impl Worker {
         // SAFETY: a valid context, parameters and place.
         let status = unsafe { (context.ucp.ucp_worker_create)(context.handle, &params, &mut handle) };
         if status != UCS_OK {
-            return Err(context.error("ucp_worker_create", status));
+            let what = context.ucp.status(status);
+            let text = super::segments::shortage().map_or(what.clone(), |room| format!("{what}; {room}"));
+            return Err(context.error_text("ucp_worker_create", text));
         }
         Ok(Worker { context: context.clone(), handle })
     }

@@ -13,6 +13,23 @@ const PLACE: &str = "/dev/shm";
 const PREFIX: &str = "caravan-ucx-";
 /// How many names are tried.
 const ATTEMPTS: u32 = 16;
+/// Room below which a worker may not have found what it takes at first, which is about 4.1 MiB with UCX 1.13.
+const ROOM: u64 = 8 << 20;
+
+/// What may be wrong where UCX refuses to make a worker: its own words for too little room are of many kinds.
+pub(super) fn shortage() -> Option<String> {
+    let place = std::env::var_os(VARIABLE).map_or(PLACE.into(), PathBuf::from);
+    let about = rustix::fs::statvfs(&place).ok()?;
+    let free = about.f_bavail * about.f_frsize;
+    (free < ROOM).then(|| {
+        format!(
+            "{} has {} KiB free, of which UCX takes about 4.1 MiB a rank: enlarge it (docker run --shm-size=1g), or set \
+             UCX_TLS=^sm",
+            place.display(),
+            free >> 10
+        )
+    })
+}
 
 /// A directory for the segments of ranks that this process starts; removed with all that is in it when this is dropped. If
 /// the process is killed, the next that makes one removes it.
