@@ -40,7 +40,7 @@ fn direct(b: &mut Build) {
 fn linear(b: &mut Build) {
     let (rank, size, root, bytes) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
     let element = b.call.dtype.size();
-    let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, bytes);
+    let (per_round, rounds) = b.group.tuning.cut_for_root(&b.group, bytes);
     let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
     let mut m = Messages::new(size);
     if rank != root {

@@ -92,6 +92,10 @@ impl fmt::Display for Rule {
 /// step; only the reduction is done twice.
 const BY_TWO: usize = 8;
 
+/// Received at once by a root that copies what one other rank sends it. Where its own input is in the way of the result
+/// this is what it takes of scratch memory, so it has an end.
+const COPIED: usize = 64 << 20;
+
 /// More bytes than any round can have.
 const MOST_AT_ONCE: usize = 1 << 60;
 
@@ -180,6 +184,16 @@ impl Tuning {
     /// How contributions of at most `largest` bytes each, of `peers` ranks at once, are cut into rounds.
     pub(super) fn cut_reduction(&self, peers: usize, largest: usize) -> (usize, usize) {
         self.cut(peers, largest, if largest <= self.windowed { self.round } else { self.window })
+    }
+
+    /// How the inputs of `group`, of `bytes` each, are cut that one rank alone reduces. Where there is one that another rank
+    /// sends, and to receive it is to copy it, the sender is through as soon as that is done, which rounds would put off;
+    /// and it mostly goes to where the result will be.
+    pub(super) fn cut_for_root(&self, group: &Group, bytes: usize) -> (usize, usize) {
+        match group.size == 2 && group.one_memory {
+            true => self.cut(1, bytes, COPIED),
+            false => self.cut_reduction(group.size - 1, bytes),
+        }
     }
 
     /// How pieces of at most `largest` bytes, `pieces` of them at once, are cut into rounds of about `budget`
@@ -272,14 +286,10 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
         }
         (Kind::Broadcast, None) => by_size(bytes, tuning.tree, Algorithm::Binomial, Algorithm::Chain),
-        // Two ranks send more when both reduce. Within one memory they are faster so than one that reduces alone; over a
-        // network, where sending takes longest, slower.
-        (Kind::Reduce, None) if group.size == 2 && !group.one_memory => {
-            Choice { algorithm: Algorithm::Linear, why: Why::Least }
-        }
+        // Two ranks would send more if both reduced.
+        (Kind::Reduce, None) if group.size == 2 => Choice { algorithm: Algorithm::Linear, why: Why::Least },
         (Kind::Reduce, None) => {
-            let limit = if group.size == 2 { tuning.windowed } else { tuning.tree };
-            by_size(bytes, limit, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
+            by_size(bytes, tuning.tree, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
         }
         // What follows is of nodes that are no units for this call; without nodes it has one candidate.
         (Kind::ReduceScatter, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Ranks },
@@ -371,13 +381,12 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_reduce_together_where_messages_are_copies_within_one_memory() {
-        let of = |one_memory, mib: usize| {
-            let group = Group { one_memory, ..Group::plain(0, 2) };
-            choose(&Call::new(Kind::Reduce, DType::U8, mib << 20), &group, None).algorithm
-        };
-        assert_eq!((of(true, 2), of(true, 4)), (Algorithm::Linear, Algorithm::PairwiseReduceScatterGather));
-        assert_eq!((of(false, 2), of(false, 4)), (Algorithm::Linear, Algorithm::Linear));
+    fn a_root_copies_all_of_one_other_input_at_once() {
+        let of = |one_memory, size| Group { one_memory, ..Group::plain(0, size) };
+        let rounds = |group: &Group, mib: usize| group.tuning.cut_for_root(group, mib << 20).1;
+        assert_eq!([4, 64, 65].map(|mib| rounds(&of(true, 2), mib)), [1, 1, 2]);
+        assert_eq!([2, 4].map(|mib| rounds(&of(false, 2), mib)), [1, 8]);
+        assert!(rounds(&of(true, 3), 4) > 1);
     }
 
     #[test]
