@@ -19,6 +19,7 @@ mod files;
 mod gpus;
 mod human;
 mod layers;
+mod limits;
 mod machine;
 mod metrics;
 mod out;
@@ -46,6 +47,7 @@ use plan::TrainPlan;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    limits::allow_files();
     let cli = Cli::read(std::env::args_os()).unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();
         match unreadable.kind() {

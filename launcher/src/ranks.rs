@@ -20,7 +20,6 @@ use collectives::transport::Transport as _;
 use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 #[cfg(feature = "mpi")]
@@ -57,7 +56,6 @@ pub fn launch_with_native(
     variable: Option<(&'static str, String)>,
     body: &(dyn Fn(Communicator, Option<Native>) -> Result<()> + Sync),
 ) -> Result<()> {
-    allow_files();
     match (identity, ranks.transport) {
         (Some(identity), _) => as_rank(ranks, identity, body),
         (None, Transport::Threads) => as_threads(ranks, &|comm| body(comm, None)),
@@ -67,14 +65,6 @@ pub fn launch_with_native(
         ))),
         (None, Transport::Shm | Transport::Ucx) => supervise(ranks, variable),
     }
-}
-
-/// Takes the limit of open files as far up as this user may: a rank opens some for every other, and many systems grant
-/// a few hundred ranks' worth unless asked.
-fn allow_files() {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    // Where it cannot be raised, what is opened one day says so.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// This process is a rank already.

@@ -318,6 +318,24 @@ fn token_files_of_a_directory_train_and_show_no_sample_without_their_tokenizer()
     assert!(config().contains("\"caravan_tokenizer\": \"bytes\""));
 }
 
+/// Each stays open while it is read.
+#[test]
+fn more_token_files_than_a_process_may_have_open_at_first_are_as_good_as_few() {
+    let bench = bench();
+    bench.text("text.txt", 400);
+    fs::create_dir(bench.path("tokens")).unwrap();
+    bench.run("tokenize --data text.txt --out tokens/0.bin").success();
+    for i in 1..100 {
+        fs::copy(bench.path("tokens/0.bin"), bench.path(&format!("tokens/{i}.bin"))).unwrap();
+    }
+    let program = env!("CARGO_BIN_EXE_caravan");
+    let train = "train --model nano --data tokens --steps 1 --micro-batch 1 --quiet";
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &format!("ulimit -Sn 64; exec {program} {train}")]);
+    bench.prepare(&mut command);
+    bench.finish(command.spawn().unwrap()).success();
+}
+
 #[test]
 fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     let bench = bench();
