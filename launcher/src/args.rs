@@ -250,7 +250,7 @@ pub struct TrainArgs {
     /// weights are loaded (./nano, if it has the name of a shape).
     #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
     pub model: String,
-    /// Text files, token files, directories (their .rs, .md and .txt files, or else .bin token files, but for hidden
+    /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
     /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 128 KiB below here].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
@@ -362,7 +362,7 @@ pub struct EvalArgs {
     /// A Hugging Face directory, such as train --save wrote.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Text files, token files or directories (their .rs, .md and .txt files, or else token files named .bin).
+    /// Text files, token files or directories (their .rs, .md and .txt files, or their token files named .bin).
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].

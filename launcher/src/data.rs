@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine::Machine;
-use crate::text;
+use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Tokenizer};
 use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
 use rustix::fs::MemfdFlags;
@@ -64,7 +64,7 @@ impl Input {
             let files = text::corpus_below(Path::new("."), &mut left_out)?;
             return Ok(Input::Text { files, left_out: Some(left_out) });
         }
-        let files = list(paths)?;
+        let files = list(paths, Reads::TextOrTokens)?;
         let mut tokenised = Vec::new();
         for file in &files {
             let looks = TokenFile::looks_like(file);
@@ -251,15 +251,16 @@ impl Feed {
     }
 }
 
-/// The files that `--data` names, directories opened up.
+/// The files that `--data` names, directories opened up, for who `reads` them.
 ///
 /// # Errors
-/// A path where nothing is, also where it is the word for random tokens, for which nobody comes here.
-pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// A path where nothing is, also where it is the word for random tokens, for which nobody comes here; those of
+/// [`text::files_below`].
+pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         match path.metadata() {
-            Ok(there) if there.is_dir() => files.extend(text::files_below(path)?),
+            Ok(there) if there.is_dir() => files.extend(text::files_below(path, reads)?),
             Ok(_) => files.push(path.clone()),
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 return Err(Failure::usage(format!("--data {}: {e}", path.display())));

@@ -18,15 +18,41 @@ const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 
 /// The text files below `dir`, sorted by path: .md, .rs and .txt, outside hidden directories and build products; the
 /// token files, where there is no text. Links to files are followed, those to directories are not: there may be rings.
+/// Who `reads` only text need not mind what else is there.
 ///
 /// # Errors
-/// A directory that cannot be read, or in which no such file is, or a link to nothing.
-pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
+/// A directory that cannot be read, or in which no such file is, or a link to nothing; text and token files, of which only
+/// who named the directory knows which are meant.
+pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     let named = Walk { largest: u64::MAX, links: true };
     let text = named.of(dir, &ENDINGS, &mut |_, e| Err(e))?;
-    if !text.is_empty() {
+    let Some(first) = text.first() else { return tokens_below(dir) };
+    if reads == Reads::Text {
         return Ok(text);
     }
+    // Beside text, what cannot be looked at is as good as any other .bin file.
+    let found = named.of(dir, &["bin"], &mut |_, _| Ok(()))?;
+    match found.iter().filter(|file| TokenFile::looks_like(file).unwrap_or(false)).count() {
+        0 => Ok(text),
+        tokens => Err(Failure::usage(format!(
+            "--data {} has text ({} first) and {tokens} token file{}: name those that are meant",
+            dir.display(),
+            first.display(),
+            if tokens == 1 { "" } else { "s" }
+        ))),
+    }
+}
+
+/// What a command makes of `--data`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    Text,
+    TextOrTokens,
+}
+
+/// The token files below `dir`, in which there is no text.
+fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let named = Walk { largest: u64::MAX, links: true };
     let mut tokens = Vec::new();
     for file in named.of(dir, &["bin"], &mut |_, e| Err(e))? {
         if TokenFile::looks_like(&file).map_err(Failure::usage)? {
@@ -58,7 +84,7 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
 
 fn nothing_below(dir: &Path) -> Failure {
     Failure::usage(format!(
-        "no text below {}: --data takes text files, token files, or directories with .md, .rs or .txt files, or else \
+        "no text below {}: --data takes text files, token files, or directories with .md, .rs or .txt files or \
          with token files (.bin)",
         dir.display()
     ))
@@ -180,7 +206,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, bytes).unwrap();
         };
-        assert!(files_below(root).unwrap_err().to_string().contains("no text below"));
+        assert!(files_below(root, Reads::TextOrTokens).unwrap_err().to_string().contains("no text below"));
         write("b/z.rs", b"z");
         write("a.md", b"a");
         write("b/notes.txt", b"n");
@@ -200,12 +226,12 @@ mod tests {
         link(root, "b/ring.txt");
         let named = |names: &[&str]| names.iter().map(|n| root.join(n)).collect::<Vec<_>>();
         let all = ["a.md", "b/far.txt", "b/notes.txt", "b/z.rs", "big.txt"];
-        assert_eq!(files_below(root).unwrap(), named(&all));
+        assert_eq!(files_below(root, Reads::TextOrTokens).unwrap(), named(&all));
         let mut left_out = vec![];
         assert_eq!(corpus_below(root, &mut left_out).unwrap(), named(&["a.md", "b/notes.txt", "b/z.rs"]));
         assert!(left_out.is_empty());
         link(Path::new("nothing"), "lost.txt");
-        let e = files_below(root).unwrap_err().to_string();
+        let e = files_below(root, Reads::TextOrTokens).unwrap_err().to_string();
         assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
         assert_eq!(corpus_below(root, &mut left_out).unwrap().len(), 3);
     }
@@ -214,13 +240,24 @@ mod tests {
     fn a_directory_without_text_may_hold_token_files() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: &[u8]| fs::write(dir.path().join(name), bytes).unwrap();
+        let below = || files_below(dir.path(), Reads::TextOrTokens);
         write("pytorch_model.bin", b"PK no tokens");
-        assert!(files_below(dir.path()).unwrap_err().to_string().contains("token files (.bin)"));
+        assert!(below().unwrap_err().to_string().contains("token files (.bin)"));
         write("b.bin", &20_240_520i32.to_le_bytes());
         write("a.bin", &20_240_801i32.to_le_bytes());
-        assert_eq!(files_below(dir.path()).unwrap(), ["a.bin", "b.bin"].map(|name| dir.path().join(name)));
-        write("c.txt", b"text");
-        assert_eq!(files_below(dir.path()).unwrap(), [dir.path().join("c.txt")]);
+        assert_eq!(below().unwrap(), ["a.bin", "b.bin"].map(|name| dir.path().join(name)));
+        // Only who named the directory knows whether the text is what is meant, or a remark about the tokens.
+        write("README.md", b"text");
+        let e = below().unwrap_err();
+        let words = ["has text (", "README.md first) and 2 token files: name those"];
+        assert!(e.code() == 2 && words.iter().all(|word| e.to_string().contains(word)), "{e}");
+        assert_eq!(files_below(dir.path(), Reads::Text).unwrap(), [dir.path().join("README.md")]);
+        assert_eq!(corpus_below(dir.path(), &mut vec![]).unwrap(), [dir.path().join("README.md")]);
+        // What cannot be looked at is no token file for sure.
+        fs::remove_file(dir.path().join("a.bin")).unwrap();
+        fs::remove_file(dir.path().join("b.bin")).unwrap();
+        std::os::unix::fs::symlink("nothing", dir.path().join("c.bin")).unwrap();
+        assert_eq!(below().unwrap(), [dir.path().join("README.md")]);
     }
 
     #[test]

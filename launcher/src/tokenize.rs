@@ -5,7 +5,7 @@ use crate::data;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::out;
-use crate::text;
+use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Tokenizer};
 use models::tokens::{TokenWidth, TokenWriter};
 use serde_json::json;
@@ -18,7 +18,7 @@ const TAKES: &str =
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     files::check_writable("--out", &args.out, Way::Whole)?;
-    let inputs = data::list(&args.data)?;
+    let inputs = data::list(&args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
     files::check_apart("--out", &args.out, &read)?;
     let width = TokenWidth::for_vocab(tokenizer.vocab());
