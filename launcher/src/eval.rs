@@ -139,20 +139,15 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
     let windows = &plan.windows;
-    let loss = mean_loss(plan.feed.tokens(), windows, plan.rows, windows.rest(), comm, |batch, sums| {
-        let Some(batch) = batch else { return Ok(()) };
-        model.begin(batch, 0.0);
-        (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
-        sums.set(model.losses());
-        Ok(())
-    })?;
-    if !loss.is_finite() {
-        return Err(Failure::run(format!(
-            "the loss of {} is {loss}: its weights are not all finite, or too large for --dtype {}",
-            plan.model.name,
-            plan.dtype.name()
-        )));
-    }
+    let whose = (plan.model.name.as_str(), plan.dtype);
+    let loss =
+        mean_loss(plan.feed.tokens(), windows, plan.rows, windows.rest(), whose, comm, |batch, sums| {
+            let Some(batch) = batch else { return Ok(()) };
+            model.begin(batch, 0.0);
+            (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
+            sums.set(model.losses());
+            Ok(())
+        })?;
     if comm.rank() > 0 {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 //! Mean loss over windows of tokens: the same bits for any number of ranks, and of windows in a batch.
 
+use crate::args::Precision;
 use crate::failure::{Failure, Result};
 use collectives::{Communicator, ReduceOp};
 use models::Batch;
@@ -14,11 +15,15 @@ const AT_ONCE: usize = 8;
 /// its token losses to the [`Sums`]; ranks that got one batch less are called without one in the last round, because on
 /// stage 3 every rank takes part in every forward. Ranks wait for each other after every round, so that a slower one is
 /// never behind by more than that.
+///
+/// # Errors
+/// What `losses` or the ranks say; a loss that is not finite, of a model with this name and type.
 pub fn mean_loss(
     tokens: &Tokens,
     windows: &Windows,
     rows: usize,
     rest: usize,
+    (model, dtype): (&str, Precision),
     comm: &Communicator,
     mut losses: impl FnMut(Option<&Batch<'_>>, Sums<'_>) -> Result<()>,
 ) -> Result<f64> {
@@ -52,7 +57,14 @@ pub fn mean_loss(
         }
         total = sums.iter().fold(total, |total, sum| total + sum);
     }
-    Ok(total / (windows.count() * windows.length() + rest) as f64)
+    let mean = total / (windows.count() * windows.length() + rest) as f64;
+    match mean.is_finite() {
+        true => Ok(mean),
+        false => Err(Failure::Verdict(format!(
+            "the loss of {model} is {mean}: its weights are not all finite, or too large for --dtype {}",
+            dtype.name()
+        ))),
+    }
 }
 
 /// Where the losses of a batch's windows go.
@@ -102,7 +114,7 @@ mod tests {
     ) -> Vec<Result<f64>> {
         let ranks = Communicator::threads_with(world, options).unwrap();
         let mean = |comm: Communicator| {
-            mean_loss(tokens, windows, rows, windows.rest(), &comm, |batch, sums| {
+            mean_loss(tokens, windows, rows, windows.rest(), ("m", Precision::F32), &comm, |batch, sums| {
                 before(comm.rank());
                 let targets = batch.map_or(&[][..], |batch| batch.targets);
                 sums.set(&targets.iter().map(|&t| of(t)).collect::<Vec<f32>>());

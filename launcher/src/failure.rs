@@ -7,7 +7,7 @@ use std::process::ExitCode;
 /// The exit code of what made no sense.
 pub const USAGE: u8 = 2;
 
-/// The exit code by which a rank of `bench` tells its supervisor that it has said the verdict itself: no failure has it.
+/// The exit code by which a rank tells its supervisor that it has said the verdict itself: no failure has it.
 pub const VERDICT: u8 = 3;
 
 /// A sentence for the user, and whose fault it is.
@@ -19,6 +19,9 @@ pub enum Failure {
     /// It made sense, and went wrong: exit code 1.
     #[error("{0}")]
     Run(String),
+    /// It went through, and what came of it is no success: exit code 1, and no rank's fault.
+    #[error("{0}")]
+    Verdict(String),
     /// Another rank failed, and this one stopped for it: exit code 1.
     #[error("{0}")]
     Consequence(String),
@@ -55,7 +58,7 @@ impl Failure {
     /// The exit code that says so.
     pub fn code(&self) -> u8 {
         match self {
-            Failure::Run(_) | Failure::Consequence(_) => 1,
+            Failure::Run(_) | Failure::Verdict(_) | Failure::Consequence(_) => 1,
             Failure::Usage(_) => USAGE,
             Failure::Ranks { code, .. } | Failure::Told { code } => *code,
         }

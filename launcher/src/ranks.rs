@@ -84,6 +84,10 @@ fn as_rank(
         body(comm, native)
     });
     let Err(failure) = done else { return Ok(()) };
+    if let Failure::Verdict(_) = failure {
+        // No rank has failed, and all may have come to it: rank 0 says it.
+        return if identity.rank == 0 { Err(pronounce(failure)) } else { Ok(()) };
+    }
     let board = match identity.launcher {
         Launcher::Caravan => Board::inherited().ok().flatten(),
         _ => None,
@@ -108,6 +112,15 @@ fn as_rank(
         }
     }
     Err(Failure::Told { code: failure.code() })
+}
+
+/// Says the verdict where a supervisor would take it for the rank's failure.
+fn pronounce(verdict: Failure) -> Failure {
+    if !spawn::supervised() {
+        return verdict;
+    }
+    verdict.report();
+    Failure::Told { code: VERDICT }
 }
 
 /// What rank 0 of ranks that others have started looks at for all of them, who hear of its failure: where `caravan` starts
@@ -281,7 +294,8 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
     let cause = failures().find(|(_, e)| !matches!(e, Failure::Consequence(_))).or_else(|| failures().next());
     match cause {
         None => Ok(()),
-        Some((_, Failure::Usage(text))) => Err(Failure::usage(text)),
+        // What makes no sense, or was no success, is no rank's failure.
+        Some((_, failure @ (Failure::Usage(_) | Failure::Verdict(_)))) => Err(failure.clone()),
         Some((rank, failure)) => {
             let text = format!("rank {rank} failed: {failure}");
             Err(Failure::Ranks { text, code: failure.code() })
@@ -328,7 +342,7 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
     let code = exit_code(&report);
     match report.sentence() {
         None => Ok(()),
-        // What makes no sense is no rank's failure.
+        Some(_) if code == VERDICT => Err(Failure::Told { code: 1 }),
         Some(text) if code == USAGE => Err(Failure::usage(report.announced.unwrap_or(text))),
         Some(text) => Err(Failure::Ranks { text, code }),
     }

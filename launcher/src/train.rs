@@ -5,7 +5,7 @@ mod loader;
 
 use crate::device;
 use crate::evaluate::mean_loss;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::human;
 use crate::metrics::Metrics;
 use crate::out;
@@ -155,12 +155,16 @@ impl<'a, T: Float> Run<'a, T> {
         let batches = windows.count().div_ceil(plan.batch.rows) + usize::from(rest > 0);
         let rounds = batches.div_ceil(comm.size());
         let mut round = 0;
-        let loss = mean_loss(plan.feed.tokens(), windows, plan.batch.rows, rest, &comm, |batch, sums| {
-            self.progress.evaluating(round, rounds);
-            round += 1;
-            sums.set(self.trainer.evaluate(batch)?);
-            Ok(())
-        })?;
+        let model = format!("{} after step {}", plan.model.name, step + 1);
+        let whose = (model.as_str(), plan.dtype);
+        let loss =
+            mean_loss(plan.feed.tokens(), windows, plan.batch.rows, rest, whose, &comm, |batch, sums| {
+                self.progress.evaluating(round, rounds);
+                round += 1;
+                sums.set(self.trainer.evaluate(batch)?);
+                Ok(())
+            })
+            .map_err(|e| remark(e, "a lower --lr or a longer --warmup usually helps"))?;
         self.account.evaluation += began.elapsed().as_secs_f64();
         self.progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
         if let Some(metrics) = &mut self.metrics {
@@ -178,10 +182,17 @@ impl<'a, T: Float> Run<'a, T> {
         let kept = self.plan.save.as_deref().filter(|_| saved.is_ok());
         let told = self.conclude(held_out, kept);
         let lead = self.trainer.comm().rank() == 0;
-        if lead && told.is_err() {
-            // Who reads why has to know that the model is there.
-            let _ = self.tell_kept(kept);
-        }
+        let told = match (told, kept) {
+            (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
+                Err(remark(ruin, &format!("what was saved to {} is of no use", dir.display())))
+            }
+            (Err(e), _) if lead => {
+                // Who reads why has to know that the model is there.
+                let _ = self.tell_kept(kept);
+                Err(e)
+            }
+            (told, _) => told,
+        };
         saved.and(told)?;
         let text = sample::generate(&mut self.trainer, self.plan)?.filter(|_| lead);
         text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))
@@ -247,6 +258,14 @@ impl<'a, T: Float> Run<'a, T> {
             self.last.loss
         ))?;
         self.tell_kept(kept)
+    }
+}
+
+/// A verdict with something more to say about it.
+fn remark(failure: Failure, more: &str) -> Failure {
+    match failure {
+        Failure::Verdict(text) => Failure::Verdict(format!("{text}; {more}")),
+        other => other,
     }
 }
 

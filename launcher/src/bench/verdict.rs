@@ -3,12 +3,11 @@
 use super::native::Native;
 use super::plan::Plan;
 use super::record::Run;
-use crate::failure::{Failure, Result, VERDICT};
+use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use crate::ranks;
 use collectives::Communicator;
-use collectives::bootstrap::{Identity, variables};
-use std::sync::{Mutex, PoisonError};
+use collectives::bootstrap::Identity;
 
 /// What makes a run no success, if something does.
 pub type Verdict = Option<String>;
@@ -37,32 +36,15 @@ pub fn of(plan: &Plan, run: &Run) -> Verdict {
 /// Runs `body` as every rank, as [`ranks::launch_with_native`] does.
 ///
 /// # Errors
-/// The failure of the rank that failed first, else the verdict of the one that has it: with exit code 1.
+/// The failure of the rank that failed first, else the verdict of the one that has it.
 pub fn launch(
     ranks: &Ranks,
     identity: Option<&Identity>,
     body: &(dyn Fn(Communicator, Option<Native>) -> Result<Verdict> + Sync),
 ) -> Result<()> {
-    let verdict = Mutex::new(None);
-    let judged = |comm: Communicator, native: Option<Native>| {
-        if let Some(text) = body(comm, native)? {
-            *verdict.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
-        }
-        Ok(())
-    };
-    match ranks::launch_with_native(ranks, identity, None, &judged) {
-        Err(Failure::Ranks { code: VERDICT, .. }) => return Err(Failure::Told { code: 1 }),
-        done => done?,
-    }
-    let Some(text) = verdict.into_inner().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
-    let failure = Failure::run(text);
-    match std::env::var_os(variables::BOARD_FD) {
-        Some(_) => {
-            failure.report();
-            Err(Failure::Told { code: VERDICT })
-        }
-        None => Err(failure),
-    }
+    ranks::launch_with_native(ranks, identity, None, &|comm, native| {
+        body(comm, native)?.map_or(Ok(()), |text| Err(Failure::Verdict(text)))
+    })
 }
 
 #[cfg(test)]
@@ -76,6 +58,7 @@ pub mod tests {
     use collectives::Result;
     use collectives::transport::threads::{self, Threads};
     use collectives::transport::{Request, Tag, Transport};
+    use std::sync::Mutex;
     use std::time::Duration;
 
     /// What ranks say of themselves and of their times is shorter.
