@@ -228,7 +228,7 @@ pub struct RankArgs {
     /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
-    /// Colours in train's output.
+    /// Colours in the output of train and eval.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
     /// No progress, no tables, no sample: errors, and the loss that eval is for.

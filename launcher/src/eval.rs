@@ -1,15 +1,16 @@
 //! `caravan eval`: mean loss of a model directory on given tokens.
 
 use crate::agree::Signature;
-use crate::args::{EvalArgs, Precision};
+use crate::args::{Colour, EvalArgs, Precision};
 use crate::data::{Feed, Input};
 use crate::device::{self, Device};
-use crate::evaluate::mean_loss;
+use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine;
 use crate::out;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, here};
+use crate::progress::Progress;
 use collectives::bootstrap::Identity;
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::{Buffer, Communicator, Float, View};
@@ -42,6 +43,7 @@ pub struct EvalPlan {
     pub rows: usize,
     json: bool,
     quiet: bool,
+    colour: Colour,
 }
 
 impl EvalPlan {
@@ -64,12 +66,12 @@ impl EvalPlan {
         check_tokens(&feed)?;
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
-        let (dtype, json, quiet) = (args.dtype, args.json, args.ranks.quiet);
+        let (dtype, json, quiet, colour) = (args.dtype, args.json, args.ranks.quiet, args.ranks.color);
         let batch = MicroBatch { rows, length, recompute: Recompute::Full, threads: ranks.threads };
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
         let data = args.data.clone();
-        let plan = EvalPlan { model, data, feed, windows, ranks, device, dtype, rows, json, quiet };
+        let plan = EvalPlan { model, data, feed, windows, ranks, device, dtype, rows, json, quiet, colour };
         plan.check_memory(&batch, identity)?;
         Ok(plan)
     }
@@ -138,20 +140,25 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let (mut model, mut place) = device::evaluation::<T>(plan, &batch, comm)?;
     let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
-    let windows = &plan.windows;
+    let (windows, rest) = (&plan.windows, plan.windows.rest());
+    let rounds = rounds(windows, plan.rows, rest, comm.size());
+    let mut progress = Progress::of_evaluation(rounds, plan.quiet || comm.rank() > 0, plan.colour);
+    let mut round = 0;
     let whose = (plan.model.name.as_str(), plan.dtype);
-    let loss =
-        mean_loss(plan.feed.tokens(), windows, plan.rows, windows.rest(), whose, comm, |batch, sums| {
-            let Some(batch) = batch else { return Ok(()) };
-            model.begin(batch, 0.0);
-            (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
-            sums.set(model.losses());
-            Ok(())
-        })?;
+    let loss = mean_loss(plan.feed.tokens(), windows, plan.rows, rest, whose, comm, |batch, sums| {
+        progress.evaluating(round, rounds);
+        round += 1;
+        let Some(batch) = batch else { return Ok(()) };
+        model.begin(batch, 0.0);
+        (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
+        sums.set(model.losses());
+        Ok(())
+    });
+    progress.finish();
+    let loss = loss?;
     if comm.rank() > 0 {
         return Ok(());
     }
-    let rest = plan.windows.rest();
     let windows = plan.windows.count() + usize::from(rest > 0);
     let tokens = plan.windows.count() * length + rest;
     let seconds = start.elapsed().as_secs_f64();

@@ -67,6 +67,11 @@ pub fn mean_loss(
     }
 }
 
+/// How many times [`mean_loss`] asks each of `world` ranks for losses.
+pub fn rounds(windows: &Windows, rows: usize, rest: usize, world: usize) -> usize {
+    (windows.count().div_ceil(rows) + usize::from(rest > 0)).div_ceil(world)
+}
+
 /// Where the losses of a batch's windows go.
 pub struct Sums<'a>(&'a mut [f64]);
 
@@ -114,12 +119,24 @@ mod tests {
     ) -> Vec<Result<f64>> {
         let ranks = Communicator::threads_with(world, options).unwrap();
         let mean = |comm: Communicator| {
-            mean_loss(tokens, windows, rows, windows.rest(), ("m", Precision::F32), &comm, |batch, sums| {
-                before(comm.rank());
-                let targets = batch.map_or(&[][..], |batch| batch.targets);
-                sums.set(&targets.iter().map(|&t| of(t)).collect::<Vec<f32>>());
-                Ok(())
-            })
+            let mut asked = 0;
+            let mean = mean_loss(
+                tokens,
+                windows,
+                rows,
+                windows.rest(),
+                ("m", Precision::F32),
+                &comm,
+                |batch, sums| {
+                    asked += 1;
+                    before(comm.rank());
+                    let targets = batch.map_or(&[][..], |batch| batch.targets);
+                    sums.set(&targets.iter().map(|&t| of(t)).collect::<Vec<f32>>());
+                    Ok(())
+                },
+            );
+            assert_eq!(asked, rounds(windows, rows, windows.rest(), world));
+            mean
         };
         scope(|scope| {
             let mean = &mean;

@@ -41,58 +41,63 @@ impl Tick {
 pub enum Progress {
     /// Nothing.
     Quiet,
-    /// A bar that is redrawn.
+    /// A bar of the run's steps that is redrawn.
     Bar(ProgressBar),
-    /// A line at steps 1, 2, 5, 10, ... and then every ten seconds.
-    Lines {
-        /// Of the run.
-        steps: usize,
-        /// When the last line was printed.
-        last: Instant,
-        /// The next step that gets a line whatever the time.
-        next: usize,
-    },
+    /// One of the rounds of an evaluation by itself.
+    Evaluation(ProgressBar),
+    /// Now and then a line.
+    Lines(Lines),
 }
 
 impl Progress {
     /// For a run of `steps`.
     pub fn new(steps: usize, quiet: bool, colour: Colour) -> Self {
+        Self::shown(Progress::Bar, steps, quiet, colour)
+    }
+
+    /// For an evaluation by itself, of so many `rounds`.
+    pub fn of_evaluation(rounds: usize, quiet: bool, colour: Colour) -> Self {
+        Self::shown(Progress::Evaluation, rounds, quiet, colour)
+    }
+
+    fn shown(bar: impl FnOnce(ProgressBar) -> Self, length: usize, quiet: bool, colour: Colour) -> Self {
         if quiet {
             return Progress::Quiet;
         }
+        let target = ProgressDrawTarget::stderr_with_hz(8);
         if !std::io::stderr().is_terminal() {
-            return Progress::Lines { steps, last: Instant::now(), next: 1 };
+            return Progress::Lines(Lines::new(length, Instant::now()));
         }
         // The bar has colours where all else has them, whatever its library finds.
         console::set_colors_enabled_stderr(coloured(colour, &std::io::stderr()));
         let style = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len}  {msg}  {eta} left");
-        let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(8));
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Progress::Bar(bar)
+        let drawn = ProgressBar::with_draw_target(Some(length as u64), target);
+        drawn.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar(drawn)
     }
 
     /// One more step is done.
     pub fn tick(&mut self, tick: &Tick) {
         match self {
             Progress::Quiet => {}
-            Progress::Bar(bar) => {
+            Progress::Bar(bar) | Progress::Evaluation(bar) => {
                 bar.set_position(tick.step as u64);
                 bar.set_message(tick.text());
             }
-            Progress::Lines { steps, last, next } => {
-                if tick.step >= *next || last.elapsed() >= PAUSE || tick.step == *steps {
-                    out::note(format_args!("step {}/{steps}  {}", tick.step, tick.text()));
-                    *last = Instant::now();
-                    *next = following(tick.step);
-                }
-            }
+            Progress::Lines(lines) => note(lines.step(tick, Instant::now())),
         }
     }
 
-    /// So much of an evaluation is done: a bar's place is the run's, so it is told in words.
-    pub fn evaluating(&self, batches: usize, of: usize) {
-        if let Progress::Bar(bar) = self {
-            bar.set_message(format!("evaluating {batches}/{of}"));
+    /// So many rounds of an evaluation are done: where a bar's place is the run's, it is told in words.
+    pub fn evaluating(&mut self, rounds: usize, of: usize) {
+        match self {
+            Progress::Quiet => {}
+            Progress::Bar(bar) => bar.set_message(format!("evaluating {rounds}/{of}")),
+            Progress::Evaluation(bar) => {
+                bar.set_position(rounds as u64);
+                bar.set_message("evaluating");
+            }
+            Progress::Lines(lines) => note(lines.evaluating(rounds, of, Instant::now())),
         }
     }
 
@@ -100,16 +105,61 @@ impl Progress {
     pub fn line(&self, text: &str) {
         match self {
             Progress::Quiet => {}
-            Progress::Bar(bar) => bar.suspend(|| out::note(text)),
-            Progress::Lines { .. } => out::note(text),
+            Progress::Bar(bar) | Progress::Evaluation(bar) => bar.suspend(|| out::note(text)),
+            Progress::Lines(_) => out::note(text),
         }
     }
 
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
-        if let Progress::Bar(bar) = self {
+        if let Progress::Bar(bar) | Progress::Evaluation(bar) = self {
             bar.finish_and_clear();
         }
+    }
+}
+
+fn note(line: Option<String>) {
+    if let Some(line) = line {
+        out::note(line);
+    }
+}
+
+/// Which lines there are: of steps 1, 2, 5, 10, ... and otherwise of what is done ten seconds after the last.
+pub struct Lines {
+    /// Of the run.
+    steps: usize,
+    /// When the last line was printed.
+    last: Instant,
+    /// The next step that gets a line whatever the time.
+    next: usize,
+}
+
+impl Lines {
+    fn new(steps: usize, now: Instant) -> Self {
+        Lines { steps, last: now, next: 1 }
+    }
+
+    /// The line of a step, if it has one.
+    fn step(&mut self, tick: &Tick, now: Instant) -> Option<String> {
+        if tick.step < self.next && tick.step != self.steps && !self.pause_over(now) {
+            return None;
+        }
+        self.last = now;
+        self.next = following(tick.step);
+        Some(format!("step {}/{}  {}", tick.step, self.steps, tick.text()))
+    }
+
+    /// The line of an evaluation's round, if it has one.
+    fn evaluating(&mut self, rounds: usize, of: usize, now: Instant) -> Option<String> {
+        let due = self.pause_over(now);
+        due.then(|| {
+            self.last = now;
+            format!("evaluating {rounds}/{of}")
+        })
+    }
+
+    fn pause_over(&self, now: Instant) -> bool {
+        now.duration_since(self.last) >= PAUSE
     }
 }
 
@@ -147,10 +197,32 @@ mod tests {
         assert_eq!([0, 1, 2, 5, 9, 10, 49, 999].map(following), [1, 2, 5, 10, 10, 20, 50, 1000]);
     }
 
+    fn tick(step: usize) -> Tick {
+        Tick { step, loss: 2.3456, grad_norm: 0.812, tokens_per_second: 41234.0, memory: 9 << 20 }
+    }
+
     #[test]
     fn a_line_says_what_a_step_did() {
-        let tick =
-            Tick { step: 7, loss: 2.3456, grad_norm: 0.812, tokens_per_second: 41234.0, memory: 9 << 20 };
-        assert_eq!(tick.text(), "loss 2.346  norm 0.81  41.2k tokens/s  9.00 MiB a rank");
+        assert_eq!(tick(7).text(), "loss 2.346  norm 0.81  41.2k tokens/s  9.00 MiB a rank");
+    }
+
+    #[test]
+    fn lines_come_of_some_steps_and_after_every_pause_in_evaluations_too() {
+        let start = Instant::now();
+        let mut lines = Lines::new(4, start);
+        let steps: Vec<_> = (1..=4).filter_map(|step| lines.step(&tick(step), start)).collect();
+        // The last one, too.
+        assert_eq!(
+            steps.iter().map(|line| &line[..8]).collect::<Vec<_>>(),
+            ["step 1/4", "step 2/4", "step 4/4"]
+        );
+        assert_eq!(lines.evaluating(5, 90, start + PAUSE / 2), None);
+        assert_eq!(lines.evaluating(9, 90, start + PAUSE).as_deref(), Some("evaluating 9/90"));
+        assert_eq!(lines.evaluating(10, 90, start + PAUSE), None);
+        assert_eq!(lines.evaluating(19, 90, start + 2 * PAUSE).as_deref(), Some("evaluating 19/90"));
+        let mut lines = Lines::new(90, start);
+        assert!([1, 2].into_iter().all(|step| lines.step(&tick(step), start).is_some()));
+        assert_eq!(lines.step(&tick(3), start), None);
+        assert!(lines.step(&tick(4), start + PAUSE).is_some());
     }
 }

@@ -4,7 +4,7 @@ mod describe;
 mod loader;
 
 use crate::device;
-use crate::evaluate::mean_loss;
+use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::metrics::Metrics;
@@ -152,8 +152,7 @@ impl<'a, T: Float> Run<'a, T> {
     fn evaluate(&mut self, step: usize, windows: &Windows, rest: usize) -> Result<()> {
         let began = Instant::now();
         let (plan, comm) = (self.plan, self.trainer.comm().clone());
-        let batches = windows.count().div_ceil(plan.batch.rows) + usize::from(rest > 0);
-        let rounds = batches.div_ceil(comm.size());
+        let rounds = rounds(windows, plan.batch.rows, rest, comm.size());
         let mut round = 0;
         let model = format!("{} after step {}", plan.model.name, step + 1);
         let whose = (model.as_str(), plan.dtype);

@@ -484,14 +484,3 @@ fn random_tokens_stay_at_the_loss_of_guessing() {
     let loss = |i: usize| lines[i]["loss"].to_string();
     assert!(loss(1) != loss(2) && loss(2) != loss(3), "each step has its own tokens");
 }
-
-#[test]
-fn output_for_machines_has_no_progress_and_no_colour() {
-    let bench = bench();
-    bench.text("text.txt", 20_000);
-    let flags = "train --model nano --data text.txt --steps 2 --micro-batch 1";
-    let quiet = bench.run(&format!("{flags} --quiet")).success();
-    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));
-    let plain = bench.run(flags).success();
-    assert!(!plain.stdout.contains('\x1b') && !plain.stderr.contains('\x1b'));
-}

@@ -448,20 +448,3 @@ fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
         assert!(said.contains("writing to standard output: No space left"), "{said}");
     }
 }
-
-#[test]
-fn a_run_goes_on_when_nobody_reads_its_progress() {
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    for (transport, metrics) in [("shm", "a.jsonl"), ("threads", "b.jsonl")] {
-        let flags = "--model nano --data text.txt --steps 3 --micro-batch 1 --sample 0";
-        let mut unread = bench
-            .command(&format!("train {flags} --transport {transport} --metrics {metrics}"))
-            .spawn()
-            .unwrap();
-        drop((unread.stdout.take(), unread.stderr.take()));
-        assert_eq!(unread.wait().unwrap().code(), Some(0));
-        let lines = harness::json_lines(&bench.path(metrics));
-        assert!(lines.last().unwrap()["summary"].is_object(), "{lines:?}");
-    }
-}
