@@ -65,7 +65,8 @@ impl Progress {
             return Progress::Quiet;
         }
         let target = ProgressDrawTarget::stderr_with_hz(8);
-        if !std::io::stderr().is_terminal() {
+        // Where no bar can be drawn: no terminal, or one that cannot move its cursor (TERM=dumb).
+        if target.is_hidden() {
             return Progress::Lines(Lines::new(length, Instant::now()));
         }
         // The bar has colours where all else has them, whatever its library finds.
