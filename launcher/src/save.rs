@@ -4,8 +4,7 @@ use crate::failure::{Failure, Result};
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
-use models::hf::{SaveOptions, Writer};
-use serde_json::{Map, Value};
+use models::hf::{Remarks, SaveOptions, Writer};
 use std::path::Path;
 use zero::Trainer;
 
@@ -21,8 +20,8 @@ const GENERATION: &str = "generation_config.json";
 pub struct Companions {
     /// Files beside them, by name.
     files: Vec<(&'static str, Vec<u8>)>,
-    /// Which tokens begin and end a text, for config.json.
-    token_ids: Map<String, Value>,
+    /// What config.json says beside the shape.
+    remarks: Remarks,
 }
 
 /// What goes with the weights: the tokenizer's file, and what the directory that the training started from has, but for
@@ -31,20 +30,17 @@ pub struct Companions {
 /// # Errors
 /// A file that cannot be read.
 pub fn companions(plan: &TrainPlan) -> Result<Companions> {
-    // A new model has none, and transformers would take a missing key for its own default.
-    let none = SaveOptions::default().token_ids;
-    let (mut own, mut of_bytes) = (Companions { token_ids: none.clone(), files: Vec::new() }, false);
+    let mut own = Companions { remarks: plan.model.remarks.clone(), files: Vec::new() };
     if let Some(weights) = &plan.model.weights {
         own.files = weights.companions().map_err(Failure::usage)?;
-        own.token_ids = weights.token_ids().clone();
-        of_bytes = weights.of_bytes();
     }
+    own.remarks.of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
     let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
     let used = tokenizer.file()?;
     let theirs = own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content);
     if used.is_none() || theirs != used.as_ref() {
         // A model without a tokenizer.json may have had the same tokenizer in another form.
-        let another = theirs.is_some() || used.is_none() && !of_bytes;
+        let another = theirs.is_some() || used.is_none() && !plan.model.remarks.of_bytes;
         own.files.retain(|(name, _)| *name == GENERATION && !another);
         if let Some(content) = used {
             own.files.push((TOKENIZER, content));
@@ -53,7 +49,8 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
                 .push((TOKENIZER_CONFIG, b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n".to_vec()));
         }
         if another {
-            own.token_ids = none;
+            // As a new model: transformers would take a missing key for its own default.
+            own.remarks.token_ids = Remarks::default().token_ids;
         }
     }
     Ok(own)
@@ -93,9 +90,7 @@ pub fn model<T: Float>(
 
 /// The directory, with all but weights.
 fn begin<T: Float>(plan: &TrainPlan, dir: &Path, companions: &Companions) -> models::Result<Writer> {
-    let token_ids = companions.token_ids.clone();
-    let of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
-    let options = SaveOptions { token_ids, of_bytes, ..SaveOptions::default() };
+    let options = SaveOptions { remarks: companions.remarks.clone(), ..SaveOptions::default() };
     let mut writer = Writer::create(dir, &plan.model.config, T::DTYPE, &options)?;
     companions.files.iter().try_for_each(|(name, content)| writer.add_file(name, content))?;
     Ok(writer)

@@ -375,10 +375,11 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     };
     let before = names();
     let config = || fs::read_to_string(bench.path("m/config.json")).unwrap();
-    bench.file("m/config.json", config().replace("\"eos_token_id\": null", "\"eos_token_id\": 2"));
+    let other = config().replace("\"eos_token_id\": null", "\"eos_token_id\": 2");
+    bench.file("m/config.json", other.replace("\"initializer_range\": 0.02", "\"initializer_range\": 0.006"));
     bench.run(&format!("train --model m {flags}")).success();
     assert_eq!((names(), before.len()), (before, 6));
-    assert!(config().contains("\"eos_token_id\": 2"));
+    assert!(config().contains("\"eos_token_id\": 2") && config().contains("\"initializer_range\": 0.006"));
     // A key that is not there has a default, which null is not.
     bench.file("m/config.json", config().replace("\"eos_token_id\": 2,", ""));
     bench.run(&format!("train --model m {flags}")).success();

@@ -249,7 +249,7 @@ mod tests {
         let nano = models::LlamaConfig::preset("nano").unwrap();
         let batch = |rows| MicroBatch { rows, length: 8, recompute: models::Recompute::Full, threads: 1 };
         let refused = |config, batch, words: [&str; 2]| {
-            let model = ModelChoice { name: "wide".into(), config, weights: None };
+            let model = ModelChoice::new("wide", config);
             assert!(model.footprint(&batch, Precision::Bf16, &Device::Cpu).is_ok());
             let device = Device::Cuda(gpus(1));
             let refused = model.footprint(&batch, Precision::Bf16, &device).unwrap_err();

@@ -7,7 +7,7 @@ use crate::failure::{Failure, Result};
 use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
-use models::hf::Checkpoint;
+use models::hf::{Checkpoint, Remarks};
 use models::{Accounts, Footprint, Llama, LlamaConfig, Model, TensorSpec};
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -37,18 +37,25 @@ pub struct ModelChoice {
     pub name: String,
     /// Its shape.
     pub config: LlamaConfig,
+    /// What else is said of it.
+    pub remarks: Remarks,
     /// Its weights, if it came from a directory.
     pub weights: Option<Checkpoint>,
 }
 
 impl ModelChoice {
+    /// A model of this shape with new weights.
+    pub fn new(name: &str, config: LlamaConfig) -> Self {
+        ModelChoice { name: name.to_owned(), config, remarks: Remarks::default(), weights: None }
+    }
+
     /// A known name, whatever else may have it here, or a Hugging Face directory.
     ///
     /// # Errors
     /// An unknown name, or a directory whose content is not a whole model.
     pub fn open(name: &str) -> Result<Self> {
         let unknown = match LlamaConfig::preset(name) {
-            Ok(config) => return Ok(ModelChoice { name: name.to_owned(), config, weights: None }),
+            Ok(config) => return Ok(Self::new(name, config)),
             Err(e) => e,
         };
         let path = Path::new(name);
@@ -73,8 +80,8 @@ impl ModelChoice {
     /// Whatever makes it not a whole model.
     pub fn directory(path: &Path) -> Result<Self> {
         let weights = Checkpoint::open(path).map_err(Failure::usage)?;
-        let config = weights.config().clone();
-        Ok(ModelChoice { name: path.display().to_string(), config, weights: Some(weights) })
+        let (config, remarks) = (weights.config().clone(), weights.remarks().clone());
+        Ok(ModelChoice { name: path.display().to_string(), config, remarks, weights: Some(weights) })
     }
 
     /// The model without weights, its memory booked on `accounts`.
@@ -146,11 +153,9 @@ impl ModelChoice {
     /// No tokenizer, none for text, or one with more tokens than the model knows.
     pub fn tokenizer(&self, asked: Option<&str>, for_text: bool) -> Result<Option<Tokenizer>> {
         let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).filter(|path| path.is_file());
-        let of_bytes = match &self.weights {
-            None => for_text,
-            // Those that were saved before this was recorded have this vocabulary.
-            Some(weights) => weights.of_bytes() || (for_text && self.config.vocab == 256),
-        };
+        // Those that were saved before this was recorded have this vocabulary.
+        let likely = self.weights.is_none() || self.config.vocab == 256;
+        let of_bytes = self.remarks.of_bytes || (for_text && likely);
         let spec = asked.map(Path::new).or(own.as_deref()).or(of_bytes.then_some(Path::new("bytes")));
         let Some(spec) = spec else {
             let (name, vocab) = (&self.name, self.config.vocab);
@@ -189,7 +194,7 @@ impl ModelChoice {
     /// # Errors
     /// A configuration with dropout.
     pub fn check_trainable(&self) -> Result<()> {
-        match self.weights.as_ref().map_or(0.0, |weights| weights.dropout()) {
+        match self.remarks.dropout {
             0.0 => Ok(()),
             rate => usage(format!(
                 "--model {}: its config.json has attention_dropout {rate}, and training here has none: set it to 0",
@@ -246,7 +251,8 @@ mod tests {
     fn saved(vocab: usize, of_bytes: bool) -> (tempfile::TempDir, ModelChoice) {
         let home = tempfile::tempdir().unwrap();
         let config = LlamaConfig { vocab, layers: 1, ..LlamaConfig::preset("nano").unwrap() };
-        let options = SaveOptions { of_bytes, ..SaveOptions::default() };
+        let remarks = Remarks { of_bytes, ..Remarks::default() };
+        let options = SaveOptions { remarks, ..SaveOptions::default() };
         let mut writer = Writer::create(home.path().join("m"), &config, DType::F32, &options).unwrap();
         for spec in config.units().into_iter().flat_map(|unit| unit.tensors) {
             writer.add(&spec.name, &vec![0f32; spec.len()]).unwrap();

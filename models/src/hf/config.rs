@@ -1,27 +1,11 @@
 //! config.json, in the spellings of transformers 4 and 5, to and from [`LlamaConfig`].
 
+use super::remarks::{OF_BYTES, Remarks, TOKEN_IDS, no_token_ids};
 use crate::config::{LlamaConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use collectives::DType;
 use serde_json::{Map, Value, json};
 use std::path::Path;
-
-/// The keys that name special tokens: kept for a saved model, of no meaning to training.
-pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
-
-/// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.
-const OF_BYTES: (&str, &str) = ("caravan_tokenizer", "bytes");
-
-/// What a config.json says.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Parsed {
-    pub(super) config: LlamaConfig,
-    pub(super) token_ids: Map<String, Value>,
-    /// Whether the model's tokens are bytes.
-    pub(super) of_bytes: bool,
-    /// Of attention, in training.
-    pub(super) dropout: f64,
-}
 
 /// The fields of one JSON object, with errors that name file, key and what was found.
 struct Fields<'a> {
@@ -90,7 +74,7 @@ impl<'a> Fields<'a> {
 /// # Errors
 /// No JSON, a missing or mistyped field, a feature that is not supported (another architecture, biases,
 /// activation, rope type, quantisation), or a shape that [`LlamaConfig::validate`] refuses; each is named.
-pub(super) fn parse(path: &Path, text: &str) -> Result<Parsed> {
+pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
     let value: Value = serde_json::from_str(text)
         .map_err(|e| Error::format(path, format!("not a Hugging Face configuration: {e}")))?;
     let map = value
@@ -122,12 +106,18 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Parsed> {
         tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
     };
     config.validate().map_err(at)?;
-    Ok(Parsed {
-        config,
+    let new = Remarks::default();
+    let initializer_range = fields.number("initializer_range")?.unwrap_or(new.initializer_range);
+    if initializer_range < 0.0 {
+        return Err(fields.wrong("initializer_range", &json!(initializer_range), "it must be at least 0"));
+    }
+    let remarks = Remarks {
         token_ids: TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect(),
         of_bytes: map.get(OF_BYTES.0).is_some_and(|tokenizer| tokenizer == OF_BYTES.1),
-        dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
-    })
+        dropout: fields.number("attention_dropout")?.unwrap_or(new.dropout),
+        initializer_range,
+    };
+    Ok((config, remarks))
 }
 
 /// Refuses everything that would change the computation and that we do not compute.
@@ -245,18 +235,8 @@ fn original_context(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Option<us
     }
 }
 
-/// That no token begins or ends a text: without these keys LlamaConfig has tokens 1 and 2 do that.
-pub(super) fn no_token_ids() -> Map<String, Value> {
-    ["bos_token_id", "eos_token_id"].into_iter().map(|key| (key.to_owned(), Value::Null)).collect()
-}
-
-/// A config.json that transformers 4 and 5 both read (so in the older spelling), with the keys of special tokens.
-pub(super) fn render(
-    config: &LlamaConfig,
-    dtype: DType,
-    token_ids: &Map<String, Value>,
-    of_bytes: bool,
-) -> String {
+/// A config.json that transformers 4 and 5 both read (so in the older spelling).
+pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> String {
     let scaling = match config.rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "type": "linear", "factor": factor}),
@@ -272,11 +252,11 @@ pub(super) fn render(
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": false,
-        "attention_dropout": 0.0,
+        "attention_dropout": remarks.dropout,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "hidden_size": config.hidden,
-        "initializer_range": 0.02,
+        "initializer_range": remarks.initializer_range,
         "intermediate_size": config.ffn,
         "max_position_embeddings": config.context,
         "mlp_bias": false,
@@ -297,8 +277,8 @@ pub(super) fn render(
         "vocab_size": config.vocab,
     });
     if let Some(map) = value.as_object_mut() {
-        map.extend(token_ids.iter().map(|(k, v)| (k.clone(), v.clone())));
-        if of_bytes {
+        map.extend(remarks.token_ids.iter().map(|(k, v)| (k.clone(), v.clone())));
+        if remarks.of_bytes {
             // LlamaConfig's own default would end a text at byte 2.
             for (key, none) in no_token_ids() {
                 map.entry(key).or_insert(none);
@@ -323,7 +303,7 @@ mod tests {
     }
 
     fn config(changes: Value) -> LlamaConfig {
-        parse(Path::new("config.json"), &with(changes)).unwrap().config
+        parse(Path::new("config.json"), &with(changes)).unwrap().0
     }
 
     fn refusal(changes: Value) -> String {
@@ -389,8 +369,8 @@ mod tests {
         let plain = config(json!({}));
         assert_eq!(config(json!({"architectures": []})), plain);
         let text = with(json!({"attention_dropout": 0.1}));
-        let parsed = parse(Path::new("config.json"), &text).unwrap();
-        assert_eq!((parsed.config, parsed.dropout), (plain, 0.1));
+        let (config, remarks) = parse(Path::new("config.json"), &text).unwrap();
+        assert_eq!((config, remarks.dropout), (plain, 0.1));
     }
 
     #[test]
@@ -422,6 +402,7 @@ mod tests {
             (json!({"num_attention_heads": 5}), "split into 5 heads"),
             (json!({"num_attention_heads": 0}), "heads is 0"),
             (json!({"num_key_value_heads": 3}), "3 key/value heads"),
+            (json!({"initializer_range": -0.02}), "initializer_range is -0.02"),
             (json!({"vocab_size": 1e15}), "vocab is 1000000000000000"),
         ];
         for (changes, expected) in cases {
@@ -447,7 +428,7 @@ mod tests {
             "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
             "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256,
         });
-        let config = parse(Path::new("c"), &published.to_string()).unwrap().config;
+        let config = parse(Path::new("c"), &published.to_string()).unwrap().0;
         assert_eq!(config, LlamaConfig::preset("llama-3.2-1b").unwrap());
         let published = json!({
             "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
@@ -457,7 +438,7 @@ mod tests {
             "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16",
             "transformers_version": "4.31.0.dev0", "use_cache": true, "vocab_size": 32000,
         });
-        let config = parse(Path::new("c"), &published.to_string()).unwrap().config;
+        let config = parse(Path::new("c"), &published.to_string()).unwrap().0;
         assert_eq!(config, LlamaConfig::preset("llama-2-7b").unwrap());
     }
 
@@ -467,15 +448,16 @@ mod tests {
             let config = LlamaConfig::preset(name).unwrap();
             let ids = json!({"bos_token_id": 1, "eos_token_id": [2, 3]}).as_object().unwrap().clone();
             for of_bytes in [false, true] {
-                let text = render(&config, DType::Bf16, &ids, of_bytes);
-                let all = Parsed { config: config.clone(), token_ids: ids.clone(), of_bytes, dropout: 0.0 };
-                assert_eq!(parse(Path::new("c"), &text), Ok(all), "{text}");
+                let remarks =
+                    Remarks { token_ids: ids.clone(), of_bytes, initializer_range: 0.006, dropout: 0.1 };
+                let text = render(&config, DType::Bf16, &remarks);
+                assert_eq!(parse(Path::new("c"), &text), Ok((config.clone(), remarks)), "{text}");
             }
         }
         let linear = Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.5 } };
         let config = LlamaConfig { rope: linear, head_dim: 6, ..LlamaConfig::preset("nano").unwrap() };
-        let text = render(&config, DType::F32, &Map::new(), false);
-        assert_eq!(parse(Path::new("c"), &text).unwrap().config, config);
+        let text = render(&config, DType::F32, &Remarks::default());
+        assert_eq!(parse(Path::new("c"), &text), Ok((config, Remarks::default())));
     }
 
     /// A key that is null means none to transformers, and one that is not there its default.
@@ -483,8 +465,9 @@ mod tests {
     fn special_tokens_that_were_not_named_stay_so_unless_they_would_be_bytes() {
         let config = LlamaConfig::preset("nano").unwrap();
         let kept = |ids: Value, of_bytes| {
-            let text = render(&config, DType::F32, ids.as_object().unwrap(), of_bytes);
-            Value::Object(parse(Path::new("c"), &text).unwrap().token_ids)
+            let token_ids = ids.as_object().unwrap().clone();
+            let text = render(&config, DType::F32, &Remarks { token_ids, of_bytes, ..Remarks::default() });
+            Value::Object(parse(Path::new("c"), &text).unwrap().1.token_ids)
         };
         for ids in [json!({}), json!({"eos_token_id": 7}), json!({"bos_token_id": null, "pad_token_id": 0})] {
             assert_eq!(kept(ids.clone(), false), ids);

@@ -3,7 +3,8 @@
 //! Weights are read with positioned reads, not mapped: the same page cache serves all ranks of a machine, and a
 //! file that shrinks or a disk that fails meanwhile is an error instead of a SIGBUS.
 
-use super::config::{self, Parsed};
+use super::config;
+use super::remarks::Remarks;
 use super::save::COMPANIONS;
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use crate::unit::TensorSpec;
 use collectives::{DType, Float, bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
@@ -35,9 +36,7 @@ const HEAD: &str = "lm_head.weight";
 pub struct Checkpoint {
     dir: PathBuf,
     config: LlamaConfig,
-    token_ids: Map<String, Value>,
-    of_bytes: bool,
-    dropout: f64,
+    remarks: Remarks,
     files: Vec<(PathBuf, File)>,
     tensors: HashMap<String, Stored>,
 }
@@ -73,16 +72,9 @@ impl Checkpoint {
                 "has no config.json: a Hugging Face model directory has one, with model.safetensors";
             return Err(Error::format(dir, problem));
         }
-        let Parsed { config, token_ids, of_bytes, dropout } = config::parse(&path, &read_text(&path)?)?;
-        let mut checkpoint = Checkpoint {
-            dir: dir.to_owned(),
-            config,
-            token_ids,
-            of_bytes,
-            dropout,
-            files: vec![],
-            tensors: HashMap::new(),
-        };
+        let (config, remarks) = read_config(&path)?;
+        let mut checkpoint =
+            Checkpoint { dir: dir.to_owned(), config, remarks, files: vec![], tensors: HashMap::new() };
         if dir.join(SINGLE).exists() {
             checkpoint.add_file(SINGLE)?;
         } else if dir.join(INDEX).exists() {
@@ -110,19 +102,9 @@ impl Checkpoint {
         self.files.iter().map(|(path, _)| path.clone()).chain(named.filter(|path| path.exists())).collect()
     }
 
-    /// `bos_token_id`, `eos_token_id` and `pad_token_id` as config.json has them, for a model saved from this one.
-    pub fn token_ids(&self) -> &Map<String, Value> {
-        &self.token_ids
-    }
-
-    /// Whether it was saved as a model whose tokens are bytes.
-    pub fn of_bytes(&self) -> bool {
-        self.of_bytes
-    }
-
-    /// The dropout of attention that its training had.
-    pub fn dropout(&self) -> f64 {
-        self.dropout
+    /// What config.json says beside the shape.
+    pub fn remarks(&self) -> &Remarks {
+        &self.remarks
     }
 
     /// The files beside weights and config.json that belong to a model and are here, by name.
@@ -304,6 +286,14 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// The shape that a config.json describes, and what else it says of a model.
+///
+/// # Errors
+/// A file that cannot be read, is no configuration, or asks for something that is not supported; each is named.
+pub fn read_config(path: &Path) -> Result<(LlamaConfig, Remarks)> {
+    config::parse(path, &read_text(path)?)
 }
 
 /// Whether old checkpoints have it, in their files and in their index, and no model needs it: it follows from the

@@ -2,8 +2,10 @@
 
 mod config;
 mod load;
+mod remarks;
 mod save;
 mod staging;
 
-pub use load::Checkpoint;
+pub use load::{Checkpoint, read_config};
+pub use remarks::Remarks;
 pub use save::{SaveOptions, Writer, check_destination};

@@ -7,6 +7,7 @@
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
+use super::remarks::Remarks;
 use super::staging::Staging;
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
@@ -44,16 +45,14 @@ const LONGEST: usize = 220;
 pub struct SaveOptions {
     /// Weights above this many bytes go to several files with an index; 5 GB, as transformers long had it.
     pub file_limit: u64,
-    /// Special tokens, such as [`Checkpoint::token_ids`](super::Checkpoint::token_ids) of the model that was trained
-    /// on; by default explicitly none. For a key that is not there transformers has a default of its own.
-    pub token_ids: Map<String, Value>,
-    /// Whether the model's tokens are bytes.
-    pub of_bytes: bool,
+    /// What config.json says beside the shape, such as [`Checkpoint::remarks`](super::Checkpoint::remarks) of the model that
+    /// was trained on.
+    pub remarks: Remarks,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { file_limit: 5_000_000_000, token_ids: config::no_token_ids(), of_bytes: false }
+        SaveOptions { file_limit: 5_000_000_000, remarks: Remarks::default() }
     }
 }
 
@@ -105,7 +104,7 @@ impl Writer {
             target,
             dtype,
             plan,
-            config: config::render(config, dtype, &options.token_ids, options.of_bytes),
+            config: config::render(config, dtype, &options.remarks),
             total,
             written: 0,
             at: (0, 0, 0),

@@ -2,13 +2,13 @@
 
 use crate::reference::{Reference, VARIANTS};
 use collectives::DType;
-use models::hf::{Checkpoint, SaveOptions, Writer};
+use models::hf::{Checkpoint, Remarks, SaveOptions, Writer};
 use models::{LlamaConfig, RopeScaling};
 use std::path::Path;
 use std::process::Command;
 
 fn copy(from: &Checkpoint, to: &Path, dtype: DType, file_limit: u64) {
-    let options = SaveOptions { file_limit, token_ids: from.token_ids().clone(), of_bytes: true };
+    let options = SaveOptions { file_limit, remarks: Remarks { of_bytes: true, ..from.remarks().clone() } };
     let mut writer = Writer::create(to, from.config(), dtype, &options).unwrap();
     for spec in from.config().units().into_iter().flat_map(|u| u.tensors) {
         let mut values = vec![0.0f32; spec.len()];

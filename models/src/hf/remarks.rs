@@ -1,0 +1,34 @@
+//! What a config.json says of a model beside its shape.
+
+use serde_json::{Map, Value};
+
+/// The keys that name special tokens: kept for a saved model, of no meaning to training.
+pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.
+pub(super) const OF_BYTES: (&str, &str) = ("caravan_tokenizer", "bytes");
+
+/// What a config.json says of a model beside its shape; by default what is so of a new one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remarks {
+    /// `bos_token_id`, `eos_token_id` and `pad_token_id` as they stand there; by default explicitly none. For a key that is
+    /// not there transformers has a default of its own.
+    pub token_ids: Map<String, Value>,
+    /// Whether the model's tokens are bytes.
+    pub of_bytes: bool,
+    /// Of attention, in training.
+    pub dropout: f64,
+    /// The standard deviation of new weights.
+    pub initializer_range: f64,
+}
+
+impl Default for Remarks {
+    fn default() -> Self {
+        Remarks { token_ids: no_token_ids(), of_bytes: false, dropout: 0.0, initializer_range: 0.02 }
+    }
+}
+
+/// That no token begins or ends a text: without these keys LlamaConfig has tokens 1 and 2 do that.
+pub(super) fn no_token_ids() -> Map<String, Value> {
+    ["bos_token_id", "eos_token_id"].into_iter().map(|key| (key.to_owned(), Value::Null)).collect()
+}
