@@ -18,6 +18,7 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::machine;
 use crate::rate::Rate;
+use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
@@ -116,8 +117,10 @@ impl TrainPlan {
         };
         if let Some(file) = &args.metrics {
             let read = feed.files().iter().cloned().chain(model.files());
+            let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
             let read = read
                 .chain(tokenizer.as_ref().and_then(Tokenizer::path))
+                .chain(beside)
                 .chain(tuning::named(args.ranks.tuning.as_ref()));
             files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
         }

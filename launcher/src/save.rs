@@ -5,13 +5,15 @@ use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::{Remarks, SaveOptions, Writer};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zero::Trainer;
 
 /// The tokenizer's file in a model directory.
 pub const TOKENIZER: &str = "tokenizer.json";
 /// What says how the tokenizer is to be used.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// What belongs to a tokenizer.json, where its directory has it.
+const WITH_TOKENIZER: [&str; 3] = [TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"];
 /// How a model is sampled: among others with which tokens a text begins and ends.
 const GENERATION: &str = "generation_config.json";
 
@@ -24,7 +26,7 @@ pub struct Companions {
     remarks: Remarks,
 }
 
-/// What goes with the weights: the tokenizer's file, and what the directory that the training started from has, but for
+/// What goes with the weights: the tokenizer's file and what belongs to it, and what the directory that the training started from has, but for
 /// what is of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
 ///
 /// # Errors
@@ -44,9 +46,16 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
         if let Some(content) = used {
             own.files.push((TOKENIZER, content));
-            // Or transformers 4 takes a Llama's own class, which puts its tokens where the file has others.
-            own.files
-                .push((TOKENIZER_CONFIG, b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n".to_vec()));
+            for (name, path) in beside(tokenizer) {
+                let content = std::fs::read(&path);
+                let unread = |e| Failure::usage(format!("cannot read {}: {e}", path.display()));
+                own.files.push((name, content.map_err(unread)?));
+            }
+            if !own.files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG) {
+                // Or transformers 4 takes a Llama's own class, which puts its tokens where the file has others.
+                let plain = b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n";
+                own.files.push((TOKENIZER_CONFIG, plain.to_vec()));
+            }
         }
         if another {
             // As a new model: transformers would take a missing key for its own default.
@@ -54,6 +63,13 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
         }
     }
     Ok(own)
+}
+
+/// What the directory of a tokenizer.json has that belongs to it; beside a file of another name lies what is others'.
+pub fn beside(tokenizer: &Tokenizer) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    let file = tokenizer.path().filter(|file| file.ends_with(TOKENIZER));
+    let there = file.map(|file| WITH_TOKENIZER.map(|name| (name, file.with_file_name(name))));
+    there.into_iter().flatten().filter(|(_, path)| path.is_file())
 }
 
 /// Writes the model; rank 0 holds the pen, and nobody goes on before it has put it down: a rank that fails meanwhile would

@@ -4,6 +4,7 @@ mod bits;
 mod devices;
 mod endings;
 mod limits;
+mod models;
 mod progress;
 mod training;
 mod usage;

@@ -279,26 +279,6 @@ fn each_class_of_memory_is_as_predicted() {
 }
 
 #[test]
-fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    let train = |model: &str| {
-        let flags = "--data text.txt --steps 2 --micro-batch 1 --sample 0 --metrics m.jsonl";
-        let outcome = bench.run(&format!("train --model {model} {flags} --save nano")).success();
-        (outcome.stderr, json_lines(&bench.path("m.jsonl"))[1]["loss"].to_string())
-    };
-    let (said, first) = train("nano");
-    assert!(
-        said.contains("new weights") && said.contains(", tokenizer bytes; 2 steps of 2 ranks x 1 sequences"),
-        "{said}"
-    );
-    assert_eq!(train("nano").1, first);
-    let (said, further) = train("./nano");
-    assert!(said.contains("weights of ./nano"), "{said}");
-    assert_ne!(further, first);
-}
-
-#[test]
 fn nothing_that_was_asked_for_is_left_out_in_silence() {
     let bench = bench();
     bench.file("corpus/small.txt", "many ranks carry one model ".repeat(200));
@@ -352,46 +332,6 @@ fn more_token_files_than_a_process_may_have_open_at_first_are_as_good_as_few() {
     command.args(["-c", &format!("ulimit -Sn 64; exec {program} {train}")]);
     bench.prepare(&mut command);
     bench.finish(command.spawn().unwrap()).success();
-}
-
-#[test]
-fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    word_tokenizer(&bench, 200);
-    let flags = "--data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --save m";
-    bench.run(&format!("train --model nano --tokenizer words-200.json {flags}")).success();
-    // transformers takes the file as it is.
-    let with = fs::read_to_string(bench.path("m/tokenizer_config.json")).unwrap();
-    assert!(with.contains("\"tokenizer_class\": \"PreTrainedTokenizerFast\""), "{with}");
-    for name in ["chat_template.jinja", "generation_config.json", "tokenizer_config.json"] {
-        bench.file(&format!("m/{name}"), name);
-    }
-    let names = || {
-        let mut names: Vec<_> =
-            fs::read_dir(bench.path("m")).unwrap().map(|e| e.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    let before = names();
-    let config = || fs::read_to_string(bench.path("m/config.json")).unwrap();
-    let other = config().replace("\"eos_token_id\": null", "\"eos_token_id\": 2");
-    bench.file("m/config.json", other.replace("\"initializer_range\": 0.02", "\"initializer_range\": 0.006"));
-    bench.run(&format!("train --model m {flags}")).success();
-    assert_eq!((names(), before.len()), (before, 6));
-    assert!(config().contains("\"eos_token_id\": 2") && config().contains("\"initializer_range\": 0.006"));
-    // A key that is not there has a default, which null is not.
-    bench.file("m/config.json", config().replace("\"eos_token_id\": 2,", ""));
-    bench.run(&format!("train --model m {flags}")).success();
-    assert!(
-        !config().contains("eos_token_id") && config().contains("\"bos_token_id\": null"),
-        "{}",
-        config()
-    );
-    // With another tokenizer, the old one's files and tokens would mislead.
-    bench.run(&format!("train --model m --tokenizer bytes {flags}")).success();
-    assert_eq!(names(), ["config.json", "model.safetensors"]);
-    assert!(config().contains("\"eos_token_id\": null"));
 }
 
 /// The directory's own tokenizer is for text: where none is read, one that is of no use keeps nobody from tokens.
