@@ -1,7 +1,10 @@
 //! The command line as typed: literal flags with their help, nothing checked beyond their types.
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use collectives::DType;
+mod choices;
+
+pub use choices::{Colour, DeviceKind, Offload, Order, Precision, Recompute, Shape, Switch};
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -68,127 +71,12 @@ impl Command {
     }
 }
 
-/// On or off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Yes.
-    On,
-    /// No.
-    Off,
-}
-
-/// The type of weights, activations and gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Precision {
-    /// bfloat16 weights, activations and gradients; f32 master weights and moments.
-    Bf16,
-    /// f32 throughout.
-    F32,
-}
-
-impl Precision {
-    /// As `--dtype` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Precision::Bf16 => "bf16",
-            Precision::F32 => "f32",
-        }
-    }
-
-    /// The type of elements.
-    pub fn dtype(self) -> DType {
-        match self {
-            Precision::Bf16 => DType::Bf16,
-            Precision::F32 => DType::F32,
-        }
-    }
-}
-
-/// How the learning rate goes after its warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Shape {
-    /// Stays at --lr.
-    Constant,
-    /// Straight down to --min-lr.
-    Linear,
-    /// Half a cosine down to --min-lr.
-    Cosine,
-}
-
-impl Shape {
-    /// As `--schedule` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Shape::Constant => "constant",
-            Shape::Linear => "linear",
-            Shape::Cosine => "cosine",
-        }
-    }
-}
-
-/// The order in which windows of the training tokens are taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Order {
-    /// Windows at random places, the same for the same --seed.
-    Shuffled,
-    /// Window s starts at token s*T; step k of rank r takes micro-batches a*W + r in order.
-    Sequential,
-}
-
-impl Order {
-    /// As `--order` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Order::Shuffled => "shuffled",
-            Order::Sequential => "sequential",
-        }
-    }
-}
-
-/// Which activations backward computes again instead of keeping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Recompute {
-    /// None: everything that backward reads is kept.
-    None,
-    /// All of a block's but its input.
-    Full,
-}
-
-/// What ranks compute on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceKind {
-    /// The processor.
-    Cpu,
-    /// NVIDIA GPUs, one for each rank.
-    Cuda,
-}
-
-/// What leaves the device for memory of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Offload {
-    /// Nothing.
-    None,
-    /// The optimizer's state, which the processor then updates.
-    Optimizer,
-}
-
 /// Flags of commands that compute.
 #[derive(Args, Debug, Clone)]
 pub struct DeviceArgs {
     /// What ranks compute on. GPU k of a machine is that of its ranks k, k + GPUs, ...
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-}
-
-/// When output is coloured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Colour {
-    /// On a terminal.
-    Auto,
-    /// Always.
-    Always,
-    /// Never.
-    Never,
 }
 
 /// Flags of every command that runs ranks.
@@ -246,9 +134,9 @@ pub struct RankArgs {
   caravan train --model llama-3.2-1b --data corpus.bin --device cuda --ranks 1 --seq 2048 --micro-batch 8
   caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned")]
 pub struct TrainArgs {
-    /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, or a Hugging Face directory whose
-    /// weights are loaded (./nano, if it has the name of a shape).
-    #[arg(long, value_name = "NAME|DIR", default_value = "baby")]
+    /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, a Hugging Face config.json, which is another
+    /// shape with new weights, or a Hugging Face directory whose weights are loaded (./nano, if it has the name of a shape).
+    #[arg(long, value_name = "NAME|FILE.json|DIR", default_value = "baby")]
     pub model: String,
     /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
     /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 128 KiB below here].

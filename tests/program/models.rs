@@ -90,3 +90,40 @@ fn a_new_model_is_saved_with_what_belongs_to_its_tokenizer() {
     assert!(config.contains("PreTrainedTokenizerFast"), "{config}");
     assert!(!bench.path("m/chat_template.jinja").exists());
 }
+
+#[test]
+fn a_config_json_by_itself_is_a_shape_with_new_weights() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    word_tokenizer(&bench, 300);
+    let shape = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 300,
+        "initializer_range": 0.03, "bos_token_id": 1, "eos_token_id": 2,
+    });
+    bench.file("d/config.json", shape.to_string());
+    let flags = "--data text.txt --tokenizer words-300.json --steps 1 --micro-batch 1 --sample 0";
+    // Who looks for such a model is told of it.
+    bench
+        .run(&format!("train --model nano {flags}"))
+        .refusal(2, &["a model with at least 300, such as", "config.json"]);
+    let words = ["no weights", "model.safetensors", "--model d/config.json means new weights of that shape"];
+    bench.run(&format!("train --model d {flags}")).refusal(2, &words);
+    let said = bench.run(&format!("train --model d/config.json {flags} --save out")).success().stderr;
+    assert!(said.contains("training d/config.json") && said.contains("new weights"), "{said}");
+    bench.run("eval --model out --data text.txt").success();
+    let saved = fs::read(bench.path("out/config.json")).unwrap();
+    let saved: serde_json::Value = serde_json::from_slice(&saved).unwrap();
+    for key in ["hidden_size", "vocab_size", "initializer_range", "bos_token_id", "eos_token_id"] {
+        assert_eq!(saved[key], shape[key], "{key}");
+    }
+    // Neither is a file of another kind a shape, nor a shape what an evaluation takes.
+    bench.run("train --model text.txt --data text.txt").refusal(2, &["--model text.txt is no directory"]);
+    bench
+        .run("eval --model d/config.json --data text.txt")
+        .refusal(2, &["d/config.json", "directory is needed"]);
+    bench.file("d/config.json", shape.to_string().replace("llama", "other"));
+    let refused = bench.run(&format!("train --model d {flags}")).refusal(2, &["d/config.json", "other"]);
+    assert!(!refused.stderr.contains("new weights"), "{}", refused.stderr);
+    bench.run(&format!("train --model d/config.json {flags}")).refusal(2, &["d/config.json", "other"]);
+}

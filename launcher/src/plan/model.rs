@@ -8,7 +8,7 @@ use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::{Checkpoint, Remarks};
-use models::{Accounts, Footprint, Llama, LlamaConfig, Model, TensorSpec};
+use models::{Accounts, Footprint, Init, Llama, LlamaConfig, Model, TensorSpec};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct MicroBatch {
     pub threads: usize,
 }
 
-/// A model by name or directory.
+/// A model by name, directory or config.json.
 pub struct ModelChoice {
     /// As the user named it.
     pub name: String,
@@ -41,18 +41,21 @@ pub struct ModelChoice {
     pub remarks: Remarks,
     /// Its weights, if it came from a directory.
     pub weights: Option<Checkpoint>,
+    /// The config.json that was named by itself: weights are new.
+    described: Option<PathBuf>,
 }
 
 impl ModelChoice {
     /// A model of this shape with new weights.
     pub fn new(name: &str, config: LlamaConfig) -> Self {
-        ModelChoice { name: name.to_owned(), config, remarks: Remarks::default(), weights: None }
+        let remarks = Remarks::default();
+        ModelChoice { name: name.to_owned(), config, remarks, weights: None, described: None }
     }
 
-    /// A known name, whatever else may have it here, or a Hugging Face directory.
+    /// A known name, whatever else may have it here, a Hugging Face directory, or a config.json by itself.
     ///
     /// # Errors
-    /// An unknown name, or a directory whose content is not a whole model.
+    /// An unknown name, a directory whose content is not a whole model, or a file that is no configuration.
     pub fn open(name: &str) -> Result<Self> {
         let unknown = match LlamaConfig::preset(name) {
             Ok(config) => return Ok(Self::new(name, config)),
@@ -60,16 +63,19 @@ impl ModelChoice {
         };
         let path = Path::new(name);
         let what = match path.metadata() {
-            Ok(there) if there.is_dir() => return Self::directory(path),
+            Ok(there) if there.is_dir() => {
+                return Self::directory(path).map_err(|e| without_weights(path, e));
+            }
+            Ok(_) if path.extension().is_some_and(|kind| kind == "json") => return Self::described(path),
             Err(e) if e.kind() == ErrorKind::NotFound && !name.contains('/') => {
                 return Err(Failure::usage(unknown));
             }
             Err(e) if e.kind() != ErrorKind::NotFound => format!("cannot be opened ({e})"),
-            _ => "is not a directory".to_owned(),
+            _ => "is no directory and no config.json".to_owned(),
         };
         usage(format!(
-            "--model {name} {what}: give a Hugging Face directory with config.json and model.safetensors, or one \
-             of {}",
+            "--model {name} {what}: give a Hugging Face directory with config.json and model.safetensors, a config.json \
+             for new weights, or one of {}",
             LlamaConfig::PRESETS.join(", ")
         ))
     }
@@ -81,7 +87,15 @@ impl ModelChoice {
     pub fn directory(path: &Path) -> Result<Self> {
         let weights = Checkpoint::open(path).map_err(Failure::usage)?;
         let (config, remarks) = (weights.config().clone(), weights.remarks().clone());
-        Ok(ModelChoice { name: path.display().to_string(), config, remarks, weights: Some(weights) })
+        let weights = Some(weights);
+        Ok(ModelChoice { remarks, weights, ..Self::new(&path.display().to_string(), config) })
+    }
+
+    /// The shape in a config.json, with new weights.
+    fn described(path: &Path) -> Result<Self> {
+        let (config, remarks) = models::hf::read_config(path).map_err(Failure::usage)?;
+        let described = Some(path.to_owned());
+        Ok(ModelChoice { remarks, described, ..Self::new(&path.display().to_string(), config) })
     }
 
     /// The model without weights, its memory booked on `accounts`.
@@ -117,7 +131,11 @@ impl ModelChoice {
         move |spec, range, out| match &self.weights {
             Some(weights) => weights.read_range(&spec.name, range, out).map_err(|e| e.to_string()),
             None => {
-                draw(spec, seed, range, out, threads);
+                let init = match spec.init {
+                    Init::Normal(_) => Init::Normal(self.remarks.initializer_range as f32),
+                    Init::Ones => Init::Ones,
+                };
+                draw(&TensorSpec { init, ..spec.clone() }, seed, range, out, threads);
                 Ok(())
             }
         }
@@ -127,7 +145,9 @@ impl ModelChoice {
     pub fn fingerprint(&self) -> String {
         /// Values that are looked at in the middle of each tensor.
         const LOOK: usize = 16;
-        let Some(weights) = &self.weights else { return "new".to_owned() };
+        let Some(weights) = &self.weights else {
+            return format!("new, initializer_range {}", self.remarks.initializer_range);
+        };
         let mut seen = Vec::new();
         for spec in self.config.units().into_iter().flat_map(|unit| unit.tensors) {
             let mut some = [0f32; LOOK];
@@ -143,7 +163,8 @@ impl ModelChoice {
 
     /// The files that it is read from.
     pub fn files(&self) -> Vec<PathBuf> {
-        self.weights.as_ref().map_or_else(Vec::new, Checkpoint::files)
+        let weights = self.weights.iter().flat_map(Checkpoint::files);
+        weights.chain(self.described.clone()).collect()
     }
 
     /// The tokenizer that was asked for; by default the model directory's own, and bytes for text and a model that is
@@ -178,9 +199,13 @@ impl ModelChoice {
         let tokenizer = Tokenizer::open(spec)?;
         let (has, fits) = (tokenizer.vocab(), self.config.vocab);
         if has > fits {
+            let new = match self.weights {
+                None => ", such as new weights of a config.json that --model names",
+                Some(_) => "",
+            };
             return usage(format!(
                 "tokenizer {} makes tokens up to {}, but model {} has a vocabulary of {fits}: take a tokenizer \
-                 with at most {fits} tokens or a model with at least {has}",
+                 with at most {fits} tokens or a model with at least {has}{new}",
                 tokenizer.name(),
                 has - 1,
                 self.name
@@ -217,6 +242,17 @@ impl ModelChoice {
             }
             seq => Ok(seq),
         }
+    }
+}
+
+/// Why a directory is no model; what else can be had of one that only describes a model.
+fn without_weights(dir: &Path, why: Failure) -> Failure {
+    let config = dir.join("config.json");
+    match !models::hf::has_weights(dir) && models::hf::read_config(&config).is_ok() {
+        true => {
+            Failure::usage(format!("{why}; --model {} means new weights of that shape", config.display()))
+        }
+        false => why,
     }
 }
 
@@ -260,6 +296,30 @@ mod tests {
         writer.finish().unwrap();
         let model = ModelChoice::directory(&home.path().join("m")).unwrap();
         (home, model)
+    }
+
+    #[test]
+    fn a_config_by_itself_is_a_shape_whose_new_weights_are_as_wide_as_it_says() {
+        let home = tempfile::tempdir().unwrap();
+        let shape = serde_json::json!({
+            "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "intermediate_size": 176, "vocab_size": 97, "initializer_range": 0.5, "eos_token_id": 3,
+        });
+        let file = home.path().join("shape.json");
+        std::fs::write(&file, shape.to_string()).unwrap();
+        let model = ModelChoice::open(file.to_str().unwrap()).unwrap();
+        assert_eq!((model.config.vocab, model.config.hidden, model.files()), (97, 64, vec![file]));
+        assert_eq!(model.remarks.token_ids["eos_token_id"], 3);
+        let units = model.config.units();
+        let embedding = &units[0].tensors[0];
+        let drawn = |model: &ModelChoice| {
+            let mut values = vec![0f32; embedding.len()];
+            model.source(1, 1)(embedding, 0..embedding.len(), &mut values).unwrap();
+            values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32
+        };
+        let usual = ModelChoice::new("usual", model.config.clone());
+        assert!((drawn(&model).sqrt() - 0.5).abs() < 0.02 && (drawn(&usual).sqrt() - 0.02).abs() < 1e-3);
+        assert_ne!(model.fingerprint(), usual.fingerprint());
     }
 
     #[test]

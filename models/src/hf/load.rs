@@ -296,6 +296,11 @@ pub fn read_config(path: &Path) -> Result<(LlamaConfig, Remarks)> {
     config::parse(path, &read_text(path)?)
 }
 
+/// Whether a directory has weights of the kind that is read.
+pub fn has_weights(dir: &Path) -> bool {
+    [SINGLE, INDEX].iter().any(|name| dir.join(name).exists())
+}
+
 /// Whether old checkpoints have it, in their files and in their index, and no model needs it: it follows from the
 /// configuration.
 fn is_buffer(name: &str) -> bool {

@@ -6,6 +6,6 @@ mod remarks;
 mod save;
 mod staging;
 
-pub use load::{Checkpoint, read_config};
+pub use load::{Checkpoint, has_weights, read_config};
 pub use remarks::Remarks;
 pub use save::{SaveOptions, Writer, check_destination};

@@ -1,0 +1,119 @@
+//! What flags choose among, by name.
+
+use clap::ValueEnum;
+use collectives::DType;
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// The type of weights, activations and gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    /// bfloat16 weights, activations and gradients; f32 master weights and moments.
+    Bf16,
+    /// f32 throughout.
+    F32,
+}
+
+impl Precision {
+    /// As `--dtype` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
+        }
+    }
+
+    /// The type of elements.
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::Bf16 => DType::Bf16,
+            Precision::F32 => DType::F32,
+        }
+    }
+}
+
+/// How the learning rate goes after its warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shape {
+    /// Stays at --lr.
+    Constant,
+    /// Straight down to --min-lr.
+    Linear,
+    /// Half a cosine down to --min-lr.
+    Cosine,
+}
+
+impl Shape {
+    /// As `--schedule` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Constant => "constant",
+            Shape::Linear => "linear",
+            Shape::Cosine => "cosine",
+        }
+    }
+}
+
+/// The order in which windows of the training tokens are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// Windows at random places, the same for the same --seed.
+    Shuffled,
+    /// Window s starts at token s*T; step k of rank r takes micro-batches a*W + r in order.
+    Sequential,
+}
+
+impl Order {
+    /// As `--order` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Shuffled => "shuffled",
+            Order::Sequential => "sequential",
+        }
+    }
+}
+
+/// Which activations backward computes again instead of keeping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Recompute {
+    /// None: everything that backward reads is kept.
+    None,
+    /// All of a block's but its input.
+    Full,
+}
+
+/// What ranks compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// The processor.
+    Cpu,
+    /// NVIDIA GPUs, one for each rank.
+    Cuda,
+}
+
+/// What leaves the device for memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Offload {
+    /// Nothing.
+    None,
+    /// The optimizer's state, which the processor then updates.
+    Optimizer,
+}
+
+/// When output is coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Colour {
+    /// On a terminal.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
