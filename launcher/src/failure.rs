@@ -103,8 +103,14 @@ impl From<zero::Error> for Failure {
 pub fn sentence(error: &clap::Error) -> String {
     let text = error.to_string();
     let end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
+    // `-- -g` is for commands that take words without a flag.
+    let tip = |line: &&str| line.starts_with("tip: to pass ");
     let told = text.lines().map(str::trim).take_while(|line| !end(line));
-    let words = told.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    let words = told
+        .filter(|line| !line.is_empty() && !tip(line))
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace(" tip: ", "; ");
     let words = words.strip_prefix("error: ").unwrap_or(&words);
     words.replace("invalid digit found in string", "a whole number, at least 0, is needed")
 }
@@ -142,5 +148,8 @@ mod tests {
             assert!(words.iter().all(|word| text.contains(word)), "{text}");
             assert!(!text.contains('\n') && !text.contains("error:") && !text.contains("--help"), "{text}");
         }
+        // With `-- -g` it would be refused as an operation.
+        let unknown = crate::args::Cli::read(["caravan", "bench", "overlap", "-g", "1"]).unwrap_err();
+        assert_eq!(sentence(&unknown), "unexpected argument '-g' found");
     }
 }

@@ -8,7 +8,7 @@ mod ranks;
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
-pub use ranks::Ranks;
+pub use ranks::{Ranks, with_ranks};
 
 use crate::args::{DeviceKind, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::bench::tuning;

@@ -109,6 +109,24 @@ fn a_launcher_that_disagrees_is_named() {
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);
 }
 
+/// Where something else starts ranks, `--ranks` would be refused.
+#[test]
+fn what_is_advised_of_ranks_is_not_refused_next() {
+    let bench = bench();
+    let run = |args: &str, world: Option<&str>| {
+        let mut command = bench.command(args);
+        command.envs(world.into_iter().flat_map(|world| [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", world)]));
+        bench.finish(command.spawn().unwrap())
+    };
+    for args in ["bench send_recv", "bench tune"] {
+        run(&format!("{args} --ranks 1"), None).refusal(2, &["take --ranks 2 or more"]);
+        let told = run(args, Some("1")).refusal(2, &["start 2 ranks or more"]);
+        assert!(!told.stderr.contains("--ranks"), "{}", told.stderr);
+    }
+    run("bench all_reduce -g 8", None).refusal(2, &["take --ranks 8"]);
+    run("bench all_reduce -g 8", Some("2")).refusal(2, &["start 16 ranks"]);
+}
+
 /// Each host looks whether it can hold its own ranks, whoever starts them.
 #[test]
 fn ranks_of_a_launcher_that_a_host_cannot_hold_are_refused() {

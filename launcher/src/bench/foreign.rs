@@ -2,6 +2,7 @@
 //! commands that people have run as they are, and refused with what to take instead.
 
 use crate::failure::{Failure, Result};
+use crate::plan::with_ranks;
 use clap::Args;
 
 /// Those flags, in nccl-tests' order and by its names.
@@ -49,18 +50,21 @@ pub struct ForeignArgs {
 }
 
 impl ForeignArgs {
-    /// Whether all of them ask for what is so anyway.
+    /// Whether all of them ask for what is so anyway. `started`: how many processes something else starts, if it does.
     ///
     /// # Errors
     /// The first that does not, and what to take instead.
-    pub fn check(&self) -> Result<()> {
-        let ranks = |what: &str, n: Option<u64>| {
-            format!("a rank is one process with at most one {what}: take --ranks {}", n.unwrap_or(1))
+    pub fn check(&self, started: Option<usize>) -> Result<()> {
+        let each = [self.nthreads, self.ngpus].map(|n| n.unwrap_or(1).max(1));
+        let all = each.into_iter().fold(started.unwrap_or(1) as u64, u64::saturating_mul);
+        let ranks = |what: &str| {
+            let way = with_ranks(all, started.is_some());
+            format!("a rank is one process with at most one {what}: {way}")
         };
         let never = |what: &str| format!("{what}: leave it away");
         let all = [
-            ("-t", self.nthreads, 1, ranks("calling thread", self.nthreads)),
-            ("-g", self.ngpus, 1, ranks("GPU", self.ngpus)),
+            ("-t", self.nthreads, 1, ranks("calling thread")),
+            ("-g", self.ngpus, 1, ranks("GPU")),
             ("-y", self.stream_null, 0, never("every rank has streams of its own")),
             ("-T", self.timeout, 0, "take --call-timeout, in seconds".to_owned()),
             ("-G", self.graph, 0, never("calls are not recorded as CUDA graphs")),
@@ -78,6 +82,49 @@ impl ForeignArgs {
             Some((flag, asked, _, remedy)) => {
                 Err(Failure::usage(format!("{flag} {} of nccl-tests: {remedy}", asked.unwrap_or(0))))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn check(flags: &str, started: Option<usize>) -> Result<()> {
+        let words = ["caravan", "bench", "all_reduce"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        bench.command.collective().expect(flags).1.foreign.check(started)
+    }
+
+    #[test]
+    fn what_is_always_so_may_be_asked_for() {
+        for flags in [
+            "-b 8 -e 128M -f 2 -g 1",
+            "-t 1 -g 1 -p 1 -y 0 -T 0 -G 0 -C 0 -x 0 -D 0 -V 16 -K 0 -M 0 -u 0",
+            "--device_cta_count 16 --per_iter_skip 0",
+            "--nthreads 1 --ngpus 1 --parallel_init 0 --stream_null 0 --timeout 0 --cudagraph 0",
+        ] {
+            check(flags, None).unwrap();
+            check(flags, Some(4)).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_not_so_is_refused_with_what_would_be() {
+        for (flags, started, words) in [
+            ("-g 4", None, ["-g 4", "take --ranks 4"]),
+            ("-t 2", None, ["-t 2", "take --ranks 2"]),
+            ("-t 2 -g 4", None, ["-t 2", "take --ranks 8"]),
+            ("-g 0", None, ["-g 0", "take --ranks 1"]),
+            // Processes of nccl-tests have so many ranks each.
+            ("-g 8", Some(2), ["-g 8", "start 16 ranks"]),
+            ("-T 30", None, ["-T 30", "--call-timeout"]),
+            ("-G 1", None, ["-G 1", "CUDA graphs"]),
+            ("-K 3", None, ["-K 3", "-w"]),
+        ] {
+            let e = check(flags, started).expect_err(flags);
+            assert!(e.code() == 2 && words.iter().all(|word| e.to_string().contains(word)), "{flags}: {e}");
         }
     }
 }

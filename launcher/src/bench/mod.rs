@@ -65,15 +65,16 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     }
 }
 
-/// What can be said of the flags on any machine, before there are ranks, of which there will be `world`, and with what
-/// was asked of them.
+/// What can be said of the flags on any machine, before there are ranks, of which something else will start `world`, and
+/// with what was asked of them.
 ///
 /// # Errors
 /// One sentence: wrong usage.
 pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
     if let Some((operation, flags)) = args.command.collective() {
+        flags.foreign.check(Some(world))?;
         let plan = Plan::new(operation, flags)?;
-        plan.check(world)?;
+        plan.check(world, true)?;
         return check_together(&plan, flags, asked.nccl, &asked.label());
     }
     match &args.command {
@@ -83,7 +84,7 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
         }
         BenchCommand::Tune(flags) => {
             on_hosts("bench tune", asked.nccl, &asked.label())?;
-            tune::check(flags, world).map(drop)
+            tune::check(flags, world, true).map(drop)
         }
         _ => Ok(()),
     }
@@ -134,10 +135,11 @@ fn check_figure(flag: &str, path: &Path) -> Result<()> {
 }
 
 fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
-    let plan = Plan::new(operation, args)?;
     let identity = Identity::from_env().map_err(Failure::usage)?;
+    args.foreign.check(identity.as_ref().map(|identity| identity.world))?;
+    let plan = Plan::new(operation, args)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
-    plan.check(ranks.world)?;
+    plan.check(ranks.world, identity.is_some())?;
     let over_nccl = ranks.nccl;
     check_together(&plan, args, over_nccl, &ranks.label)?;
     if over_nccl && identity.is_none() {

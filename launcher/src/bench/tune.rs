@@ -11,7 +11,7 @@ use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::machine;
-use crate::plan::Ranks;
+use crate::plan::{Ranks, with_ranks};
 use crate::ranks;
 use collectives::schedule::{Algorithm, Rule, TuningTable};
 use collectives::{Communicator, DType};
@@ -32,7 +32,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;
     unshared(&args.ranks)?;
-    let repeats = check(args, ranks.world)?;
+    let repeats = check(args, ranks.world, identity.is_some())?;
     let of = |operation| {
         let work =
             Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);
@@ -55,11 +55,11 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     })
 }
 
-/// What is repeated between `world` ranks.
+/// What is repeated between `world` ranks, which something else has `started` or will.
 ///
 /// # Errors
 /// Flags that describe no sweep, one that leaves a rank nothing, or one rank.
-pub fn check(args: &TuneArgs, world: usize) -> Result<Repeats> {
+pub fn check(args: &TuneArgs, world: usize, started: bool) -> Result<Repeats> {
     if let Some(table) = &args.ranks.tuning {
         return Err(Failure::usage(format!(
             "--tuning {}: bench tune measures every algorithm itself and writes the table that -o names; leave --tuning \
@@ -68,7 +68,8 @@ pub fn check(args: &TuneArgs, world: usize) -> Result<Repeats> {
         )));
     }
     if world < 2 {
-        return Err(Failure::usage("one rank has nothing to tune: give --ranks 2 or more"));
+        let way = with_ranks(2, started);
+        return Err(Failure::usage(format!("one rank has nothing to tune: {way} or more")));
     }
     let repeats = Repeats::plan(&args.sweep)?;
     for operation in Operation::ALL {

@@ -28,18 +28,17 @@ pub fn read(path: &Path) -> Result<TuningTable> {
     text.parse().map_err(|e: String| refuse(e.into()))
 }
 
-/// What is known of a group's costs, with what a table says about it; `flags` are those that choose its transport.
+/// What is known of a group's costs, with what a table says about it; `tune` is the command that would measure it.
 ///
 /// # Errors
 /// A table that cannot be read, or has no entry for the group.
-pub fn load(path: &Path, transport: &str, ranks: usize, flags: &str, known: Tuning) -> Result<Tuning> {
+pub fn load(path: &Path, transport: &str, ranks: usize, tune: &str, known: Tuning) -> Result<Tuning> {
     let table = read(path)?;
     table.apply(transport, ranks, known).ok_or_else(|| {
         let has: Vec<String> = table.groups().iter().map(|(t, n)| format!("{t} with {n} ranks")).collect();
         let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
         Failure::usage(format!(
-            "tuning table {} is for {has}, not for {transport} with {ranks} ranks: \
-             'caravan bench tune {flags} --ranks {ranks} -o FILE' measures that",
+            "tuning table {} is for {has}, not for {transport} with {ranks} ranks: '{tune}' measures that",
             path.display()
         ))
     })
@@ -55,12 +54,11 @@ mod tests {
         let path = dir.path().join("table");
         std::fs::write(&path, "caravan-tuning 1\nshm 2 all_reduce 64 direct-read-all direct-rs-ag\n")
             .unwrap();
-        let load = |ranks, flags| load(&path, "shm", ranks, flags, Tuning::default());
+        let load = |ranks, tune| load(&path, "shm", ranks, tune, Tuning::default());
         assert!(load(2, "").unwrap().measured.iter().flatten().count() == 1);
-        let e = load(3, "--transport shm").unwrap_err().to_string();
+        let e = load(3, "bench tune of three").unwrap_err().to_string();
         assert!(
-            e.contains("shm with 2 ranks, not for shm with 3 ranks")
-                && e.contains("bench tune --transport shm --ranks 3"),
+            e.contains("shm with 2 ranks, not for shm with 3 ranks: 'bench tune of three' measures"),
             "{e}"
         );
         std::fs::write(&path, "caravan-tuning 1\nshm two\n").unwrap();

@@ -9,7 +9,7 @@ use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
 use collectives::MAX_SIZE;
-use collectives::bootstrap::{self, Identity};
+use collectives::bootstrap::{self, Identity, Launcher};
 use collectives::schedule::Kind;
 use std::time::Duration;
 
@@ -55,9 +55,9 @@ impl Ranks {
         let mut ranks = Self::untuned(args, identity)?;
         // One rank has nothing to choose.
         if let Some(path) = tuning::named(args.tuning.as_ref()).filter(|_| ranks.world > 1) {
-            let flags = ranks.layers.flags(ranks.transport);
+            let tune = ranks.tune(identity.map(|identity| identity.launcher));
             let tuning = &mut ranks.options.tuning;
-            *tuning = tuning::load(&path, &ranks.label, ranks.world, &flags, *tuning)?;
+            *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
         }
         Ok(ranks)
     }
@@ -117,6 +117,18 @@ impl Ranks {
         })
     }
 
+    /// The command that tunes such ranks where `launcher` has started these, if something has.
+    fn tune(&self, launcher: Option<Launcher>) -> String {
+        let (ranks, flags) = (self.world, self.layers.flags(self.transport));
+        let starter = match launcher {
+            Some(Launcher::OpenMpi | Launcher::Pmi) => "mpirun",
+            Some(Launcher::Slurm) => "srun",
+            _ if self.transport == Transport::Mpi => "mpirun",
+            _ => return format!("caravan bench tune {flags} --ranks {ranks} -o FILE"),
+        };
+        format!("{starter} -n {ranks} caravan bench tune {flags} -o FILE")
+    }
+
     /// The transport that was asked for, as `--transport` takes it.
     pub fn asked(&self) -> String {
         format!("{}{}", if self.nccl { "nccl+" } else { "" }, self.label)
@@ -147,6 +159,11 @@ impl Ranks {
     pub fn on_hosts(&self, command: &str) -> Result<()> {
         super::on_hosts(command, self.nccl, &self.label)
     }
+}
+
+/// How to get so many ranks: those that something else has `started`, or will, are not `caravan`'s to choose.
+pub fn with_ranks(ranks: u64, started: bool) -> String {
+    if started { format!("start {ranks} ranks") } else { format!("take --ranks {ranks}") }
 }
 
 /// Why `asked` ranks cannot be had where a launcher started others: also a shell that it gave to a user is one of them.
@@ -207,10 +224,28 @@ mod tests {
         for (world, words) in
             [(1, "start 4 with it, or"), (8, "one of 8 ranks that srun started: leave --ranks away")]
         {
-            let there = Identity { world, launcher: bootstrap::Launcher::Slurm, ..Identity::alone() };
+            let there = Identity { world, launcher: Launcher::Slurm, ..Identity::alone() };
             let text = Ranks::plan(&args("--ranks 4"), Some(&there)).unwrap_err().to_string();
             let words = ["--ranks 4", words, "take 'env", "caravan ...', which starts them itself"];
             assert!(words.iter().all(|w| text.contains(w)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_would_be_tuned_is_started_as_these_ranks_are() {
+        let here = plan("--transport shm").unwrap();
+        let alone = "caravan bench tune --transport shm --ranks 2 -o FILE";
+        let over = |transport, launcher| Ranks { transport, ..here.clone() }.tune(launcher);
+        for launcher in [None, Some(Launcher::Caravan)] {
+            assert_eq!(over(Transport::Shm, launcher), alone);
+            let mpi = "mpirun -n 2 caravan bench tune --transport mpi -o FILE";
+            assert_eq!(over(Transport::Mpi, launcher), mpi);
+        }
+        for (launcher, starter) in
+            [(Launcher::OpenMpi, "mpirun"), (Launcher::Pmi, "mpirun"), (Launcher::Slurm, "srun")]
+        {
+            let tune = format!("{starter} -n 2 caravan bench tune --transport ucx -o FILE");
+            assert_eq!(over(Transport::Ucx, Some(launcher)), tune);
         }
     }
 
