@@ -40,7 +40,7 @@ mod transports;
 use args::{Cli, Command, EvalArgs, Precision, TrainArgs};
 use clap::error::ErrorKind;
 use collectives::bf16;
-use collectives::bootstrap::Identity;
+use collectives::bootstrap::{Identity, spawn};
 use eval::EvalPlan;
 use failure::{Failure, Result};
 use plan::TrainPlan;
@@ -48,6 +48,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     limits::allow_files();
+    spawn::let_writes_fail();
     let cli = Cli::read(std::env::args_os()).unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();
         match unreadable.kind() {

@@ -122,13 +122,10 @@ pub fn supervise(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Res
 fn before_exec(parent: u32, board: RawFd, mask: &libc::sigset_t) -> std::io::Result<()> {
     // SAFETY: an async-signal-safe call with a valid set.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
-    // A terminal may stop background groups that write to it, which ranks are (`stty tostop`); a file that may not grow
-    // (`ulimit -f`) is an error of the write that says so.
-    // SAFETY: async-signal-safe calls that touch no memory.
-    unsafe {
-        libc::signal(libc::SIGTTOU, libc::SIG_IGN);
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-    }
+    // A terminal may stop background groups that write to it, which ranks are (`stty tostop`).
+    // SAFETY: an async-signal-safe call that touches no memory.
+    unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
+    let_writes_fail();
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before the line above; then nobody would ever send the signal.
     if std::os::unix::process::parent_id() != parent {
@@ -138,6 +135,12 @@ fn before_exec(parent: u32, board: RawFd, mask: &libc::sigset_t) -> std::io::Res
     let board = unsafe { std::os::fd::BorrowedFd::borrow_raw(board) };
     rustix::io::fcntl_setfd(board, rustix::io::FdFlags::empty())?;
     Ok(())
+}
+
+/// Makes a write to a file that may not grow (`ulimit -f`) an error that says so, where the system would end the process.
+pub fn let_writes_fail() {
+    // SAFETY: an async-signal-safe call that touches no memory.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 fn random_hex(bytes: usize) -> Result<String> {
