@@ -99,6 +99,12 @@ impl From<zero::Error> for Failure {
     }
 }
 
+/// Whether clap has nothing to say against flags, but to show what they ask for, or what there is where they say too little.
+pub fn asks_for_help(error: &clap::Error) -> bool {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion)
+}
+
 /// What clap says of flags that it cannot read, as one sentence: without its layout and the way to the help.
 pub fn sentence(error: &clap::Error) -> String {
     let text = error.to_string();

@@ -114,8 +114,12 @@ impl Inner {
     /// Checks all that running it with `world` ranks would, but for what depends on machines and files.
     fn read(words: &[String], world: usize) -> Result<Self> {
         let all = ["caravan".to_owned()].into_iter().chain(words.iter().cloned());
-        let cli = Cli::read(all)
-            .map_err(|e| Failure::usage(format!("the command after --: {}", failure::sentence(&e))))?;
+        let cli = Cli::read(all).map_err(|e| match failure::asks_for_help(&e) {
+            true => Failure::usage(
+                "the command after -- shows help and runs no ranks: take train, eval, or bench and an operation",
+            ),
+            false => Failure::usage(format!("the command after --: {}", failure::sentence(&e))),
+        })?;
         let Some(ranks) = cli.command.ranks().cloned() else {
             return Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench"));
         };
@@ -331,6 +335,9 @@ mod tests {
             ("-- bench all_reduce --algo native --transport shm+mpi", &["--algo native", "mpi by itself"]),
             ("-- bench all_reduce --plot x.png", &["--plot x.png", "x.svg"]),
             ("-- doctor", &["no ranks", "train"]),
+            ("-- bench", &["shows help and runs no ranks", "bench and an operation"]),
+            ("-- train --help", &["shows help and runs no ranks"]),
+            ("-- bench --version", &["shows help and runs no ranks"]),
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),
             ("--job-name it's -- train", &["--job-name 'it's'", "without quotes"]),
