@@ -50,17 +50,19 @@ fn quota_below(root: &Path, groups: &str) -> Option<f64> {
 fn limits(root: &Path, group: &str) -> Vec<String> {
     let parts: Vec<&str> = group.splitn(3, ':').collect();
     let [_, controllers, own] = parts[..] else { return Vec::new() };
-    let read = |group: &Path, name| std::fs::read_to_string(group.join(name)).ok();
-    let second = |group: &Path| read(group, "cpu.max");
-    // Where there is no quota it is -1.
-    let first = |group: &Path| {
-        let (quota, period) = (read(group, "cpu.cfs_quota_us")?, read(group, "cpu.cfs_period_us")?);
-        Some(format!("{} {}", quota.trim(), period.trim()))
-    };
-    let (tree, limit): (_, &dyn Fn(&Path) -> Option<String>) = match controllers {
-        "" => (root.to_owned(), &second),
-        _ if controllers.split(',').any(|controller| controller == "cpu") => (root.join(controllers), &first),
+    let (tree, of_first) = match controllers {
+        "" => (root.to_owned(), false),
+        _ if controllers.split(',').any(|controller| controller == "cpu") => (root.join(controllers), true),
         _ => return Vec::new(),
+    };
+    let read = |group: &Path, name| std::fs::read_to_string(group.join(name)).ok();
+    let limit = |group: &Path| match of_first {
+        false => read(group, "cpu.max"),
+        // Where there is no quota it is -1.
+        true => {
+            let (quota, period) = (read(group, "cpu.cfs_quota_us")?, read(group, "cpu.cfs_period_us")?);
+            Some(format!("{} {}", quota.trim(), period.trim()))
+        }
     };
     let own = tree.join(own.trim_start_matches('/'));
     own.ancestors().take_while(|group| group.starts_with(&tree)).filter_map(limit).collect()

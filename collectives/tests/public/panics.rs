@@ -91,7 +91,7 @@ fn a_call_of_a_device_is_over_when_waiting_for_it_panics() {
                 let sum = AssertUnwindSafe(|| comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum));
                 assert!(catch_unwind(sum).is_err());
                 let next = comm.start_all_gather_in_place(comm.alloc::<f32>(2).expect("memory"));
-                let said = next.err().expect("a carrier that has given up").to_string();
+                let said = next.expect_err("a carrier that has given up").to_string();
                 assert!(said.contains("panicked"), "{said}");
                 drop(waits);
             });
