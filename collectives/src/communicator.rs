@@ -186,7 +186,8 @@ impl Communicator {
     }
 
     /// Makes every later call of `kind` use `algorithm`; `None` leaves the choice to the tuner, as at the start.
-    /// All ranks do this together. Fails when the algorithm cannot carry that kind here.
+    /// All ranks do this together, with no call on buffers of a device under way, nor one that was started after such: what
+    /// the host carries for a device it starts at a time of its own. Fails when the algorithm cannot carry that kind here.
     pub fn force(&self, kind: Kind, algorithm: Option<Algorithm>) -> Result<()> {
         self.handle.shared.lock().force(kind, algorithm)
     }

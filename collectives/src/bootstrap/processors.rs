@@ -46,13 +46,13 @@ fn quota_below(root: &Path, groups: &str) -> Option<f64> {
 }
 
 /// The limits of a group and of those around it, as `cpu.max` has them. A group is such as `0::/job/step`, or
-/// `4:cpu,cpuacct:/job` in the first version.
+/// `4:cpuacct,cpu:/job` in the first version, where the tree has the controller's name, by a link if there are two.
 fn limits(root: &Path, group: &str) -> Vec<String> {
     let parts: Vec<&str> = group.splitn(3, ':').collect();
     let [_, controllers, own] = parts[..] else { return Vec::new() };
     let (tree, of_first) = match controllers {
         "" => (root.to_owned(), false),
-        _ if controllers.split(',').any(|controller| controller == "cpu") => (root.join(controllers), true),
+        _ if controllers.split(',').any(|controller| controller == "cpu") => (root.join("cpu"), true),
         _ => return Vec::new(),
     };
     let read = |group: &Path, name| std::fs::read_to_string(group.join(name)).ok();
@@ -136,13 +136,13 @@ mod tests {
         limit("job/step/cpu.max", "max 100000\n");
         limit("job/cpu.max", "300000 100000\n");
         assert_eq!(of("0::/job/step\n"), Some(3.0));
-        let first = "5:memory:/x\n4:cpu,cpuacct:/slurm/job\n0::/\n";
+        let first = "5:memory:/x\n4:cpuacct,cpu:/slurm/job\n0::/\n";
         assert_eq!(of(first), None);
-        limit("cpu,cpuacct/slurm/job/cpu.cfs_quota_us", "-1\n");
-        limit("cpu,cpuacct/slurm/job/cpu.cfs_period_us", "100000\n");
+        limit("cpu/slurm/job/cpu.cfs_quota_us", "-1\n");
+        limit("cpu/slurm/job/cpu.cfs_period_us", "100000\n");
         assert_eq!(of(first), None);
-        limit("cpu,cpuacct/slurm/cpu.cfs_quota_us", "150000\n");
-        limit("cpu,cpuacct/slurm/cpu.cfs_period_us", "100000\n");
+        limit("cpu/slurm/cpu.cfs_quota_us", "150000\n");
+        limit("cpu/slurm/cpu.cfs_period_us", "100000\n");
         assert_eq!(of(first), Some(1.5));
     }
 

@@ -258,7 +258,7 @@ pub(super) fn recv_fds(
                     }
                 }
                 // The kernel passes as many as this process may open, and drops the others.
-                if message.flags.contains(ReturnFlags::CTRUNC) || all.len() == had {
+                if message.flags.contains(ReturnFlags::CTRUNC) {
                     let text = format!(
                         "only {} of {count} descriptors of its peers' memory came: its limit of open files (ulimit -n) \
                          is too low",
@@ -269,6 +269,9 @@ pub(super) fn recv_fds(
                         board.announce(wait.rank, &text);
                     }
                     return Err(Trouble::Job(Error::Launch(text)));
+                }
+                if all.len() == had {
+                    return Err(Trouble::Gone("it sent something else where descriptors were due".into()));
                 }
             }
             Err(rustix::io::Errno::AGAIN) => {
@@ -313,6 +316,21 @@ mod tests {
                 assert!(text.contains("of 8 descriptors") && text.contains("ulimit -n"), "{text}");
                 assert!(!text.contains("only 0"), "{text}");
             }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn words_in_place_of_descriptors_say_nothing_of_a_limit() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let [here, there] = [here, there].map(|end| {
+            end.set_nonblocking(true).unwrap();
+            Stream::Unix(end)
+        });
+        let wait = Wait { deadline: Instant::now() + Duration::from_secs(10), rank: 0, board: None };
+        write(&here, Kind::Refused, b"rank 2 was lost", &wait).unwrap();
+        match recv_fds(&there, 2, &wait) {
+            Err(Trouble::Gone(text)) => assert!(!text.contains("ulimit"), "{text}"),
             other => panic!("{other:?}"),
         }
     }

@@ -93,7 +93,7 @@ impl fmt::Display for Rule {
 const BY_TWO: usize = 8;
 
 /// Received at once by a root that copies what one other rank sends it. Where its own input is in the way of the result
-/// this is what it takes of scratch memory, so it has an end.
+/// it takes up to twice this of scratch memory, so it has an end.
 const COPIED: usize = 64 << 20;
 
 /// More bytes than any round can have.
@@ -122,7 +122,8 @@ pub struct Tuning {
     /// Up to this many bytes, trees beat chains in `broadcast`, the root alone reduces in `reduce`, and what a node
     /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks.
     pub tree: usize,
-    /// Above this many bytes a rank, a reduction goes through such windows.
+    /// Above this many bytes a rank, a reduction goes through such windows, but for one to the root of two ranks in one
+    /// memory, which takes the other's input at once.
     pub windowed: usize,
     /// Measurements by kind, which go before the limits above; see [`TuningTable`](super::TuningTable).
     pub measured: [Option<Rule>; Kind::ALL.len()],

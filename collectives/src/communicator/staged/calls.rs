@@ -2,7 +2,7 @@
 
 use super::flight::{Job, Layout, Stage, staged_call};
 use super::pieces::Pieces;
-use super::{Group, Staged};
+use super::{Group, Staged, State};
 use crate::buffer::{Memory, Place};
 use crate::communicator::Communicator;
 use crate::communicator::carrier::Carrier;
@@ -39,7 +39,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
         let pieces = Pieces::of(&call, &ends, self.0.host.rank(), self.0.host.size());
         let layout = Layout::of(&call, &ends, self.0.host.rank());
         let job = Job { call: staged_call(call), ends, pieces, tag, priority, layout, of_host: false };
-        self.0.alive(&mut self.0.lock(), |this, state| this.enter(state, job))
+        self.guarded(|group| group.alive(&mut group.lock(), |this, state| this.enter(state, job)))
     }
 
     unsafe fn start_of_host(
@@ -51,7 +51,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
     ) -> Result<Option<u32>> {
         let (pieces, layout) = (Pieces::default(), Layout::default());
         let job = Job { call, ends, pieces, tag, priority, layout, of_host: true };
-        self.0.alive(&mut self.0.lock(), |this, state| {
+        let start = |this: &Group<Q>, state: &mut State<Q>| {
             this.pump(state)?;
             let is_message = |&id: &u32| state.flights[id as usize].job.is_some_and(|job| job.is_message());
             let after = match job.is_message() {
@@ -59,13 +59,12 @@ impl<Q: Streams> Carrier for Staged<Q> {
                 false => !(state.waiting.is_empty() && state.copying.is_empty()),
             };
             after.then(|| this.enter(state, job)).transpose()
-        })
+        };
+        self.guarded(|group| group.alive(&mut group.lock(), start))
     }
 
     fn wait(&self, id: u32) -> Result<()> {
-        let waiting = Unwinding(&self.0);
-        let done = self.0.finish(id);
-        std::mem::forget(waiting);
+        let done = self.guarded(|group| group.finish(id));
         self.0.lock().release(id);
         done
     }
@@ -127,7 +126,17 @@ impl<Q: Streams> Carrier for Staged<Q> {
     }
 }
 
-/// Where waiting panics, the buffers of the call that is waited for go, so nothing may touch them any more.
+impl<Q: Streams> Staged<Q> {
+    /// Does something for a call whose buffers go where that panics: by then nothing touches them any more.
+    fn guarded<R>(&self, work: impl FnOnce(&Group<Q>) -> R) -> R {
+        let guard = Unwinding(&self.0);
+        let done = work(&self.0);
+        std::mem::forget(guard);
+        done
+    }
+}
+
+/// Gives up as it is dropped.
 struct Unwinding<'a, Q: Streams>(&'a Group<Q>);
 
 impl<Q: Streams> Drop for Unwinding<'_, Q> {

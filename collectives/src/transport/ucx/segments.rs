@@ -21,7 +21,8 @@ pub(super) fn shortage() -> Option<String> {
     let place = std::env::var_os(VARIABLE).map_or(PLACE.into(), PathBuf::from);
     let about = rustix::fs::statvfs(&place).ok()?;
     let free = about.f_bavail * about.f_frsize;
-    (free < ROOM).then(|| {
+    // One without a limit has no blocks.
+    (about.f_blocks > 0 && free < ROOM).then(|| {
         format!(
             "{} has {} KiB free, of which UCX takes about 4.1 MiB a rank: enlarge it (docker run --shm-size=1g), or set \
              UCX_TLS=^sm",
