@@ -92,8 +92,11 @@ impl From<zero::Error> for Failure {
     fn from(e: zero::Error) -> Self {
         match e {
             zero::Error::Collective(e) => e.into(),
-            zero::Error::NotFinite { dtype: DType::F32, .. } => Failure::run(format!("{e} (--lr, --warmup)")),
-            zero::Error::NotFinite { .. } => Failure::run(format!("{e} (--lr, --warmup, --dtype)")),
+            // All ranks find it in what they have added up.
+            zero::Error::NotFinite { dtype: DType::F32, .. } => {
+                Failure::Verdict(format!("{e} (--lr, --warmup)"))
+            }
+            zero::Error::NotFinite { .. } => Failure::Verdict(format!("{e} (--lr, --warmup, --dtype)")),
             e => Failure::run(e),
         }
     }

@@ -273,11 +273,20 @@ fn check_outputs(
     metrics: Option<&Path>,
 ) -> Result<()> {
     let bytes = model.config.parameters() * dtype.dtype().size() as u64;
-    let model = save.map(|dir| models::hf::check_destination(dir, bytes));
-    let model = model.transpose().map_err(Failure::usage)?;
+    let place = save.map(|dir| models::hf::check_destination(dir, bytes));
+    let place = place.transpose().map_err(Failure::usage)?;
+    if let (Some(place), Some(shape)) = (&place, model.described())
+        && shape.canonicalize().is_ok_and(|shape| shape.starts_with(place))
+    {
+        return usage(format!(
+            "--save {} would replace all that lies beside {}, from which only the shape is taken: name another directory",
+            place.display(),
+            shape.display()
+        ));
+    }
     let Some(file) = metrics else { return Ok(()) };
     files::check_writable("--metrics", file, Way::Growing)?;
-    match (model, files::place(file)) {
+    match (place, files::place(file)) {
         (Some(model), Some(place)) if place.starts_with(&model) || model.starts_with(&place) => {
             usage(format!(
                 "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",

@@ -291,7 +291,11 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
         threads.into_iter().enumerate().map(join).collect()
     });
     let failures = || ended.iter().enumerate().filter_map(|(rank, r)| r.as_ref().err().map(|e| (rank, e)));
-    let cause = failures().find(|(_, e)| !matches!(e, Failure::Consequence(_))).or_else(|| failures().next());
+    let verdict = |e: &Failure| matches!(e, Failure::Verdict(_));
+    let cause = failures()
+        .find(|(_, e)| !matches!(e, Failure::Consequence(_)) && !verdict(e))
+        .or_else(|| failures().find(|(_, e)| verdict(e)))
+        .or_else(|| failures().next());
     match cause {
         None => Ok(()),
         // What makes no sense, or was no success, is no rank's failure.

@@ -26,8 +26,8 @@ pub struct Companions {
     remarks: Remarks,
 }
 
-/// What goes with the weights: the tokenizer's file and what belongs to it, and what the directory that the training started from has, but for
-/// what is of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
+/// What goes with the weights: the tokenizer's file and what belongs to it, and what the directory that the training started
+/// from has, but for what is of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
 ///
 /// # Errors
 /// A file that cannot be read.

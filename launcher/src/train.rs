@@ -183,7 +183,7 @@ impl<'a, T: Float> Run<'a, T> {
         let lead = self.trainer.comm().rank() == 0;
         let told = match (told, kept) {
             (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
-                Err(remark(ruin, &format!("what was saved to {} is of no use", dir.display())))
+                Err(remark(ruin, &format!("what was saved to {} may be of no use", dir.display())))
             }
             (Err(e), _) if lead => {
                 // Who reads why has to know that the model is there.

@@ -202,7 +202,8 @@ impl LlamaConfig {
             "llama-3.1-405b" => LlamaConfig { hidden: 16384, layers: 126, heads: 128, ffn: 53248, ..llama31 },
             _ => {
                 return Err(Error::config(format!(
-                    "unknown model '{name}': known are {}, a Hugging Face config.json, or a directory with one and its weights",
+                    "unknown model '{name}': known are {}, a Hugging Face config.json, or a directory with one and its \
+                     weights",
                     Self::PRESETS.join(", ")
                 )));
             }

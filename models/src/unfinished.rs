@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 /// More unfinished things of one name than this are no coincidence.
 const ATTEMPTS: usize = 1000;
+/// The longest name of a file that Linux has, in bytes.
+const LONGEST_NAME: usize = 255;
 /// Where nameless files are reached to be named.
 const DESCRIPTORS: &str = "/proc/self/fd";
 
@@ -37,12 +39,18 @@ impl NewFile {
     /// Starts what is to become `path`. Links are not followed.
     ///
     /// # Errors
-    /// A path that ends in no file's name (`new/`), or the system's refusal to create files there.
+    /// A path that ends in no file's name (`new/`) or in one too long to be replaced, or the system's refusal to create files there.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let named = |name: &OsStr| path.as_os_str().as_bytes().ends_with(name.as_bytes());
         if !path.file_name().is_some_and(named) {
             return Err(Error::new(ErrorKind::IsADirectory, "it names a directory"));
+        }
+        let room = LONGEST_NAME - format!(".{}-{}-{ATTEMPTS}", unfinished(), std::process::id()).len();
+        if path.symlink_metadata().is_ok() && path.file_name().is_some_and(|name| name.len() > room) {
+            // What is to take a name in use has a longer one meanwhile.
+            let why = format!("a file whose name has more than {room} bytes cannot be replaced");
+            return Err(Error::new(ErrorKind::InvalidFilename, why));
         }
         remove_unfinished(&path);
         match nameless(parent(&path)) {
@@ -315,5 +323,18 @@ mod tests {
         let other = make();
         assert!(taken(made));
         claim(&name, other).unwrap();
+    }
+
+    #[test]
+    fn a_name_too_long_to_be_replaced_is_refused_before_anything_is_written() {
+        let home = tempfile::tempdir().unwrap();
+        for (long, first, again) in [(200, true, true), (240, true, false)] {
+            let path = home.path().join("x".repeat(long));
+            let write = || NewFile::create(&path).map(|file| file.finish().unwrap());
+            assert_eq!(write().is_ok(), first);
+            let second = write();
+            assert_eq!(second.is_ok(), again);
+            assert!(second.err().is_none_or(|e| e.to_string().contains("cannot be replaced")));
+        }
     }
 }

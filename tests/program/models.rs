@@ -117,6 +117,16 @@ fn a_config_json_by_itself_is_a_shape_with_new_weights() {
     for key in ["hidden_size", "vocab_size", "initializer_range", "bos_token_id", "eos_token_id"] {
         assert_eq!(saved[key], shape[key], "{key}");
     }
+    // What lies beside it is used, and not replaced by what comes of it.
+    fs::copy(bench.path("words-300.json"), bench.path("d/tokenizer.json")).unwrap();
+    let own = "train --model d/config.json --data text.txt --steps 1 --micro-batch 1 --sample 0";
+    bench.run(&format!("{own} --save own")).success();
+    let tokenizer = |dir: &str| fs::read(bench.path(dir).join("tokenizer.json")).unwrap();
+    assert_eq!(tokenizer("own"), tokenizer("d"));
+    bench
+        .run(&format!("{own} --save d"))
+        .refusal(2, &["--save", "would replace", "d/config.json", "another"]);
+    assert!(!tokenizer("d").is_empty());
     // Neither is a file of another kind a shape, nor a shape what an evaluation takes.
     bench.run("train --model text.txt --data text.txt").refusal(2, &["--model text.txt is no directory"]);
     bench

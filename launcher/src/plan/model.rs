@@ -66,7 +66,7 @@ impl ModelChoice {
             Ok(there) if there.is_dir() => {
                 return Self::directory(path).map_err(|e| without_weights(path, e));
             }
-            Ok(_) if path.extension().is_some_and(|kind| kind == "json") => return Self::described(path),
+            Ok(_) if path.extension().is_some_and(|kind| kind == "json") => return Self::shape(path),
             Err(e) if e.kind() == ErrorKind::NotFound && !name.contains('/') => {
                 return Err(Failure::usage(unknown));
             }
@@ -92,10 +92,15 @@ impl ModelChoice {
     }
 
     /// The shape in a config.json, with new weights.
-    fn described(path: &Path) -> Result<Self> {
+    fn shape(path: &Path) -> Result<Self> {
         let (config, remarks) = models::hf::read_config(path).map_err(Failure::usage)?;
         let described = Some(path.to_owned());
         Ok(ModelChoice { remarks, described, ..Self::new(&path.display().to_string(), config) })
+    }
+
+    /// The config.json that was named by itself.
+    pub fn described(&self) -> Option<&Path> {
+        self.described.as_deref()
     }
 
     /// The model without weights, its memory booked on `accounts`.
@@ -167,13 +172,15 @@ impl ModelChoice {
         weights.chain(self.described.clone()).collect()
     }
 
-    /// The tokenizer that was asked for; by default the model directory's own, and bytes for text and a model that is
+    /// The tokenizer that was asked for; by default that beside the model's weights or config.json, and bytes for text and a model that is
     /// new or of bytes. None where nothing says how tokens were made, or what does is of no use, and nobody has to know.
     ///
     /// # Errors
     /// No tokenizer, none for text, or one with more tokens than the model knows.
     pub fn tokenizer(&self, asked: Option<&str>, for_text: bool) -> Result<Option<Tokenizer>> {
-        let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).filter(|path| path.is_file());
+        let beside = self.described.as_ref().map(|shape| shape.with_file_name(save::TOKENIZER));
+        let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).or(beside);
+        let own = own.filter(|path| path.is_file());
         // Those that were saved before this was recorded have this vocabulary.
         let likely = self.weights.is_none() || self.config.vocab == 256;
         let of_bytes = self.remarks.of_bytes || (for_text && likely);
