@@ -78,7 +78,8 @@ def compile_peers(args, folder):
         _, refused = sbs.attempt(["gcc", "-O3", "-march=native", "-w", "-o", program, args.limit_peer])
         if refused:
             # It is written for AVX-512.
-            print(f"skipped: the limit of direct shared memory, because gcc makes no program of it for this processor: {refused}")
+            why = next((line for line in refused.splitlines() if "error:" in line), refused)
+            print(f"skipped: the limit of direct shared memory, because gcc makes no program of it for this processor: {why}")
         else:
             peers["limit"] = [program]
             versions["limit"] = "gcc " + sbs.run(["gcc", "-dumpfullversion"]).strip()
