@@ -1,6 +1,6 @@
 //! What a communicator asks of this carrier.
 
-use super::flight::{Job, Layout, Stage, staged_call};
+use super::flight::{Copies, Job, Layout, Stage, staged_call};
 use super::pieces::Pieces;
 use super::{Group, Staged, State};
 use crate::buffer::{Memory, Place};
@@ -38,7 +38,8 @@ impl<Q: Streams> Carrier for Staged<Q> {
     unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
         let pieces = Pieces::of(&call, &ends, self.0.host.rank(), self.0.host.size());
         let layout = Layout::of(&call, &ends, self.0.host.rank());
-        let job = Job { call: staged_call(call), ends, pieces, tag, priority, layout, of_host: false };
+        let copies = Some(Copies { pieces, layout });
+        let job = Job { call: staged_call(call), ends, tag, priority, copies };
         self.guarded(|group| group.alive(&mut group.lock(), |this, state| this.enter(state, job)))
     }
 
@@ -49,8 +50,7 @@ impl<Q: Streams> Carrier for Staged<Q> {
         tag: Option<u64>,
         priority: Priority,
     ) -> Result<Option<u32>> {
-        let (pieces, layout) = (Pieces::default(), Layout::default());
-        let job = Job { call, ends, pieces, tag, priority, layout, of_host: true };
+        let job = Job { call, ends, tag, priority, copies: None };
         let start = |this: &Group<Q>, state: &mut State<Q>| {
             this.pump(state)?;
             let is_message = |&id: &u32| state.flights[id as usize].job.is_some_and(|job| job.is_message());

@@ -48,16 +48,21 @@ pub(super) struct Job {
     /// As the host makes it.
     pub call: Call,
     pub ends: Ends,
-    pub pieces: Pieces,
     pub tag: Option<u64>,
     pub priority: Priority,
+    /// None of a call of the host's own, which only keeps its place among the device's.
+    pub copies: Option<Copies>,
+}
+
+/// What of a device's buffers is copied, and where in staging memory it has its place.
+#[derive(Clone, Copy)]
+pub(super) struct Copies {
+    pub pieces: Pieces,
     pub layout: Layout,
-    /// The host's own, which only keeps its place among the device's: nothing of it is copied.
-    pub of_host: bool,
 }
 
 /// Where in staging memory a call has what.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Layout {
     pub input: usize,
     pub output: usize,
@@ -102,11 +107,17 @@ impl Job {
         self.call.kind.is_message()
     }
 
+    /// Bytes of staging memory that it takes.
+    pub fn staging(&self) -> usize {
+        self.copies.map_or(0, |copies| copies.layout.bytes)
+    }
+
     /// What the host is given, with staging memory that starts there.
     pub fn host_ends(&self, start: *mut u8) -> Ends {
-        let Layout { output, bytes, joined, .. } = self.layout;
+        let Some(Copies { layout: Layout { output, bytes, joined, .. }, .. }) = self.copies else {
+            return self.ends;
+        };
         match joined {
-            _ if self.of_host => self.ends,
             true => Ends { send: start, send_bytes: bytes, recv: start, recv_bytes: bytes },
             false => Ends { send: start, recv: start.wrapping_add(output), ..self.ends },
         }

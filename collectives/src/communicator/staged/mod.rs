@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::watch::Waited;
 pub use flight::staged_call;
-use flight::{Flight, Job, Stage};
+use flight::{Copies, Flight, Job, Stage};
 pub use pool::staged_bytes;
 use pool::{Pool, Staging};
 use std::collections::VecDeque;
@@ -158,8 +158,8 @@ impl<Q: Streams> Group<Q> {
         self.lower_waiting(state)?;
         while let Some(&id) = state.copying.front() {
             let flight = &state.flights[id as usize];
-            let of_host = flight.job.is_some_and(|job| job.of_host);
-            if !of_host && !Q::happened(&flight.lowered)? {
+            let copied = flight.job.is_some_and(|job| job.copies.is_some());
+            if copied && !Q::happened(&flight.lowered)? {
                 break;
             }
             self.exchange(state, id)?;
@@ -183,7 +183,7 @@ impl<Q: Streams> Group<Q> {
     fn lower_waiting(&self, state: &mut State<Q>) -> Result<()> {
         while let Some(&id) = state.waiting.front() {
             let job = state.flights[id as usize].job.as_ref().expect("a call in flight has a job");
-            if !state.pool.has_room(job.layout.bytes, job.is_message()) {
+            if !state.pool.has_room(job.staging(), job.is_message()) {
                 break;
             }
             state.waiting.pop_front();
@@ -203,7 +203,7 @@ impl<Q: Streams> Group<Q> {
         };
         let flight = &mut state.flights[id as usize];
         (flight.stage, flight.job) = (Stage::Waiting, Some(job));
-        if !job.of_host {
+        if job.copies.is_some() {
             self.compute.record(&flight.given)?;
         }
         // There is always room for a message, which need not come after collectives.
@@ -222,16 +222,16 @@ impl<Q: Streams> Group<Q> {
         let flight = &mut flights[id as usize];
         let job = flight.job.as_ref().expect("a call in flight has a job");
         flight.stage = Stage::Copying;
-        if job.of_host {
+        let Some(Copies { pieces, layout }) = &job.copies else {
             copying.push_back(id);
             return Ok(());
-        }
-        let needed = (job.layout.bytes, job.is_message());
+        };
+        let needed = (layout.bytes, job.is_message());
         flight.staging = pool.take(needed, &self.compute, &self.host, &self.scratch)?;
         down.after(&flight.given)?;
         if let Some(staging) = &mut flight.staging {
-            let piece = job.pieces.down();
-            let (at, to) = (piece.start as u64, staging.start() as u64 + job.layout.input as u64);
+            let piece = pieces.down();
+            let (at, to) = (piece.start as u64, staging.start() as u64 + layout.input as u64);
             if !piece.is_empty() {
                 // SAFETY: ranges of the call's buffer and of the staging memory, which stay until the call is done.
                 unsafe { down.copy(job.ends.send as u64 + at, to + at, piece.len())? };
@@ -266,9 +266,9 @@ impl<Q: Streams> Group<Q> {
         let flight = &mut flights[id as usize];
         flight.stage = Stage::Returned;
         let job = flight.job.as_ref().expect("a call in flight has a job");
-        if let Some(mut staging) = flight.staging.take() {
-            let from = staging.start().wrapping_add(job.layout.output) as u64;
-            for piece in job.pieces.up() {
+        if let (Some(mut staging), Some(Copies { pieces, layout })) = (flight.staging.take(), &job.copies) {
+            let from = staging.start().wrapping_add(layout.output) as u64;
+            for piece in pieces.up() {
                 flight.comes_back = true;
                 let (at, bytes) = (piece.start as u64, piece.len());
                 // SAFETY: ranges of the staging memory and of the call's buffer, which stay until the event that

@@ -5,7 +5,7 @@ use crate::schedule::{Call, Kind};
 use std::ops::Range;
 
 /// Ranges in bytes; empty ones are nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pieces {
     /// Of the input: start and length.
     down: (usize, usize),
