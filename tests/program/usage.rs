@@ -226,6 +226,14 @@ fn what_is_read_is_not_overwritten_and_what_is_saved_is_not_lost() {
     bench.run(&format!("{train} --save m --metrics m/m.jsonl")).refusal(2, &["m/m.jsonl", "--save", "/m,"]);
     bench.run(&format!("{train} --save n --metrics n")).refusal(2, &["--metrics n ", "--save", "/n,"]);
     bench.run(&format!("{train} --save o/n --metrics o")).refusal(2, &["--metrics o ", "--save", "/o/n,"]);
+    // By another way to the same place, too.
+    std::os::unix::fs::symlink(".", bench.path("here")).unwrap();
+    fs::create_dir(bench.path("runs")).unwrap();
+    for flags in
+        ["--save here/n --metrics here/n", "--save here/o/n --metrics o", "--save runs/../n --metrics n"]
+    {
+        bench.run(&format!("{train} {flags}")).refusal(2, &["lies in the way of --save", "/n,"]);
+    }
     // What a model is read from, too.
     word_tokenizer(&bench, 100);
     let weights = fs::read(bench.path("m/model.safetensors")).unwrap();

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Files beside weights and config.json that a model directory may have, as transformers writes them; a directory with
 /// any other file is not ours to replace.
@@ -216,24 +216,16 @@ impl Writer {
 
 /// Whether a model of `bytes` bytes of weights can be written to `dir`: it can be created there or is a model
 /// directory that can be replaced, the place is writable and has the room. Gives back the path with links
-/// resolved. Called before a training run, it finds in time what would lose the run's result.
+/// resolved, also those above what is not there yet. Called before a training run, it finds in time what would lose the
+/// run's result.
 ///
 /// # Errors
 /// What is in the way, in one sentence.
 pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
-    let target = match fs::canonicalize(dir) {
-        Ok(path) => path,
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::system("resolve", dir, e)),
-        Err(_) if dir.is_symlink() => {
-            return Err(Error::format(dir, "a link to nothing: a model is saved to a directory"));
-        }
-        Err(_) => std::path::absolute(dir).map_err(|e| Error::system("resolve", dir, e))?,
-    };
+    let target = resolve(dir)?;
     let (Some(name), Some(parent)) = (target.file_name(), target.parent()) else {
         return Err(Error::format(dir, "cannot be a model directory: give it a name of its own"));
     };
-    // Without a slash at its end, which would put what is written beside it inside.
-    let target = parent.join(name);
     if name.len() > LONGEST {
         let has = name.len();
         return Err(Error::format(dir, format!("its name has {has} bytes: {LONGEST} are possible")));
@@ -260,6 +252,36 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
         return Err(Error::format(dir, text));
     }
     Ok(target)
+}
+
+/// Where a directory is or will be: absolute, without links and without a slash at its end, which would put inside what is
+/// written beside it. So what is compared with it cannot miss it for another way to the same place.
+fn resolve(dir: &Path) -> Result<PathBuf> {
+    let refused = |e| Error::system("resolve", dir, e);
+    let absolute: PathBuf = std::path::absolute(dir).map_err(refused)?.components().collect();
+    let mut existing = absolute.as_path();
+    let mut there = loop {
+        match (fs::canonicalize(existing), existing.parent()) {
+            (Ok(there), _) => break there,
+            (Err(e), Some(parent)) if e.kind() == ErrorKind::NotFound => {
+                if existing.is_symlink() {
+                    return Err(Error::format(
+                        existing,
+                        "a link to nothing: a model is saved to a directory",
+                    ));
+                }
+                existing = parent;
+            }
+            (Err(e), _) => return Err(refused(e)),
+        }
+    };
+    let made = absolute.components().skip(existing.components().count());
+    if made.clone().any(|part| part == Component::ParentDir) {
+        let text = "leads back out of a directory that is not there: name where it ends";
+        return Err(Error::format(dir, text));
+    }
+    there.extend(made);
+    Ok(there)
 }
 
 /// Nothing, an empty directory, or a directory with nothing but a model.

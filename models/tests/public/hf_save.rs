@@ -145,6 +145,34 @@ fn only_model_directories_are_replaced() {
 }
 
 #[test]
+fn a_destination_that_is_not_there_yet_has_one_name() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path().canonicalize().unwrap();
+    fs::create_dir(home.join("runs")).unwrap();
+    for (link, to) in [("link", "runs"), ("dangling", "nothing")] {
+        std::os::unix::fs::symlink(to, home.join(link)).unwrap();
+    }
+    let ways =
+        [("link/a/b", "runs/a/b"), ("runs/../out", "out"), ("link/../out/", "out"), ("link/./a", "runs/a")];
+    for (way, place) in ways {
+        assert_eq!(check_destination(&home.join(way), 0).unwrap(), home.join(place), "{way}");
+    }
+    let refusals = [
+        ("new/../out", "leads back out of a directory that is not there"),
+        ("new/..", "leads back out"),
+        ("dangling/", "dangling: a link to nothing"),
+        ("dangling/out", "dangling: a link to nothing"),
+    ];
+    for (way, words) in refusals {
+        let Err(error) = Writer::create(home.join(way), &tiny(), DType::F32, &SaveOptions::default()) else {
+            panic!("{way}")
+        };
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    assert_eq!(names(&home), ["dangling", "link", "runs"]);
+}
+
+#[test]
 fn too_large_a_model_is_refused_before_writing() {
     let home = tempfile::tempdir().unwrap();
     let huge = LlamaConfig { layers: 1 << 14, ..LlamaConfig::preset("llama-3.1-405b").unwrap() };
