@@ -218,19 +218,100 @@ fn place(
     live: &[Vec<Range<usize>>],
     shard: impl Fn(&Bucket) -> usize,
 ) -> (Vec<Home>, Vec<Slot>) {
-    let whole = |u: usize| layout[u].iter().map(|b| b.len()).sum::<usize>();
-    let shard = |u: usize| layout[u].iter().map(&shard).sum::<usize>();
+    let elements = |of: &dyn Fn(&Bucket) -> usize| -> Vec<usize> {
+        layout.iter().map(|unit| unit.iter().map(of).sum()).collect()
+    };
+    let (whole, shard) = (elements(&|b| b.len()), elements(&shard));
     let mut by_size: Vec<usize> = (0..layout.len()).collect();
-    by_size.sort_by_key(|&u| (std::cmp::Reverse(whole(u)), u));
+    by_size.sort_by_key(|&u| (std::cmp::Reverse(whole[u]), u));
+    // What units take all the time when none, one, and so on to all of them stay whole.
+    let mut held = vec![shard.iter().sum::<usize>()];
+    held.extend(by_size.iter().scan(held[0], |sum, &u| {
+        *sum += whole[u] - shard[u];
+        Some(*sum)
+    }));
     let candidate = |kept: usize| {
         let mut sharded = vec![true; layout.len()];
         by_size[..kept].iter().for_each(|&u| sharded[u] = false);
         let (slot_of, capacities) = slots(layout, &sharded, live, |b| b.len());
-        let held: usize = (0..layout.len()).map(|u| if sharded[u] { shard(u) } else { whole(u) }).sum();
-        let total = held + capacities.iter().flatten().sum::<usize>();
+        let total = held[kept] + capacities.iter().flatten().sum::<usize>();
         (total, slot_of, capacities)
     };
-    let (_, slot_of, capacities) =
-        (0..=layout.len()).map(candidate).min_by_key(|c| c.0).expect("at least one candidate");
+    // Slots take no less than the largest unit that is sharded. That and the total of all whole rule out nearly every
+    // number untried, without which thousands of units would take minutes.
+    let least = |kept: usize| held[kept] + by_size.get(kept).map_or(0, |&u| whole[u]);
+    let all = held[layout.len()];
+    let mut best = candidate(0);
+    for kept in 1..=layout.len() {
+        if least(kept) < best.0 && least(kept) <= all {
+            let other = candidate(kept);
+            if other.0 < best.0 {
+                best = other;
+            }
+        }
+    }
+    let (_, slot_of, capacities) = best;
     (slot_of.into_iter().map(|s| s.map_or(Home::Whole, Home::Slot)).collect(), capacities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stage::Stage;
+    use models::LlamaConfig;
+
+    /// Every number of whole units tried, and the first that is least.
+    fn tried(layout: &[Buckets], live: &[Vec<Range<usize>>], shard: impl Fn(&Bucket) -> usize) -> usize {
+        let len = |u: usize| layout[u].iter().map(|b| b.len()).sum::<usize>();
+        let mut by_size: Vec<usize> = (0..layout.len()).collect();
+        by_size.sort_by_key(|&u| (std::cmp::Reverse(len(u)), u));
+        let total = |kept: &usize| {
+            let mut sharded = vec![true; layout.len()];
+            by_size[..*kept].iter().for_each(|&u| sharded[u] = false);
+            let (_, capacities) = slots(layout, &sharded, live, |b| b.len());
+            let units = (0..layout.len()).map(|u| match sharded[u] {
+                true => layout[u].iter().map(&shard).sum(),
+                false => len(u),
+            });
+            units.chain(capacities.into_iter().flatten()).sum::<usize>()
+        };
+        (0..=layout.len()).min_by_key(total).unwrap()
+    }
+
+    #[test]
+    fn as_many_units_stay_whole_as_trying_every_number_says() {
+        let nano = LlamaConfig::preset("nano").unwrap();
+        let mut kept = HashSet::new();
+        for (layers, vocab, tied) in [(1, 256, true), (2, 5000, false), (9, 90_000, true), (30, 400, false)] {
+            let units = LlamaConfig { layers, vocab, tied, ..nano.clone() }.units();
+            for (world, accumulate, prefetch) in
+                [1, 2, 3, 7, 64].iter().flat_map(|&w| [1, 2].map(|a| (w, a, w != 3)))
+            {
+                let config = Config { accumulate, prefetch, bucket_bytes: 100 << 10, ..Config::default() };
+                let plan = Plan::new(&units, DType::F32, &config, 0, world);
+                let whole = |homes: &[Home]| homes.iter().filter(|h| **h == Home::Whole).count();
+                let weights = tried(&plan.layout, &plan.training.weights_live, |b| b.shard_len());
+                assert_eq!(whole(&plan.weights), weights, "{layers} layers, {world} ranks");
+                let live: Vec<Vec<Range<usize>>> =
+                    plan.training.gradients_live.iter().map(|live| live.iter().cloned().collect()).collect();
+                let shard = |b: &Bucket| if accumulate > 1 { 0 } else { b.shard_len() };
+                assert_eq!(whole(&plan.gradients), tried(&plan.layout, &live, shard));
+                kept.insert(weights.min(4));
+            }
+        }
+        assert!(kept.len() > 3, "{kept:?}");
+    }
+
+    /// With work that grows faster than the units, this would take hours.
+    #[test]
+    fn a_model_of_as_many_layers_as_there_may_be_is_planned() {
+        let nano = LlamaConfig::preset("nano").unwrap();
+        let units = LlamaConfig { layers: 1 << 16, tied: true, ..nano }.units();
+        for (level, world, accumulate) in [(1, 2, 1), (3, 1, 2), (3, 8, 1)] {
+            let stage = Stage::try_from(level).unwrap();
+            let config = Config { stage, accumulate, ..Config::default() };
+            let plan = Plan::new(&units, DType::F32, &config, 0, world);
+            assert!(plan.weight_slots.len() + plan.gradient_slots.len() < 10);
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! order: on stages that hold a unit whole, gathering and releasing it do nothing.
 
 use models::Unit;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -84,14 +85,16 @@ impl Schedule {
         let needed = |step: usize, unit: usize| needs.get(step).is_some_and(|n| n.contains(&unit));
 
         // A gradient is whole from the first backward that contributes to it to the last.
-        let contributes =
-            |c: &Compute, unit: usize| c.backward && (c.unit == unit || units[c.unit].uses.contains(&unit));
-        let span = |unit: usize| -> Option<Range<usize>> {
-            let first = compute.iter().position(|c| contributes(c, unit))?;
-            let last = compute.iter().rposition(|c| contributes(c, unit))?;
-            Some(first..last + 1)
+        let contributes = |c: &Compute| -> BTreeSet<usize> {
+            let all = || [c.unit].into_iter().chain(units[c.unit].uses.iter().copied());
+            if c.backward { all().collect() } else { BTreeSet::new() }
         };
-        let spans: Vec<Option<Range<usize>>> = (0..units.len()).map(span).collect();
+        let mut spans: Vec<Option<Range<usize>>> = vec![None; units.len()];
+        for (step, c) in compute.iter().enumerate() {
+            for unit in contributes(c) {
+                spans[unit].get_or_insert(step..step).end = step + 1;
+            }
+        }
 
         let mut actions = Vec::new();
         let mut weights_live = vec![Vec::<Range<usize>>::new(); units.len()];
@@ -110,18 +113,19 @@ impl Schedule {
                 }
             }
             if c.backward {
+                let gradients = contributes(c);
                 let opened = |u: &usize| spans[*u].as_ref().is_some_and(|s| s.start == step);
-                actions.extend((0..units.len()).filter(opened).map(Action::Open));
+                actions.extend(gradients.iter().copied().filter(opened).map(Action::Open));
                 actions.push(Action::Backward(c.unit));
                 let closed = |u: &usize| spans[*u].as_ref().is_some_and(|s| s.end == step + 1);
-                actions.extend((0..units.len()).filter(closed).map(Action::Close));
+                actions.extend(gradients.iter().copied().filter(closed).map(Action::Close));
             } else {
                 actions.push(Action::Forward(c.unit));
             }
             // A unit that would be gathered again in the next step anyway is kept: that saves a transfer.
             let ahead = if prefetch { 2 } else { 1 };
-            for unit in 0..units.len() {
-                if needed(step, unit) && !(1..=ahead).any(|k| needed(step + k, unit)) {
+            for unit in BTreeSet::from_iter(needs[step].iter().copied()) {
+                if !(1..=ahead).any(|k| needed(step + k, unit)) {
                     let start = begun[unit].take().expect("a needed unit was gathered");
                     weights_live[unit].push(start..step + 1);
                     actions.push(Action::Release(unit));
@@ -153,21 +157,20 @@ impl fmt::Display for Schedule {
 ///
 /// Returns the slot of each unit and the number of slots.
 pub fn assign_slots(sizes: &[usize], live: &[Vec<Range<usize>>]) -> (Vec<Option<usize>>, usize) {
-    let overlap = |a: usize, b: usize| {
-        live[a].iter().any(|x| live[b].iter().any(|y| x.start < y.end && y.start < x.end))
-    };
+    let steps = |unit: usize| live[unit].iter().cloned().flatten();
     let mut order: Vec<usize> = (0..sizes.len()).filter(|&u| sizes[u] > 0).collect();
     order.sort_by_key(|&u| (std::cmp::Reverse(sizes[u]), u));
-    let mut slots: Vec<Vec<usize>> = Vec::new();
+    // Of each slot, the compute steps in which one of its units is in use.
+    let mut slots: Vec<HashSet<usize>> = Vec::new();
     let mut slot_of = vec![None; sizes.len()];
     for unit in order {
         // Larger units came first, so a slot grows only where this one has more buckets or a larger one at its place.
-        let free = slots.iter().position(|members| members.iter().all(|&m| !overlap(m, unit)));
+        let free = slots.iter().position(|taken| steps(unit).all(|step| !taken.contains(&step)));
         let slot = free.unwrap_or_else(|| {
-            slots.push(Vec::new());
+            slots.push(HashSet::new());
             slots.len() - 1
         });
-        slots[slot].push(unit);
+        slots[slot].extend(steps(unit));
         slot_of[unit] = Some(slot);
     }
     (slot_of, slots.len())
@@ -204,6 +207,39 @@ mod tests {
         assert_eq!(s.gathers(0), 2);
         assert_eq!(s.gradients_live[0], Some(3..8));
         assert_eq!(s.gradients_live[3], Some(3..5));
+    }
+
+    /// Units are compared with each other.
+    fn naive_slots(sizes: &[usize], live: &[Vec<Range<usize>>]) -> (Vec<Option<usize>>, usize) {
+        let overlap = |a: usize, b: usize| {
+            live[a].iter().any(|x| live[b].iter().any(|y| x.start < y.end && y.start < x.end))
+        };
+        let mut order: Vec<usize> = (0..sizes.len()).filter(|&u| sizes[u] > 0).collect();
+        order.sort_by_key(|&u| (std::cmp::Reverse(sizes[u]), u));
+        let (mut slots, mut slot_of) = (Vec::<Vec<usize>>::new(), vec![None; sizes.len()]);
+        for unit in order {
+            let free = slots.iter().position(|members| members.iter().all(|&m| !overlap(m, unit)));
+            let slot = free.unwrap_or(slots.len());
+            slots.resize(slots.len().max(slot + 1), vec![]);
+            slots[slot].push(unit);
+            slot_of[unit] = Some(slot);
+        }
+        (slot_of, slots.len())
+    }
+
+    #[test]
+    fn slots_are_those_that_comparing_all_units_gives() {
+        for (n, tied, prefetch) in (1..40)
+            .flat_map(|n| [(false, false), (false, true), (true, true)].map(|(t, p)| (n, t && n > 1, p)))
+        {
+            let s = Schedule::training(&chain(n, tied), prefetch);
+            let gradients: Vec<_> =
+                s.gradients_live.iter().map(|live| live.iter().cloned().collect()).collect();
+            let sizes: Vec<usize> = (0..n).map(|u| u * 7 % 5).collect();
+            for live in [&s.weights_live, &gradients] {
+                assert_eq!(assign_slots(&sizes, live), naive_slots(&sizes, live), "{n} units");
+            }
+        }
     }
 
     #[test]
