@@ -5,9 +5,9 @@
 
 use crate::error::Result;
 use crate::grads::Grads;
+use crate::hands::Hands;
 use crate::kernels::Activity;
 use crate::plan::{NORM_BLOCK, Plan};
-use crate::step::Hands;
 use collectives::{Account, Buffer, Communicator, Float};
 
 /// Partial sums of all ranks, kept between steps.

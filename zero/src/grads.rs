@@ -6,7 +6,7 @@
 //! [`finish`](Grads::finish) where the gradient is always whole, else by the reader ([`Reduced::Wide`]).
 
 use crate::error::Result;
-use crate::kernels::Kernels;
+use crate::hands::Hands;
 use crate::params::alloc_slots;
 use crate::plan::{Home, Plan};
 use collectives::{Account, Buffer, Communicator, Float, Pending, ReduceOp, View, ViewMut};
@@ -95,17 +95,18 @@ impl<T: Float> Grads<T> {
     }
 
     /// Gets memory for the unit's whole gradient. What was reduced in that memory before is finished first.
-    pub fn open(&mut self, plan: &Plan, kernels: &mut dyn Kernels<T>, unit: usize) -> Result<()> {
+    pub(crate) fn open(&mut self, hands: &mut Hands<'_, T>, unit: usize) -> Result<()> {
+        let plan = hands.plan;
         if let Home::Slot(slot) = plan.gradients[unit] {
             let sharing = |u: &usize| plan.gradients[*u] == Home::Slot(slot);
             for other in (0..plan.layout.len()).filter(sharing) {
-                self.settle(plan, kernels, other)?;
+                self.settle(hands, other)?;
             }
         }
         if plan.config.accumulate > 1 {
             let sharing = |u: &usize| plan.partial_slot[*u] == plan.partial_slot[unit];
             for other in (0..plan.layout.len()).filter(sharing) {
-                self.settle(plan, kernels, other)?;
+                self.settle(hands, other)?;
             }
         }
         for b in 0..self.units[unit].len() {
@@ -119,7 +120,7 @@ impl<T: Float> Grads<T> {
                 // Another unit's gradient was here; what no tensor of this one covers must be reduced as zeros. Memory
                 // that is always this unit's stays zero there.
                 for gap in layout.padding() {
-                    kernels.clear(whole.view_mut().slice(gap))?;
+                    hands.compute(|kernels| kernels.clear(whole.view_mut().slice(gap)))?;
                 }
                 bucket.state = State::Whole(whole);
             }
@@ -172,22 +173,23 @@ impl<T: Float> Grads<T> {
     }
 
     /// Finishes the unit's reductions that are under way.
-    fn settle(&mut self, plan: &Plan, kernels: &mut dyn Kernels<T>, unit: usize) -> Result<()> {
+    fn settle(&mut self, hands: &mut Hands<'_, T>, unit: usize) -> Result<()> {
+        let plan = hands.plan;
         for b in 0..self.units[unit].len() {
             let bucket = &mut self.units[unit][b];
             let whole = match mem::replace(&mut bucket.state, State::Empty) {
-                State::InPlace(pending) => pending.wait()?,
+                State::InPlace(pending) => hands.wait(pending)?,
                 State::Into(pending) => {
-                    let (whole, shard) = pending.wait()?;
+                    let (whole, shard) = hands.wait(pending)?;
                     bucket.shard = Some(shard);
                     whole
                 }
                 State::Wide(pending) => {
-                    let (whole, reduced) = pending.wait()?;
+                    let (whole, reduced) = hands.wait(pending)?;
                     match &mut bucket.sum {
                         None => bucket.sum = Some(reduced),
                         Some(sum) => {
-                            kernels.add(sum.view_mut(), reduced.view())?;
+                            hands.compute_on_all(|kernels| kernels.add(sum.view_mut(), reduced.view()))?;
                             self.partials[plan.partial_slot[unit]][b] = Some(reduced);
                         }
                     }
@@ -208,9 +210,10 @@ impl<T: Float> Grads<T> {
 
     /// Finishes all reductions of the step. What was accumulated is rounded to where the unit's gradient always is, and
     /// handed round where every rank updates everything.
-    pub fn finish(&mut self, plan: &Plan, comm: &Communicator, kernels: &mut dyn Kernels<T>) -> Result<()> {
+    pub(crate) fn finish(&mut self, hands: &mut Hands<'_, T>) -> Result<()> {
+        let (plan, comm) = (hands.plan, hands.comm);
         for unit in 0..self.units.len() {
-            self.settle(plan, kernels, unit)?;
+            self.settle(hands, unit)?;
         }
         if plan.config.accumulate == 1 {
             return Ok(());
@@ -221,14 +224,15 @@ impl<T: Float> Grads<T> {
                 unreachable!("settled, and always whole");
             };
             let sum = bucket.sum.as_ref().expect("accumulated").view();
-            kernels.round(sum, whole.view_mut().slice(plan.shard(u, b)))?;
+            let mut mine = whole.view_mut().slice(plan.shard(u, b));
+            hands.compute_on_all(|kernels| kernels.round(sum, mine.reborrow()))?;
             bucket.state = match plan.config.stage.shards_optimizer {
                 true => State::Whole(whole),
-                false => State::InPlace(comm.start_all_gather_in_place(whole)?),
+                false => State::InPlace(hands.clock.communicate(|| comm.start_all_gather_in_place(whole))?),
             };
         }
         for unit in 0..self.units.len() {
-            self.settle(plan, kernels, unit)?;
+            self.settle(hands, unit)?;
         }
         Ok(())
     }

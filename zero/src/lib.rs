@@ -10,6 +10,7 @@ mod clip;
 mod config;
 mod error;
 mod grads;
+mod hands;
 mod kernels;
 pub mod memory;
 mod optimizer;

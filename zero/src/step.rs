@@ -8,6 +8,7 @@ use crate::clip::{self, Norm};
 use crate::config::{Config, Placement};
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
+use crate::hands::{Clock, Hands};
 use crate::kernels::{Activity, Device, Elapsed, Host, Kernels, Needs, Offloaded, PART};
 use crate::memory::Ledger;
 use crate::optimizer::{Optimizer, Source};
@@ -17,7 +18,7 @@ use crate::schedule::Action;
 use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
 use collectives::{Communicator, Float};
 use models::{Batch, Model, TensorSpec, Weights};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// One rank of a training run.
 pub struct Trainer<T: Float> {
@@ -58,9 +59,9 @@ pub struct Step {
     pub bytes_sent: u64,
     /// Wall time.
     pub seconds: f64,
-    /// Of it, in the model's forward and backward. On a device this and the two below are times of its compute queue
-    /// between events, from the norm of the step before to this one's, so that the host need not wait for the end of a
-    /// step to know them.
+    /// Of it, in the model's forward and backward, and in adding up micro-batches. On a device this and the two below are
+    /// times of its compute queue between events, from the norm of the step before to this one's, so that the host need not
+    /// wait for the end of a step to know them.
     pub compute_seconds: f64,
     /// Of it, in the optimizer.
     pub optimizer_seconds: f64,
@@ -145,12 +146,11 @@ impl<T: Float> Trainer<T> {
             loss += clock.compute(|| model.loss());
         }
         let Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, clock, .. } = self;
-        kernels.mark(Activity::Communication)?;
-        clock.communicate(|| grads.finish(plan, comm, &mut **kernels))?;
-        kernels.mark(Activity::Optimizer)?;
-
-        let (update, communication) = (Instant::now(), clock.communication);
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
+        grads.finish(&mut hands)?;
+        hands.kernels.mark(Activity::Optimizer)?;
+
+        let (update, communication) = (Instant::now(), hands.clock.communication);
         let global = norm.global(&mut hands, grads, loss)?;
         // The norm is known: whatever was marked before it has happened.
         let elapsed = hands.kernels.elapsed()?;
@@ -185,7 +185,10 @@ impl<T: Float> Trainer<T> {
             Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, unit))?,
             Action::Gather(unit) => clock.communicate(|| params.gather(plan, unit))?,
             Action::Forward(unit) => clock.compute(|| model.forward_unit(unit, &Lent { plan, params })),
-            Action::Open(unit) => clock.communicate(|| grads.open(plan, &mut **kernels, unit))?,
+            Action::Open(unit) => {
+                let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
+                grads.open(&mut hands, unit)?;
+            }
             Action::Backward(unit) => {
                 let gradients = &mut Borrowed { plan, comm, grads };
                 clock.compute(|| model.backward_unit(unit, &Lent { plan, params }, gradients));
@@ -285,52 +288,14 @@ fn plan_for<T: Float>(
     Plan::new(model.units(), T::DTYPE, &config, comm.rank(), comm.size())
 }
 
-/// What the end of a step works with: where everything is, who the ranks are, what computes, and the clock.
-pub(crate) struct Hands<'a, T: Float> {
-    pub plan: &'a Plan,
-    pub comm: &'a Communicator,
-    pub model: &'a dyn Model<T>,
-    pub kernels: &'a mut dyn Kernels<T>,
-    pub clock: &'a mut Clock,
-}
-
 /// What a device does in an action, or waits for.
 fn activity(action: Action) -> Activity {
     match action {
         Action::Forward(_) | Action::Backward(_) => Activity::Compute,
         // What was started moves without the queue; what is awaited holds it up.
-        Action::Gather(_) | Action::Open(_) => Activity::Communication,
+        Action::Gather(_) => Activity::Communication,
         Action::Prefetch(_) | Action::Close(_) | Action::Release(_) => Activity::Compute,
-    }
-}
-
-/// Where the wall time of this thread goes.
-#[derive(Default)]
-pub(crate) struct Clock {
-    compute: Duration,
-    communication: Duration,
-}
-
-impl Clock {
-    /// Runs what computes the model.
-    fn compute<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        let start = Instant::now();
-        let result = f();
-        self.compute += start.elapsed();
-        result
-    }
-
-    /// Runs what starts, advances or awaits collectives.
-    pub(crate) fn communicate<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        let start = Instant::now();
-        let result = f();
-        self.communication += start.elapsed();
-        result
-    }
-
-    /// Part of what was booked as compute was communication.
-    fn correct(&mut self, communication: Duration) {
-        self.compute = self.compute.saturating_sub(communication);
-        self.communication += communication;
+        // It says itself when it awaits what is still reduced in that memory.
+        Action::Open(_) => Activity::Compute,
     }
 }

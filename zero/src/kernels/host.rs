@@ -21,12 +21,12 @@ impl<T: Float> Kernels<T> for Host {
     }
 
     fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()> {
-        add(sum.host(), x.host());
+        parted(sum.host(), x.host(), add);
         Ok(())
     }
 
     fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()> {
-        round(to.host(), from.host());
+        parted(to.host(), from.host(), round);
         Ok(())
     }
 
@@ -85,6 +85,20 @@ pub(super) fn on_host<T: Float, G: Float>(bucket: Update<'_, T>, gradient: &[G])
     }
 }
 
+/// Blocks that are worth another thread.
+const GRAIN: usize = 64;
+
+/// `work` with all threads of the pool that this thread is in, if any: which one takes an element changes no bit.
+fn parted<A: Send, B: Sync>(out: &mut [A], x: &[B], work: fn(&mut [A], &[B])) {
+    if out.len() > GRAIN * NORM_BLOCK && rayon::current_thread_index().is_some() {
+        let (low, high) = out.split_at_mut(out.len() / 2);
+        let (first, second) = x.split_at(low.len());
+        rayon::join(|| parted(low, first, work), || parted(high, second, work));
+    } else {
+        work(out, x);
+    }
+}
+
 #[inline(always)]
 fn add_body(sum: &mut [f32], x: &[f32]) {
     for (s, x) in sum.iter_mut().zip(x) {
@@ -109,7 +123,6 @@ const LANES: usize = 16;
 
 /// `squares` with all threads of the pool that this thread is in, if any: which one takes a block changes no bit.
 fn divided<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
-    const GRAIN: usize = 64;
     if out.len() > GRAIN && rayon::current_thread_index().is_some() {
         let (low, high) = out.split_at_mut(out.len() / 2);
         let (first, second) = g.split_at(low.len() * NORM_BLOCK);
@@ -143,4 +156,30 @@ fn squares_body<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
 
 collectives::simd_dispatch! {
     fn squares<T: Float, G: Float>(g: &[G], out: &mut [f64]) = squares_body;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_change_no_bit_of_sums() {
+        let x: Vec<f32> = (0..3 * GRAIN * NORM_BLOCK + 5).map(|i| (i as f32).sin()).collect();
+        let run = |threads: usize| {
+            let mut sum: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
+            let mut rounded = vec![half::bf16::ZERO; x.len()];
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut work = || {
+                parted(&mut sum, &x, add);
+                parted(&mut rounded, &sum, round);
+            };
+            if threads > 1 {
+                pool.install(work)
+            } else {
+                work()
+            }
+            (sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), rounded)
+        };
+        assert_eq!(run(1), run(3));
+    }
 }

@@ -6,7 +6,7 @@ use collectives::device::{SharedQueue, Streams};
 /// What a device's compute queue does, or waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// The model's forward and backward.
+    /// The model's forward and backward, and adding up micro-batches.
     Compute,
     /// Collectives that it cannot go on without.
     Communication,

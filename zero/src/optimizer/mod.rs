@@ -6,10 +6,10 @@ pub use adamw::AdamW;
 
 use crate::error::{Error, Result};
 use crate::grads::Grads;
+use crate::hands::Hands;
 use crate::kernels::{Activity, Kernels, Update};
 use crate::params::Params;
 use crate::plan::Plan;
-use crate::step::Hands;
 use collectives::{Account, Buffer, Float};
 use models::{TensorSpec, Unit};
 use std::ops::Range;
