@@ -43,6 +43,9 @@ pub struct Accounts {
 const LOGITS: usize = 4 << 20;
 /// But at least these tokens, because each chunk adds to the head's whole gradient.
 const CHUNK: usize = 256;
+/// And no more than so many chunks: in a bf16 model each of them rounds that gradient, and many would lose of it what is
+/// small beside the rest.
+const CHUNKS: usize = 16;
 
 /// All lengths that follow from a configuration and a micro-batch.
 #[derive(Clone, Debug)]
@@ -115,7 +118,7 @@ impl Shape {
             width: config.head_dim,
             ffn: config.ffn,
             vocab: config.vocab,
-            chunk: (LOGITS / config.vocab).max(CHUNK).min(tokens),
+            chunk: (LOGITS / config.vocab).max(CHUNK).max(tokens.div_ceil(CHUNKS)).min(tokens),
             recompute,
             threads,
         })
@@ -324,4 +327,27 @@ impl<T: Float, W: Float> State<T, W> {
 pub(super) fn cpu_memory(s: &Shape, a: &mut Allocator<'_>) -> CpuMemory {
     let cpu = s.cpu();
     CpuMemory { words: a.workspace(cpu.words()), partial: a.workspace(cpu.partial()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(name: &str, rows: usize, length: usize, recompute: Recompute) -> Shape {
+        Shape::new(&LlamaConfig::preset(name).unwrap(), rows, length, recompute, 1).unwrap()
+    }
+
+    #[test]
+    fn the_head_s_gradient_is_added_up_in_a_few_pieces() {
+        for name in LlamaConfig::PRESETS {
+            let context = LlamaConfig::preset(name).unwrap().context;
+            for rows in [1, 3, 16, 100, 1000] {
+                let shape = shape(name, rows, context.min(2048), Recompute::None);
+                assert!(shape.tokens.div_ceil(shape.chunk) <= CHUNKS, "{shape:?}");
+            }
+        }
+        // No larger than they have to be, which would take memory.
+        let chunk = |rows| shape("llama-3.2-1b", rows, 2048, Recompute::None).chunk;
+        assert_eq!([1, 2, 16].map(chunk), [256, 256, 2048]);
+    }
 }
