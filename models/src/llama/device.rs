@@ -65,7 +65,7 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
         let mut allocator = Allocator::on_device(accounts, &mut take);
         let state = State::new(&shape, &mut allocator);
         let (delta, partials) = workspace(&cuda, &mut allocator);
-        allocator.finish()?;
+        allocator.finish(&shape)?;
         let ops = Cuda::new::<T>(queue, cuda, delta, partials)?;
         Ok(Llama::with(config, shape, state, ops))
     }

@@ -174,16 +174,21 @@ impl<'a> Allocator<'a> {
         self.counted
     }
 
-    /// Whether everything was there.
+    /// Whether everything was there for a model of this shape.
     ///
     /// # Errors
-    /// What was refused, and what would be needed.
-    pub(super) fn finish(self) -> Result<()> {
+    /// What was refused, what would be needed, and what needs less.
+    pub(super) fn finish(self, shape: &Shape) -> Result<()> {
         let Some(refused) = self.refused else { return Ok(()) };
-        let Footprint { activations, workspace, .. } = self.counted;
+        let Footprint { activations, workspace, host, .. } = self.counted;
+        let beside = if host > 0 { format!(", and copies {host} of the host") } else { String::new() };
+        let less = match shape.recompute {
+            Recompute::None => "a smaller micro-batch or recomputing activations",
+            Recompute::Full => "a smaller micro-batch",
+        };
         Err(Error::config(format!(
-            "{refused}; activations need {activations} bytes and workspace {workspace}, besides weights and gradients: \
-             a smaller micro-batch or recomputing activations needs less"
+            "{refused}; activations need {activations} bytes and workspace {workspace}{beside}, besides weights and \
+             gradients: {less} needs less"
         )))
     }
 
@@ -349,5 +354,22 @@ mod tests {
         // No larger than they have to be, which would take memory.
         let chunk = |rows| shape("llama-3.2-1b", rows, 2048, Recompute::None).chunk;
         assert_eq!([1, 2, 16].map(chunk), [256, 256, 2048]);
+    }
+
+    #[test]
+    fn memory_that_is_refused_is_told_with_what_needs_less() {
+        let refusal = |recompute| {
+            let shape = shape("nano", 1, 8, recompute);
+            let accounts = Accounts::default();
+            let mut none = |_, _| Err(collectives::Error::system("take memory", "there is none"));
+            let mut allocator = Allocator::on_device(&accounts, &mut none);
+            State::<f32, f32>::new(&shape, &mut allocator);
+            allocator.finish(&shape).unwrap_err().to_string()
+        };
+        // Losses (f32) and the order of tokens (u64).
+        let [none, full] = [Recompute::None, Recompute::Full].map(refusal);
+        assert!(none.contains(", and copies 96 of the host, besides"), "{none}");
+        assert!(none.ends_with(": a smaller micro-batch or recomputing activations needs less"), "{none}");
+        assert!(full.ends_with(": a smaller micro-batch needs less"), "{full}");
     }
 }

@@ -69,7 +69,7 @@ impl<T: Float> Llama<T> {
         let mut allocator = Allocator::booking(accounts);
         let state = CpuState::new(&shape, &mut allocator);
         let memory = memory::cpu_memory(&shape, &mut allocator);
-        allocator.finish()?;
+        allocator.finish(&shape)?;
         let ops = Cpu::new(&shape.cpu(), memory)?;
         Ok(Llama::with(config, shape, state, ops))
     }
