@@ -237,7 +237,8 @@ impl LlamaConfig {
                 )));
             }
         }
-        // No size in bytes can overflow below this.
+        // Below this no size in bytes of weights, gradients and the optimizer's state can overflow. Those of activations
+        // depend on the micro-batch, and are bounded with it.
         if self.wide_parameters() > 1 << 50 {
             return Err(Error::config(format!(
                 "the model would have {} parameters: at most 2^50 are possible",

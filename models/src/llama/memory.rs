@@ -46,6 +46,8 @@ const CHUNK: usize = 256;
 /// And no more than so many chunks: in a bf16 model each of them rounds that gradient, and many would lose of it what is
 /// small beside the rest.
 const CHUNKS: usize = 16;
+/// The elements of activations that [`Shape::new`] lets through are about this many: no size in bytes overflows.
+const ELEMENTS: u128 = 1 << 56;
 
 /// All lengths that follow from a configuration and a micro-batch.
 #[derive(Clone, Debug)]
@@ -105,14 +107,23 @@ impl Shape {
                 config.head_dim
             )));
         }
+        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let block = [config.hidden, q, kv, config.heads, config.ffn].map(|n| n as u128).iter().sum::<u128>();
+        let elements = tokens as u128 * ((config.layers as u128 + 1) * block + config.vocab as u128);
+        if elements > ELEMENTS {
+            return Err(Error::config(format!(
+                "a micro-batch of {rows} sequences of {length} tokens: with this model at most {} tokens are possible",
+                ELEMENTS * tokens as u128 / elements
+            )));
+        }
         Ok(Shape {
             rows,
             length,
             tokens,
             hidden: config.hidden,
             layers: config.layers,
-            q: config.heads * config.head_dim,
-            kv: config.kv_heads * config.head_dim,
+            q,
+            kv,
             heads: config.heads,
             kv_heads: config.kv_heads,
             width: config.head_dim,

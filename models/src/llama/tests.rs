@@ -432,6 +432,19 @@ fn memory_that_the_system_does_not_have_is_an_error() {
 #[test]
 fn what_cannot_be_built_is_an_error() {
     let config = nano();
+    // Few parameters and few tokens by themselves, whose activations have more bytes than there are numbers.
+    let wide = LlamaConfig {
+        hidden: 2,
+        layers: 16,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        ffn: 1 << 30,
+        context: 1 << 28,
+        ..config.clone()
+    };
+    let most = footprint(&wide, 1, 3_947_580, DType::F32, Recompute::None, 1).unwrap();
+    assert!(most.activations as u128 > 16 * 3_947_580 * (2 << 30) * 4, "{most:?}");
     let build = |config: &LlamaConfig, rows, length, threads| {
         let accounts = Accounts::default();
         Llama::<f32>::new(config, rows, length, Recompute::None, threads, &accounts)
@@ -444,6 +457,7 @@ fn what_cannot_be_built_is_an_error() {
         (build(&config, 1, 0, 1), "1 sequences of 0"),
         (build(&config, 1, 257, 1), "context is 256"),
         (build(&config, usize::MAX, 8, 1), "2^28"),
+        (build(&wide, 1, 1 << 28, 1), "at most 3947580"),
         (build(&config, 1, 8, 0), "0 compute threads"),
         (build(&LlamaConfig { heads: 3, ..config.clone() }, 1, 8, 1), "3 heads"),
         (build(&LlamaConfig { head_dim: 514, ..config.clone() }, 1, 8, 1), "at most 512"),
