@@ -15,6 +15,7 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
@@ -44,6 +45,8 @@ pub struct Checkpoint {
 /// Where a tensor lies.
 #[derive(Debug)]
 struct Stored {
+    /// What it is called in its file.
+    name: String,
     file: usize,
     dtype: DType,
     shape: Vec<usize>,
@@ -67,7 +70,7 @@ impl Checkpoint {
             return Err(Error::format(dir, "not a directory: a Hugging Face model directory is needed"));
         }
         let path = dir.join(CONFIG);
-        if !path.exists() {
+        if !is_there(&path) {
             let problem =
                 "has no config.json: a Hugging Face model directory has one, with model.safetensors";
             return Err(Error::format(dir, problem));
@@ -75,9 +78,9 @@ impl Checkpoint {
         let (config, remarks) = read_config(&path)?;
         let mut checkpoint =
             Checkpoint { dir: dir.to_owned(), config, remarks, files: vec![], tensors: HashMap::new() };
-        if dir.join(SINGLE).exists() {
+        if is_there(&dir.join(SINGLE)) {
             checkpoint.add_file(SINGLE)?;
-        } else if dir.join(INDEX).exists() {
+        } else if is_there(&dir.join(INDEX)) {
             checkpoint.add_indexed()?;
         } else {
             return Err(Error::format(dir, without_weights(dir)));
@@ -147,7 +150,7 @@ impl Checkpoint {
         for part in out.chunks_mut(CHUNK / size) {
             let bytes = &mut bytes[..part.len() * size];
             file.read_exact_at(bytes, offset)
-                .map_err(|e| Error::system(format!("read {name} from"), path, e))?;
+                .map_err(|e| Error::system(format!("read {} from", stored.name), path, e))?;
             decode(stored.dtype, bytes, part);
             offset += bytes.len() as u64;
         }
@@ -209,7 +212,7 @@ impl Checkpoint {
                 }
             };
             let offset = data + info.data_offsets.0 as u64;
-            let stored = Stored { file: index, dtype, shape: info.shape.clone(), offset };
+            let stored = Stored { name: name.clone(), file: index, dtype, shape: info.shape.clone(), offset };
             if let Some(other) = self.tensors.insert(name.clone(), stored) {
                 let text = format!("the weight {name} is also in {}", self.files[other.file].0.display());
                 return Err(Error::format(&path, text));
@@ -254,7 +257,8 @@ impl Checkpoint {
             return Err(Error::format(
                 &self.dir,
                 format!(
-                    "the weight {name} has the shape {:?}: config.json asks for {:?}",
+                    "the weight {} has the shape {:?}: config.json asks for {:?}",
+                    stored.name,
                     stored.shape,
                     specs[name.as_str()].shape
                 ),
@@ -298,7 +302,12 @@ pub fn read_config(path: &Path) -> Result<(LlamaConfig, Remarks)> {
 
 /// Whether a directory has weights of the kind that is read.
 pub fn has_weights(dir: &Path) -> bool {
-    [SINGLE, INDEX].iter().any(|name| dir.join(name).exists())
+    [SINGLE, INDEX].iter().any(|name| is_there(&dir.join(name)))
+}
+
+/// Whether a directory has the name. What it leads to may be missing, or be nobody's to see: who opens it says so.
+fn is_there(path: &Path) -> bool {
+    !path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound)
 }
 
 /// Whether old checkpoints have it, in their files and in their index, and no model needs it: it follows from the

@@ -217,6 +217,10 @@ fn harmless_extras_are_accepted() {
         list.iter_mut().filter(|t| t.0 == EMBEDDING).for_each(|t| t.0 = "lm_head.weight".into());
     });
     check_content(&dir, &config, 1, |x| x);
+    rewrite(&dir.join("model.safetensors"), |list| {
+        list.iter_mut().filter(|t| t.0 == "lm_head.weight").for_each(|t| t.2 = vec![8, 11])
+    });
+    assert!(refusal(&dir).contains("lm_head.weight has the shape [8, 11]"));
     rewrite(&dir.join("model.safetensors"), |list| list.retain(|t| t.0 != "lm_head.weight"));
     assert!(refusal(&dir).contains("weights that are missing: model.embed_tokens.weight"));
 }
@@ -286,6 +290,18 @@ fn a_wrong_directory_or_index_is_named() {
     for (change, expected) in cases {
         let text = opened(change).unwrap_err();
         assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_link_to_nothing_is_there_and_cannot_be_opened() {
+    for name in ["config.json", "model.safetensors"] {
+        let (_home, dir) = saved(&tiny());
+        fs::remove_file(dir.join(name)).unwrap();
+        std::os::unix::fs::symlink("blobs/gone", dir.join(name)).unwrap();
+        let text = refusal(&dir);
+        assert!(text.starts_with("cannot open") && text.contains(&format!("{name}: No such file")), "{text}");
+        assert!(models::hf::has_weights(&dir));
     }
 }
 
