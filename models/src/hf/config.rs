@@ -162,6 +162,7 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
 
 /// Both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
 fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
+    check_rotated(fields)?;
     let theta = fields.number("rope_theta")?;
     let old = match fields.object("rope_scaling")? {
         Some(map) => Some(parse_rope_object(fields, "rope_scaling.", map, theta, context)?),
@@ -180,6 +181,15 @@ fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
     }
 }
 
+/// Refuses to rotate a part of each head, which some say beside the rope's object and some in it.
+fn check_rotated(fields: &Fields<'_>) -> Result<()> {
+    let key = "partial_rotary_factor";
+    match fields.number(key)? {
+        None | Some(1.0) => Ok(()),
+        Some(part) => Err(fields.wrong(key, &json!(part), "only 1, the whole head, is supported")),
+    }
+}
+
 const DEFAULT_THETA: f64 = 10_000.0;
 
 const ORIGINAL: &str = "original_max_position_embeddings";
@@ -192,15 +202,7 @@ fn parse_rope_object(
     context: usize,
 ) -> Result<Rope> {
     let fields = Fields { path: outer.path, inside, map };
-    if let Some(part) = fields.number("partial_rotary_factor")?
-        && part != 1.0
-    {
-        return Err(fields.wrong(
-            "partial_rotary_factor",
-            &json!(part),
-            "only 1, the whole head, is supported",
-        ));
-    }
+    check_rotated(&fields)?;
     let required = |key: &str| fields.number(key)?.ok_or_else(|| fields.missing(key));
     let kind = match fields.text("rope_type")? {
         Some(kind) => Some(kind),
@@ -387,7 +389,11 @@ mod tests {
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
             (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "yarn"),
             (json!({"rope_parameters": {"rope_type": "dynamic"}}), "dynamic"),
-            (json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "partial_rotary_factor"),
+            (
+                json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
+                "rope_parameters.partial_rotary_factor is 0.5",
+            ),
+            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5: only 1"),
             (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
             (json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {}}), "disagree"),
             (
