@@ -97,7 +97,12 @@ impl Staging {
     }
 
     /// Takes the place of the destination, in one step where the file system can exchange two names.
-    pub(super) fn replace(mut self) -> Result<()> {
+    pub(super) fn replace(self) -> Result<()> {
+        self.replace_with(sync_dir)
+    }
+
+    /// The same with `sync` to bring a directory to the disk.
+    fn replace_with(mut self, sync: impl Fn(&Path) -> Result<()>) -> Result<()> {
         let path = self.dir()?.to_owned();
         let named = self.give_names(&path);
         let what = match &named {
@@ -109,7 +114,7 @@ impl Staging {
         // From here on what has names is whole, and is kept whatever happens.
         self.parents.0.clear();
         let moved = named
-            .and_then(|()| sync_dir(&path))
+            .and_then(|()| sync(&path))
             .and_then(|()| check_destination(&self.target, 0))
             .and_then(|_| replace(&path, &self.target, exchange));
         if let Err(error) = moved {
@@ -120,7 +125,10 @@ impl Staging {
             return Err(error);
         }
         // What was replaced lies where we were, and goes when `self` drops.
-        sync_dir(parent(&self.target))
+        sync(parent(&self.target)).map_err(|e| {
+            let text = format!("the model is here, but its name may not survive a power failure: {e}");
+            Error::format(&self.target, text)
+        })
     }
 
     /// Names all files that can be named, in the directory `dir`.
@@ -236,6 +244,23 @@ mod tests {
         assert!(text.starts_with(&said) && text.contains("none/config"), "{text}");
         assert_eq!(["first", "last"].map(|name| read(left.join(name))), ["first", "last"]);
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn a_model_whose_name_may_not_last_is_said_to_be_there() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("made/m");
+        let mut staging = Staging::create(&target).unwrap();
+        staging.write("config", b"new").unwrap();
+        let refused = |dir: &Path| match target.starts_with(dir) {
+            true => Err(Error::system("sync", dir, "Input/output error")),
+            false => sync_dir(dir),
+        };
+        let text = staging.replace_with(refused).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("{}: the model is here, but", target.display())), "{text}");
+        assert!(text.ends_with("made: Input/output error"), "{text}");
+        assert_eq!(read(target.join("config")), "new");
+        assert_eq!(fs::read_dir(home.path().join("made")).unwrap().count(), 1);
     }
 
     #[test]
