@@ -36,11 +36,14 @@ impl Windows {
             return Err(Error::config("the sequence length is 0: it must be at least 1"));
         }
         if range.len() <= length {
+            let shorter = match range.len() {
+                0 | 1 => String::new(),
+                n => format!(" or a sequence of at most {}", n - 1),
+            };
             return Err(Error::config(format!(
-                "{} tokens of data are shorter than one sequence of {length} and its next token: more data or a \
-                 sequence of at most {} is needed",
-                range.len(),
-                range.len().saturating_sub(1)
+                "{} tokens of data are shorter than one sequence of {length} and its next token: more data{shorter} is \
+                 needed",
+                range.len()
             )));
         }
         Ok(Windows { range, length })
@@ -319,6 +322,10 @@ mod tests {
     fn too_little_data_is_named() {
         let text = Windows::new(0..64, 64).unwrap_err().to_string();
         assert!(text.contains("64 tokens") && text.contains("at most 63"), "{text}");
+        for none in [0..0, 0..1] {
+            let text = Windows::new(none, 4).unwrap_err().to_string();
+            assert!(text.ends_with("next token: more data is needed"), "{text}");
+        }
         assert!(Windows::new(0..10, 0).is_err());
         let windows = Windows::new(0..100, 9).unwrap();
         let text = BatchPlan::new(windows.clone(), Order::Sequential, 12, 1, 1).unwrap_err().to_string();
