@@ -12,13 +12,14 @@ pub struct Config {
     pub bucket_bytes: usize,
     /// Gather the next unit while this one computes.
     pub prefetch: bool,
-    /// Micro-batches of a rank in one optimizer step.
+    /// Micro-batches of a rank in one optimizer step, at least 1.
     pub accumulate: usize,
     /// The optimizer.
     pub adamw: AdamW,
     /// Largest global gradient norm; longer gradients are scaled down to it.
     pub clip: Option<f32>,
-    /// Where everything lies.
+    /// Where everything lies: on the host for [`Trainer::new`](crate::Trainer::new), on a device for
+    /// [`Trainer::on_device`](crate::Trainer::on_device).
     pub placement: Placement,
 }
 
@@ -38,11 +39,6 @@ impl Placement {
     /// Whether parameters, gradients and the model are on a device.
     pub fn on_device(self) -> bool {
         self != Placement::Host
-    }
-
-    /// The same for a rank that has a device, whatever was asked for.
-    pub(crate) fn with_device(self) -> Placement {
-        if self.on_device() { self } else { Placement::Device }
     }
 
     /// Whether the optimizer's state is on a device.

@@ -8,6 +8,12 @@ pub enum Error {
     /// A collective failed, or another rank did.
     #[error(transparent)]
     Collective(#[from] collectives::Error),
+    /// A configuration that this trainer cannot follow.
+    #[error("{problem}")]
+    Config {
+        /// What was asked for, what there is, and what would work.
+        problem: String,
+    },
     /// The gradient is no longer finite.
     #[error(
         "step {step}: the global gradient norm is {norm}, so the update would destroy the model; \

@@ -61,7 +61,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans for `units` on one of `world` ranks.
+    /// Plans for `units` on `rank`, one of `world` ranks.
+    ///
+    /// # Panics
+    /// There are no units, or no ranks.
     pub fn new(units: &[Unit], dtype: DType, config: &Config, rank: usize, world: usize) -> Self {
         let bucket_elements = (config.bucket_bytes / dtype.size()).max(1);
         let group = |unit: &Unit| {

@@ -2,7 +2,8 @@
 //!
 //! The list is a value. It depends only on the model's units and on the plan, never on timing, so every rank
 //! has the same one; it can be printed, replayed and played by a simulator. The stage does not change the
-//! order: on stages that hold a unit whole, gathering and releasing it do nothing.
+//! order: on stages that hold a unit whole, gathering it waits for what other ranks have updated of it and is still on
+//! its way, and releasing it does nothing.
 
 use models::Unit;
 use std::collections::{BTreeSet, HashSet};

@@ -71,6 +71,13 @@ pub struct Step {
 
 impl<T: Float> Trainer<T> {
     /// Plans, allocates and sets the initial weights from `source`; every buffer is booked on `ledger`.
+    ///
+    /// # Errors
+    /// A placement on a device or no micro-batches in `config`, memory that is refused, a failure of `source`, or of
+    /// another rank.
+    ///
+    /// # Panics
+    /// The model has no units.
     pub fn new(
         model: Box<dyn Model<T>>,
         comm: Communicator,
@@ -78,12 +85,18 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        let plan = plan_for(&*model, config, Placement::Host, &comm);
+        let plan = plan_for(&*model, config, false, &comm)?;
         Trainer::with(Box::new(Host), plan, model, comm, ledger, source)
     }
 
     /// The same on the device of `queue`, which is the model's: `comm` has a carrier for its memory. The optimizer's
     /// state is where `config` places it, with `threads` threads of this rank to update it where that is the host.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), but for a placement on the host; or something of CUDA is missing.
+    ///
+    /// # Panics
+    /// The model has no units.
     pub fn on_device<Q: Streams>(
         queue: &SharedQueue<Q>,
         threads: usize,
@@ -93,7 +106,7 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        let plan = plan_for(&*model, config, config.placement.with_device(), &comm);
+        let plan = plan_for(&*model, config, true, &comm)?;
         let needs = Needs::of(&plan);
         queue.clone().lend(queue.clone().memory(PRODUCT_WORKSPACE)?.booked(&ledger.workspace));
         let device = Device::new::<T>(queue.clone(), &needs, &ledger.host)?;
@@ -124,7 +137,14 @@ impl<T: Float> Trainer<T> {
         Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
     }
 
-    /// One optimizer step over `accumulate` micro-batches of every rank.
+    /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
+    ///
+    /// # Errors
+    /// `batches` has none, a gradient is not finite (nothing is updated then), or a collective fails, as when another rank
+    /// does. The trainer is of no more use.
+    ///
+    /// # Panics
+    /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock = Clock::default();
@@ -201,7 +221,13 @@ impl<T: Float> Trainer<T> {
         Ok(clock.communicate(|| comm.progress())?)
     }
 
-    /// The token losses of `batch` in their order; a rank without one takes part in the gathers only.
+    /// The token losses of `batch` (nats) in their order; a rank without one takes part in the gathers only.
+    ///
+    /// # Errors
+    /// A collective fails, as when another rank does.
+    ///
+    /// # Panics
+    /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
     pub fn evaluate(&mut self, batch: Option<&Batch<'_>>) -> Result<&[f32]> {
         if let Some(batch) = batch {
             self.model.begin(batch, 0.0);
@@ -217,6 +243,12 @@ impl<T: Float> Trainer<T> {
 
     /// Logits at `position` of `batch` (row * length + column), into `out` of the vocabulary's length. Every
     /// rank calls it, with the same batch.
+    ///
+    /// # Errors
+    /// A collective fails, as when another rank does.
+    ///
+    /// # Panics
+    /// A batch that [`Model::begin`] does not take, a position outside it, or `out` of another length.
     pub fn logits(&mut self, batch: &Batch<'_>, position: usize, out: &mut [f32]) -> Result<()> {
         self.model.begin(batch, 0.0);
         let head = self.model.units().len() - 1;
@@ -235,6 +267,9 @@ impl<T: Float> Trainer<T> {
     /// Gathers every tensor in order and shows it to `sink`. Every rank calls it, and those that have a sink see the same
     /// values; all go from unit to unit together, and where one rank's sink fails, the others wait for it to go on or to
     /// give up.
+    ///
+    /// # Errors
+    /// `sink` fails, or a collective does, as when another rank gives up.
     pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;
@@ -277,15 +312,28 @@ impl<T: Float> Trainer<T> {
     }
 }
 
-/// The plan of this rank, with everything in `placement`.
+/// The plan of this rank, which has a device or none.
+///
+/// # Errors
+/// A configuration that does not fit that, or makes no sense.
 fn plan_for<T: Float>(
     model: &dyn Model<T>,
     config: &Config,
-    placement: Placement,
+    device: bool,
     comm: &Communicator,
-) -> Plan {
-    let config = Config { placement, ..config.clone() };
-    Plan::new(model.units(), T::DTYPE, &config, comm.rank(), comm.size())
+) -> Result<Plan> {
+    let placement = config.placement;
+    let problem = match (device, placement.on_device()) {
+        _ if config.accumulate == 0 => "0 micro-batches in a step: at least 1 is needed".to_owned(),
+        (false, true) => format!(
+            "the placement {placement:?} for a trainer without a device: Host, or Trainer::on_device, is needed"
+        ),
+        (true, false) => format!(
+            "the placement {placement:?} for a trainer on a device: Device or Offloaded, or Trainer::new, is needed"
+        ),
+        _ => return Ok(Plan::new(model.units(), T::DTYPE, config, comm.rank(), comm.size())),
+    };
+    Err(Error::Config { problem })
 }
 
 /// What a device does in an action, or waits for.

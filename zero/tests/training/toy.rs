@@ -5,7 +5,7 @@ use collectives::bootstrap::{Identity, shm_group};
 use collectives::{Communicator, Float};
 use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use zero::{Batches, Config, Ledger, Step, Trainer};
+use zero::{Batches, Config, Ledger, Placement, Step, Trainer};
 
 pub struct Toy {
     units: Vec<Unit>,
@@ -291,4 +291,20 @@ fn a_rank_without_a_batch_ends_the_step_of_all() {
             });
         }
     });
+}
+
+#[test]
+fn a_configuration_that_a_trainer_cannot_follow_is_refused() {
+    let refusal = |config: &Config| {
+        let comm = Communicator::threads(1).remove(0);
+        let toy = Box::new(Toy::new(1, false));
+        let made = Trainer::<f32>::new(toy, comm, config, Ledger::default(), &mut |_, _, _| Ok(()));
+        made.err().unwrap().to_string()
+    };
+    for placement in [Placement::Device, Placement::Offloaded] {
+        let text = refusal(&Config { placement, ..Config::default() });
+        assert!(text.contains(&format!("{placement:?} for a trainer without a device: Host,")), "{text}");
+    }
+    let text = refusal(&Config { accumulate: 0, ..Config::default() });
+    assert!(text.starts_with("0 micro-batches"), "{text}");
 }

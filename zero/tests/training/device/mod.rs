@@ -3,10 +3,12 @@
 
 mod run;
 
-use collectives::{Float, bf16};
+use crate::toy::Toy;
+use collectives::device::SharedQueue;
+use collectives::{Communicator, Float, bf16};
 use models::{LlamaConfig, Recompute};
 use run::{Ran, Run, emulator, train};
-use zero::{Config, Placement, Stage};
+use zero::{Config, Ledger, Placement, Stage, Trainer};
 
 fn tiny() -> LlamaConfig {
     LlamaConfig {
@@ -122,4 +124,15 @@ fn twenty_losses_are_those_of_the_host() {
         assert!((a - b).abs() < 1e-2, "step {step}: loss {a}, on the host {b}");
     }
     assert!(host.losses[19] < host.losses[0] - 0.1, "{:?}", host.losses);
+}
+
+#[test]
+fn a_placement_on_the_host_is_refused() {
+    let Some(emulator) = emulator() else { return };
+    let (queue, comm) = (SharedQueue::new(emulator.queue(0)), Communicator::threads(1).remove(0));
+    let (toy, config) = (Box::new(Toy::new(1, false)), Config::default());
+    let source = &mut |_: &_, _, _: &mut [f32]| Ok(());
+    let made = Trainer::<f32>::on_device(&queue, 1, toy, comm, &config, Ledger::default(), source);
+    let text = made.err().unwrap().to_string();
+    assert!(text.contains("Host for a trainer on a device: Device or Offloaded,"), "{text}");
 }
