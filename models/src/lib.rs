@@ -9,6 +9,7 @@ pub mod hf;
 mod init;
 mod llama;
 mod ops;
+mod regular;
 mod team;
 pub mod tokens;
 mod unfinished;

@@ -4,7 +4,7 @@ use crate::config::LlamaConfig;
 use crate::unit::{Init, TensorSpec, Unit};
 
 /// The standard deviation of a new matrix: transformers' `initializer_range`.
-const DEVIATION: f32 = 0.02;
+pub(crate) const DEVIATION: f64 = 0.02;
 
 impl LlamaConfig {
     /// The units in forward order: `embed`, `block.0` and so on, `head`.
@@ -55,7 +55,12 @@ impl LlamaConfig {
 }
 
 fn matrix(name: impl Into<String>, rows: usize, columns: usize) -> TensorSpec {
-    TensorSpec { name: name.into(), shape: vec![rows, columns], decay: true, init: Init::Normal(DEVIATION) }
+    TensorSpec {
+        name: name.into(),
+        shape: vec![rows, columns],
+        decay: true,
+        init: Init::Normal(DEVIATION as f32),
+    }
 }
 
 fn norm(name: impl Into<String>, length: usize) -> TensorSpec {

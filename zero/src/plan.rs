@@ -131,23 +131,6 @@ impl Plan {
         }
     }
 
-    /// Bytes that this rank sends in one step: every collective moves (world - 1) shards.
-    pub fn step_bytes(&self) -> u64 {
-        let mut elements = 0;
-        for (u, b) in self.buckets() {
-            let shard = self.layout[u].bucket(b).shard_len();
-            let reductions = self.config.accumulate;
-            let gathers = match self.weights[u] {
-                Home::Slot(_) => self.config.accumulate * self.training.gathers(u),
-                // Either the reduced gradient is handed round, or the updated parameters are.
-                Home::Whole => 1,
-            };
-            elements += shard * (reductions + gathers);
-        }
-        let norm = Norm::bytes(self) / self.world;
-        ((self.world - 1) * (elements * self.dtype.size() + norm)) as u64
-    }
-
     /// The different collectives of a step, of whole buckets and shards in memory of the communicator.
     pub fn calls(&self) -> Vec<Call> {
         let mut calls = HashSet::new();

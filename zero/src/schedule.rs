@@ -137,11 +137,6 @@ impl Schedule {
         let gradients_live = spans.into_iter().map(|s| s.map(|s| s.start..s.end + 1)).collect();
         Schedule { actions, weights_live, gradients_live }
     }
-
-    /// How often each unit's parameters are gathered in this pass, were they sharded.
-    pub fn gathers(&self, unit: usize) -> usize {
-        self.weights_live[unit].len()
-    }
 }
 
 impl fmt::Display for Schedule {
@@ -205,7 +200,7 @@ mod tests {
     #[test]
     fn a_tied_table_is_whole_from_the_head_to_the_embedding() {
         let s = Schedule::training(&chain(4, true), true);
-        assert_eq!(s.gathers(0), 2);
+        assert_eq!(s.weights_live[0].len(), 2);
         assert_eq!(s.gradients_live[0], Some(3..8));
         assert_eq!(s.gradients_live[3], Some(3..5));
     }

@@ -464,6 +464,7 @@ mod tests {
         let config = LlamaConfig { rope: linear, head_dim: 6, ..LlamaConfig::preset("nano").unwrap() };
         let text = render(&config, DType::F32, &Remarks::default());
         assert_eq!(parse(Path::new("c"), &text), Ok((config, Remarks::default())));
+        assert!(text.contains("\"initializer_range\": 0.02,"), "{text}");
     }
 
     /// A key that is null means none to transformers, and one that is not there its default.

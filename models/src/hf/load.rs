@@ -8,6 +8,7 @@ use super::remarks::Remarks;
 use super::save::COMPANIONS;
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
+use crate::regular::regular;
 use crate::unit::TensorSpec;
 use collectives::{DType, Float, bf16, f16};
 use safetensors::Dtype;
@@ -15,7 +16,7 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
@@ -121,11 +122,6 @@ impl Checkpoint {
             Err(e) => Err(Error::system("read", &path, e)),
         };
         here.filter(|(_, path)| path.is_file()).map(read).collect()
-    }
-
-    /// The type in which a weight is stored.
-    pub fn dtype(&self, name: &str) -> Option<DType> {
-        self.tensors.get(name).map(|t| t.dtype)
     }
 
     /// Reads elements `range` (row-major) of the weight `name` into `out`, converted to its type: widening is
@@ -344,24 +340,16 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    regular(path)?;
-    std::fs::read_to_string(path).map_err(|e| Error::system("read", path, e))
-}
-
-/// Opening a pipe would wait for its writer for ever.
-fn regular(path: &Path) -> Result<u64> {
-    let metadata = std::fs::metadata(path).map_err(|e| Error::system("open", path, e))?;
-    match metadata.is_file() {
-        true => Ok(metadata.len()),
-        false => Err(Error::format(path, "not a regular file")),
-    }
+    let mut text = String::new();
+    let (mut file, _) = regular(path)?;
+    file.read_to_string(&mut text).map_err(|e| Error::system("read", path, e))?;
+    Ok(text)
 }
 
 /// The file, where its data begins, and its checked header.
 fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
     let problem = |text: String| Error::format(path, format!("not a whole safetensors file: {text}"));
-    let len = regular(path)?;
-    let file = File::open(path).map_err(|e| Error::system("open", path, e))?;
+    let (file, len) = regular(path)?;
     if len < 8 {
         return Err(problem(format!("it has only {len} bytes")));
     }

@@ -1,5 +1,6 @@
 //! What a config.json says of a model beside its shape.
 
+use crate::units::DEVIATION;
 use serde_json::{Map, Value};
 
 /// The keys that name special tokens: kept for a saved model, of no meaning to training.
@@ -24,7 +25,7 @@ pub struct Remarks {
 
 impl Default for Remarks {
     fn default() -> Self {
-        Remarks { token_ids: no_token_ids(), of_bytes: false, dropout: 0.0, initializer_range: 0.02 }
+        Remarks { token_ids: no_token_ids(), of_bytes: false, dropout: 0.0, initializer_range: DEVIATION }
     }
 }
 

@@ -4,6 +4,7 @@
 //! that shrinks meanwhile is an error instead of a SIGBUS.
 
 use crate::error::{Error, Result};
+use crate::regular::regular;
 use crate::unfinished::NewFile;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -207,17 +208,6 @@ impl TokenFile {
             _ => Error::system("read", &self.path, error),
         }
     }
-}
-
-/// The open file and its bytes. Opening a pipe would wait for its writer for ever, a directory has no tokens.
-fn regular(path: &Path) -> Result<(File, u64)> {
-    let refused = |e| Error::system("open", path, e);
-    if !fs::metadata(path).map_err(refused)?.is_file() {
-        return Err(Error::format(path, "not a regular file"));
-    }
-    let file = File::open(path).map_err(refused)?;
-    let size = file.metadata().map_err(refused)?.len();
-    Ok((file, size))
 }
 
 /// Writes a file in llm.c's format, streaming; it appears under its name only when it is complete.

@@ -10,7 +10,24 @@ mod toy;
 mod reference;
 
 use collectives::Float;
-use zero::Trainer;
+use zero::{Home, NORM_BLOCK, Plan, Trainer};
+
+/// Bytes that a rank sends in one step: every collective moves (world - 1) shards.
+fn step_bytes(plan: &Plan) -> u64 {
+    // The norm's are the loss and one number a block.
+    let (mut elements, mut norm) = (0, 1);
+    for (u, b) in plan.buckets() {
+        let shard = plan.layout[u].bucket(b).shard_len();
+        let gathers = match plan.weights[u] {
+            Home::Slot(_) => plan.config.accumulate * plan.training.weights_live[u].len(),
+            // Either the reduced gradient is handed round, or the updated parameters are.
+            Home::Whole => 1,
+        };
+        elements += shard * (plan.config.accumulate + gathers);
+        norm += shard / NORM_BLOCK;
+    }
+    ((plan.world - 1) * (elements * plan.dtype.size() + norm * size_of::<f64>())) as u64
+}
 
 /// The bits of all weights, widened.
 fn weights<T: Float>(trainer: &mut Trainer<T>) -> Vec<u32> {

@@ -251,7 +251,7 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
         },
         held: trainer.ledger().held(),
         predicted,
-        planned_bytes: trainer.plan().step_bytes(),
+        planned_bytes: crate::step_bytes(trainer.plan()),
         steps: reports,
     }
 }

@@ -163,7 +163,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     for step in 0..run.steps {
         tokens.step = step;
         let done = trainer.step(&mut tokens, run.lr).unwrap();
-        assert_eq!(done.bytes_sent, trainer.plan().step_bytes());
+        assert_eq!(done.bytes_sent, crate::step_bytes(trainer.plan()));
         if run.zero.placement.on_device() {
             // Between events of the device, whose intervals do not overlap.
             let parts = [done.compute_seconds, done.exposed_communication_seconds, done.optimizer_seconds];
