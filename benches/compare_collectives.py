@@ -118,8 +118,8 @@ def our_rows(name, launch, program, flags, env, forms, collectives=COLLECTIVES):
                 sizes = ["-b", least, "-e", most, "-f", 4, "-n", iterations, "-w", 5, "-c", 1, "-z", 3, "--calls", form]
                 for row in bench(launch, program, collective, [*sizes, *flags], env):
                     rows.append({"lib": name, "coll": prefix + collective, "bytes": row["size"],
-                                 "us": round(row["out_of_place_per_iter"]["p50_us"], 3),
-                                 "in_place_us": round(row["in_place_per_iter"]["p50_us"], 3),
+                                 "us": round(row["out_of_place_calls"]["p50_us"], 3),
+                                 "in_place_us": round(row["in_place_calls"]["p50_us"], 3),
                                  "algorithm": row["out_of_place"]["algorithm"]})
     return rows
 
@@ -162,7 +162,7 @@ def message_rows(program, link):
         flags = ["-b", bytes_, "-e", bytes_, "-n", iterations, "-w", 5, "--ranks", RANKS, "--transport", "ucx",
                  "--one-way", "-m", window, "-c", 0]
         for row in bench([], program, "send_recv", flags, ucx_env(link)):
-            times = row["out_of_place_per_iter"]["times_us"]
+            times = row["out_of_place_calls"]["times_us"]
             rows.append({"lib": "caravan ucx", "coll": f"send_recv {link}", "bytes": bytes_, "window": window,
                          "us": round(sum(times) / len(times), 3)})
     return rows

@@ -231,7 +231,7 @@ pub struct CollectiveArgs {
     )]
     pub register: String,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
-    /// long as on its slowest rank, whatever -a says.
+    /// long as on its slowest rank, whatever -a says; in the file of --json every such call.
     #[arg(
         short = 'I',
         long = "per-iter-timing",

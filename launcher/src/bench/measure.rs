@@ -161,7 +161,7 @@ impl<T: Exact> Bench<'_, T> {
         // What nccl-tests has in these columns; one more reduction, for those who read them.
         let slowest =
             plan.columns.per_call.then(|| over_some(comm, &mine, Average::Max, part)).transpose()?;
-        let per_call = slowest.and_then(|times| Summary::of(&times));
+        let per_call = slowest.as_deref().and_then(Summary::of);
         // Each rank's own mean comes first: of its single calls the fastest, or slowest, would be nobody's time.
         let mean = mine.iter().sum::<f64>() / mine.len() as f64;
         let seconds = over_some(comm, &[mean], plan.average, part)?[0];
@@ -185,6 +185,7 @@ impl<T: Exact> Bench<'_, T> {
             half: Half { seconds, algorithm_bandwidth, bus_bandwidth, wrong, per_call },
             times,
             calls,
+            slowest,
             algorithm,
             why,
         })

@@ -13,6 +13,8 @@ pub struct Measured {
     pub times: Vec<f64>,
     /// Over these.
     pub calls: Summary,
+    /// Seconds of each timed call on its slowest rank; None where single calls are not asked for.
+    pub slowest: Option<Vec<f64>>,
     /// What carried the calls.
     pub algorithm: String,
     /// Why that one.
@@ -130,12 +132,23 @@ impl Row {
                 "algorithm": m.algorithm,
                 "why": m.why,
             });
-            let mut calls = m.calls.json();
-            calls["times_us"] = m.times.iter().map(|t| t * 1e6).collect();
-            row[format!("{name}_per_iter")] = calls;
+            row[format!("{name}_calls")] = timed(&m.calls, &m.times);
+            // What nccl-tests means by this name, and the table by its columns.
+            if let (Some(summary), Some(slowest)) = (&m.half.per_call, &m.slowest) {
+                let mut calls = timed(summary, slowest);
+                calls["skipped_iterations"] = json!(0);
+                row[format!("{name}_per_iter")] = calls;
+            }
         }
         row
     }
+}
+
+/// Single calls: what they come to, and each of them.
+fn timed(summary: &Summary, times: &[f64]) -> Value {
+    let mut calls = summary.json();
+    calls["times_us"] = times.iter().map(|t| t * 1e6).collect();
+    calls
 }
 
 /// What nccl-tests' JSON has for a truth: a string.
@@ -199,6 +212,7 @@ pub mod tests {
             },
             times: vec![seconds],
             calls: Summary::of(&[seconds]).unwrap(),
+            slowest: None,
             algorithm: "direct-read".into(),
             why: "one pass, no messages".into(),
         };
@@ -230,10 +244,23 @@ pub mod tests {
         assert!(row["in_place"]["nwrong"].is_null());
         assert!((row["out_of_place"]["bus_bw"].as_f64().unwrap() - 1.0).abs() < 1e-12);
         assert_eq!(row["out_of_place"]["why"], "one pass, no messages");
-        assert_eq!(row["out_of_place_per_iter"]["times_us"].as_array().unwrap().len(), 1);
+        assert_eq!(row["out_of_place_calls"]["times_us"].as_array().unwrap().len(), 1);
+        assert!(row["out_of_place_per_iter"].is_null());
         assert_eq!(json["average_bus_bandwidth"]["okay"], "false");
         assert_eq!(run.json(Some(0.1))["average_bus_bandwidth"]["okay"], "true");
         assert_eq!(run.json(None)["average_bus_bandwidth"]["okay"], "unchecked");
+    }
+
+    #[test]
+    fn single_calls_are_of_their_slowest_rank_where_nccl_tests_has_them() {
+        let mut run = example("shm", &[(1024, 1e-6)]);
+        let half = &mut run.rows[0].in_place;
+        half.slowest = Some(vec![2e-6, 4e-6]);
+        half.half.per_call = Summary::of(&[2e-6, 4e-6]);
+        let row = run.json(None)["results"][0].clone();
+        let slowest = &row["in_place_per_iter"];
+        assert_eq!((&slowest["times_us"], &slowest["skipped_iterations"]), (&json!([2.0, 4.0]), &json!(0)));
+        assert_eq!((&slowest["max_us"], &row["in_place_calls"]["max_us"]), (&json!(4.0), &json!(1.0)));
     }
 
     #[test]
