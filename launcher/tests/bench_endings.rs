@@ -15,6 +15,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
     bench.file("bad.json", "{}");
     bench.file("bad.txt", "something else");
     bench.file("run", "{}");
+    bench.file("table.txt", "caravan-tuning 1\nshm 2 all_reduce 64 direct-read-all direct-rs-ag\n");
     for (flags, words) in [
         ("all_reduce -b 2M -e 1M", &["-e 1048576", "-b 2097152"][..]),
         ("all_reduce -b 1022", &["-b 1022", "f32", "1024"]),
@@ -71,6 +72,8 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce --algo native", &["--algo native", "--transport mpi"]),
         ("overlap -d all", &["-d all"]),
         ("tune --ranks 1", &["--ranks 2"]),
+        ("overlap --transport shm --tuning table.txt --json table.txt", &["--json table.txt", "overwrite"]),
+        ("all_reduce --transport shm --tuning table.txt --csv table.txt", &["--csv table.txt", "overwrite"]),
         ("overlap --share-gpus", &["--share-gpus", "nccl"]),
         ("tune --tuning bad.txt", &["--tuning bad.txt", "-o"]),
         ("plot bad.json -o x.svg", &["bad.json", "'results'"]),

@@ -12,7 +12,7 @@ use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::statistics::median;
 use super::verdict::{self, Verdict};
-use super::{Out, about, native, record, unshared};
+use super::{Out, about, native, record, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -45,8 +45,9 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let bytes = footprint(args, &repeats, dtype, ranks.world);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
     let writable = || {
-        let json = args.json.as_ref();
-        json.map_or(Ok(()), |path| files::check_writable("--json", path, Way::Whole))
+        let Some(path) = &args.json else { return Ok(()) };
+        files::check_writable("--json", path, Way::Whole)?;
+        files::check_apart("--json", path, tuning::named(args.ranks.tuning.as_ref()).as_slice())
     };
     if identity.is_none() {
         writable()?;
