@@ -1,0 +1,148 @@
+//! Flags of an operation, read into what it does.
+
+use super::*;
+use crate::args::{Cli, Command};
+use crate::bench::args::BenchCommand;
+
+fn plan(flags: &str) -> Result<Plan> {
+    let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
+    let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+    let (operation, args) = bench.command.collective().expect(flags);
+    Plan::new(operation, args)
+}
+
+#[test]
+fn flags_of_nccl_tests_mean_what_they_mean_there() {
+    let p =
+        plan("all_reduce -b 8 -e 128M -f 2 -n 50 -w 5 -d bfloat16 -o avg -a 3 -z 1 -c 0 -m 2 -N 3").unwrap();
+    assert_eq!(p.operation, Operation::AllReduce);
+    assert_eq!(p.repeats.sweep, Sweep { begin: 8, end: 128 << 20, step: Step::Factor(2) });
+    assert_eq!((p.repeats.iterations(8), p.repeats.warmup(8)), (50, 5));
+    assert_eq!((p.dtypes, p.ops), (vec![DType::Bf16], vec![Some(ReduceOp::Average)]));
+    assert_eq!((p.average, p.blocking, p.check, p.cycles), (Average::Max, Blocking::Barrier, 0, 3));
+    assert_eq!((p.aggregate, p.calls), (2, Calls::Started));
+    let long =
+        plan("reduce_scatter --minbytes 1M --maxbytes 4M --stepbytes 1M --warmup_iters 1 --agg_iters 1");
+    assert_eq!(long.unwrap().repeats.sweep.sizes().count(), 4);
+    // A factor above 1 goes before a step.
+    let step = |flags: &str| plan(&format!("all_reduce -b 8 -e 64M {flags}")).unwrap().repeats.sweep.step;
+    assert_eq!(step("-f 2 -i 1M"), Step::Factor(2));
+    assert_eq!(step("-f 1 -i 1M"), Step::Bytes(1 << 20));
+}
+
+#[test]
+fn defaults_sweep_from_a_kibibyte_to_64_mebibytes() {
+    let p = plan("all_gather -o all -d all").unwrap();
+    assert_eq!(p.repeats.sweep, Sweep { begin: 1024, end: 64 << 20, step: Step::Factor(4) });
+    assert!(p.repeats.adaptive());
+    assert_eq!((p.dtypes.len(), p.ops), (10, vec![None]));
+    assert_eq!(plan("all_reduce -b 1G").unwrap().repeats.sweep.end, 1 << 30);
+    for (flags, shown) in [
+        ("send_recv", "sum"),
+        ("send_recv -o max", "max"),
+        ("send_recv -o all", "sum"),
+        ("all_to_all", "none"),
+    ] {
+        let p = plan(flags).unwrap();
+        assert_eq!(p.ops.iter().map(|&op| p.op_name(op)).collect::<Vec<_>>(), [shown], "{flags}");
+    }
+    assert_eq!(plan("broadcast -r all").unwrap().roots(3), [Some(0), Some(1), Some(2)]);
+    assert_eq!(plan("reduce -r -1").unwrap().roots(2), [Some(0), Some(1)]);
+    assert_eq!(plan("all_to_all -r all").unwrap().roots(3), [None]);
+    assert_eq!(plan("all_to_all -r -1").unwrap().roots(3), [None]);
+}
+
+#[test]
+fn nonsense_is_named_with_its_flag() {
+    for (flags, words) in [
+        ("all_reduce -b 2M -e 1M", &["-e", "-b"][..]),
+        ("all_reduce -b many", &["-b", "'many'"]),
+        ("all_reduce -d f12", &["-d f12", "half (f16)", "bfloat16 (bf16)", "int8 (i8)", "all"]),
+        ("all_reduce -o xor", &["-o xor", "sum"]),
+        ("all_gather -o xor", &["-o xor", "sum"]),
+        ("broadcast -r first", &["-r first", "all"]),
+        ("all_reduce -a 4", &["-a 4", "0 to 3"]),
+        ("all_reduce -z x", &["-z x", "0 to 3"]),
+        ("all_reduce -n 0", &["-n 0"]),
+        ("all_reduce -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
+        ("all_reduce -n 1.5", &["-n 1.5", "whole"]),
+        ("all_reduce -w -1", &["-w -1", "whole"]),
+        ("all_reduce -m 0", &["-m 0"]),
+        ("all_reduce -m -2", &["-m -2", "from 1 to 1024"]),
+        ("all_reduce -c -1", &["-c -1", "at least 0"]),
+        ("broadcast -r -2", &["-r -2", "a rank such as 0"]),
+        ("all_reduce -a -1", &["-a -1", "0 to 3"]),
+        ("all_reduce -b -1", &["-b '-1'", "whole number of bytes"]),
+        ("all_reduce -N 0", &["-N 0", "for ever", "at least 1"]),
+        ("all_reduce -R 2", &["-R 2", "symmetric", "-R 1"]),
+        ("all_reduce -f 1.5", &["-f 1.5", "whole number", "-i"]),
+        ("barrier -b many", &["-b", "'many'"]),
+        ("all_reduce -f 1", &["-f 1", "-i"]),
+        ("all_reduce -f 2 -i many", &["-i", "'many'"]),
+        ("all_reduce --min-busbw nan", &["--min-busbw nan", "at least 0"]),
+        ("all_reduce --min-busbw -1", &["--min-busbw -1", "at least 0"]),
+        ("all_reduce --min-busbw fast", &["--min-busbw fast", "GB/s"]),
+        ("all_reduce --algo ring", &["--algo ring", "pairwise", "auto", "native"]),
+    ] {
+        let e = plan(flags).expect_err(flags);
+        assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
+    }
+    let e = plan("broadcast -r 2").unwrap().check(2, false).unwrap_err().to_string();
+    assert!(e.contains("-r 2") && e.contains("2 ranks"), "{e}");
+    assert!(
+        plan("all_reduce -b 6").unwrap().check(2, false).unwrap_err().to_string().contains("does not divide")
+    );
+}
+
+#[test]
+fn a_barrier_has_no_sizes_whatever_a_script_passes() {
+    for flags in ["", "-b 5 -e 1", "-b 8 -e 128M -f 2", "-b 0 -e 1K"] {
+        let p = plan(&format!("barrier {flags}")).unwrap();
+        assert_eq!(p.repeats.sweep, Sweep::NOTHING, "{flags}");
+        p.check(3, false).unwrap();
+    }
+}
+
+#[test]
+fn what_goes_by_bytes_is_refused_where_none_move() {
+    for (flags, words) in [
+        ("barrier --plot x.svg", ["--plot", "barrier has none"]),
+        ("barrier --min-busbw 1", ["--min-busbw", "leave it away"]),
+        ("all_reduce -b 0 -e 0 --plot x.svg", ["--plot", "raise -e"]),
+        ("all_gather -b 0 -e 16 -i 4 --min-busbw 1", ["--min-busbw", "raise -e"]),
+    ] {
+        let e = plan(flags).unwrap().check(3, false).expect_err(flags);
+        assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
+    }
+    plan("all_gather -b 0 -e 64 -i 4 --min-busbw 1 --plot x.svg").unwrap().check(3, false).unwrap();
+    plan("barrier").unwrap().check(3, false).unwrap();
+}
+
+#[test]
+fn types_go_by_several_names() {
+    for (names, dtype) in [
+        (["f16", "half", "fp16"], DType::F16),
+        (["f32", "float", "fp32"], DType::F32),
+        (["f64", "double", "fp64"], DType::F64),
+    ] {
+        assert!(names.iter().all(|name| dtypes(name).unwrap() == [dtype]), "{names:?}");
+    }
+}
+
+#[test]
+fn a_tuning_table_is_text_and_called_so() {
+    let words = ["caravan", "bench", "tune"];
+    let Command::Bench(bench) = Cli::read(words).unwrap().command else { panic!() };
+    let BenchCommand::Tune(args) = bench.command else { panic!() };
+    assert_eq!(args.out, std::path::Path::new("caravan-tuning.txt"));
+}
+
+#[test]
+fn every_operation_is_a_command() {
+    for operation in Operation::ALL {
+        assert_eq!(plan(operation.name()).unwrap().operation, operation);
+    }
+    let words = ["caravan", "bench", "alltoall"];
+    let Command::Bench(bench) = Cli::read(words).unwrap().command else { panic!() };
+    assert!(matches!(bench.command, BenchCommand::AllToAll(_)));
+}
