@@ -34,12 +34,13 @@ fn every_operation_between_gpus_is_measured_and_right() {
             assert!(text.contains(word), "{operation}: '{word}' is not in {text}");
         }
     }
-    let flags = "all_reduce -b 64 -e 64 -n 3 --algo native --ranks 2 --transport nccl+threads --json r.json";
+    let flags = "all_reduce -b 64 -e 64 -n 3 -R 0 --algo native --ranks 2 --transport nccl+threads --json r.json";
     run(&bench, folder, flags).success();
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(bench.path("r.json")).expect("a file")).expect("JSON");
     let library = json["transport_library"].as_str().unwrap_or_default();
     assert!(library.starts_with("NCCL 2.30"), "{json}");
+    assert_eq!(json["config"]["registered_buffers"], false);
     for blocking in 1..=3 {
         let flags =
             format!("all_reduce -b 64 -e 64 -n 3 -z {blocking} -m 2 -d float --algo native --ranks 2");
@@ -54,7 +55,7 @@ fn what_cannot_be_between_gpus_is_refused() {
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
     for (flags, words) in [
         ("barrier --transport nccl+threads", &["barrier", "GPU"][..]),
-        ("all_reduce -R 0 --transport nccl+threads", &["-R 0"]),
+        ("all_reduce -R 1 --transport nccl+threads", &["-R 1", "registered with NCCL", "take -R 0"]),
         ("all_reduce --algo ring --transport nccl+threads", &["--algo ring", "auto", "native"]),
         ("overlap reduce_scatter --transport nccl+threads", &["bench overlap", "--transport threads"]),
         ("all_reduce --share-gpus --transport threads", &["--share-gpus", "--transport nccl"]),

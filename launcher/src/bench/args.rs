@@ -221,15 +221,10 @@ pub struct CollectiveArgs {
     /// send_recv: ranks 0, 2, … only send and ranks 1, 3, … only receive; with -m a window of messages under way.
     #[arg(long = "one-way", alias = "one_way")]
     pub one_way: bool,
-    /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap.
-    #[arg(
-        short = 'R',
-        long = "local-register",
-        alias = "local_register",
-        value_name = "0|1",
-        default_value = "1"
-    )]
-    pub register: String,
+    /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap, or over NCCL does not
+    /// register them with it [default: 1, over NCCL 0].
+    #[arg(short = 'R', long = "local-register", alias = "local_register", value_name = "0|1")]
+    pub register: Option<String>,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
     /// long as on its slowest rank, whatever -a says; in the file of --json every such call.
     #[arg(

@@ -21,9 +21,9 @@ pub fn check(plan: &Plan) -> Result<()> {
             "bench barrier has no data that could be on a GPU: take --transport shm, or another operation",
         ));
     }
-    if !plan.registered {
+    if plan.registered(true) {
         return Err(Failure::usage(
-            "-R 0 takes buffers from the heap, and NCCL's are on GPUs: leave it away",
+            "-R 1 asks for buffers that are registered with NCCL, and none here are: take -R 0, or leave it away",
         ));
     }
     match &plan.algo {

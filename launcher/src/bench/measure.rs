@@ -109,7 +109,9 @@ fn typed<T: Exact>(
     };
     let longest = works(plan, sizes.last().copied().unwrap_or(0), size_of::<T>(), native, ranks);
     let (send, receive) = Slot::<T>::capacity(longest.into_iter(), rank);
-    let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, plan.registered));
+    // What is on a device comes from it, registered or not.
+    let taken = party.device.is_some() || plan.registered(false);
+    let slots = (0..plan.aggregate).map(|_| Slot::<T>::new(comm, send, receive, taken));
     let mut bench = Bench { plan, party, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
     for &op in ops {
         for &root in &roots {
@@ -176,7 +178,7 @@ impl<T: Exact> Bench<'_, T> {
                 (algorithm.to_owned(), why.to_owned())
             }
             None => {
-                let choice = comm.explain(work.call::<T>(comm), plan.registered).choice;
+                let choice = comm.explain(work.call::<T>(comm), plan.registered(false)).choice;
                 (choice.algorithm.to_string(), choice.why.to_string())
             }
         };

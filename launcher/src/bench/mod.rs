@@ -180,7 +180,7 @@ fn outputs(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
 /// One rank's part; rank 0 shows, writes and judges.
 fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
     let comm = &party.comm;
-    let mut signature = signature(plan);
+    let mut signature = signature(plan, party.device.is_some());
     signature.extend(outputs(args).map(|(flag, path)| (flag, files::wanted(path))));
     agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
@@ -303,7 +303,7 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
     if plan.one_way {
         text += "# Messages go from ranks 0, 2, … to ranks 1, 3, …, and not back\n";
     }
-    if !plan.registered {
+    if party.device.is_none() && !plan.registered(false) {
         text += "# Buffers are from the heap, not from the transport\n";
     }
     if let Some(remark) = measure::remark(plan.operation, plan.calls, party.native.is_some()) {
@@ -370,7 +370,7 @@ fn algo_name(algo: &Algo) -> &str {
 }
 
 /// Everything that ranks must agree on.
-fn signature(plan: &Plan) -> Signature {
+fn signature(plan: &Plan, nccl: bool) -> Signature {
     let list = |names: Vec<&str>| names.join(",");
     let mut all = vec![("operation", plan.operation.name().to_owned())];
     all.extend(plan.repeats.signature());
@@ -384,7 +384,7 @@ fn signature(plan: &Plan) -> Signature {
         ("-a", average_name(plan.average).to_owned()),
         ("--calls", format!("{:?}", plan.calls).to_lowercase()),
         ("--one-way", plan.one_way.to_string()),
-        ("-R", u8::from(plan.registered).to_string()),
+        ("-R", u8::from(plan.registered(nccl)).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
         ("--min-busbw", plan.min_busbw.map_or("none".to_owned(), |least| least.to_string())),
         ("-I", u8::from(plan.columns.per_call).to_string()),
@@ -439,7 +439,7 @@ fn description(plan: &Plan, cases: &Cases, party: &Party, who: &[String], starte
         "blocking": format!("{:?}", plan.blocking).to_lowercase(),
         "calls": format!("{:?}", plan.calls).to_lowercase(),
         "one_way": plan.one_way,
-        "registered_buffers": plan.registered,
+        "registered_buffers": plan.registered(party.device.is_some()),
         "algo": algo_name(&plan.algo),
         "skipped": cases.skipped,
         "devices": devices.collect::<Vec<_>>(),

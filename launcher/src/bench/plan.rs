@@ -142,7 +142,8 @@ pub struct Plan {
     pub calls: Calls,
     /// Messages go from even ranks to odd ones only.
     pub one_way: bool,
-    pub registered: bool,
+    /// Whether buffers are from the transport, if that was said; over NCCL None is.
+    pub register: Option<bool>,
     pub columns: Columns,
     pub algo: Algo,
     pub min_busbw: Option<f64>,
@@ -196,11 +197,14 @@ impl Plan {
                 "-N 0 asks nccl-tests to go on for ever, and here a run ends: give at least 1",
             ));
         }
-        if args.register == "2" {
-            return Err(Failure::usage(
-                "-R 2 asks for symmetric memory of NCCL, which transports here do not have: take -R 1",
-            ));
-        }
+        let register = match args.register.as_deref() {
+            Some("2") => {
+                return Err(Failure::usage(
+                    "-R 2 asks for symmetric memory of NCCL, and there is none here: leave it away",
+                ));
+            }
+            asked => asked.map(|asked| switch("-R", asked)).transpose()?,
+        };
         let min_busbw = args.min_busbw.as_deref().map(least_bandwidth).transpose()?;
         let columns =
             Columns { per_call: switch("-I", &args.per_call)?, timestamps: switch("-S", &args.timestamps)? };
@@ -226,7 +230,7 @@ impl Plan {
             )?,
             calls: if aggregate > 1 { Calls::Started } else { args.calls },
             one_way: args.one_way,
-            registered: switch("-R", &args.register)?,
+            register,
             columns,
             algo: algo(&args.algo)?,
             min_busbw,
@@ -270,6 +274,11 @@ impl Plan {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Whether buffers are from what moves them: the transport, or NCCL, with which none are registered.
+    pub fn registered(&self, nccl: bool) -> bool {
+        self.register.unwrap_or(!nccl)
     }
 
     /// The column `redop` of a row.

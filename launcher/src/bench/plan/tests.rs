@@ -31,6 +31,18 @@ fn flags_of_nccl_tests_mean_what_they_mean_there() {
 }
 
 #[test]
+fn buffers_are_registered_where_that_can_be_unless_asked_not_to() {
+    for (flags, on_hosts, over_nccl) in [("", true, false), ("-R 0", false, false)] {
+        let p = plan(&format!("all_reduce {flags}")).unwrap();
+        assert_eq!((p.registered(false), p.registered(true)), (on_hosts, over_nccl), "{flags}");
+        crate::bench::device::check(&p).unwrap();
+    }
+    let asked = plan("all_reduce -R 1").unwrap();
+    let e = crate::bench::device::check(&asked).unwrap_err();
+    assert!(asked.registered(false) && e.code() == 2 && e.to_string().contains("take -R 0"), "{e}");
+}
+
+#[test]
 fn defaults_sweep_from_a_kibibyte_to_64_mebibytes() {
     let p = plan("all_gather -o all -d all").unwrap();
     assert_eq!(p.repeats.sweep, Sweep { begin: 1024, end: 64 << 20, step: Step::Factor(4) });
@@ -74,7 +86,7 @@ fn nonsense_is_named_with_its_flag() {
         ("all_reduce -a -1", &["-a -1", "0 to 3"]),
         ("all_reduce -b -1", &["-b '-1'", "whole number of bytes"]),
         ("all_reduce -N 0", &["-N 0", "for ever", "at least 1"]),
-        ("all_reduce -R 2", &["-R 2", "symmetric", "-R 1"]),
+        ("all_reduce -R 2", &["-R 2", "symmetric", "leave it away"]),
         ("all_reduce -f 1.5", &["-f 1.5", "whole number", "-i"]),
         ("barrier -b many", &["-b", "'many'"]),
         ("all_reduce -f 1", &["-f 1", "-i"]),
