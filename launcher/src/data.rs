@@ -80,6 +80,14 @@ impl Input {
         }
     }
 
+    /// The token files, which ranks read where they need them.
+    pub fn token_files(&self) -> &[PathBuf] {
+        match self {
+            Input::Tokens(files) => files,
+            _ => &[],
+        }
+    }
+
     /// Whether it is text, so that a tokenizer has to be known.
     pub fn is_text(&self) -> bool {
         !matches!(self, Input::Tokens(_))

@@ -58,6 +58,7 @@ impl EvalPlan {
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data)?;
+        ranks.check_inputs("--data", input.token_files(), identity)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;
         let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab, here(identity))?;

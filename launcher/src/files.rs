@@ -89,6 +89,22 @@ pub fn standard(path: &Path) -> Option<File> {
     fd.ok().map(File::from)
 }
 
+/// Refuses this process's standard input as a file that processes which it starts read too: they have none.
+///
+/// # Errors
+/// What was asked for, and the name by which they find it.
+pub fn check_named(flag: &str, path: &Path) -> Result<()> {
+    if !["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"].iter().any(|name| path == Path::new(name)) {
+        return Ok(());
+    }
+    let name =
+        fs::canonicalize(path).map_or("a file by its name".to_owned(), |name| name.display().to_string());
+    Err(Failure::usage(format!(
+        "{flag} {} is read by every rank, and ranks have no standard input: take {name}",
+        path.display()
+    )))
+}
+
 /// The directory that a file is in.
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))

@@ -83,14 +83,8 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            let code = failure.report();
-            // Who is told to the others, or who has started them, needs nobody to tell them.
-            if cli.command.ranks().is_some() && matches!(failure, Failure::Usage(_)) {
-                never_came(failure.code());
-            }
-            code
-        }
+        Err(failure) if cli.command.ranks().is_some() => ranks::report(&failure),
+        Err(failure) => failure.report(),
     }
 }
 

@@ -100,6 +100,8 @@ impl TrainPlan {
             true => None,
             false => Some(Input::find(&args.data)?),
         };
+        let token_files = input.as_ref().map_or(&[][..], Input::token_files);
+        ranks.check_inputs("--data", token_files, identity)?;
         let for_text = input.as_ref().is_some_and(Input::is_text);
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;

@@ -21,7 +21,7 @@ use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 #[cfg(feature = "mpi")]
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,10 +88,7 @@ fn as_rank(
         // No rank has failed, and all may have come to it: rank 0 says it.
         return if identity.rank == 0 { Err(pronounce(failure)) } else { Ok(()) };
     }
-    let board = match identity.launcher {
-        Launcher::Caravan => Board::inherited().ok().flatten(),
-        _ => None,
-    };
+    let board = board(identity);
     // What follows from another rank's failure is not announced: the board has the cause. It has to have it before the
     // others notice: one that has ended without a cause on the board would be taken for it.
     let cause = !matches!(failure, Failure::Consequence(_));
@@ -112,6 +109,31 @@ fn as_rank(
         }
     }
     Err(Failure::Told { code: failure.code() })
+}
+
+/// Where a rank tells its supervisor, if it has one, why it fails.
+fn board(identity: &Identity) -> Option<Board> {
+    match identity.launcher {
+        Launcher::Caravan => Board::inherited().ok().flatten(),
+        _ => None,
+    }
+}
+
+/// Reports how a command with ranks has failed. Of a rank that has not met the others the supervisor tells it: once,
+/// however many ranks fail alike. Where there is none, the others, who may wait for it, are ended.
+pub fn report(failure: &Failure) -> ExitCode {
+    let identity = Identity::from_env().ok().flatten();
+    // What is anything else is told already, or of ranks that have met.
+    let (Some(identity), Failure::Usage(text) | Failure::Run(text)) = (identity, failure) else {
+        return failure.report();
+    };
+    if let Some(board) = board(&identity) {
+        board.announce(identity.rank, text);
+        return ExitCode::from(failure.code());
+    }
+    let code = failure.report();
+    end_job(&identity, failure.code());
+    code
 }
 
 /// Says the verdict where a supervisor would take it for the rank's failure.

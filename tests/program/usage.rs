@@ -127,6 +127,34 @@ fn what_is_advised_of_ranks_is_not_refused_next() {
     run("bench all_reduce -g 8", Some("2")).refusal(2, &["start 16 ranks"]);
 }
 
+/// Ranks read token files, tables and tokenizers each by itself, and have nothing on their standard input.
+#[test]
+fn what_no_rank_can_read_is_told_once() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    bench.run("tokenize --data text.txt --out a.bin").success();
+    bench.file("t.txt", "caravan-tuning 1\nshm 3 all_reduce 64 direct-read-all direct-rs-ag\n");
+    let tokenizer = word_tokenizer(&bench, 64);
+    let train = "train --model nano --steps 2 --micro-batch 1 --sample 0 --ranks 3";
+    let run = |flags: &str, input: &std::path::Path| {
+        let mut command = bench.command(&format!("{train} {flags}"));
+        command.stdin(fs::File::open(input).unwrap());
+        bench.finish(command.spawn().unwrap())
+    };
+    for (flags, input, words) in [
+        ("--data /dev/stdin", bench.path("a.bin"), ["--data /dev/stdin", "/a.bin"]),
+        ("--data a.bin --tuning /dev/stdin", bench.path("t.txt"), ["--tuning /dev/stdin", "/t.txt"]),
+        // Their parent can, and finds nothing wrong.
+        ("--data text.txt --tokenizer /dev/stdin", tokenizer, ["/dev/stdin", "tokenizer.json"]),
+    ] {
+        run(flags, &input).refusal(2, &words);
+    }
+    // What is handed to ranks, and what ranks of this process read, may come from there.
+    run("--data /dev/stdin", &bench.path("text.txt")).success();
+    run("--data /dev/stdin --transport threads", &bench.path("a.bin")).success();
+    bench.nothing_left();
+}
+
 /// Each host looks whether it can hold its own ranks, whoever starts them.
 #[test]
 fn ranks_of_a_launcher_that_a_host_cannot_hold_are_refused() {

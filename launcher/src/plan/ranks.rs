@@ -5,12 +5,14 @@ use crate::agree::Signature;
 use crate::args::RankArgs;
 use crate::bench::tuning;
 use crate::failure::Result;
+use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
 use collectives::MAX_SIZE;
 use collectives::bootstrap::{self, Identity, Launcher};
 use collectives::schedule::Kind;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// More ranks than this that one machine is to start are a typing error.
@@ -58,6 +60,7 @@ impl Ranks {
             let tune = ranks.tune(identity.map(|identity| identity.launcher));
             let tuning = &mut ranks.options.tuning;
             *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
+            ranks.check_inputs("--tuning", &[path], identity)?;
         }
         Ok(ranks)
     }
@@ -115,6 +118,17 @@ impl Ranks {
             nccl,
             share_gpus: args.share_gpus,
         })
+    }
+
+    /// Whether each rank can read what this process reads from these files, each by itself.
+    ///
+    /// # Errors
+    /// One of them is the standard input, and ranks are to be processes that this one starts.
+    pub fn check_inputs(&self, flag: &str, files: &[PathBuf], identity: Option<&Identity>) -> Result<()> {
+        if identity.is_some() || self.transport == Transport::Threads {
+            return Ok(());
+        }
+        files.iter().try_for_each(|file| files::check_named(flag, file))
     }
 
     /// The command that tunes such ranks where `launcher` has started these, if something has.
