@@ -84,12 +84,8 @@ impl EvalPlan {
         if self.device.gpus().is_none() {
             let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
             let each = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
-            return machine::check_memory(
-                ranks,
-                identity,
-                (each as u64).saturating_mul(ranks as u64),
-                "lower --micro-batch, --seq or --ranks, or take --dtype bf16 or a smaller --model",
-            );
+            let all = (each as u64).saturating_mul(ranks as u64);
+            return machine::check_memory(ranks, identity, all, &self.memory_advice(identity));
         }
         if identity.is_some() {
             return Ok(());
@@ -98,6 +94,14 @@ impl EvalPlan {
             device::check_evaluation(&gpu, room, batch, |batch| self.arena(batch))?;
         }
         Ok(())
+    }
+
+    /// What would make it take less memory of the host, of that which it does not do yet.
+    fn memory_advice(&self, identity: Option<&Identity>) -> String {
+        let fewer = self.ranks.fewer(1, identity);
+        let lower = [("--micro-batch", self.rows > 1), ("--seq", true), ("--ranks", fewer)];
+        let take = [("--dtype bf16", self.dtype == Precision::F32), ("a smaller --model", true)];
+        format!("lower {}, or take {}", human::either(lower), human::either(take))
     }
 
     /// Bytes of each tensor of the model.

@@ -79,6 +79,16 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// `--model, --micro-batch or --seq`: those words that are to be named.
+pub fn either<'a>(words: impl IntoIterator<Item = (&'a str, bool)>) -> String {
+    let words: Vec<&str> = words.into_iter().filter(|(_, named)| *named).map(|(word, _)| word).collect();
+    match words.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, before)) => format!("{} or {last}", before.join(", ")),
+        None => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +122,14 @@ mod tests {
                 assert!(e.contains(&format!("'{text}'")) && e.contains(words), "{text}: {e}");
             }
         }
+    }
+
+    #[test]
+    fn only_what_is_to_be_named_is() {
+        let text = |named: [bool; 3]| either(["-e", "-m", "--ranks"].into_iter().zip(named));
+        assert_eq!(text([true; 3]), "-e, -m or --ranks");
+        assert_eq!(text([true, false, true]), "-e or --ranks");
+        assert_eq!(text([false, true, false]), "-m");
     }
 
     #[test]

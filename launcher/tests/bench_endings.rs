@@ -37,6 +37,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("overlap --transport threads -b 1G -e 1024G", &["2 ranks would hold 4.00 TiB", "lower -e"]),
         ("tune -b 1G -e 1024G --ranks 3", &["3 ranks would hold", "TiB", "lower -e"]),
         ("all_reduce -b 4 -i 4 -e 1024G --ranks 1", &["1 rank would hold 2.00 TiB"]),
+        ("all_reduce -b 4 -e 1024G -m 2 --ranks 1", &["1 rank would hold", "lower -e or -m"]),
         ("overlap -w 0 -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
         ("all_reduce -z 9", &["-z 9", "0 to 3"]),
         ("all_reduce --ranks 0", &["--ranks 0"]),

@@ -34,7 +34,8 @@ fn every_operation_between_gpus_is_measured_and_right() {
             assert!(text.contains(word), "{operation}: '{word}' is not in {text}");
         }
     }
-    let flags = "all_reduce -b 64 -e 64 -n 3 -R 0 --algo native --ranks 2 --transport nccl+threads --json r.json";
+    let flags =
+        "all_reduce -b 64 -e 64 -n 3 -R 0 --algo native --ranks 2 --transport nccl+threads --json r.json";
     run(&bench, folder, flags).success();
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(bench.path("r.json")).expect("a file")).expect("JSON");

@@ -58,6 +58,10 @@ fn flags_that_make_no_sense_are_refused() {
             "--model llama-3.1-405b --data random --seq 64 --micro-batch 1 --stage 2 --recompute full",
             &["2 ranks would hold", "fewer --ranks, or a higher --stage"],
         ),
+        (
+            "--model llama-3.1-405b --data random --seq 64 --micro-batch 1 --stage 2 --ranks 1",
+            &["1 rank would hold", "smaller --model or --seq, or --recompute full"],
+        ),
         ("--micro-batch 1 --accumulate 1000", &["1000 micro-batches", "lower --accumulate"]),
         ("--micro-batch 1000000000 --accumulate 1000000000", &["2^40", "--micro-batch"]),
     ];

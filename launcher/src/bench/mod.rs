@@ -30,6 +30,7 @@ use crate::args::RankArgs;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::gpus;
+use crate::human;
 use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
@@ -150,7 +151,9 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     ranks.native = plan.algo == Algo::Native && !over_nccl;
     if !over_nccl {
         let bytes = measure::footprint(&plan, ranks.native, ranks.world);
-        machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e, -m or --ranks")?;
+        let fewer = ranks.fewer(if operation == Operation::SendRecv { 2 } else { 1 }, identity.as_ref());
+        let lower = human::either([("-e", true), ("-m", plan.aggregate > 1), ("--ranks", fewer)]);
+        machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     }
     let asked: Vec<_> = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect();
     let writable = || {

@@ -16,6 +16,7 @@ use super::{Out, about, native, record, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use crate::human;
 use crate::layers;
 use crate::machine;
 use crate::plan::Ranks;
@@ -43,7 +44,8 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let (repeats, dtype) = check(args, ranks.world)?;
     ranks.bind = repeats.bind == Bind::Core;
     let bytes = footprint(args, &repeats, dtype, ranks.world);
-    machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
+    let lower = human::either([("-e", true), ("--ranks", ranks.fewer(1, identity.as_ref()))]);
+    machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     let writable = || {
         let Some(path) = &args.json else { return Ok(()) };
         files::check_writable("--json", path, Way::Whole)?;

@@ -10,6 +10,7 @@ use super::{Out, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use crate::human;
 use crate::machine;
 use crate::plan::{Ranks, with_ranks};
 use crate::ranks;
@@ -40,7 +41,8 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     };
     // One operation follows the other.
     let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
-    machine::check_memory(ranks.world, identity.as_ref(), bytes, "lower -e or --ranks")?;
+    let lower = human::either([("-e", true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);
+    machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     ranks.bind = repeats.bind == Bind::Core;
     // What is no file, a pipe or the screen, has no table to go on from.
     let there = files::place(&args.out).is_some_and(|file| file.exists());

@@ -120,6 +120,11 @@ impl Ranks {
         })
     }
 
+    /// Whether there can be fewer ranks, of which there have to be `least`: others that started these have chosen.
+    pub fn fewer(&self, least: usize, identity: Option<&Identity>) -> bool {
+        identity.is_none() && self.world > least
+    }
+
     /// Whether each rank can read what this process reads from these files, each by itself.
     ///
     /// # Errors
