@@ -327,18 +327,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peers, versions = compile_peers(args, folder)
-        program = args.caravan or sbs.build()
-        if not args.caravan:
-            # A later build for MPI replaces it where it is.
-            program = shutil.copy(program, folder / "caravan")
+        named = sbs.keep(folder, caravan=args.caravan, openmpi=args.caravan_openmpi, mpich=args.caravan_mpich)
+        program = named.get("caravan") or shutil.copy(sbs.build(), folder / "caravan")
         both = [("blocking", ""), ("started", "i")]
         ours = {"caravan shm": ([], program, ["--ranks", RANKS, "--transport", "shm"], {}, both[:1])}
         # What calls a library's collectives, which the ours of that name is compared with: as the peers are called.
         natives = {}
         native = ["--transport", "mpi", "--algo", "native"]
-        for library, path in [("openmpi", args.caravan_openmpi), ("mpich", args.caravan_mpich)]:
+        for library in MPIRUN:
             if args.mpi and library in peers:
-                path = path or build_for(library, folder)
+                path = named.get(library) or build_for(library, folder)
                 natives[f"caravan {library}"] = (library, MPIRUN[library], path, native, {})
                 ours[f"caravan {library}"] = (MPIRUN[library], path, ["--transport", "mpi"], {},
                                              both if library == "openmpi" else both[:1])

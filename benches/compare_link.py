@@ -158,10 +158,12 @@ def main():
     for program, package in [("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")]:
         if not shutil.which(program):
             sys.exit(f"{program} is not installed (Debian: {package})")
-    program, rows, load = args.caravan or sbs.build(), [], sbs.load()
-    versions = {"caravan": sbs.run([program, "--version"]).strip()}
+    rows, load = [], sbs.load()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
+        named = sbs.keep(folder, caravan=args.caravan, openmpi=args.caravan_openmpi)
+        program = named.get("caravan") or shutil.copy(sbs.build(), folder / "caravan")
+        versions = {"caravan": sbs.run([program, "--version"]).strip()}
         peers = []
         if args.mpi_peer and shutil.which("mpicc.openmpi"):
             # Blocking collectives up to our largest size only, and as often as ours: the rest would take minutes.
@@ -176,10 +178,8 @@ def main():
             peers = ["openmpi tcp", "openmpi ucx"]
         elif args.mpi_peer:
             print("skipped: Open MPI, because mpicc.openmpi is not installed")
-        native = args.caravan_openmpi
+        native = named.get("openmpi")
         if args.mpi and peers and not native:
-            # It would replace ours where that is.
-            program = program if args.caravan else shutil.copy(program, folder / "caravan")
             native = sbs.build("openmpi")
         # Whoever ends the comparison early wants its name spaces gone too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -30,6 +30,12 @@ def build(library=None):
     return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
 
 
+def keep(folder, **programs):
+    """Copies of those programs that were named, by name: a build replaces the last one, which may be one of them."""
+    found = {name: shutil.which(program) or program for name, program in programs.items() if program}
+    return {name: shutil.copy(path, folder / f"named-{name}") for name, path in found.items()}
+
+
 def need(*programs):
     """Ends the comparison, before anything is measured, where one of these is missing."""
     missing = [str(program) for program in programs if not shutil.which(program)]
