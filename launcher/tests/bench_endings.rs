@@ -19,7 +19,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
     for (flags, words) in [
         ("all_reduce -b 2M -e 1M", &["-e 1048576", "-b 2097152"][..]),
         ("all_reduce -b 1022", &["-b 1022", "f32", "1024"]),
-        ("all_gather -b 8 -e 16", &["-e 16", "all_gather", "least size is 32"]),
+        ("all_gather -b 24 -e 40", &["of this sweep, 24, leaves all_gather", "least size is 32 (-b, -e)"]),
         ("all_reduce -d f12", &["-d f12", "bf16", "all"]),
         ("all_reduce -o xor", &["-o xor", "sum", "all"]),
         ("broadcast -r 2 --ranks 2", &["-r 2", "from 0 to 1"]),

@@ -74,8 +74,8 @@ impl Sweep {
                 false => format!("an element of {dtype} has {element} bytes"),
             };
             return Err(format!(
-                "-e {} leaves {} no element: {why}, so the least size is {least}",
-                self.end,
+                "the largest size of this sweep, {largest}, leaves {} no element: {why}, so the least size is {least} (-b, \
+                 -e)",
                 operation.name()
             ));
         }
@@ -173,7 +173,15 @@ mod tests {
         assert_eq!(sweep(8).check(Operation::AllGather, DType::F32, 2), Ok(()));
         let little = Sweep::new(8, 31, Step::Factor(2)).unwrap();
         let e = little.check(Operation::AllGather, DType::F32, 2).unwrap_err();
-        assert!(e.contains("-e 31") && e.contains("all_gather") && e.contains("least size is 32"), "{e}");
+        assert!(
+            e.contains("of this sweep, 16, leaves all_gather") && e.contains("size is 32 (-b, -e)"),
+            "{e}"
+        );
+        // Not what -e says: the size after 24 is above it.
+        let beyond = Sweep::new(24, 40, Step::Factor(4)).unwrap();
+        assert!(
+            beyond.check(Operation::AllGather, DType::F32, 2).unwrap_err().contains("of this sweep, 24,")
+        );
         assert_eq!(little.check(Operation::Broadcast, DType::F32, 2), Ok(()));
         let filled = |operation| sweep(8).filled(operation, 4, 2).next();
         assert_eq!((filled(Operation::AllGather), filled(Operation::AllReduce)), (Some(32), Some(8)));
