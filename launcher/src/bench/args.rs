@@ -173,10 +173,12 @@ pub enum Calls {
     Started,
 }
 
-/// Flags of one operation. -V is a flag of nccl-tests, which means something else by it than the version.
+/// Flags of one operation. -V is a flag of nccl-tests, which means something else by it than the version; and of a flag that
+/// is given again the last holds there, as scripts that append to common flags expect.
 #[derive(Args, Debug, Clone)]
 #[command(
     disable_version_flag = true,
+    args_override_self = true,
     after_help = "Examples:
   caravan bench all_reduce -b 8 -e 128M -f 2
   caravan bench reduce_scatter -d all -o all -b 1M -e 1M
