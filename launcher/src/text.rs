@@ -26,10 +26,12 @@ const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     let named = Walk { largest: u64::MAX, links: true };
     let text = named.of(dir, &ENDINGS, &mut |_, e| Err(e))?;
-    let Some(first) = text.first() else { return tokens_below(dir) };
-    if reads == Reads::Text {
-        return Ok(text);
-    }
+    let first = match (text.first(), reads) {
+        (None, Reads::Text) => return Err(nothing_below(dir, reads)),
+        (None, Reads::TextOrTokens) => return tokens_below(dir),
+        (Some(_), Reads::Text) => return Ok(text),
+        (Some(first), Reads::TextOrTokens) => first,
+    };
     // Beside text, what cannot be looked at is as good as any other .bin file.
     let found = named.of(dir, &["bin"], &mut |_, _| Ok(()))?;
     match found.iter().filter(|file| TokenFile::looks_like(file).unwrap_or(false)).count() {
@@ -61,7 +63,7 @@ fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     match tokens.is_empty() {
         false => Ok(tokens),
-        true => Err(nothing_below(dir)),
+        true => Err(nothing_below(dir, Reads::TextOrTokens)),
     }
 }
 
@@ -78,16 +80,18 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
     })?;
     match found.is_empty() {
         false => Ok(found),
-        true => Err(nothing_below(dir)),
+        true => Err(nothing_below(dir, Reads::TextOrTokens)),
     }
 }
 
-fn nothing_below(dir: &Path) -> Failure {
-    Failure::usage(format!(
-        "no text below {}: --data takes text files, token files, or directories with .md, .rs or .txt files or \
-         with token files (.bin)",
-        dir.display()
-    ))
+fn nothing_below(dir: &Path, reads: Reads) -> Failure {
+    let takes = match reads {
+        Reads::Text => "text files, or directories with .md, .rs or .txt files",
+        Reads::TextOrTokens => {
+            "text files, token files, or directories with .md, .rs or .txt files or with token files (.bin)"
+        }
+    };
+    Failure::usage(format!("no text below {}: --data takes {takes}", dir.display()))
 }
 
 /// What is taken of a directory, besides the endings.
@@ -246,6 +250,10 @@ mod tests {
         write("b.bin", &20_240_520i32.to_le_bytes());
         write("a.bin", &20_240_801i32.to_le_bytes());
         assert_eq!(below().unwrap(), ["a.bin", "b.bin"].map(|name| dir.path().join(name)));
+        // Who takes no token files is not told that they are taken.
+        let e = files_below(dir.path(), Reads::Text).unwrap_err();
+        assert!(e.code() == 2 && e.to_string().contains("no text below"), "{e}");
+        assert!(e.to_string().ends_with("text files, or directories with .md, .rs or .txt files"), "{e}");
         // Only who named the directory knows whether the text is what is meant, or a remark about the tokens.
         write("README.md", b"text");
         let e = below().unwrap_err();
