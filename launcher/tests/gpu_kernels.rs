@@ -43,7 +43,9 @@ fn kernels_are_checked_and_timed() {
         assert!(text.contains(words), "'{words}' is not in {text}");
     }
     assert!(!text.contains("WRONG") && !text.contains("adamw"), "{text}");
-    let checks = &json_lines_whole(&bench, "checks.json")["checks"];
+    let written = json_lines_whole(&bench, "checks.json");
+    let checks = &written["checks"];
+    assert!(written["model"].is_null(), "{written}");
     assert!(checks[0]["comparisons"].as_u64() > Some(10) && checks[0]["worst_16_bit"].as_f64() < Some(1e-2));
 
     let flags = "norm product --model nano --micro-batch 1 --seq 16 --json times.json";
@@ -51,7 +53,9 @@ fn kernels_are_checked_and_timed() {
     for words in ["norm backward, adding", "product gate 16 x 64 x 176", "GB/s", "of a copy", "TFLOP/s"] {
         assert!(text.contains(words), "'{words}' is not in {text}");
     }
-    let times = &json_lines_whole(&bench, "times.json")["times"];
+    let written = json_lines_whole(&bench, "times.json");
+    let times = &written["times"];
+    assert_eq!(written["model"], "nano");
     assert!(times[0]["kernel"] == "copy" && times[0]["seconds"].as_f64() > Some(0.0), "{times}");
 }
 

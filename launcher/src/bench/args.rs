@@ -386,8 +386,8 @@ pub struct KernelArgs {
     /// Only kernels, or with --check cases, whose name has one of these words in it.
     #[arg(value_name = "KERNEL")]
     pub only: Vec<String>,
-    /// Compare with the definitions instead of timing.
-    #[arg(long)]
+    /// Compare with the definitions instead of timing, on shapes of their own.
+    #[arg(long, conflicts_with_all = ["model", "rows", "length"])]
     pub check: bool,
     /// The model whose shapes are timed.
     #[arg(long, value_name = "MODEL", default_value = "llama-3.2-1b")]

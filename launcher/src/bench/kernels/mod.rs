@@ -113,8 +113,10 @@ impl Plan<'_> {
             false => (self.measure(&queues[0], limits, scale, &mut out)?, 0),
         };
         if let Some(path) = &self.args.json {
-            let what = if self.args.check { "checks" } else { "times" };
-            let text = json!({"device": about, "model": self.args.model, what: rows});
+            let text = match self.args.check {
+                true => json!({"device": about, "checks": rows}),
+                false => json!({"device": about, "model": self.args.model, "times": rows}),
+            };
             let text = serde_json::to_string_pretty(&text).map_err(Failure::run)?;
             files::write_whole(path, text.as_bytes())?;
         }
@@ -168,5 +170,25 @@ impl Plan<'_> {
             rows.push(show::json(&row, &limits));
         })?;
         Ok(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use crate::failure::sentence;
+
+    #[test]
+    fn checks_have_shapes_of_their_own() {
+        let read = |flags: &str| {
+            Cli::read(["caravan", "bench", "kernels"].into_iter().chain(flags.split_whitespace()))
+        };
+        for flag in ["--model nano", "--seq 64", "--micro-batch 1"] {
+            let text = sentence(&read(&format!("--check {flag}")).unwrap_err());
+            let name = flag.split(' ').next().unwrap();
+            assert!(text.contains("'--check' cannot be used with") && text.contains(name), "{text}");
+            read(flag).unwrap();
+        }
+        read("--check norm --json checks.json").unwrap();
     }
 }
