@@ -99,14 +99,15 @@ impl Series {
         self.points = sizes.iter().map(|times| times[(times.len() - 1) / 2]).collect();
     }
 
-    /// As the figure names it.
+    /// As the figure names it: without characters that XML has not, which files and their names may have.
     fn name(&self) -> String {
         let placement = if self.in_place { ", in place" } else { "" };
         let cycles = match self.cycles {
             1 => String::new(),
             n => format!(", median of {n}"),
         };
-        format!("{}{placement}{cycles}", self.subject)
+        let odd = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+        format!("{}{placement}{cycles}", self.subject.replace(odd, "\u{fffd}"))
     }
 
     /// From files; a line's name starts with its file's when several files would give the same name.
@@ -425,6 +426,18 @@ mod tests {
         let one = Series { subject: "h100 float sum".into(), in_place: false, cycles: 1, points };
         assert_eq!(series, [one]);
         svg(&series, "one point").unwrap();
+    }
+
+    #[test]
+    fn names_have_no_characters_that_xml_has_not() {
+        let json = json!({"operation": "all\u{1}gather\n\u{ffff}", "results": [
+            {"size": 8, "type": "<float>", "out_of_place": {"time": 2.5, "bus_bw": 1.5}},
+        ]});
+        let series = Series::of_json(&json, "").unwrap();
+        assert_eq!(series[0].name(), "all\u{fffd}gather\u{fffd}\u{fffd} <float>");
+        let figure = svg(&series, "odd").unwrap();
+        assert!(figure.contains("all\u{fffd}gather\u{fffd}\u{fffd} &lt;float&gt;"), "{figure}");
+        assert!(!figure.contains(['\u{1}', '\u{ffff}']), "{figure}");
     }
 
     #[test]
