@@ -41,8 +41,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         ("--partition", args.partition.as_ref()),
         ("--account", args.account.as_ref()),
         ("--output", args.output.as_ref()),
+        ("--mpi", args.mpi.as_ref()),
     ] {
-        // A line of #SBATCH ends where the line or a comment begins or ends, is split at spaces, and knows quotes.
+        // A line of #SBATCH ends where the line or a comment begins or ends, is split at spaces, and knows quotes. A name
+        // of a plugin is one such word, too.
         let odd = |c: char| c.is_whitespace() || ['\'', '"', '\\', '#'].contains(&c);
         if let Some(text) = text.filter(|text| text.is_empty() || text.contains(odd)) {
             return Err(Failure::usage(format!("{flag} '{text}': one word without quotes and # is needed")));
@@ -341,6 +343,7 @@ mod tests {
             ("-- bench plot a.json -o b.svg", &["no ranks"]),
             ("--job-name a\tb -- train", &["--job-name", "one word"]),
             ("--job-name it's -- train", &["--job-name 'it's'", "without quotes"]),
+            ("--mpi= -- train", &["--mpi ''", "one word"]),
             ("--output run#1 -- train", &["--output 'run#1'", "without quotes and #"]),
         ] {
             let e = of(&format!("caravan sbatch {line}")).expect_err(line);
