@@ -15,10 +15,11 @@ typedef struct {
     void *born[RANKS];
     struct { const void *from; size_t bytes; int full; } letters[RANKS][RANKS];
 } Group;
-typedef struct {
+typedef struct Comm {
     int kind, rank, aborted;
     _Atomic int under_way; /* looks until the last call is done */
     Group *group;
+    struct Comm *other; /* which its rank made before or after it */
 } Comm;
 typedef struct { Comm *comm; const void *from; void *to; size_t bytes; int peer; } Part;
 
@@ -28,6 +29,7 @@ static Group *groups[4096];
 static int group_count, ids;
 static __thread int depth, parts;
 static __thread Part list[4 * RANKS];
+static __thread Comm *alone; /* the last that this rank has made, if it made another before it for each */
 
 static Comm *live(void *c) {
     CHECK(c && ((Comm *)c)->kind == COMM);
@@ -68,6 +70,11 @@ static size_t bytes_of(int type) {
     CHECK(type >= 0 && type < 10);
     return bytes[type];
 }
+/* Ranks make communicators in pairs. */
+static void pair(Comm *c) {
+    if (c && alone) c->other = alone, alone->other = c, alone = NULL;
+    else if (c) alone = c;
+}
 static void *comm_of(Group *g, int rank) {
     Comm *c = calloc(1, sizeof *c);
     c->kind = COMM, c->rank = rank, c->group = g;
@@ -95,6 +102,7 @@ int ncclCommInitRankConfig(void **comm, int size, Id id, int rank, Config *confi
     CHECK(g->size == size);
     g->joined++;
     *comm = comm_of(g, rank);
+    pair(*comm);
     pthread_mutex_unlock(&lock);
     return begun(*comm);
 }
@@ -134,6 +142,7 @@ int ncclCommSplit(void *comm, int color, int key, void **born, Config *config) {
         }
     meet(c);
     *born = g->born[c->rank];
+    pair(*born);
     meet(c);
     pthread_mutex_unlock(&lock);
     return begun(c);
@@ -146,6 +155,14 @@ int ncclCommAbort(void *comm) {
     CHECK(!c->aborted);
     c->aborted = 1, c->group->broken = 1;
     pthread_cond_broadcast(&changed);
+    /* As the real one, it waits for what was queued, which may stand behind a call of the rank's other communicator. */
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    for (int late = 0; c->other && !c->other->aborted;) {
+        CHECK(!late);
+        late = pthread_cond_timedwait(&changed, &lock, &until);
+    }
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -18,7 +18,8 @@ const SOON: Duration = Duration::from_millis(20);
 /// Between two looks then.
 const NAP: Duration = Duration::from_millis(2);
 /// How long a communicator may take to come to its end.
-const GRACE: Duration = Duration::from_secs(10);
+pub(super) const GRACE: Duration = Duration::from_secs(10);
+const FINALIZE: &str = "ncclCommFinalize";
 
 /// What all communicators of a rank share.
 #[derive(Clone)]
@@ -170,7 +171,31 @@ impl Comm {
         Ok(())
     }
 
-    /// Ends what is under way, wherever it is.
+    /// Starts to come to its end; whether it could.
+    pub fn finalize(&self) -> bool {
+        // SAFETY: a live communicator.
+        self.with(FINALIZE, |comm| unsafe { (self.context.library.finalize)(comm) }).is_ok()
+    }
+
+    /// Whether it has come to its end by `until`: a peer may be gone, or too late.
+    pub fn finalized(&self, until: Instant) -> bool {
+        loop {
+            match self.state(FINALIZE) {
+                Ok(false) if Instant::now() < until => std::thread::sleep(LOOK),
+                state => return matches!(state, Ok(true)),
+            }
+        }
+    }
+
+    /// Frees what has come to its end.
+    pub fn destroy(&self) {
+        if let Some(Handle(comm)) = self.lock().take() {
+            // SAFETY: finalised, and used no more.
+            unsafe { (self.context.library.destroy)(comm) };
+        }
+    }
+
+    /// Ends what is under way, wherever it is, and waits for it.
     pub fn abort(&self) {
         let handle = self.lock().take();
         let Some(Handle(comm)) = handle else { return };
@@ -182,26 +207,9 @@ impl Comm {
     }
 }
 
+/// Of one that did not come to its end with the others of its group.
 impl Drop for Comm {
     fn drop(&mut self) {
-        const CALL: &str = "ncclCommFinalize";
-        let library = Arc::clone(&self.context.library);
-        // SAFETY: a live communicator.
-        if self.with(CALL, |comm| unsafe { (library.finalize)(comm) }).is_err() {
-            return self.abort();
-        }
-        let start = Instant::now();
-        loop {
-            match self.state(CALL) {
-                Ok(true) => break,
-                Ok(false) if start.elapsed() < GRACE => std::thread::sleep(LOOK),
-                // A peer that is gone, or too late.
-                _ => return self.abort(),
-            }
-        }
-        if let Some(Handle(comm)) = self.lock().take() {
-            // SAFETY: finalised, and used no more.
-            unsafe { (library.destroy)(comm) };
-        }
+        self.abort();
     }
 }

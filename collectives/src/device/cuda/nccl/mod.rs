@@ -16,7 +16,7 @@ use cuda_sys::nccl::{self, Status, UniqueId};
 use sharing::Card;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// This rank's end of NCCL's group.
 pub struct Nccl {
@@ -107,6 +107,17 @@ fn operation(op: ReduceOp) -> c_int {
     }
 }
 
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let until = Instant::now() + comm::GRACE;
+        let ended = self.lanes.iter().all(Comm::finalize) && self.lanes.iter().all(|c| c.finalized(until));
+        match ended {
+            true => self.lanes.iter().for_each(Comm::destroy),
+            false => self.abort(),
+        }
+    }
+}
+
 fn unavailable(why: String) -> Error {
     Error::Unavailable { name: "nccl".into(), why }
 }
@@ -182,8 +193,16 @@ impl Wire<Stream> for Nccl {
         self.lanes.iter().try_for_each(|comm| comm.state("a call that is under way").map(drop))
     }
 
+    /// Both at once: to abort one waits for what its streams hold, which may stand behind a call of the other.
     fn abort(&self) {
-        self.lanes.iter().for_each(Comm::abort);
+        let [first, second] = &self.lanes;
+        std::thread::scope(|scope| {
+            let beside = std::thread::Builder::new().spawn_scoped(scope, || second.abort());
+            first.abort();
+            if beside.is_err() {
+                second.abort();
+            }
+        });
     }
 
     fn split(&self, host: Option<&Communicator>, color: Option<u32>, _: i64) -> Result<Option<Self>> {
