@@ -104,7 +104,11 @@ impl Device {
             Device::Cpu => Vec::new(),
             Device::Emulated(gpus) => gpus.rooms(ranks).collect(),
             Device::Cuda(gpus) => {
-                let left = |(name, room): (String, usize)| (name, room.saturating_sub(reserve(nccl)));
+                let (sharing, reserved) = (gpus.sharing(ranks), reserve(nccl.then_some(ranks - 1)));
+                let left = |(name, room): (String, usize)| {
+                    let contexts = if sharing > 1 { CONTEXT } else { 0 };
+                    (name, room.saturating_sub(contexts + reserved))
+                };
                 gpus.rooms(ranks).map(left).collect()
             }
         }
@@ -135,39 +139,50 @@ impl Gpus {
         gpus::dealt(rank, self.identity.as_ref(), self.each.len())
     }
 
-    /// The GPUs that `ranks` ranks of this machine have, and bytes of memory for each of these: they are dealt to GPUs in
-    /// turn, so that the first has most.
+    /// How many of `ranks` ranks of this machine have its first GPU: they are dealt to GPUs in turn, so that it has most.
+    fn sharing(&self, ranks: usize) -> usize {
+        ranks.div_ceil(self.each.len())
+    }
+
+    /// The GPUs that `ranks` ranks of this machine have, and bytes of memory for each of these.
     fn rooms(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
-        let sharing = ranks.div_ceil(self.each.len());
+        let sharing = self.sharing(ranks);
         let named = move |(number, (name, memory)): (usize, &(String, usize))| {
             (format!("GPU {number} ({name})"), memory / sharing)
         };
         self.each.iter().enumerate().take(ranks).map(named)
     }
 
-    /// Refuses ranks that were given the same GPU without permission, by whoever started them. Every rank calls it.
-    fn check_shared(&self, comm: &Communicator, gpu: &Gpu) -> Result<()> {
-        if self.share {
-            return Ok(());
-        }
+    /// How many ranks have the GPU of this one, whoever has given it to them. Refuses more than one without permission. Every
+    /// rank calls it.
+    fn sharers(&self, comm: &Communicator, gpu: &Gpu) -> Result<usize> {
         let identity: String = gpu.uuid()?.iter().map(|byte| format!("{byte:02x}")).collect();
         let all = agree::exchange(comm, &identity)?;
         let twice = (0..all.len()).find_map(|b| (0..b).find(|&a| all[a] == all[b]).map(|a| (a, b)));
         match twice {
-            None => Ok(()),
-            Some((a, b)) => Err(Failure::usage(format!(
+            Some((a, b)) if !self.share => Err(Failure::usage(format!(
                 "ranks {a} and {b} have the same GPU ({}): start as many ranks as there are GPUs, or add --share-gpus, with which \
                  ranks divide a GPU's memory and time",
                 gpu.properties().name
             ))),
+            _ => Ok(all.iter().filter(|&other| *other == identity).count()),
         }
     }
 }
 
+/// What CUDA takes of a GPU's memory for each process that uses it, about which it says nothing; where one has the GPU
+/// alone, it is not free, or within what is reserved.
+const CONTEXT: usize = 512 << 20;
+
+/// What NCCL takes for each other rank of this machine at most, by its sources: for messages to it and from it, in each of
+/// two communicators, 32 channels of 12 MiB; and for what it does not need them for.
+const NCCL_PEER: usize = 2 * 32 * (12 << 20);
+const NCCL: usize = 256 << 20;
+
 /// What CUDA's libraries take of a GPU's memory beside a plan, about which they say nothing: kernels and what they spill,
-/// handles; NCCL's channels.
-fn reserve(nccl: bool) -> usize {
-    if nccl { 1 << 30 } else { 256 << 20 }
+/// handles; NCCL's channels to so many other ranks of this machine.
+fn reserve(peers: Option<usize>) -> usize {
+    (256 << 20) + peers.map_or(0, |peers| NCCL + peers * NCCL_PEER)
 }
 
 /// Where a program of one process computes.
@@ -241,7 +256,10 @@ mod tests {
         assert_eq!(gpus(2).rooms(3).next(), Some(room(1 << 36)));
         assert_eq!(gpus(4).rooms(3).count(), 3);
         // The libraries' part is nobody's.
-        assert_eq!(Device::Cuda(gpus(2)).rooms(3, true)[0].1, (1 << 36) - (1 << 30));
+        let left = |ranks, nccl| (1usize << 37) - Device::Cuda(gpus(2)).rooms(ranks, nccl)[0].1;
+        assert_eq!((left(2, false), left(2, true)), (256 << 20, (512 << 20) + NCCL_PEER));
+        // Ranks that share a GPU have a context each, and channels to all others.
+        assert_eq!(left(3, true), (1 << 36) + CONTEXT + (512 << 20) + 2 * NCCL_PEER);
     }
 
     #[test]

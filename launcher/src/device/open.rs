@@ -82,8 +82,8 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             )?)
         }
         Device::Cuda(gpus) => {
-            let gpu = open(gpus, &comm)?;
-            let (name, room) = room(&gpu, plan.ranks.nccl)?;
+            let (gpu, room) = open(gpus, &comm, plan.ranks.nccl)?;
+            let name = called(&gpu);
             fit::check(plan, &name, room)?;
             let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs);
             on_queue(stream, plan, comm, ledger)
@@ -96,19 +96,22 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
     }
 }
 
-/// What a GPU is called, and how much of its memory a plan may take: what is free now, without what CUDA's libraries take
-/// afterwards.
-fn room(gpu: &Gpu, nccl: bool) -> Result<(String, usize)> {
-    let (free, _) = gpu.free_memory()?;
-    let name = format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name);
-    Ok((name, free.saturating_sub(super::reserve(nccl))))
+fn called(gpu: &Gpu) -> String {
+    format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name)
 }
 
-/// This rank's GPU.
-fn open(gpus: &Gpus, comm: &Communicator) -> Result<Gpu> {
+/// This rank's GPU, and how much of its memory a plan may take: what is free now, and its share where others have the GPU
+/// too, without what CUDA's libraries take afterwards.
+fn open(gpus: &Gpus, comm: &Communicator, nccl: bool) -> Result<(Gpu, usize)> {
     let gpu = Gpu::open(gpus.of(comm.rank()))?;
-    gpus.check_shared(comm, &gpu)?;
-    Ok(gpu)
+    let sharers = gpus.sharers(comm, &gpu)?;
+    let (free, total) = gpu.free_memory()?;
+    let room = match sharers {
+        1 => free,
+        n => free.min((total / n).saturating_sub(super::CONTEXT)),
+    };
+    let here = gpus.identity.as_ref().and_then(|identity| identity.local_size).unwrap_or(comm.size());
+    Ok((gpu, room.saturating_sub(super::reserve(nccl.then_some(here - 1)))))
 }
 
 fn emulated() -> Result<EmulatedQueue> {
@@ -165,8 +168,8 @@ pub fn evaluation<T: Float>(
     match &plan.device {
         Device::Cpu => Ok((plan.model.build::<T>(batch, &Accounts::default())?, Box::new(Ok))),
         Device::Cuda(gpus) => {
-            let gpu = open(gpus, comm)?;
-            let (name, room) = room(&gpu, plan.ranks.nccl)?;
+            let (gpu, room) = open(gpus, comm, plan.ranks.nccl)?;
+            let name = called(&gpu);
             fit::check_evaluation(&name, room, batch, |batch| plan.arena(batch))?;
             forwards(Stream::new(&gpu, Urgency::Low)?, plan, batch)
         }
