@@ -2,6 +2,7 @@
 
 mod bits;
 mod devices;
+mod doctor;
 mod endings;
 mod limits;
 mod models;
