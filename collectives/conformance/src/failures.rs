@@ -46,6 +46,7 @@ pub(super) const CASES: &[Failing] = &[
         standard,
     ),
     ("a rank that leaves", leaves, small),
+    ("a rank that leaves messages", leaves_messages, small),
     ("a failure in another group", another_group, small),
     ("a silent rank", silent, impatient),
     ("poisoned", poisoned, small),
@@ -139,6 +140,20 @@ fn leaves(comm: Communicator) {
     // Another rank may have noticed, and given up, before this one is out of the barrier.
     let gather = || comm.all_gather_in_place(&mut vec![0u8; 10_000 * comm.size()][..]);
     let error = works.and_then(|()| gather()).expect_err("a rank left");
+    let text = error.to_string();
+    assert!(matches!(error, Error::PeerLost { .. }), "{text}");
+    assert!(text.contains(&format!("rank {last}")), "{text}");
+}
+
+/// Messages that the last rank leaves without taking, too long for any transport to keep for it, name that rank.
+fn leaves_messages(comm: Communicator) {
+    let works = comm.barrier();
+    let last = comm.size() - 1;
+    if comm.rank() == last {
+        return works.expect("works");
+    }
+    let send = || comm.send(&vec![0u8; 4 << 20][..], last, 1);
+    let error = works.and_then(|()| send()).expect_err("nobody takes it");
     let text = error.to_string();
     assert!(matches!(error, Error::PeerLost { .. }), "{text}");
     assert!(text.contains(&format!("rank {last}")), "{text}");

@@ -26,8 +26,9 @@ impl Farewells {
         self.left[peer].is_some()
     }
 
-    /// Whether `peer` has left too long ago for anything of it to come any more.
-    pub(super) fn nothing_comes_from(&self, peer: usize) -> bool {
+    /// Whether `peer` has left too long ago for anything of it to come any more, and so for a message that it was taking
+    /// to be still under way.
+    pub(super) fn is_done_with(&self, peer: usize) -> bool {
         self.count > 0 && self.left[peer].is_some_and(|at| at.elapsed() > AFTER_LEAVING)
     }
 }

@@ -296,10 +296,14 @@ unsafe impl Transport for MpiTransport {
         };
         match outcome {
             Some(done) => self.completed(done),
-            None => match self.requests.awaits(request) {
-                Some(peer) if self.farewells.nothing_comes_from(peer) => {
-                    let how = "left the group while a message from it was awaited".into();
-                    Err(Error::PeerLost { rank: self.rank, peer, how })
+            None => match self.requests.with(request) {
+                // What a peer had begun to take had all gone to it when it said goodbye.
+                (kind, peer) if self.farewells.is_done_with(peer) => {
+                    let how = match kind {
+                        Kind::Send => "left the group without taking a message",
+                        Kind::Recv => "left the group while a message from it was awaited",
+                    };
+                    Err(Error::PeerLost { rank: self.rank, peer, how: how.into() })
                 }
                 _ => Ok(false),
             },

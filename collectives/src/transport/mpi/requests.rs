@@ -430,10 +430,10 @@ impl Requests {
         if slot.unseen.is_empty() { Ok(true) } else { self.look_aside(session, index, 1) }
     }
 
-    /// From whom `message` is awaited, if it is a receive.
-    pub(super) fn awaits(&self, message: Request) -> Option<usize> {
+    /// What `message` is, and with whom.
+    pub(super) fn with(&self, message: Request) -> (Kind, usize) {
         let slot = &self.slots[message.0 as u32 as usize];
-        (slot.kind == Kind::Recv).then_some(slot.peer)
+        (slot.kind, slot.peer)
     }
 
     /// Cancels every receive that is under way.

@@ -65,11 +65,11 @@ impl UcxTransport {
         }
     }
 
-    /// Moves all messages forward; sends and other requests that are still under way.
-    fn settle(&mut self) -> (usize, usize) {
+    /// Moves all messages forward; whether none is under way any more.
+    fn settle(&mut self) -> bool {
         match self.session.turn() {
             Ok(state) => self.requests.settle(&state.worker),
-            Err(_) => (0, 0),
+            Err(_) => true,
         }
     }
 
@@ -92,8 +92,9 @@ impl UcxTransport {
         if let Ok(state) = self.session.turn() {
             self.requests.cancel_receives(&state.worker);
         }
-        let sent = self.wait(until, |this| this.settle().0 == 0 || !failed && this.check().is_err());
-        if sent && self.members.lost.is_none() && !failed {
+        // Also what has begun to come, because who still sends it would take the farewell for a refusal.
+        let settled = self.wait(until, |this| this.settle() || !failed && this.check().is_err());
+        if settled && self.members.lost.is_none() && !failed {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
                 let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
@@ -101,7 +102,7 @@ impl UcxTransport {
             });
         }
         let until = if self.members.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
-        let settled = self.wait(until, |this| this.settle() == (0, 0));
+        let settled = self.wait(until, Self::settle);
         let mut state = self.session.any_turn();
         state.free_number(self.members.number());
         state.failed |= self.members.lost.is_some() || failed;

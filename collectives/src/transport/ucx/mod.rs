@@ -234,9 +234,14 @@ unsafe impl Transport for UcxTransport {
 impl UcxTransport {
     /// False for a request that is under way, an error if its peer has left without serving it.
     fn still_possible(&self, request: Request) -> Result<bool> {
-        match self.requests.awaits(request) {
-            Some(peer) if self.members.farewells.nothing_comes_from(peer) => {
-                Err(self.members.error(peer, "left the group while a message from it was awaited"))
+        match self.requests.with(request) {
+            // What a peer had begun to take had all gone to it when it said goodbye.
+            (kind, peer) if self.members.farewells.is_done_with(peer) => {
+                let how = match kind {
+                    Kind::Send => "left the group without taking a message",
+                    Kind::Recv { .. } => "left the group while a message from it was awaited",
+                };
+                Err(self.members.error(peer, how))
             }
             _ => Ok(false),
         }

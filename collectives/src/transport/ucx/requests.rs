@@ -97,10 +97,10 @@ impl Requests {
         }
     }
 
-    /// From whom `request` awaits a message, if it is a receive.
-    pub(super) fn awaits(&self, request: Request) -> Option<usize> {
+    /// What `request` is of, and with whom.
+    pub(super) fn with(&self, request: Request) -> (Kind, usize) {
         let slot = &self.slots[request.0 as u32 as usize];
-        matches!(slot.kind, Kind::Recv { .. }).then_some(slot.peer)
+        (slot.kind, slot.peer)
     }
 
     /// Takes over a receive that nobody awaits any more, with its memory.
@@ -118,21 +118,19 @@ impl Requests {
         }
     }
 
-    /// Frees what is done; how many sends and other requests are still under way.
-    pub(super) fn settle(&mut self, worker: &Worker) -> (usize, usize) {
-        let (mut sends, mut others) = (0, 0);
+    /// Frees what is done; whether nothing is under way any more.
+    pub(super) fn settle(&mut self, worker: &Worker) -> bool {
+        let mut active = false;
         for index in 0..self.slots.len() {
-            let Slot { generation, pointer, kind, .. } = self.slots[index];
+            let Slot { generation, pointer, .. } = self.slots[index];
             let request = Request((generation as u64) << 32 | index as u64);
-            if !pointer.is_null() && matches!(self.test(worker, request), Ok(false)) {
-                if kind == Kind::Send { sends += 1 } else { others += 1 }
-            }
+            active |= !pointer.is_null() && matches!(self.test(worker, request), Ok(false));
         }
         self.orphans.retain(|(request, _)| {
             // SAFETY: as above.
             unsafe { worker.finished(*request) == UCS_INPROGRESS }
         });
-        (sends, others + self.orphans.len())
+        !active && self.orphans.is_empty()
     }
 
     /// Leaves everything that is under way as it is, for good; its worker must not move any further.
