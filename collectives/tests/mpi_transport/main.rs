@@ -92,7 +92,8 @@ fn rank_process() {
             p2p::barrier(&mut t, 1);
         }
         "early_leaver" => return early_leaver(t),
-        "stays_away" => return stays_away(t),
+        "stays_away" => return stays_away(t, false),
+        "stays_away_from_a_message" => return stays_away(t, true),
         // The last rank dies without a word; the launcher must end the others, who wait for it.
         "killed" => {
             if t.rank() == t.size() - 1 {
@@ -172,8 +173,10 @@ fn awaited_elsewhere() {
     all_are_done(rank, size);
 }
 
-/// The first rank fails while the others, who have left in order, wait for it where MPI ends; they need not.
-fn stays_away(mut t: MpiTransport) {
+/// The first rank fails, perhaps `sending` what nobody takes, while the others, who have left in order, wait for it where
+/// MPI ends; they need not.
+fn stays_away(mut t: MpiTransport, sending: bool) {
+    let message = vec![0; 4 << 20];
     p2p::barrier(&mut t, 1);
     if t.rank() > 0 {
         drop(t);
@@ -181,6 +184,10 @@ fn stays_away(mut t: MpiTransport) {
         // Launchers end the others as soon as one has ended.
         std::thread::sleep(p2p::PATIENCE);
         return;
+    }
+    if sending {
+        // SAFETY: the message stays until the transport is gone.
+        unsafe { t.send(1, Tag(2), message.as_ptr(), message.len()).unwrap() };
     }
     std::thread::sleep(Duration::from_millis(300));
     t.abort(&Error::system("writing the table", "No space left on device"));
@@ -338,9 +345,11 @@ fn memory_of_a_message_that_cannot_be_ended_is_not_written_to() {
 
 #[test]
 fn ranks_that_have_left_do_not_wait_for_one_that_failed() {
-    let Some(output) = run("stays_away", 3) else { return };
-    let all = text(&output);
-    assert!(!output.status.success() && all.matches("got out").count() == 2, "{all}");
+    for case in ["stays_away", "stays_away_from_a_message"] {
+        let Some(output) = run(case, 3) else { return };
+        let all = text(&output);
+        assert!(!output.status.success() && all.matches("got out").count() == 2, "{case}: {all}");
+    }
 }
 
 #[test]

@@ -226,8 +226,11 @@ impl Session {
         self.cause.lock().unwrap_or_else(|p| p.into_inner()).clone()
     }
 
-    /// Nothing calls MPI from now on.
+    /// Nothing calls MPI from now on. Those who have come to its end, and hear nothing else there, are told before.
     pub(super) fn give_up(&self) {
+        if let Ok(_turn) = self.turn() {
+            self.control().stay_away(self, self.rank);
+        }
         self.failed.store(true, Ordering::SeqCst);
         self.given_up.store(true, Ordering::SeqCst);
     }
