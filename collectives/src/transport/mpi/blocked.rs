@@ -171,11 +171,11 @@ impl Place {
         places.into_iter().find(|&p| p as u64 == call % CALLS)
     }
 
-    /// The library's function, as far as it matters.
+    /// The library's function, or what several are for.
     fn name(self) -> &'static str {
         match self {
             Place::Start => "MPI_Init",
-            Place::Communicator => "MPI_Comm_dup",
+            Place::Communicator => "the making of a communicator",
             Place::Collective => "a collective of its own",
             Place::Parting => "MPI_Barrier",
             Place::End => "MPI_Finalize",

@@ -117,7 +117,8 @@ impl MpiTransport {
                 }
             }
         }
-        Ok(())
+        // Who has come may have failed since, and would be waited for in a call that does not return.
+        self.check()
     }
 
     /// Moves messages forward until `done` or the deadline.
