@@ -12,6 +12,7 @@ use crate::transport::neighbours::{Home, Neighbours};
 use mpi::Threading;
 use mpi::environment::Universe;
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,6 +89,10 @@ impl Session {
                 "MPI was started by something else in this process; start it through this transport only",
             )
         })?;
+        // Until there is a session an error leaves MPI as it is: to finalise it would wait for the other ranks, and the
+        // reason would not be told.
+        let universe = ManuallyDrop::new(universe);
+        ENDED.store(true, Ordering::SeqCst);
         let library = library_name();
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialised, and the places are valid.
@@ -116,7 +121,7 @@ impl Session {
         RUNNING.store(true, Ordering::SeqCst);
         HOOK.call_once(|| install_hook(start.caught));
         let session = Arc::new(Session {
-            universe: Mutex::new(Some(universe)),
+            universe: Mutex::new(Some(ManuallyDrop::into_inner(universe))),
             library,
             rank: rank as usize,
             control,
@@ -130,6 +135,7 @@ impl Session {
             only,
         });
         fatal::name_the_lost(start, session.ranks());
+        ENDED.store(false, Ordering::SeqCst);
         *current = Arc::downgrade(&session);
         Ok(session)
     }
