@@ -259,6 +259,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        ENDED.store(true, Ordering::SeqCst);
         let _turn = TURN.lock().unwrap_or_else(|p| p.into_inner());
         let universe = self.universe.lock().unwrap_or_else(|p| p.into_inner()).take();
         let failed = self.has_failed() || std::thread::panicking();
@@ -283,7 +284,6 @@ impl Drop for Session {
                 // anything. All have come here, by `end`; the process ends with MPI as it is.
                 std::mem::forget(universe);
                 leave_hydra();
-                ENDED.store(true, Ordering::SeqCst);
             } else {
                 drop(universe);
             }
