@@ -115,8 +115,11 @@ impl Layers {
             let nodes = self.per_node.map_or(Ok(Nodes::apart(world)), |k| Nodes::by_hand(world, k))?;
             return Ok(Box::new(Emulated::new(label, outer, link, nodes)?));
         }
-        let nodes = nodes(&mut *outer)?;
-        let mut inner = inner(&mut *outer, &nodes)?;
+        let made = nodes(&mut *outer).and_then(|nodes| Ok((inner(&mut *outer, &nodes)?, nodes)));
+        let (mut inner, nodes) = made.inspect_err(|failure| {
+            // Or else ranks of other nodes would take this one's end for an orderly one.
+            outer.abort(&collectives::Error::GivenUp(failure.to_string()));
+        })?;
         if let Some(link) = self.link {
             outer = Box::new(Emulated::new(label, outer, link, Nodes::apart(world))?);
             if let Some(hop) = link.inside {
@@ -193,6 +196,19 @@ mod tests {
             assert_eq!(layers.flags(transport), flags);
             assert_eq!(super::between(&label), between);
         }
+    }
+
+    #[test]
+    fn a_rank_that_cannot_join_its_node_says_so_to_all() {
+        let layers = Layers { inside: Some(Transport::Threads), ..Layers::default() };
+        let mut ranks = transport::threads::group(2);
+        let mut other = ranks.pop().unwrap();
+        let rank = Box::new(ranks.pop().unwrap());
+        let inner = |_: &mut dyn transport::Transport, _: &Nodes| Err(Failure::run("no shared memory"));
+        let failed = layers.over("threads+threads", rank, |_| Ok(Nodes::apart(2)), inner).err().unwrap();
+        assert_eq!(failed.to_string(), "no shared memory");
+        let heard = transport::Transport::check(&mut other).unwrap_err().to_string();
+        assert!(heard.contains("no shared memory"), "{heard}");
     }
 
     #[test]
