@@ -89,11 +89,13 @@ fn as_rank(
         return if identity.rank == 0 { Err(pronounce(failure)) } else { Ok(()) };
     }
     let board = board(identity);
-    // What follows from another rank's failure is not announced: the board has the cause. It has to have it before the
-    // others notice: one that has ended without a cause on the board would be taken for it.
+    // The board has to have a cause before the others notice: one that has ended without a cause on the board would be
+    // taken for it. What follows from another rank's failure is kept there for when none ever comes.
     let cause = !matches!(failure, Failure::Consequence(_));
-    if let (Some(board), true) = (&board, cause) {
-        board.announce(identity.rank, &failure.to_string());
+    match &board {
+        Some(board) if cause => board.announce(identity.rank, &failure.to_string()),
+        Some(board) => board.note(identity.rank, &failure.to_string()),
+        None => {}
     }
     if let (Some(comm), true) = (&group, cause) {
         comm.abort(&failure.to_string());

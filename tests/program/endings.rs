@@ -69,12 +69,15 @@ fn a_killed_rank_is_named_whatever_carries_messages() {
 
 #[test]
 fn a_rank_that_stands_still_is_named() {
-    for (ranks, victim, stage) in [(2, 1, 3), (3, 0, 1)] {
-        let bench = bench();
-        let run = endless(&bench, &format!("--ranks {ranks} --stage {stage} --call-timeout 2"));
-        signal(bench.ranks()[victim].1, Signal::STOP);
-        bench.finish(run).refusal(1, &[&format!("rank {victim}"), "2s"]);
-        bench.nothing_half_written();
+    for transport in ["shm", "ucx"].into_iter().filter(|&name| name == "shm" || bench().offers(name)) {
+        for (ranks, victim, stage) in [(2, 1, 3), (3, 0, 1)] {
+            let flags = format!("--transport {transport} --ranks {ranks} --stage {stage} --call-timeout 2");
+            let bench = bench();
+            let run = endless(&bench, &flags);
+            signal(bench.ranks()[victim].1, Signal::STOP);
+            bench.finish(run).refusal(1, &[&format!("rank {victim}"), "2s"]);
+            bench.nothing_half_written();
+        }
     }
 }
 

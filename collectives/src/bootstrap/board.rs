@@ -119,9 +119,14 @@ impl Board {
 
     /// `rank` is about to fail by its own fault, and why; later failures are taken for consequences.
     pub fn announce(&self, rank: usize, why: &str) {
+        self.note(rank, why);
+        self.blame(rank);
+    }
+
+    /// Why `rank` is about to end, which is not its own fault: told should nothing else be known.
+    pub fn note(&self, rank: usize, why: &str) {
         self.state(rank);
         self.map.note(HEADER + rank * ENTRY + 64).write(rank as u32, why);
-        self.blame(rank);
     }
 
     fn blame(&self, rank: usize) {
@@ -156,6 +161,16 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_stops_for_another_is_not_blamed_and_yet_heard() {
+        let (board, _) = Board::create(2).unwrap();
+        board.note(1, "rank 0 is unreachable");
+        assert_eq!(board.first_failure(), None);
+        board.record(1, Ending::Exited(1));
+        assert_eq!(board.first_failure(), Some(1));
+        assert_eq!(board.how(1).unwrap(), "failed: rank 0 is unreachable");
+    }
 
     #[test]
     fn the_first_failure_stays_the_first() {
