@@ -22,7 +22,6 @@ const EXTRA: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(1 << 32);
 /// Between two looks whether somebody listens.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-const NOBODY: u32 = u32::MAX;
 
 /// One member as it introduces itself.
 pub(super) struct Member<'a> {
@@ -166,16 +165,21 @@ impl Star {
             return Ok(by_member(all, each));
         }
         let own = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
-        let mut all = own.map_err(|e| Error::system("duplicating a descriptor", e))?;
+        let mut all = own.map_err(|e| self.tell(Error::system("duplicating a descriptor", e)))?;
         for (i, link) in self.links.iter().enumerate() {
             match wire::recv_fds(link, each, &wait) {
                 Ok(fds) => all.extend(fds),
-                Err(trouble) => return Err(self.lost(i + 1, trouble, what, timeout)),
+                Err(trouble) => return Err(self.tell(self.lost(i + 1, trouble, what, timeout))),
             }
         }
         let borrowed: Vec<BorrowedFd<'_>> = all.iter().map(AsFd::as_fd).collect();
         for (i, link) in self.links.iter().enumerate() {
-            wire::send_fds(link, &borrowed, &wait).map_err(|t| self.lost(i + 1, t, what, timeout))?;
+            if let Err(trouble) = wire::send_fds(link, &borrowed, &wait) {
+                let error = self.lost(i + 1, trouble, what, timeout);
+                // Only those who have got none: the others have all that they wait for.
+                wire::refuse(self.links[i + 1..].iter(), &error, wait.rank);
+                return Err(error);
+            }
         }
         Ok(by_member(all, each))
     }
@@ -197,7 +201,7 @@ impl Star {
 
     /// Tells all others why it failed, as far as they still listen.
     fn tell(&self, error: Error) -> Error {
-        refuse(self.links.iter(), &error, self.ranks[self.index]);
+        wire::refuse(self.links.iter(), &error, self.ranks[self.index]);
         error
     }
 }
@@ -238,32 +242,9 @@ fn lost(rank: usize, peer: usize, trouble: Trouble, what: &str, after: Duration)
 fn answer(link: &Stream, due: Kind, wait: &Wait<'_>, lost: impl Fn(Trouble) -> Error) -> Result<Vec<u8>> {
     match wire::read(link, wait) {
         Ok((kind, payload)) if kind == due => Ok(payload),
-        Ok((Kind::Refused, payload)) => {
-            let (peer, text) =
-                payload.split_first_chunk::<4>().unwrap_or((&[0xff; 4], b"the rendezvous failed"));
-            let (peer, text) = (u32::from_le_bytes(*peer), String::from_utf8_lossy(text).into_owned());
-            Err(match peer {
-                NOBODY => Error::Launch(text),
-                peer => Error::PeerLost { rank: wait.rank, peer: peer as usize, how: text },
-            })
-        }
+        Ok((Kind::Refused, payload)) => Err(wire::refusal(&payload, wait.rank)),
         Ok((kind, _)) => Err(lost(Trouble::Gone(format!("it sent {kind:?} where {due:?} was due")))),
         Err(trouble) => Err(lost(trouble)),
-    }
-}
-
-fn refuse<'a>(links: impl Iterator<Item = &'a Stream>, error: &Error, rank: usize) {
-    let (peer, text) = match error {
-        Error::PeerLost { peer, how, .. } => (*peer as u32, how.clone()),
-        Error::Launch(text) => (NOBODY, text.clone()),
-        other => (NOBODY, other.to_string()),
-    };
-    let mut payload = peer.to_le_bytes().to_vec();
-    payload.extend_from_slice(text.as_bytes());
-    // Whoever does not take it at once is not listening any more.
-    let wait = Wait { deadline: Instant::now() + Duration::from_millis(200), rank, board: None };
-    for link in links {
-        let _ = wire::write(link, Kind::Refused, &payload, &wait);
     }
 }
 
@@ -319,9 +300,9 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
                         let slot = hello.index - 1;
                         joined[slot] = Some((stream, hello));
                     }
-                    Admission::Stranger(error) => refuse(std::iter::once(&stream), &error, wait.rank),
+                    Admission::Stranger(error) => wire::refuse(std::iter::once(&stream), &error, wait.rank),
                     Admission::Fatal(error) => {
-                        refuse(std::iter::once(&stream), &error, wait.rank);
+                        wire::refuse(std::iter::once(&stream), &error, wait.rank);
                         fatal = fatal.or(Some(error));
                     }
                 },
@@ -337,14 +318,14 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
     // Closed before anybody is welcomed, so that the next rendezvous of the same job cannot reach this one.
     drop(listener);
     if let Err(error) = outcome {
-        refuse(joined.iter().flatten().map(|(s, _)| s), &error, wait.rank);
+        wire::refuse(joined.iter().flatten().map(|(s, _)| s), &error, wait.rank);
         return Err(error);
     }
     let links: Vec<Stream> = joined.into_iter().flatten().map(|(stream, _)| stream).collect();
     for (i, link) in links.iter().enumerate() {
         if let Err(trouble) = wire::write(link, Kind::Welcome, &[], wait) {
             let error = lost(wait.rank, me.ranks[i + 1], trouble, "rendezvous", timeout);
-            refuse(links.iter(), &error, wait.rank);
+            wire::refuse(links.iter(), &error, wait.rank);
             return Err(error);
         }
     }
@@ -445,33 +426,4 @@ fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::alone::alone;
-    use super::*;
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
-    use rustix::process::{Rlimit, setrlimit};
-
-    #[test]
-    fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
-        if !alone("bootstrap::star::tests::a_limit_of_open_files_ends_the_rendezvous_at_once") {
-            return;
-        }
-        let name = format!("caravan-test-open-files-{}", std::process::id());
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        let others = [(); 2].map(|()| socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap());
-        let place = Place::Unix(name);
-        let middle = std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1, 2], index: 0, world: 3, token: "", job: "files" };
-            Star::meet(&place, &me, Duration::from_secs(600), None).map(|_| ())
-        });
-        while connect(&others[0], &address).is_err() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        // It listens, and opens nothing from now on.
-        let maximum = getrlimit(Resource::Nofile).maximum;
-        setrlimit(Resource::Nofile, Rlimit { current: Some(3), maximum }).unwrap();
-        connect(&others[1], &address).unwrap();
-        let said = middle.join().unwrap().expect_err("no connection more").to_string();
-        assert!(said.contains("1 of 3 ranks have come") && said.contains("(ulimit -n) is 3"), "{said}");
-    }
-}
+mod tests;

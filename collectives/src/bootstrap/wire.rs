@@ -154,13 +154,50 @@ pub(super) fn write(
 
 /// Reads one frame.
 pub(super) fn read(stream: &Stream, wait: &Wait<'_>) -> std::result::Result<(Kind, Vec<u8>), Trouble> {
-    let mut partial = Partial::default();
+    read_on(Partial::default(), stream, wait)
+}
+
+/// Reads the rest of one.
+fn read_on(
+    mut partial: Partial,
+    stream: &Stream,
+    wait: &Wait<'_>,
+) -> std::result::Result<(Kind, Vec<u8>), Trouble> {
     loop {
         match partial.advance(stream, LONGEST_FRAME) {
             Ok(Some(frame)) => return Ok(frame),
             Ok(None) => wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::IN)])?,
             Err(why) => return Err(Trouble::Gone(why)),
         }
+    }
+}
+
+/// In place of a rank: the failure is none's.
+const NOBODY: u32 = u32::MAX;
+
+/// Tells others why it failed, as far as they still listen.
+pub(super) fn refuse<'a>(links: impl Iterator<Item = &'a Stream>, error: &Error, rank: usize) {
+    let (peer, text) = match error {
+        Error::PeerLost { peer, how, .. } => (*peer as u32, how.clone()),
+        Error::Launch(text) => (NOBODY, text.clone()),
+        other => (NOBODY, other.to_string()),
+    };
+    let mut payload = peer.to_le_bytes().to_vec();
+    payload.extend_from_slice(text.as_bytes());
+    // Whoever does not take it at once is not listening any more.
+    let wait = Wait { deadline: Instant::now() + Duration::from_millis(200), rank, board: None };
+    for link in links {
+        let _ = write(link, Kind::Refused, &payload, &wait);
+    }
+}
+
+/// What `rank` has been told so.
+pub(super) fn refusal(payload: &[u8], rank: usize) -> Error {
+    let (peer, text) = payload.split_first_chunk().unwrap_or((&[0xff; 4], b"the rendezvous failed"));
+    let (peer, text) = (u32::from_le_bytes(*peer), String::from_utf8_lossy(text).into_owned());
+    match peer {
+        NOBODY => Error::Launch(text),
+        peer => Error::PeerLost { rank, peer: peer as usize, how: text },
     }
 }
 
@@ -271,7 +308,11 @@ pub(super) fn recv_fds(
                     return Err(Trouble::Job(Error::Launch(text)));
                 }
                 if all.len() == had {
-                    return Err(Trouble::Gone("it sent something else where descriptors were due".into()));
+                    // Who has failed says so in a frame.
+                    return Err(match read_on(Partial { bytes: byte.to_vec() }, stream, wait)? {
+                        (Kind::Refused, payload) => Trouble::Job(refusal(&payload, wait.rank)),
+                        (kind, _) => Trouble::Gone(format!("it sent {kind:?} where descriptors were due")),
+                    });
                 }
             }
             Err(rustix::io::Errno::AGAIN) => {
@@ -321,16 +362,17 @@ mod tests {
     }
 
     #[test]
-    fn words_in_place_of_descriptors_say_nothing_of_a_limit() {
+    fn a_refusal_may_come_in_place_of_descriptors() {
         let (here, there) = UnixStream::pair().unwrap();
         let [here, there] = [here, there].map(|end| {
             end.set_nonblocking(true).unwrap();
             Stream::Unix(end)
         });
         let wait = Wait { deadline: Instant::now() + Duration::from_secs(10), rank: 0, board: None };
-        write(&here, Kind::Refused, b"rank 2 was lost", &wait).unwrap();
-        match recv_fds(&there, 2, &wait) {
-            Err(Trouble::Gone(text)) => assert!(!text.contains("ulimit"), "{text}"),
+        let error = Error::PeerLost { rank: 0, peer: 2, how: "was lost".into() };
+        refuse(std::iter::once(&here), &error, 0);
+        match recv_fds(&there, 2, &Wait { rank: 1, ..wait }) {
+            Err(Trouble::Job(error)) => assert_eq!(error.to_string(), "rank 2 was lost; rank 1 stops"),
             other => panic!("{other:?}"),
         }
     }
