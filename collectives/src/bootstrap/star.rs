@@ -279,14 +279,16 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
             Err(Trouble::Late) => break Err(missing(place, me, &joined, timeout)),
             Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
         }
-        let mut fatal = None;
+        let (mut fatal, mut full) = (None, None);
         while pending.len() < MOST_PENDING {
             match listener.accept() {
                 Ok(Some(stream)) => pending.push((stream, Partial::default(), Instant::now())),
                 Ok(None) => break,
                 Err(error) => {
                     let come = 1 + joined.iter().flatten().count();
-                    fatal = Some(out_of_files(wait.rank, (come, me.ranks.len()), &error));
+                    let error = out_of_files(wait.rank, (come, me.ranks.len()), &error);
+                    // Strangers may hold what is missing.
+                    *(if pending.is_empty() { &mut fatal } else { &mut full }) = Some(error);
                     break;
                 }
             }
@@ -309,6 +311,10 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
                 // Silent, foreign or gone: not one of us, and no reason to fail.
                 _ => {}
             }
+        }
+        if let (Some(error), false) = (full, waiting.is_empty()) {
+            // Who has been silent for longest makes room.
+            wire::refuse(std::iter::once(&waiting.remove(0).0), &error, wait.rank);
         }
         pending = waiting;
         if let Some(error) = fatal {

@@ -2,6 +2,7 @@ use super::*;
 use crate::bootstrap::alone::alone;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Rlimit, setrlimit};
+use std::os::fd::AsRawFd;
 
 #[test]
 fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
@@ -25,6 +26,56 @@ fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
     connect(&others[1], &address).unwrap();
     let said = middle.join().unwrap().expect_err("no connection more").to_string();
     assert!(said.contains("1 of 3 ranks have come") && said.contains("(ulimit -n) is 3"), "{said}");
+}
+
+/// A socket that has no other end yet.
+fn unconnected() -> Stream {
+    let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    Stream::Unix(socket.into())
+}
+
+/// Connects it to the middle of a star, once that listens.
+fn reach(stream: &Stream, name: &str) {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    while connect(stream.fd(), &address).is_err() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The middle of a star of two, which waits for the other.
+fn middle_of_two(name: &str) -> std::thread::JoinHandle<Result<()>> {
+    let place = Place::Unix(name.to_owned());
+    std::thread::spawn(move || {
+        let me = Member { ranks: &[0, 1], index: 0, world: 2, token: "right", job: "the-name" };
+        Star::meet(&place, &me, Duration::from_secs(600), None).map(|_| ())
+    })
+}
+
+/// Joins that star with `token`; what the middle answers.
+fn join(stream: &Stream, token: &str) -> (Kind, Vec<u8>) {
+    let me = Member { ranks: &[0, 1], index: 1, world: 2, token, job: "mine" };
+    let wait = Wait { deadline: Instant::now() + Duration::from_secs(600), rank: 1, board: None };
+    wire::write(stream, Kind::Hello, &Hello::encode(&me), &wait).unwrap();
+    wire::read(stream, &wait).unwrap()
+}
+
+#[test]
+fn silent_strangers_make_room_for_a_rank() {
+    if !alone("bootstrap::star::tests::silent_strangers_make_room_for_a_rank") {
+        return;
+    }
+    let name = format!("caravan-test-silent-{}", std::process::id());
+    let (strangers, ours) = ([(); 3].map(|()| unconnected()), unconnected());
+    let middle = middle_of_two(&name);
+    reach(&strangers[0], &name);
+    // It listens, and from now on can open one descriptor more.
+    let next = strangers[0].fd().try_clone_to_owned().unwrap().as_raw_fd() as u64;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(next + 1), maximum }).unwrap();
+    strangers[1..].iter().for_each(|stranger| reach(stranger, &name));
+    reach(&ours, &name);
+    assert_eq!(join(&ours, "right"), (Kind::Welcome, Vec::new()));
+    middle.join().unwrap().unwrap();
 }
 
 #[test]
