@@ -192,7 +192,7 @@ impl Star {
 
     /// The frame the middle owes us.
     fn answer(&self, due: Kind, wait: &Wait<'_>, timeout: Duration, what: &str) -> Result<Vec<u8>> {
-        answer(&self.links[0], due, wait, |t| self.lost(0, t, what, timeout))
+        answer(wire::read(&self.links[0], wait), due, wait.rank, |t| self.lost(0, t, what, timeout))
     }
 
     fn lost(&self, member: usize, trouble: Trouble, what: &str, after: Duration) -> Error {
@@ -239,10 +239,15 @@ fn lost(rank: usize, peer: usize, trouble: Trouble, what: &str, after: Duration)
     }
 }
 
-fn answer(link: &Stream, due: Kind, wait: &Wait<'_>, lost: impl Fn(Trouble) -> Error) -> Result<Vec<u8>> {
-    match wire::read(link, wait) {
+fn answer(
+    said: std::result::Result<(Kind, Vec<u8>), Trouble>,
+    due: Kind,
+    rank: usize,
+    lost: impl Fn(Trouble) -> Error,
+) -> Result<Vec<u8>> {
+    match said {
         Ok((kind, payload)) if kind == due => Ok(payload),
-        Ok((Kind::Refused, payload)) => Err(wire::refusal(&payload, wait.rank)),
+        Ok((Kind::Refused, payload)) => Err(wire::refusal(&payload, rank)),
         Ok((kind, _)) => Err(lost(Trouble::Gone(format!("it sent {kind:?} where {due:?} was due")))),
         Err(trouble) => Err(lost(trouble)),
     }
@@ -302,7 +307,11 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
                         let slot = hello.index - 1;
                         joined[slot] = Some((stream, hello));
                     }
-                    Admission::Stranger(error) => wire::refuse(std::iter::once(&stream), &error, wait.rank),
+                    Admission::Foreign(error) => wire::refuse(std::iter::once(&stream), &error, wait.rank),
+                    Admission::Stranger => {
+                        // Goes at once, or to nobody.
+                        let _ = wire::write(&stream, Kind::Stranger, &[], wait);
+                    }
                     Admission::Fatal(error) => {
                         wire::refuse(std::iter::once(&stream), &error, wait.rank);
                         fatal = fatal.or(Some(error));
@@ -340,22 +349,20 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
 
 enum Admission {
     Welcome(Hello),
-    /// Sent away; the job goes on waiting.
-    Stranger(Error),
+    /// Speaks another language; the job goes on waiting.
+    Foreign(Error),
+    /// Has another secret; the job goes on waiting.
+    Stranger,
     /// One of us, and wrong: the job cannot start.
     Fatal(Error),
 }
 
 fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> Admission {
     let Some(hello) = Hello::decode(bytes) else {
-        return Admission::Stranger(Error::Launch("not a hello of this version of caravan".into()));
+        return Admission::Foreign(Error::Launch("not a hello of this version of caravan".into()));
     };
     if !same_secret(&hello.token, me.token.as_bytes()) {
-        return Admission::Stranger(Error::Launch(format!(
-            "the secret of this process is not that of job {}: give all ranks one CARAVAN_JOB and one CARAVAN_TOKEN, or \
-             none; if that is another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all ranks of this one",
-            me.job
-        )));
+        return Admission::Stranger;
     }
     // Indices beyond the group have no rank here; name them as they name themselves.
     let name = me.ranks.get(hello.index).copied().unwrap_or(hello.index);
@@ -427,7 +434,16 @@ fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -
     let wait = Wait { deadline: Instant::now() + timeout + EXTRA, ..*wait };
     wire::write(&stream, Kind::Hello, &Hello::encode(me), &wait)
         .map_err(|t| lost(wait.rank, middle, t, &what, timeout))?;
-    answer(&stream, Kind::Welcome, &wait, |t| lost(wait.rank, middle, t, &what, timeout))?;
+    let said = wire::read(&stream, &wait);
+    if let Ok((Kind::Stranger, _)) = said {
+        return Err(Error::Launch(format!(
+            "the secret of this process, of job {}, is not that of the job at {place}: give all ranks one CARAVAN_JOB and \
+             one CARAVAN_TOKEN, or none; if that is another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all \
+             ranks of this one",
+            me.job
+        )));
+    }
+    answer(said, Kind::Welcome, wait.rank, |t| lost(wait.rank, middle, t, &what, timeout))?;
     Ok(stream)
 }
 

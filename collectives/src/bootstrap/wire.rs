@@ -31,11 +31,14 @@ pub(super) enum Kind {
     Refused = 3,
     /// A blob of an exchange.
     Data = 4,
+    /// Who wants to join has another secret. Nothing more, because a job's name may be all of its own.
+    Stranger = 5,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Kind> {
-        [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Data].into_iter().find(|&k| k as u8 == byte)
+        let all = [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Data, Kind::Stranger];
+        all.into_iter().find(|&k| k as u8 == byte)
     }
 }
 

@@ -79,6 +79,18 @@ fn silent_strangers_make_room_for_a_rank() {
 }
 
 #[test]
+fn a_stranger_does_not_hear_the_name_of_the_job() {
+    let name = format!("caravan-test-name-{}", std::process::id());
+    let (stranger, ours) = (unconnected(), unconnected());
+    let middle = middle_of_two(&name);
+    reach(&stranger, &name);
+    assert_eq!(join(&stranger, "guessed"), (Kind::Stranger, Vec::new()));
+    reach(&ours, &name);
+    assert_eq!(join(&ours, "right"), (Kind::Welcome, Vec::new()));
+    middle.join().unwrap().unwrap();
+}
+
+#[test]
 fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
     let name = format!("caravan-test-lost-{}", std::process::id());
     let member = |index| {
