@@ -130,23 +130,33 @@ pub(super) fn host_name() -> String {
 /// A variable that Hydra gives its ranks, and no other manager that speaks PMI: how many of them are on the host.
 pub(crate) const OF_HYDRA: &str = "MPI_LOCALNRANKS";
 
+/// The socket to the process manager that speaks PMI, as PMI_FD names it.
+pub(crate) fn pmi_socket() -> Option<BorrowedFd<'static>> {
+    connected(&std::env::var("PMI_FD").ok()?)
+}
+
+/// The descriptor with this number, if it is a connected socket: a number that was inherited without what it stood for may be
+/// a file's by now, which is not to be written to.
+fn connected(number: &str) -> Option<BorrowedFd<'static>> {
+    let number = number.parse().ok().filter(|&fd| fd > 2)?;
+    // SAFETY: a manager's socket is open as long as this process, which never closes it; of what is none the kernel is asked
+    // once, which leaves it as it is, and nobody gets it.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::net::getpeername(fd).is_ok().then_some(fd)
+}
+
 /// The process id of Hydra's proxy on this host: the other end of the socket it left in PMI_FD, also when a shell
 /// stands between it and this process. None where it cannot be seen from here.
 pub(super) fn pmi_manager() -> Option<u32> {
-    let fd: i32 = std::env::var("PMI_FD").ok()?.parse().ok().filter(|&fd| fd > 2)?;
-    // SAFETY: only borrowed for one call that leaves the descriptor as it is; if it is not open the call says so.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let peer = super::place::peer_of(fd).ok()?;
+    let peer = super::place::peer_of(pmi_socket()?).ok()?;
     u32::try_from(peer.pid).ok().filter(|&pid| pid > 0)
 }
 
 /// Asks the process manager that speaks PMI to end the job with this exit code, if there is one. Hydra waits for the
 /// other ranks otherwise, whatever they do.
 pub(super) fn pmi_abort(code: u8) {
-    let number = || std::env::var("PMI_FD").ok()?.parse().ok().filter(|&fd: &i32| fd > 2);
-    if let Some(fd) = number() {
-        // SAFETY: only borrowed for one write; if it is not open the call says so, and nothing else is to be done.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    if let Some(fd) = pmi_socket() {
+        // Where it cannot be asked nothing else is to be done.
         let _ = rustix::io::write(fd, format!("cmd=abort exitcode={code}\n").as_bytes());
     }
 }
@@ -166,6 +176,7 @@ pub(super) fn list(ranks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn slurm_lists_expand() {
@@ -215,6 +226,15 @@ mod tests {
         for bad in ["node1", ":1", "n:0", "n:70000", "n:x"] {
             assert!(checked_address("V", bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn only_a_connected_socket_is_a_process_manager() {
+        let (socket, _manager) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let found = |number: i32| connected(&number.to_string()).is_some();
+        assert!(found(socket.as_raw_fd()) && !found(file.as_raw_fd()) && !found(i32::MAX) && !found(1));
+        assert!(connected("").is_none());
     }
 
     #[test]

@@ -19,9 +19,9 @@ mod star;
 mod wire;
 
 pub use board::{Board, Ending};
-#[cfg(feature = "mpi")]
-pub(crate) use hosts::OF_HYDRA;
 pub(crate) use hosts::boot_and_space;
+#[cfg(feature = "mpi")]
+pub(crate) use hosts::{OF_HYDRA, pmi_socket};
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
 pub use processors::{cpu_quota, processors, processors_of_host};

@@ -6,7 +6,7 @@ use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
 use super::fatal;
 use super::ffi;
-use crate::bootstrap::OF_HYDRA;
+use crate::bootstrap::{OF_HYDRA, pmi_socket};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::{Home, Neighbours};
 use mpi::Threading;
@@ -299,11 +299,8 @@ fn leave_hydra() {
     if std::env::var_os(OF_HYDRA).is_none() {
         return;
     }
-    let Some(fd) = std::env::var("PMI_FD").ok().and_then(|fd| fd.parse().ok()).filter(|fd| *fd > 2) else {
-        return;
-    };
-    // SAFETY: the launcher opened it for this process, and MPI, the only user, is not called any more.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    // MPI, the only other user, is not called any more.
+    let Some(fd) = pmi_socket() else { return };
     let mut answer = [0u8; 64];
     // A launcher that has gone needs no goodbye.
     let _ = rustix::io::write(fd, b"cmd=finalize\n").and_then(|_| rustix::io::read(fd, &mut answer));
