@@ -33,8 +33,6 @@ pub const UCS_OK: ucs_status_t = 0;
 pub const UCS_INPROGRESS: ucs_status_t = 1;
 /// A longer message came than the receive had room for.
 pub const UCS_ERR_MESSAGE_TRUNCATED: ucs_status_t = -9;
-/// The device or event cannot be armed because something already happened.
-pub const UCS_ERR_BUSY: ucs_status_t = -15;
 /// The request was cancelled.
 pub const UCS_ERR_CANCELED: ucs_status_t = -16;
 /// The end of the error range, for telling an error from a pointer.
@@ -51,12 +49,8 @@ pub const UCS_LOG_FUNC_RC_CONTINUE: c_int = 1;
 pub const UCP_PARAM_FIELD_FEATURES: u64 = 1 << 0;
 /// `UCP_PARAM_FIELD_TAG_SENDER_MASK`
 pub const UCP_PARAM_FIELD_TAG_SENDER_MASK: u64 = 1 << 4;
-/// `UCP_PARAM_FIELD_MT_WORKERS_SHARED`
-pub const UCP_PARAM_FIELD_MT_WORKERS_SHARED: u64 = 1 << 5;
 /// `UCP_PARAM_FIELD_ESTIMATED_NUM_EPS`
 pub const UCP_PARAM_FIELD_ESTIMATED_NUM_EPS: u64 = 1 << 6;
-/// `UCP_PARAM_FIELD_ESTIMATED_NUM_PPN`
-pub const UCP_PARAM_FIELD_ESTIMATED_NUM_PPN: u64 = 1 << 7;
 /// `UCP_FEATURE_TAG`
 pub const UCP_FEATURE_TAG: u64 = 1 << 0;
 /// `UCP_WORKER_PARAM_FIELD_THREAD_MODE`
