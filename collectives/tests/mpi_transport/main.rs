@@ -170,6 +170,9 @@ fn awaited_elsewhere() {
     assert!(text.contains("of one thread only"), "{text}");
     let text = t.check().expect_err("given up").to_string();
     assert!(text.contains("could not be ended"), "{text}");
+    drop((comm, t));
+    let text = MpiTransport::world(&Start::default()).err().expect("MPI was given up").to_string();
+    assert!(text.contains("cannot be started again"), "{text}");
     all_are_done(rank, size);
 }
 
