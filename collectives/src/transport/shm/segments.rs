@@ -153,21 +153,19 @@ impl Segments {
 
     /// Creates the own control block of a subgroup and shows it to the other members.
     pub fn enter(&self, key: u64, layout: Layout) -> Result<(Block, usize)> {
-        self.reap();
-        let own = self.own();
+        // Also that no other thread of this rank, which may form a group of its own, takes the same entry.
+        let mut retired = self.lock_retired();
+        self.reap(&mut retired);
+        let (own, what) = (self.own(), format!("rank {}: forming a group over shared memory", self.rank()));
         if self.find(self.me, key, layout).is_some() {
-            return Err(Error::Argument {
-                call: "subgroup",
-                rank: self.rank(),
-                problem: "a group with this context and these members is still in use".into(),
-            });
+            let problem = "one with this context and these members is still in use";
+            return Err(Error::system(what, problem));
         }
         let offset = self.arena.alloc(own, layout.bytes(), self.rank())?;
         let Some(entry) = entries().find(|&e| own.u64(e).load(Ordering::Relaxed) == 0) else {
             self.arena.release(own, offset, layout.bytes());
-            let problem =
-                format!("this rank is in {} groups already, the most it can be in", layout::REGISTRY_ENTRIES);
-            return Err(Error::Argument { call: "subgroup", rank: self.rank(), problem });
+            let most = layout::REGISTRY_ENTRIES;
+            return Err(Error::system(what, format!("it is in {most} already, the most it can be in")));
         };
         own.u64(entry + 8).store(offset as u64, Ordering::Relaxed);
         own.u64(entry).store(key, Ordering::Release);
@@ -189,13 +187,14 @@ impl Segments {
     /// Leaves a subgroup. The own block is freed when all members have left too.
     pub fn leave(&self, key: u64, offset: usize, layout: Layout, members: Vec<usize>) {
         let untold = (0..members.len()).collect();
-        self.lock_retired().push(Retired { key, offset, layout, members, untold });
-        self.reap();
+        let mut retired = self.lock_retired();
+        retired.push(Retired { key, offset, layout, members, untold });
+        self.reap(&mut retired);
     }
 
     /// Tells those who could not be told before, and frees blocks that nobody will touch again.
-    fn reap(&self) {
-        self.lock_retired().retain_mut(|old| {
+    fn reap(&self, retired: &mut Vec<Retired>) {
+        retired.retain_mut(|old| {
             let mine = old.members.iter().position(|&m| m == self.me).expect("a rank is in its groups");
             old.untold.retain(|&place| match self.find(old.members[place], old.key, old.layout) {
                 Some(block) => {
