@@ -378,5 +378,11 @@ mod tests {
             Err(Trouble::Job(error)) => assert_eq!(error.to_string(), "rank 2 was lost; rank 1 stops"),
             other => panic!("{other:?}"),
         }
+        // Other words are no refusal, and say nothing of a limit.
+        write(&here, Kind::Data, b"words", &wait).unwrap();
+        match recv_fds(&there, 2, &wait) {
+            Err(Trouble::Gone(text)) => assert!(text.contains("Data") && !text.contains("ulimit"), "{text}"),
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -102,14 +102,14 @@ impl Device {
     pub fn rooms(&self, ranks: usize, nccl: bool) -> Vec<(String, usize)> {
         match self {
             Device::Cpu => Vec::new(),
-            Device::Emulated(gpus) => gpus.rooms(ranks).collect(),
+            Device::Emulated(gpus) => {
+                let sharers = gpus.sharers_of(ranks);
+                gpus.named(ranks).map(|(name, memory)| (name, memory / sharers)).collect()
+            }
             Device::Cuda(gpus) => {
-                let (sharing, reserved) = (gpus.sharing(ranks), reserve(nccl.then_some(ranks - 1)));
-                let left = |(name, room): (String, usize)| {
-                    let contexts = if sharing > 1 { CONTEXT } else { 0 };
-                    (name, room.saturating_sub(contexts + reserved))
-                };
-                gpus.rooms(ranks).map(left).collect()
+                let (sharers, reserved) = (gpus.sharers_of(ranks), reserve(nccl.then_some(ranks - 1)));
+                let named = gpus.named(ranks);
+                named.map(|(name, memory)| (name, share(memory, sharers).saturating_sub(reserved))).collect()
             }
         }
     }
@@ -140,17 +140,14 @@ impl Gpus {
     }
 
     /// How many of `ranks` ranks of this machine have its first GPU: they are dealt to GPUs in turn, so that it has most.
-    fn sharing(&self, ranks: usize) -> usize {
+    fn sharers_of(&self, ranks: usize) -> usize {
         ranks.div_ceil(self.each.len())
     }
 
-    /// The GPUs that `ranks` ranks of this machine have, and bytes of memory for each of these.
-    fn rooms(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
-        let sharing = self.sharing(ranks);
-        let named = move |(number, (name, memory)): (usize, &(String, usize))| {
-            (format!("GPU {number} ({name})"), memory / sharing)
-        };
-        self.each.iter().enumerate().take(ranks).map(named)
+    /// The GPUs that `ranks` ranks of this machine have, and the memory of each.
+    fn named(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
+        let all = self.each.iter().enumerate().take(ranks);
+        all.map(|(number, (name, memory))| (format!("GPU {number} ({name})"), *memory))
     }
 
     /// How many ranks have the GPU of this one, whoever has given it to them. Refuses more than one without permission. Every
@@ -170,12 +167,20 @@ impl Gpus {
     }
 }
 
-/// What CUDA takes of a GPU's memory for each process that uses it, about which it says nothing; where one has the GPU
-/// alone, it is not free, or within what is reserved.
+/// What CUDA takes of a GPU's memory for each process that uses it: about as much, which it does not say.
 const CONTEXT: usize = 512 << 20;
 
-/// What NCCL takes for each other rank of this machine at most, by its sources: for messages to it and from it, in each of
-/// two communicators, 32 channels of 12 MiB; and for what it does not need them for.
+/// The part of a GPU's memory that one of so many ranks has. Where one has it alone, what its context takes is not free when
+/// that is asked for.
+fn share(memory: usize, sharers: usize) -> usize {
+    match sharers {
+        1 => memory,
+        n => (memory / n).saturating_sub(CONTEXT),
+    }
+}
+
+/// What NCCL takes for each other rank of this machine, at most, as its sources suggest and no GPU has shown yet: in each of
+/// two communicators 32 channels of 12 MiB; and for what it does not need them for.
 const NCCL_PEER: usize = 2 * 32 * (12 << 20);
 const NCCL: usize = 256 << 20;
 
@@ -252,9 +257,9 @@ mod tests {
 
     #[test]
     fn ranks_on_a_gpu_divide_its_memory() {
-        let room = |bytes| (format!("GPU {} (H200)", 0), bytes);
-        assert_eq!(gpus(2).rooms(3).next(), Some(room(1 << 36)));
-        assert_eq!(gpus(4).rooms(3).count(), 3);
+        let room = |bytes| ("GPU 0 (H200)".to_owned(), bytes);
+        assert_eq!(Device::Emulated(gpus(2)).rooms(3, false).into_iter().next(), Some(room(1 << 36)));
+        assert_eq!(Device::Emulated(gpus(4)).rooms(3, false).len(), 3);
         // The libraries' part is nobody's.
         let left = |ranks, nccl| (1usize << 37) - Device::Cuda(gpus(2)).rooms(ranks, nccl)[0].1;
         assert_eq!((left(2, false), left(2, true)), (256 << 20, (512 << 20) + NCCL_PEER));

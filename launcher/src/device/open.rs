@@ -106,10 +106,7 @@ fn open(gpus: &Gpus, comm: &Communicator, nccl: bool) -> Result<(Gpu, usize)> {
     let gpu = Gpu::open(gpus.of(comm.rank()))?;
     let sharers = gpus.sharers(comm, &gpu)?;
     let (free, total) = gpu.free_memory()?;
-    let room = match sharers {
-        1 => free,
-        n => free.min((total / n).saturating_sub(super::CONTEXT)),
-    };
+    let room = free.min(super::share(total, sharers));
     let here = gpus.identity.as_ref().and_then(|identity| identity.local_size).unwrap_or(comm.size());
     Ok((gpu, room.saturating_sub(super::reserve(nccl.then_some(here - 1)))))
 }

@@ -4,6 +4,7 @@ use crate::reference::{Reference, VARIANTS};
 use collectives::DType;
 use models::hf::{Checkpoint, Remarks, SaveOptions, Writer};
 use models::{LlamaConfig, RopeScaling};
+use safetensors::{Dtype, SafeTensors};
 use std::path::Path;
 use std::process::Command;
 
@@ -58,7 +59,23 @@ fn what_transformers_saved_loads() {
             _ => {}
         }
         assert_eq!(checkpoint.config(), &expected, "{name}");
+        // Of both types, each of which is read.
+        let stored = if matches!(name, "gqa" | "tied") { Dtype::F32 } else { Dtype::BF16 };
+        assert_eq!(stored_norm(&reference.dir), stored, "{name}");
     }
+}
+
+/// The type in which the last norm's weight is stored, in whichever file has it.
+fn stored_norm(dir: &Path) -> Dtype {
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let weights = files.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("model"));
+    let found =
+        weights.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).find_map(|path| {
+            let bytes = std::fs::read(path).unwrap();
+            let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+            metadata.info("model.norm.weight").map(|info| info.dtype)
+        });
+    found.expect("a norm")
 }
 
 #[test]

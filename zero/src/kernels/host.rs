@@ -21,19 +21,19 @@ impl<T: Float> Kernels<T> for Host {
     }
 
     fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()> {
-        parted(sum.host(), x.host(), add);
+        parted(sum.host(), x.host(), 1, add);
         Ok(())
     }
 
     fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()> {
-        parted(to.host(), from.host(), round);
+        parted(to.host(), from.host(), 1, round);
         Ok(())
     }
 
     fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()> {
         match gradient {
-            Reduced::Stored(g) => divided::<T, T>(g.host(), out.host()),
-            Reduced::Wide(g) => divided::<T, f32>(g.host(), out.host()),
+            Reduced::Stored(g) => parted(out.host(), g.host(), NORM_BLOCK, squares::<T, T>),
+            Reduced::Wide(g) => parted(out.host(), g.host(), NORM_BLOCK, squares::<T, f32>),
         }
         Ok(())
     }
@@ -85,15 +85,16 @@ pub(super) fn on_host<T: Float, G: Float>(bucket: Update<'_, T>, gradient: &[G])
     }
 }
 
-/// Blocks that are worth another thread.
-const GRAIN: usize = 64;
+/// Elements that are worth another thread.
+const GRAIN: usize = 64 * NORM_BLOCK;
 
-/// `work` with all threads of the pool that this thread is in, if any: which one takes an element changes no bit.
-fn parted<A: Send, B: Sync>(out: &mut [A], x: &[B], work: fn(&mut [A], &[B])) {
-    if out.len() > GRAIN * NORM_BLOCK && rayon::current_thread_index().is_some() {
+/// `work` with all threads of the pool that this thread is in, if any, for results that are of `each` elements of `x` each:
+/// which thread takes one changes no bit.
+fn parted<A: Send, B: Sync>(out: &mut [A], x: &[B], each: usize, work: fn(&mut [A], &[B])) {
+    if out.len() * each > GRAIN && rayon::current_thread_index().is_some() {
         let (low, high) = out.split_at_mut(out.len() / 2);
-        let (first, second) = x.split_at(low.len());
-        rayon::join(|| parted(low, first, work), || parted(high, second, work));
+        let (first, second) = x.split_at(low.len() * each);
+        rayon::join(|| parted(low, first, each, work), || parted(high, second, each, work));
     } else {
         work(out, x);
     }
@@ -121,20 +122,9 @@ collectives::simd_dispatch! {
 /// Lanes of a block's sum: fixed, so that every instruction set adds in the same order.
 const LANES: usize = 16;
 
-/// `squares` with all threads of the pool that this thread is in, if any: which one takes a block changes no bit.
-fn divided<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
-    if out.len() > GRAIN && rayon::current_thread_index().is_some() {
-        let (low, high) = out.split_at_mut(out.len() / 2);
-        let (first, second) = g.split_at(low.len() * NORM_BLOCK);
-        rayon::join(|| divided::<T, G>(first, low), || divided::<T, G>(second, high));
-    } else {
-        squares::<T, G>(g, out);
-    }
-}
-
 /// Sums of squares of the blocks of `g`, each element rounded to `T` first.
 #[inline(always)]
-fn squares_body<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
+fn squares_body<T: Float, G: Float>(out: &mut [f64], g: &[G]) {
     for (block, out) in g.chunks_exact(NORM_BLOCK).zip(out) {
         let mut lanes = [0f64; LANES];
         for row in block.chunks_exact(LANES) {
@@ -155,7 +145,7 @@ fn squares_body<T: Float, G: Float>(g: &[G], out: &mut [f64]) {
 }
 
 collectives::simd_dispatch! {
-    fn squares<T: Float, G: Float>(g: &[G], out: &mut [f64]) = squares_body;
+    fn squares<T: Float, G: Float>(out: &mut [f64], g: &[G]) = squares_body;
 }
 
 #[cfg(test)]
@@ -164,21 +154,24 @@ mod tests {
 
     #[test]
     fn threads_change_no_bit_of_sums() {
-        let x: Vec<f32> = (0..3 * GRAIN * NORM_BLOCK + 5).map(|i| (i as f32).sin()).collect();
+        let x: Vec<f32> = (0..3 * GRAIN + 5).map(|i| (i as f32).sin()).collect();
         let run = |threads: usize| {
             let mut sum: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
             let mut rounded = vec![half::bf16::ZERO; x.len()];
+            let mut squared = vec![0f64; x.len() / NORM_BLOCK];
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut work = || {
-                parted(&mut sum, &x, add);
-                parted(&mut rounded, &sum, round);
+                parted(&mut sum, &x, 1, add);
+                parted(&mut rounded, &sum, 1, round);
+                parted(&mut squared, &sum, NORM_BLOCK, squares::<half::bf16, f32>);
             };
             if threads > 1 {
                 pool.install(work)
             } else {
                 work()
             }
-            (sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), rounded)
+            let bits = sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            (bits, rounded, squared.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
         };
         assert_eq!(run(1), run(3));
     }

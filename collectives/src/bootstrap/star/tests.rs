@@ -59,6 +59,13 @@ fn join(stream: &Stream, token: &str) -> (Kind, Vec<u8>) {
     wire::read(stream, &wait).unwrap()
 }
 
+/// Joins it as the rank that it waits for.
+fn completes(ours: &Stream, name: &str, middle: std::thread::JoinHandle<Result<()>>) {
+    reach(ours, name);
+    assert_eq!(join(ours, "right"), (Kind::Welcome, Vec::new()));
+    middle.join().unwrap().unwrap();
+}
+
 #[test]
 fn silent_strangers_make_room_for_a_rank() {
     if !alone("bootstrap::star::tests::silent_strangers_make_room_for_a_rank") {
@@ -73,9 +80,7 @@ fn silent_strangers_make_room_for_a_rank() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(next + 1), maximum }).unwrap();
     strangers[1..].iter().for_each(|stranger| reach(stranger, &name));
-    reach(&ours, &name);
-    assert_eq!(join(&ours, "right"), (Kind::Welcome, Vec::new()));
-    middle.join().unwrap().unwrap();
+    completes(&ours, &name, middle);
 }
 
 #[test]
@@ -85,9 +90,7 @@ fn a_stranger_does_not_hear_the_name_of_the_job() {
     let middle = middle_of_two(&name);
     reach(&stranger, &name);
     assert_eq!(join(&stranger, "guessed"), (Kind::Stranger, Vec::new()));
-    reach(&ours, &name);
-    assert_eq!(join(&ours, "right"), (Kind::Welcome, Vec::new()));
-    middle.join().unwrap().unwrap();
+    completes(&ours, &name, middle);
 }
 
 #[test]

@@ -47,9 +47,8 @@ const NAP: Duration = Duration::from_micros(50);
 
 /// Messages of so many bytes to a rank of this host are copied through shared memory, as shorter ones are, not announced for
 /// the receiver to fetch them. Over posix and cma, on an Intel Xeon, one of 12 KiB then takes 1.3 us instead of 2.8 and of
-/// 24 KiB 2.1 instead of 3.2; but two of 32 KiB that cross a sixth more. Above that it is a matter of where the two
-/// processors lie, which a virtual machine does not say and may change: those that share a cache copy one message of 32 KiB
-/// in half the time; others take half as much again.
+/// 24 KiB 2.1 instead of 3.2; but two of 32 KiB that cross a sixth more. For longer ones it is a matter of whether the two
+/// processors share a cache, which a virtual machine does not say and may change.
 const COPIED: std::ops::RangeInclusive<usize> = 8 << 10..=24 << 10;
 
 /// UCX between the ranks of one group.
