@@ -47,6 +47,8 @@ pub(super) const CASES: &[Failing] = &[
     ),
     ("a rank that leaves", leaves, small),
     ("a rank that leaves messages", leaves_messages, small),
+    ("a rank that leaves a part", |c| leaves_part(c, gather), small),
+    ("a rank that leaves messages of a part", |c| leaves_part(c, receive), small),
     ("a failure in another group", another_group, small),
     ("a silent rank", silent, impatient),
     ("poisoned", poisoned, small),
@@ -138,8 +140,7 @@ fn leaves(comm: Communicator) {
         return works.expect("works");
     }
     // Another rank may have noticed, and given up, before this one is out of the barrier.
-    let gather = || comm.all_gather_in_place(&mut vec![0u8; 10_000 * comm.size()][..]);
-    let error = works.and_then(|()| gather()).expect_err("a rank left");
+    let error = works.and_then(|()| gather(&comm)).expect_err("a rank left");
     let text = error.to_string();
     assert!(matches!(error, Error::PeerLost { .. }), "{text}");
     assert!(text.contains(&format!("rank {last}")), "{text}");
@@ -157,6 +158,30 @@ fn leaves_messages(comm: Communicator) {
     let text = error.to_string();
     assert!(matches!(error, Error::PeerLost { .. }), "{text}");
     assert!(text.contains(&format!("rank {last}")), "{text}");
+}
+
+/// A rank that leaves one group, while it stays in another, is named by those who count on it there.
+fn leaves_part(comm: Communicator, wait: fn(&Communicator) -> Result<()>) {
+    let part = comm.split(Some(0), 0).expect("a group").expect("this rank is in it");
+    let works = part.barrier();
+    let last = comm.size() - 1;
+    if comm.rank() == last {
+        works.expect("works");
+        drop(part);
+        return drop(comm.barrier().expect_err("the others have given up"));
+    }
+    let error = works.and_then(|()| wait(&part)).expect_err("a rank left");
+    let text = error.to_string();
+    assert!(matches!(error, Error::PeerLost { .. }), "{text}");
+    assert!(text.contains(&format!("rank {last}")), "{text}");
+}
+
+fn gather(comm: &Communicator) -> Result<()> {
+    comm.all_gather_in_place(&mut vec![0u8; 10_000 * comm.size()][..])
+}
+
+fn receive(comm: &Communicator) -> Result<()> {
+    comm.recv(&mut [0u8; 100][..], comm.size() - 1, 1)
 }
 
 /// A rank that gives one group up, and leaves another in which somebody waits for it, says why there.

@@ -6,6 +6,7 @@ use super::segments::Segments;
 use crate::error::{Error, Result};
 use crate::transport::place_among;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// One group of this process.
 pub(super) struct Group {
@@ -81,6 +82,11 @@ impl Group {
         }
     }
 
+    /// Whether `member` has left this group in good order.
+    pub fn left(&mut self, member: usize) -> bool {
+        self.block(member).is_some_and(|block| block.left(member).load(Ordering::Acquire) != 0)
+    }
+
     /// The control blocks known so far, the own one among them.
     pub fn known(&self) -> impl Iterator<Item = Block> {
         self.blocks.iter().flatten().copied()
@@ -117,8 +123,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Some((key, offset)) = self.subgroup {
-            self.segments.leave(key, offset, self.layout, std::mem::take(&mut self.members));
+        match self.subgroup {
+            // Nobody is told that this rank left in good order, and what it has shown stays.
+            _ if std::thread::panicking() => self.segments.give_up(self.segments.rank(), "panicked"),
+            Some((key, offset)) => {
+                self.segments.leave(key, offset, self.layout, std::mem::take(&mut self.members));
+            }
+            None => self.own.left(self.me).store(1, Ordering::Release),
         }
         self.segments.depart();
     }

@@ -135,7 +135,7 @@ impl Block {
         self.u32(4)
     }
 
-    /// Set by `member` when it will not touch this block again.
+    /// Set by `member` when it will not touch this block again; by the owner when it does nothing more in the group.
     pub fn left(&self, member: usize) -> &AtomicU32 {
         self.u32(self.layout.left(member))
     }

@@ -171,12 +171,14 @@ impl Mail {
     }
 
     /// Moves all messages forward, and says whether `request` is complete. `gone` tells of each rank
-    /// of the host whether it has left: what it has not sent by now it never will.
+    /// of the host whether its process has left; who has left the group, one way or the other, sends nothing more.
     pub fn test(&mut self, group: &mut Group, request: Request, gone: &[bool]) -> Result<bool> {
         if self.requests.take_done(request)? {
             return Ok(true);
         }
         for member in 0..group.size() {
+            let open = self.awaits(member) || !self.outgoing[member].idle();
+            let left = open && (gone[group.members[member]] || group.left(member));
             let mut moved = false;
             if !self.outgoing[member].idle() {
                 moved |= self.push(group, member)?;
@@ -186,7 +188,7 @@ impl Mail {
             }
             // Only after both: what a message waits for may be the answer that its receiver wrote before it left.
             let stuck = !moved && (self.awaits(member) || !self.outgoing[member].idle());
-            if stuck && gone[group.members[member]] {
+            if stuck && left {
                 let how = "left before it took part in all messages".to_owned();
                 let (rank, peer) = (group.segments.rank(), group.rank_of(member));
                 return Err(Error::PeerLost { rank, peer, how });

@@ -25,7 +25,7 @@ use group::Group;
 use mail::Mail;
 use peers::Watcher;
 use segments::Segments;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An offset that says: the payload is in the slot.
 const INLINE: u64 = u64::MAX;
@@ -79,20 +79,52 @@ impl ShmTransport {
 
     #[cold]
     fn clear(&mut self, needed: u64) -> bool {
-        let finished = |this: &mut Self, member: usize| {
-            let left = this.watcher.gone[this.group.members[member]];
-            let block = this.group.block(member);
-            left || block.is_some_and(|block| slots::finished(block.done(this.cleared), this.cleared))
-        };
         let most = needed + CLEARED_AT_ONCE;
-        while self.cleared < most && (0..self.group.size()).all(|member| finished(self, member)) {
+        while self.cleared < most && (0..self.group.size()).all(|member| self.finished(member, self.cleared))
+        {
             self.cleared += 1;
         }
         self.cleared >= needed
     }
 
+    /// Whether `member` does nothing more in this group: it left it in good order, or its process did. Whatever it did
+    /// before is visible then.
+    fn gone(&mut self, member: usize) -> bool {
+        self.watcher.gone[self.group.members[member]] || self.group.left(member)
+    }
+
+    /// That a member left is what is wrong only if nobody failed: who does leaves too.
+    #[cold]
+    fn unless_failed(&mut self, left: Error) -> Error {
+        self.watcher.look(&self.group.segments, Instant::now()).err().unwrap_or(left)
+    }
+
     fn busy(&mut self) {
         self.sleeper.disarm(self.group.own);
+    }
+
+    /// What `peer` shows for call `sequence`, as [`Direct::published`] gives it, whether or not it is still there.
+    #[inline(always)]
+    fn shown(&mut self, peer: usize, sequence: u64) -> Result<Option<(*const u8, usize, u64)>> {
+        let Some(block) = self.group.block(peer) else { return Ok(None) };
+        let what = match slots::read(block.slot(sequence), sequence) {
+            Ok(Some(what)) => what,
+            Ok(None) => return Ok(None),
+            Err(other) => {
+                let what = format!("call {other} where {sequence} was being read");
+                return Err(self.group.corrupt(peer, what));
+            }
+        };
+        let bytes = what.bytes as usize;
+        let address = match what.offset {
+            INLINE if bytes <= layout::INLINE => Some(block.inline(sequence, bytes).as_ptr().cast_const()),
+            INLINE => None,
+            offset => self.group.address(peer, offset, bytes),
+        };
+        match address {
+            Some(address) => Ok(Some((address, bytes, what.fingerprint))),
+            None => Err(self.group.corrupt(peer, format!("{bytes} bytes at {}", what.offset))),
+        }
     }
 
     fn checked_peer(&self, call: &'static str, peer: usize) -> Result<()> {
@@ -135,7 +167,10 @@ unsafe impl Transport for ShmTransport {
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        self.mail.test(&mut self.group, request, &self.watcher.gone)
+        match self.mail.test(&mut self.group, request, &self.watcher.gone) {
+            Err(left @ Error::PeerLost { .. }) => Err(self.unless_failed(left)),
+            done => done,
+        }
     }
 
     fn direct(&mut self) -> Option<&mut dyn Direct> {
@@ -224,38 +259,17 @@ unsafe impl Direct for ShmTransport {
 
     #[inline]
     fn published(&mut self, peer: usize, sequence: u64) -> Result<Option<(*const u8, usize, u64)>> {
-        // Looked at first: what the peer published before it left is then visible below.
-        let left = self.watcher.gone[self.group.members[peer]];
-        let found = match self.group.block(peer) {
-            None => Ok(None),
-            Some(block) => {
-                slots::read(block.slot(sequence), sequence).map(|what| what.map(|what| (block, what)))
-            }
-        };
-        match found {
-            Ok(Some((block, what))) => {
-                let bytes = what.bytes as usize;
-                let address = match what.offset {
-                    INLINE if bytes <= layout::INLINE => {
-                        Some(block.inline(sequence, bytes).as_ptr().cast_const())
-                    }
-                    INLINE => None,
-                    offset => self.group.address(peer, offset, bytes),
-                };
-                match address {
-                    Some(address) => Ok(Some((address, bytes, what.fingerprint))),
-                    None => Err(self.group.corrupt(peer, format!("{bytes} bytes at {}", what.offset))),
-                }
-            }
-            Ok(None) if left => Err(Error::PeerLost {
-                rank: self.group.segments.rank(),
-                peer: self.group.rank_of(peer),
-                how: format!("left before call {sequence} of its group"),
-            }),
-            Ok(None) => Ok(None),
-            Err(other) => {
-                Err(self.group.corrupt(peer, format!("call {other} where {sequence} was being read")))
-            }
+        match self.shown(peer, sequence)? {
+            // Looked at again: it may have been shown, before the peer left, just after the first look.
+            None if self.gone(peer) => match self.shown(peer, sequence)? {
+                None => Err(self.unless_failed(Error::PeerLost {
+                    rank: self.group.segments.rank(),
+                    peer: self.group.rank_of(peer),
+                    how: format!("left before call {sequence} of its group"),
+                })),
+                shown => Ok(shown),
+            },
+            shown => Ok(shown),
         }
     }
 
@@ -267,8 +281,8 @@ unsafe impl Direct for ShmTransport {
 
     #[inline]
     fn finished(&mut self, peer: usize, sequence: u64) -> bool {
+        let done = |block: layout::Block| slots::finished(block.done(sequence), sequence);
         // Whoever has left reads nothing any more.
-        let left = self.watcher.gone[self.group.members[peer]];
-        left || self.group.block(peer).is_some_and(|block| slots::finished(block.done(sequence), sequence))
+        self.group.block(peer).is_some_and(done) || self.gone(peer)
     }
 }

@@ -96,7 +96,8 @@ impl Watcher {
         self.look(segments, now)
     }
 
-    fn look(&mut self, segments: &Segments, now: Instant) -> Result<()> {
+    /// The same at once.
+    pub fn look(&mut self, segments: &Segments, now: Instant) -> Result<()> {
         let rank = segments.rank();
         let lost = |peer: usize, how: String| Error::PeerLost { rank, peer, how };
         // The supervisor knows best which failure came first.

@@ -229,12 +229,7 @@ impl Segments {
 
     /// One less; the last tells the peers, unless it goes because of a panic.
     pub fn depart(&self) {
-        if self.users.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
-        }
-        if std::thread::panicking() {
-            self.give_up(self.rank(), "panicked");
-        } else {
+        if self.users.fetch_sub(1, Ordering::AcqRel) == 1 && !std::thread::panicking() {
             self.own().u32(layout::DEPARTED).store(1, Ordering::Release);
         }
     }
