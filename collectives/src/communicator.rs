@@ -50,6 +50,8 @@ pub struct Communicator {
     handle: Arc<Handle>,
     rank: usize,
     size: usize,
+    /// The rank in the job of each rank.
+    job_ranks: Arc<[usize]>,
     transport: Arc<str>,
     priority: Priority,
     /// Of calls whose buffers lie on a device.
@@ -70,9 +72,10 @@ impl Communicator {
                 "{size} ranks were asked for; at most {MAX_SIZE} can be one group"
             )));
         }
+        let job_ranks = (0..size).map(|member| transport.job_rank(member)).collect();
         let handle = Arc::new(Handle::new(transport, options, family)?);
         let priority = Priority::default();
-        Ok(Communicator { handle, rank, size, transport: name, priority, carrier: None })
+        Ok(Communicator { handle, rank, size, job_ranks, transport: name, priority, carrier: None })
     }
 
     /// `n` ranks for as many threads of this process; element r is rank r's.
@@ -86,6 +89,14 @@ impl Communicator {
     /// The same with options. Fails when a progress thread cannot be started.
     pub fn threads_with(n: usize, options: Options) -> Result<Vec<Communicator>> {
         threads::group(n).into_iter().map(|t| Communicator::new(Box::new(t), options)).collect()
+    }
+
+    /// The rank in the job of `member`, a rank of this group: errors name ranks by it.
+    ///
+    /// # Panics
+    /// Where the group has no such rank.
+    pub fn job_rank(&self, member: usize) -> usize {
+        self.job_ranks[member]
     }
 
     /// This rank.
@@ -256,7 +267,7 @@ impl Communicator {
     }
 
     pub(crate) fn argument(&self, call: &'static str, problem: String) -> Error {
-        Error::Argument { call, rank: self.rank, problem }
+        Error::Argument { call, rank: self.job_rank(self.rank), problem }
     }
 }
 

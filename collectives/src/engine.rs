@@ -163,7 +163,8 @@ impl Engine {
                     self.group.size,
                     known.join(", ")
                 );
-                return Err(Error::Argument { call: kind.name(), rank: self.group.rank, problem });
+                let rank = self.transport.job_rank(self.group.rank);
+                return Err(Error::Argument { call: kind.name(), rank, problem });
             }
         }
         self.forced[kind as usize] = algorithm;
@@ -433,8 +434,14 @@ impl Engine {
         }
         let flight = &self.flights[id as usize];
         let (Stage::Running, Some(schedule)) = (flight.stage, &flight.schedule) else { return Ok(()) };
-        let (what, rank, peer) = (schedule.call.to_string(), self.group.rank, self.waited_for(id));
-        Err(self.fail(Error::Timeout { what, rank, peer, after }))
+        let error = self.timeout(schedule.call.to_string(), self.waited_for(id), after);
+        Err(self.fail(error))
+    }
+
+    /// `peer`, of this group, has not taken part in `what`.
+    fn timeout(&self, what: String, peer: usize, after: Duration) -> Error {
+        let job_rank = |member| self.transport.job_rank(member);
+        Error::Timeout { what, rank: job_rank(self.group.rank), peer: job_rank(peer), after }
     }
 
     /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.
@@ -471,8 +478,8 @@ impl Engine {
             let flight = &self.flights[id as usize];
             let what = flight.schedule.as_ref().map_or(String::new(), |s| s.call.to_string());
             let what = format!("{what}, dropped without a wait,");
-            let (rank, peer) = (self.group.rank, self.waited_for(id));
-            self.fail(Error::Timeout { what, rank, peer, after });
+            let error = self.timeout(what, self.waited_for(id), after);
+            self.fail(error);
         }
         false
     }

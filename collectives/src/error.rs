@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// What can go wrong in a collective, a transport or a launch.
+/// What can go wrong in a collective, a transport or a launch. Ranks are those of the job, of which all groups are parts:
+/// they mean the same to everyone who hears of the error.
 #[derive(Debug, thiserror::Error, Clone)]
 pub enum Error {
     /// A length, a root, a rank or a type that does not fit the call.
@@ -65,9 +66,6 @@ pub enum Error {
     /// The program above gave the group up.
     #[error("{0}")]
     GivenUp(String),
-    /// A rank that is not of this group failed, and the group ends with it: what groups inside of others are told.
-    #[error("{0}")]
-    Outside(String),
     /// The operating system refused.
     #[error("{what}: {source_text}")]
     System {
@@ -102,10 +100,8 @@ impl Error {
         Error::System { what: what.into(), source_text: error.to_string() }
     }
 
-    /// What the peers of one group are told of a failure in another, in which ranks may have other numbers.
+    /// What the peers of one group are told of a failure in another.
     pub(crate) fn in_another_group(&self) -> Self {
-        Error::GivenUp(format!(
-            "failed in another of its groups, with ranks as they are called there: {self}"
-        ))
+        Error::GivenUp(format!("failed in another of its groups: {self}"))
     }
 }

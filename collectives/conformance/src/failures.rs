@@ -45,12 +45,14 @@ pub(super) const CASES: &[Failing] = &[
         |c| diverge(c, "a message of 11 f32", "a message of 10 f32", lengths),
         standard,
     ),
+    ("different kinds in a part", kinds_in_a_part, small),
     ("a rank that leaves", leaves, small),
     ("a rank that leaves messages", leaves_messages, small),
     ("a rank that leaves a part", |c| leaves_part(c, gather), small),
     ("a rank that leaves messages of a part", |c| leaves_part(c, receive), small),
     ("a failure in another group", another_group, small),
-    ("a silent rank", silent, impatient),
+    ("a silent rank", |c| silent(&c, &c), impatient),
+    ("a rank that is silent in a part", |c| silent(&c, &reversed(&c).expect("a group")), impatient),
     ("poisoned", poisoned, small),
 ];
 
@@ -63,6 +65,10 @@ fn diverge(comm: Communicator, ours: &str, theirs: &str, call: fn(&Communicator,
     let odd = comm.rank() == comm.size() - 1;
     let error = call(&comm, odd).and_then(|()| comm.barrier()).expect_err("ranks diverged");
     let text = error.to_string();
+    if let Error::Diverged { rank, peer, .. } = error {
+        assert_eq!(rank, comm.job_rank(comm.rank()), "{text}");
+        assert!([rank, peer].contains(&comm.job_rank(comm.size() - 1)), "{text}");
+    }
     match &error {
         Error::Diverged { .. } | Error::PeerLost { .. } => {
             assert!(text.contains("diverged"), "{text}");
@@ -78,6 +84,15 @@ fn kinds(comm: &Communicator, odd: bool) -> Result<()> {
     match odd {
         false => comm.all_reduce_in_place(&mut [1f32; 10][..], ReduceOp::Sum),
         true => comm.all_gather(&[1f32; 10][..], &mut vec![0f32; 10 * comm.size()][..]),
+    }
+}
+
+/// The rank that calls something else is the first of the job.
+fn kinds_in_a_part(comm: Communicator) {
+    match reversed(&comm) {
+        Ok(part) => diverge(part, "all_reduce of 10 f32, sum", "all_gather of 10 f32", kinds),
+        // Others have the part already, and have come to the end of it.
+        Err(error) => assert!(error.to_string().contains("diverged"), "{error}"),
     }
 }
 
@@ -162,15 +177,14 @@ fn leaves_messages(comm: Communicator) {
 
 /// A rank that leaves one group, while it stays in another, is named by those who count on it there.
 fn leaves_part(comm: Communicator, wait: fn(&Communicator) -> Result<()>) {
-    let part = comm.split(Some(0), 0).expect("a group").expect("this rank is in it");
-    let works = part.barrier();
+    let part = reversed(&comm).and_then(|part| part.barrier().map(|()| part));
     let last = comm.size() - 1;
     if comm.rank() == last {
-        works.expect("works");
-        drop(part);
+        drop(part.expect("works"));
         return drop(comm.barrier().expect_err("the others have given up"));
     }
-    let error = works.and_then(|()| wait(&part)).expect_err("a rank left");
+    // Another rank may have noticed, and given up, before this one is out of the barrier.
+    let error = part.and_then(|part| wait(&part)).expect_err("a rank left");
     let text = error.to_string();
     assert!(matches!(error, Error::PeerLost { .. }), "{text}");
     assert!(text.contains(&format!("rank {last}")), "{text}");
@@ -180,8 +194,14 @@ fn gather(comm: &Communicator) -> Result<()> {
     comm.all_gather_in_place(&mut vec![0u8; 10_000 * comm.size()][..])
 }
 
+/// From the last rank of the group that was reversed.
 fn receive(comm: &Communicator) -> Result<()> {
-    comm.recv(&mut [0u8; 100][..], comm.size() - 1, 1)
+    comm.recv(&mut [0u8; 100][..], 0, 1)
+}
+
+/// All ranks in the reverse order: errors there name them as everywhere.
+fn reversed(comm: &Communicator) -> Result<Communicator> {
+    Ok(comm.split(Some(0), -(comm.rank() as i64))?.expect("this rank is in it"))
 }
 
 /// A rank that gives one group up, and leaves another in which somebody waits for it, says why there.
@@ -200,15 +220,15 @@ fn another_group(comm: Communicator) {
 }
 
 /// A rank that is there but does not take part is named after the deadline.
-fn silent(comm: Communicator) {
-    comm.barrier().expect("works");
+fn silent(comm: &Communicator, group: &Communicator) {
+    group.barrier().expect("works");
     let last = comm.size() - 1;
     if comm.rank() == last {
         std::thread::sleep(Duration::from_millis(1800));
-        assert!(comm.barrier().is_err(), "the others gave up long ago");
+        assert!(group.barrier().is_err(), "the others gave up long ago");
         return;
     }
-    let error = comm.all_reduce_in_place(&mut [0f32; 3][..], ReduceOp::Sum).expect_err("a rank is silent");
+    let error = group.all_reduce_in_place(&mut [0f32; 3][..], ReduceOp::Sum).expect_err("a rank is silent");
     let text = error.to_string();
     assert!(text.contains(&format!("no answer from rank {last} within 300ms")), "{text}");
 }
@@ -216,7 +236,11 @@ fn silent(comm: Communicator) {
 /// A call in flight when something else fails ends with that failure.
 fn poisoned(comm: Communicator) {
     let started = comm.start_all_reduce_in_place(collectives::Buffer::<f32>::zeroed(5000), ReduceOp::Sum);
-    let started = started.expect("starts");
+    let started = match started {
+        Ok(started) => started,
+        // The others have come to the end of it.
+        Err(error) => return assert!(error.to_string().contains("diverged"), "{error}"),
+    };
     let odd = comm.rank() == comm.size() - 1;
     let first = ops(&comm, odd).and_then(|()| comm.barrier()).expect_err("ranks diverged").to_string();
     if let Err(error) = started.wait() {

@@ -7,32 +7,31 @@ use crate::transport::{HEARSAY, Transport};
 use crate::watch::Fingerprint;
 use std::time::Instant;
 
-/// Whether a peer has called the same.
-pub(super) fn compare(schedule: &Schedule, state: &State, peer: usize, theirs: Fingerprint) -> Result<()> {
-    if theirs == state.fingerprint {
-        return Ok(());
-    }
-    Err(Error::Diverged {
-        sequence: state.sequence,
-        rank: schedule.group.rank,
-        mine: state.fingerprint.to_string(),
-        peer,
-        theirs: theirs.to_string(),
-    })
+/// A peer has not called the same.
+#[cold]
+pub(super) fn differs(state: &State, transport: &dyn Transport, peer: usize, theirs: Fingerprint) -> Error {
+    between(state, transport, peer, state.fingerprint.to_string(), theirs.to_string())
+}
+
+/// This rank calls `mine` and `peer`, of this group, `theirs`.
+fn between(state: &State, transport: &dyn Transport, peer: usize, mine: String, theirs: String) -> Error {
+    let (rank, peer) = (transport.job_rank(transport.rank()), transport.job_rank(peer));
+    Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs }
 }
 
 /// A peer calls the same and yet shows less than is read of it: it goes about it in another way.
 #[cold]
-pub(super) fn published_less(schedule: &Schedule, state: &State, remote: Remote, bytes: usize) -> Error {
-    let peer = remote.peer as usize;
+pub(super) fn published_less(
+    schedule: &Schedule,
+    state: &State,
+    transport: &dyn Transport,
+    remote: Remote,
+    bytes: usize,
+) -> Error {
     let call = state.fingerprint;
-    Error::Diverged {
-        sequence: state.sequence,
-        rank: schedule.group.rank,
-        mine: format!("{call}, {bytes} bytes at once by {}", schedule.choice.algorithm),
-        peer,
-        theirs: format!("{call} by another algorithm or in other pieces"),
-    }
+    let mine = format!("{call}, {bytes} bytes at once by {}", schedule.choice.algorithm);
+    let theirs = format!("{call} by another algorithm or in other pieces");
+    between(state, transport, remote.peer as usize, mine, theirs)
 }
 
 /// A transport knows lengths only; this adds what the calls were. The first message of the peer says what it called: its
@@ -45,10 +44,9 @@ pub(super) fn in_words(
     peer: usize,
 ) -> Error {
     let Error::Diverged { mine, theirs, .. } = error else { return error };
-    let (sequence, rank) = (state.sequence, schedule.group.rank);
     if mine.is_empty() {
         // The transport knows what the peer called.
-        return Error::Diverged { sequence, rank, mine: schedule.fingerprint.to_string(), peer, theirs };
+        return between(state, transport, peer, schedule.fingerprint.to_string(), theirs);
     }
     let frame = schedule.steps.iter().find_map(|step| match *step {
         Step::Check { from, at } if from == peer => Some(at),
@@ -65,7 +63,7 @@ pub(super) fn in_words(
             format!("something for which it sent {theirs}"),
         ),
     };
-    Error::Diverged { sequence, rank, mine, peer, theirs }
+    between(state, transport, peer, mine, theirs)
 }
 
 /// The fingerprint that the first message of `peer` brings to `at` in scratch, if it comes: a later one, of which nothing

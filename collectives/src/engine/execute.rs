@@ -1,6 +1,6 @@
 //! One call in flight: runs the steps of its schedule until it is done or has to wait for a peer.
 
-use super::diverged::{compare, in_words, published_less};
+use super::diverged::{differs, in_words, published_less};
 use super::scratch::Scratch;
 use super::stats::Stats;
 use super::stream::Past;
@@ -247,7 +247,9 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let header = state.read(Space::Scratch, at).cast::<u64>();
                 // SAFETY: the schedule reserved these eight bytes, and they have arrived.
                 let theirs = Fingerprint::from_bits(unsafe { header.read_unaligned() });
-                compare(schedule, state, from, theirs)?;
+                if theirs != state.fingerprint {
+                    return Err(differs(state, env.transport, from, theirs));
+                }
             }
             Step::Copy { from, to } => {
                 let (src, dst) = (state.read(from.space, from.offset), state.write(to));
@@ -259,7 +261,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             }
             Step::Read { from, to } => {
                 let Some(src) = state.remote(from, to.bytes) else {
-                    return Err(published_less(schedule, state, from, to.bytes));
+                    return Err(published_less(schedule, state, env.transport, from, to.bytes));
                 };
                 let dst = state.write(to);
                 if !work::copy(schedule, (src, dst), to, state, env) {
@@ -269,9 +271,8 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
             Step::Reduce { first, inputs, out, count } => {
                 let operands = &schedule.operands[first..first + inputs];
                 let bytes = count * schedule.call.dtype.size();
-                let short = |remote, state: &State| published_less(schedule, state, remote, bytes);
                 while !work::reduce(schedule, operands, (out, count), state, env)
-                    .map_err(|r| short(r, state))?
+                    .map_err(|remote| published_less(schedule, state, env.transport, remote, bytes))?
                 {
                     if !goes_on(schedule, state, env)? {
                         return Ok(Outcome::Yield);
@@ -418,7 +419,7 @@ fn missing(
             Some((ptr, bytes, bits)) => {
                 let theirs = Fingerprint::from_bits(bits);
                 if theirs != state.fingerprint {
-                    compare(schedule, state, p, theirs)?;
+                    return Err(differs(state, transport, p, theirs));
                 }
                 let staged = bits & Fingerprint::STAGED != 0;
                 state.peers[p] = PeerAt { seen: round + 1, ptr, bytes, staged };

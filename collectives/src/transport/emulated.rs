@@ -212,8 +212,8 @@ unsafe impl Transport for Emulated {
         Some(&self.nodes)
     }
 
-    fn called(&self, member: usize) -> usize {
-        self.inner.called(member)
+    fn job_rank(&self, member: usize) -> usize {
+        self.inner.job_rank(member)
     }
 
     fn frame(&self) -> usize {

@@ -40,7 +40,7 @@ impl Hierarchical {
     /// is alone there. `name` is what users call the two together, the same on every rank.
     ///
     /// # Errors
-    /// [`Error::Launch`] where the sizes contradict `nodes`.
+    /// [`Error::Launch`] where the sizes contradict `nodes`, or the transports call a rank of the job differently.
     pub fn new(
         name: &str,
         inner: Option<Box<dyn Transport>>,
@@ -62,6 +62,13 @@ impl Hierarchical {
                 "ranks {sharing:?} share the node of rank {rank}, but the transport inside the node joins {joined}, \
                  with this rank as number {place}"
             )));
+        }
+        // Errors of either are passed on as they are.
+        if let Some(inner) = &inner
+            && let Some(at) = (0..joined).find(|&at| inner.job_rank(at) != outer.job_rank(sharing[at]))
+        {
+            let (one, other) = (inner.job_rank(at), outer.job_rank(sharing[at]));
+            return Err(Error::Launch(format!("rank {one} inside a node is rank {other} between nodes")));
         }
         let local = (0..nodes.world()).map(|r| sharing.iter().position(|&s| s == r)).collect();
         let (ways, free) = (Vec::new(), Vec::new());
@@ -89,7 +96,7 @@ impl Hierarchical {
         match (way, &mut self.inner) {
             (Way::Inner(request), Some(inner)) => {
                 let request = *request;
-                inner.test(request).map_err(|error| self.in_group(error))
+                inner.test(request)
             }
             (Way::Outer(request), _) => self.outer.test(*request),
             (Way::Ended(Err(error)), _) => Err(error.clone()),
@@ -115,25 +122,6 @@ impl Hierarchical {
             done => self.ways[index] = Way::Ended(done.map(drop)),
         }
     }
-
-    /// An error of the inner transport, with the ranks of this group.
-    fn in_group(&self, error: Error) -> Error {
-        let Some(inner) = &self.inner else { return error };
-        let outside = |number: usize| {
-            let here =
-                (0..self.local.len()).find(|&r| self.local[r].is_some_and(|l| inner.called(l) == number));
-            here.unwrap_or(number)
-        };
-        match error {
-            Error::PeerLost { rank, peer, how } => {
-                Error::PeerLost { rank: outside(rank), peer: outside(peer), how }
-            }
-            Error::Diverged { sequence, rank, mine, peer, theirs } => {
-                Error::Diverged { sequence, rank: outside(rank), mine, peer: outside(peer), theirs }
-            }
-            other => other,
-        }
-    }
 }
 
 // SAFETY: as both transports inside keep the contract, to one of which each message goes.
@@ -154,8 +142,8 @@ unsafe impl Transport for Hierarchical {
         Some(&self.nodes)
     }
 
-    fn called(&self, member: usize) -> usize {
-        self.outer.called(member)
+    fn job_rank(&self, member: usize) -> usize {
+        self.outer.job_rank(member)
     }
 
     fn frame(&self) -> usize {
@@ -171,25 +159,23 @@ unsafe impl Transport for Hierarchical {
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         // SAFETY: the caller's promise, both times.
-        let posted = unsafe {
+        let way = unsafe {
             match self.inside(to) {
-                Some((inner, to)) => inner.send(to, tag, src, bytes).map(Way::Inner),
-                None => Ok(Way::Outer(self.outer.send(to, tag, src, bytes)?)),
+                Some((inner, to)) => Way::Inner(inner.send(to, tag, src, bytes)?),
+                None => Way::Outer(self.outer.send(to, tag, src, bytes)?),
             }
         };
-        let way = posted.map_err(|error| self.in_group(error))?;
         Ok(self.note(way))
     }
 
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
         // SAFETY: the caller's promise, both times.
-        let posted = unsafe {
+        let way = unsafe {
             match self.inside(from) {
-                Some((inner, from)) => inner.recv(from, tag, dst, bytes).map(Way::Inner),
-                None => Ok(Way::Outer(self.outer.recv(from, tag, dst, bytes)?)),
+                Some((inner, from)) => Way::Inner(inner.recv(from, tag, dst, bytes)?),
+                None => Way::Outer(self.outer.recv(from, tag, dst, bytes)?),
             }
         };
-        let way = posted.map_err(|error| self.in_group(error))?;
         Ok(self.note(way))
     }
 
@@ -230,8 +216,7 @@ unsafe impl Transport for Hierarchical {
     fn check(&mut self) -> Result<()> {
         // The outer one knows all ranks, and so the cause.
         self.outer.check()?;
-        let checked = self.inner.as_mut().map_or(Ok(()), |inner| inner.check());
-        checked.map_err(|error| self.in_group(error))
+        self.inner.as_mut().map_or(Ok(()), |inner| inner.check())
     }
 
     fn wakes(&self) -> bool {
@@ -253,16 +238,8 @@ unsafe impl Transport for Hierarchical {
 
     fn abort(&mut self, why: &Error) {
         self.outer.abort(why);
-        let Some(inner) = &mut self.inner else { return };
-        let called = |r: usize| self.local.get(r).copied().flatten().map(|l| inner.called(l));
-        let why = match why {
-            Error::PeerLost { rank, peer, how } => match (called(*rank), called(*peer)) {
-                (Some(rank), Some(peer)) => Error::PeerLost { rank, peer, how: how.clone() },
-                // Who is to blame is on another node: its number here may be another rank's of all on this one.
-                _ => Error::Outside(format!("rank {peer} {how}")),
-            },
-            other => other.clone(),
-        };
-        inner.abort(&why);
+        if let Some(inner) = &mut self.inner {
+            inner.abort(why);
+        }
     }
 }

@@ -68,11 +68,9 @@ pub unsafe trait Transport: Send {
         None
     }
 
-    /// The number by which errors of this transport call a member of the group: its rank in it, unless the transport
-    /// knows the job's ranks.
-    fn called(&self, member: usize) -> usize {
-        member
-    }
+    /// The rank in the job of a member of the group: errors name ranks by it, so that they mean the same in every group.
+    /// The job is the group that all others were split from.
+    fn job_rank(&self, member: usize) -> usize;
 
     /// Up to this many bytes it is better to copy a message behind its header than to send two; the same on every rank.
     fn frame(&self) -> usize {
@@ -220,7 +218,7 @@ pub unsafe trait Direct {
     fn finished(&mut self, peer: usize, sequence: u64) -> bool;
 }
 
-/// Refuses a `call` of `rank` that has to do with a rank which its group of `size` does not have.
+/// Refuses a `call` of the job's `rank` that has to do with a rank which its group of `size` does not have.
 fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()> {
     if peer < size {
         return Ok(());
@@ -235,9 +233,10 @@ fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>) ->
     Error::Diverged { sequence: 0, rank, mine: format!("{posted} bytes"), peer, theirs }
 }
 
-/// The place of `rank`, of a group of `size`, among the `members` of that who form a group of their own.
-fn place_among(members: &[usize], rank: usize, size: usize) -> Result<usize> {
-    members.iter().try_for_each(|&member| admit("subgroup", rank, member, size))?;
+/// The place of this rank among the `members` of a group who form one of their own.
+fn place_among(members: &[usize], group: &impl Transport) -> Result<usize> {
+    let (me, rank) = (group.rank(), group.job_rank(group.rank()));
+    members.iter().try_for_each(|&member| admit("subgroup", rank, member, group.size()))?;
     let refused = |what| {
         let problem = format!("ranks {members:?} form a group {what}");
         Error::Argument { call: "subgroup", rank, problem }
@@ -245,5 +244,5 @@ fn place_among(members: &[usize], rank: usize, size: usize) -> Result<usize> {
     if (1..members.len()).any(|i| members[..i].contains(&members[i])) {
         return Err(refused("in which one of them is twice"));
     }
-    members.iter().position(|&member| member == rank).ok_or_else(|| refused("without this rank"))
+    members.iter().position(|&member| member == me).ok_or_else(|| refused("without this rank"))
 }

@@ -60,7 +60,10 @@ impl Threads {
     fn lost(&self, peer: usize) -> Error {
         match self.failure() {
             Some(error) => error,
-            None => Error::PeerLost { rank: self.rank, peer, how: "left".into() },
+            None => {
+                let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
+                Error::PeerLost { rank, peer, how: "left".into() }
+            }
         }
     }
 
@@ -71,15 +74,13 @@ impl Threads {
             return None;
         }
         let failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let (who, why) = failure.as_ref()?;
-        let here = self.group.members.iter().position(|m| m == who);
-        Some(match here {
-            Some(peer) => Error::PeerLost { rank: self.rank, peer, how: why.clone() },
-            None => {
-                let how = format!("of the first group, which is not one of this group, {why}");
-                Error::PeerLost { rank: self.rank, peer: *who, how }
-            }
-        })
+        let (peer, how) = failure.clone()?;
+        Some(Error::PeerLost { rank: self.job_rank(self.rank), peer, how })
+    }
+
+    /// A message of `from` was to have `bytes`.
+    fn wrong_length(&self, bytes: usize, from: usize, sent: usize) -> Error {
+        wrong_length(self.job_rank(self.rank), bytes, self.job_rank(from), Some(sent))
     }
 
     /// The other rank's memory is safe to touch between `enter` and `leave`.
@@ -120,8 +121,6 @@ impl Threads {
     fn announce(&self, culprit: usize, how: String) {
         let family = &self.group.family;
         let mut failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // A rank of another group keeps the number that it has there.
-        let culprit = self.group.members.get(culprit).copied().unwrap_or(culprit);
         failure.get_or_insert((culprit, how));
         drop(failure);
         family.failed.store(true, Ordering::Release);
@@ -141,6 +140,10 @@ unsafe impl Transport for Threads {
 
     fn size(&self) -> usize {
         self.group.members.len()
+    }
+
+    fn job_rank(&self, member: usize) -> usize {
+        self.group.members[member]
     }
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
@@ -182,7 +185,9 @@ unsafe impl Transport for Threads {
         let fits = posted.bytes == bytes;
         let state = match fits {
             true => State::Done,
-            false => State::Failed(wrong_length(to, posted.bytes, from, Some(bytes))),
+            false => {
+                State::Failed(wrong_length(self.job_rank(to), posted.bytes, self.job_rank(from), Some(bytes)))
+            }
         };
         self.leave(to, posted.request, state);
         if let Some(request) = own {
@@ -206,7 +211,7 @@ unsafe impl Transport for Threads {
                 }
                 inner.spare.push(place);
                 if sent != bytes {
-                    return Err(wrong_length(self.rank, bytes, from, Some(sent)));
+                    return Err(self.wrong_length(bytes, from, sent));
                 }
             }
             Body::Long { src, bytes: sent, request } => {
@@ -218,7 +223,7 @@ unsafe impl Transport for Threads {
                 unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes.min(sent)) };
                 self.leave(from, request, State::Done);
                 if sent != bytes {
-                    return Err(wrong_length(self.rank, bytes, from, Some(sent)));
+                    return Err(self.wrong_length(bytes, from, sent));
                 }
             }
         }
@@ -258,14 +263,14 @@ unsafe impl Transport for Threads {
             State::Free => Err(Error::Library {
                 library: "threads".into(),
                 call: "test",
-                rank: self.rank,
+                rank: self.job_rank(self.rank),
                 text: format!("request {index} is not in flight"),
             }),
         }
     }
 
     fn subgroup(&mut self, members: &[usize], context: u64, _within: Duration) -> Result<Box<dyn Transport>> {
-        let rank = place_among(members, self.rank, self.group.members.len())?;
+        let rank = place_among(members, self)?;
         let mut joining = self.group.joining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (group, joined) = joining.entry(context).or_insert_with(|| {
             let members = members.iter().map(|&m| self.group.members[m]).collect();
@@ -302,8 +307,7 @@ unsafe impl Transport for Threads {
         match why {
             // Pass on who is to blame, not that this rank noticed.
             Error::PeerLost { peer, how, .. } => self.announce(*peer, how.clone()),
-            Error::Outside(why) => self.announce(self.rank, format!("stops: {why}")),
-            other => self.announce(self.rank, format!("failed: {other}")),
+            other => self.announce(self.job_rank(self.rank), format!("failed: {other}")),
         }
         self.close();
         self.wake_all();
@@ -313,7 +317,7 @@ unsafe impl Transport for Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.announce(self.rank, "panicked".into());
+            self.announce(self.job_rank(self.rank), "panicked".into());
         }
         self.close();
         self.mine().left.store(true, Ordering::Release);
@@ -406,7 +410,7 @@ mod tests {
         let seen = c.check().unwrap_err().to_string();
         assert!(seen.contains("rank 1 failed: launch: no disk"), "{seen}");
         let seen = ab.check().unwrap_err().to_string();
-        assert!(seen.contains("rank 0 failed"), "{seen}");
+        assert!(seen.contains("rank 1 failed"), "{seen}");
     }
 
     #[test]

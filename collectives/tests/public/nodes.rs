@@ -2,7 +2,7 @@
 //! memory too, and over UCX where that is installed. Every rank is a process of this machine, cut into nodes.
 
 use crate::ranks::{self, PATIENCE, identity, job, options, this_test, until};
-use collectives::bootstrap::{Rendezvous, nodes_of, shm_inside};
+use collectives::bootstrap::{Ending, Rendezvous, nodes_of, shm_inside};
 use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::shm::ShmTransport;
@@ -151,6 +151,42 @@ fn a_rank_of_another_node_that_fails_is_named() {
     for report in reports {
         let text = report.sentence().expect("a failure");
         assert!(text.contains("rank 3"), "{text}");
+    }
+}
+
+/// A rank that is killed is named as the one that it is, also in a group of others, in which its number is another's.
+fn a_killed_outsider_is_named(test: &str, outer: Outer) {
+    let reports = job(test, &[4], || {
+        let transport = nodes(outer, &[0, 0, 0, 1]).expect("a group");
+        let rank = transport.rank();
+        let comm = Communicator::new(transport, Options::default()).expect("a communicator");
+        let others = comm.split((rank > 0).then_some(0), 0).expect("works");
+        comm.barrier().expect("works");
+        let Some(others) = others else { std::process::abort() };
+        let error = loop {
+            if let Err(error) = others.barrier() {
+                break error.to_string();
+            }
+        };
+        assert!(error.contains("rank 0 "), "{error}");
+        std::process::exit(0);
+    });
+    for report in reports {
+        let text = report.sentence().expect("a failure");
+        assert!(text.contains("rank 0 was killed"), "{text}");
+        assert!(report.endings[1..].iter().all(|ending| *ending == Ending::Exited(0)), "{text}");
+    }
+}
+
+#[test]
+fn a_killed_outsider_over_shared_memory() {
+    a_killed_outsider_is_named(this_test!(), shm);
+}
+
+#[test]
+fn a_killed_outsider_over_ucx() {
+    if has_ucx() {
+        a_killed_outsider_is_named(this_test!(), ucx);
     }
 }
 

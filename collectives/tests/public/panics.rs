@@ -37,6 +37,10 @@ unsafe impl Transport for Fragile {
         self.inner.size()
     }
 
+    fn job_rank(&self, member: usize) -> usize {
+        self.inner.job_rank(member)
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.send(to, tag, src, bytes) }

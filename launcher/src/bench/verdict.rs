@@ -84,6 +84,10 @@ pub mod tests {
             self.inner.size()
         }
 
+        fn job_rank(&self, member: usize) -> usize {
+            self.inner.job_rank(member)
+        }
+
         unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
             let mut src = src;
             if bytes >= LONG {

@@ -222,7 +222,7 @@ impl Rounds {
 
     /// Calls of one number must be the same call.
     fn compare(&self) -> Result<()> {
-        let rank = self.peers.rank();
+        let (rank, job_rank) = (self.peers.rank(), |member| self.peers.job_rank(member));
         for lane in Lane::ALL {
             let mine = self.table[rank].first[lane as usize];
             for (peer, row) in self.table.iter().enumerate() {
@@ -231,9 +231,9 @@ impl Rounds {
                     let words = |bits| Fingerprint::from_bits(bits).to_string();
                     return Err(Error::Diverged {
                         sequence: mine.0,
-                        rank,
+                        rank: job_rank(rank),
                         mine: words(mine.1),
-                        peer,
+                        peer: job_rank(peer),
                         theirs: words(theirs.1),
                     });
                 }
@@ -244,10 +244,11 @@ impl Rounds {
 
     /// Why a call that has begun here does not end.
     fn blame(&self, late: Numbered, after: Duration) -> Error {
-        let rank = self.peers.rank();
+        let (rank, job_rank) = (self.peers.rank(), |member| self.peers.job_rank(member));
         let what = format!("{} between devices", late.call);
+        let silent = |peer| Error::Timeout { what, rank: job_rank(rank), peer: job_rank(peer), after };
         if late.number == 0 {
-            return Error::Timeout { what, rank, peer: late.call.root, after };
+            return silent(late.call.root);
         }
         let behind = |row: &Row| row.started[late.lane as usize] < late.number;
         let position = |wanted: &dyn Fn(&Row) -> bool| self.table.iter().position(wanted);
@@ -258,11 +259,11 @@ impl Rounds {
             true => self.round.as_ref().and_then(Pending::waits_for),
         };
         match peer {
-            Some(peer) if peer != rank => Error::Timeout { what, rank, peer, after },
+            Some(peer) if peer != rank => silent(peer),
             _ => Error::Library {
                 library: "the wire between devices".into(),
                 call: late.call.kind.name(),
-                rank,
+                rank: job_rank(rank),
                 text: format!(
                     "{} is not done after {after:?}, although no rank is known to be late",
                     late.call

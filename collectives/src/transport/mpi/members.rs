@@ -46,8 +46,7 @@ impl MpiTransport {
                 None => return Ok(()),
                 Some(word) if word.from >= self.members.len() => {}
                 Some(Word { kind: Kind::Failure, from, text, .. }) => {
-                    let how = format!("gave up: {text}");
-                    let lost = Error::PeerLost { rank: self.rank, peer: from, how };
+                    let lost = self.loss(from, format!("gave up: {text}"));
                     session.fail(&lost);
                     self.lost.get_or_insert(lost);
                 }
@@ -77,7 +76,7 @@ impl MpiTransport {
             })?;
             if !heard {
                 let how = session.neighbours().how(self.members[peer] as usize);
-                let lost = Error::PeerLost { rank: self.rank, peer, how };
+                let lost = self.loss(peer, how);
                 session.fail(&lost);
                 self.lost = Some(lost);
             }
@@ -109,9 +108,9 @@ impl MpiTransport {
                 None => {
                     self.check()?;
                     if waited.so_far() > within {
-                        let (what, peer) =
-                            (format!("forming a group of {} ranks", members.len()), members[missing]);
-                        return Err(Error::Timeout { what, rank: self.rank, peer, after: within });
+                        let what = format!("forming a group of {} ranks", members.len());
+                        let (rank, peer) = (self.job_rank(self.rank), self.job_rank(members[missing]));
+                        return Err(Error::Timeout { what, rank, peer, after: within });
                     }
                     std::thread::sleep(Duration::from_micros(20));
                 }

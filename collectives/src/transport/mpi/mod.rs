@@ -163,7 +163,12 @@ impl MpiTransport {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
-        admit(call, self.rank, peer, self.members.len())
+        admit(call, self.job_rank(self.rank), peer, self.members.len())
+    }
+
+    /// What `peer`, a member, has done to this rank.
+    fn loss(&self, peer: usize, how: impl Into<String>) -> Error {
+        Error::PeerLost { rank: self.job_rank(self.rank), peer: self.job_rank(peer), how: how.into() }
     }
 
     /// Where a message goes.
@@ -175,7 +180,7 @@ impl MpiTransport {
         let (tag, user) = match self.requests.tags.map(of) {
             Ok(Mapped::Collective(tag)) => (tag, false),
             Ok(Mapped::User(tag)) => (tag, true),
-            Err(problem) => return Err(Error::Argument { call, rank: self.rank, problem }),
+            Err(problem) => return Err(Error::Argument { call, rank: self.job_rank(self.rank), problem }),
         };
         let limit = match (self.guarded, peer == self.rank) {
             (false, _) => usize::MAX,
@@ -190,8 +195,9 @@ impl MpiTransport {
     /// What the end of a message means.
     fn completed(&mut self, done: Outcome) -> Result<bool> {
         let Outcome { kind, peer, bytes, length, code, called } = done;
+        let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
         if let Some(called) = called {
-            let (rank, theirs) = (self.rank, called.to_string());
+            let theirs = called.to_string();
             return Err(Error::Diverged { sequence: 0, rank, mine: String::new(), peer, theirs });
         }
         let fine = code == ffi::MPI_SUCCESS as c_int;
@@ -208,7 +214,7 @@ impl MpiTransport {
                     self.check()?;
                 }
             }
-            return Err(wrong_length(self.rank, bytes, peer, (!truncated).then_some(length)));
+            return Err(wrong_length(rank, bytes, peer, (!truncated).then_some(length)));
         }
         // A loss that explains the failure is the better message.
         self.check()?;
@@ -234,6 +240,10 @@ unsafe impl Transport for MpiTransport {
 
     fn size(&self) -> usize {
         self.members.len()
+    }
+
+    fn job_rank(&self, member: usize) -> usize {
+        self.members[member] as usize
     }
 
     fn frame(&self) -> usize {
@@ -303,7 +313,7 @@ unsafe impl Transport for MpiTransport {
                         Kind::Send => "left the group without taking a message",
                         Kind::Recv => "left the group while a message from it was awaited",
                     };
-                    Err(Error::PeerLost { rank: self.rank, peer, how: how.into() })
+                    Err(self.loss(peer, how))
                 }
                 _ => Ok(false),
             },
@@ -311,7 +321,7 @@ unsafe impl Transport for MpiTransport {
     }
 
     fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
-        place_among(members, self.rank, self.members.len())?;
+        place_among(members, self)?;
         // Any number that differs between groups.
         let in_job: Vec<c_int> = members.iter().map(|&m| self.members[m]).collect();
         let same = digest([self.identity, context].into_iter().chain(in_job.iter().map(|&m| m as u64)));

@@ -128,7 +128,7 @@ impl Native {
     }
 
     fn refuse(&self, call: &Call, problem: String) -> Error {
-        Error::Argument { call: call.kind.name(), rank: self.rank, problem }
+        Error::Argument { call: call.kind.name(), rank: self.comm.session().rank(), problem }
     }
 
     fn common<T: Element>(&self, call: &Call) -> Result<Arguments> {

@@ -197,6 +197,11 @@ impl Session {
         Watch::of(place, &self.start, Some(self.ranks()))
     }
 
+    /// This rank of the job.
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
     fn ranks(&self) -> Ranks {
         Ranks { rank: self.rank, neighbours: self.neighbours.clone() }
     }

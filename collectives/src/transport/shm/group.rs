@@ -4,7 +4,6 @@ use super::bell::Fences;
 use super::layout::{self, Block, Layout};
 use super::segments::Segments;
 use crate::error::{Error, Result};
-use crate::transport::place_among;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -44,9 +43,8 @@ impl Group {
         }
     }
 
-    /// Some members of this group, in their new order.
-    pub fn subgroup(&self, members: &[usize], context: u64) -> Result<Group> {
-        let me = place_among(members, self.me, self.members.len())?;
+    /// Some members of this group, in their new order, this process as number `me`.
+    pub fn subgroup(&self, members: &[usize], me: usize, context: u64) -> Result<Group> {
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
         let layout = Layout::new(members.len());
         let key = key_of(context, &members);

@@ -19,7 +19,7 @@ mod slots;
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::{Direct, Request, Tag, Transport, admit};
+use crate::transport::{Direct, Request, Tag, Transport, admit, place_among};
 pub use budget::limit as memory_limit;
 use group::Group;
 use mail::Mail;
@@ -146,7 +146,7 @@ unsafe impl Transport for ShmTransport {
         self.group.size()
     }
 
-    fn called(&self, member: usize) -> usize {
+    fn job_rank(&self, member: usize) -> usize {
         self.group.rank_of(member)
     }
 
@@ -178,7 +178,8 @@ unsafe impl Transport for ShmTransport {
     }
 
     fn subgroup(&mut self, members: &[usize], context: u64, _within: Duration) -> Result<Box<dyn Transport>> {
-        Ok(Box::new(Self::over(self.group.subgroup(members, context)?)))
+        let place = place_among(members, self)?;
+        Ok(Box::new(Self::over(self.group.subgroup(members, place, context)?)))
     }
 
     fn check(&mut self) -> Result<()> {
@@ -201,7 +202,6 @@ unsafe impl Transport for ShmTransport {
         match why {
             // Pass on who is to blame, not that this rank noticed.
             Error::PeerLost { peer, how, .. } => self.group.segments.give_up(*peer, how),
-            Error::Outside(why) => self.group.segments.stop(why),
             other => self.group.segments.give_up(self.group.segments.rank(), &format!("failed: {other}")),
         }
         self.ring_all();

@@ -249,12 +249,6 @@ impl Segments {
         }
     }
 
-    /// Shows the peers that this process stops for the failure of a rank that is none of them, which is not its own: the
-    /// board hears of that from where it happened.
-    pub fn stop(&self, why: &str) {
-        self.own().note(layout::ABORT).write(self.rank() as u32, &format!("stops: {why}"));
-    }
-
     /// Whether this process gives up, or is about to.
     fn gives_up(&self) -> bool {
         std::thread::panicking() || !self.own().note(layout::ABORT).is_blank()

@@ -19,10 +19,10 @@ struct Awaited {
 impl UcxTransport {
     /// The group of `members`, which all call this together and wait `within` for each other.
     pub(super) fn form(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Self> {
-        let rank = place_among(members, self.members.rank, self.members.ranks.len())?;
+        let rank = place_among(members, self)?;
         let Some(number) = self.session.turn()?.take_number() else {
             let problem = format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS);
-            return Err(Error::Argument { call: "subgroup", rank: self.members.rank, problem });
+            return Err(Error::Argument { call: "subgroup", rank: self.members.job_rank(), problem });
         };
         match self.exchange(members, context, number, within) {
             Ok(numbers) => {
@@ -90,8 +90,8 @@ impl UcxTransport {
                 }
                 if waited.so_far() > within {
                     let what = format!("forming a group of {} ranks", members.len());
-                    let peer = members[*member];
-                    return Err(Error::Timeout { what, rank: self.members.rank, peer, after: within });
+                    let (rank, peer) = (self.members.job_rank(), self.members.ranks[members[*member]]);
+                    return Err(Error::Timeout { what, rank, peer, after: within });
                 }
                 continue;
             }

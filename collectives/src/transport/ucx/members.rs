@@ -23,6 +23,11 @@ impl Members {
         Members { rank, farewells: Farewells::none(ranks.len()), ranks, numbers, lost: None }
     }
 
+    /// This rank in the job.
+    pub(super) fn job_rank(&self) -> usize {
+        self.ranks[self.rank]
+    }
+
     /// By which number this rank knows the group.
     pub(super) fn number(&self) -> u16 {
         self.numbers[self.rank]
@@ -33,12 +38,12 @@ impl Members {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
-        admit(call, self.rank, peer, self.ranks.len())
+        admit(call, self.job_rank(), peer, self.ranks.len())
     }
 
     /// The error of a message that cannot be, because of what `peer` has done.
     pub(super) fn error(&self, peer: usize, how: impl Into<String>) -> Error {
-        Error::PeerLost { rank: self.rank, peer, how: how.into() }
+        Error::PeerLost { rank: self.job_rank(), peer: self.ranks[peer], how: how.into() }
     }
 
     /// Whether all members are there or have left in order.

@@ -104,7 +104,7 @@ impl UcxTransport {
     fn tag(&mut self, call: &'static str, source: usize, number: u16, of: Tag) -> Result<u64> {
         match self.window.admit(of) {
             Ok(()) => Ok(tags::message(source, number, of)),
-            Err(problem) => Err(Error::Argument { call, rank: self.members.rank, problem }),
+            Err(problem) => Err(Error::Argument { call, rank: self.members.job_rank(), problem }),
         }
     }
 }
@@ -121,6 +121,10 @@ unsafe impl Transport for UcxTransport {
 
     fn size(&self) -> usize {
         self.members.ranks.len()
+    }
+
+    fn job_rank(&self, member: usize) -> usize {
+        self.members.ranks[member]
     }
 
     fn tells(&self) -> Tells {
@@ -274,20 +278,21 @@ impl UcxTransport {
         if let Some(said) = fatal::said() {
             text = format!("{text}, {said}");
         }
-        let (bytes, peer) = (done.bytes, done.peer);
+        let (bytes, peer) = (done.bytes, self.members.ranks[done.peer]);
         context.error_text(call, format!("{bytes} bytes {way} rank {peer}: {text}"))
     }
 
     /// What has come to `dst` is not what was waited for under `tag`.
     fn diverged(&mut self, done: &Outcome, tag: u64, dst: *const u8) -> Error {
         let Outcome { peer, bytes, came, .. } = *done;
-        let (rank, sent, here) = (self.members.rank, came.length, done.status == UCS_OK);
+        let (sent, here) = (came.length, done.status == UCS_OK);
         let framed = came.sender_tag != tag && tags::is_framed(came.sender_tag) && sent >= size_of::<u64>();
         let called = match framed && here {
             // SAFETY: so many bytes have come there, and until `test` returns they are the transport's.
             true => Some(Fingerprint::from_bits(unsafe { dst.cast::<u64>().read_unaligned() })),
-            false => tags::called(came.sender_tag, sent, peer, rank),
+            false => tags::called(came.sender_tag, sent, peer, self.members.rank),
         };
+        let (rank, peer) = (self.members.job_rank(), self.members.ranks[peer]);
         if let Some(called) = called {
             let (mine, theirs) = (String::new(), called.to_string());
             return Error::Diverged { sequence: 0, rank, mine, peer, theirs };

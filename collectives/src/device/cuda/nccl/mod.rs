@@ -40,7 +40,7 @@ impl Nccl {
     pub fn connect(host: &Communicator, gpu: &Gpu, timeout: Duration) -> Result<Self> {
         let library = nccl::Nccl::load().map_err(unavailable)?;
         let (rank, size) = (host.rank(), host.size());
-        let context = Context { library: Arc::new(library), gpu: gpu.clone(), rank };
+        let context = Context { library: Arc::new(library), gpu: gpu.clone(), rank: host.job_rank(rank) };
         let card = Card::new(context.library.number(), gpu.uuid()?);
         let mut words = vec![0u64; size * sharing::WORDS];
         host.all_gather(&card.words()[..], &mut words[..])?;
