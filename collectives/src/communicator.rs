@@ -184,7 +184,11 @@ impl Communicator {
     /// Takes now the engine's memory for `calls` with buffers from [`alloc`](Self::alloc), however many of them are in
     /// flight at once: [`scratch_bytes`](crate::scratch_bytes) says how much it holds then, with none of `calls` if a
     /// carrier takes them to others than the engine. Other calls may still take more.
-    pub fn reserve(&self, calls: &[Call]) {
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a call that cannot be made here, [`Error::System`] where the system refuses the memory.
+    pub fn reserve(&self, calls: &[Call]) -> Result<()> {
+        calls.iter().try_for_each(|call| self.possible(call))?;
         match &self.carrier {
             Some(carrier) => carrier.reserve(calls),
             None => self.handle.shared.lock().reserve(calls),
@@ -210,8 +214,12 @@ impl Communicator {
 
     /// What this rank would do in `call`, step by step, which algorithm carries it, and why; `registered` tells
     /// whether the buffers come from [`alloc`](Self::alloc).
-    pub fn explain(&self, call: Call, registered: bool) -> Schedule {
-        self.handle.shared.lock().explain(call, registered)
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a call that cannot be made here.
+    pub fn explain(&self, call: Call, registered: bool) -> Result<Schedule> {
+        self.possible(&call)?;
+        Ok(self.handle.shared.lock().explain(call, registered))
     }
 
     /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank

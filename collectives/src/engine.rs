@@ -123,8 +123,8 @@ impl Engine {
     }
 
     /// Takes now what `calls` will need; see [`scratch_bytes`].
-    pub fn reserve(&mut self, calls: &[Call]) {
-        self.pool.reserve(scratch::piece(&self.group, calls));
+    pub fn reserve(&mut self, calls: &[Call]) -> Result<()> {
+        self.pool.reserve(scratch::piece(&self.group, calls))
     }
 
     pub fn group(&self) -> Group {

@@ -125,7 +125,7 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        comm.reserve(&plan.calls());
+        comm.reserve(&plan.calls())?;
         let beside_device = plan.config.placement.on_device();
         let ledger = Ledger { engine: comm.scratch(), beside_device, ..ledger };
         let mut params = Params::new(&plan, &comm, &ledger.parameters, &ledger.buckets)?;

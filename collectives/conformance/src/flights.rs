@@ -1,7 +1,8 @@
 //! Several calls in flight, ended out of order, dropped, with priorities, with messages in between.
 
 use super::{Keep, Part, data, dawdle, everyone, same};
-use collectives::{Communicator, Priority, ReduceOp, oracle};
+use collectives::schedule::{Call, Kind};
+use collectives::{Communicator, DType, Priority, ReduceOp, oracle};
 
 pub(super) const CASES: &[Part] = &[
     ("many in flight", many_in_flight),
@@ -181,13 +182,19 @@ fn arguments(comm: Communicator) {
         refuse(comm.reduce(&out[..], None, ReduceOp::Sum, 0), &["root", "recv"]);
         refuse(comm.scatter::<f32>(None, &mut out[..], 0), &["root", "send"]);
     }
+    let rootless = Call::new(Kind::Broadcast, DType::F32, 3);
+    let planned = |call| comm.explain(call, true).map(drop).and(comm.reserve(&[call]));
+    refuse(planned(Call { root: n, ..rootless }), &["broadcast", "root", "ranks are 0 to"]);
+    refuse(comm.reserve(&[Call { count: usize::MAX, ..rootless }]), &["broadcast", "one call takes up to"]);
+    let message = Call { root: comm.rank(), ..Call::new(Kind::Send, DType::F32, 3) };
+    refuse(comm.explain(message, true).map(drop), &["this rank itself"]);
+    planned(rootless).expect("possible");
     assert!(comm.alloc::<u64>(usize::MAX / 4).is_err());
     comm.barrier().expect("still usable");
 }
 
 /// Counters tell what a plan can predict, whatever the algorithm.
 fn counters(comm: Communicator) {
-    use collectives::schedule::{Call, Kind};
     let (rank, n) = (comm.rank(), comm.size());
     let count = 1000;
     let before = comm.stats();
@@ -196,7 +203,7 @@ fn counters(comm: Communicator) {
     comm.all_gather_in_place(&mut whole[..]).expect("works");
     let found = comm.stats().since(&before);
     assert_eq!((found.calls, found.bytes_sent), (2, 2 * 4 * (n as u64 - 1) * count as u64));
-    let call = Call::new(Kind::AllReduce, collectives::DType::F32, 7);
+    let call = Call::new(Kind::AllReduce, DType::F32, 7);
     let total: usize = (0..n).map(|r| call.volume(r, n)).sum();
     assert_eq!(total, 2 * (n - 1) * 7 * 4);
     let before = comm.stats();

@@ -29,7 +29,9 @@ pub trait Carrier: Send + Sync {
     fn alloc(&self, bytes: usize) -> Result<Memory>;
 
     /// Takes now what the engine of the host needs for `calls`, where they go through it.
-    fn reserve(&self, _calls: &[Call]) {}
+    fn reserve(&self, _calls: &[Call]) -> Result<()> {
+        Ok(())
+    }
 
     /// Starts a call, which is waited for or abandoned by its id. A message goes under `tag`; a collective has none.
     ///

@@ -51,14 +51,26 @@ pub(super) struct Checked {
 }
 
 impl Communicator {
+    fn short_enough(&self, call: &Call) -> Result<()> {
+        if call.count <= MAX_COUNT {
+            return Ok(());
+        }
+        let problem = format!("{} elements were asked for; one call takes up to {MAX_COUNT}", call.count);
+        Err(self.argument(call.kind.name(), problem))
+    }
+
+    /// Whether `call`, of which there are no buffers yet, can be made here.
+    pub(super) fn possible(&self, call: &Call) -> Result<()> {
+        match call.kind.is_message() {
+            true => self.peer_exists(call.kind, call.root)?,
+            false => self.rank_exists(call.kind, "root", call.root)?,
+        }
+        self.short_enough(call)
+    }
+
     fn checked(&self, call: Call, send: Arm, recv: Arm) -> Result<Checked> {
         let refuse = |problem: String| Err(self.argument(call.kind.name(), problem));
-        if call.count > MAX_COUNT {
-            return refuse(format!(
-                "{} elements were asked for; one call takes up to {MAX_COUNT}",
-                call.count
-            ));
-        }
+        self.short_enough(&call)?;
         let places = [send.place, recv.place].into_iter().flatten();
         let on_device = places.clone().any(|place| !place.is_host());
         if on_device {
@@ -111,6 +123,15 @@ impl Communicator {
             return Ok(());
         }
         let problem = format!("{what} {rank} is not a rank of this group; ranks are 0 to {}", self.size - 1);
+        Err(self.argument(kind.name(), problem))
+    }
+
+    fn peer_exists(&self, kind: Kind, peer: usize) -> Result<()> {
+        self.rank_exists(kind, "peer", peer)?;
+        if peer != self.rank {
+            return Ok(());
+        }
+        let problem = format!("rank {peer} is this rank itself; copy instead, or name another");
         Err(self.argument(kind.name(), problem))
     }
 
@@ -233,11 +254,7 @@ impl Communicator {
 
     /// One side of a message: `kind` is `Send` or `Recv`.
     pub(super) fn check_message(&self, kind: Kind, data: Arm, peer: usize) -> Result<Checked> {
-        self.rank_exists(kind, "peer", peer)?;
-        if peer == self.rank {
-            let problem = format!("rank {peer} is this rank itself; copy instead, or name another");
-            return Err(self.argument(kind.name(), problem));
-        }
+        self.peer_exists(kind, peer)?;
         self.checked(Call { root: peer, ..Call::new(kind, data.dtype, data.len) }, data, data)
     }
 

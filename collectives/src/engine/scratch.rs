@@ -64,16 +64,17 @@ const PAGE: usize = 4096;
 
 impl Pool {
     /// Makes all pieces for messages at least `bytes` long, unless that is 0.
-    pub fn reserve(&mut self, bytes: usize) {
+    pub fn reserve(&mut self, bytes: usize) -> Result<()> {
         if bytes == 0 {
-            return;
+            return Ok(());
         }
         self.free.retain(|s| s.published || s.memory.bytes() >= bytes);
         let have = self.lent + self.free.iter().filter(|s| !s.published).count();
         for _ in have..LENT {
-            let memory = Memory::host(bytes).booked(&self.account);
+            let memory = Buffer::<u8>::try_zeroed(bytes)?.into_memory().booked(&self.account);
             self.free.push(Scratch { memory, busy_until: None, published: false, counted: false });
         }
+        Ok(())
     }
 
     /// What `schedule` needs; None where as many collectives have pieces for messages as may at once.

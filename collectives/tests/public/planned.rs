@@ -29,7 +29,7 @@ pub fn rank(comm: Communicator) {
     let calls = [scatter, gather, all];
     let planned = scratch_bytes(&comm.group(), &calls);
     let held = comm.scratch();
-    comm.reserve(&calls);
+    comm.reserve(&calls).expect("memory");
     assert_eq!(held.bytes(), planned, "rank {me} of {size}, reserved");
     for _ in 0..2 {
         let mut scattered = Vec::new();
@@ -77,7 +77,7 @@ fn many(comm: &Communicator) {
     const COUNT: usize = 150_000;
     let call = Call::new(Kind::ReduceScatter, DType::F32, COUNT);
     let (planned, held) = (scratch_bytes(&comm.group(), &[call]), comm.scratch());
-    comm.reserve(&[call]);
+    comm.reserve(&[call]).expect("memory");
     let start = |_| {
         let (send, recv) =
             (comm.alloc(COUNT * comm.size()).expect("memory"), comm.alloc(COUNT).expect("memory"));

@@ -31,8 +31,8 @@ impl<Q: Streams> Carrier for Staged<Q> {
         self.0.compute.clone().memory(bytes)
     }
 
-    fn reserve(&self, calls: &[Call]) {
-        self.0.host.reserve(&calls.iter().copied().map(staged_call).collect::<Vec<_>>());
+    fn reserve(&self, calls: &[Call]) -> Result<()> {
+        self.0.host.reserve(&calls.iter().copied().map(staged_call).collect::<Vec<_>>())
     }
 
     unsafe fn start(&self, call: Call, ends: Ends, tag: Option<u64>, priority: Priority) -> Result<u32> {
