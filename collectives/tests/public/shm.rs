@@ -3,6 +3,7 @@
 use crate::ranks::{self, PATIENCE, connect, run, this_test};
 use collectives::{Communicator, Options, Progress};
 use conformance::{Case, cases, standard, windowed};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Runs every case that leaves its processes alive, each in a group of its own.
@@ -62,4 +63,49 @@ fn with_progress_threads() {
 #[test]
 fn failures() {
     ranks::failures(this_test!(), &[2, 3], connect);
+}
+
+/// Each group has its own entry in the rank's memory, also where two threads form theirs in the same moment.
+#[test]
+fn threads_form_groups_at_once() {
+    run(this_test!(), &[1], |mut transport| {
+        let two = [0, 1].map(|context| transport.subgroup(&[0], context, PATIENCE).expect("a group"));
+        let ready = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for (thread, mut parent) in (0..).zip(two) {
+                let ready = &ready;
+                scope.spawn(move || {
+                    for turn in 1..8_000 {
+                        ready.fetch_add(1, Ordering::SeqCst);
+                        while ready.load(Ordering::SeqCst) < 2 * turn {
+                            std::thread::yield_now();
+                        }
+                        let mut form = || parent.subgroup(&[0], 2 * turn + thread, PATIENCE);
+                        let _group = form().expect("a group");
+                        assert!(form().is_err(), "it is where it was put");
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn groups_that_cannot_be_are_refused() {
+    run(this_test!(), &[1], |mut transport| {
+        let mut form = |context| transport.subgroup(&[0], context, PATIENCE);
+        let mut groups = vec![form(0).expect("a group")];
+        let refused = form(0).map(drop).expect_err("it is there already").to_string();
+        assert!(refused.contains("still in use"), "{refused}");
+        let refused = loop {
+            match form(groups.len() as u64) {
+                Ok(group) => groups.push(group),
+                Err(error) => break error.to_string(),
+            }
+        };
+        let most = format!("it is in {} already", groups.len());
+        assert!(groups.len() > 300 && refused.contains(&most), "{refused}");
+        groups.clear();
+        form(0).expect("there is room again");
+    });
 }
