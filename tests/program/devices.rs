@@ -159,3 +159,35 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
     }
     bench.nothing_left();
 }
+
+/// Whoever does not ask for a GPU opens nothing of CUDA, and of UCX nothing either: that would take time, and memory of every
+/// rank.
+#[test]
+fn what_is_not_asked_for_is_not_opened() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let trap = bench.path("trap.c");
+    std::fs::write(
+        &trap,
+        "#include <stdlib.h>\n__attribute__((constructor)) static void trap(void) { abort(); }\n",
+    )
+    .expect("a source");
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2", "libucp.so.0"] {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC"]).arg(&trap).arg("-o").arg(bench.path(name));
+        match compiler.status() {
+            Ok(status) => assert!(status.success(), "{compiler:?}"),
+            Err(_) => return skip("libraries that must not be opened: no C compiler"),
+        }
+    }
+    let run = |args: &str| {
+        let mut command = bench.command(args);
+        command.env("CARAVAN_CUDA_LIBRARIES", bench.path(".")).env("LD_LIBRARY_PATH", bench.path("."));
+        bench.finish(command.spawn().expect("the program starts"))
+    };
+    run(&format!("{TRAIN} --ranks 2")).success();
+    run("bench all_reduce -b 1K -e 1K -n 2 --ranks 2 --transport shm").success();
+    // The traps are where the program looks.
+    assert_eq!(run(&format!("{TRAIN} --ranks 1 --device cuda")).code, None, "aborted");
+    bench.nothing_left();
+}

@@ -93,7 +93,7 @@ impl Ranks {
         let crowded = Some(here > processors);
         let threads = args.threads.unwrap_or_else(|| (processors / here).clamp(1, bootstrap::processors()));
         let Asked { nccl, transport, mut layers, rendezvous_timeout, deadline } = Asked::new(args, world)?;
-        if let (true, Some(why)) = (nccl, gpus::obstacle()) {
+        if nccl && let Some(why) = gpus::obstacle() {
             return usage(format!("transport nccl cannot be used: {why}"));
         }
         let automatic = transport.is_none();
