@@ -429,19 +429,20 @@ impl Engine {
         }
         let Some(id) = id else { return Ok(()) };
         let after = self.options.deadline;
-        if silent < after {
+        if silent < after || self.flights[id as usize].stage != Stage::Running {
             return Ok(());
         }
-        let flight = &self.flights[id as usize];
-        let (Stage::Running, Some(schedule)) = (flight.stage, &flight.schedule) else { return Ok(()) };
-        let error = self.timeout(schedule.call.to_string(), self.waited_for(id), after);
+        let error = self.timeout(id, "", after);
         Err(self.fail(error))
     }
 
-    /// `peer`, of this group, has not taken part in `what`.
-    fn timeout(&self, what: String, peer: usize, after: Duration) -> Error {
+    /// The rank that a call, `how` it is, waits for has not taken part in it.
+    fn timeout(&self, id: u32, how: &str, after: Duration) -> Error {
         let job_rank = |member| self.transport.job_rank(member);
-        Error::Timeout { what, rank: job_rank(self.group.rank), peer: job_rank(peer), after }
+        let schedule = self.flights[id as usize].schedule.as_ref();
+        let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());
+        let (rank, peer) = (job_rank(self.group.rank), job_rank(self.waited_for(id)));
+        Error::Timeout { what: call + how, rank, peer, after }
     }
 
     /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.
@@ -475,10 +476,7 @@ impl Engine {
             return true;
         }
         if let Some(&id) = self.order.first() {
-            let flight = &self.flights[id as usize];
-            let what = flight.schedule.as_ref().map_or(String::new(), |s| s.call.to_string());
-            let what = format!("{what}, dropped without a wait,");
-            let error = self.timeout(what, self.waited_for(id), after);
+            let error = self.timeout(id, ", dropped without a wait,", after);
             self.fail(error);
         }
         false

@@ -63,6 +63,17 @@ impl Fingerprint {
         Fingerprint((kind as u64 + 1) << 59 | (call.dtype as u64) << 55 | op << 52 | root << 38 | count << 1)
     }
 
+    /// The same with its root by its rank in the job, for words; where a peer names one that its group of `size` has.
+    pub(crate) fn in_job(self, size: usize, job_rank: impl Fn(usize) -> usize) -> Self {
+        let (kind, root) = (self.0 >> 59, (self.0 >> 38 & 0x3fff) as usize);
+        let rooted =
+            kind.checked_sub(1).and_then(|k| Kind::ALL.get(k as usize)).is_some_and(|kind| kind.rooted());
+        match rooted && root < size {
+            true => Fingerprint(self.0 & !(0x3fff << 38) | (job_rank(root) as u64) << 38),
+            false => self,
+        }
+    }
+
     /// As it travels.
     pub fn bits(self) -> u64 {
         self.0
@@ -225,6 +236,20 @@ mod tests {
         assert_eq!(waited.so_far(), before + Waited::GAP);
         std::thread::sleep(Duration::from_millis(2));
         assert!(waited.so_far() >= before + Waited::GAP + Duration::from_millis(2));
+    }
+
+    #[test]
+    fn words_name_a_root_by_its_rank_in_the_job() {
+        let words = |kind, root| {
+            let call = Call { root, ..Call::new(kind, DType::F32, 5) };
+            Fingerprint::of(&call).in_job(3, |member| [7, 4, 9000][member]).to_string()
+        };
+        assert_eq!(words(Kind::Broadcast, 2), "broadcast of 5 f32, root 9000");
+        assert_eq!(words(Kind::Reduce, 0), "reduce of 5 f32, sum, root 7");
+        // What a peer names that the group does not have stays as it is.
+        assert_eq!(words(Kind::Gather, 3), "gather of 5 f32, root 3");
+        assert_eq!(words(Kind::AllGather, 0), "all_gather of 5 f32");
+        assert_eq!(Fingerprint::from_bits(u64::MAX).in_job(3, |_| 0), Fingerprint::from_bits(u64::MAX));
     }
 
     #[test]

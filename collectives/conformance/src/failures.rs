@@ -51,8 +51,17 @@ pub(super) const CASES: &[Failing] = &[
     ("a rank that leaves a part", |c| leaves_part(c, gather), small),
     ("a rank that leaves messages of a part", |c| leaves_part(c, receive), small),
     ("a failure in another group", another_group, small),
-    ("a silent rank", |c| silent(&c, &c), impatient),
-    ("a rank that is silent in a part", |c| silent(&c, &reversed(&c).expect("a group")), impatient),
+    ("a silent rank", |c| silent(&c, &c, sum, "all_reduce of 3 f32"), impatient),
+    (
+        "a rank that is silent in a part",
+        |c| silent_in_a_part(c, sum, |_| "all_reduce of 3 f32".into()),
+        impatient,
+    ),
+    (
+        "a rank that sends nothing in a part",
+        |c| silent_in_a_part(c, receive, |last| format!("recv of 100 u8 from rank {last}")),
+        impatient,
+    ),
     ("poisoned", poisoned, small),
 ];
 
@@ -220,7 +229,7 @@ fn another_group(comm: Communicator) {
 }
 
 /// A rank that is there but does not take part is named after the deadline.
-fn silent(comm: &Communicator, group: &Communicator) {
+fn silent(comm: &Communicator, group: &Communicator, wait: fn(&Communicator) -> Result<()>, what: &str) {
     group.barrier().expect("works");
     let last = comm.size() - 1;
     if comm.rank() == last {
@@ -228,9 +237,18 @@ fn silent(comm: &Communicator, group: &Communicator) {
         assert!(group.barrier().is_err(), "the others gave up long ago");
         return;
     }
-    let error = group.all_reduce_in_place(&mut [0f32; 3][..], ReduceOp::Sum).expect_err("a rank is silent");
-    let text = error.to_string();
+    let text = wait(group).expect_err("a rank is silent").to_string();
     assert!(text.contains(&format!("no answer from rank {last} within 300ms")), "{text}");
+    assert!(text.contains(what), "{text}");
+}
+
+/// Whoever the call names is called as everywhere.
+fn silent_in_a_part(comm: Communicator, wait: fn(&Communicator) -> Result<()>, what: fn(usize) -> String) {
+    silent(&comm, &reversed(&comm).expect("a group"), wait, &what(comm.size() - 1));
+}
+
+fn sum(comm: &Communicator) -> Result<()> {
+    comm.all_reduce_in_place(&mut [0f32; 3][..], ReduceOp::Sum)
 }
 
 /// A call in flight when something else fails ends with that failure.

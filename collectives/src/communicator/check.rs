@@ -131,7 +131,7 @@ impl Communicator {
         if peer != self.rank {
             return Ok(());
         }
-        let problem = format!("rank {peer} is this rank itself; copy instead, or name another");
+        let problem = format!("rank {peer} of this group is this rank itself; copy instead, or name another");
         Err(self.argument(kind.name(), problem))
     }
 
@@ -186,7 +186,10 @@ impl Communicator {
         match arm {
             _ if self.rank != root => Ok(Arm::nothing()),
             Some(arm) => Ok(arm),
-            None => Err(self.argument(kind.name(), format!("rank {root} is the root and must give {what}"))),
+            None => Err(self.argument(
+                kind.name(),
+                format!("rank {root} of this group is the root and must give {what}"),
+            )),
         }
     }
 

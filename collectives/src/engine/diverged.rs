@@ -10,7 +10,12 @@ use std::time::Instant;
 /// A peer has not called the same.
 #[cold]
 pub(super) fn differs(state: &State, transport: &dyn Transport, peer: usize, theirs: Fingerprint) -> Error {
-    between(state, transport, peer, state.fingerprint.to_string(), theirs.to_string())
+    let words = |call| in_words_of_the_job(call, transport);
+    between(state, transport, peer, words(state.fingerprint), words(theirs))
+}
+
+fn in_words_of_the_job(call: Fingerprint, transport: &dyn Transport) -> String {
+    call.in_job(transport.size(), |member| transport.job_rank(member)).to_string()
 }
 
 /// This rank calls `mine` and `peer`, of this group, `theirs`.
@@ -28,7 +33,7 @@ pub(super) fn published_less(
     remote: Remote,
     bytes: usize,
 ) -> Error {
-    let call = state.fingerprint;
+    let call = in_words_of_the_job(state.fingerprint, transport);
     let mine = format!("{call}, {bytes} bytes at once by {}", schedule.choice.algorithm);
     let theirs = format!("{call} by another algorithm or in other pieces");
     between(state, transport, remote.peer as usize, mine, theirs)
@@ -46,7 +51,7 @@ pub(super) fn in_words(
     let Error::Diverged { mine, theirs, .. } = error else { return error };
     if mine.is_empty() {
         // The transport knows what the peer called.
-        return between(state, transport, peer, schedule.fingerprint.to_string(), theirs);
+        return between(state, transport, peer, in_words_of_the_job(schedule.fingerprint, transport), theirs);
     }
     let frame = schedule.steps.iter().find_map(|step| match *step {
         Step::Check { from, at } if from == peer => Some(at),
@@ -57,9 +62,11 @@ pub(super) fn in_words(
         Err(loss) => return loss,
     };
     let (mine, theirs) = match called.filter(|called| *called != state.fingerprint) {
-        Some(called) => (state.fingerprint.to_string(), called.to_string()),
+        Some(called) => {
+            (in_words_of_the_job(state.fingerprint, transport), in_words_of_the_job(called, transport))
+        }
         None => (
-            format!("{}, for which it expects {mine}", schedule.call),
+            format!("{}, for which it expects {mine}", schedule.call.in_job(|m| transport.job_rank(m))),
             format!("something for which it sent {theirs}"),
         ),
     };

@@ -107,6 +107,11 @@ pub struct Call {
 }
 
 impl Call {
+    /// The same with its root, or peer, by its rank in the job: for words.
+    pub(crate) fn in_job(self, job_rank: impl Fn(usize) -> usize) -> Self {
+        Call { root: job_rank(self.root), ..self }
+    }
+
     /// A call of `count` elements, out of place, without a root.
     pub fn new(kind: Kind, dtype: DType, count: usize) -> Self {
         Call { kind, dtype, op: ReduceOp::Sum, count, root: 0, in_place: false, wide: false }

@@ -162,7 +162,7 @@ impl Emulated {
             let why = format!(
                 "rank {} runs on another machine or with another clock, and the clocks of an emulated link are those \
                  of one machine",
-                slot.peer
+                self.inner.job_rank(slot.peer)
             );
             return Err(Error::Unavailable { name: self.name.clone(), why });
         }

@@ -90,7 +90,8 @@ pub unsafe trait Transport: Send {
     /// Zeroed memory that peers reach fastest: a shared segment, registered, or just host memory.
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         Memory::try_host(bytes).ok_or_else(|| {
-            let what = format!("allocating {bytes} bytes of memory on rank {}", self.rank());
+            let rank = self.job_rank(self.rank());
+            let what = format!("allocating {bytes} bytes of memory on rank {rank}");
             Error::system(what, NO_MORE)
         })
     }

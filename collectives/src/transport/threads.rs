@@ -28,13 +28,16 @@ pub fn group(n: usize) -> Vec<Threads> {
     (0..n).map(|rank| Threads { rank, group: Arc::clone(&group), seen: 0 }).collect()
 }
 
+/// A subgroup's context and its members.
+type Name = (u64, Vec<usize>);
+
 struct Group {
     /// Per rank, its number in the first group.
     members: Vec<usize>,
     boxes: Vec<Mailbox>,
     family: Arc<Family>,
     /// Subgroups that not all of their members have joined yet, and how many have.
-    joining: Mutex<HashMap<u64, (Arc<Group>, usize)>>,
+    joining: Mutex<HashMap<Name, (Arc<Group>, usize)>>,
 }
 
 /// All groups that come from one.
@@ -272,14 +275,14 @@ unsafe impl Transport for Threads {
     fn subgroup(&mut self, members: &[usize], context: u64, _within: Duration) -> Result<Box<dyn Transport>> {
         let rank = place_among(members, self)?;
         let mut joining = self.group.joining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let (group, joined) = joining.entry(context).or_insert_with(|| {
+        let (group, joined) = joining.entry((context, members.to_vec())).or_insert_with(|| {
             let members = members.iter().map(|&m| self.group.members[m]).collect();
             (Arc::new(Group::new(members, Arc::clone(&self.group.family))), 0)
         });
         *joined += 1;
         let group = Arc::clone(group);
         if *joined == members.len() {
-            joining.remove(&context);
+            joining.remove(&(context, members.to_vec()));
         }
         Ok(Box::new(Threads { rank, group, seen: 0 }))
     }
@@ -411,6 +414,17 @@ mod tests {
         assert!(seen.contains("rank 1 failed: launch: no disk"), "{seen}");
         let seen = ab.check().unwrap_err().to_string();
         assert!(seen.contains("rank 1 failed"), "{seen}");
+    }
+
+    #[test]
+    fn groups_of_other_members_are_others_whatever_their_context() {
+        let mut ranks = group(4);
+        let mut joined = Vec::new();
+        for (rank, members) in [(0, [0, 1]), (2, [2, 3]), (1, [0, 1]), (3, [2, 3])] {
+            joined.push(ranks[rank].subgroup(&members, 7, PATIENCE).unwrap());
+        }
+        let named: Vec<_> = joined.iter().map(|t| (t.rank(), t.job_rank(0), t.job_rank(1))).collect();
+        assert_eq!(named, [(0, 0, 1), (0, 2, 3), (1, 0, 1), (1, 2, 3)]);
     }
 
     #[test]

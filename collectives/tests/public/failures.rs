@@ -191,6 +191,25 @@ fn who_took_a_message_may_leave_before_its_sender_looks() {
 }
 
 #[test]
+fn a_message_to_who_has_left_the_group_is_an_error() {
+    ranks::run(this_test!(), &[2], |mut t| {
+        let mut part = t.subgroup(&[1, 0], 5, PATIENCE).expect("a group");
+        let (word, to) = ([7u8], 1 - t.rank());
+        if t.rank() == 1 {
+            drop(part);
+            // SAFETY: as short a message is copied at once.
+            let sent = unsafe { t.send(to, Tag(1), word.as_ptr(), 1) }.expect("posted");
+            return wait(&mut *t, sent).expect("sent");
+        }
+        recv_without_a_look(&mut *t, 1, 1, 1);
+        // SAFETY: as above; rank 1 is the first of the part.
+        let refused =
+            unsafe { part.send(0, Tag(2), word.as_ptr(), 1) }.expect_err("nobody takes it").to_string();
+        assert!(refused.contains("rank 1 left the group"), "{refused}");
+    });
+}
+
+#[test]
 fn what_a_failed_rank_has_shown_stays_as_it_was() {
     const BYTES: usize = 1 << 20;
     let reports = job(this_test!(), &[2], || {

@@ -228,7 +228,8 @@ impl Rounds {
             for (peer, row) in self.table.iter().enumerate() {
                 let theirs = row.first[lane as usize];
                 if mine.0 != 0 && mine.0 == theirs.0 && mine.1 != theirs.1 {
-                    let words = |bits| Fingerprint::from_bits(bits).to_string();
+                    let words =
+                        |bits| Fingerprint::from_bits(bits).in_job(self.peers.size(), job_rank).to_string();
                     return Err(Error::Diverged {
                         sequence: mine.0,
                         rank: job_rank(rank),
@@ -245,7 +246,7 @@ impl Rounds {
     /// Why a call that has begun here does not end.
     fn blame(&self, late: Numbered, after: Duration) -> Error {
         let (rank, job_rank) = (self.peers.rank(), |member| self.peers.job_rank(member));
-        let what = format!("{} between devices", late.call);
+        let what = format!("{} between devices", late.call.in_job(job_rank));
         let silent = |peer| Error::Timeout { what, rank: job_rank(rank), peer: job_rank(peer), after };
         if late.number == 0 {
             return silent(late.call.root);
@@ -266,7 +267,7 @@ impl Rounds {
                 rank: job_rank(rank),
                 text: format!(
                     "{} is not done after {after:?}, although no rank is known to be late",
-                    late.call
+                    late.call.in_job(job_rank)
                 ),
             },
         }

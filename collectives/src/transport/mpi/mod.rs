@@ -197,7 +197,7 @@ impl MpiTransport {
         let Outcome { kind, peer, bytes, length, code, called } = done;
         let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
         if let Some(called) = called {
-            let theirs = called.to_string();
+            let theirs = called.in_job(self.size(), |member| self.job_rank(member)).to_string();
             return Err(Error::Diverged { sequence: 0, rank, mine: String::new(), peer, theirs });
         }
         let fine = code == ffi::MPI_SUCCESS as c_int;

@@ -93,6 +93,11 @@ impl ShmTransport {
         self.watcher.gone[self.group.members[member]] || self.group.left(member)
     }
 
+    fn lost(&self, peer: usize, how: impl Into<String>) -> Error {
+        let (rank, peer) = (self.group.segments.rank(), self.group.rank_of(peer));
+        Error::PeerLost { rank, peer, how: how.into() }
+    }
+
     /// That a member left is what is wrong only if nobody failed: who does leaves too.
     #[cold]
     fn unless_failed(&mut self, left: Error) -> Error {
@@ -156,6 +161,9 @@ unsafe impl Transport for ShmTransport {
 
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         self.checked_peer("send", to)?;
+        if self.gone(to) {
+            return Err(self.unless_failed(self.lost(to, "left the group before a message to it was sent")));
+        }
         self.busy();
         self.mail.send(&mut self.group, to, tag, src, bytes)
     }
@@ -262,11 +270,10 @@ unsafe impl Direct for ShmTransport {
         match self.shown(peer, sequence)? {
             // Looked at again: it may have been shown, before the peer left, just after the first look.
             None if self.gone(peer) => match self.shown(peer, sequence)? {
-                None => Err(self.unless_failed(Error::PeerLost {
-                    rank: self.group.segments.rank(),
-                    peer: self.group.rank_of(peer),
-                    how: format!("left before call {sequence} of its group"),
-                })),
+                None => {
+                    let left = self.lost(peer, format!("left before call {sequence} of its group"));
+                    Err(self.unless_failed(left))
+                }
                 shown => Ok(shown),
             },
             shown => Ok(shown),

@@ -294,7 +294,8 @@ impl UcxTransport {
         };
         let (rank, peer) = (self.members.job_rank(), self.members.ranks[peer]);
         if let Some(called) = called {
-            let (mine, theirs) = (String::new(), called.to_string());
+            let theirs = called.in_job(self.size(), |member| self.job_rank(member)).to_string();
+            let mine = String::new();
             return Error::Diverged { sequence: 0, rank, mine, peer, theirs };
         }
         // UCX drops a message whole that is longer than its receive, so nothing here tells what the peer called. If it was

@@ -45,7 +45,7 @@ impl Nccl {
         let mut words = vec![0u64; size * sharing::WORDS];
         host.all_gather(&card.words()[..], &mut words[..])?;
         let cards: Vec<Card> = words.chunks(sharing::WORDS).map(Card::from_words).collect();
-        sharing::check(&cards)?;
+        sharing::check(&cards, |member| host.job_rank(member))?;
         gpu.enter()?;
         let lane = || -> Result<Comm> {
             let mut name = UniqueId { bytes: [0; 128] };

@@ -73,15 +73,17 @@ impl Card {
 }
 
 /// Whether the ranks with these cards can be one group; all of them come to the same result.
-pub(super) fn check(cards: &[Card]) -> Result<()> {
-    for (rank, card) in cards.iter().enumerate() {
+pub(super) fn check(cards: &[Card], job_rank: impl Fn(usize) -> usize) -> Result<()> {
+    for (member, card) in cards.iter().enumerate() {
+        let rank = job_rank(member);
         if card.version != cards[0].version {
             let [a, b] = [cards[0].version, card.version].map(Nccl::numbers);
             return Err(Error::Launch(format!(
-                "rank 0 has NCCL {a} and rank {rank} NCCL {b}: all ranks need the same version"
+                "rank {} has NCCL {a} and rank {rank} NCCL {b}: all ranks need the same version",
+                job_rank(0)
             )));
         }
-        for (other, earlier) in cards[..rank].iter().enumerate() {
+        for (other, earlier) in cards[..member].iter().enumerate() {
             let apart = card.host != earlier.host && card.host != 0 && earlier.host != 0;
             if card.gpu != earlier.gpu || card.permitted && earlier.permitted || apart {
                 continue;
@@ -92,8 +94,9 @@ pub(super) fn check(cards: &[Card]) -> Result<()> {
                 false => format!("another {HOST} for every rank (NCCL {version} knows no other way)"),
             };
             return Err(Error::Launch(format!(
-                "ranks {other} and {rank} have the same GPU, and NCCL {version} wants one for each: start as many ranks \
-                 as there are GPUs, or, to try things out, let ranks share one with {permission} in the environment"
+                "ranks {} and {rank} have the same GPU, and NCCL {version} wants one for each: start as many ranks \
+                 as there are GPUs, or, to try things out, let ranks share one with {permission} in the environment",
+                job_rank(other)
             )));
         }
     }
@@ -105,7 +108,7 @@ mod tests {
     use super::*;
 
     fn said(cards: &[Card]) -> String {
-        check(cards).map_or_else(|e| e.to_string(), |()| "fine".into())
+        check(cards, |member| member).map_or_else(|e| e.to_string(), |()| "fine".into())
     }
 
     #[test]
