@@ -7,7 +7,8 @@ use super::{Options, hosts};
 use crate::error::{Error, Result};
 use crate::transport::shm::ShmTransport;
 use crate::transport::{Nodes, PerNode, Request, Tag, Transport};
-use std::time::{Duration, Instant};
+use crate::watch::Waited;
+use std::time::Duration;
 
 /// Which ranks share a node: those whose hosts are the same, or as `per_node` says, for smaller nodes than there are (a
 /// cluster's shape can be tried on one machine). All ranks call it together, on a transport that has carried nothing yet.
@@ -85,7 +86,7 @@ fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> 
             Err(error) => return Err(give_up(outer, error)),
         }
     }
-    let start = Instant::now();
+    let mut waited = Waited::begin();
     while let Some(&(peer, request)) = open.last() {
         let looked = match outer.test(request) {
             Ok(true) => {
@@ -98,7 +99,7 @@ fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> 
         if let Err(error) = looked {
             return Err(give_up(outer, error));
         }
-        if start.elapsed() > timeout {
+        if waited.so_far() > timeout {
             let what = "hearing what each rank is and was asked for".into();
             return Err(give_up(outer, Error::Timeout { what, rank, peer, after: timeout }));
         }
