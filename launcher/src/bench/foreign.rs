@@ -75,6 +75,9 @@ impl ForeignArgs {
             ("-M", self.memory, 0, never("NCCL does not say what it takes")),
             ("-u", self.unalign, 0, never("buffers are aligned")),
         ];
+        VARIABLES
+            .iter()
+            .try_for_each(|variable| variable.refuse(std::env::var_os(variable.name).is_some()))?;
         let odd = all.into_iter().find(|(_, asked, neutral, _)| asked.is_some_and(|asked| asked != *neutral));
         match odd {
             // -p changes nothing that is measured, and -V nothing without -D.
@@ -82,6 +85,27 @@ impl ForeignArgs {
             Some((flag, asked, _, remedy)) => {
                 Err(Failure::usage(format!("{flag} {} of nccl-tests: {remedy}", asked.unwrap_or(0))))
             }
+        }
+    }
+}
+
+/// A variable of the environment by which nccl-tests does something else.
+struct Variable {
+    name: &'static str,
+    remedy: &'static str,
+}
+
+const VARIABLES: [Variable; 3] = [
+    Variable { name: "NCCL_TESTS_MIN_BW", remedy: "take --min-busbw" },
+    Variable { name: "NCCL_TESTS_SPLIT", remedy: "all ranks are one group: unset it" },
+    Variable { name: "NCCL_TESTS_SPLIT_MASK", remedy: "all ranks are one group: unset it" },
+];
+
+impl Variable {
+    fn refuse(&self, set: bool) -> Result<()> {
+        match set {
+            false => Ok(()),
+            true => Err(Failure::usage(format!("{} of nccl-tests is set: {}", self.name, self.remedy))),
         }
     }
 }
@@ -107,6 +131,15 @@ mod tests {
         ] {
             check(flags, None).unwrap();
             check(flags, Some(4)).unwrap();
+        }
+    }
+
+    #[test]
+    fn variables_that_would_be_ignored_are_refused() {
+        for variable in VARIABLES {
+            assert!(variable.refuse(false).is_ok());
+            let e = variable.refuse(true).unwrap_err();
+            assert!(e.code() == 2 && e.to_string().starts_with(variable.name), "{e}");
         }
     }
 

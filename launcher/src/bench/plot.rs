@@ -72,7 +72,16 @@ impl Series {
                 if half.is_null() {
                     continue;
                 }
-                let point = (bytes, field(&half["time"], "time")?, field(&half["bus_bw"], "bus_bw")?);
+                // The time that a processor took to start the call, where nccl-tests was asked for that.
+                let time = if half["time"].is_null() { &half["cpu_time"] } else { &half["time"] };
+                // As nccl-tests writes what is no number.
+                if [time, &half["bus_bw"]]
+                    .iter()
+                    .any(|value| value.as_str().is_some_and(|v| v.contains("nan")))
+                {
+                    continue;
+                }
+                let point = (bytes, field(time, "time")?, field(&half["bus_bw"], "bus_bw")?);
                 match all.iter_mut().find(|s| s.subject == subject && s.in_place == in_place) {
                     Some(series) => series.points.push(point),
                     None => {
@@ -175,7 +184,7 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
     let mut chart = ChartBuilder::on(&left)
         .margin(12)
         .x_label_area_size(42)
-        .y_label_area_size(60)
+        .y_label_area_size(80)
         .build_cartesian_2d((sizes.0..sizes.1).log_scale().base(2.0), 0.0..(fastest * 1.08).max(1e-3))?;
     decorate(&mut chart, "bus bandwidth (GB/s)", |y| short(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.2))?;
@@ -420,12 +429,14 @@ mod tests {
              "out_of_place": {"time": 1.5, "alg_bw": 0, "bus_bw": 0, "nwrong": 0}, "in_place": null},
             {"size": 2048, "type": "float", "redop": "sum", "root": "    -1",
              "out_of_place": {"time": 2.5, "alg_bw": 1, "bus_bw": 1.5, "nwrong": 0}, "in_place": null},
+            {"size": 4096, "type": "float", "redop": "sum", "root": "    -1",
+             "out_of_place": {"cpu_time": 3.5, "bus_bw": 2.5}, "in_place": {"time": 1, "bus_bw": "-nan"}},
         ]});
         let series = Series::of_json(&json, "h100").unwrap();
-        let points = vec![(2048.0, 2.5, 1.5)];
+        let points = vec![(2048.0, 2.5, 1.5), (4096.0, 3.5, 2.5)];
         let one = Series { subject: "h100 float sum".into(), in_place: false, cycles: 1, points };
         assert_eq!(series, [one]);
-        svg(&series, "one point").unwrap();
+        svg(&series, "two points").unwrap();
     }
 
     #[test]
