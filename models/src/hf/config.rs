@@ -146,6 +146,13 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
             return Err(fields.wrong(key, &json!(true), "linear layers with a bias are not supported"));
         }
     }
+    if fields.flag("is_causal")? == Some(false) {
+        let only = "only causal attention is supported";
+        return Err(fields.wrong("is_causal", &json!(false), only));
+    }
+    if let Some(value) = fields.get("per_layer_config") {
+        return Err(fields.wrong("per_layer_config", value, "all layers have the same configuration here"));
+    }
     match fields.text("hidden_act")? {
         None | Some("silu" | "swish") => {}
         Some(other) => {
@@ -383,6 +390,8 @@ mod tests {
             (json!({"model_type": "qwen2"}), "qwen2"),
             (json!({"architectures": null, "model_type": null}), "neither architectures nor model_type"),
             (json!({"attention_bias": true}), "attention_bias"),
+            (json!({"is_causal": false}), "is_causal"),
+            (json!({"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}), "per_layer_config"),
             (json!({"mlp_bias": true}), "mlp_bias"),
             (json!({"hidden_act": "gelu"}), "gelu"),
             (json!({"architectures": [], "model_type": null}), "neither architectures nor model_type"),
