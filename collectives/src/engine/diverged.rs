@@ -82,18 +82,31 @@ fn first_of(
     transport: &mut dyn Transport,
 ) -> Result<Option<Fingerprint>> {
     let until = Instant::now() + HEARSAY;
+    let mut loss = None;
     loop {
         // SAFETY: the schedule reserved these eight bytes, and their receive has cleared them.
         let header = unsafe { state.read(Space::Scratch, at).cast::<u64>().read_unaligned() };
         if header != 0 {
             return Ok(Some(Fingerprint::from_bits(header)));
         }
+        if let Some(loss) = loss {
+            return Err(loss);
+        }
         if state.posted.iter().all(|posted| posted.peer != peer) || Instant::now() > until {
             return Ok(None);
         }
-        state
-            .posted
-            .retain(|posted| posted.peer != peer || matches!(transport.test(posted.request), Ok(false)));
+        state.posted.retain(|posted| {
+            posted.peer != peer
+                || match transport.test(posted.request) {
+                    Ok(done) => !done,
+                    // Another message of the peer's that has another length.
+                    Err(Error::Diverged { .. }) => false,
+                    Err(error) => {
+                        loss.get_or_insert(error);
+                        false
+                    }
+                }
+        });
         transport.check()?;
         std::thread::yield_now();
     }
