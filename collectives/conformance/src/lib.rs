@@ -72,6 +72,7 @@ pub fn small() -> Options {
         read_all: 512,
         exchange_all: 512,
         tree: 512,
+        handled: 64,
         windowed: 1500,
         ..Tuning::default()
     };

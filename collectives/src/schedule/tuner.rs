@@ -1,6 +1,7 @@
 //! Which algorithm carries a call, and why: by kind, bytes, ranks and what the transport can do. The answer is
 //! the same on every rank, because it depends only on what is.
 
+use super::broadcast::chain_above;
 use super::{Algorithm, Call, Group, KEPT, Kind, hierarchical};
 use crate::element::DType;
 use std::fmt;
@@ -119,9 +120,12 @@ pub struct Tuning {
     /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
     /// up to eight times as many.
     pub exchange_all: usize,
-    /// Up to this many bytes, trees beat chains in `broadcast`, the root alone reduces in `reduce`, and what a node
-    /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks.
+    /// What a link carries while a step takes. Up to this many bytes the root alone reduces in `reduce`, and what a node
+    /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks. In
+    /// `broadcast` it counts how many more steps a chain takes than a tree.
     pub tree: usize,
+    /// What a link carries while a rank deals with one message: what each piece of a `broadcast` costs besides.
+    pub handled: usize,
     /// Above this many bytes a rank, a reduction goes through such windows, but for one to the root of two ranks in one
     /// memory, which takes the other's input at once.
     pub windowed: usize,
@@ -140,6 +144,7 @@ impl Default for Tuning {
             read_all: 32 << 10,
             exchange_all: 16 << 10,
             tree: 64 << 10,
+            handled: 16 << 10,
             windowed: 2 << 20,
             measured: [None; Kind::ALL.len()],
         }
@@ -153,8 +158,9 @@ impl Tuning {
     /// - Sending everything to everybody saves an `all_reduce` of n ranks one step. Of B bytes sent per rank it sends
     ///   (1 - 2/n) B more than is needed, and reduces the rest of B/(n-1) only once all is there, at some 8 GB/s. It
     ///   pays up to the B at which both together take as long as the step.
-    /// - A tree has fewer steps than a chain, and a root that reduces alone fewer than all together. They pay about up
-    ///   to what the link carries while a step takes.
+    /// - A root that reduces alone takes fewer steps than all together, which pays about up to what the link carries
+    ///   while a step takes. A tree has fewer steps than a chain, of which each link carries everything once: see
+    ///   `chain_above` beside them.
     /// - Rounds must be longer than that for the next to be under way while one is reduced.
     pub fn for_link(self, ranks: usize, latency: Duration, bandwidth: f64) -> Tuning {
         const SOFTWARE: f64 = 2e-6;
@@ -168,6 +174,7 @@ impl Tuning {
         Tuning {
             exchange_all: exchanged.min(MOST) as usize,
             tree: (step * bandwidth).min(MOST) as usize,
+            handled: (SOFTWARE * bandwidth).min(MOST) as usize,
             round: self.round.max(filled),
             window: self.window.max(filled),
             ..self
@@ -286,7 +293,9 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             let limit = tuning.exchanged(group.size);
             by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
         }
-        (Kind::Broadcast, None) => by_size(bytes, tuning.tree, Algorithm::Binomial, Algorithm::Chain),
+        (Kind::Broadcast, None) => {
+            by_size(bytes, chain_above(tuning, group.size), Algorithm::Binomial, Algorithm::Chain)
+        }
         // Two ranks would send more if both reduced.
         (Kind::Reduce, None) if group.size == 2 => Choice { algorithm: Algorithm::Linear, why: Why::Least },
         (Kind::Reduce, None) => {
