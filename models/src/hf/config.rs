@@ -1,73 +1,12 @@
 //! config.json, in the spellings of transformers 4 and 5, to and from [`LlamaConfig`].
 
+use super::fields::Fields;
 use super::remarks::{OF_BYTES, Remarks, TOKEN_IDS, no_token_ids};
 use crate::config::{LlamaConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use collectives::DType;
 use serde_json::{Map, Value, json};
 use std::path::Path;
-
-/// The fields of one JSON object, with errors that name file, key and what was found.
-struct Fields<'a> {
-    path: &'a Path,
-    inside: &'a str,
-    map: &'a Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    /// A value that is there and not null.
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|v| !v.is_null())
-    }
-
-    fn wrong(&self, key: &str, value: &Value, wanted: &str) -> Error {
-        let mut shown = value.to_string();
-        if shown.len() > 80 {
-            shown = format!("{}…", shown.chars().take(80).collect::<String>());
-        }
-        Error::format(self.path, format!("{}{key} is {shown}: {wanted}", self.inside))
-    }
-
-    fn missing(&self, key: &str) -> Error {
-        Error::format(self.path, format!("{}{key} is missing", self.inside))
-    }
-
-    fn size(&self, key: &str) -> Result<Option<usize>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        // transformers 4 writes some sizes as floats, such as 8192.0.
-        let number = value.as_u64().or_else(|| {
-            value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=1e15).contains(x)).map(|x| x as u64)
-        });
-        match number.map(usize::try_from) {
-            Some(Ok(n)) => Ok(Some(n)),
-            _ => Err(self.wrong(key, value, "it must be a whole number")),
-        }
-    }
-
-    fn required_size(&self, key: &str) -> Result<usize> {
-        self.size(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a number"))
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, value, "it must be true or false"))
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&'a str>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a string"))
-    }
-
-    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_object().map(Some).ok_or_else(|| self.wrong(key, value, "it must be an object"))
-    }
-}
 
 /// The shape in the text of a config.json, and what else we want of it. `path` is for errors.
 ///
@@ -111,6 +50,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
     if initializer_range < 0.0 {
         return Err(fields.wrong("initializer_range", &json!(initializer_range), "it must be at least 0"));
     }
+    check_token_ids(&fields, config.vocab)?;
     let remarks = Remarks {
         token_ids: TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect(),
         of_bytes: map.get(OF_BYTES.0).is_some_and(|tokenizer| tokenizer == OF_BYTES.1),
@@ -167,19 +107,38 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Refuses special tokens that transformers would not load a model with.
+fn check_token_ids(fields: &Fields<'_>, vocab: usize) -> Result<()> {
+    let one = |id: &Value| id.as_i64().is_some();
+    for key in TOKEN_IDS {
+        let Some(value) = fields.get(key) else { continue };
+        let several = key == "eos_token_id" && value.as_array().is_some_and(|ids| ids.iter().all(one));
+        if !(one(value) || several) {
+            return Err(fields.wrong(key, value, "it must be the number of a token"));
+        }
+    }
+    // The only one that is looked up when a model is made: counted from the end where it is negative.
+    match fields.get("pad_token_id").filter(|id| id.as_i64().is_none_or(|id| !rows(vocab).contains(&id))) {
+        Some(id) => Err(fields.wrong("pad_token_id", id, &format!("vocab_size is {vocab}"))),
+        None => Ok(()),
+    }
+}
+
+/// Numbers of rows of an embedding.
+fn rows(vocab: usize) -> std::ops::Range<i64> {
+    let vocab = i64::try_from(vocab).unwrap_or(i64::MAX);
+    -vocab..vocab
+}
+
 /// Both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
 fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
     check_rotated(fields)?;
     let theta = fields.number("rope_theta")?;
-    let old = match fields.object("rope_scaling")? {
-        Some(map) => Some(parse_rope_object(fields, "rope_scaling.", map, theta, context)?),
-        None => None,
+    let object = |key, inside| match fields.object(key)?.filter(|map| !map.is_empty()) {
+        Some(map) => parse_rope_object(fields, inside, map, theta, context).map(Some),
+        None => Ok(None),
     };
-    let new = match fields.object("rope_parameters")? {
-        Some(map) => Some(parse_rope_object(fields, "rope_parameters.", map, theta, context)?),
-        None => None,
-    };
-    match (old, new) {
+    match (object("rope_scaling", "rope_scaling.")?, object("rope_parameters", "rope_parameters.")?) {
         (Some(old), Some(new)) if old != new => {
             let problem = "rope_scaling and rope_parameters disagree: one of them must go";
             Err(Error::format(fields.path, problem))
@@ -211,10 +170,8 @@ fn parse_rope_object(
     let fields = Fields { path: outer.path, inside, map };
     check_rotated(&fields)?;
     let required = |key: &str| fields.number(key)?.ok_or_else(|| fields.missing(key));
-    let kind = match fields.text("rope_type")? {
-        Some(kind) => Some(kind),
-        None => fields.text("type")?,
-    };
+    let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = fields.text(key)?;
     let scaling = match kind {
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: required("factor")? },
@@ -226,7 +183,7 @@ fn parse_rope_object(
         },
         Some(other) => {
             let wanted = "only default, linear and llama3 are supported";
-            return Err(fields.wrong("rope_type", &json!(other), wanted));
+            return Err(fields.wrong(key, &json!(other), wanted));
         }
     };
     Ok(Rope { theta: fields.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA), scaling })
@@ -350,6 +307,8 @@ mod tests {
             (json!({"rope_theta": 5e5, "rope_scaling": l3}), llama3),
             (json!({"rope_parameters": l3}), llama3),
             (json!({"rope_parameters": l3, "rope_scaling": l3}), llama3),
+            (json!({"rope_theta": 5e5, "rope_parameters": l3, "rope_scaling": {}}), llama3),
+            (json!({"rope_theta": 5e5, "rope_parameters": {}}), Rope::plain(5e5)),
         ];
         for (changes, rope) in cases {
             assert_eq!(config(changes.clone()).rope, rope, "{changes}");
@@ -396,7 +355,7 @@ mod tests {
             (json!({"hidden_act": "gelu"}), "gelu"),
             (json!({"architectures": [], "model_type": null}), "neither architectures nor model_type"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
-            (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "yarn"),
+            (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "rope_scaling.type is \"yarn\""),
             (json!({"rope_parameters": {"rope_type": "dynamic"}}), "dynamic"),
             (
                 json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
@@ -404,7 +363,10 @@ mod tests {
             ),
             (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5: only 1"),
             (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
-            (json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {}}), "disagree"),
+            (
+                json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1e4}}),
+                "disagree",
+            ),
             (
                 json!({ORIGINAL: 4096, "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                        "high_freq_factor": 4.0, ORIGINAL: 8192}}),
@@ -419,6 +381,10 @@ mod tests {
             (json!({"num_key_value_heads": 3}), "3 key/value heads"),
             (json!({"initializer_range": -0.02}), "initializer_range is -0.02"),
             (json!({"vocab_size": 1e15}), "vocab is 1000000000000000"),
+            (json!({"pad_token_id": 97}), "pad_token_id is 97: vocab_size is 97"),
+            (json!({"pad_token_id": -98}), "pad_token_id is -98"),
+            (json!({"bos_token_id": [1]}), "bos_token_id is [1]"),
+            (json!({"eos_token_id": 2.0}), "eos_token_id is 2.0: it must be the number of a token"),
         ];
         for (changes, expected) in cases {
             let text = refusal(changes.clone());

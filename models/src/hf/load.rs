@@ -343,8 +343,14 @@ fn read_text(path: &Path) -> Result<String> {
     let mut text = String::new();
     let (mut file, _) = regular(path)?;
     file.read_to_string(&mut text).map_err(|e| Error::system("read", path, e))?;
-    Ok(text)
+    match text.starts_with("version https://git-lfs.github.com/spec/v1") {
+        true => Err(Error::format(path, LEFT_BY_LFS)),
+        false => Ok(text),
+    }
 }
+
+const LEFT_BY_LFS: &str =
+    "a pointer that git-lfs left in the place of the file: 'git lfs pull' in its directory fetches it";
 
 /// The file, where its data begins, and its checked header.
 fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
@@ -360,10 +366,7 @@ fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
     read(&mut length, 0)?;
     // "version https://git-lfs.github.com/spec/v1", and no safetensors file has a header of so many bytes.
     if &length == b"version " {
-        return Err(Error::format(
-            path,
-            "a pointer that git-lfs left in the place of the weights: 'git lfs pull' in its directory fetches them",
-        ));
+        return Err(Error::format(path, LEFT_BY_LFS));
     }
     let length = u64::from_le_bytes(length);
     if length > HEADER_LIMIT || length > len - 8 {

@@ -1,6 +1,7 @@
 //! Hugging Face model directories: config.json and safetensors weights, read and written.
 
 mod config;
+mod fields;
 mod load;
 mod remarks;
 mod save;

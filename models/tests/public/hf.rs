@@ -260,9 +260,14 @@ fn a_wrong_directory_or_index_is_named() {
 
     let (_home, dir) = saved(&tiny());
     let weights = dir.join("model.safetensors");
-    fs::write(&weights, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n").unwrap();
-    let text = refusal(&dir);
-    assert!(text.contains("model.safetensors: a pointer") && text.contains("'git lfs pull'"), "{text}");
+    let config = fs::read(dir.join("config.json")).unwrap();
+    for file in ["model.safetensors", "config.json"] {
+        fs::write(dir.join(file), "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
+            .unwrap();
+        let text = refusal(&dir);
+        assert!(text.contains(&format!("{file}: a pointer")) && text.contains("'git lfs pull'"), "{text}");
+    }
+    fs::write(dir.join("config.json"), config).unwrap();
     fs::remove_file(weights).unwrap();
     assert!(refusal(&dir).contains("has a config.json and no weights"));
     fs::write(dir.join("pytorch_model.bin"), "").unwrap();

@@ -1,0 +1,67 @@
+//! Reading the fields of a JSON object, each as what it must be.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// The fields of one JSON object, with errors that name file, key and what was found.
+pub(super) struct Fields<'a> {
+    pub path: &'a Path,
+    pub inside: &'a str,
+    pub map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    /// A value that is there and not null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    pub fn wrong(&self, key: &str, value: &Value, wanted: &str) -> Error {
+        let mut shown = value.to_string();
+        if shown.len() > 80 {
+            shown = format!("{}…", shown.chars().take(80).collect::<String>());
+        }
+        Error::format(self.path, format!("{}{key} is {shown}: {wanted}", self.inside))
+    }
+
+    pub fn missing(&self, key: &str) -> Error {
+        Error::format(self.path, format!("{}{key} is missing", self.inside))
+    }
+
+    pub fn size(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        // transformers 4 writes some sizes as floats, such as 8192.0.
+        let number = value.as_u64().or_else(|| {
+            value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=1e15).contains(x)).map(|x| x as u64)
+        });
+        match number.map(usize::try_from) {
+            Some(Ok(n)) => Ok(Some(n)),
+            _ => Err(self.wrong(key, value, "it must be a whole number")),
+        }
+    }
+
+    pub fn required_size(&self, key: &str) -> Result<usize> {
+        self.size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a number"))
+    }
+
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, value, "it must be true or false"))
+    }
+
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a string"))
+    }
+
+    pub fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_object().map(Some).ok_or_else(|| self.wrong(key, value, "it must be an object"))
+    }
+}
