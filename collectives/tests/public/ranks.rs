@@ -114,7 +114,10 @@ pub fn until<T>(
             0..100 => std::hint::spin_loop(),
             100..110 => std::thread::yield_now(),
             _ => {
-                transport.check()?;
+                if let Err(lost) = transport.check() {
+                    // What the peer sent before it went may be all that was missing.
+                    return look(transport)?.ok_or(lost);
+                }
                 transport.park(Duration::from_millis(50));
             }
         }
