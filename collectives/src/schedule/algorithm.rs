@@ -1,7 +1,9 @@
 //! The algorithms by name, and which of them can carry a collective.
 
 use super::{Group, KEPT, Kind};
+use crate::transport::Nodes;
 use std::fmt;
+use std::sync::Arc;
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,6 +85,15 @@ impl Algorithm {
     /// needs more of it than [`scratch_bytes`](crate::scratch_bytes) counts.
     pub fn suits(self, bytes: usize) -> bool {
         self != Algorithm::DirectReadAll || bytes <= KEPT
+    }
+
+    /// The algorithms that can carry `kind` in some group of several ranks.
+    pub(super) fn anywhere(kind: Kind) -> Vec<Algorithm> {
+        let plain = Group::plain(0, 2);
+        let direct = Group { direct: Some(0), ..plain.clone() };
+        let nodes = Group { nodes: Some(Arc::new(Nodes::apart(2))), ..plain };
+        let of = |group: &Group| Self::candidates(kind, group);
+        Self::ALL.into_iter().filter(|a| of(&direct).contains(a) || of(&nodes).contains(a)).collect()
     }
 
     /// The algorithms that can carry `kind` in `group`.

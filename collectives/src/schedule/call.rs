@@ -37,6 +37,12 @@ impl Kind {
         matches!(self, Kind::Send | Kind::Recv)
     }
 
+    /// Whether a call's count is that of one rank's part of the data, not of all.
+    pub fn counts_a_part(self) -> bool {
+        use Kind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        matches!(self, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
+    }
+
     /// Every kind.
     pub const ALL: [Kind; 11] = [
         Kind::ReduceScatter,

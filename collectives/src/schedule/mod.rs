@@ -91,7 +91,6 @@ pub struct Group {
     pub tuning: Tuning,
 }
 
-#[cfg(test)]
 impl Group {
     /// Joined by messages of which nothing is known.
     pub(crate) fn plain(rank: usize, size: usize) -> Group {

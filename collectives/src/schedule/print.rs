@@ -1,6 +1,6 @@
 //! Schedules as text.
 
-use super::{Group, Operand, Peers, Schedule, Space, Span, Step};
+use super::{Choice, Group, Operand, Peers, Schedule, Space, Span, Step};
 use crate::reduce::Stage;
 use std::fmt;
 
@@ -43,7 +43,8 @@ impl fmt::Display for Schedule {
     /// the second that in a staged round.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Group { rank, size, .. } = self.group;
-        writeln!(f, "{} on rank {rank} of {size}: {}", self.call, self.choice)?;
+        let (call, Choice { algorithm, why }) = (self.call, self.choice);
+        writeln!(f, "{call} on rank {rank} of {size}: {algorithm}, {}", why.of(call.kind))?;
         for (i, step) in self.steps.iter().enumerate() {
             write!(f, "{i:4}  ")?;
             match step {

@@ -109,6 +109,11 @@ fn entry(line: &str) -> Result<Entry, String> {
     let kind = found.ok_or_else(|| format!("unknown collective '{kind}'"))?;
     let up_to = if up_to == "all" { usize::MAX } else { whole("up_to", up_to)? };
     let rule = Rule { small: small.parse::<Algorithm>()?, up_to, large: large.parse()? };
+    let possible = Algorithm::anywhere(kind);
+    if let Some(other) = [rule.small, rule.large].into_iter().find(|a| !possible.contains(a)) {
+        let names: Vec<&str> = possible.into_iter().map(Algorithm::name).collect();
+        return Err(format!("{other} cannot carry {kind}: {} can", names.join(", ")));
+    }
     Ok(Entry { transport: transport.into(), ranks, kind, rule })
 }
 
@@ -174,6 +179,10 @@ mod tests {
             ("caravan-tuning 1\nshm 2 all_shrink 1 linear linear", "'all_shrink'"),
             ("caravan-tuning 1\nshm 2 reduce -1 linear linear", "up_to is '-1'"),
             ("caravan-tuning 1\nshm 2 reduce 1 linear fastest", "'fastest'"),
+            (
+                "caravan-tuning 1\nshm 2 all_gather 1 pairwise binomial",
+                "line 2: binomial cannot carry all_gather: direct-read, pairwise, hierarchical can",
+            ),
         ] {
             let error = text.parse::<TuningTable>().unwrap_err();
             assert!(error.contains(words), "{text:?} gave {error}");

@@ -41,28 +41,24 @@ pub enum Why {
     MeasuredAbove(usize),
 }
 
-impl fmt::Display for Choice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.algorithm, self.why)
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Why::Only => f.write_str("the only one possible here"),
-            Why::Forced => f.write_str("as asked for"),
-            Why::Direct => f.write_str("because peers' memory can be read: one pass, no messages"),
-            Why::Latency(limit) => write!(f, "because up to {limit} bytes the number of steps decides"),
-            Why::Bandwidth(limit) => write!(f, "because above {limit} bytes the volume decides"),
-            Why::Least => f.write_str("because nothing takes fewer steps or sends less"),
-            Why::Ranks => f.write_str("because sums inside nodes would not halve what crosses between them"),
+impl Why {
+    /// In words, for a collective of this kind, which say what its bytes are counted of.
+    pub fn of(self, kind: Kind) -> String {
+        let bytes = if kind.counts_a_part() { "bytes a part" } else { "bytes" };
+        match self {
+            Why::Only => "the only one possible here".into(),
+            Why::Forced => "as asked for".into(),
+            Why::Direct => "because peers' memory can be read: one pass, no messages".into(),
+            Why::Latency(limit) => format!("because up to {limit} {bytes} the number of steps decides"),
+            Why::Bandwidth(limit) => format!("because above {limit} {bytes} the volume decides"),
+            Why::Least => "because nothing takes fewer steps or sends less".into(),
+            Why::Ranks => "because sums inside nodes would not halve what crosses between them".into(),
             Why::Nodes(ranks) => {
-                write!(f, "because up to {ranks} ranks share a node, and least crosses between nodes so")
+                format!("because up to {ranks} ranks share a node, and least crosses between nodes so")
             }
-            Why::MeasuredUpTo(usize::MAX) => f.write_str("measured to be fastest at every size"),
-            Why::MeasuredUpTo(limit) => write!(f, "measured to be fastest up to {limit} bytes"),
-            Why::MeasuredAbove(limit) => write!(f, "measured to be fastest above {limit} bytes"),
+            Why::MeasuredUpTo(usize::MAX) => "measured to be fastest at every size that was tried".into(),
+            Why::MeasuredUpTo(limit) => format!("measured to be fastest up to {limit} {bytes}"),
+            Why::MeasuredAbove(limit) => format!("measured to be fastest above {limit} {bytes}"),
         }
     }
 }
@@ -424,7 +420,7 @@ mod tests {
                     for bytes in (0..40).step_by(2).map(|bits| (1usize << bits) / 4 * 4) {
                         let Choice { algorithm, why } = at(bytes);
                         let what =
-                            format!("{kind} of {bytes} bytes of {dtype}, {group:?}: {algorithm}, {why}");
+                            format!("{kind} of {bytes} bytes of {dtype}, {group:?}: {algorithm}, {why:?}");
                         assert!(candidates.contains(&algorithm), "{what}");
                         assert_eq!(why == Why::Only, candidates.len() == 1, "{what}");
                         let (small, large) = match why {

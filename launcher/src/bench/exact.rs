@@ -298,81 +298,63 @@ impl<T: Exact> Tile<T> {
     }
 }
 
-/// What one rank passes in and must get back, for one call.
+/// What one rank passes in and must get back, for one call. What others pass in and what all come to is made when it is
+/// compared, which `-c 0` never does.
 pub struct Expectation<T> {
     operation: Operation,
+    data: Data,
     rank: usize,
-    ranks: usize,
     root: usize,
-    /// Per rank what it contributes; only those that this rank needs are there.
-    given: Vec<Option<Tile<T>>>,
-    /// What reductions come to.
-    reduced: Option<Tile<T>>,
+    /// Of a tile, as many as are needed.
+    elements: usize,
+    /// What this rank contributes.
+    own: Tile<T>,
 }
 
-/// How many tiles a rank may need for a call whose buffers hold at most `longest` elements, and the elements of each.
-fn tiles(operation: Operation, longest: usize, ranks: usize) -> (usize, usize) {
-    let (tiles, elements) = match operation {
-        Operation::AllGather | Operation::Gather => (ranks, longest / ranks),
-        Operation::AllToAll => (ranks, longest),
-        // Its own, and what it gets or what all come to.
-        _ => (2, longest),
+/// The elements of a tile for a call whose buffers hold at most `longest` elements.
+fn elements(operation: Operation, longest: usize, ranks: usize) -> usize {
+    let elements = match operation {
+        Operation::AllGather | Operation::Gather => longest / ranks,
+        _ => longest,
     };
-    (tiles, elements.min(TILE))
+    elements.min(TILE)
 }
 
-/// Bytes that a rank needs to tell what is right.
+/// Bytes that a rank needs to tell what is right: its own tile, and the one that it compares with.
 pub fn footprint(operation: Operation, longest: usize, element: usize, ranks: usize) -> u64 {
-    let (tiles, elements) = tiles(operation, longest, ranks);
-    (tiles as u64).saturating_mul((elements * element) as u64)
+    2 * (elements(operation, longest, ranks) * element) as u64
 }
 
 impl<T: Exact> Expectation<T> {
     /// For calls whose buffers hold at most `longest` elements.
     pub fn new(operation: Operation, data: &Data, rank: usize, root: usize, longest: usize) -> Self {
-        let ranks = data.ranks;
-        let (_, longest) = tiles(operation, longest, ranks);
-        let needs = |from: usize| {
-            from == rank
-                || match operation {
-                    Operation::AllGather | Operation::AllToAll => true,
-                    Operation::Gather => rank == root,
-                    Operation::Broadcast | Operation::Scatter => from == root,
-                    Operation::SendRecv => from == previous(rank, ranks),
-                    _ => false,
-                }
-        };
-        Expectation {
-            operation,
-            rank,
-            ranks,
-            root,
-            given: (0..ranks).map(|r| needs(r).then(|| Tile::contribution(data, r, longest))).collect(),
-            reduced: data.op.map(|_| Tile::reduced(data, longest)),
-        }
+        let elements = elements(operation, longest, data.ranks);
+        let own = Tile::contribution(data, rank, elements);
+        Expectation { operation, data: *data, rank, root, elements, own }
     }
 
     /// Fills what this rank passes in: `send` has the elements of the call's send side.
     pub fn fill(&self, send: &mut [T]) {
-        if let Some(tile) = &self.given[self.rank] {
-            tile.fill(0, send);
-        }
+        self.own.fill(0, send);
     }
 
     /// Counts wrong elements in what this rank got back; what is undefined on this rank is not looked at.
     pub fn wrong(&self, received: &[T]) -> u64 {
-        let part = received.len() / self.ranks.max(1);
-        let from = |rank: usize, start: usize, found: &[T]| {
-            self.given[rank].as_ref().map_or(0, |tile| tile.wrong(start, found))
+        let (data, ranks) = (&self.data, self.data.ranks);
+        let part = received.len() / ranks.max(1);
+        let from = |rank: usize, start: usize, found: &[T]| match rank == self.rank {
+            true => self.own.wrong(start, found),
+            false => Tile::contribution(data, rank, self.elements).wrong(start, found),
         };
-        let reduced = |start: usize| self.reduced.as_ref().map_or(0, |tile| tile.wrong(start, received));
+        let reduced =
+            |start: usize| data.op.map_or(0, |_| Tile::reduced(data, self.elements).wrong(start, received));
         match self.operation {
             Operation::AllReduce => reduced(0),
             Operation::Reduce if self.rank == self.root => reduced(0),
             Operation::ReduceScatter => reduced(self.rank * received.len()),
             Operation::Broadcast => from(self.root, 0, received),
             Operation::Scatter => from(self.root, self.rank * received.len(), received),
-            Operation::SendRecv => from(previous(self.rank, self.ranks), 0, received),
+            Operation::SendRecv => from(previous(self.rank, ranks), 0, received),
             Operation::AllGather => self.parts(received, part).map(|(r, found)| from(r, 0, found)).sum(),
             Operation::Gather if self.rank == self.root => {
                 self.parts(received, part).map(|(r, found)| from(r, 0, found)).sum()
@@ -385,7 +367,7 @@ impl<T: Exact> Expectation<T> {
     }
 
     fn parts<'a>(&self, received: &'a [T], part: usize) -> impl Iterator<Item = (usize, &'a [T])> {
-        (0..self.ranks).map(move |r| (r, &received[r * part..(r + 1) * part]))
+        (0..self.data.ranks).map(move |r| (r, &received[r * part..(r + 1) * part]))
     }
 }
 

@@ -179,7 +179,7 @@ impl<T: Exact> Bench<'_, T> {
             }
             None => {
                 let choice = comm.explain(work.call::<T>(comm), plan.registered(false))?.choice;
-                (choice.algorithm.to_string(), choice.why.to_string())
+                (choice.algorithm.to_string(), choice.why.of(work.operation.kind()))
             }
         };
         let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;

@@ -219,7 +219,7 @@ impl<T: Exact> Bench<'_, T> {
             slowest: times.slowest(comm)?,
             wrong: wrong[0],
             algorithm: choice.algorithm.to_string(),
-            why: choice.why.to_string(),
+            why: choice.why.of(work.operation.kind()),
             calls: self.args.json.as_ref().map_or(Ok(Value::Null), |_| times.calls(comm))?,
         })
     }

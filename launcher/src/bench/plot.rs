@@ -52,7 +52,11 @@ impl Series {
         let mut all: Vec<Series> = Vec::new();
         for (i, row) in results.iter().enumerate() {
             let field = |value: &Value, what: &str| {
-                value.as_f64().ok_or_else(|| format!("has no number '{what}' in entry {i} of 'results'"))
+                // No axis has room for more than that.
+                value
+                    .as_f64()
+                    .filter(|x| x.abs() < 1e18)
+                    .ok_or_else(|| format!("has no number '{what}' in entry {i} of 'results'"))
             };
             let bytes = field(&row["size"], "size")?;
             let text = |key: &str| row[key].as_str().unwrap_or("").trim().to_owned();

@@ -118,10 +118,11 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
 }
 
 fn sentence(operation: Operation, rule: &Rule) -> String {
+    let of = if operation.kind().counts_a_part() { "part" } else { "call" };
     match rule.up_to {
-        usize::MAX => format!("{}: {} at every size", operation.name(), rule.small),
+        usize::MAX => format!("{}: {} at every size tried", operation.name(), rule.small),
         bytes => {
-            format!("{}: {} up to {bytes} bytes a call, {} above", operation.name(), rule.small, rule.large)
+            format!("{}: {} up to {bytes} bytes a {of}, {} above", operation.name(), rule.small, rule.large)
         }
     }
 }
