@@ -33,7 +33,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce -b 0", &["-b 0", "-i"]),
         ("all_reduce -n 0", &["-n 0"]),
         ("all_reduce -b 1G -e 1024G", &["2 ranks would hold 4.00 TiB", "lower -e"]),
-        ("all_to_all -b 1G -e 1G -m 1000 --ranks 64", &["64 ranks would hold 126.0 TiB", "-m"]),
+        ("all_to_all -b 1G -e 1G -m 1000 --ranks 64", &["64 ranks would hold 125.0 TiB", "-m"]),
         ("overlap --transport threads -b 1G -e 1024G", &["2 ranks would hold 4.00 TiB", "lower -e"]),
         ("tune -b 1G -e 1024G --ranks 3", &["3 ranks would hold", "TiB", "lower -e"]),
         ("all_reduce -b 4 -i 4 -e 1024G --ranks 1", &["1 rank would hold 2.00 TiB"]),
