@@ -68,7 +68,7 @@ impl EvalPlan {
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
         let (dtype, json, quiet, colour) = (args.dtype, args.json, args.ranks.quiet, args.ranks.color);
-        let batch = MicroBatch { rows, length, recompute: Recompute::Full, threads: ranks.threads };
+        let batch = MicroBatch { rows, length, recompute: Recompute::NoBackward, threads: ranks.threads };
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
         let data = args.data.clone();
@@ -141,7 +141,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     let length = plan.windows.length();
     let batch =
-        MicroBatch { rows: plan.rows, length, recompute: Recompute::Full, threads: plan.ranks.threads };
+        MicroBatch { rows: plan.rows, length, recompute: Recompute::NoBackward, threads: plan.ranks.threads };
     let (mut model, mut place) = device::evaluation::<T>(plan, &batch, comm)?;
     let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;

@@ -57,6 +57,7 @@ fn recompute(plan: &TrainPlan) -> &'static str {
     match plan.batch.recompute {
         Recompute::Full => "full",
         Recompute::None => "none",
+        Recompute::NoBackward => "no backward",
     }
 }
 

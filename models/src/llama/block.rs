@@ -21,7 +21,7 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
     pub(super) fn block(&mut self, layer: usize, weights: &dyn Weights<T>) {
         self.attend_and_gate(layer, weights);
         let (n, h, f) = (self.now.n, self.shape.hidden, self.shape.ffn);
-        let slot = self.slot(layer);
+        let (slot, next) = (self.shape.slot(layer), self.shape.stream(layer + 1));
         let (ops, s) = (&mut self.ops, &mut self.state);
         let block = &s.blocks[slot];
         // wide (n, F) = silu(gate) * up
@@ -29,7 +29,7 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
         ops.swiglu(gate, up, s.wide.view_mut().slice(0..n * f));
         // stream (n, H) = middle + wide * down^T
         let down = Matrix::new(weights.tensor(layer + 1, DOWN), h, f);
-        let out = s.streams[layer + 1].view_mut().slice(0..n * h);
+        let out = s.streams[next].view_mut().slice(0..n * h);
         let middle = Plus::Other(block.middle.view().slice(0..n * h));
         ops.product(out, middle, Matrix::new(&s.wide, n, f), down.t());
     }
@@ -39,13 +39,14 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
         let (n, h, f) = (self.now.n, self.shape.hidden, self.shape.ffn);
         let (q, kv, heads, kv_heads) = (self.shape.q, self.shape.kv, self.shape.heads, self.shape.kv_heads);
         let (width, length, eps) = (self.shape.width, self.now.length, self.config.norm_eps);
-        let (slot, attention) = (self.slot(layer), self.attention_shape());
+        let (slot, stream, attention) =
+            (self.shape.slot(layer), self.shape.stream(layer), self.attention_shape());
         let w = |tensor: usize, rows: usize, columns: usize| {
             Matrix::new(weights.tensor(layer + 1, tensor), rows, columns)
         };
         let (ops, s) = (&mut self.ops, &mut self.state);
         let block = &mut s.blocks[slot];
-        let x = s.streams[layer].view().slice(0..n * h);
+        let x = s.streams[stream].view().slice(0..n * h);
         // normed (n, H), then q (n, Q), k and v (n, KV)
         ops.norm(x, weights.tensor(layer + 1, INPUT_NORM), eps, s.normed.view_mut().slice(0..n * h));
         let normed = Matrix::new(&s.normed, n, h);
@@ -94,7 +95,7 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
 
     fn feed_backward(&mut self, layer: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
         let (n, h, f) = (self.now.n, self.shape.hidden, self.shape.ffn);
-        let (unit, slot, eps) = (layer + 1, self.slot(layer), self.config.norm_eps);
+        let (unit, slot, eps) = (layer + 1, self.shape.slot(layer), self.config.norm_eps);
         let w = |tensor: usize, rows: usize, columns: usize| {
             Matrix::new(weights.tensor(unit, tensor), rows, columns)
         };
@@ -131,7 +132,8 @@ impl<T: Float, Device: Ops<T>> Llama<T, Device> {
     fn attend_backward(&mut self, layer: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
         let (n, h, q, kv) = (self.now.n, self.shape.hidden, self.shape.q, self.shape.kv);
         let (heads, kv_heads, width) = (self.shape.heads, self.shape.kv_heads, self.shape.width);
-        let (unit, slot, eps, length) = (layer + 1, self.slot(layer), self.config.norm_eps, self.now.length);
+        let (unit, slot, eps, length) =
+            (layer + 1, self.shape.slot(layer), self.config.norm_eps, self.now.length);
         let attention = self.attention_shape();
         let w = |tensor: usize, rows: usize, columns: usize| {
             Matrix::new(weights.tensor(unit, tensor), rows, columns)

@@ -19,9 +19,9 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
     /// normed (n, H)
     fn final_norm(&mut self, weights: &dyn Weights<T>, tokens: Range<usize>) {
         let (h, head) = (self.shape.hidden, self.head());
-        let part = tokens.start * h..tokens.end * h;
+        let (part, last) = (tokens.start * h..tokens.end * h, self.shape.stream(self.shape.layers));
         let (ops, s) = (&mut self.ops, &mut self.state);
-        let x = s.streams[self.shape.layers].view().slice(part.clone());
+        let x = s.streams[last].view().slice(part.clone());
         let normed = s.normed.view_mut().slice(part);
         ops.norm(x, weights.tensor(head, NORM), self.config.norm_eps, normed);
     }

@@ -13,6 +13,8 @@ pub enum Recompute {
     None,
     /// Only each block's input is kept; its backward computes the rest again, to the same bits.
     Full,
+    /// There is no backward, as in an evaluation: nothing is kept, and nothing held for it.
+    NoBackward,
 }
 
 /// Bytes that a model holds besides weights and gradients.
@@ -135,6 +137,21 @@ impl Shape {
         })
     }
 
+    /// Whether gradients are asked for.
+    pub(super) fn has_backward(&self) -> bool {
+        self.recompute != Recompute::NoBackward
+    }
+
+    /// Where the activations of block `layer` are.
+    pub(super) fn slot(&self, layer: usize) -> usize {
+        if self.recompute == Recompute::None { layer } else { 0 }
+    }
+
+    /// Where the residual stream before block `layer` is, or the last one.
+    pub(super) fn stream(&self, layer: usize) -> usize {
+        if self.has_backward() { layer } else { layer % 2 }
+    }
+
     pub(super) fn cpu(&self) -> CpuShape {
         let inner = [self.hidden, self.q, self.kv, self.ffn, self.vocab, self.tokens];
         CpuShape {
@@ -195,7 +212,7 @@ impl<'a> Allocator<'a> {
         let beside = if host > 0 { format!(", and copies {host} of the host") } else { String::new() };
         let less = match shape.recompute {
             Recompute::None => "a smaller micro-batch or recomputing activations",
-            Recompute::Full => "a smaller micro-batch",
+            Recompute::Full | Recompute::NoBackward => "a smaller micro-batch",
         };
         Err(Error::config(format!(
             "{refused}; activations need {activations} bytes and workspace {workspace}{beside}, besides weights and \
@@ -234,7 +251,8 @@ impl<'a> Allocator<'a> {
     }
 
     fn take<E: Element>(&mut self, account: Option<&Account>, len: usize, host: bool) -> Buffer<E> {
-        let Some(account) = account.filter(|_| self.refused.is_none()) else { return Buffer::zeroed(0) };
+        let account = account.filter(|_| self.refused.is_none() && len > 0);
+        let Some(account) = account else { return Buffer::zeroed(0) };
         let taken = match &mut self.device {
             Some(device) => device(len * size_of::<E>(), host).map(Buffer::from_memory),
             None => Buffer::try_zeroed(len),
@@ -267,9 +285,9 @@ pub(super) struct BlockState<T: Float> {
 
 /// Everything a Llama holds besides weights and gradients; `W` is the kernels' [`Work`](crate::ops::Ops::Work).
 pub(super) struct State<T: Float, W: Float> {
-    /// The residual stream before each block, and after the last (n, H).
+    /// The residual stream before each block, and after the last (n, H); without a backward one goes in and one comes out.
     pub streams: Vec<Buffer<T>>,
-    /// One for each block, or one for all when activations are recomputed.
+    /// One for each block, or one for all where activations are not kept.
     pub blocks: Vec<BlockState<T>>,
     /// The gradient of the residual stream (n, H).
     pub d_stream: Buffer<W>,
@@ -303,9 +321,15 @@ impl<T: Float, W: Float> State<T, W> {
     /// The one list of what a model holds.
     pub(super) fn new(s: &Shape, a: &mut Allocator<'_>) -> Self {
         let n = s.tokens;
-        let kept = if s.recompute == Recompute::Full { 1 } else { s.layers };
+        let (streams, kept) = match s.recompute {
+            Recompute::None => (s.layers + 1, s.layers),
+            Recompute::Full => (s.layers + 1, 1),
+            Recompute::NoBackward => (2, 1),
+        };
+        // Tokens, and logits, that gradients are held of.
+        let (d, d_logits) = if s.has_backward() { (n, s.chunk * s.vocab) } else { (0, 0) };
         State {
-            streams: (0..=s.layers).map(|_| a.activation(n * s.hidden)).collect(),
+            streams: (0..streams).map(|_| a.activation(n * s.hidden)).collect(),
             blocks: (0..kept)
                 .map(|_| BlockState {
                     q: a.activation(n * s.q),
@@ -318,22 +342,22 @@ impl<T: Float, W: Float> State<T, W> {
                     up: a.activation(n * s.ffn),
                 })
                 .collect(),
-            d_stream: a.workspace(n * s.hidden),
+            d_stream: a.workspace(d * s.hidden),
             normed: a.workspace(n * s.hidden),
-            d_normed: a.workspace(n * s.hidden),
-            d_attended: a.workspace(n * s.q),
-            d_q: a.workspace(n * s.q),
-            d_k: a.workspace(n * s.kv),
-            d_v: a.workspace(n * s.kv),
+            d_normed: a.workspace(d * s.hidden),
+            d_attended: a.workspace(d * s.q),
+            d_q: a.workspace(d * s.q),
+            d_k: a.workspace(d * s.kv),
+            d_v: a.workspace(d * s.kv),
             wide: a.workspace(n * s.ffn),
             logits: a.workspace(s.chunk * s.vocab),
-            d_logits: a.workspace(s.chunk * s.vocab),
+            d_logits: a.workspace(d_logits),
             losses: a.workspace(n),
             host_losses: a.host_workspace(n),
             tokens: a.workspace(n),
             targets: a.workspace(n),
-            order: a.workspace(n),
-            host_order: a.host_workspace(n),
+            order: a.workspace(d),
+            host_order: a.host_workspace(d),
             angles: a.workspace(s.length * s.width),
         }
     }

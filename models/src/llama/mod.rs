@@ -114,11 +114,6 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
         let Shape { heads, kv_heads, width, .. } = self.shape;
         AttentionShape { rows: self.now.rows, length: self.now.length, heads, kv_heads, width }
     }
-
-    /// Where the activations of block `layer` are.
-    fn slot(&self, layer: usize) -> usize {
-        if self.shape.recompute == Recompute::Full { 0 } else { layer }
-    }
 }
 
 impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
@@ -146,6 +141,9 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         let (state, ops) = (&mut self.state, &mut self.ops);
         ops.upload(tokens, state.tokens.view_mut().slice(0..n));
         ops.upload(targets, state.targets.view_mut().slice(0..n));
+        if !self.shape.has_backward() {
+            return;
+        }
         let order = &mut state.host_order.host_mut()[..n];
         for (position, (entry, &token)) in order.iter_mut().zip(tokens).enumerate() {
             *entry = u64::from(token) << 32 | position as u64;
@@ -162,7 +160,10 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         });
     }
 
+    /// # Panics
+    /// The model was made without a backward.
     fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<T>, gradients: &mut dyn Gradients<T>) {
+        assert!(self.shape.has_backward(), "the backward of a model without one");
         self.ops.team().install(|| match unit {
             0 => self.embed_backward(gradients),
             u if u == self.head() => self.head_backward(weights, gradients),

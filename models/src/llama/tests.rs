@@ -216,6 +216,23 @@ struct Run<T> {
     logits: Vec<f32>,
 }
 
+/// The loss of one micro-batch, and the logits after its last token.
+fn forward<T: Float>(
+    model: &mut Llama<T>,
+    weights: &Tensors<T>,
+    rows: usize,
+    length: usize,
+    scale: f32,
+) -> (f64, Vec<f32>) {
+    let (n, vocab) = (rows * length, model.config.vocab);
+    let (inputs, targets) = (tokens(n, vocab, 1), tokens(n, vocab, 2));
+    model.begin(&Batch { tokens: &inputs, targets: &targets, rows, length }, scale);
+    (0..model.units().len()).for_each(|unit| model.forward_unit(unit, weights));
+    let (loss, mut logits) = (model.loss(), vec![0.0; vocab]);
+    model.logits(n - 1, weights, &mut logits);
+    (loss, logits)
+}
+
 /// One micro-batch; gradients start as NaN, which any `+=` before an `=` would keep.
 fn run<T: Float>(
     model: &mut Llama<T>,
@@ -224,20 +241,9 @@ fn run<T: Float>(
     length: usize,
     scale: f32,
 ) -> Run<T> {
-    let n = rows * length;
-    let vocab = model.config.vocab;
-    let (inputs, targets) = (tokens(n, vocab, 1), tokens(n, vocab, 2));
-    let batch = Batch { tokens: &inputs, targets: &targets, rows, length };
-    let last = model.units().len() - 1;
+    let (evaluated, logits) = forward(model, weights, rows, length, scale);
     let mut gradients = Tensors::filled(model.units(), f32::NAN);
-    model.begin(&batch, scale);
-    for unit in 0..=last {
-        model.forward_unit(unit, weights);
-    }
-    let evaluated = model.loss();
-    let mut logits = vec![0.0; vocab];
-    model.logits(n - 1, weights, &mut logits);
-    for unit in (0..=last).rev() {
+    for unit in (0..model.units().len()).rev() {
         model.backward_unit(unit, weights, &mut gradients);
     }
     let tensors: usize = model.units().iter().map(|u| u.tensors.len()).sum();
@@ -359,6 +365,21 @@ fn bits_depend_neither_on_recomputation_nor_threads_nor_room() {
 }
 
 #[test]
+fn losses_are_the_same_without_a_backward() {
+    for Case { config, rows, length } in cases() {
+        let mut whole = model::<bf16>(&config, rows, length, Recompute::None, 1);
+        let mut alone = model::<bf16>(&config, rows, length, Recompute::NoBackward, 2);
+        let weights = Tensors::random(whole.units());
+        let once = run(&mut whole, &weights, rows, length, 0.5);
+        // A second time in the same memory.
+        for _ in 0..2 {
+            let (loss, logits) = forward(&mut alone, &weights, rows, length, 0.5);
+            assert_eq!((loss.to_bits(), &logits), (once.loss.to_bits(), &once.logits), "{config:?}");
+        }
+    }
+}
+
+#[test]
 fn several_chunks_of_logits_give_the_gradients_of_one() {
     let config = LlamaConfig { layers: 1, tied: true, ..nano() };
     let (rows, length) = (3, 200);
@@ -378,7 +399,7 @@ fn several_chunks_of_logits_give_the_gradients_of_one() {
 #[test]
 fn what_is_held_is_what_was_predicted() {
     for case in cases() {
-        for (recompute, threads) in [(Recompute::None, 1), (Recompute::Full, 3)] {
+        for (recompute, threads) in [(Recompute::None, 1), (Recompute::Full, 3), (Recompute::NoBackward, 1)] {
             let Case { config, rows, length } = &case;
             let accounts = Accounts::default();
             let held = |a: &Accounts| Footprint {
@@ -412,6 +433,10 @@ fn footprints_of_large_models_are_arithmetic() {
     let stream = 8192 * 16384 * 2;
     let own = (none.activations - 127 * stream) / 126;
     assert_eq!(full.activations, 127 * stream + own);
+    // One stream goes into a block, and one comes out.
+    let alone = of(Recompute::NoBackward);
+    assert_eq!(alone.activations, 2 * stream + own);
+    assert!(alone.workspace < full.workspace);
     // Attention's share grows linearly.
     let longer = footprint(&config, 1, 16384, DType::Bf16, Recompute::None, 1).unwrap();
     assert_eq!(longer.activations, 2 * none.activations);
