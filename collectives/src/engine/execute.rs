@@ -36,6 +36,8 @@ pub(super) struct State {
     /// Bytes of the current copy or elements of the current reduction that are done.
     pub part: usize,
     pub posted: Vec<Posted>,
+    /// Which of them to look at first.
+    look: usize,
     peers: Vec<PeerAt>,
     /// The scratch of calls that need little; only some have it.
     kept: Option<Memory>,
@@ -102,6 +104,7 @@ impl State {
             at: 0,
             part: 0,
             posted: Vec::with_capacity(2 * size),
+            look: 0,
             peers: Vec::with_capacity(size),
             kept,
         }
@@ -113,6 +116,7 @@ impl State {
         self.at = 0;
         self.part = 0;
         self.posted.clear();
+        self.look = 0;
         self.peers.clear();
         if rounds > 0 {
             self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), bytes: 0, staged: false });
@@ -371,7 +375,9 @@ fn goes_on(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<
 }
 
 /// Moves the messages of a group on; the peer of one that is not through yet after `looks` further looks. It looks at one
-/// such only, and at another the next time: each look moves all of them, and a library may give up the processor in it.
+/// such only, and the next time at the one after it: each look moves what the library moves by itself, which may give up
+/// the processor in it, but of what a transport has yet to ask the library for only this. So each has to have its turn:
+/// ranks that look at what they send alone wait for each other.
 fn under_way(
     schedule: &Schedule,
     state: &mut State,
@@ -379,22 +385,18 @@ fn under_way(
     group: usize,
     looks: u32,
 ) -> Result<Option<usize>> {
-    let mut i = 0;
-    while let Some(&Posted { group: of, peer, request }) = state.posted.get(i) {
-        if of != group {
-            i += 1;
-            continue;
-        }
+    loop {
+        let (from, count) = (state.look.min(state.posted.len()), state.posted.len());
+        let mut turns = (from..count).chain(0..from);
+        let Some(at) = turns.find(|&at| state.posted[at].group == group) else { return Ok(None) };
+        let Posted { peer, request, .. } = state.posted[at];
         let tested = transport.test_often(request, looks);
-        if tested.map_err(|e| in_words(e, schedule, state, transport, peer))? {
-            state.posted.swap_remove(i);
-        } else {
-            let last = state.posted.len() - 1;
-            state.posted.swap(i, last);
+        if !tested.map_err(|e| in_words(e, schedule, state, transport, peer))? {
+            state.look = at + 1;
             return Ok(Some(peer));
         }
+        state.posted.swap_remove(at);
     }
-    Ok(None)
 }
 
 /// Takes note of what peers have published for a round; the first of them that has not.

@@ -68,6 +68,66 @@ fn a_call_that_moves_on_may_take_longer_than_a_silent_peer() {
     comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
 }
 
+/// The first of several ranks. Nothing comes before each message has been looked at: of what it has yet to ask a library
+/// for, a transport learns only so.
+struct Shy {
+    looked: [bool; 6],
+}
+
+// SAFETY: nothing is moved at all.
+unsafe impl Transport for Shy {
+    fn name(&self) -> &'static str {
+        "shy"
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        self.looked.len()
+    }
+
+    fn job_rank(&self, member: usize) -> usize {
+        member
+    }
+
+    fn tells(&self) -> Tells {
+        Tells::Collectives
+    }
+
+    unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
+        Ok(Request::DONE)
+    }
+
+    unsafe fn recv(&mut self, from: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
+        Ok(Request(from as u64))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        self.looked[request.0 as usize] = true;
+        Ok(self.looked[1..].iter().all(|looked| *looked))
+    }
+
+    fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
+        Err(Error::Launch("there are no groups".into()))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &Error) {}
+}
+
+#[test]
+fn each_message_that_a_call_waits_for_has_its_turn() {
+    let options = Options { deadline: Duration::from_secs(5), ..Options::default() };
+    let comm = Communicator::new(Box::new(Shy { looked: [false; 6] }), options).unwrap();
+    let mut all = vec![0u64; comm.size()];
+    comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("each is looked at");
+}
+
 /// Panics when it is looked at for the third time, and knows whether it was aborted.
 struct Breaking(u32, Arc<AtomicBool>);
 
