@@ -11,6 +11,7 @@ mod family;
 mod flight;
 mod lock;
 mod options;
+mod order;
 mod scratch;
 mod shared;
 mod stats;
@@ -57,6 +58,8 @@ pub(crate) struct Engine {
     forced: [Option<Algorithm>; Kind::ALL.len()],
     /// Collectives started so far.
     sequence: u64,
+    /// Collectives that the transport can tell apart while they are under way.
+    window: u64,
     /// Rounds published so far.
     rounds: u64,
     pool: Pool,
@@ -93,6 +96,7 @@ impl Engine {
         let past = options.stream.map_or_else(Past::here, Past::From);
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
+            window: transport.window(),
             transport,
             flights: (0..READY).map(|_| Flight::new(group.size, Some(kept()))).collect(),
             group,
@@ -257,6 +261,9 @@ impl Engine {
     /// Runs one call as far as it goes, looking up to `looks` times more for what a peer does if it is the only one, and
     /// copying or reducing about `quantum` bytes, or a little less for one of several calls. True when it could go on.
     fn run(&mut self, id: u32, looks: u32, quantum: usize) -> Result<bool> {
+        if self.window < u64::MAX && self.order.len() > 1 && self.is_too_far(id) {
+            return Ok(false);
+        }
         if !self.waiting.is_empty() && !self.equip(id)? {
             return Ok(false);
         }
@@ -316,18 +323,6 @@ impl Engine {
             // Peers expect this call of this rank, which will now never come.
             Err(error) => Err(self.fail(error)),
         }
-    }
-
-    /// The first published round of calls before `id` that this rank has not finished.
-    fn floor(&self, id: u32) -> u64 {
-        let own = self.flights[id as usize].state.base;
-        let unfinished = self.order.iter().filter_map(|&other| {
-            let flight = &self.flights[other as usize];
-            let rounds = flight.schedule.as_ref().map_or(0, |s| s.rounds);
-            let (base, finished) = (flight.state.base, flight.state.finished);
-            (base < own && finished < rounds).then_some(base + finished as u64)
-        });
-        unfinished.min().unwrap_or(u64::MAX)
     }
 
     fn done(&mut self, id: u32) {
@@ -434,30 +429,6 @@ impl Engine {
         }
         let error = self.timeout(id, "", after);
         Err(self.fail(error))
-    }
-
-    /// The rank that a call, `how` it is, waits for has not taken part in it.
-    fn timeout(&self, id: u32, how: &str, after: Duration) -> Error {
-        let job_rank = |member| self.transport.job_rank(member);
-        let schedule = self.flights[id as usize].schedule.as_ref();
-        let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());
-        let (rank, peer) = (job_rank(self.group.rank), job_rank(self.waited_for(id)));
-        Error::Timeout { what: call + how, rank, peer, after }
-    }
-
-    /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.
-    fn waited_for(&self, id: u32) -> usize {
-        match self.flights[id as usize].blocked_on {
-            peer if peer == self.group.rank => self.oldest_waits_for().unwrap_or(peer),
-            peer => peer,
-        }
-    }
-
-    /// The rank that the oldest collective waits for. Messages are in nobody's way.
-    fn oldest_waits_for(&self) -> Option<usize> {
-        let message = |flight: &Flight| flight.schedule.as_ref().is_some_and(|s| s.call.kind.is_message());
-        let mut flights = self.order.iter().map(|&id| &self.flights[id as usize]);
-        flights.find(|flight| !message(flight)).map(|flight| flight.blocked_on)
     }
 
     /// Lets calls that nobody waits for get further, when no more can come; gives up, aloud, when that has taken `so_far`

@@ -30,6 +30,11 @@ impl Flight {
             orphan: None,
         }
     }
+
+    /// Whether its call is between two ranks, apart from the order of collectives.
+    pub fn is_message(&self) -> bool {
+        self.schedule.as_ref().is_some_and(|schedule| schedule.call.kind.is_message())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -220,6 +220,10 @@ unsafe impl Transport for Emulated {
         self.inner.frame()
     }
 
+    fn window(&self) -> u64 {
+        self.inner.window()
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         self.inner.alloc(bytes)
     }

@@ -150,6 +150,10 @@ unsafe impl Transport for Hierarchical {
         self.outer.frame()
     }
 
+    fn window(&self) -> u64 {
+        self.inner.as_ref().map_or(u64::MAX, |inner| inner.window()).min(self.outer.window())
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         match &mut self.inner {
             Some(inner) => inner.alloc(bytes),

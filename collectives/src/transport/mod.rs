@@ -82,6 +82,12 @@ pub unsafe trait Transport: Send {
         Tells::Nothing
     }
 
+    /// How many collectives may be under way at once, counted from the oldest, so that messages of none are taken for those of
+    /// another; the same on every rank.
+    fn window(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Whether all ranks share one host and messages between them are copies within its memory; the same on every rank.
     fn one_memory(&mut self) -> bool {
         false

@@ -94,7 +94,30 @@ pub fn text(output: &Output) -> String {
 }
 
 pub fn passes(case: &str, ranks: usize) {
-    if let Some(output) = run(case, ranks) {
+    passed(case, ranks, run(case, ranks));
+}
+
+/// As [`passes`], where Open MPI sends its messages over UCX, as it does by itself only where there is InfiniBand.
+pub fn passes_over_ucx(case: &str, ranks: usize) {
+    const OVER_UCX: [&str; 5] = [
+        "env",
+        "OMPI_MCA_pml=ucx",
+        "OMPI_MCA_osc=^ucx",
+        "OMPI_MCA_pml_ucx_tls=any",
+        "OMPI_MCA_pml_ucx_devices=any",
+    ];
+    if !library().starts_with("Open MPI") {
+        return;
+    }
+    let known = Command::new("ompi_info").output();
+    match known.is_ok_and(|known| String::from_utf8_lossy(&known.stdout).contains("MCA pml: ucx")) {
+        true => passed(case, ranks, run_in(&OVER_UCX, case, ranks)),
+        false => harness::skip("Open MPI was built without UCX (ompi_info knows no 'MCA pml: ucx')"),
+    }
+}
+
+fn passed(case: &str, ranks: usize, output: Option<Output>) {
+    if let Some(output) = output {
         let all = text(&output);
         assert!(output.status.success(), "{case} with {ranks} ranks ({}):\n{all}", library());
         // Each rank has really run it.

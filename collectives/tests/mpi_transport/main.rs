@@ -16,9 +16,9 @@ use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::mpi::{MpiTransport, Start, library};
 use collectives::transport::{PerNode, Tag, Transport};
-use collectives::{Buffer, Communicator, DType, Error, Options, Progress};
+use collectives::{Buffer, Communicator, DType, Error, Options, Progress, ReduceOp};
 use conformance::{Case, cases, standard, windowed};
-use launch::{CASE, FOLDER, passes, run, run_unseen, text};
+use launch::{CASE, FOLDER, passes, passes_over_ucx, run, run_unseen, text};
 use std::time::{Duration, Instant};
 
 /// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.
@@ -82,6 +82,8 @@ fn rank_process() {
             return;
         }
         "users_tags" => users_tags(t),
+        "far_ahead" => far_ahead(t),
+        "in_rounds" => in_rounds(t),
         "own_words" => {
             // SAFETY: MPI looks at the address and refuses, so nothing is read.
             let error =
@@ -284,11 +286,51 @@ fn users_tags(mut t: MpiTransport) {
         t.send(to, Tag(1 << 40), out[0].as_ptr(), 0).unwrap();
         t.send(to, Tag(0), out[0].as_ptr(), 0).unwrap_err().to_string()
     };
-    assert!(error.contains("wait for some"), "{error}");
+    assert!(error.contains("can be told apart"), "{error}");
     let mut nothing = [0u8; 1];
     // SAFETY: nothing is received.
     let last = unsafe { t.recv(from, Tag(1 << 40), nothing.as_mut_ptr(), 0).unwrap() };
     p2p::wait(&mut t, &[last]).unwrap();
+}
+
+/// Many more calls than the library could tell apart, started at once; some bring several messages.
+fn far_ahead(mut t: MpiTransport) {
+    const CALLS: usize = 60;
+    t.narrow(4);
+    let comm = Communicator::new(Box::new(t), standard()).unwrap();
+    let n = comm.size();
+    let elements = |call: usize| [3, 5000, 100_000][call % 3];
+    let start = |call: usize| {
+        let mut data = Buffer::<u32>::zeroed(n * elements(call));
+        data.host_mut().iter_mut().enumerate().for_each(|(i, x)| *x = (call + i + comm.rank()) as u32);
+        comm.start_all_reduce_in_place(data, ReduceOp::Sum).unwrap()
+    };
+    let started: Vec<_> = (0..CALLS).map(start).collect();
+    // A message waits for none of them.
+    let (to, from) = ((comm.rank() + 1) % n, (comm.rank() + n - 1) % n);
+    let sent = comm.start_send(Buffer::<u8>::zeroed(10), to, 1).unwrap();
+    comm.recv(&mut [0u8; 10][..], from, 1).unwrap();
+    sent.wait().unwrap();
+    // The last is waited for first.
+    for (call, pending) in started.into_iter().enumerate().rev() {
+        let reduced = pending.wait().unwrap();
+        let right = |i: usize| (n * (call + i) + n * (n - 1) / 2) as u32;
+        assert!(reduced.host().iter().enumerate().all(|(i, &x)| x == right(i)), "call {call}");
+    }
+}
+
+/// Reductions of so much that several messages are under way between each two ranks, none of which has been asked for.
+fn in_rounds(t: MpiTransport) {
+    let comm = Communicator::new(Box::new(t), standard()).unwrap();
+    let (n, part) = (comm.size(), 700_000);
+    let mine = vec![comm.rank() as f32 + 1.0; n * part];
+    let right = (n * (n + 1) / 2) as f32;
+    let mut shard = vec![0f32; part];
+    comm.reduce_scatter(&mine[..], &mut shard[..], ReduceOp::Sum).unwrap();
+    assert!(shard.iter().all(|&x| x == right));
+    let mut all = mine;
+    comm.all_reduce_in_place(&mut all[..], ReduceOp::Sum).unwrap();
+    assert!(all.iter().all(|&x| x == right));
 }
 
 /// A group that a rank leaves: what it sent arrives, its end is no loss, and who waits for more learns that it left.
@@ -403,6 +445,22 @@ fn conformance_suite_where_something_goes_wrong() {
             assert_eq!(all.matches("rank done").count(), ranks, "{name} with {ranks} ranks:\n{all}");
         }
     }
+}
+
+#[test]
+fn calls_further_ahead_than_tags_reach_wait() {
+    for ranks in [2, 3] {
+        passes("far_ahead", ranks);
+    }
+}
+
+#[test]
+fn large_messages_pass_each_other_also_where_the_library_sends_them_over_ucx() {
+    for ranks in [2, 3, 4] {
+        passes("in_rounds", ranks);
+        passes_over_ucx("in_rounds", ranks);
+    }
+    passes_over_ucx("conformance", 3);
 }
 
 #[test]

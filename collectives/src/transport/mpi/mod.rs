@@ -118,6 +118,12 @@ impl MpiTransport {
         self.requests.chunk = bytes.clamp(1, CHUNK);
     }
 
+    /// Tells only so many calls apart; for tests of what otherwise takes thousands.
+    #[doc(hidden)]
+    pub fn narrow(&mut self, window: u64) {
+        self.requests.tags.window = window.min(self.requests.tags.window);
+    }
+
     /// Says that a failure of some group was expected and is over, so that MPI is finalised in the end after all.
     #[doc(hidden)]
     pub fn forgive(&self) {
@@ -253,6 +259,10 @@ unsafe impl Transport for MpiTransport {
 
     fn tells(&self) -> Tells {
         Tells::Collectives
+    }
+
+    fn window(&self) -> u64 {
+        self.requests.tags.window
     }
 
     fn one_memory(&mut self) -> bool {

@@ -8,7 +8,8 @@
 //! Repetition cannot mix up messages. MPI matches messages of one sender, communicator and tag in the order in which
 //! they were posted, on both sides. Calls start in the same order on all ranks, so two calls whose tags are equal are
 //! posted in the same order on both sides unless a rank posts a message of the earlier call after one of the later,
-//! which takes a window of calls under way at once on that rank. [`Tags::collective`] notices just that and refuses.
+//! which takes a window of calls under way at once on that rank. The engine holds the later ones back so that there never
+//! are (see [`window`](crate::transport::Transport::window)), and [`Tags::collective`] would refuse them.
 //!
 //! Over a library with tags of 31 bits that writes past a receive to which a longer message comes (see
 //! [`requests`](super::requests)), some messages have tags of another kind, on a communicator of their own: 11 bits of the
@@ -57,7 +58,7 @@ pub(super) struct Tags {
     /// Bits of MPI's tags that are used for collectives.
     bits: u32,
     /// Calls that can be told apart.
-    window: u64,
+    pub(super) window: u64,
     /// The largest tag that MPI takes.
     limit: c_int,
     /// The latest call for which anything was posted.
@@ -118,8 +119,8 @@ impl Tags {
     fn overtaken(&self, call: u64) -> String {
         let Tags { newest, window, .. } = *self;
         format!(
-            "call {call} is still under way while call {newest} has begun; over this MPI library fewer than {window} \
-             calls can be under way at once, so wait for some before starting more"
+            "call {call} is still under way while call {newest} has begun; over this MPI library {window} calls can be \
+             told apart"
         )
     }
 
@@ -224,7 +225,7 @@ mod tests {
         tags.map(collective(4096, 0)).unwrap();
         tags.map(collective(1, 0)).expect("the other end of the window");
         let text = tags.map(collective(0, 3)).unwrap_err();
-        assert!(text.contains("call 0") && text.contains("fewer than 4096"), "{text}");
+        assert!(text.contains("call 0") && text.contains("4096 calls can be told apart"), "{text}");
     }
 
     #[test]

@@ -1,0 +1,62 @@
+//! Which call holds up which, and whom a call is said to wait for.
+
+use super::Engine;
+use super::flight::Flight;
+use crate::error::Error;
+use std::time::Duration;
+
+impl Engine {
+    /// The first published round of calls before `id` that this rank has not finished.
+    pub(super) fn floor(&self, id: u32) -> u64 {
+        let own = self.flights[id as usize].state.base;
+        let unfinished = self.order.iter().filter_map(|&other| {
+            let flight = &self.flights[other as usize];
+            let rounds = flight.schedule.as_ref().map_or(0, |s| s.rounds);
+            let (base, finished) = (flight.state.base, flight.state.finished);
+            (base < own && finished < rounds).then_some(base + finished as u64)
+        });
+        unfinished.min().unwrap_or(u64::MAX)
+    }
+
+    /// Whether a collective is so many ahead of the oldest under way that the transport could take a message of the one for
+    /// one of the other. It goes on once that one is over: they start in the same order on all ranks, so none of them waits
+    /// for a later one.
+    pub(super) fn is_too_far(&mut self, id: u32) -> bool {
+        let Some(oldest) = self.oldest() else { return false };
+        let (first, peer) = (oldest.state.sequence, oldest.blocked_on);
+        let flight = &mut self.flights[id as usize];
+        let far = !flight.is_message() && flight.state.sequence >= first + self.window;
+        if far {
+            flight.blocked_on = peer;
+        }
+        far
+    }
+
+    /// The rank that a call, `how` it is, waits for has not taken part in it.
+    pub(super) fn timeout(&self, id: u32, how: &str, after: Duration) -> Error {
+        let job_rank = |member| self.transport.job_rank(member);
+        let schedule = self.flights[id as usize].schedule.as_ref();
+        let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());
+        let (rank, peer) = (job_rank(self.group.rank), job_rank(self.waited_for(id)));
+        Error::Timeout { what: call + how, rank, peer, after }
+    }
+
+    /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.
+    pub(super) fn waited_for(&self, id: u32) -> usize {
+        match self.flights[id as usize].blocked_on {
+            peer if peer == self.group.rank => self.oldest_waits_for().unwrap_or(peer),
+            peer => peer,
+        }
+    }
+
+    /// The rank that the oldest collective waits for.
+    pub(super) fn oldest_waits_for(&self) -> Option<usize> {
+        self.oldest().map(|flight| flight.blocked_on)
+    }
+
+    /// The oldest collective under way. Messages are in nobody's way.
+    fn oldest(&self) -> Option<&Flight> {
+        let mut flights = self.order.iter().map(|&id| &self.flights[id as usize]);
+        flights.find(|flight| !flight.is_message())
+    }
+}
