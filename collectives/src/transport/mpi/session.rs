@@ -268,7 +268,8 @@ impl Drop for Session {
         let _turn = TURN.lock().unwrap_or_else(|p| p.into_inner());
         let universe = self.universe.lock().unwrap_or_else(|p| p.into_inner()).take();
         let failed = self.has_failed() || std::thread::panicking();
-        if failed && !self.is_given_up() && (self.only.is_none() || SELF.get() == self.only) {
+        let allowed = self.only.is_none() || SELF.get() == self.only;
+        if failed && !self.is_given_up() && allowed {
             self.control().stay_away(self, self.rank);
         }
         // Where no thread can be had, the launcher ends what hangs.
@@ -277,9 +278,9 @@ impl Drop for Session {
             let _inside = watch.as_ref().map(|watch| watch.enter(Place::Parting));
             self.control().end(self)
         };
-        if failed || !part() {
-            // Finalising would wait for ranks that may wait for this one. The process ends without it, with its own
-            // message and exit code, and the launcher then ends the rest of the job.
+        if failed || !allowed || !part() {
+            // Finalising would wait for ranks that may wait for this one, or is another thread's to do. The process ends
+            // without it, with its own message and exit code, and the launcher then ends the rest of the job.
             self.control().abandon();
             std::mem::forget(universe);
         } else {
