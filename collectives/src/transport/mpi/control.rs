@@ -22,7 +22,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const LAST_WORD: Duration = Duration::from_millis(300);
 /// Between two looks meanwhile.
 const LOOK: Duration = Duration::from_micros(20);
-/// In place of a group: all ranks of the job.
+/// In place of a group: all groups, and MPI's end.
 const JOB: u64 = 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,8 @@ pub(super) struct Control {
     /// The posted receive of the next word from anybody.
     receive: Option<ffi::MPI_Request>,
     inbox: Inbox<Word>,
+    /// What ranks of the job have said of their failure that was to every group.
+    absent: Vec<Word>,
     /// Words said so far to each rank of the job, and words that have come.
     said: Vec<c_int>,
     heard: c_int,
@@ -99,6 +101,7 @@ impl Control {
             space: vec![0; LARGEST].into(),
             receive: None,
             inbox: Inbox::empty(),
+            absent: Vec::new(),
             outgoing: Vec::new(),
         }
     }
@@ -129,6 +132,11 @@ impl Control {
         while self.listen(session)? {}
         self.settle();
         Ok(self.inbox.take(|w| w.group == group && wanted(w)))
+    }
+
+    /// What a rank of the job that is `among` those asked for has said as it left MPI without its end.
+    pub(super) fn absent(&self, among: impl Fn(usize) -> bool) -> Option<&Word> {
+        self.absent.iter().find(|word| among(word.from))
     }
 
     /// Puts the next word that has arrived into the inbox; whether there was one.
@@ -165,7 +173,10 @@ impl Control {
         self.receive = None;
         self.heard += 1;
         if let Some(word) = Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]) {
-            self.inbox.put(word);
+            match word.group {
+                JOB => self.absent.push(word),
+                _ => self.inbox.put(word),
+            }
         }
         Ok(true)
     }
@@ -235,16 +246,17 @@ impl Control {
                 return code == ffi::MPI_SUCCESS as c_int;
             }
             let _ = self.listen(session);
-            if self.inbox.take(|word| word.group == JOB).is_some() {
+            if !self.absent.is_empty() {
                 return false;
             }
             std::thread::sleep(LOOK);
         }
     }
 
-    /// Tells all ranks of the job that this one, `rank`, has failed and does not come to MPI's end, where they may wait for it.
-    pub(super) fn stay_away(&mut self, session: &Session, rank: usize) {
-        let word = Word { group: JOB, kind: Kind::Failure, from: rank, text: String::new() };
+    /// Tells all ranks of the job why this one, `rank`, calls MPI no more: they may wait for it in any group, and at MPI's
+    /// end.
+    pub(super) fn stay_away(&mut self, session: &Session, rank: usize, why: String) {
+        let word = Word { group: JOB, kind: Kind::Failure, from: rank, text: why };
         for other in (0..self.said.len()).filter(|&other| other != rank) {
             // Who cannot be told is ended by the launcher.
             let _ = self.say(session, other as c_int, &word);

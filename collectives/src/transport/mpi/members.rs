@@ -43,7 +43,7 @@ impl MpiTransport {
                 session.control().hear(&session, self.identity, |w| w.kind != Kind::Meeting)?
             };
             match word {
-                None => return Ok(()),
+                None => break,
                 Some(word) if word.from >= self.members.len() => {}
                 Some(Word { kind: Kind::Failure, from, text, .. }) => {
                     let lost = self.loss(from, format!("gave up: {text}"));
@@ -53,6 +53,18 @@ impl MpiTransport {
                 Some(word) => self.farewells.note(word.from),
             }
         }
+        // Who has left this group in order before is not missed here.
+        let here = |from: usize| {
+            let peer = self.members.iter().position(|&member| member as usize == from);
+            peer.filter(|&peer| !self.farewells.has_left(peer))
+        };
+        let absent = session.control().absent(|from| here(from).is_some()).cloned();
+        if let Some((peer, word)) = absent.and_then(|word| Some((here(word.from)?, word))) {
+            let lost = self.loss(peer, format!("gave up: {}", word.text));
+            session.fail(&lost);
+            self.lost.get_or_insert(lost);
+        }
+        Ok(())
     }
 
     /// Finds members on this host whose processes have ended without a farewell.

@@ -237,10 +237,16 @@ impl Session {
         self.cause.lock().unwrap_or_else(|p| p.into_inner()).clone()
     }
 
-    /// Nothing calls MPI from now on. Those who have come to its end, and hear nothing else there, are told before.
+    /// Tells the job's other ranks why this one will not be heard of any more.
+    fn stay_away(&self) {
+        let why = self.cause().map_or_else(|| "failed".into(), |why| why.in_another_group().to_string());
+        self.control().stay_away(self, self.rank, why);
+    }
+
+    /// Nothing calls MPI from now on. The others are told before, who may wait for this rank in other groups.
     pub(super) fn give_up(&self) {
         if let Ok(_turn) = self.turn() {
-            self.control().stay_away(self, self.rank);
+            self.stay_away();
         }
         self.failed.store(true, Ordering::SeqCst);
         self.given_up.store(true, Ordering::SeqCst);
@@ -270,7 +276,7 @@ impl Drop for Session {
         let failed = self.has_failed() || std::thread::panicking();
         let allowed = self.only.is_none() || SELF.get() == self.only;
         if failed && !self.is_given_up() && allowed {
-            self.control().stay_away(self, self.rank);
+            self.stay_away();
         }
         // Where no thread can be had, the launcher ends what hangs.
         let watch = self.watch().ok();

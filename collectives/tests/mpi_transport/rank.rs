@@ -1,0 +1,354 @@
+//! What one rank does in each case; the tests start the ranks and look at how they end.
+
+use crate::launch::FOLDER;
+use crate::{native, p2p, planned};
+use collectives::bootstrap::{self, Identity};
+use collectives::schedule::{Call, Kind};
+use collectives::transport::hierarchical::Hierarchical;
+use collectives::transport::mpi::{MpiTransport, Start, library};
+use collectives::transport::{PerNode, Tag, Transport};
+use collectives::{Buffer, Communicator, DType, Error, Options, Progress, ReduceOp};
+use conformance::{Case, cases, standard, windowed};
+use std::time::{Duration, Instant};
+
+/// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.
+pub const NODES: &str = "nodes: ";
+
+/// How long ranks wait inside MPI where one sleeps.
+const LATE: Duration = Duration::from_secs(1);
+
+/// This process's part in `case`.
+pub fn plays(case: &str) {
+    match case {
+        "one_thread" => return one_thread(),
+        "awaited_elsewhere" => return awaited_elsewhere(),
+        _ => {}
+    }
+    let call_timeout = if case.ends_with("late") { LATE } else { Start::default().call_timeout };
+    let mut t = MpiTransport::world(&Start { call_timeout, ..Start::default() }).unwrap();
+    match case {
+        "suite" => {
+            // The launcher's view and MPI's agree.
+            let me = Identity::from_env().unwrap().unwrap();
+            assert_eq!((me.rank, me.world), (t.rank(), t.size()));
+            p2p::suite(&mut t);
+            // Large messages in several parts.
+            t.split_above(20_000);
+            p2p::suite(&mut t);
+        }
+        "wrong_lengths" => p2p::wrong_lengths(&mut t),
+        "half_a_group" => p2p::half_a_group(&mut t),
+        "conformance" => conformance(&mut t, |case| !case.fails, Progress::Inline),
+        "threads" => conformance(
+            &mut t,
+            |case| case.name.contains("flight") || case.name == "split",
+            Progress::Thread { cpu: None },
+        ),
+        "windowed" => {
+            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            (windowed().run)(Communicator::new(group, standard()).unwrap());
+        }
+        "nodes" => conformance(&mut nodes(t, PerNode::Block(2)), |case| !case.fails, Progress::Inline),
+        "nodes in turn" => conformance(
+            &mut nodes(t, PerNode::Cyclic(2)),
+            |case| !case.fails && !["all_reduce", "reduce", "all_to_all"].contains(&case.name),
+            Progress::Inline,
+        ),
+        "native" => native::collectives(&t),
+        "planned" => {
+            let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            planned::rank(Communicator::new(group, standard()).unwrap());
+        }
+        "second_start" => {
+            let again = MpiTransport::world(&Start::default()).unwrap();
+            assert_eq!((again.rank(), again.size()), (t.rank(), t.size()));
+            drop((t, again));
+            let error =
+                MpiTransport::world(&Start::default()).err().expect("MPI cannot start again").to_string();
+            assert!(error.contains("cannot be started again"), "{error}");
+            println!("rank done");
+            return;
+        }
+        "users_tags" => users_tags(t),
+        "far_ahead" => far_ahead(t),
+        "in_rounds" => in_rounds(t),
+        "own_words" => {
+            // SAFETY: MPI looks at the address and refuses, so nothing is read.
+            let error =
+                unsafe { t.send(0, Tag(1), std::ptr::null(), 100) }.expect_err("no address").to_string();
+            for words in [library().as_str(), "MPI_Isend on rank", "nvalid buffer pointer"] {
+                assert!(error.contains(words), "'{words}' is not in: {error}");
+            }
+            p2p::barrier(&mut t, 1);
+        }
+        "early_leaver" => return early_leaver(t),
+        "stays_away" => return stays_away(t, false),
+        "stays_away_from_a_message" => return stays_away(t, true),
+        // The last rank dies without a word; the launcher must end the others, who wait for it.
+        "killed" => {
+            if t.rank() == t.size() - 1 {
+                p2p::barrier(&mut t, 1);
+                std::process::abort();
+            }
+            let from = t.size() - 1;
+            println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, from));
+        }
+        // Ended or asleep while the others are inside MPI, which says nothing of it.
+        case if case.starts_with("inside MPI") => return inside(case, t),
+        "panics" => {
+            if t.rank() == 1 {
+                p2p::barrier(&mut t, 1);
+                panic!("something impossible");
+            }
+            println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, 1));
+        }
+        // An error that unwinds as errors do: told to the peers, then the transport goes, then a code for the launcher.
+        "fails" => {
+            let code = if t.rank() == 1 {
+                p2p::barrier(&mut t, 1);
+                let error = Error::system("writing the checkpoint", "No space left on device");
+                t.abort(&error);
+                eprintln!("error: {error}");
+                1
+            } else {
+                let error = p2p::barrier_and_wait_for_nothing(&mut t, 0);
+                eprintln!("error: {error}");
+                2
+            };
+            drop(t);
+            std::process::exit(code);
+        }
+        // One case after which MPI may be of no use any more.
+        other => {
+            let all = cases();
+            let (name, over_nodes) = other.strip_prefix(NODES).map_or((other, false), |name| (name, true));
+            let case = all.iter().find(|c| c.fails && c.name == name).expect("a known case");
+            let (rank, size) = (t.rank(), t.size());
+            let mut t: Box<dyn Transport> =
+                if over_nodes { Box::new(nodes(t, PerNode::Block(2))) } else { Box::new(t) };
+            let group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            (case.run)(Communicator::new(group, (case.options)()).unwrap());
+            all_are_done(rank, size);
+        }
+    }
+    println!("rank done");
+}
+
+/// MPI that was started for one thread works there, and refuses others.
+fn one_thread() {
+    let mut t = MpiTransport::world(&Start { one_thread: true, ..Start::default() }).unwrap();
+    p2p::sizes(&mut t, &[3, 5000, 100_000]);
+    conformance(&mut t, |case| !case.fails && case.name.contains("all_reduce"), Progress::Inline);
+    let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+    let comm = Communicator::new(group, Options::default()).unwrap();
+    comm.barrier().unwrap();
+    let elsewhere = std::thread::scope(|scope| scope.spawn(|| comm.barrier()).join().unwrap());
+    let text = elsewhere.expect_err("another thread").to_string();
+    assert!(text.contains("of one thread only"), "{text}");
+    all_are_done(t.rank(), t.size());
+}
+
+/// A receive that is awaited on a thread which may not call MPI fails, and gives its memory back: nothing moves MPI
+/// any more, because it would write there.
+fn awaited_elsewhere() {
+    let mut t = MpiTransport::world(&Start { one_thread: true, ..Start::default() }).unwrap();
+    let (rank, size) = (t.rank(), t.size());
+    let group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+    let comm = Communicator::new(group, Options::default()).unwrap();
+    let awaited = comm.start_recv(Buffer::<u8>::zeroed(100), (rank + 1) % size, 3).unwrap();
+    let text = std::thread::spawn(|| awaited.wait()).join().unwrap().expect_err("another thread").to_string();
+    assert!(text.contains("of one thread only"), "{text}");
+    let text = t.check().expect_err("given up").to_string();
+    assert!(text.contains("could not be ended"), "{text}");
+    drop((comm, t));
+    let text = MpiTransport::world(&Start::default()).err().expect("MPI was given up").to_string();
+    assert!(text.contains("cannot be started again"), "{text}");
+    all_are_done(rank, size);
+}
+
+/// The first rank fails, perhaps `sending` what nobody takes, while the others, who have left in order, wait for it where
+/// MPI ends; they need not.
+fn stays_away(mut t: MpiTransport, sending: bool) {
+    let message = vec![0; 4 << 20];
+    p2p::barrier(&mut t, 1);
+    if t.rank() > 0 {
+        drop(t);
+        println!("got out");
+        // Launchers end the others as soon as one has ended.
+        std::thread::sleep(p2p::PATIENCE);
+        return;
+    }
+    if sending {
+        // SAFETY: the message stays until the transport is gone.
+        unsafe { t.send(1, Tag(2), message.as_ptr(), message.len()).unwrap() };
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    t.abort(&Error::system("writing the table", "No space left on device"));
+    drop(t);
+    std::thread::sleep(Duration::from_secs(2));
+    std::process::exit(1);
+}
+
+/// The last rank dies or sleeps where the others wait for it in a call of MPI that blocks; none of them returns.
+fn inside(case: &str, mut t: MpiTransport) {
+    let native = t.native().unwrap();
+    let call = Call::new(Kind::AllReduce, DType::F32, 8);
+    p2p::barrier(&mut t, 1);
+    if t.rank() == t.size() - 1 {
+        std::thread::sleep(Duration::from_millis(300));
+        if case.ends_with("late") {
+            std::thread::sleep(p2p::PATIENCE);
+        }
+        std::process::abort();
+    }
+    if case.contains("at its end") {
+        drop((native, t));
+    } else if case.contains("started") {
+        let _ = native.start(call, Buffer::<f32>::zeroed(8), Buffer::zeroed(8)).unwrap().wait();
+    } else {
+        let _ = native.run(call, &[0f32; 8], &mut [0f32; 8]);
+    }
+    println!("got out");
+}
+
+/// Shared memory inside nodes of so many ranks, and MPI between them.
+fn nodes(mut outer: MpiTransport, per_node: PerNode) -> Hierarchical {
+    let identity = Identity::from_env().unwrap().unwrap();
+    let options = bootstrap::Options { timeout: p2p::PATIENCE, ..Default::default() };
+    let nodes = bootstrap::nodes_of(&mut outer, &options, Some(per_node)).unwrap();
+    let inner = bootstrap::shm_inside(&identity, &options, &nodes).unwrap();
+    Hierarchical::new("shm+mpi", inner, Box::new(outer), nodes).unwrap()
+}
+
+fn conformance(t: &mut dyn Transport, wanted: fn(&Case) -> bool, progress: Progress) {
+    let all: Vec<usize> = (0..t.size()).collect();
+    for (number, case) in cases().iter().enumerate() {
+        if !wanted(case) {
+            continue;
+        }
+        if t.rank() == 0 {
+            eprintln!("{}", case.name);
+        }
+        let group = t.subgroup(&all, number as u64, p2p::PATIENCE).unwrap();
+        let options = Options { progress, ..(case.options)() };
+        (case.run)(Communicator::new(group, options).unwrap());
+    }
+}
+
+/// Returns when all ranks have come here, without MPI: a launcher ends the others when one ends without MPI_Finalize.
+fn all_are_done(rank: usize, size: usize) -> ! {
+    println!("rank done");
+    let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
+    std::fs::write(folder.join(rank.to_string()), "").unwrap();
+    let until = Instant::now() + p2p::PATIENCE;
+    while !(0..size).all(|r| folder.join(r.to_string()).exists()) {
+        assert!(Instant::now() < until, "the other ranks are not done");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::process::exit(0);
+}
+
+/// Users' messages have a communicator of their own, and a tag beyond the library's limit is refused.
+fn users_tags(mut t: MpiTransport) {
+    let user = |tag: u64| Tag(1 << 63 | tag);
+    let (rank, n) = (t.rank(), t.size());
+    let (to, from) = ((rank + 1) % n, (rank + n - 1) % n);
+    let out = [[rank as u8, 1], [rank as u8, 2]];
+    let mut into = [[0u8; 2]; 2];
+    // SAFETY: the buffers stay until the wait is over.
+    let requests = unsafe {
+        [
+            t.send(to, Tag(7), out[0].as_ptr(), 2).unwrap(),
+            t.send(to, user(7), out[1].as_ptr(), 2).unwrap(),
+            t.recv(from, user(7), into[1].as_mut_ptr(), 2).unwrap(),
+            t.recv(from, Tag(7), into[0].as_mut_ptr(), 2).unwrap(),
+        ]
+    };
+    p2p::wait(&mut t, &requests).unwrap();
+    assert_eq!(into, [[from as u8, 1], [from as u8, 2]]);
+    // SAFETY: refused, so nothing is posted.
+    let error = unsafe { t.send(to, user(u32::MAX as u64), out[0].as_ptr(), 2) }.unwrap_err().to_string();
+    assert!(error.contains("4294967295") && error.contains("takes 0 to"), "{error}");
+    // SAFETY: as above.
+    let error = unsafe {
+        t.send(to, Tag(1 << 40), out[0].as_ptr(), 0).unwrap();
+        t.send(to, Tag(0), out[0].as_ptr(), 0).unwrap_err().to_string()
+    };
+    assert!(error.contains("can be told apart"), "{error}");
+    let mut nothing = [0u8; 1];
+    // SAFETY: nothing is received.
+    let last = unsafe { t.recv(from, Tag(1 << 40), nothing.as_mut_ptr(), 0).unwrap() };
+    p2p::wait(&mut t, &[last]).unwrap();
+}
+
+/// Many more calls than the library could tell apart, started at once; some bring several messages.
+fn far_ahead(mut t: MpiTransport) {
+    const CALLS: usize = 60;
+    t.narrow(4);
+    let comm = Communicator::new(Box::new(t), standard()).unwrap();
+    let n = comm.size();
+    let elements = |call: usize| [3, 5000, 100_000][call % 3];
+    let start = |call: usize| {
+        let mut data = Buffer::<u32>::zeroed(n * elements(call));
+        data.host_mut().iter_mut().enumerate().for_each(|(i, x)| *x = (call + i + comm.rank()) as u32);
+        comm.start_all_reduce_in_place(data, ReduceOp::Sum).unwrap()
+    };
+    let started: Vec<_> = (0..CALLS).map(start).collect();
+    // A message waits for none of them.
+    let (to, from) = ((comm.rank() + 1) % n, (comm.rank() + n - 1) % n);
+    let sent = comm.start_send(Buffer::<u8>::zeroed(10), to, 1).unwrap();
+    comm.recv(&mut [0u8; 10][..], from, 1).unwrap();
+    sent.wait().unwrap();
+    // The last is waited for first.
+    for (call, pending) in started.into_iter().enumerate().rev() {
+        let reduced = pending.wait().unwrap();
+        let right = |i: usize| (n * (call + i) + n * (n - 1) / 2) as u32;
+        assert!(reduced.host().iter().enumerate().all(|(i, &x)| x == right(i)), "call {call}");
+    }
+}
+
+/// Reductions of so much that several messages are under way between each two ranks, none of which has been asked for.
+fn in_rounds(t: MpiTransport) {
+    let comm = Communicator::new(Box::new(t), standard()).unwrap();
+    let (n, part) = (comm.size(), 700_000);
+    let mine = vec![comm.rank() as f32 + 1.0; n * part];
+    let right = (n * (n + 1) / 2) as f32;
+    let mut shard = vec![0f32; part];
+    comm.reduce_scatter(&mine[..], &mut shard[..], ReduceOp::Sum).unwrap();
+    assert!(shard.iter().all(|&x| x == right));
+    let mut all = mine;
+    comm.all_reduce_in_place(&mut all[..], ReduceOp::Sum).unwrap();
+    assert!(all.iter().all(|&x| x == right));
+}
+
+/// A group that a rank leaves: what it sent arrives, its end is no loss, and who waits for more learns that it left.
+fn early_leaver(mut t: MpiTransport) {
+    let rank = t.rank();
+    let all: Vec<usize> = (0..t.size()).collect();
+    let mut group = t.subgroup(&all, 3, p2p::PATIENCE).unwrap();
+    let data = p2p::message(0, 1, 9, 200_000);
+    let mut space = vec![0u8; 200_000];
+    if rank == 0 {
+        // SAFETY: `data` stays until the transport is gone, which waits for it.
+        unsafe { group.send(1, Tag(9), data.as_ptr(), data.len()).unwrap() };
+        drop(group);
+    } else {
+        if rank == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+            // SAFETY: `space` stays until the wait is over.
+            let request = unsafe { group.recv(0, Tag(9), space.as_mut_ptr(), space.len()).unwrap() };
+            p2p::wait(&mut *group, &[request]).unwrap();
+            p2p::assert_message(&space, 0, 1, 9);
+        }
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            group.check().expect("rank 0 left in order");
+        }
+        let error = p2p::wait_for_nothing(&mut *group, 0).to_string();
+        assert!(error.contains("rank 0 left the group"), "{error}");
+        t.forgive();
+        drop(group);
+    }
+    p2p::barrier(&mut t, 1);
+    println!("rank done");
+}
