@@ -190,9 +190,10 @@ fn leaves_part(comm: Communicator, wait: fn(&Communicator) -> Result<()>) {
     let last = comm.size() - 1;
     if comm.rank() == last {
         drop(part.expect("works"));
-        // They say so, and are not waited for until the deadline.
+        // They say so: what is learnt from the end of their processes, or at the deadline, comes later.
         let error = comm.barrier().expect_err("the others have given up");
-        return assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+        let later = ["ended (process", "unreachable"].iter().any(|how| error.to_string().contains(how));
+        return assert!(!later && matches!(error, Error::PeerLost { .. }), "{error}");
     }
     // Another rank may have noticed, and given up, before this one is out of the barrier.
     let error = part.and_then(|part| wait(&part)).expect_err("a rank left");
@@ -202,7 +203,7 @@ fn leaves_part(comm: Communicator, wait: fn(&Communicator) -> Result<()>) {
 }
 
 fn gather(comm: &Communicator) -> Result<()> {
-    comm.all_gather_in_place(&mut vec![0u8; 10_000 * comm.size()][..])
+    comm.all_gather_in_place(&mut vec![0u8; 600_000 * comm.size()][..])
 }
 
 /// From the last rank of the group that was reversed.

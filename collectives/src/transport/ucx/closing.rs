@@ -29,7 +29,7 @@ impl UcxTransport {
     pub(super) fn announce_failure(&mut self, why: &Error) {
         let text = why.to_string();
         self.announced = true;
-        self.tell_peers(Word::Failure, &text, |state, peer| state.failures.of(peer) == UCS_OK);
+        self.tell_peers(Word::Failure, &text, |state, peer| !state.is_gone(peer));
         self.members.lost.get_or_insert_with(|| why.clone());
         self.wait(Instant::now() + LINGER_FAILED, |this| match this.session.turn() {
             Ok(mut state) => state.settle_outgoing(),
@@ -38,11 +38,11 @@ impl UcxTransport {
     }
 
     /// Says something to the members that are still there and that `wanted` accepts.
-    fn tell_peers(&mut self, word: Word, text: &str, wanted: fn(&State, usize) -> bool) {
+    fn tell_peers(&mut self, word: Word, text: &str, wanted: fn(&mut State, usize) -> bool) {
         let Ok(mut state) = self.session.turn() else { return };
         let Members { rank, ranks, numbers, farewells, .. } = &self.members;
         for (member, &peer) in ranks.iter().enumerate() {
-            if member != *rank && !farewells.has_left(member) && wanted(&state, peer) {
+            if member != *rank && !farewells.has_left(member) && wanted(&mut state, peer) {
                 // A peer that cannot be told finds out by itself.
                 let _ = state.say(peer, word, numbers[member], text);
             }
@@ -111,7 +111,7 @@ impl UcxTransport {
         }
         if !settled {
             // UCX cannot take back a message under way, and its memory is the caller's again from here on.
-            state.given_up = true;
+            state.stay_away();
             self.requests.forget();
         }
     }
@@ -134,6 +134,20 @@ impl State {
                 std::thread::sleep(NAP);
             }
         }
+    }
+
+    /// Nothing moves UCX from now on. The others are told before, who may wait for this rank in other groups.
+    fn stay_away(&mut self) {
+        let why =
+            self.cause.as_ref().map_or_else(|| "failed".into(), |why| why.in_another_group().to_string());
+        for peer in 0..self.cards.len() {
+            if peer != self.rank && !self.is_gone(peer) {
+                // Who cannot be told finds out by itself.
+                let _ = self.say(peer, Word::Absent, 0, &why);
+            }
+        }
+        self.wait(Instant::now() + LINGER_FAILED, State::settle_outgoing);
+        self.given_up = true;
     }
 
     /// Whether `peer` neither sends anything more nor waits for anything of this rank.

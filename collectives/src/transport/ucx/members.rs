@@ -4,7 +4,6 @@ use super::session::{State, Word};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
 use crate::transport::{admit, farewell::Farewells};
-use ucx_sys::UCS_OK;
 
 pub(super) struct Members {
     /// This rank in the group.
@@ -81,8 +80,7 @@ impl Members {
 
     /// What is known to have gone wrong by now.
     fn find_loss(&mut self, state: &mut State) -> Result<Option<Error>> {
-        state.neighbours.look();
-        if !state.failures.any() && !state.neighbours.any() {
+        if !state.misses_any() {
             return Ok(None);
         }
         for peer in 0..self.ranks.len() {
@@ -97,11 +95,7 @@ impl Members {
                 Ok(self.farewells.has_left(peer) || self.lost.is_some())
             })?;
             if !heard {
-                let how = match state.failures.of(world) {
-                    UCS_OK => state.neighbours.how(world),
-                    status => format!("is unreachable ({})", state.worker.context.ucp.status(status)),
-                };
-                return Ok(Some(self.error(peer, how)));
+                return Ok(Some(self.error(peer, state.what_became_of(world))));
             }
             if self.lost.is_some() {
                 break;

@@ -12,6 +12,7 @@ use super::turns::Hold;
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::{Home, Neighbours};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
@@ -32,12 +33,14 @@ pub(super) enum Word {
     Confirmed = 3,
     /// The sender has connected.
     Hello = 4,
+    /// The sender calls UCX no more, for none of its groups; the text says why.
+    Absent = 5,
 }
 
 impl Word {
     fn from_tag(tag: u64) -> Option<(Word, u16)> {
         let about = tags::about(tag);
-        let all = [Word::Farewell, Word::Failure, Word::Leaving, Word::Confirmed, Word::Hello];
+        let all = [Word::Farewell, Word::Failure, Word::Leaving, Word::Confirmed, Word::Hello, Word::Absent];
         let word = all.into_iter().find(|w| *w as u64 == about >> 16)?;
         Some((word, about as u16))
     }
@@ -64,6 +67,8 @@ pub(super) struct State {
     pub(super) neighbours: Neighbours,
     /// How often each peer has said that it is connected.
     pub(super) greetings: Vec<u8>,
+    /// Peers that are there and call UCX no more, with what they said of it.
+    pub(super) absent: BTreeMap<usize, String>,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
     /// The numbers of this rank's groups.
@@ -114,6 +119,7 @@ impl State {
             failures: Failures::none(size),
             neighbours: Neighbours::of(rank, homes)?,
             greetings: vec![0; size],
+            absent: BTreeMap::new(),
             settled: vec![false; size],
             cards,
             numbers: vec![true],
@@ -225,14 +231,19 @@ impl State {
             }
             Word::Confirmed => self.settled[from] = true,
             Word::Hello => self.greetings[from] += 1,
+            Word::Absent => drop(self.absent.insert(from, self.text_of(&info))),
             Word::Farewell | Word::Failure => {
                 if self.numbers.get(group as usize).is_some_and(|used| *used) {
-                    let text = &self.notice[..info.length.min(NOTICE_BYTES)];
-                    let text = String::from_utf8_lossy(text).into_owned();
+                    let text = self.text_of(&info);
                     self.inbox.put(Notice { group, word, from, text });
                 }
             }
         }
+    }
+
+    /// What came with a notice, which is in its place still.
+    fn text_of(&self, info: &ucp_tag_recv_info_t) -> String {
+        String::from_utf8_lossy(&self.notice[..info.length.min(NOTICE_BYTES)]).into_owned()
     }
 
     /// The next notice about a group of this rank.
@@ -274,9 +285,24 @@ impl State {
         self.outgoing.is_empty()
     }
 
-    /// Whether nothing more can be had of `peer`: its connection has failed, or its process has ended.
+    /// Whether nothing more can be had of `peer`: its connection has failed, its process has ended, or it has said so.
     pub(super) fn is_gone(&mut self, peer: usize) -> bool {
         self.neighbours.look();
-        self.failures.of(peer) != UCS_OK || self.neighbours.ended(peer)
+        self.failures.of(peer) != UCS_OK || self.neighbours.ended(peer) || self.absent.contains_key(&peer)
+    }
+
+    /// Whether some peer may be gone.
+    pub(super) fn misses_any(&mut self) -> bool {
+        self.neighbours.look();
+        self.failures.any() || self.neighbours.any() || !self.absent.is_empty()
+    }
+
+    /// What has become of a peer that is gone.
+    pub(super) fn what_became_of(&self, peer: usize) -> String {
+        match (self.absent.get(&peer), self.failures.of(peer)) {
+            (Some(why), _) => format!("gave up: {why}"),
+            (None, UCS_OK) => self.neighbours.how(peer),
+            (None, status) => format!("is unreachable ({})", self.worker.context.ucp.status(status)),
+        }
     }
 }
