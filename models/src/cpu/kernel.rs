@@ -252,8 +252,9 @@ mod portable {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Ends, Kernel, Task, lane};
-    use collectives::{DType, Float};
+    use super::super::transpose;
+    use super::{Ends, Kernel, Task};
+    use collectives::Float;
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx2,fma")]
@@ -379,7 +380,12 @@ mod x86 {
         _mm256_storeu_ps,
         _mm256_set1_ps,
         _mm256_add_ps,
-        |a, b, c| _mm256_fmadd_ps(a, b, c)
+        |a, b, c| _mm256_fmadd_ps(a, b, c),
+        #[inline(always)]
+        unsafe fn transpose<E: Float>(source: *const E, row: usize, out: *mut u32) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { transpose::avx2::<Self, E>(source, row, out) }
+        }
     );
 
     kernel!(
@@ -399,7 +405,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn transpose<E: Float>(source: *const E, row: usize, out: *mut u32) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { transpose16::<Self, E>(source, row, out) }
+            unsafe { transpose::avx512::<Self, E>(source, row, out) }
         }
     );
 
@@ -424,69 +430,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn transpose<E: Float>(source: *const E, row: usize, out: *mut u32) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { transpose16::<Self, E>(source, row, out) }
+            unsafe { transpose::avx512::<Self, E>(source, row, out) }
         }
     );
-
-    /// Sixteen lanes of a row.
-    ///
-    /// # Safety
-    /// AVX-512 F, and sixteen lanes to read.
-    #[inline(always)]
-    unsafe fn load<K: Kernel, E: Float>(source: *const E) -> __m512i {
-        // SAFETY: the caller's promise; the type says how wide an element is.
-        unsafe {
-            match (E::DTYPE, K::STEP) {
-                (DType::F32, 1) | (DType::Bf16, 2) => _mm512_loadu_si512(source.cast()),
-                (DType::Bf16, _) => {
-                    _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast())))
-                }
-                _ => {
-                    let lane = |i: usize| {
-                        let at = source.add(i * K::STEP);
-                        lane::<K, E>(*at, *at.add(K::STEP - 1))
-                    };
-                    _mm512_loadu_si512(std::array::from_fn::<u32, 16, _>(lane).as_ptr().cast())
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for [`Kernel::transpose`], with AVX-512 F.
-    #[inline(always)]
-    unsafe fn transpose16<K: Kernel, E: Float>(source: *const E, row: usize, out: *mut u32) {
-        // SAFETY: the caller's promise covers every address.
-        unsafe {
-            // Within each quarter of a register: the 4 x 4 blocks.
-            let mut quads = [[_mm512_setzero_si512(); 4]; 4];
-            for (g, quad) in quads.iter_mut().enumerate() {
-                let row = |r: usize| load::<K, E>(source.add((4 * g + r) * row));
-                let (r0, r1, r2, r3) = (row(0), row(1), row(2), row(3));
-                let (low01, high01) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpackhi_epi32(r0, r1));
-                let (low23, high23) = (_mm512_unpacklo_epi32(r2, r3), _mm512_unpackhi_epi32(r2, r3));
-                quad[0] = _mm512_unpacklo_epi64(low01, low23);
-                quad[1] = _mm512_unpackhi_epi64(low01, low23);
-                quad[2] = _mm512_unpacklo_epi64(high01, high23);
-                quad[3] = _mm512_unpackhi_epi64(high01, high23);
-            }
-            // Then the quarters: row group g, quarter l of quads[g][c] holds column 4 * l + c.
-            let [q0, q1, q2, q3] = quads;
-            for c in 0..4 {
-                let even01 = _mm512_shuffle_i32x4::<0x88>(q0[c], q1[c]);
-                let odd01 = _mm512_shuffle_i32x4::<0xdd>(q0[c], q1[c]);
-                let even23 = _mm512_shuffle_i32x4::<0x88>(q2[c], q3[c]);
-                let odd23 = _mm512_shuffle_i32x4::<0xdd>(q2[c], q3[c]);
-                let columns = [
-                    _mm512_shuffle_i32x4::<0x88>(even01, even23),
-                    _mm512_shuffle_i32x4::<0x88>(odd01, odd23),
-                    _mm512_shuffle_i32x4::<0xdd>(even01, even23),
-                    _mm512_shuffle_i32x4::<0xdd>(odd01, odd23),
-                ];
-                for (l, column) in columns.into_iter().enumerate() {
-                    _mm512_storeu_si512(out.add((4 * l + c) * K::NR).cast(), column);
-                }
-            }
-        }
-    }
 }

@@ -13,6 +13,8 @@ mod pack;
 mod product;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
 
 use crate::error::Result;
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
