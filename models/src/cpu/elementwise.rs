@@ -149,12 +149,21 @@ fn swiglu_body<T: Float>(gate: &[T], up: &[T], out: &mut [f32]) {
 
 #[inline(always)]
 fn swiglu_backward_body<T: Float>(gate: &mut [T], up: &mut [T], d_out: &mut [f32]) {
-    for ((gate, up), d_out) in gate.iter_mut().zip(up).zip(d_out) {
-        let (g, u, d) = (gate.to_f32(), up.to_f32(), *d_out);
-        let s = sigmoid(g);
-        let silu = g * s;
-        *gate = T::from_f32(d * u * s * (1.0 + g * (1.0 - s)));
-        *up = T::from_f32(d * silu);
-        *d_out = silu * u;
+    // A processor works ahead only so many instructions. With the sigmoids alone, which each wait longest for their parts,
+    // it has several vectors of them under way; with the rest between them hardly two.
+    const AHEAD: usize = 128;
+    let chunks = gate.chunks_mut(AHEAD).zip(up.chunks_mut(AHEAD)).zip(d_out.chunks_mut(AHEAD));
+    for ((gate, up), d_out) in chunks {
+        let mut sigmoids = [0.0; AHEAD];
+        for (s, gate) in sigmoids.iter_mut().zip(gate.iter()) {
+            *s = sigmoid(gate.to_f32());
+        }
+        for (((gate, up), d_out), s) in gate.iter_mut().zip(up).zip(d_out).zip(&sigmoids) {
+            let (g, u, d) = (gate.to_f32(), up.to_f32(), *d_out);
+            let silu = g * s;
+            *gate = T::from_f32(d * u * s * (1.0 + g * (1.0 - s)));
+            *up = T::from_f32(d * silu);
+            *d_out = silu * u;
+        }
     }
 }
