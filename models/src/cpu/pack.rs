@@ -114,7 +114,7 @@ const AHEAD: usize = 8;
 
 /// Asks for a cache line, wherever it is.
 #[inline(always)]
-fn fetch<E>(address: *const E) {
+pub(super) fn fetch<E>(address: *const E) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint, which no address makes fail; every x86-64 processor has SSE.
     unsafe {

@@ -75,6 +75,19 @@ impl<O> Out<O> {
             Out { pointer: self.pointer.add(offset), addend, ..self }
         }
     }
+
+    /// Asks for a tile before its sums, in which the wait for memory is hidden.
+    #[inline(always)]
+    fn fetch(&self, rows: usize, columns: usize) {
+        for row in (0..rows).map(|r| r * self.stride) {
+            for at in [row, row + columns - 1] {
+                pack::fetch(self.pointer.wrapping_add(at));
+                if let Addend::Other(other) = self.addend {
+                    pack::fetch(other.wrapping_add(at));
+                }
+            }
+        }
+    }
 }
 
 /// Packed operands and unfinished sums of one thread.
@@ -254,6 +267,8 @@ impl<O: Float> Tiles for Target<'_, O> {
                 Addend::Other(other) => other.cast(),
             };
             (ends.out, ends.stride) = (out.pointer.cast(), out.stride);
+        } else if self.last {
+            out.fetch(rows.len(), columns.len());
         }
         Some((0..self.depth, ends))
     }
