@@ -74,7 +74,7 @@ pub(super) struct Control {
     /// The posted receive of the next word from anybody.
     receive: Option<ffi::MPI_Request>,
     inbox: Inbox<Word>,
-    /// What ranks of the job have said of their failure that was to every group.
+    /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
     /// Words said so far to each rank of the job, and words that have come.
     said: Vec<c_int>,
@@ -134,12 +134,13 @@ impl Control {
         Ok(self.inbox.take(|w| w.group == group && wanted(w)))
     }
 
-    /// What a rank of the job that is `among` those asked for has said as it left MPI without its end.
-    pub(super) fn absent(&self, among: impl Fn(usize) -> bool) -> Option<&Word> {
-        self.absent.iter().find(|word| among(word.from))
+    /// A rank that has left MPI without its end, with what it said then: the first of the job that `member` knows, by the
+    /// rank that it gives.
+    pub(super) fn absent(&self, member: impl Fn(usize) -> Option<usize>) -> Option<(usize, String)> {
+        self.absent.iter().find_map(|word| Some((member(word.from)?, word.text.clone())))
     }
 
-    /// Puts the next word that has arrived into the inbox; whether there was one.
+    /// Takes in the next word that has arrived; whether there was one.
     fn listen(&mut self, session: &Session) -> Result<bool> {
         let receive = match &mut self.receive {
             Some(receive) => receive,

@@ -46,25 +46,28 @@ impl MpiTransport {
                 None => break,
                 Some(word) if word.from >= self.members.len() => {}
                 Some(Word { kind: Kind::Failure, from, text, .. }) => {
-                    let lost = self.loss(from, format!("gave up: {text}"));
-                    session.fail(&lost);
-                    self.lost.get_or_insert(lost);
+                    self.lose(from, format!("gave up: {text}"))
                 }
                 Some(word) => self.farewells.note(word.from),
             }
         }
         // Who has left this group in order before is not missed here.
-        let here = |from: usize| {
+        let member = |from: usize| {
             let peer = self.members.iter().position(|&member| member as usize == from);
             peer.filter(|&peer| !self.farewells.has_left(peer))
         };
-        let absent = session.control().absent(|from| here(from).is_some()).cloned();
-        if let Some((peer, word)) = absent.and_then(|word| Some((here(word.from)?, word))) {
-            let lost = self.loss(peer, format!("gave up: {}", word.text));
-            session.fail(&lost);
-            self.lost.get_or_insert(lost);
+        let absent = session.control().absent(member);
+        if let Some((peer, why)) = absent {
+            self.lose(peer, format!("gave up: {why}"));
         }
         Ok(())
+    }
+
+    /// Takes note that `peer` is lost, unless another was before.
+    fn lose(&mut self, peer: usize, how: String) {
+        let lost = self.loss(peer, how);
+        self.session().fail(&lost);
+        self.lost.get_or_insert(lost);
     }
 
     /// Finds members on this host whose processes have ended without a farewell.
@@ -88,9 +91,7 @@ impl MpiTransport {
             })?;
             if !heard {
                 let how = session.neighbours().how(self.members[peer] as usize);
-                let lost = self.loss(peer, how);
-                session.fail(&lost);
-                self.lost = Some(lost);
+                self.lose(peer, how);
             }
             if self.lost.is_some() {
                 break;

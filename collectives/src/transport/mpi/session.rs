@@ -239,7 +239,7 @@ impl Session {
 
     /// Tells the job's other ranks why this one will not be heard of any more.
     fn stay_away(&self) {
-        let why = self.cause().map_or_else(|| "failed".into(), |why| why.in_another_group().to_string());
+        let why = Error::last_word(self.cause().as_ref());
         self.control().stay_away(self, self.rank, why);
     }
 

@@ -138,8 +138,7 @@ impl State {
 
     /// Nothing moves UCX from now on. The others are told before, who may wait for this rank in other groups.
     fn stay_away(&mut self) {
-        let why =
-            self.cause.as_ref().map_or_else(|| "failed".into(), |why| why.in_another_group().to_string());
+        let why = Error::last_word(self.cause.as_ref());
         for peer in 0..self.cards.len() {
             if peer != self.rank && !self.is_gone(peer) {
                 // Who cannot be told finds out by itself.

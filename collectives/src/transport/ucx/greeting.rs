@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
 use crate::watch::Waited;
 use std::time::{Duration, Instant};
-use ucx_sys::UCS_OK;
 
 /// Up to so many ranks connect all to all at the start.
 const MOST: usize = 64;
@@ -75,10 +74,7 @@ impl State {
         if !self.is_gone(peer) {
             return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after };
         }
-        let how = match self.failures.of(peer) {
-            UCS_OK => format!("ended (process {}) while ranks were connecting", self.cards[peer].home.pid),
-            status => format!("is unreachable ({})", self.worker.context.ucp.status(status)),
-        };
+        let how = format!("{}, while ranks were connecting", self.what_became_of(peer));
         Error::PeerLost { rank, peer, how }
     }
 }
