@@ -9,6 +9,7 @@ mod diverged;
 mod execute;
 mod family;
 mod flight;
+mod inquiry;
 mod lock;
 mod options;
 mod order;
@@ -27,6 +28,7 @@ use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
 pub use flight::Ends;
 use flight::{Flight, Stage};
+use inquiry::Inquiry;
 use lock::Holds;
 pub use options::{Options, Priority, Progress};
 pub use scratch::scratch_bytes;
@@ -71,6 +73,8 @@ pub(crate) struct Engine {
     /// A progress thread does the work that nobody waits for.
     threaded: bool,
     failed: Option<Error>,
+    /// Where a call has waited for too long.
+    inquiry: Option<Inquiry>,
     stats: Stats,
 }
 
@@ -114,6 +118,7 @@ impl Engine {
             past,
             threaded: matches!(options.progress, Progress::Thread { .. }),
             failed: None,
+            inquiry: None,
             stats: Stats::default(),
         }
     }
@@ -414,6 +419,9 @@ impl Engine {
 
     /// Notices peers that are gone, and a peer that has been `silent` for too long.
     fn check(&mut self, id: Option<u32>, silent: Duration) -> Result<()> {
+        if let Some(id) = id {
+            self.note_wait(id);
+        }
         if let Err(error) = self.transport.check() {
             // What the peer sent before it went may be all that was missing.
             self.poll(id)?;
@@ -425,9 +433,13 @@ impl Engine {
         let Some(id) = id else { return Ok(()) };
         let after = self.options.deadline;
         if silent < after || self.flights[id as usize].stage != Stage::Running {
+            self.inquiry.take_if(|inquiry| inquiry.id == id);
             return Ok(());
         }
-        let error = self.timeout(id, "", after);
+        let Some((peer, through)) = self.silent(id) else { return Ok(()) };
+        let how =
+            through.last().map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
+        let error = self.timeout(id, &how, peer, after);
         Err(self.fail(error))
     }
 
@@ -447,7 +459,8 @@ impl Engine {
             return true;
         }
         if let Some(&id) = self.order.first() {
-            let error = self.timeout(id, ", dropped without a wait,", after);
+            let peer = self.transport.job_rank(self.waited_for(id));
+            let error = self.timeout(id, ", dropped without a wait,", peer, after);
             self.fail(error);
         }
         false

@@ -3,7 +3,7 @@
 use super::{small, standard};
 use collectives::schedule::{Algorithm, Kind};
 use collectives::{Communicator, Error, Options, ReduceOp, Result};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Failing = (&'static str, fn(Communicator), fn() -> Options);
 
@@ -62,8 +62,15 @@ pub(super) const CASES: &[Failing] = &[
         |c| silent_in_a_part(c, receive, |last| format!("recv of 100 u8 from rank {last}")),
         impatient,
     ),
+    ("a chain of ranks that wait for a silent one", silent_chain, || Options {
+        deadline: CHAINED,
+        ..small()
+    }),
     ("poisoned", poisoned, small),
 ];
+
+/// Long enough for ranks that share processors to answer, which they have a quarter of it for.
+const CHAINED: Duration = Duration::from_secs(2);
 
 fn impatient() -> Options {
     Options { deadline: Duration::from_millis(300), ..small() }
@@ -248,6 +255,31 @@ fn silent(comm: &Communicator, group: &Communicator, wait: fn(&Communicator) -> 
 /// Whoever the call names is called as everywhere.
 fn silent_in_a_part(comm: Communicator, wait: fn(&Communicator) -> Result<()>, what: fn(usize) -> String) {
     silent(&comm, &reversed(&comm).expect("a group"), wait, &what(comm.size() - 1));
+}
+
+/// Each rank waits for the next, the first of them longest. The last looks whether anything has happened, and takes no part.
+fn silent_chain(comm: Communicator) {
+    comm.barrier().expect("works");
+    let (rank, last) = (comm.rank(), comm.size() - 1);
+    let error = if rank == last {
+        let until = Instant::now() + 10 * CHAINED;
+        loop {
+            match comm.progress() {
+                Err(error) => break error,
+                Ok(()) => assert!(Instant::now() < until, "rank {rank} never heard that it was missed"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    } else {
+        std::thread::sleep(CHAINED / 8 * rank as u32);
+        comm.recv(&mut [0u8; 100][..], rank + 1, 1).expect_err("the last rank is silent")
+    };
+    let text = error.to_string();
+    assert!(text.contains(&format!("no answer from rank {last} within {CHAINED:?}")), "{text}");
+    if rank == 0 && last > 1 {
+        assert!(matches!(error, Error::Timeout { peer, .. } if peer == last), "{text}");
+        assert!(text.contains(&format!("rank {} waits as well", last - 1)), "{text}");
+    }
 }
 
 fn sum(comm: &Communicator) -> Result<()> {

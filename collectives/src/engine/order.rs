@@ -32,13 +32,12 @@ impl Engine {
         far
     }
 
-    /// The rank that a call, `how` it is, waits for has not taken part in it.
-    pub(super) fn timeout(&self, id: u32, how: &str, after: Duration) -> Error {
+    /// `peer`, a rank of the job that a call waits for, `how` it is, has not taken part.
+    pub(super) fn timeout(&self, id: u32, how: &str, peer: usize, after: Duration) -> Error {
         let job_rank = |member| self.transport.job_rank(member);
         let schedule = self.flights[id as usize].schedule.as_ref();
         let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());
-        let (rank, peer) = (job_rank(self.group.rank), job_rank(self.waited_for(id)));
-        Error::Timeout { what: call + how, rank, peer, after }
+        Error::Timeout { what: call + how, rank: job_rank(self.group.rank), peer, after }
     }
 
     /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.

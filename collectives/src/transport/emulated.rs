@@ -284,6 +284,18 @@ unsafe impl Transport for Emulated {
         self.inner.check()
     }
 
+    fn note_wait(&mut self, peer: usize) {
+        self.inner.note_wait(peer);
+    }
+
+    fn ask(&mut self, member: usize) {
+        self.inner.ask(member);
+    }
+
+    fn answer(&mut self, member: usize) -> Option<usize> {
+        self.inner.answer(member)
+    }
+
     fn wakes(&self) -> bool {
         self.inner.wakes()
     }

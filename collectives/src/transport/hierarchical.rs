@@ -223,6 +223,27 @@ unsafe impl Transport for Hierarchical {
         self.inner.as_mut().map_or(Ok(()), |inner| inner.check())
     }
 
+    fn note_wait(&mut self, peer: usize) {
+        self.outer.note_wait(peer);
+        if let Some(inner) = &mut self.inner {
+            inner.note_wait(peer);
+        }
+    }
+
+    fn ask(&mut self, member: usize) {
+        match self.inside(member) {
+            Some((inner, local)) => inner.ask(local),
+            None => self.outer.ask(member),
+        }
+    }
+
+    fn answer(&mut self, member: usize) -> Option<usize> {
+        match self.inside(member) {
+            Some((inner, local)) => inner.answer(local),
+            None => self.outer.answer(member),
+        }
+    }
+
     fn wakes(&self) -> bool {
         match &self.inner {
             Some(inner) if inner.size() == self.outer.size() => inner.wakes(),

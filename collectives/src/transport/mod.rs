@@ -12,6 +12,7 @@ mod processes;
 pub mod shm;
 pub mod threads;
 pub mod ucx;
+mod waits;
 
 use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
@@ -161,6 +162,19 @@ pub unsafe trait Transport: Send {
     /// milliseconds. A peer that dropped its transport in good order has left and is not lost: what it did before
     /// still counts.
     fn check(&mut self) -> Result<()>;
+
+    /// This rank waits for `peer`, a rank of the job, still or by now: peers may ask for that. Said again and again, before
+    /// [`check`](Self::check), while it waits.
+    fn note_wait(&mut self, _peer: usize) {}
+
+    /// Asks `member` for whom it waits.
+    fn ask(&mut self, _member: usize) {}
+
+    /// The rank of the job that `member` waits for, by what it has said since it was asked last. A rank that does not wait
+    /// says nothing.
+    fn answer(&mut self, _member: usize) -> Option<usize> {
+        None
+    }
 
     /// Gives up the processor until something may have changed, at most about `limit`. Called after
     /// spinning and yielding; ranks may outnumber cores.

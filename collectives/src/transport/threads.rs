@@ -6,11 +6,11 @@
 
 mod mailbox;
 
-use super::{Request, Tag, Transport, place_among, wrong_length};
+use super::{Request, Tag, Transport, place_among, waits, wrong_length};
 use crate::error::{Error, Result};
 use mailbox::{Body, EAGER, Letter, Mailbox, Posted, State};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,12 +20,16 @@ pub struct Threads {
     group: Arc<Group>,
     /// What this rank last saw of its mailbox's events: news since then keep it from parking.
     seen: u64,
+    /// What the rank that was asked last had said before.
+    asked: u64,
 }
 
 /// `n` ranks, to be moved to as many threads.
 pub fn group(n: usize) -> Vec<Threads> {
-    let group = Arc::new(Group::new((0..n).collect(), Arc::default()));
-    (0..n).map(|rank| Threads { rank, group: Arc::clone(&group), seen: 0 }).collect()
+    let waits = (0..n).map(|_| AtomicU64::new(0)).collect();
+    let family = Family { failed: AtomicBool::new(false), failure: Mutex::new(None), waits };
+    let group = Arc::new(Group::new((0..n).collect(), Arc::new(family)));
+    (0..n).map(|rank| Threads { rank, group: Arc::clone(&group), seen: 0, asked: 0 }).collect()
 }
 
 /// A subgroup's context and its members.
@@ -41,11 +45,12 @@ struct Group {
 }
 
 /// All groups that come from one.
-#[derive(Default)]
 struct Family {
     failed: AtomicBool,
     /// Who failed first, as numbered in the first group, and why.
     failure: Mutex<Option<(usize, String)>>,
+    /// Whom each of its ranks waits for; see [`waits`].
+    waits: Vec<AtomicU64>,
 }
 
 impl Group {
@@ -284,11 +289,23 @@ unsafe impl Transport for Threads {
         if *joined == members.len() {
             joining.remove(&(context, members.to_vec()));
         }
-        Ok(Box::new(Threads { rank, group, seen: 0 }))
+        Ok(Box::new(Threads { rank, group, seen: 0, asked: 0 }))
     }
 
     fn check(&mut self) -> Result<()> {
         self.failure().map_or(Ok(()), Err)
+    }
+
+    fn note_wait(&mut self, peer: usize) {
+        waits::note(&self.group.family.waits[self.job_rank(self.rank)], peer);
+    }
+
+    fn ask(&mut self, member: usize) {
+        self.asked = self.group.family.waits[self.job_rank(member)].load(Ordering::Relaxed);
+    }
+
+    fn answer(&mut self, member: usize) -> Option<usize> {
+        waits::noted_since(&self.group.family.waits[self.job_rank(member)], self.asked)
     }
 
     fn wakes(&self) -> bool {

@@ -9,6 +9,7 @@ use super::ffi;
 use super::session::Session;
 use crate::error::Result;
 use crate::transport::inbox::Inbox;
+use std::collections::BTreeMap;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,14 @@ pub(super) enum Kind {
     Failure = 1,
     /// The sender has come to form a group.
     Meeting = 2,
+    /// The sender asks for whom the other waits.
+    Ask = 3,
+    /// The sender, which was asked, waits for the rank in the text.
+    Answer = 4,
+}
+
+impl Kind {
+    const ALL: [Kind; 5] = [Kind::Farewell, Kind::Failure, Kind::Meeting, Kind::Ask, Kind::Answer];
 }
 
 /// Something a rank said.
@@ -61,7 +70,7 @@ impl Word {
         let (group, rest) = bytes.split_first_chunk()?;
         let (from, rest) = rest.split_first_chunk()?;
         let (kind, text) = rest.split_first()?;
-        let kind = [Kind::Farewell, Kind::Failure, Kind::Meeting].into_iter().find(|k| *k as u8 == *kind)?;
+        let kind = Kind::ALL.into_iter().find(|k| *k as u8 == *kind)?;
         let (group, from) = (u64::from_le_bytes(*group), u32::from_le_bytes(*from) as usize);
         Some(Word { group, kind, from, text: String::from_utf8_lossy(text).into_owned() })
     }
@@ -76,6 +85,9 @@ pub(super) struct Control {
     inbox: Inbox<Word>,
     /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
+    /// Ranks of the job that have asked for whom this one waits, and what those said that it has asked.
+    asked: Vec<usize>,
+    answers: BTreeMap<usize, usize>,
     /// Words said so far to each rank of the job, and words that have come.
     said: Vec<c_int>,
     heard: c_int,
@@ -102,6 +114,8 @@ impl Control {
             receive: None,
             inbox: Inbox::empty(),
             absent: Vec::new(),
+            asked: Vec::new(),
+            answers: BTreeMap::new(),
             outgoing: Vec::new(),
         }
     }
@@ -140,6 +154,27 @@ impl Control {
         self.absent.iter().find_map(|word| Some((member(word.from)?, word.text.clone())))
     }
 
+    /// Answers those who have asked that this rank waits for `peer` of the job.
+    pub(super) fn note_wait(&mut self, session: &Session, peer: usize) {
+        for asker in std::mem::take(&mut self.asked) {
+            let word = Word { group: JOB, kind: Kind::Answer, from: session.rank(), text: peer.to_string() };
+            // Who cannot be told is ended by the launcher, here and below.
+            let _ = self.say(session, asker as c_int, &word);
+        }
+    }
+
+    /// Asks a rank of the job for whom it waits.
+    pub(super) fn ask(&mut self, session: &Session, peer: usize) {
+        self.answers.remove(&peer);
+        let word = Word { group: JOB, kind: Kind::Ask, from: session.rank(), text: String::new() };
+        let _ = self.say(session, peer as c_int, &word);
+    }
+
+    /// What it has answered.
+    pub(super) fn answer(&self, peer: usize) -> Option<usize> {
+        self.answers.get(&peer).copied()
+    }
+
     /// Takes in the next word that has arrived; whether there was one.
     fn listen(&mut self, session: &Session) -> Result<bool> {
         let receive = match &mut self.receive {
@@ -174,8 +209,14 @@ impl Control {
         self.receive = None;
         self.heard += 1;
         if let Some(word) = Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]) {
-            match word.group {
-                JOB => self.absent.push(word),
+            match (word.group, word.kind) {
+                (JOB, Kind::Ask) => self.asked.push(word.from),
+                (JOB, Kind::Answer) => {
+                    if let Ok(awaited) = word.text.parse() {
+                        self.answers.insert(word.from, awaited);
+                    }
+                }
+                (JOB, _) => self.absent.push(word),
                 _ => self.inbox.put(word),
             }
         }

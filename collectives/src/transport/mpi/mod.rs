@@ -359,6 +359,24 @@ unsafe impl Transport for MpiTransport {
         }
     }
 
+    fn note_wait(&mut self, peer: usize) {
+        let session = self.messages.session();
+        if let Ok(_turn) = session.turn() {
+            session.control().note_wait(session, peer);
+        }
+    }
+
+    fn ask(&mut self, member: usize) {
+        let session = self.messages.session();
+        if let Ok(_turn) = session.turn() {
+            session.control().ask(session, self.members[member] as usize);
+        }
+    }
+
+    fn answer(&mut self, member: usize) -> Option<usize> {
+        self.session().control().answer(self.members[member] as usize)
+    }
+
     fn abort(&mut self, why: &Error) {
         if !self.closed {
             self.tell_peers(control::Kind::Failure, &why.to_string());

@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// First word of a segment, once its owner has filled in the rest.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"caravanS");
 /// Changes with anything in this file.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// Set when the owner left in good order.
 pub(super) const DEPARTED: usize = 64;
+/// Whom the owner waits for; see [`waits`](crate::transport::waits).
+pub(super) const WAITS: usize = 256;
 /// Why the owner gave up, a [`Note`](crate::bootstrap::memfd::Note).
 pub(super) const ABORT: usize = 1024;
 /// Control blocks of subgroups: pairs of key and offset.

@@ -19,12 +19,13 @@ mod slots;
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::{Direct, Request, Tag, Transport, admit, place_among};
+use crate::transport::{Direct, Request, Tag, Transport, admit, place_among, waits};
 pub use budget::limit as memory_limit;
 use group::Group;
 use mail::Mail;
 use peers::Watcher;
 use segments::Segments;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// An offset that says: the payload is in the slot.
@@ -40,6 +41,8 @@ pub struct ShmTransport {
     watcher: Watcher,
     /// All members have finished the calls before this one.
     cleared: u64,
+    /// What the member that was asked last had said before.
+    asked: u64,
 }
 
 /// How many calls are checked at once for whether all members have finished them: their words are in the members'
@@ -59,7 +62,7 @@ impl ShmTransport {
 
     fn over(group: Group) -> Self {
         let (mail, watcher) = (Mail::new(&group), Watcher::new(&group.segments));
-        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher, cleared: 0 }
+        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher, cleared: 0, asked: 0 }
     }
 
     /// Wakes every peer that sleeps, after something was made visible to all.
@@ -192,6 +195,18 @@ unsafe impl Transport for ShmTransport {
 
     fn check(&mut self) -> Result<()> {
         self.watcher.check(&self.group.segments)
+    }
+
+    fn note_wait(&mut self, peer: usize) {
+        waits::note(self.group.segments.waits(self.group.segments.me), peer);
+    }
+
+    fn ask(&mut self, member: usize) {
+        self.asked = self.group.segments.waits(self.group.members[member]).load(Ordering::Relaxed);
+    }
+
+    fn answer(&mut self, member: usize) -> Option<usize> {
+        waits::noted_since(self.group.segments.waits(self.group.members[member]), self.asked)
     }
 
     fn wakes(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// All addresses of a process are below this on the machines we run on; all segments together take half of it.
@@ -237,6 +237,11 @@ impl Segments {
     /// Whether `index` left in good order.
     pub fn departed(&self, index: usize) -> bool {
         self.maps[index].u32(layout::DEPARTED).load(Ordering::Acquire) != 0
+    }
+
+    /// Where `index` says for whom it waits.
+    pub fn waits(&self, index: usize) -> &AtomicU64 {
+        self.maps[index].u64(layout::WAITS)
     }
 
     /// Shows the peers that this process gives up because of world rank `culprit`, and how that one failed.

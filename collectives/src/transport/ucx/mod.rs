@@ -216,6 +216,22 @@ unsafe impl Transport for UcxTransport {
         self.members.check(&mut state)
     }
 
+    fn note_wait(&mut self, peer: usize) {
+        if let Ok(mut state) = self.session.turn() {
+            state.note_wait(peer);
+        }
+    }
+
+    fn ask(&mut self, member: usize) {
+        if let Ok(mut state) = self.session.turn() {
+            state.ask(self.members.ranks[member]);
+        }
+    }
+
+    fn answer(&mut self, member: usize) -> Option<usize> {
+        self.session.turn().ok()?.answer(self.members.ranks[member])
+    }
+
     /// Sleeps only when nothing has moved for a while: over TCP each look moves one segment, and a nap between two would
     /// decide the rate.
     fn park(&mut self, limit: Duration) {

@@ -35,12 +35,25 @@ pub(super) enum Word {
     Hello = 4,
     /// The sender calls UCX no more, for none of its groups; the text says why.
     Absent = 5,
+    /// The sender asks for whom the other waits.
+    Ask = 6,
+    /// The sender, which was asked, waits for the rank in the text.
+    Answer = 7,
 }
 
 impl Word {
     fn from_tag(tag: u64) -> Option<(Word, u16)> {
         let about = tags::about(tag);
-        let all = [Word::Farewell, Word::Failure, Word::Leaving, Word::Confirmed, Word::Hello, Word::Absent];
+        let all = [
+            Word::Farewell,
+            Word::Failure,
+            Word::Leaving,
+            Word::Confirmed,
+            Word::Hello,
+            Word::Absent,
+            Word::Ask,
+            Word::Answer,
+        ];
         let word = all.into_iter().find(|w| *w as u64 == about >> 16)?;
         Some((word, about as u16))
     }
@@ -69,6 +82,9 @@ pub(super) struct State {
     pub(super) greetings: Vec<u8>,
     /// Peers that are there and call UCX no more, with what they said of it.
     pub(super) absent: BTreeMap<usize, String>,
+    /// Peers that have asked for whom this rank waits, and what those said that it has asked.
+    asked: Vec<usize>,
+    answers: BTreeMap<usize, usize>,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
     /// The numbers of this rank's groups.
@@ -120,6 +136,8 @@ impl State {
             neighbours: Neighbours::of(rank, homes)?,
             greetings: vec![0; size],
             absent: BTreeMap::new(),
+            asked: Vec::new(),
+            answers: BTreeMap::new(),
             settled: vec![false; size],
             cards,
             numbers: vec![true],
@@ -232,6 +250,12 @@ impl State {
             Word::Confirmed => self.settled[from] = true,
             Word::Hello => self.greetings[from] += 1,
             Word::Absent => drop(self.absent.insert(from, self.text_of(&info))),
+            Word::Ask => self.asked.push(from),
+            Word::Answer => {
+                if let Ok(awaited) = self.text_of(&info).parse() {
+                    self.answers.insert(from, awaited);
+                }
+            }
             Word::Farewell | Word::Failure => {
                 if self.numbers.get(group as usize).is_some_and(|used| *used) {
                     let text = self.text_of(&info);
@@ -249,6 +273,25 @@ impl State {
     /// The next notice about a group of this rank.
     pub(super) fn take_notice(&mut self, group: u16) -> Option<Notice> {
         self.inbox.take(|notice| notice.group == group)
+    }
+
+    /// Answers those who have asked that this rank waits for `peer`.
+    pub(super) fn note_wait(&mut self, peer: usize) {
+        for asker in std::mem::take(&mut self.asked) {
+            // Who cannot be told finds out by itself, here and below.
+            let _ = self.say(asker, Word::Answer, 0, &peer.to_string());
+        }
+    }
+
+    /// Asks `peer` for whom it waits.
+    pub(super) fn ask(&mut self, peer: usize) {
+        self.answers.remove(&peer);
+        let _ = self.say(peer, Word::Ask, 0, "");
+    }
+
+    /// What it has answered.
+    pub(super) fn answer(&self, peer: usize) -> Option<usize> {
+        self.answers.get(&peer).copied()
     }
 
     /// Says something about the group that `peer` calls `group`.
