@@ -419,7 +419,7 @@ impl Engine {
 
     /// Notices peers that are gone, and a peer that has been `silent` for too long.
     fn check(&mut self, id: Option<u32>, silent: Duration) -> Result<()> {
-        if let Some(id) = id {
+        if let Some(id) = id.or(self.order.first().copied()) {
             self.note_wait(id);
         }
         if let Err(error) = self.transport.check() {

@@ -9,14 +9,14 @@ use std::time::Duration;
 /// The longest time for an answer, which comes at the next look of a rank that waits.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The question whom a call waits for in the end.
+/// The question whom a call waits for in the end; ranks are those of the job.
 pub(super) struct Inquiry {
     /// The call.
     pub(super) id: u32,
-    /// The member that was asked last, and since when it has not answered.
-    member: usize,
+    /// The rank that was asked last, and since when it has not answered.
+    peer: usize,
     waited: Waited,
-    /// Ranks of the job that wait for others, in turn.
+    /// Ranks that wait for others, in turn.
     passed: Vec<usize>,
 }
 
@@ -33,36 +33,31 @@ impl Engine {
     /// The rank of the job that is silent where this one waits for a call, and through which others it does; none until
     /// that is known. Called again and again.
     pub(super) fn silent(&mut self, id: u32) -> Option<(usize, Vec<usize>)> {
-        let (me, size) = (self.group.rank, self.group.size);
         let first = self.waited_for(id);
         let transport = &mut *self.transport;
+        let (me, first) = (transport.job_rank(self.group.rank), transport.job_rank(first));
         if first == me {
-            return Some((transport.job_rank(me), Vec::new()));
+            return Some((me, Vec::new()));
         }
         let inquiry = match &mut self.inquiry {
             Some(inquiry) if inquiry.id == id => inquiry,
             other => {
                 transport.ask(first);
-                other.insert(Inquiry { id, member: first, waited: Waited::begin(), passed: Vec::new() })
+                other.insert(Inquiry { id, peer: first, waited: Waited::begin(), passed: Vec::new() })
             }
         };
-        while let Some(next) = transport.answer(inquiry.member) {
-            let asked = transport.job_rank(inquiry.member);
-            if next == transport.job_rank(me) || next == asked || inquiry.passed.contains(&next) {
+        while let Some(next) = transport.answer(inquiry.peer) {
+            if next == me || next == inquiry.peer || inquiry.passed.contains(&next) {
                 // In a circle, unless it waits for several and names another the next time.
-                transport.ask(inquiry.member);
+                transport.ask(inquiry.peer);
                 break;
             }
-            inquiry.passed.push(asked);
-            let Some(member) = (0..size).find(|&member| transport.job_rank(member) == next) else {
-                // Of another group, whom nobody can ask here.
-                return Some((next, std::mem::take(&mut inquiry.passed)));
-            };
-            (inquiry.member, inquiry.waited) = (member, Waited::begin());
-            transport.ask(member);
+            inquiry.passed.push(inquiry.peer);
+            (inquiry.peer, inquiry.waited) = (next, Waited::begin());
+            transport.ask(next);
         }
         let patience = (self.options.deadline / 4).clamp(HEARSAY, PATIENCE);
-        (inquiry.waited.so_far() > patience)
-            .then(|| (transport.job_rank(inquiry.member), std::mem::take(&mut inquiry.passed)))
+        let silent = inquiry.waited.so_far() > patience;
+        silent.then(|| (inquiry.peer, std::mem::take(&mut inquiry.passed)))
     }
 }

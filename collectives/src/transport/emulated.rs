@@ -288,12 +288,12 @@ unsafe impl Transport for Emulated {
         self.inner.note_wait(peer);
     }
 
-    fn ask(&mut self, member: usize) {
-        self.inner.ask(member);
+    fn ask(&mut self, peer: usize) {
+        self.inner.ask(peer);
     }
 
-    fn answer(&mut self, member: usize) -> Option<usize> {
-        self.inner.answer(member)
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        self.inner.answer(peer)
     }
 
     fn wakes(&self) -> bool {

@@ -223,25 +223,18 @@ unsafe impl Transport for Hierarchical {
         self.inner.as_mut().map_or(Ok(()), |inner| inner.check())
     }
 
+    // The outer one knows all ranks here, too, and each of them listens to it, whatever it waits for.
+
     fn note_wait(&mut self, peer: usize) {
         self.outer.note_wait(peer);
-        if let Some(inner) = &mut self.inner {
-            inner.note_wait(peer);
-        }
     }
 
-    fn ask(&mut self, member: usize) {
-        match self.inside(member) {
-            Some((inner, local)) => inner.ask(local),
-            None => self.outer.ask(member),
-        }
+    fn ask(&mut self, peer: usize) {
+        self.outer.ask(peer);
     }
 
-    fn answer(&mut self, member: usize) -> Option<usize> {
-        match self.inside(member) {
-            Some((inner, local)) => inner.answer(local),
-            None => self.outer.answer(member),
-        }
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        self.outer.answer(peer)
     }
 
     fn wakes(&self) -> bool {

@@ -167,12 +167,12 @@ pub unsafe trait Transport: Send {
     /// [`check`](Self::check), while it waits.
     fn note_wait(&mut self, _peer: usize) {}
 
-    /// Asks `member` for whom it waits.
-    fn ask(&mut self, _member: usize) {}
+    /// Asks `peer`, a rank of the job, for whom it waits, in whatever group.
+    fn ask(&mut self, _peer: usize) {}
 
-    /// The rank of the job that `member` waits for, by what it has said since it was asked last. A rank that does not wait
-    /// says nothing.
-    fn answer(&mut self, _member: usize) -> Option<usize> {
+    /// The rank of the job that `peer` waits for, by what it has said since it was asked last. A rank that does not wait says
+    /// nothing.
+    fn answer(&mut self, _peer: usize) -> Option<usize> {
         None
     }
 

@@ -300,12 +300,12 @@ unsafe impl Transport for Threads {
         waits::note(&self.group.family.waits[self.job_rank(self.rank)], peer);
     }
 
-    fn ask(&mut self, member: usize) {
-        self.asked = self.group.family.waits[self.job_rank(member)].load(Ordering::Relaxed);
+    fn ask(&mut self, peer: usize) {
+        self.asked = self.group.family.waits[peer].load(Ordering::Relaxed);
     }
 
-    fn answer(&mut self, member: usize) -> Option<usize> {
-        waits::noted_since(&self.group.family.waits[self.job_rank(member)], self.asked)
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        waits::noted_since(&self.group.family.waits[peer], self.asked)
     }
 
     fn wakes(&self) -> bool {

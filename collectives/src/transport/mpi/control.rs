@@ -212,9 +212,8 @@ impl Control {
             match (word.group, word.kind) {
                 (JOB, Kind::Ask) => self.asked.push(word.from),
                 (JOB, Kind::Answer) => {
-                    if let Ok(awaited) = word.text.parse() {
-                        self.answers.insert(word.from, awaited);
-                    }
+                    let awaited = word.text.parse().ok().filter(|&awaited| awaited < self.said.len());
+                    self.answers.extend(awaited.map(|awaited| (word.from, awaited)));
                 }
                 (JOB, _) => self.absent.push(word),
                 _ => self.inbox.put(word),

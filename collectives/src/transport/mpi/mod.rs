@@ -366,15 +366,15 @@ unsafe impl Transport for MpiTransport {
         }
     }
 
-    fn ask(&mut self, member: usize) {
+    fn ask(&mut self, peer: usize) {
         let session = self.messages.session();
         if let Ok(_turn) = session.turn() {
-            session.control().ask(session, self.members[member] as usize);
+            session.control().ask(session, peer);
         }
     }
 
-    fn answer(&mut self, member: usize) -> Option<usize> {
-        self.session().control().answer(self.members[member] as usize)
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        self.session().control().answer(peer)
     }
 
     fn abort(&mut self, why: &Error) {

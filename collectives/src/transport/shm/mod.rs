@@ -41,7 +41,7 @@ pub struct ShmTransport {
     watcher: Watcher,
     /// All members have finished the calls before this one.
     cleared: u64,
-    /// What the member that was asked last had said before.
+    /// What the rank that was asked last had said before.
     asked: u64,
 }
 
@@ -198,15 +198,16 @@ unsafe impl Transport for ShmTransport {
     }
 
     fn note_wait(&mut self, peer: usize) {
-        waits::note(self.group.segments.waits(self.group.segments.me), peer);
+        let segments = &self.group.segments;
+        segments.waits(segments.rank()).into_iter().for_each(|word| waits::note(word, peer));
     }
 
-    fn ask(&mut self, member: usize) {
-        self.asked = self.group.segments.waits(self.group.members[member]).load(Ordering::Relaxed);
+    fn ask(&mut self, peer: usize) {
+        self.asked = self.group.segments.waits(peer).map_or(0, |word| word.load(Ordering::Relaxed));
     }
 
-    fn answer(&mut self, member: usize) -> Option<usize> {
-        waits::noted_since(self.group.segments.waits(self.group.members[member]), self.asked)
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        waits::noted_since(self.group.segments.waits(peer)?, self.asked)
     }
 
     fn wakes(&self) -> bool {

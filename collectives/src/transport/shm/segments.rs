@@ -239,9 +239,10 @@ impl Segments {
         self.maps[index].u32(layout::DEPARTED).load(Ordering::Acquire) != 0
     }
 
-    /// Where `index` says for whom it waits.
-    pub fn waits(&self, index: usize) -> &AtomicU64 {
-        self.maps[index].u64(layout::WAITS)
+    /// Where world rank `rank`, if it is of this host, says for whom it waits.
+    pub fn waits(&self, rank: usize) -> Option<&AtomicU64> {
+        let index = self.ranks.iter().position(|&r| r == rank)?;
+        Some(self.maps[index].u64(layout::WAITS))
     }
 
     /// Shows the peers that this process gives up because of world rank `culprit`, and how that one failed.

@@ -222,14 +222,14 @@ unsafe impl Transport for UcxTransport {
         }
     }
 
-    fn ask(&mut self, member: usize) {
+    fn ask(&mut self, peer: usize) {
         if let Ok(mut state) = self.session.turn() {
-            state.ask(self.members.ranks[member]);
+            state.ask(peer);
         }
     }
 
-    fn answer(&mut self, member: usize) -> Option<usize> {
-        self.session.turn().ok()?.answer(self.members.ranks[member])
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        self.session.turn().ok()?.answer(peer)
     }
 
     /// Sleeps only when nothing has moved for a while: over TCP each look moves one segment, and a nap between two would

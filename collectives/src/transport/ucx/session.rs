@@ -252,9 +252,8 @@ impl State {
             Word::Absent => drop(self.absent.insert(from, self.text_of(&info))),
             Word::Ask => self.asked.push(from),
             Word::Answer => {
-                if let Ok(awaited) = self.text_of(&info).parse() {
-                    self.answers.insert(from, awaited);
-                }
+                let awaited = self.text_of(&info).parse().ok().filter(|&awaited| awaited < self.cards.len());
+                self.answers.extend(awaited.map(|awaited| (from, awaited)));
             }
             Word::Farewell | Word::Failure => {
                 if self.numbers.get(group as usize).is_some_and(|used| *used) {
@@ -278,8 +277,10 @@ impl State {
     /// Answers those who have asked that this rank waits for `peer`.
     pub(super) fn note_wait(&mut self, peer: usize) {
         for asker in std::mem::take(&mut self.asked) {
-            // Who cannot be told finds out by itself, here and below.
-            let _ = self.say(asker, Word::Answer, 0, &peer.to_string());
+            if !self.is_gone(asker) {
+                // Who cannot be told finds out by itself, here and below.
+                let _ = self.say(asker, Word::Answer, 0, &peer.to_string());
+            }
         }
     }
 
