@@ -436,7 +436,7 @@ impl Engine {
             self.inquiry.take_if(|inquiry| inquiry.id == id);
             return Ok(());
         }
-        let Some((peer, through)) = self.silent(id) else { return Ok(()) };
+        let Some((peer, through)) = self.silent_rank(id) else { return Ok(()) };
         let how =
             through.last().map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
         let error = self.timeout(id, &how, peer, after);

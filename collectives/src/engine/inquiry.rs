@@ -24,37 +24,38 @@ impl Engine {
     /// Lets peers that ask know for whom this rank waits.
     pub(super) fn note_wait(&mut self, id: u32) {
         let member = self.waited_for(id);
-        if member != self.group.rank {
-            let peer = self.transport.job_rank(member);
-            self.transport.note_wait(peer);
+        let peer = self.transport.job_rank(member);
+        if member != self.group.rank
+            && let Some(waits) = self.transport.waits()
+        {
+            waits.note(peer);
         }
     }
 
     /// The rank of the job that is silent where this one waits for a call, and through which others it does; none until
     /// that is known. Called again and again.
-    pub(super) fn silent(&mut self, id: u32) -> Option<(usize, Vec<usize>)> {
+    pub(super) fn silent_rank(&mut self, id: u32) -> Option<(usize, Vec<usize>)> {
         let first = self.waited_for(id);
-        let transport = &mut *self.transport;
-        let (me, first) = (transport.job_rank(self.group.rank), transport.job_rank(first));
-        if first == me {
-            return Some((me, Vec::new()));
-        }
+        let (me, first) = (self.transport.job_rank(self.group.rank), self.transport.job_rank(first));
+        let Some(waits) = self.transport.waits().filter(|_| first != me) else {
+            return Some((first, Vec::new()));
+        };
         let inquiry = match &mut self.inquiry {
             Some(inquiry) if inquiry.id == id => inquiry,
             other => {
-                transport.ask(first);
+                waits.ask(first);
                 other.insert(Inquiry { id, peer: first, waited: Waited::begin(), passed: Vec::new() })
             }
         };
-        while let Some(next) = transport.answer(inquiry.peer) {
+        while let Some(next) = waits.answer(inquiry.peer) {
             if next == me || next == inquiry.peer || inquiry.passed.contains(&next) {
                 // In a circle, unless it waits for several and names another the next time.
-                transport.ask(inquiry.peer);
+                waits.ask(inquiry.peer);
                 break;
             }
             inquiry.passed.push(inquiry.peer);
             (inquiry.peer, inquiry.waited) = (next, Waited::begin());
-            transport.ask(next);
+            waits.ask(next);
         }
         let patience = (self.options.deadline / 4).clamp(HEARSAY, PATIENCE);
         let silent = inquiry.waited.so_far() > patience;

@@ -27,7 +27,7 @@
 mod link;
 mod port;
 
-use super::{Nodes, Request, Tag, Transport};
+use super::{Nodes, Request, Tag, Transport, Waits};
 use crate::bootstrap::boot_and_space;
 use crate::buffer::Memory;
 use crate::digest::digest;
@@ -284,16 +284,8 @@ unsafe impl Transport for Emulated {
         self.inner.check()
     }
 
-    fn note_wait(&mut self, peer: usize) {
-        self.inner.note_wait(peer);
-    }
-
-    fn ask(&mut self, peer: usize) {
-        self.inner.ask(peer);
-    }
-
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        self.inner.answer(peer)
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
+        self.inner.waits()
     }
 
     fn wakes(&self) -> bool {

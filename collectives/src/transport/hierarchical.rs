@@ -5,7 +5,7 @@
 //! [`nodes`](Transport::nodes). Which ranks share a node is told by their rendezvous, or by hand
 //! ([`Nodes::by_hand`]). Where all ranks share one node, peers' memory is read as the inner transport reads it.
 
-use super::{Direct, Nodes, Request, Tag, Transport};
+use super::{Direct, Nodes, Request, Tag, Transport, Waits};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use std::time::Duration;
@@ -223,18 +223,9 @@ unsafe impl Transport for Hierarchical {
         self.inner.as_mut().map_or(Ok(()), |inner| inner.check())
     }
 
-    // The outer one knows all ranks here, too, and each of them listens to it, whatever it waits for.
-
-    fn note_wait(&mut self, peer: usize) {
-        self.outer.note_wait(peer);
-    }
-
-    fn ask(&mut self, peer: usize) {
-        self.outer.ask(peer);
-    }
-
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        self.outer.answer(peer)
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
+        // It knows all ranks, and each of them listens to it, whatever it waits for.
+        self.outer.waits()
     }
 
     fn wakes(&self) -> bool {

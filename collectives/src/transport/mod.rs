@@ -163,16 +163,8 @@ pub unsafe trait Transport: Send {
     /// still counts.
     fn check(&mut self) -> Result<()>;
 
-    /// This rank waits for `peer`, a rank of the job, still or by now: peers may ask for that. Said again and again, before
-    /// [`check`](Self::check), while it waits.
-    fn note_wait(&mut self, _peer: usize) {}
-
-    /// Asks `peer`, a rank of the job, for whom it waits, in whatever group.
-    fn ask(&mut self, _peer: usize) {}
-
-    /// The rank of the job that `peer` waits for, by what it has said since it was asked last. A rank that does not wait says
-    /// nothing.
-    fn answer(&mut self, _peer: usize) -> Option<usize> {
+    /// Knowing whom peers wait for, where the transport can.
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
         None
     }
 
@@ -237,6 +229,19 @@ pub unsafe trait Direct {
 
     /// Whether `peer` has finished reading for call `sequence`, or a later one in the same place, or has left.
     fn finished(&mut self, peer: usize, sequence: u64) -> bool;
+}
+
+/// Whom ranks wait for, in whatever group. All ranks here are those of the job.
+pub trait Waits {
+    /// This rank waits for `peer`, still or by now: peers may ask for that. Said again and again while it waits, before
+    /// [`check`](Transport::check).
+    fn note(&mut self, peer: usize);
+
+    /// Asks `peer` for whom it waits.
+    fn ask(&mut self, peer: usize);
+
+    /// Whom `peer`, which was asked last, waits for, by what it has said since. A rank that does not wait says nothing.
+    fn answer(&mut self, peer: usize) -> Option<usize>;
 }
 
 /// Refuses a `call` of the job's `rank` that has to do with a rank which its group of `size` does not have.

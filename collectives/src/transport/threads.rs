@@ -6,7 +6,7 @@
 
 mod mailbox;
 
-use super::{Request, Tag, Transport, place_among, waits, wrong_length};
+use super::{Request, Tag, Transport, Waits, place_among, waits, wrong_length};
 use crate::error::{Error, Result};
 use mailbox::{Body, EAGER, Letter, Mailbox, Posted, State};
 use std::collections::HashMap;
@@ -296,16 +296,8 @@ unsafe impl Transport for Threads {
         self.failure().map_or(Ok(()), Err)
     }
 
-    fn note_wait(&mut self, peer: usize) {
-        waits::note(&self.group.family.waits[self.job_rank(self.rank)], peer);
-    }
-
-    fn ask(&mut self, peer: usize) {
-        self.asked = self.group.family.waits[peer].load(Ordering::Relaxed);
-    }
-
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        waits::noted_since(&self.group.family.waits[peer], self.asked)
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
+        Some(self)
     }
 
     fn wakes(&self) -> bool {
@@ -331,6 +323,20 @@ unsafe impl Transport for Threads {
         }
         self.close();
         self.wake_all();
+    }
+}
+
+impl Waits for Threads {
+    fn note(&mut self, peer: usize) {
+        waits::note(&self.group.family.waits[self.job_rank(self.rank)], peer);
+    }
+
+    fn ask(&mut self, peer: usize) {
+        self.asked = self.group.family.waits[peer].load(Ordering::Relaxed);
+    }
+
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        waits::noted_since(&self.group.family.waits[peer], self.asked)
     }
 }
 

@@ -1,5 +1,7 @@
-//! Whom a rank waits for, in a word of its own that its peers read: how often it has said so, then the rank.
+//! Whom a rank waits for: in a word of its own that its peers read, which is how often it has said so, then the rank; or by
+//! questions and answers, where they share no memory.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The owner of `word` waits for `rank`, still or by now.
@@ -12,6 +14,33 @@ pub(super) fn note(word: &AtomicU64, rank: usize) {
 pub(super) fn noted_since(word: &AtomicU64, before: u64) -> Option<usize> {
     let now = word.load(Ordering::Relaxed);
     (now != before).then_some(now as u32 as usize)
+}
+
+/// What has come of questions and answers.
+#[derive(Default)]
+pub(super) struct Questions {
+    /// Ranks that want to know for whom this one waits.
+    pub(super) askers: Vec<usize>,
+    /// Whom ranks that were asked wait for.
+    answers: BTreeMap<usize, usize>,
+}
+
+impl Questions {
+    /// `peer` is asked: what it has said before counts no more.
+    pub(super) fn ask(&mut self, peer: usize) {
+        self.answers.remove(&peer);
+    }
+
+    /// `from` has answered with a rank of the `size` that there are.
+    pub(super) fn answered(&mut self, from: usize, rank: &str, size: usize) {
+        let rank = rank.parse().ok().filter(|&rank| rank < size);
+        self.answers.extend(rank.map(|rank| (from, rank)));
+    }
+
+    /// What `peer` has answered.
+    pub(super) fn answer(&self, peer: usize) -> Option<usize> {
+        self.answers.get(&peer).copied()
+    }
 }
 
 #[cfg(test)]
@@ -33,5 +62,18 @@ mod tests {
         word.store(u64::MAX, Ordering::Relaxed);
         note(&word, 5);
         assert_eq!(noted_since(&word, u64::MAX), Some(5));
+    }
+
+    #[test]
+    fn a_question_forgets_the_answer_to_the_one_before() {
+        let mut questions = Questions::default();
+        questions.answered(2, "1", 4);
+        assert_eq!((questions.answer(2), questions.answer(1)), (Some(1), None));
+        questions.ask(2);
+        assert_eq!(questions.answer(2), None);
+        for nonsense in ["4", "-1", "", "x"] {
+            questions.answered(2, nonsense, 4);
+            assert_eq!(questions.answer(2), None, "{nonsense}");
+        }
     }
 }

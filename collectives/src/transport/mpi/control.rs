@@ -9,7 +9,7 @@ use super::ffi;
 use super::session::Session;
 use crate::error::Result;
 use crate::transport::inbox::Inbox;
-use std::collections::BTreeMap;
+use crate::transport::waits::Questions;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -85,9 +85,7 @@ pub(super) struct Control {
     inbox: Inbox<Word>,
     /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
-    /// Ranks of the job that have asked for whom this one waits, and what those said that it has asked.
-    asked: Vec<usize>,
-    answers: BTreeMap<usize, usize>,
+    questions: Questions,
     /// Words said so far to each rank of the job, and words that have come.
     said: Vec<c_int>,
     heard: c_int,
@@ -114,8 +112,7 @@ impl Control {
             receive: None,
             inbox: Inbox::empty(),
             absent: Vec::new(),
-            asked: Vec::new(),
-            answers: BTreeMap::new(),
+            questions: Questions::default(),
             outgoing: Vec::new(),
         }
     }
@@ -154,25 +151,28 @@ impl Control {
         self.absent.iter().find_map(|word| Some((member(word.from)?, word.text.clone())))
     }
 
+    /// Says something of this process to a rank of the job. Who cannot be told is ended by the launcher.
+    fn say_of_all(&mut self, session: &Session, to: usize, kind: Kind, text: &str) {
+        let word = Word { group: JOB, kind, from: session.rank(), text: text.to_owned() };
+        let _ = self.say(session, to as c_int, &word);
+    }
+
     /// Answers those who have asked that this rank waits for `peer` of the job.
     pub(super) fn note_wait(&mut self, session: &Session, peer: usize) {
-        for asker in std::mem::take(&mut self.asked) {
-            let word = Word { group: JOB, kind: Kind::Answer, from: session.rank(), text: peer.to_string() };
-            // Who cannot be told is ended by the launcher, here and below.
-            let _ = self.say(session, asker as c_int, &word);
+        for asker in std::mem::take(&mut self.questions.askers) {
+            self.say_of_all(session, asker, Kind::Answer, &peer.to_string());
         }
     }
 
     /// Asks a rank of the job for whom it waits.
     pub(super) fn ask(&mut self, session: &Session, peer: usize) {
-        self.answers.remove(&peer);
-        let word = Word { group: JOB, kind: Kind::Ask, from: session.rank(), text: String::new() };
-        let _ = self.say(session, peer as c_int, &word);
+        self.questions.ask(peer);
+        self.say_of_all(session, peer, Kind::Ask, "");
     }
 
-    /// What it has answered.
+    /// Whom a rank of the job that was asked waits for.
     pub(super) fn answer(&self, peer: usize) -> Option<usize> {
-        self.answers.get(&peer).copied()
+        self.questions.answer(peer)
     }
 
     /// Takes in the next word that has arrived; whether there was one.
@@ -210,11 +210,8 @@ impl Control {
         self.heard += 1;
         if let Some(word) = Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]) {
             match (word.group, word.kind) {
-                (JOB, Kind::Ask) => self.asked.push(word.from),
-                (JOB, Kind::Answer) => {
-                    let awaited = word.text.parse().ok().filter(|&awaited| awaited < self.said.len());
-                    self.answers.extend(awaited.map(|awaited| (word.from, awaited)));
-                }
+                (JOB, Kind::Ask) => self.questions.askers.push(word.from),
+                (JOB, Kind::Answer) => self.questions.answered(word.from, &word.text, self.said.len()),
                 (JOB, _) => self.absent.push(word),
                 _ => self.inbox.put(word),
             }
@@ -294,13 +291,10 @@ impl Control {
         }
     }
 
-    /// Tells all ranks of the job why this one, `rank`, calls MPI no more: they may wait for it in any group, and at MPI's
-    /// end.
-    pub(super) fn stay_away(&mut self, session: &Session, rank: usize, why: String) {
-        let word = Word { group: JOB, kind: Kind::Failure, from: rank, text: why };
-        for other in (0..self.said.len()).filter(|&other| other != rank) {
-            // Who cannot be told is ended by the launcher.
-            let _ = self.say(session, other as c_int, &word);
+    /// Tells all ranks of the job why this one calls MPI no more: they may wait for it in any group, and at MPI's end.
+    pub(super) fn stay_away(&mut self, session: &Session, why: &str) {
+        for other in (0..self.said.len()).filter(|&other| other != session.rank()) {
+            self.say_of_all(session, other, Kind::Failure, why);
         }
         let until = Instant::now() + LAST_WORD;
         while !self.settle() && Instant::now() < until {

@@ -21,7 +21,7 @@ mod session;
 mod tags;
 
 use super::farewell::Farewells;
-use super::{HEARSAY, Request, Tag, Tells, Transport, admit, place_among, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, Waits, admit, place_among, wrong_length};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use blocked::Place;
@@ -359,22 +359,8 @@ unsafe impl Transport for MpiTransport {
         }
     }
 
-    fn note_wait(&mut self, peer: usize) {
-        let session = self.messages.session();
-        if let Ok(_turn) = session.turn() {
-            session.control().note_wait(session, peer);
-        }
-    }
-
-    fn ask(&mut self, peer: usize) {
-        let session = self.messages.session();
-        if let Ok(_turn) = session.turn() {
-            session.control().ask(session, peer);
-        }
-    }
-
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        self.session().control().answer(peer)
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
+        Some(self)
     }
 
     fn abort(&mut self, why: &Error) {
@@ -384,6 +370,26 @@ unsafe impl Transport for MpiTransport {
             self.lost.get_or_insert_with(|| why.clone());
             self.close();
         }
+    }
+}
+
+impl Waits for MpiTransport {
+    fn note(&mut self, peer: usize) {
+        let session = self.session();
+        if let Ok(_turn) = session.turn() {
+            session.control().note_wait(session, peer);
+        }
+    }
+
+    fn ask(&mut self, peer: usize) {
+        let session = self.session();
+        if let Ok(_turn) = session.turn() {
+            session.control().ask(session, peer);
+        }
+    }
+
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        self.session().control().answer(peer)
     }
 }
 

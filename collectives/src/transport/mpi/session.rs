@@ -240,7 +240,7 @@ impl Session {
     /// Tells the job's other ranks why this one will not be heard of any more.
     fn stay_away(&self) {
         let why = Error::last_word(self.cause().as_ref());
-        self.control().stay_away(self, self.rank, why);
+        self.control().stay_away(self, &why);
     }
 
     /// Nothing calls MPI from now on. The others are told before, who may wait for this rank in other groups.

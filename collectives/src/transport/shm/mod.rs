@@ -19,7 +19,7 @@ mod slots;
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::{Direct, Request, Tag, Transport, admit, place_among, waits};
+use crate::transport::{Direct, Request, Tag, Transport, Waits, admit, place_among, waits};
 pub use budget::limit as memory_limit;
 use group::Group;
 use mail::Mail;
@@ -197,17 +197,8 @@ unsafe impl Transport for ShmTransport {
         self.watcher.check(&self.group.segments)
     }
 
-    fn note_wait(&mut self, peer: usize) {
-        let segments = &self.group.segments;
-        segments.waits(segments.rank()).into_iter().for_each(|word| waits::note(word, peer));
-    }
-
-    fn ask(&mut self, peer: usize) {
-        self.asked = self.group.segments.waits(peer).map_or(0, |word| word.load(Ordering::Relaxed));
-    }
-
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        waits::noted_since(self.group.segments.waits(peer)?, self.asked)
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
+        Some(self)
     }
 
     fn wakes(&self) -> bool {
@@ -229,6 +220,23 @@ unsafe impl Transport for ShmTransport {
             other => self.group.segments.give_up(self.group.segments.rank(), &format!("failed: {other}")),
         }
         self.ring_all();
+    }
+}
+
+impl Waits for ShmTransport {
+    fn note(&mut self, peer: usize) {
+        waits::note(self.group.segments.waits(self.group.segments.me), peer);
+    }
+
+    fn ask(&mut self, peer: usize) {
+        let segments = &self.group.segments;
+        let said = |index| segments.waits(index).load(Ordering::Relaxed);
+        self.asked = segments.index_of(peer).map_or(0, said);
+    }
+
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        let segments = &self.group.segments;
+        waits::noted_since(segments.waits(segments.index_of(peer)?), self.asked)
     }
 }
 

@@ -239,10 +239,14 @@ impl Segments {
         self.maps[index].u32(layout::DEPARTED).load(Ordering::Acquire) != 0
     }
 
-    /// Where world rank `rank`, if it is of this host, says for whom it waits.
-    pub fn waits(&self, rank: usize) -> Option<&AtomicU64> {
-        let index = self.ranks.iter().position(|&r| r == rank)?;
-        Some(self.maps[index].u64(layout::WAITS))
+    /// The index of a world rank, if it is of this host.
+    pub fn index_of(&self, rank: usize) -> Option<usize> {
+        self.ranks.iter().position(|&r| r == rank)
+    }
+
+    /// Where `index` says for whom it waits.
+    pub fn waits(&self, index: usize) -> &AtomicU64 {
+        self.maps[index].u64(layout::WAITS)
     }
 
     /// Shows the peers that this process gives up because of world rank `culprit`, and how that one failed.

@@ -21,7 +21,7 @@ mod session;
 mod tags;
 mod turns;
 
-use super::{HEARSAY, Request, Tag, Tells, Transport, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, Waits, wrong_length};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
 use members::Members;
@@ -216,20 +216,8 @@ unsafe impl Transport for UcxTransport {
         self.members.check(&mut state)
     }
 
-    fn note_wait(&mut self, peer: usize) {
-        if let Ok(mut state) = self.session.turn() {
-            state.note_wait(peer);
-        }
-    }
-
-    fn ask(&mut self, peer: usize) {
-        if let Ok(mut state) = self.session.turn() {
-            state.ask(peer);
-        }
-    }
-
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        self.session.turn().ok()?.answer(peer)
+    fn waits(&mut self) -> Option<&mut dyn Waits> {
+        Some(self)
     }
 
     /// Sleeps only when nothing has moved for a while: over TCP each look moves one segment, and a nap between two would
@@ -251,6 +239,24 @@ unsafe impl Transport for UcxTransport {
             self.announce_failure(why);
             self.close();
         }
+    }
+}
+
+impl Waits for UcxTransport {
+    fn note(&mut self, peer: usize) {
+        if let Ok(mut state) = self.session.turn() {
+            state.note_wait(peer);
+        }
+    }
+
+    fn ask(&mut self, peer: usize) {
+        if let Ok(mut state) = self.session.turn() {
+            state.ask(peer);
+        }
+    }
+
+    fn answer(&mut self, peer: usize) -> Option<usize> {
+        self.session.turn().ok()?.answer(peer)
     }
 }
 

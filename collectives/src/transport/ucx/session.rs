@@ -12,6 +12,7 @@ use super::turns::Hold;
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::{Home, Neighbours};
+use crate::transport::waits::Questions;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -82,9 +83,7 @@ pub(super) struct State {
     pub(super) greetings: Vec<u8>,
     /// Peers that are there and call UCX no more, with what they said of it.
     pub(super) absent: BTreeMap<usize, String>,
-    /// Peers that have asked for whom this rank waits, and what those said that it has asked.
-    asked: Vec<usize>,
-    answers: BTreeMap<usize, usize>,
+    questions: Questions,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
     /// The numbers of this rank's groups.
@@ -136,8 +135,7 @@ impl State {
             neighbours: Neighbours::of(rank, homes)?,
             greetings: vec![0; size],
             absent: BTreeMap::new(),
-            asked: Vec::new(),
-            answers: BTreeMap::new(),
+            questions: Questions::default(),
             settled: vec![false; size],
             cards,
             numbers: vec![true],
@@ -250,11 +248,8 @@ impl State {
             Word::Confirmed => self.settled[from] = true,
             Word::Hello => self.greetings[from] += 1,
             Word::Absent => drop(self.absent.insert(from, self.text_of(&info))),
-            Word::Ask => self.asked.push(from),
-            Word::Answer => {
-                let awaited = self.text_of(&info).parse().ok().filter(|&awaited| awaited < self.cards.len());
-                self.answers.extend(awaited.map(|awaited| (from, awaited)));
-            }
+            Word::Ask => self.questions.askers.push(from),
+            Word::Answer => self.questions.answered(from, &self.text_of(&info), self.cards.len()),
             Word::Farewell | Word::Failure => {
                 if self.numbers.get(group as usize).is_some_and(|used| *used) {
                     let text = self.text_of(&info);
@@ -276,7 +271,7 @@ impl State {
 
     /// Answers those who have asked that this rank waits for `peer`.
     pub(super) fn note_wait(&mut self, peer: usize) {
-        for asker in std::mem::take(&mut self.asked) {
+        for asker in std::mem::take(&mut self.questions.askers) {
             if !self.is_gone(asker) {
                 // Who cannot be told finds out by itself, here and below.
                 let _ = self.say(asker, Word::Answer, 0, &peer.to_string());
@@ -286,13 +281,13 @@ impl State {
 
     /// Asks `peer` for whom it waits.
     pub(super) fn ask(&mut self, peer: usize) {
-        self.answers.remove(&peer);
+        self.questions.ask(peer);
         let _ = self.say(peer, Word::Ask, 0, "");
     }
 
-    /// What it has answered.
+    /// Whom a peer that was asked waits for.
     pub(super) fn answer(&self, peer: usize) -> Option<usize> {
-        self.answers.get(&peer).copied()
+        self.questions.answer(peer)
     }
 
     /// Says something about the group that `peer` calls `group`.
