@@ -48,6 +48,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     limits::allow_files();
+    transports::keep_logs_from_results();
     spawn::let_writes_fail();
     let cli = Cli::read(std::env::args_os()).unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();

@@ -23,6 +23,16 @@ pub enum Transport {
 pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --features mpi' builds it in, which needs \
                           mpicc and libclang (Debian: libopenmpi-dev or libmpich-dev, and libclang-dev)";
 
+/// Keeps what UCX logs out of standard output, where results go and UCX writes unless told otherwise; also inside MPI.
+/// Called before there are other threads and before UCX is opened.
+pub fn keep_logs_from_results() {
+    const WHERE: &str = "UCX_LOG_FILE";
+    if std::env::var_os(WHERE).is_none() {
+        // SAFETY: the caller's promise: nobody reads the environment meanwhile.
+        unsafe { std::env::set_var(WHERE, "stderr") };
+    }
+}
+
 impl Transport {
     /// The name users choose it by.
     pub fn name(self) -> &'static str {

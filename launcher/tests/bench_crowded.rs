@@ -42,6 +42,27 @@ fn over_ucx() {
     assert!(json["transport_library"].as_str().is_some_and(|name| name.starts_with("UCX")), "{json}");
 }
 
+/// What UCX says of variables that it does not know is no result, and that peers end while connections close is no error.
+#[test]
+fn what_ucx_logs_is_no_result() {
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    if !bench.offers("ucx") {
+        return;
+    }
+    let ended = |variable: (&str, &str)| {
+        let mut command = bench.command("bench barrier -n 2 -w 0 --transport ucx --ranks 16");
+        command.env("UCX_TLS", "tcp,self,cma").env(variable.0, variable.1);
+        bench.finish(command.spawn().expect("the program")).success()
+    };
+    let outcome = ended(("UCX_NOT_KNOWN", "1"));
+    assert!(outcome.stderr.contains("UCX_NOT_KNOWN"), "{}", outcome.stderr);
+    assert!(!outcome.stdout.contains("UCX"), "{}", outcome.stdout);
+    for _ in 0..6 {
+        let outcome = ended(("UCX_WARN_UNUSED_ENV_VARS", "n"));
+        assert!(!outcome.stderr.contains("UCX"), "{}", outcome.stderr);
+    }
+}
+
 #[test]
 fn over_threads() {
     every_operation("threads");

@@ -40,6 +40,8 @@ pub const UCS_ERR_LAST: ucs_status_t = -100;
 
 /// `UCS_LOG_LEVEL_FATAL`
 pub const UCS_LOG_LEVEL_FATAL: c_int = 0;
+/// `UCS_LOG_LEVEL_WARN`
+pub const UCS_LOG_LEVEL_WARN: c_int = 2;
 /// `UCS_LOG_FUNC_RC_STOP`
 pub const UCS_LOG_FUNC_RC_STOP: c_int = 0;
 /// `UCS_LOG_FUNC_RC_CONTINUE`

@@ -1,6 +1,6 @@
 //! A UCX context and one worker of it: owners of the library's handles, and errors in UCX's own words.
 
-use super::{defaults, fatal};
+use super::{defaults, log};
 use crate::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -32,7 +32,7 @@ impl Context {
     /// variables here.
     pub(super) fn open(rank: usize, size: usize) -> Result<Arc<Self>> {
         let ucp = Ucp::load().map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
-        fatal::survive(&ucp);
+        log::listen(&ucp);
         let (major, minor, release) = ucp.version();
         let library = format!("UCX {major}.{minor}.{release}");
         let fail = |call: &'static str, status: ucs_status_t, ucp: &Ucp| Error::Unavailable {

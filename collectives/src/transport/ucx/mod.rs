@@ -10,8 +10,8 @@ mod closing;
 mod context;
 mod defaults;
 mod failures;
-mod fatal;
 mod greeting;
+mod log;
 mod meeting;
 mod members;
 mod peers;
@@ -299,7 +299,7 @@ impl UcxTransport {
         }
         let context = self.session.context();
         let mut text = context.ucp.status(done.status);
-        if let Some(said) = fatal::said() {
+        if let Some(said) = log::said() {
             text = format!("{text}, {said}");
         }
         let (bytes, peer) = (done.bytes, self.members.ranks[done.peer]);

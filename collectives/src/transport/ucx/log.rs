@@ -1,12 +1,17 @@
-//! What UCX would end the process for: a copy from or to the memory of another process of this host that fails, because
-//! that has ended or forbids it. UCX reports no losses of such peers (see [`peers`](super::peers)), takes what nobody has
-//! asked to be told for fatal, and ends the process when it has logged it. A handler of its logs keeps it from that: the
-//! message completes with an error, and this rank says itself who was lost.
+//! What UCX logs, by a handler of ours.
+//!
+//! Some of it UCX would end the process for: a copy from or to the memory of another process of this host that fails,
+//! because that has ended or forbids it. UCX reports no losses of such peers (see [`peers`](super::peers)), takes what nobody
+//! has asked to be told for fatal, and ends the process when it has logged it. The handler keeps it from that: the message
+//! completes with an error, and this rank says itself who was lost.
+//!
+//! Some of it is untrue: while the worker ends, peers that need nothing more of this rank end as well, which UCX takes for
+//! errors of connections that it is about to close, or was still completing in the background.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Once;
-use ucx_sys::{UCS_LOG_FUNC_RC_CONTINUE, UCS_LOG_FUNC_RC_STOP, UCS_LOG_LEVEL_FATAL, Ucp};
+use ucx_sys::{UCS_LOG_FUNC_RC_CONTINUE, UCS_LOG_FUNC_RC_STOP, UCS_LOG_LEVEL_FATAL, UCS_LOG_LEVEL_WARN, Ucp};
 
 /// UCX's handlers are those of a process, and each would be called.
 static HEARD: Once = Once::new();
@@ -14,13 +19,22 @@ static HEARD: Once = Once::new();
 thread_local! {
     /// The latest such failure in UCX's words; a handler gets nothing that would tell it from whose worker it comes.
     static SAID: Cell<Option<String>> = const { Cell::new(None) };
+    /// This thread ends a worker.
+    static ENDING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on such failures do not end the process.
-pub(super) fn survive(ucp: &Ucp) {
+/// From now on failures to copy do not end the process.
+pub(super) fn listen(ucp: &Ucp) {
     // SAFETY: a function of the right type, which stays for as long as the process does. Who opens UCX at the same time
     // waits here.
     HEARD.call_once(|| unsafe { (ucp.ucs_log_push_handler)(hear) });
+}
+
+/// Does something of which errors and warnings mean nothing; who has set `UCX_LOG_LEVEL` sees them all the same.
+pub(super) fn unheard(end: impl FnOnce()) {
+    ENDING.set(std::env::var_os("UCX_LOG_LEVEL").is_none());
+    end();
+    ENDING.set(false);
 }
 
 /// What UCX last said on this thread of such a failure; only once.
@@ -39,7 +53,8 @@ unsafe extern "C" fn hear(
     arguments: *mut c_void,
 ) -> c_int {
     if level != UCS_LOG_LEVEL_FATAL {
-        return UCS_LOG_FUNC_RC_CONTINUE;
+        let unheard = level <= UCS_LOG_LEVEL_WARN && ENDING.get();
+        return if unheard { UCS_LOG_FUNC_RC_STOP } else { UCS_LOG_FUNC_RC_CONTINUE };
     }
     unsafe extern "C" {
         fn vsnprintf(to: *mut c_char, room: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
