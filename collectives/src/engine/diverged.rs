@@ -54,7 +54,7 @@ pub(super) fn in_words(
         return between(state, transport, peer, in_words_of_the_job(schedule.fingerprint, transport), theirs);
     }
     let frame = schedule.steps.iter().find_map(|step| match *step {
-        Step::Check { from, at } if from == peer => Some(at),
+        Step::Recv { from, .. } if from == peer => step.fingerprint_at(),
         _ => None,
     });
     let called = match frame.map_or(Ok(None), |at| first_of(peer, at, state, transport)) {

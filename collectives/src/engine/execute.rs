@@ -49,6 +49,8 @@ pub(super) struct Posted {
     group: usize,
     pub peer: usize,
     pub request: Request,
+    /// Where in scratch it brings the peer's fingerprint, if it does.
+    fingerprint: Option<usize>,
 }
 
 /// What a peer has published for this call.
@@ -149,6 +151,17 @@ impl State {
         unsafe { base.add(offset) }
     }
 
+    /// Compares the fingerprint that a message of `peer` has brought, before anything else that it sends is waited for: it
+    /// may have called what sends nothing more.
+    #[inline(always)]
+    fn believe(&self, peer: usize, fingerprint: Option<usize>, transport: &dyn Transport) -> Result<()> {
+        let Some(at) = fingerprint else { return Ok(()) };
+        let header = self.read(Space::Scratch, at).cast::<u64>();
+        // SAFETY: the schedule reserved these eight bytes, and they have arrived.
+        let theirs = Fingerprint::from_bits(unsafe { header.read_unaligned() });
+        if theirs == self.fingerprint { Ok(()) } else { Err(differs(self, transport, peer, theirs)) }
+    }
+
     pub(super) fn write(&self, span: Span) -> *mut u8 {
         let base = match span.space {
             // Only in place is the input written to, and then both are one buffer.
@@ -221,15 +234,15 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
                 let request = request.map_err(|e| in_words(e, schedule, state, env.transport, to))?;
                 if request != Request::DONE {
-                    state.posted.push(Posted { group, peer: to, request });
+                    state.posted.push(Posted { group, peer: to, request, fingerprint: None });
                 }
             }
             Step::Recv { from, slot, group, span } => {
                 let tag = Tag(state.tag + slot as u64);
-                let dst = state.write(span);
-                if slot == 0 && span.space == Space::Scratch {
-                    // A frame: if anything of the peer's arrives here, it is told from what was here before.
-                    // SAFETY: frames start with the eight bytes of a fingerprint.
+                let (dst, fingerprint) = (state.write(span), step.fingerprint_at());
+                if fingerprint.is_some() {
+                    // If anything of the peer's arrives here, it is told from what was here before.
+                    // SAFETY: the schedule reserved the eight bytes of a fingerprint.
                     unsafe { dst.cast::<u64>().write_unaligned(0) };
                 }
                 let awaited = state.posted.is_empty() && is_waited_for(&schedule.steps[state.at + 1..]);
@@ -237,22 +250,15 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 // SAFETY: as for a send; nothing else touches the span until `Wait`.
                 let request = unsafe { env.transport.recv_awaited(from, tag, dst, span.bytes, looks) };
                 let request = request.map_err(|e| in_words(e, schedule, state, env.transport, from))?;
-                if request != Request::DONE {
-                    state.posted.push(Posted { group, peer: from, request });
+                match request {
+                    Request::DONE => state.believe(from, fingerprint, env.transport)?,
+                    request => state.posted.push(Posted { group, peer: from, request, fingerprint }),
                 }
             }
             Step::Wait { group } => {
                 let looks = env.looks.min(MESSAGE_LOOKS);
                 if let Some(peer) = under_way(schedule, state, env.transport, group, looks)? {
                     return Ok(Outcome::Blocked(peer));
-                }
-            }
-            Step::Check { from, at } => {
-                let header = state.read(Space::Scratch, at).cast::<u64>();
-                // SAFETY: the schedule reserved these eight bytes, and they have arrived.
-                let theirs = Fingerprint::from_bits(unsafe { header.read_unaligned() });
-                if theirs != state.fingerprint {
-                    return Err(differs(state, env.transport, from, theirs));
                 }
             }
             Step::Copy { from, to } => {
@@ -389,13 +395,14 @@ fn under_way(
         let (from, count) = (state.look.min(state.posted.len()), state.posted.len());
         let mut turns = (from..count).chain(0..from);
         let Some(at) = turns.find(|&at| state.posted[at].group == group) else { return Ok(None) };
-        let Posted { peer, request, .. } = state.posted[at];
+        let Posted { peer, request, fingerprint, .. } = state.posted[at];
         let tested = transport.test_often(request, looks);
         if !tested.map_err(|e| in_words(e, schedule, state, transport, peer))? {
             state.look = at + 1;
             return Ok(Some(peer));
         }
         state.posted.swap_remove(at);
+        state.believe(peer, fingerprint, transport)?;
     }
 }
 

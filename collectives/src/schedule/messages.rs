@@ -125,7 +125,6 @@ impl Build {
             let (at, room) = self.frame(if together { bytes } else { 0 });
             let slot = self.slot(&mut m.received[from]);
             self.push(Step::Recv { from, slot, group, span: Span::scratch(at, HEADER + room.bytes) });
-            m.then(group, Step::Check { from, at });
             if together {
                 return room;
             }
@@ -139,19 +138,11 @@ impl Build {
         span
     }
 
-    /// Waits for all messages of `group`, checks fingerprints and moves framed payloads to their places.
+    /// Waits for all messages of `group` and moves framed payloads to their places.
     pub(super) fn wait(&mut self, m: &mut Messages, group: usize) {
         self.push(Step::Wait { group });
-        let (now, later) = m.after.drain(..).partition(|(g, _)| *g == group);
-        m.after = later;
-        let now: Vec<(usize, Step)> = now;
-        // A peer that diverged must not be believed before it is checked.
-        for (_, step) in now.iter().filter(|(_, s)| matches!(s, Step::Check { .. })) {
-            self.push(*step);
-        }
-        for (_, step) in now.iter().filter(|(_, s)| !matches!(s, Step::Check { .. })) {
-            self.push(*step);
-        }
+        let now: Vec<(usize, Step)> = m.after.extract_if(.., |(g, _)| *g == group).collect();
+        now.into_iter().for_each(|(_, step)| self.push(step));
     }
 }
 
@@ -172,7 +163,8 @@ mod tests {
                     ..Call::new(kind, DType::F32, if kind == Kind::Barrier { 0 } else { count })
                 };
                 let steps = |tells| Schedule::new(call, &group(tells), Local::default(), None).steps;
-                let checks = |step: &Step| matches!(step, Step::Frame { .. } | Step::Check { .. });
+                let checks =
+                    |step: &Step| matches!(step, Step::Frame { .. }) || step.fingerprint_at().is_some();
                 let user = kind.is_message();
                 assert!(steps(Tells::Nothing).iter().any(checks), "{call}");
                 assert_eq!(steps(Tells::Collectives).iter().any(checks), user, "{call}");

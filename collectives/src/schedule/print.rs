@@ -53,12 +53,10 @@ impl fmt::Display for Schedule {
                     writeln!(f, "send {span} to rank {to}, slot {slot}, group {group}")?;
                 }
                 Step::Recv { from, slot, group, span } => {
-                    writeln!(f, "receive {span} from rank {from}, slot {slot}, group {group}")?;
+                    let first = if step.fingerprint_at().is_some() { "its fingerprint in " } else { "" };
+                    writeln!(f, "receive {first}{span} from rank {from}, slot {slot}, group {group}")?;
                 }
                 Step::Wait { group } => writeln!(f, "wait for group {group}")?,
-                Step::Check { from, at } => {
-                    writeln!(f, "check the fingerprint of rank {from} at scratch[{at}..]")?;
-                }
                 Step::Copy { from, to } => writeln!(f, "copy {from} to {to}")?,
                 Step::Reduce { first, inputs, out, count } => {
                     write!(f, "reduce {count} of")?;

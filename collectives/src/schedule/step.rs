@@ -98,7 +98,7 @@ pub enum Step {
         /// The bytes.
         span: Span,
     },
-    /// Post a receive.
+    /// Post a receive. If it brings the sender's fingerprint, that is compared as soon as it has come.
     Recv {
         /// The sender.
         from: usize,
@@ -113,13 +113,6 @@ pub enum Step {
     Wait {
         /// The group.
         group: usize,
-    },
-    /// Compare the fingerprint that arrived at this scratch offset.
-    Check {
-        /// Who sent it.
-        from: usize,
-        /// Where it lies in scratch.
-        at: usize,
     },
     /// Copy within this rank.
     Copy {
@@ -205,4 +198,15 @@ pub enum Step {
         /// Whose.
         peers: Peers,
     },
+}
+
+impl Step {
+    /// Where in scratch a receive puts the fingerprint of its sender, if it brings one: the first message between two ranks
+    /// does, which needs scratch for that.
+    pub(crate) fn fingerprint_at(&self) -> Option<usize> {
+        match self {
+            Step::Recv { slot: 0, span: Span { space: Space::Scratch, offset, .. }, .. } => Some(*offset),
+            _ => None,
+        }
+    }
 }
