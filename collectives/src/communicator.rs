@@ -53,6 +53,8 @@ pub struct Communicator {
     /// The rank in the job of each rank.
     job_ranks: Arc<[usize]>,
     transport: Arc<str>,
+    /// The largest tag of a message.
+    most_tag: u32,
     priority: Priority,
     /// Of calls whose buffers lie on a device.
     carrier: Option<Arc<dyn Carrier>>,
@@ -73,9 +75,10 @@ impl Communicator {
             )));
         }
         let job_ranks = (0..size).map(|member| transport.job_rank(member)).collect();
+        let most_tag = transport.most_tag();
         let handle = Arc::new(Handle::new(transport, options, family)?);
         let priority = Priority::default();
-        Ok(Communicator { handle, rank, size, job_ranks, transport: name, priority, carrier: None })
+        Ok(Communicator { handle, rank, size, job_ranks, transport: name, most_tag, priority, carrier: None })
     }
 
     /// `n` ranks for as many threads of this process; element r is rank r's.

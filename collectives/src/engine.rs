@@ -28,7 +28,6 @@ use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
 pub use flight::Ends;
 use flight::{Flight, Stage};
-use inquiry::Inquiry;
 use lock::Holds;
 pub use options::{Options, Priority, Progress};
 pub use scratch::scratch_bytes;
@@ -73,8 +72,6 @@ pub(crate) struct Engine {
     /// A progress thread does the work that nobody waits for.
     threaded: bool,
     failed: Option<Error>,
-    /// Where a call has waited for too long.
-    inquiry: Option<Inquiry>,
     stats: Stats,
 }
 
@@ -118,7 +115,6 @@ impl Engine {
             past,
             threaded: matches!(options.progress, Progress::Thread { .. }),
             failed: None,
-            inquiry: None,
             stats: Stats::default(),
         }
     }
@@ -238,7 +234,7 @@ impl Engine {
         self.rounds += schedule.rounds as u64;
         self.stats.calls += 1;
         self.stats.bytes_sent += schedule.volume as u64;
-        (flight.stage, flight.priority) = (Stage::Running, priority);
+        (flight.stage, flight.priority, flight.inquiry) = (Stage::Running, priority, None);
         // A repeated call often finds the schedule where it was: counting references would cost as much as a step.
         if !flight.schedule.as_ref().is_some_and(|last| Rc::ptr_eq(last, schedule)) {
             flight.schedule = Some(Rc::clone(schedule));
@@ -433,7 +429,7 @@ impl Engine {
         let Some(id) = id else { return Ok(()) };
         let after = self.options.deadline;
         if silent < after || self.flights[id as usize].stage != Stage::Running {
-            self.inquiry.take_if(|inquiry| inquiry.id == id);
+            self.flights[id as usize].inquiry = None;
             return Ok(());
         }
         let Some((peer, through)) = self.silent_rank(id) else { return Ok(()) };

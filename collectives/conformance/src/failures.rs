@@ -45,6 +45,16 @@ pub(super) const CASES: &[Failing] = &[
         |c| diverge(c, "a message of 11 f32", "a message of 10 f32", lengths),
         standard,
     ),
+    (
+        "a message of nothing",
+        |c| diverge(c, "a message of 3000 f32", "a message of 0 f32", nothing_for_something),
+        standard,
+    ),
+    (
+        "a root that has nothing",
+        |c| diverge(c, "broadcast of 3000 f32", "broadcast of 0 f32", nothing_from_a_root),
+        standard,
+    ),
     ("different kinds in a part", kinds_in_a_part, small),
     ("a rank that leaves", leaves, small),
     ("a rank that leaves messages", leaves_messages, small),
@@ -52,6 +62,7 @@ pub(super) const CASES: &[Failing] = &[
     ("a rank that leaves messages of a part", |c| leaves_part(c, receive), small),
     ("a failure in another group", another_group, small),
     ("a silent rank", |c| silent(&c, &c, sum, "all_reduce of 3 f32"), impatient),
+    ("a rank that is silent for two threads", |c| silent(&c, &c, two_receive, "recv of 100 u8"), impatient),
     (
         "a rank that is silent in a part",
         |c| silent_in_a_part(c, sum, |_| "all_reduce of 3 f32".into()),
@@ -131,6 +142,21 @@ fn lengths(comm: &Communicator, odd: bool) -> Result<()> {
         _ if odd => comm.send(&[1f32; 10][..], 0, 3),
         _ => Ok(()),
     }
+}
+
+/// Of a message of nothing only the fingerprint comes, where fingerprints travel; what is to follow it never does.
+fn nothing_for_something(comm: &Communicator, odd: bool) -> Result<()> {
+    match comm.rank() {
+        0 => comm.recv(&mut [0f32; 3000][..], comm.size() - 1, 3),
+        _ if odd => comm.send(&[0f32; 0][..], 0, 3),
+        _ => Ok(()),
+    }
+}
+
+/// The same from a root, with whom some algorithms have no rank's messages but one's.
+fn nothing_from_a_root(comm: &Communicator, odd: bool) -> Result<()> {
+    let count = if odd { 0 } else { 3000 };
+    comm.broadcast(&mut vec![0f32; count][..], comm.size() - 1)
 }
 
 fn large_counts(comm: &Communicator, odd: bool) -> Result<()> {
@@ -218,6 +244,16 @@ fn gather(comm: &Communicator) -> Result<()> {
 /// From the last rank of the group that was reversed.
 fn receive(comm: &Communicator) -> Result<()> {
     comm.recv(&mut [0u8; 100][..], 0, 1)
+}
+
+/// Two threads wait for the last rank, each for a message of its own.
+fn two_receive(comm: &Communicator) -> Result<()> {
+    let receive = |tag| comm.recv(&mut [0u8; 100][..], comm.size() - 1, tag);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| receive(2));
+        let mine = receive(1);
+        other.join().expect("a thread").and(mine)
+    })
 }
 
 /// All ranks in the reverse order: errors there name them as everywhere.

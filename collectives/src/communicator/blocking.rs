@@ -187,14 +187,15 @@ impl Communicator {
     }
 
     /// Sends a message to rank `to`, which receives it under the same tag; messages of one tag between two ranks
-    /// arrive in order. Returns when `data` is free again, which may be before it has arrived.
+    /// arrive in order. Returns when `data` is free again, which may be before it has arrived. MPI libraries take tags up to
+    /// some number, all those below 2^20.
     pub fn send<'s, T: Element>(&self, data: impl Into<View<'s, T>>, to: usize, tag: u32) -> Result<()> {
-        self.run(self.check_message(Kind::Send, Arm::input(data.into()), to), Some(tag))
+        self.run(self.check_message(Kind::Send, Arm::input(data.into()), to, tag), Some(tag))
     }
 
     /// Receives a message of exactly this length and type from rank `from`.
     pub fn recv<'r, T: Element>(&self, data: impl Into<ViewMut<'r, T>>, from: usize, tag: u32) -> Result<()> {
-        self.run(self.check_message(Kind::Recv, Arm::output(&mut data.into()), from), Some(tag))
+        self.run(self.check_message(Kind::Recv, Arm::output(&mut data.into()), from, tag), Some(tag))
     }
 
     /// Returns when every rank has called it.

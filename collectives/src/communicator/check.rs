@@ -256,8 +256,12 @@ impl Communicator {
     }
 
     /// One side of a message: `kind` is `Send` or `Recv`.
-    pub(super) fn check_message(&self, kind: Kind, data: Arm, peer: usize) -> Result<Checked> {
+    pub(super) fn check_message(&self, kind: Kind, data: Arm, peer: usize, tag: u32) -> Result<Checked> {
         self.peer_exists(kind, peer)?;
+        if tag > self.most_tag {
+            let problem = format!("tag {tag} was asked for; {} takes 0 to {}", self.transport, self.most_tag);
+            return Err(self.argument(kind.name(), problem));
+        }
         self.checked(Call { root: peer, ..Call::new(kind, data.dtype, data.len) }, data, data)
     }
 

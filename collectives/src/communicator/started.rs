@@ -210,7 +210,7 @@ impl Communicator {
     /// Starts a [`send`](Self::send).
     pub fn start_send<T: Element>(&self, data: Buffer<T>, to: usize, tag: u32) -> Result<Pending<Buffer<T>>> {
         let arm = Arm::input(data.view());
-        self.launch(self.check_message(Kind::Send, arm, to)?, Some(tag), data)
+        self.launch(self.check_message(Kind::Send, arm, to, tag)?, Some(tag), data)
     }
 
     /// Starts a [`recv`](Self::recv).
@@ -221,7 +221,7 @@ impl Communicator {
         tag: u32,
     ) -> Result<Pending<Buffer<T>>> {
         let arm = Arm::output(&mut data.view_mut());
-        self.launch(self.check_message(Kind::Recv, arm, from)?, Some(tag), data)
+        self.launch(self.check_message(Kind::Recv, arm, from, tag)?, Some(tag), data)
     }
 
     /// Starts a [`barrier`](Self::barrier).

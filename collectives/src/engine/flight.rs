@@ -1,6 +1,7 @@
 //! Calls in flight.
 
 use super::execute::State;
+use super::inquiry::Inquiry;
 use super::options::Priority;
 use crate::buffer::Memory;
 use crate::schedule::Schedule;
@@ -15,6 +16,8 @@ pub(super) struct Flight {
     pub priority: Priority,
     /// The rank that it waits for.
     pub blocked_on: usize,
+    /// Once it has waited for too long.
+    pub inquiry: Option<Inquiry>,
     /// Buffers of a call that nobody waits for any more.
     pub orphan: Option<Box<dyn Any + Send>>,
 }
@@ -27,6 +30,7 @@ impl Flight {
             stage: Stage::Free,
             priority: Priority::default(),
             blocked_on: 0,
+            inquiry: None,
             orphan: None,
         }
     }

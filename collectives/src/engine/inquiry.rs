@@ -9,12 +9,12 @@ use std::time::Duration;
 /// The longest time for an answer, which comes at the next look of a rank that waits.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The question whom a call waits for in the end; ranks are those of the job.
+/// The question whom a call waits for in the end; ranks are those of the job. Each call has its own: threads of a rank that
+/// wait for several would else begin each other's anew.
 pub(super) struct Inquiry {
-    /// The call.
-    pub(super) id: u32,
-    /// The rank that was asked last, and since when it has not answered.
+    /// The rank that was asked last, what tells its answer, and since when it has not answered.
     peer: usize,
+    asked: u64,
     waited: Waited,
     /// Ranks that wait for others, in turn.
     passed: Vec<usize>,
@@ -40,22 +40,19 @@ impl Engine {
         let Some(waits) = self.transport.waits().filter(|_| first != me) else {
             return Some((first, Vec::new()));
         };
-        let inquiry = match &mut self.inquiry {
-            Some(inquiry) if inquiry.id == id => inquiry,
-            other => {
-                waits.ask(first);
-                other.insert(Inquiry { id, peer: first, waited: Waited::begin(), passed: Vec::new() })
-            }
-        };
-        while let Some(next) = waits.answer(inquiry.peer) {
+        let inquiry = self.flights[id as usize].inquiry.get_or_insert_with(|| {
+            let (asked, waited) = (waits.ask(first), Waited::begin());
+            Inquiry { peer: first, asked, waited, passed: Vec::new() }
+        });
+        while let Some(next) = waits.answer(inquiry.peer, inquiry.asked) {
             if next == me || next == inquiry.peer || inquiry.passed.contains(&next) {
                 // In a circle, unless it waits for several and names another the next time.
-                waits.ask(inquiry.peer);
+                inquiry.asked = waits.ask(inquiry.peer);
                 break;
             }
             inquiry.passed.push(inquiry.peer);
             (inquiry.peer, inquiry.waited) = (next, Waited::begin());
-            waits.ask(next);
+            inquiry.asked = waits.ask(next);
         }
         let patience = (self.options.deadline / 4).clamp(HEARSAY, PATIENCE);
         let silent = inquiry.waited.so_far() > patience;

@@ -220,6 +220,10 @@ unsafe impl Transport for Emulated {
         self.inner.frame()
     }
 
+    fn most_tag(&self) -> u32 {
+        self.inner.most_tag()
+    }
+
     fn window(&self) -> u64 {
         self.inner.window()
     }

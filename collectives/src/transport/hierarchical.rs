@@ -150,6 +150,10 @@ unsafe impl Transport for Hierarchical {
         self.outer.frame()
     }
 
+    fn most_tag(&self) -> u32 {
+        self.inner.as_ref().map_or(u32::MAX, |inner| inner.most_tag()).min(self.outer.most_tag())
+    }
+
     fn window(&self) -> u64 {
         self.inner.as_ref().map_or(u64::MAX, |inner| inner.window()).min(self.outer.window())
     }

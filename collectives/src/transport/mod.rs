@@ -83,6 +83,11 @@ pub unsafe trait Transport: Send {
         Tells::Nothing
     }
 
+    /// The largest tag of a user's message; the same on every rank.
+    fn most_tag(&self) -> u32 {
+        u32::MAX
+    }
+
     /// How many collectives may be under way at once, counted from the oldest, so that messages of none are taken for those of
     /// another; the same on every rank.
     fn window(&self) -> u64 {
@@ -237,11 +242,11 @@ pub trait Waits {
     /// [`check`](Transport::check).
     fn note(&mut self, peer: usize);
 
-    /// Asks `peer` for whom it waits.
-    fn ask(&mut self, peer: usize);
+    /// Asks `peer` for whom it waits; gives what tells its answer from what it has said before.
+    fn ask(&mut self, peer: usize) -> u64;
 
-    /// Whom `peer`, which was asked last, waits for, by what it has said since. A rank that does not wait says nothing.
-    fn answer(&mut self, peer: usize) -> Option<usize>;
+    /// Whom `peer` waits for, by what it has said since it was `asked`. A rank that does not wait says nothing.
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize>;
 }
 
 /// Refuses a `call` of the job's `rank` that has to do with a rank which its group of `size` does not have.

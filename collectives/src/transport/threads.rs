@@ -20,8 +20,6 @@ pub struct Threads {
     group: Arc<Group>,
     /// What this rank last saw of its mailbox's events: news since then keep it from parking.
     seen: u64,
-    /// What the rank that was asked last had said before.
-    asked: u64,
 }
 
 /// `n` ranks, to be moved to as many threads.
@@ -29,7 +27,7 @@ pub fn group(n: usize) -> Vec<Threads> {
     let waits = (0..n).map(|_| AtomicU64::new(0)).collect();
     let family = Family { failed: AtomicBool::new(false), failure: Mutex::new(None), waits };
     let group = Arc::new(Group::new((0..n).collect(), Arc::new(family)));
-    (0..n).map(|rank| Threads { rank, group: Arc::clone(&group), seen: 0, asked: 0 }).collect()
+    (0..n).map(|rank| Threads { rank, group: Arc::clone(&group), seen: 0 }).collect()
 }
 
 /// A subgroup's context and its members.
@@ -289,7 +287,7 @@ unsafe impl Transport for Threads {
         if *joined == members.len() {
             joining.remove(&(context, members.to_vec()));
         }
-        Ok(Box::new(Threads { rank, group, seen: 0, asked: 0 }))
+        Ok(Box::new(Threads { rank, group, seen: 0 }))
     }
 
     fn check(&mut self) -> Result<()> {
@@ -331,12 +329,12 @@ impl Waits for Threads {
         waits::note(&self.group.family.waits[self.job_rank(self.rank)], peer);
     }
 
-    fn ask(&mut self, peer: usize) {
-        self.asked = self.group.family.waits[peer].load(Ordering::Relaxed);
+    fn ask(&mut self, peer: usize) -> u64 {
+        self.group.family.waits[peer].load(Ordering::Relaxed)
     }
 
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        waits::noted_since(&self.group.family.waits[peer], self.asked)
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+        waits::noted_since(&self.group.family.waits[peer], asked)
     }
 }
 

@@ -21,25 +21,26 @@ pub(super) fn noted_since(word: &AtomicU64, before: u64) -> Option<usize> {
 pub(super) struct Questions {
     /// Ranks that want to know for whom this one waits.
     pub(super) askers: Vec<usize>,
-    /// Whom ranks that were asked wait for.
-    answers: BTreeMap<usize, usize>,
+    /// How often ranks that were asked have answered, and whom they wait for.
+    answers: BTreeMap<usize, (u64, usize)>,
 }
 
 impl Questions {
-    /// `peer` is asked: what it has said before counts no more.
-    pub(super) fn ask(&mut self, peer: usize) {
-        self.answers.remove(&peer);
+    /// How often `peer` has answered before it is asked now.
+    pub(super) fn before(&self, peer: usize) -> u64 {
+        self.answers.get(&peer).map_or(0, |(times, _)| *times)
     }
 
     /// `from` has answered with a rank of the `size` that there are.
     pub(super) fn answered(&mut self, from: usize, rank: &str, size: usize) {
+        let times = self.before(from) + 1;
         let rank = rank.parse().ok().filter(|&rank| rank < size);
-        self.answers.extend(rank.map(|rank| (from, rank)));
+        self.answers.extend(rank.map(|rank| (from, (times, rank))));
     }
 
-    /// What `peer` has answered.
-    pub(super) fn answer(&self, peer: usize) -> Option<usize> {
-        self.answers.get(&peer).copied()
+    /// What `peer` has answered last, if that was after it had answered `before` times.
+    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<usize> {
+        self.answers.get(&peer).filter(|(times, _)| *times > before).map(|(_, rank)| *rank)
     }
 }
 
@@ -65,15 +66,19 @@ mod tests {
     }
 
     #[test]
-    fn a_question_forgets_the_answer_to_the_one_before() {
+    fn an_answer_is_to_the_questions_before_it() {
         let mut questions = Questions::default();
+        let first = questions.before(2);
         questions.answered(2, "1", 4);
-        assert_eq!((questions.answer(2), questions.answer(1)), (Some(1), None));
-        questions.ask(2);
-        assert_eq!(questions.answer(2), None);
+        assert_eq!((questions.answer(2, first), questions.answer(1, 0)), (Some(1), None));
+        // Who asks again does not take the answer from who has asked before.
+        let second = questions.before(2);
+        assert_eq!((questions.answer(2, first), questions.answer(2, second)), (Some(1), None));
         for nonsense in ["4", "-1", "", "x"] {
             questions.answered(2, nonsense, 4);
-            assert_eq!(questions.answer(2), None, "{nonsense}");
+            assert_eq!(questions.answer(2, second), None, "{nonsense}");
         }
+        questions.answered(2, "3", 4);
+        assert_eq!(questions.answer(2, second), Some(3));
     }
 }

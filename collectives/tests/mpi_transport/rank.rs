@@ -279,6 +279,11 @@ fn users_tags(mut t: MpiTransport) {
     // SAFETY: nothing is received.
     let last = unsafe { t.recv(from, Tag(1 << 40), nothing.as_mut_ptr(), 0).unwrap() };
     p2p::wait(&mut t, &[last]).unwrap();
+    // Through a communicator such a tag is an argument that does not fit, and nobody hears of it.
+    let comm = Communicator::new(Box::new(t), standard()).unwrap();
+    let error = comm.send(&out[0][..], to, u32::MAX).unwrap_err();
+    assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains("takes 0 to"), "{error}");
+    comm.barrier().unwrap();
 }
 
 /// Many more calls than the library could tell apart, started at once; some bring several messages.

@@ -164,15 +164,15 @@ impl Control {
         }
     }
 
-    /// Asks a rank of the job for whom it waits.
-    pub(super) fn ask(&mut self, session: &Session, peer: usize) {
-        self.questions.ask(peer);
+    /// Asks a rank of the job for whom it waits; how often it has answered before.
+    pub(super) fn ask(&mut self, session: &Session, peer: usize) -> u64 {
         self.say_of_all(session, peer, Kind::Ask, "");
+        self.questions.before(peer)
     }
 
-    /// Whom a rank of the job that was asked waits for.
-    pub(super) fn answer(&self, peer: usize) -> Option<usize> {
-        self.questions.answer(peer)
+    /// Whom a rank of the job waits for that was asked after it had answered so often.
+    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<usize> {
+        self.questions.answer(peer, before)
     }
 
     /// Takes in the next word that has arrived; whether there was one.

@@ -261,6 +261,10 @@ unsafe impl Transport for MpiTransport {
         Tells::Collectives
     }
 
+    fn most_tag(&self) -> u32 {
+        self.requests.tags.limit as u32
+    }
+
     fn window(&self) -> u64 {
         self.requests.tags.window
     }
@@ -381,15 +385,14 @@ impl Waits for MpiTransport {
         }
     }
 
-    fn ask(&mut self, peer: usize) {
+    fn ask(&mut self, peer: usize) -> u64 {
         let session = self.session();
-        if let Ok(_turn) = session.turn() {
-            session.control().ask(session, peer);
-        }
+        // Where MPI moves no more, nobody answers.
+        session.turn().map_or(0, |_turn| session.control().ask(session, peer))
     }
 
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        self.session().control().answer(peer)
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+        self.session().control().answer(peer, asked)
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Tags {
     /// Calls that can be told apart.
     pub(super) window: u64,
     /// The largest tag that MPI takes.
-    limit: c_int,
+    pub(super) limit: c_int,
     /// The latest call for which anything was posted.
     newest: u64,
 }

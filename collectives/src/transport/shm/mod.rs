@@ -41,8 +41,6 @@ pub struct ShmTransport {
     watcher: Watcher,
     /// All members have finished the calls before this one.
     cleared: u64,
-    /// What the rank that was asked last had said before.
-    asked: u64,
 }
 
 /// How many calls are checked at once for whether all members have finished them: their words are in the members'
@@ -62,7 +60,7 @@ impl ShmTransport {
 
     fn over(group: Group) -> Self {
         let (mail, watcher) = (Mail::new(&group), Watcher::new(&group.segments));
-        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher, cleared: 0, asked: 0 }
+        ShmTransport { group, mail, sleeper: bell::Sleeper::default(), watcher, cleared: 0 }
     }
 
     /// Wakes every peer that sleeps, after something was made visible to all.
@@ -228,15 +226,14 @@ impl Waits for ShmTransport {
         waits::note(self.group.segments.waits(self.group.segments.me), peer);
     }
 
-    fn ask(&mut self, peer: usize) {
+    fn ask(&mut self, peer: usize) -> u64 {
         let segments = &self.group.segments;
-        let said = |index| segments.waits(index).load(Ordering::Relaxed);
-        self.asked = segments.index_of(peer).map_or(0, said);
+        segments.index_of(peer).map_or(0, |index| segments.waits(index).load(Ordering::Relaxed))
     }
 
-    fn answer(&mut self, peer: usize) -> Option<usize> {
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
         let segments = &self.group.segments;
-        waits::noted_since(segments.waits(segments.index_of(peer)?), self.asked)
+        waits::noted_since(segments.waits(segments.index_of(peer)?), asked)
     }
 }
 

@@ -29,7 +29,6 @@ use requests::{Kind, Outcome, Requests};
 pub use segments::Segments;
 use session::State;
 use std::time::{Duration, Instant};
-use tags::Window;
 use turns::Hold;
 use ucx_sys::{Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_OK, ucp_tag_recv_info_t};
 
@@ -58,7 +57,6 @@ pub struct UcxTransport {
     session: Hold,
     members: Members,
     requests: Requests,
-    window: Window,
     /// Peers have been told that this rank gives up.
     announced: bool,
     /// No message is under way any more, and none will be.
@@ -91,23 +89,7 @@ impl UcxTransport {
     }
 
     fn over(session: Hold, members: Members) -> Self {
-        UcxTransport {
-            session,
-            members,
-            requests: Requests::default(),
-            window: Window::default(),
-            announced: false,
-            closed: false,
-        }
-    }
-
-    /// The tag of a message of `of` from one rank of the job to the member that calls the group `number`.
-    #[inline(always)]
-    fn tag(&mut self, call: &'static str, source: usize, number: u16, of: Tag) -> Result<u64> {
-        match self.window.admit(of) {
-            Ok(()) => Ok(tags::message(source, number, of)),
-            Err(problem) => Err(Error::Argument { call, rank: self.members.job_rank(), problem }),
-        }
+        UcxTransport { session, members, requests: Requests::default(), announced: false, closed: false }
     }
 }
 
@@ -133,6 +115,10 @@ unsafe impl Transport for UcxTransport {
         Tells::Everything
     }
 
+    fn window(&self) -> u64 {
+        tags::CALLS
+    }
+
     fn one_memory(&mut self) -> bool {
         let ranks = &self.members.ranks;
         let inside = |state: &State, peer: usize| state.local(peer) && !state.cards[peer].network_only;
@@ -145,7 +131,7 @@ unsafe impl Transport for UcxTransport {
             return Err(self.members.error(to, "left the group before a message to it was sent"));
         }
         let source = self.members.ranks[self.members.rank];
-        let tag = self.tag("send", source, self.members.numbers[to], tag)?;
+        let tag = tags::message(source, self.members.numbers[to], tag);
         let mut state = self.session.turn()?;
         let peer = self.members.ranks[to];
         let copied = bytes >= ANNOUNCED && state.local(peer);
@@ -165,7 +151,7 @@ unsafe impl Transport for UcxTransport {
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
         self.members.admit("recv", from)?;
         let source = self.members.ranks[from];
-        let tag = self.tag("recv", source, self.members.number(), tag)?;
+        let tag = tags::message(source, self.members.number(), tag);
         let mut state = self.session.turn()?;
         if !state.local(source) {
             // UCX watches a remote peer through a connection to it.
@@ -249,14 +235,13 @@ impl Waits for UcxTransport {
         }
     }
 
-    fn ask(&mut self, peer: usize) {
-        if let Ok(mut state) = self.session.turn() {
-            state.ask(peer);
-        }
+    fn ask(&mut self, peer: usize) -> u64 {
+        // Where UCX moves no more, nobody answers.
+        self.session.turn().map_or(0, |mut state| state.ask(peer))
     }
 
-    fn answer(&mut self, peer: usize) -> Option<usize> {
-        self.session.turn().ok()?.answer(peer)
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+        self.session.turn().ok()?.answer(peer, asked)
     }
 }
 

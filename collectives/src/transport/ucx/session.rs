@@ -279,15 +279,15 @@ impl State {
         }
     }
 
-    /// Asks `peer` for whom it waits.
-    pub(super) fn ask(&mut self, peer: usize) {
-        self.questions.ask(peer);
+    /// Asks `peer` for whom it waits; how often it has answered before.
+    pub(super) fn ask(&mut self, peer: usize) -> u64 {
         let _ = self.say(peer, Word::Ask, 0, "");
+        self.questions.before(peer)
     }
 
-    /// Whom a peer that was asked waits for.
-    pub(super) fn answer(&self, peer: usize) -> Option<usize> {
-        self.questions.answer(peer)
+    /// Whom a peer waits for that was asked after it had answered so often.
+    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<usize> {
+        self.questions.answer(peer, before)
     }
 
     /// Says something about the group that `peer` calls `group`.

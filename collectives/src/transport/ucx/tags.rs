@@ -13,8 +13,8 @@
 //! kept. Users' tags have 32 bits and fit, with the [type](Typed) of the elements. A collective's tag is its number on the
 //! group, then 16 bits for the message
 //! within the call, so dropping the upper bits makes the numbers repeat after 2^16 calls. UCX matches equal tags in the
-//! order of posting, so that mixes up messages only if 2^16 calls are under way on one rank at once, which
-//! [`Window`] refuses.
+//! order of posting, so that mixes up messages only if 2^16 calls are under way on one rank at once; the engine holds
+//! later ones back (see [`window`](crate::transport::Transport::window)).
 //!
 //! **Other calls.** UCX gives a receive the tag of what came, and can leave bits out of the comparison. So the receive of
 //! the first message of a call between two ranks takes whatever is the first, and that of a user's message takes any
@@ -35,9 +35,10 @@ const SOURCE_SHIFT: u32 = 49;
 const GROUP_SHIFT: u32 = 36;
 /// Where the engine marks users' messages, and where this transport does.
 const USER: (u32, u32) = (63, SOURCE_SHIFT - 1);
-/// Bits of a collective's tag that number the message within the call, and calls that can be told apart.
+/// Bits of a collective's tag that number the message within the call.
 const SLOT_BITS: u32 = 16;
-const CALLS: u64 = 1 << (Typed::SHIFT - SLOT_BITS);
+/// Calls that can be told apart.
+pub(super) const CALLS: u64 = 1 << (Typed::SHIFT - SLOT_BITS);
 /// Bits that number the message within the call.
 const SLOT: u64 = (1 << SLOT_BITS) - 1;
 
@@ -101,32 +102,6 @@ pub(super) fn about(tag: u64) -> u64 {
     tag >> 8 & ABOUT
 }
 
-/// Notices when so many calls are under way that their tags repeat.
-#[derive(Default)]
-pub(super) struct Window {
-    /// The latest call for which anything was posted.
-    newest: u64,
-}
-
-impl Window {
-    /// Whether a message of this tag can be told from all others under way; otherwise what is wrong.
-    pub(super) fn admit(&mut self, tag: Tag) -> Result<(), String> {
-        if tag.0 >> USER.0 != 0 {
-            return Ok(());
-        }
-        let call = tag.0 >> SLOT_BITS;
-        if call + CALLS <= self.newest {
-            return Err(format!(
-                "call {call} is still under way while call {} has begun; over UCX fewer than {CALLS} calls can be \
-                 under way at once, so wait for some before starting more",
-                self.newest
-            ));
-        }
-        self.newest = self.newest.max(call);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,18 +154,5 @@ mod tests {
         assert!(!meet(of(9), user(DType::F32, 9)) && !is_framed(user(DType::F32, 0)));
         let sent = Fingerprint::of(&Call::new(Kind::Send, DType::F64, 5));
         assert_eq!(called(user(DType::F64, 9), 40, 3, 1), Some(sent));
-    }
-
-    #[test]
-    fn calls_whose_tags_repeat_are_refused() {
-        let mut window = Window::default();
-        for call in [0, 1, CALLS - 1, 5] {
-            window.admit(Tag(call << SLOT_BITS | 3)).unwrap();
-        }
-        window.admit(Tag(CALLS << SLOT_BITS)).unwrap();
-        window.admit(Tag(1 << SLOT_BITS)).unwrap();
-        let text = window.admit(Tag(0)).unwrap_err();
-        assert!(text.contains("call 0 ") && text.contains("call 65536 "), "{text}");
-        window.admit(Tag(1 << 63)).expect("a user's message is no call");
     }
 }
