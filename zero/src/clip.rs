@@ -1,7 +1,8 @@
 //! The global gradient norm: the same bits for every stage, bucketing and number of ranks that hold it.
 //!
-//! Each rank sums squares in f64 over the fixed blocks of its shard; the blocks' sums are gathered and added
-//! in the order of units, tensors and blocks, whoever computed them.
+//! Each rank sums squares in f64 over the fixed blocks of its shard; the blocks' sums are gathered and added tensor by
+//! tensor, whoever computed them: a block's place in its tensor alone says when it is added to what. While the host adds,
+//! a device waits.
 
 use crate::error::Result;
 use crate::grads::Grads;
@@ -71,15 +72,23 @@ impl Norm {
 
         let partials = kernels.numbers(partials.view())?;
         let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();
-        // Bucket by bucket in tensor order, rank by rank within a bucket: blocks in the order of the unit.
         let mut sum = 0.0;
         let mut first = 1;
         for (u, b) in plan.buckets() {
-            let blocks = plan.layout[u].bucket(b).shard_len() / NORM_BLOCK;
-            for r in 0..plan.world {
-                let at = r * self.stride + first;
-                // Blocks of padding are zeros: adding them changes no bit, so padding does not matter either.
-                sum = partials[at..at + blocks].iter().fold(sum, |s, p| s + p);
+            let bucket = plan.layout[u].bucket(b);
+            let blocks = bucket.shard_len() / NORM_BLOCK;
+            for tensor in bucket.tensors() {
+                let mut squares = Lanes::default();
+                let (mut at, end) =
+                    (tensor.offset / NORM_BLOCK, (tensor.offset + tensor.len).div_ceil(NORM_BLOCK));
+                // Rank by rank, without what is padding alone.
+                while at < end {
+                    let (rank, of_rank) = (at / blocks, at % blocks);
+                    let here = (end - at).min(blocks - of_rank);
+                    squares.add(&partials[rank * self.stride + first + of_rank..][..here]);
+                    at += here;
+                }
+                sum += squares.total();
             }
             first += blocks;
         }
@@ -87,10 +96,64 @@ impl Norm {
     }
 }
 
+/// Lanes of a tensor's sum. As many additions are under way at once, where one sum of all would wait for each.
+const LANES: usize = 16;
+
+/// The sum over the blocks of one tensor: block i goes to lane i % LANES, and the lanes are added in their order.
+#[derive(Default)]
+struct Lanes {
+    sums: [f64; LANES],
+    /// Blocks that were added.
+    blocks: usize,
+}
+
+impl Lanes {
+    /// Adds the next blocks, however the tensor is cut.
+    fn add(&mut self, blocks: &[f64]) {
+        let lane = self.blocks % LANES;
+        let (row, rest) = blocks.split_at(blocks.len().min(LANES - lane));
+        add(&mut self.sums[lane..], row);
+        let rows = rest.chunks_exact(LANES);
+        let last = rows.remainder();
+        rows.for_each(|row| add(&mut self.sums, row));
+        add(&mut self.sums, last);
+        self.blocks += blocks.len();
+    }
+
+    fn total(&self) -> f64 {
+        self.sums.iter().sum()
+    }
+}
+
+/// sums += x, as far as there is x
+fn add(sums: &mut [f64], x: &[f64]) {
+    sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
 /// The factor that brings a gradient of this norm down to `clip`; PyTorch's, its epsilon included.
 pub fn factor(norm: f64, clip: Option<f32>) -> f32 {
     match clip {
         Some(most) => (f64::from(most) / (norm + 1e-6)).min(1.0) as f32,
         None => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_of_a_tensor_change_no_bit_of_its_sum() {
+        for blocks in [0, 1, 15, 16, 17, 100] {
+            let values: Vec<f64> = (0..blocks).map(|i| f64::from(i).exp().sin().abs()).collect();
+            let mut lanes = [0.0; LANES];
+            values.iter().enumerate().for_each(|(i, x)| lanes[i % LANES] += x);
+            let expected = lanes.iter().sum::<f64>().to_bits();
+            for cut in [1, 3, 16, 33, 200] {
+                let mut whole = Lanes::default();
+                values.chunks(cut).for_each(|part| whole.add(part));
+                assert_eq!(whole.total().to_bits(), expected, "{blocks} blocks in parts of {cut}");
+            }
+        }
     }
 }
