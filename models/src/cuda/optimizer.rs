@@ -9,7 +9,7 @@ const THREADS: usize = 256;
 /// Elements of a block of [`squares`].
 const NORM_BLOCK: usize = 1024;
 /// Elements of one thread of AdamW.
-const ADAMW_AT_ONCE: usize = 8;
+const ADAMW_AT_ONCE: usize = 4;
 
 /// What is the same for every element of one step of AdamW.
 #[derive(Clone, Copy, Debug)]

@@ -102,6 +102,9 @@ DEVICE void warp_barrier() {
 struct alignas(16) Words {
     u32 w[4];
 };
+struct alignas(8) Pair {
+    u32 w[2];
+};
 
 template <class T> DEVICE T load(const T *p) {
     emulation::global_read(p, sizeof(T));
@@ -114,6 +117,7 @@ template <class T> DEVICE void store(T *p, T value) {
     __builtin_memcpy(p, &value, sizeof(T));
 }
 DEVICE Words load_once(const Words *p) { return load(p); }
+DEVICE Pair load_once(const Pair *p) { return load(p); }
 DEVICE void atomic_or(u32 *p, u32 bits) { emulation::atomic_or32(p, bits); }
 
 template <class T> DEVICE T shared_load(const T *p) {

@@ -48,6 +48,10 @@ DEVICE void warp_barrier() { __syncwarp(); }
 struct alignas(16) Words {
     u32 w[4];
 };
+// Half of that: four elements of 16 bits beside four of f32. Addresses are multiples of 8 bytes.
+struct alignas(8) Pair {
+    u32 w[2];
+};
 
 // Global memory. `load_once` is for data that nobody will read again soon.
 template <class T> DEVICE T load(const T *p) { return *p; }
@@ -71,10 +75,19 @@ DEVICE Words load_once(const Words *p) {
     return v;
 }
 
+DEVICE Pair load_once(const Pair *p) {
+    Pair v;
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p) : "memory");
+    return v;
+}
+
 DEVICE void store(Words *p, Words v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
                  "r"(v.w[3])
                  : "memory");
+}
+DEVICE void store(Pair *p, Pair v) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]) : "memory");
 }
 
 // Sets bits of a word that several blocks write; the result does not depend on their order.

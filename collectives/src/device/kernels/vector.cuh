@@ -1,4 +1,4 @@
-// 16 bytes of elements at a time, as f32.
+// 16 bytes of elements at a time, or four of them, as f32.
 #pragma once
 #include "device.cuh"
 
@@ -39,6 +39,22 @@ template <class T> DEVICE void load_vector_once(const T *p, float (&v)[LANES<T>]
 }
 template <class T> DEVICE void store_vector(T *p, const float (&v)[LANES<T>]) {
     store(reinterpret_cast<Words *>(p), repack(v, T{}));
+}
+
+// Four elements of any type: for arrays of several types side by side, in each of which a warp moves consecutive bytes. `p`
+// must be aligned to them all.
+DEVICE void load_four_once(const float *p, float (&v)[4]) { load_vector_once(p, v); }
+template <class T> DEVICE void load_four_once(const T *p, float (&v)[4]) {
+    Pair words = load_once(reinterpret_cast<const Pair *>(p));
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        v[2 * i] = widen(T{(u16)words.w[i]});
+        v[2 * i + 1] = widen(T{(u16)(words.w[i] >> 16)});
+    }
+}
+DEVICE void store_four(float *p, const float (&v)[4]) { store_vector(p, v); }
+template <class T> DEVICE void store_four(T *p, const float (&v)[4]) {
+    store(reinterpret_cast<Pair *>(p), Pair{{pack<T>(v[0], v[1]), pack<T>(v[2], v[3])}});
 }
 
 template <class T> DEVICE float load_wide(const T *p) { return widen(load(p)); }

@@ -55,7 +55,7 @@ fn check_adamw<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, n: usize, range: Rang
 }
 
 pub fn adamw_has_the_bits_of_the_processor<Q: Queue>(bed: &Bed<Q>) {
-    for range in [0..3000, 0..0, 5..6, 1..7, 3..1003, 8..2048, 2999..3000] {
+    for range in [0..3000, 0..0, 5..6, 1..3, 1..7, 3..1003, 4..2052, 2999..3000] {
         check_adamw::<bf16, bf16, Q>(bed, 3000, range.clone(), true);
         check_adamw::<bf16, f32, Q>(bed, 3000, range.clone(), true);
         check_adamw::<f16, f32, Q>(bed, 3000, range.clone(), true);

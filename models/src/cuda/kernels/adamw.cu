@@ -5,7 +5,7 @@
 using T = ELEMENT;
 
 constexpr int THREADS = 256;
-constexpr int N = 8; // elements of a thread
+constexpr int N = 4; // elements of a thread
 
 struct Coefficients {
     float one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, clip;
@@ -17,26 +17,6 @@ DEVICE float element(const Coefficients &c, float w, float g, float &m, float &v
     v = add_rn(mul_rn(v, c.beta2), mul_rn(mul_rn(g, g), c.one_minus_beta2));
     float step = div_rn(mul_rn(c.step_size, m), add_rn(mul_rn(sqrt_rn(v), c.root_correction), c.eps));
     return sub_rn(mul_rn(w, c.keep), step);
-}
-
-// N elements from a 16-byte boundary.
-template <class E> DEVICE void load_many(const E *p, float (&x)[N]) {
-    UNROLL
-    for (int part = 0; part < N; part += LANES<E>) {
-        float v[LANES<E>];
-        load_vector_once(p + part, v);
-        UNROLL
-        for (int k = 0; k < LANES<E>; k++) x[part + k] = v[k];
-    }
-}
-template <class E> DEVICE void store_many(E *p, const float (&x)[N]) {
-    UNROLL
-    for (int part = 0; part < N; part += LANES<E>) {
-        float v[LANES<E>];
-        UNROLL
-        for (int k = 0; k < LANES<E>; k++) v[k] = x[part + k];
-        store_vector(p + part, v);
-    }
 }
 
 // Elements begin..end of arrays that start at 16-byte boundaries. A gradient kept in f32 (`wide`) is rounded to T first, so
@@ -53,24 +33,24 @@ KERNEL(THREADS, 2, adamw, T *param, float *master, float *m, float *v, const voi
     if (at >= begin && at + N <= end) {
         float w[N], g[N], ms[N], vs[N];
         if (wide) {
-            load_many(wide_grad + at, g);
+            load_four_once(wide_grad + at, g);
             UNROLL
             for (int k = 0; k < N; k++) g[k] = rounded<T>(g[k]);
         } else {
-            load_many(narrow_grad + at, g);
+            load_four_once(narrow_grad + at, g);
         }
         if (master)
-            load_many(master + at, w);
+            load_four_once(master + at, w);
         else
-            load_many(param + at, w);
-        load_many(m + at, ms);
-        load_many(v + at, vs);
+            load_four_once(param + at, w);
+        load_four_once(m + at, ms);
+        load_four_once(v + at, vs);
         UNROLL
         for (int k = 0; k < N; k++) w[k] = element(c, w[k], g[k], ms[k], vs[k]);
-        if (master) store_many(master + at, w);
-        store_many(param + at, w);
-        store_many(m + at, ms);
-        store_many(v + at, vs);
+        if (master) store_four(master + at, w);
+        store_four(param + at, w);
+        store_four(m + at, ms);
+        store_four(v + at, vs);
         return;
     }
     i64 last = at + N < end ? at + N : end;
