@@ -78,7 +78,7 @@ pub struct Update<'a, T: Float> {
     pub v: ViewMut<'a, f32>,
     /// Parameters.
     pub param: ViewMut<'a, T>,
-    /// Where tensors are, and what a step keeps of their weights: 1 - lr * weight_decay, or 1.
+    /// Where tensors are, perhaps several in a range, and what a step keeps of their weights: 1 - lr * weight_decay, or 1.
     pub ranges: &'a [(Range<usize>, f32)],
 }
 

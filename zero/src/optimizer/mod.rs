@@ -105,10 +105,15 @@ impl Optimizer {
             let owned = plan.owned(u, b);
             let tensors = &model.units()[u].tensors;
             self.ranges.clear();
-            self.ranges.extend(plan.tensors_in(u, b, owned.clone()).map(|(tensor, _, range)| {
+            for (tensor, _, range) in plan.tensors_in(u, b, owned.clone()) {
+                let (start, end) = (range.start - owned.start, range.end - owned.start);
                 let keep = if tensors[tensor].decay { c.keep } else { 1.0 };
-                (range.start - owned.start..range.end - owned.start, keep)
-            }));
+                // Neighbours without padding between are one range, and one launch on a device.
+                match self.ranges.last_mut() {
+                    Some((last, same)) if last.end == start && *same == keep => last.end = end,
+                    _ => self.ranges.push((start..end, keep)),
+                }
+            }
             let State { master, m, v } = &mut self.units[u][b];
             let mut param = params.owned_mut(plan, u, b);
             let next = following.next().map(|(u, b)| grads.owned(plan, u, b));
