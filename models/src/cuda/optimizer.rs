@@ -86,7 +86,10 @@ fn kept_wide<T: Float, G: Float>() -> bool {
 pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, out: ViewMut<'a, f64>) -> Launch<'a> {
     let blocks = out.len();
     assert_eq!(grad.len(), blocks * NORM_BLOCK, "whole blocks of a gradient");
-    Launch::new(Module::new(&sources::SQUARES, T::DTYPE), "squares", [blocks.div_ceil(16), 1, 1], THREADS)
+    assert!(aligned(&[address(grad)]), "a gradient that starts at a 16-byte boundary");
+    // As many threads share a block of 16 lanes as an element has bytes.
+    let grid = blocks.div_ceil(THREADS / size_of::<G>());
+    Launch::new(Module::new(&sources::SQUARES, T::DTYPE), "squares", [grid, 1, 1], THREADS)
         .write(out)
         .read(grad)
         .long(blocks)

@@ -96,7 +96,7 @@ fn check_squares<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, blocks: usize) {
 }
 
 pub fn sums_of_squares_have_the_bits_of_the_processor<Q: Queue>(bed: &Bed<Q>) {
-    for blocks in [1, 15, 16, 33] {
+    for blocks in [1, 15, 16, 65, 130] {
         check_squares::<bf16, bf16, Q>(bed, blocks);
         check_squares::<bf16, f32, Q>(bed, blocks);
         check_squares::<f32, f32, Q>(bed, blocks);

@@ -7,22 +7,44 @@ using T = ELEMENT;
 
 constexpr int THREADS = 256;
 constexpr int BLOCK = 1024, LANES_OF_BLOCK = 16;
-constexpr int BLOCKS = THREADS / LANES_OF_BLOCK; // of the gradient, of a block of threads
 
-// out (blocks). A gradient kept in f32 (`wide`) is rounded to T first.
-KERNEL(THREADS, 4, squares, double *out, const void *grad, i64 blocks, int wide) {
-    i64 block = (i64)block_x() * BLOCKS + thread_index() / LANES_OF_BLOCK;
-    i64 at = block * BLOCK + thread_index() % LANES_OF_BLOCK;
-    double sum = 0;
+// A thread takes as many neighbouring lanes as it loads elements at once: 8 of 16 bits, or 4 of f32.
+template <class E> DEVICE void sum_squares(double *out, const E *grad, i64 blocks) {
+    constexpr int MINE = LANES<E>, SHARERS = LANES_OF_BLOCK / MINE;
+    i64 block = (i64)block_x() * (THREADS / SHARERS) + thread_index() / SHARERS;
+    int sharer = thread_index() % SHARERS;
+    double sums[MINE] = {};
     if (block < blocks) {
-        UNROLL_BY(8)
+        const E *from = grad + block * BLOCK + sharer * MINE;
+        UNROLL_BY(4)
         for (int i = 0; i < BLOCK; i += LANES_OF_BLOCK) {
-            double x = wide ? rounded<T>(load(static_cast<const float *>(grad) + at + i))
-                            : load_wide(static_cast<const T *>(grad) + at + i);
-            sum = add_rn(sum, mul_rn(x, x));
+            float v[MINE];
+            load_vector_once(from + i, v);
+            UNROLL
+            for (int k = 0; k < MINE; k++) {
+                double x = sizeof(E) > sizeof(T) ? rounded<T>(v[k]) : v[k];
+                sums[k] = add_rn(sums[k], mul_rn(x, x));
+            }
         }
     }
+    // The upper levels of the tree lie in different threads, the lower ones in each of them.
     UNROLL
-    for (int mask = LANES_OF_BLOCK / 2; mask > 0; mask /= 2) sum = add_rn(sum, shuffle_xor(sum, mask));
-    if (block < blocks && thread_index() % LANES_OF_BLOCK == 0) store(out + block, sum);
+    for (int mask = SHARERS / 2; mask > 0; mask /= 2) {
+        UNROLL
+        for (int k = 0; k < MINE; k++) sums[k] = add_rn(sums[k], shuffle_xor(sums[k], mask));
+    }
+    UNROLL
+    for (int width = MINE / 2; width > 0; width /= 2) {
+        UNROLL
+        for (int k = 0; k < width; k++) sums[k] = add_rn(sums[k], sums[k + width]);
+    }
+    if (block < blocks && sharer == 0) store(out + block, sums[0]);
+}
+
+// out (blocks), of a gradient from a 16-byte boundary. One kept in f32 (`wide`) is rounded to T first.
+KERNEL(THREADS, 4, squares, double *out, const void *grad, i64 blocks, int wide) {
+    if (wide)
+        sum_squares(out, static_cast<const float *>(grad), blocks);
+    else
+        sum_squares(out, static_cast<const T *>(grad), blocks);
 }
