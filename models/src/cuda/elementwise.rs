@@ -6,6 +6,8 @@ use collectives::device::{Launch, Module, address, aligned, twice};
 use collectives::{DType, Float, View, ViewMut};
 
 const THREADS: usize = 256;
+/// Of a block that has one row of a norm.
+const MOST_ROW_THREADS: usize = 1024;
 
 /// Threads of a kernel that takes 16 bytes of one element type a thread, and the rest singly.
 pub(super) fn threads_for(n: usize, at_once: usize, vectors: bool) -> usize {
@@ -53,7 +55,7 @@ fn backward_shared(width: usize) -> usize {
 
 /// As many threads as a row has groups of 16 bytes, at most a block.
 fn row_threads<T: Float>(width: usize) -> usize {
-    width.div_ceil(16 / size_of::<T>()).next_multiple_of(32).min(THREADS)
+    width.div_ceil(16 / size_of::<T>()).next_multiple_of(32).min(MOST_ROW_THREADS)
 }
 
 /// Rows of partial sums that the backward of a norm over `rows` rows needs: a function of the shape alone, so that
@@ -94,7 +96,9 @@ pub fn norm_backward<'a, T: Float>(
         .int(width)
         .float(eps)
         .flag(add);
-    let sum_launch = Launch::new(module, "rmsnorm_dweight", [width.div_ceil(32), 1, 1], THREADS)
+    // There are few blocks: each has a warp for every part, or all that there can be.
+    let sum_threads = (32 * parts).min(MOST_ROW_THREADS);
+    let sum_launch = Launch::new(module, "rmsnorm_dweight", [width.div_ceil(32), 1, 1], sum_threads)
         .write(d_weight)
         .read(sums.into())
         .int(parts)

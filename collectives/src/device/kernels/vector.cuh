@@ -69,3 +69,19 @@ template <class T> DEVICE float rounded(float x) {
     narrow(x, y);
     return widen(y);
 }
+
+// As many elements as a vector has, or one, which may be anywhere.
+template <class T, int N> DEVICE void load_group(const T *p, float (&v)[N]) {
+    static_assert(N == LANES<T> || N == 1, "a vector or one element");
+    if constexpr (N == 1)
+        v[0] = load_wide(p);
+    else
+        load_vector(p, v);
+}
+template <class T, int N> DEVICE void store_group(T *p, const float (&v)[N]) {
+    static_assert(N == LANES<T> || N == 1, "a vector or one element");
+    if constexpr (N == 1)
+        store_narrow(p, v[0]);
+    else
+        store_vector(p, v);
+}

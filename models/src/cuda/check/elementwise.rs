@@ -58,15 +58,17 @@ fn check_norm<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, width: usize) {
 }
 
 pub fn norms<Q: Queue>(bed: &Bed<Q>) {
-    for (rows, width) in [(1, 1), (3, 7), (5, 64), (2, 65), (37, 200), (3, 2048), (2, 4104)] {
+    for (rows, width) in
+        [(1, 1), (3, 7), (5, 64), (2, 65), (37, 200), (3, 2048), (70, 520), (2, 4104), (2, 8200)]
+    {
         check_norm::<f32, Q>(bed, rows, width);
         check_norm::<bf16, Q>(bed, rows, width);
     }
     check_norm::<f16, Q>(bed, 20, 72);
 }
 
-pub fn a_residual_is_added_before_the_norm<Q: Queue>(bed: &Bed<Q>) {
-    let (n, width) = (6 * 136, 136);
+fn check_residual<Q: Queue>(bed: &Bed<Q>, rows: usize, width: usize) {
+    let n = rows * width;
     let (x, r) = (bed.random::<bf16>(1, n, 1.0), bed.random::<bf16>(2, n, 1.0));
     let weight = bed.random::<bf16>(3, width, 1.0);
     let added: Vec<bf16> =
@@ -78,14 +80,21 @@ pub fn a_residual_is_added_before_the_norm<Q: Queue>(bed: &Bed<Q>) {
         &vec![0.0; n],
     )
     .0;
-    bed.in_every_order("norm of a sum", &mut |stream| {
+    let name = format!("norm of a sum of {rows} x {width}");
+    bed.in_every_order(&name, &mut |stream| {
         let (mut sum, mut out) = (bed.unwritten::<bf16>(n), bed.unwritten::<bf16>(n));
         let residual = Some((r.view(), sum.view_mut()));
         stream.run([cuda::norm(x.view(), residual, weight.view(), 1e-6, out.view_mut())]);
-        bed.that(sum.host() == added, || "norm of a sum: the sum is not rounded once".into());
-        bed.close("norm of a sum", &out, &want);
+        bed.that(sum.host() == added, || format!("{name}: the sum is not rounded once"));
+        bed.close(&name, &out, &want);
         vec![bytes(&out)]
     });
+}
+
+pub fn a_residual_is_added_before_the_norm<Q: Queue>(bed: &Bed<Q>) {
+    for (rows, width) in [(6, 136), (3, 65), (2, 8200)] {
+        check_residual(bed, rows, width);
+    }
 }
 
 fn check_rope<T: Float, Q: Queue>(bed: &Bed<Q>, rows: usize, length: usize, heads: usize, width: usize) {

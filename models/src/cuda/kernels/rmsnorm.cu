@@ -1,11 +1,12 @@
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight over rows of `width` elements, forward (optionally after adding a
-// residual) and backward. ELEMENT is the stored type; arithmetic is f32.
+// residual) and backward. ELEMENT is the stored type; arithmetic is f32. Where each thread has at most one group of 16
+// bytes of a row, the row stays in registers; wider rows, and those that start anywhere, are read twice.
 #include "block.cuh"
 #include "vector.cuh"
 
 using T = ELEMENT;
 
-constexpr int THREADS = 256;
+constexpr int MOST_THREADS = 1024;
 
 // Calls `one(i)` for each group of N consecutive elements of a row that this thread is responsible for: the same
 // groups in every call.
@@ -13,17 +14,31 @@ template <int N, class F> DEVICE void each_group(int width, F one) {
     for (int i = thread_index() * N; i < width; i += thread_count() * N) one(i);
 }
 
-template <int N> DEVICE void load_group(const T *p, float (&v)[N]) {
-    if constexpr (N == LANES<T>)
-        load_vector(p, v);
-    else
-        v[0] = load_wide(p);
+// x, or with a residual their sum, which is also stored.
+template <int N> DEVICE void load_sum(T *sum, const T *x, const T *residual, i64 at, float (&v)[N]) {
+    load_group(x + at, v);
+    if (!residual) return;
+    float r[N];
+    load_group(residual + at, r);
+    UNROLL
+    for (int k = 0; k < N; k++) v[k] = rounded<T>(v[k] + r[k]);
+    store_group(sum + at, v);
 }
-template <int N> DEVICE void store_group(T *p, const float (&v)[N]) {
-    if constexpr (N == LANES<T>)
-        store_vector(p, v);
-    else
-        store_narrow(p, v[0]);
+
+template <int N> DEVICE float sum_of_squares(const float (&v)[N], float sum) {
+    UNROLL
+    for (int k = 0; k < N; k++) sum += v[k] * v[k];
+    return sum;
+}
+
+DEVICE float scale_of(float squares, int width, float eps) {
+    return div_rn(1.f, sqrt_rn(squares / (float)width + eps));
+}
+
+template <int N> DEVICE void scale_group(T *y, float (&v)[N], const float (&w)[N], float scale) {
+    UNROLL
+    for (int k = 0; k < N; k++) v[k] = v[k] * scale * w[k];
+    store_group(y, v);
 }
 
 template <int N> DEVICE void forward(T *y, T *sum, const T *x, const T *residual, const T *weight, int width, float eps) {
@@ -32,98 +47,177 @@ template <int N> DEVICE void forward(T *y, T *sum, const T *x, const T *residual
     float squares[1] = {0.f};
     each_group<N>(width, [&](int i) {
         float v[N];
-        load_group(x + row + i, v);
-        if (residual) {
-            float r[N];
-            load_group(residual + row + i, r);
-            UNROLL
-            for (int k = 0; k < N; k++) v[k] = rounded<T>(v[k] + r[k]);
-            store_group(sum + row + i, v);
-        }
-        UNROLL
-        for (int k = 0; k < N; k++) squares[0] += v[k] * v[k];
+        load_sum(sum, x, residual, row + i, v);
+        squares[0] = sum_of_squares(v, squares[0]);
     });
     block_sum(squares, room);
-    float scale = div_rn(1.f, sqrt_rn(squares[0] / (float)width + eps));
+    float scale = scale_of(squares[0], width, eps);
     const T *from = residual ? sum : x;
     each_group<N>(width, [&](int i) {
         float v[N], w[N];
         load_group(from + row + i, v);
         load_group(weight + i, w);
-        UNROLL
-        for (int k = 0; k < N; k++) v[k] = v[k] * scale * w[k];
-        store_group(y + row + i, v);
+        scale_group(y + row + i, v, w, scale);
     });
 }
 
+// The same with one group a thread.
+DEVICE void forward_in_registers(T *y, T *sum, const T *x, const T *residual, const T *weight, int width, float eps) {
+    constexpr int N = LANES<T>;
+    SHARED_ARRAY(float, room, MOST_WARPS);
+    int i = thread_index() * N;
+    i64 at = (i64)block_x() * width + i;
+    float v[N], w[N], squares[1] = {0.f};
+    if (i < width) {
+        load_sum(sum, x, residual, at, v);
+        load_group(weight + i, w);
+        squares[0] = sum_of_squares(v, 0.f);
+    }
+    block_sum(squares, room);
+    if (i < width) scale_group(y + at, v, w, scale_of(squares[0], width, eps));
+}
+
 // One block a row. With `residual`, x + residual is written to `sum` (which may be either) and normalised.
-KERNEL(THREADS, 4, rmsnorm_forward, T *y, T *sum, const T *x, const T *residual, const T *weight, int width, float eps) {
+KERNEL(MOST_THREADS, 2, rmsnorm_forward, T *y, T *sum, const T *x, const T *residual, const T *weight, int width,
+       float eps) {
     bool vectors = width % LANES<T> == 0 && aligned16(y) && aligned16(sum) && aligned16(x) && aligned16(residual) &&
                    aligned16(weight);
-    if (vectors)
+    if (vectors && width <= thread_count() * LANES<T>)
+        forward_in_registers(y, sum, x, residual, weight, width, eps);
+    else if (vectors)
         forward<LANES<T>>(y, sum, x, residual, weight, width, eps);
     else
         forward<1>(y, sum, x, residual, weight, width, eps);
+}
+
+// Room for the sums of two rows: a warp may be at the next row while another reads those of the last.
+using Room = float[2 * MOST_WARPS];
+
+// What a row's gradient needs of the whole row.
+struct Row {
+    float scale, along;
+};
+
+// Of this thread's sums of x^2 and of x * weight * dy. Takes one room and the other in turn.
+DEVICE Row row_of(float (&sums)[2], Room &room, int width, float eps) {
+    block_sum(sums, room);
+    float scale = scale_of(sums[0], width, eps);
+    return {scale, sums[1] / (float)width * scale * scale * scale};
+}
+
+template <int N> DEVICE void add_sums(float (&sums)[2], const float (&v)[N], const float (&w)[N], const float (&g)[N]) {
+    UNROLL
+    for (int k = 0; k < N; k++) {
+        sums[0] += v[k] * v[k];
+        sums[1] += v[k] * w[k] * g[k];
+    }
 }
 
 template <int N>
 DEVICE void backward(T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows, int width, float eps,
                      int add) {
     SHARED_MEMORY(memory);
-    SHARED_ARRAY(float, room, 2 * MOST_WARPS);
-    // Each thread reads and writes its own groups only, so that these sums need no barrier.
+    SHARED_ARRAY(Room, rooms, 2);
+    // (N, groups): threads side by side write side by side. Each reads and writes its own groups only, so that these sums
+    // need no barrier.
     float *dweight = reinterpret_cast<float *>(memory);
+    auto place = [&](int i, int k) { return dweight + k * (width / N) + i / N; };
     each_group<N>(width, [&](int i) {
         UNROLL
-        for (int k = 0; k < N; k++) shared_store(dweight + i + k, 0.f);
+        for (int k = 0; k < N; k++) shared_store(place(i, k), 0.f);
     });
-    for (int r = block_x(); r < rows; r += grid_x()) {
-        i64 row = (i64)r * width;
-        float sums[2] = {0.f, 0.f}; // of x^2, of x * weight * dy
+    int turn = 0;
+    for (int r = block_x(); r < rows; r += grid_x(), turn ^= 1) {
+        i64 at = (i64)r * width;
+        float sums[2] = {0.f, 0.f};
         each_group<N>(width, [&](int i) {
             float v[N], w[N], g[N];
-            load_group(x + row + i, v);
-            load_group(dy + row + i, g);
+            load_group(x + at + i, v);
+            load_group(dy + at + i, g);
             load_group(weight + i, w);
-            UNROLL
-            for (int k = 0; k < N; k++) {
-                sums[0] += v[k] * v[k];
-                sums[1] += v[k] * w[k] * g[k];
-            }
+            add_sums(sums, v, w, g);
         });
-        block_sum(sums, room);
-        float scale = div_rn(1.f, sqrt_rn(sums[0] / (float)width + eps));
-        float along = sums[1] / (float)width * scale * scale * scale;
+        Row row = row_of(sums, rooms[turn], width, eps);
         each_group<N>(width, [&](int i) {
             float v[N], w[N], g[N], d[N];
-            load_group(x + row + i, v);
-            load_group(dy + row + i, g);
+            load_group(x + at + i, v);
+            load_group(dy + at + i, g);
             load_group(weight + i, w);
-            if (add) load_group(dx + row + i, d);
+            if (add) load_group(dx + at + i, d);
             UNROLL
             for (int k = 0; k < N; k++) {
-                float own = scale * w[k] * g[k] - along * v[k];
+                float own = row.scale * w[k] * g[k] - row.along * v[k];
                 d[k] = add ? d[k] + own : own;
-                float *sum = dweight + i + k;
-                shared_store(sum, shared_load(sum) + g[k] * v[k] * scale);
+                shared_store(place(i, k), shared_load(place(i, k)) + g[k] * v[k] * row.scale);
             }
-            store_group(dx + row + i, d);
+            store_group(dx + at + i, d);
         });
-        // The next row's sums go through the same room.
-        barrier();
     }
     each_group<N>(width, [&](int i) {
         UNROLL
-        for (int k = 0; k < N; k++) store(dweight_parts + (i64)block_x() * width + i + k, shared_load(dweight + i + k));
+        for (int k = 0; k < N; k++) store(dweight_parts + (i64)block_x() * width + i + k, shared_load(place(i, k)));
     });
+}
+
+// One group of a row, as it lies in memory.
+struct Group {
+    Words x, dy, dx;
+};
+
+// The same with one group a thread: the weight and its gradient stay in registers too, and while a row is summed the
+// next one is on its way.
+DEVICE void backward_in_registers(T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows, int width,
+                                  float eps, int add) {
+    constexpr int N = LANES<T>;
+    SHARED_ARRAY(Room, rooms, 2);
+    int i = thread_index() * N;
+    // Threads beyond the row add zeros.
+    bool inside = i < width;
+    auto words = [&](const T *p) { return load(reinterpret_cast<const Words *>(p)); };
+    Group next = {};
+    auto ask = [&](int r) {
+        if (!inside || r >= rows) return;
+        i64 at = (i64)r * width + i;
+        next.x = words(x + at);
+        next.dy = words(dy + at);
+        if (add) next.dx = words(dx + at);
+    };
+    ask(block_x());
+    Words weights = inside ? words(weight + i) : Words{};
+    float dweight[N] = {};
+    int turn = 0;
+    for (int r = block_x(); r < rows; r += grid_x(), turn ^= 1) {
+        Group group = next;
+        ask(r + grid_x());
+        float v[N], w[N], g[N], d[N];
+        unpack(group.x, v, T{});
+        unpack(group.dy, g, T{});
+        unpack(weights, w, T{});
+        float sums[2] = {0.f, 0.f};
+        add_sums(sums, v, w, g);
+        Row row = row_of(sums, rooms[turn], width, eps);
+        unpack(group.dx, d, T{});
+        UNROLL
+        for (int k = 0; k < N; k++) {
+            float own = row.scale * w[k] * g[k] - row.along * v[k];
+            d[k] = add ? d[k] + own : own;
+            dweight[k] += g[k] * v[k] * row.scale;
+        }
+        if (inside) store_vector(dx + (i64)r * width + i, d);
+    }
+    if (!inside) return;
+    UNROLL
+    for (int k = 0; k < N; k++) store(dweight_parts + (i64)block_x() * width + i + k, dweight[k]);
 }
 
 // dx = (add ? dx : 0) + gradient; block b sums the weight's gradient over rows b, b + grid, … into row b of
 // dweight_parts (grid, width). Shared memory: width floats.
-KERNEL(THREADS, 4, rmsnorm_backward, T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows,
+KERNEL(MOST_THREADS, 1, rmsnorm_backward, T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows,
        int width, float eps, int add) {
     bool vectors = width % LANES<T> == 0 && aligned16(dx) && aligned16(x) && aligned16(weight) && aligned16(dy);
-    if (vectors)
+    if (vectors && width <= thread_count() * LANES<T>)
+        backward_in_registers(dx, dweight_parts, x, weight, dy, rows, width, eps, add);
+    else if (vectors)
         backward<LANES<T>>(dx, dweight_parts, x, weight, dy, rows, width, eps, add);
     else
         backward<1>(dx, dweight_parts, x, weight, dy, rows, width, eps, add);
@@ -131,11 +225,12 @@ KERNEL(THREADS, 4, rmsnorm_backward, T *dx, float *dweight_parts, const T *x, co
 
 // dweight = (add ? dweight : 0) + the sum of the parts in their order. A warp takes 32 columns, so that its loads are
 // whole lines; the warps of a block take turns over the parts and are added in their order.
-KERNEL(THREADS, 1, rmsnorm_dweight, T *dweight, const float *parts, int count, int width, int add) {
-    SHARED_ARRAY(float, sums, THREADS);
+KERNEL(MOST_THREADS, 1, rmsnorm_dweight, T *dweight, const float *parts, int count, int width, int add) {
+    SHARED_ARRAY(float, sums, MOST_THREADS);
     int column = block_x() * 32 + lane_index(), warps = thread_count() / 32;
     float sum = 0.f;
     if (column < width) {
+        UNROLL_BY(8)
         for (int part = warp_index(); part < count; part += warps) sum += load(parts + (i64)part * width + column);
     }
     shared_store(&sums[thread_index()], sum);
