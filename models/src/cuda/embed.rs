@@ -5,6 +5,8 @@ use collectives::device::{Launch, Module, address, aligned};
 use collectives::{Float, View, ViewMut};
 
 const THREADS: usize = 256;
+/// Entries of a block of the backward.
+const WARPS: usize = THREADS / 32;
 
 /// Rows of `table` (V, H) at `tokens` (n): `out` (n, H).
 pub fn embed<'a, T: Float>(tokens: View<'a, u32>, table: View<'a, T>, out: ViewMut<'a, T>) -> Launch<'a> {
@@ -41,10 +43,9 @@ pub fn embed_backward<'a, T: Float>(
     let at_once = 16 / size_of::<T>();
     let vectors = width % at_once == 0 && aligned(&[address(d_out), address(d_table.as_view())]);
     let at_once = if vectors { at_once } else { 1 };
-    // As the kernel splits positions over y and z.
-    let (y, z) = (n.min(65535), n.div_ceil(65535));
+    let blocks = n.div_ceil(WARPS) * width.div_ceil(32 * at_once);
     let module = Module::new(&sources::EMBEDDING, T::DTYPE);
-    Launch::new(module, "embed_backward", [width.div_ceil(32 * at_once), y, z], THREADS)
+    Launch::new(module, "embed_backward", [blocks, 1, 1], THREADS)
         .shared(THREADS * at_once * size_of::<f32>())
         .write(d_table)
         .read(d_out)

@@ -52,7 +52,8 @@ fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, wid
 }
 
 pub fn embeddings<Q: Queue>(bed: &Bed<Q>) {
-    for (n, vocab, width) in [(1, 1, 1), (7, 11, 5), (63, 50, 8), (200, 17, 72), (65, 300, 264)] {
+    for (n, vocab, width) in [(1, 1, 1), (7, 11, 5), (63, 50, 8), (200, 17, 72), (65, 300, 264), (70, 4, 40)]
+    {
         check_embedding::<f32, Q>(bed, n, vocab, width);
         check_embedding::<bf16, Q>(bed, n, vocab, width);
     }
