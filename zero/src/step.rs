@@ -172,8 +172,6 @@ impl<T: Float> Trainer<T> {
 
         let (update, communication) = (Instant::now(), hands.clock.communication);
         let global = norm.global(&mut hands, grads, loss)?;
-        // The norm is known: whatever was marked before it has happened.
-        let elapsed = hands.kernels.elapsed()?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         if !global.norm.is_finite() {
@@ -182,6 +180,8 @@ impl<T: Float> Trainer<T> {
         }
         let clip = clip::factor(global.norm, plan.config.clip);
         optimizer.update(&mut hands, params, grads, lr, clip)?;
+        // Asked for only now that the device has work again.
+        let elapsed = hands.kernels.elapsed()?;
 
         let exposed = clock.communication - communication;
         report.optimizer_seconds = (update.elapsed() - exposed).as_secs_f64();

@@ -112,6 +112,7 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
         let to = &mut self.numbers.host_mut()[..values.len()];
         // SAFETY: both are that long, and the call waits.
         unsafe { self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))? };
+        self.meter.reach();
         Ok(to)
     }
 

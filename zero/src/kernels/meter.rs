@@ -34,11 +34,13 @@ const SPARE: usize = 16;
 pub struct Meter<Q: Streams> {
     marks: Vec<(Activity, Q::Event)>,
     used: usize,
+    /// Of those, the first ones that are known to have happened.
+    reached: usize,
 }
 
 impl<Q: Streams> Default for Meter<Q> {
     fn default() -> Self {
-        Meter { marks: Vec::new(), used: 0 }
+        Meter { marks: Vec::new(), used: 0, reached: 0 }
     }
 }
 
@@ -61,7 +63,12 @@ impl<Q: Streams> Meter<Q> {
         Ok(())
     }
 
-    /// What was done between the first mark and the last one, which has happened; the next interval starts there.
+    /// The device has done all that was given to it so far.
+    pub fn reach(&mut self) {
+        self.reached = self.used;
+    }
+
+    /// What was done between the first mark and the last that was reached; the next interval starts there.
     ///
     /// # Errors
     /// The device's.
@@ -71,7 +78,7 @@ impl<Q: Streams> Meter<Q> {
             self.marks.push((Activity::Other, queue.timed_event()?));
         }
         let mut elapsed = Elapsed::default();
-        for pair in self.marks[..self.used].windows(2) {
+        for pair in self.marks[..self.reached].windows(2) {
             let seconds = Q::seconds(&pair[0].1, &pair[1].1)?;
             match pair[0].0 {
                 Activity::Compute => elapsed.compute += seconds,
@@ -80,10 +87,10 @@ impl<Q: Streams> Meter<Q> {
                 Activity::Other => {}
             }
         }
-        if self.used > 1 {
-            self.marks.swap(0, self.used - 1);
-            self.used = 1;
-        }
+        let over = self.reached.saturating_sub(1);
+        self.marks[..self.used].rotate_left(over);
+        self.used -= over;
+        self.reached -= over;
         Ok(elapsed)
     }
 }

@@ -48,8 +48,8 @@ pub trait Kernels<T: Float>: Send {
         Ok(())
     }
 
-    /// Where a device's time went between the last mark before the last call of this and the last mark now, which is
-    /// known to be over. `None` on the host.
+    /// Where a device's time went between the last mark before the [`numbers`](Self::numbers) of the last call of this and
+    /// the last one before those that were read now: what is known to be over. `None` on the host.
     fn elapsed(&mut self) -> Result<Option<Elapsed>> {
         Ok(None)
     }
