@@ -32,13 +32,10 @@ KERNEL(THREADS, 2, adamw, T *param, float *master, float *m, float *v, const voi
     const float *wide_grad = static_cast<const float *>(grad);
     if (at >= begin && at + N <= end) {
         float w[N], g[N], ms[N], vs[N];
-        if (wide) {
+        if (wide)
             load_four_once(wide_grad + at, g);
-            UNROLL
-            for (int k = 0; k < N; k++) g[k] = rounded<T>(g[k]);
-        } else {
+        else
             load_four_once(narrow_grad + at, g);
-        }
         if (master)
             load_four_once(master + at, w);
         else
@@ -46,7 +43,7 @@ KERNEL(THREADS, 2, adamw, T *param, float *master, float *m, float *v, const voi
         load_four_once(m + at, ms);
         load_four_once(v + at, vs);
         UNROLL
-        for (int k = 0; k < N; k++) w[k] = element(c, w[k], g[k], ms[k], vs[k]);
+        for (int k = 0; k < N; k++) w[k] = element(c, w[k], rounded<T>(g[k]), ms[k], vs[k]);
         if (master) store_four(master + at, w);
         store_four(param + at, w);
         store_four(m + at, ms);
