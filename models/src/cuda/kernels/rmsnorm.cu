@@ -159,10 +159,16 @@ DEVICE void backward(T *dx, float *dweight_parts, const T *x, const T *weight, c
     });
 }
 
-// One group of a row, as it lies in memory.
+// One group of a row and of the gradient after it, as they lie in memory.
 struct Group {
-    Words x, dy, dx;
+    Words x, dy;
 };
+
+DEVICE Words here(Words words) {
+    UNROLL
+    for (int i = 0; i < 4; i++) words.w[i] = here(words.w[i]);
+    return words;
+}
 
 // The same with one group a thread: the weight and its gradient stay in registers too, and while a row is summed the
 // next one is on its way.
@@ -180,7 +186,6 @@ DEVICE void backward_in_registers(T *dx, float *dweight_parts, const T *x, const
         i64 at = (i64)r * width + i;
         next.x = words(x + at);
         next.dy = words(dy + at);
-        if (add) next.dx = words(dx + at);
     };
     ask(block_x());
     Words weights = inside ? words(weight + i) : Words{};
@@ -188,15 +193,18 @@ DEVICE void backward_in_registers(T *dx, float *dweight_parts, const T *x, const
     int turn = 0;
     for (int r = block_x(); r < rows; r += grid_x(), turn ^= 1) {
         Group group = next;
+        Words old = inside && add ? words(dx + (i64)r * width + i) : Words{};
         ask(r + grid_x());
-        float v[N], w[N], g[N], d[N];
+        float v[N], w[N], g[N], d[N], sums[2] = {0.f, 0.f};
         unpack(group.x, v, T{});
         unpack(group.dy, g, T{});
         unpack(weights, w, T{});
-        float sums[2] = {0.f, 0.f};
         add_sums(sums, v, w, g);
         Row row = row_of(sums, rooms[turn], width, eps);
-        unpack(group.dx, d, T{});
+        // Again: in between they take half of the registers.
+        unpack(here(group.x), v, T{});
+        unpack(here(group.dy), g, T{});
+        unpack(old, d, T{});
         UNROLL
         for (int k = 0; k < N; k++) {
             float own = row.scale * w[k] * g[k] - row.along * v[k];
