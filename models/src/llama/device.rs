@@ -8,9 +8,12 @@ use crate::error::{Error, Result};
 use collectives::device::Queue;
 use collectives::{Buffer, DType, Float, bf16};
 
-/// Logits that exist at once on a device are about this many, in whole tokens: each chunk reads and writes the whole
-/// gradient of the head's matrix.
+/// Logits that exist at once on a device are about this many: each chunk reads and writes the whole gradient of the head's
+/// matrix.
 const LOGITS: usize = 256 << 20;
+/// Chunks of logits are of so many tokens, or a multiple: products are cut into tiles of 128 or 256 rows, and a tile that is
+/// nearly empty takes as long as a full one.
+const TILE: usize = 256;
 
 /// Sequences of a micro-batch at most: one block in a dimension of a grid that is no longer.
 const ROWS: usize = 65_535;
@@ -31,7 +34,9 @@ impl Shape {
             )));
         }
         let shape = Shape::new(config, rows, length, recompute, 1)?;
-        Ok(Shape { chunk: (LOGITS / config.vocab).max(shape.chunk).min(shape.tokens), ..shape })
+        let pieces = shape.tokens.div_ceil((LOGITS / config.vocab).max(shape.chunk));
+        let chunk = shape.tokens.div_ceil(pieces).next_multiple_of(TILE).min(shape.tokens);
+        Ok(Shape { chunk, ..shape })
     }
 
     fn cuda(&self) -> CudaShape {
@@ -107,5 +112,27 @@ pub fn device_footprint(
         DType::F32 => of::<f32>(config, rows, length, recompute),
         DType::Bf16 => of::<bf16>(config, rows, length, recompute),
         other => Err(Error::config(format!("a model of {other}: f32 and bf16 are possible"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_logits_are_equal_and_whole_tiles() {
+        let chunk = |name: &str, rows, length| {
+            let config = LlamaConfig::preset(name).unwrap();
+            let shape = Shape::on_device(&config, rows, length, Recompute::None).unwrap();
+            (shape.chunk, shape.tokens.div_ceil(shape.chunk))
+        };
+        assert_eq!(chunk("llama-3.2-1b", 8, 2048), (2048, 8));
+        assert_eq!(chunk("llama-3.2-1b", 3, 2048), (2048, 3));
+        // The last is shorter where tiles leave no other choice, or the micro-batch is.
+        assert_eq!(chunk("llama-3.2-1b", 5, 1000), (1792, 3));
+        assert_eq!(chunk("llama-3.2-1b", 1, 700), (700, 1));
+        assert_eq!(chunk("nano", 16, 64), (1024, 1));
+        // No more pieces than round a gradient tolerably.
+        assert_eq!(chunk("llama-3.2-1b", 64, 2048), (8192, 16));
     }
 }
