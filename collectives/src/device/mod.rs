@@ -61,6 +61,12 @@ pub trait Queue: Send {
     /// Multiplies matrices.
     fn product(&mut self, product: &Product<'_>) -> Result<()>;
 
+    /// In how many ways the device's library would compute a product; number 0, the one that it advises, is taken unless
+    /// [`Product::by`] says otherwise.
+    fn ways(&mut self, _product: &Product<'_>) -> Result<usize> {
+        Ok(1)
+    }
+
     /// Copies `bytes` between any two places.
     ///
     /// # Safety

@@ -29,6 +29,8 @@ pub struct Product<'a> {
     pub added: Option<u64>,
     /// Where out is.
     pub out: u64,
+    /// Which of the ways of [`Queue::ways`](super::Queue::ways) is taken.
+    pub way: usize,
     place: Place,
     _memory: PhantomData<&'a ()>,
 }
@@ -64,6 +66,7 @@ impl<'a> Product<'a> {
             right: (address(right.0), right.1),
             added: None,
             out: address(out.as_view()),
+            way: 0,
             place,
             _memory: PhantomData,
         }
@@ -81,6 +84,11 @@ impl<'a> Product<'a> {
     pub fn plus<E: Element>(self, other: View<'a, E>) -> Self {
         assert!(other.len() == self.m * self.n && E::DTYPE == self.output, "an addend of the result's shape");
         Product { added: Some(address(other)), ..self }
+    }
+
+    /// The same computed in another way, perhaps to other bits: for measurements.
+    pub fn by(self, way: usize) -> Self {
+        Product { way, ..self }
     }
 
     /// Where the result is.

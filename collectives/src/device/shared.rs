@@ -93,6 +93,10 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
         self.lock().product(product)
     }
 
+    fn ways(&mut self, product: &Product<'_>) -> Result<usize> {
+        self.lock().ways(product)
+    }
+
     unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
         // SAFETY: by the caller.
         unsafe { self.lock().copy(from, to, bytes) }

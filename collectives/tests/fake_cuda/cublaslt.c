@@ -128,11 +128,13 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *p, void *a, void *b, void
     live(handle, HANDLE), live(p, PRODUCT), live(a, LAYOUT), live(b, LAYOUT), live(c, LAYOUT), live(d, LAYOUT);
     /* Parts of a sum meet unrounded. */
     CHECK(wanted >= 1 && wish->reductions == 2 && wish->workspace > 0);
-    memset(choices, 0, sizeof *choices);
-    choices->algorithm.data[0] = wish->workspace;
-    for (int i = 0; i < 4; i++) choices->algorithm.data[1 + i] = wish->alignment[i];
-    choices->workspace = wish->workspace;
-    *found = 1;
+    /* Three ways at most, and fewer than may be asked for. */
+    *found = wanted < 3 ? wanted : 3;
+    memset(choices, 0, *found * sizeof *choices);
+    for (int way = 0; way < *found; way++) {
+        choices[way].algorithm.data[0] = choices[way].workspace = wish->workspace;
+        for (int i = 0; i < 4; i++) choices[way].algorithm.data[1 + i] = wish->alignment[i];
+    }
     return 0;
 }
 int cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a, void *a_layout, const void *b, void *b_layout,

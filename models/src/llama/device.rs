@@ -1,7 +1,7 @@
 //! A Llama on a device.
 
 use super::Llama;
-use super::memory::{Accounts, Allocator, Footprint, Recompute, Shape, State};
+use super::memory::{Accounts, Allocator, CHUNKS, Footprint, Recompute, Shape, State};
 use crate::config::LlamaConfig;
 use crate::cuda::{Cuda, CudaShape};
 use crate::error::{Error, Result};
@@ -20,6 +20,12 @@ const ROWS: usize = 65_535;
 /// Tokens of a sequence at most: such a dimension has a block for each eight of them, at worst.
 const LONGEST: usize = 8 * ROWS;
 
+/// Of so many tokens, those whose logits exist at once on a device.
+pub(crate) fn chunk(tokens: usize, vocab: usize) -> usize {
+    let pieces = tokens.div_ceil((LOGITS / vocab).max(TILE)).min(CHUNKS);
+    tokens.div_ceil(pieces).next_multiple_of(TILE).min(tokens)
+}
+
 impl Shape {
     /// As [`Shape::new`], with the chunks of logits that suit a device.
     fn on_device(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Self> {
@@ -34,9 +40,7 @@ impl Shape {
             )));
         }
         let shape = Shape::new(config, rows, length, recompute, 1)?;
-        let pieces = shape.tokens.div_ceil((LOGITS / config.vocab).max(shape.chunk));
-        let chunk = shape.tokens.div_ceil(pieces).next_multiple_of(TILE).min(shape.tokens);
-        Ok(Shape { chunk, ..shape })
+        Ok(Shape { chunk: chunk(shape.tokens, config.vocab), ..shape })
     }
 
     fn cuda(&self) -> CudaShape {
@@ -121,18 +125,18 @@ mod tests {
 
     #[test]
     fn chunks_of_logits_are_equal_and_whole_tiles() {
-        let chunk = |name: &str, rows, length| {
+        let cut = |name: &str, rows, length| {
             let config = LlamaConfig::preset(name).unwrap();
             let shape = Shape::on_device(&config, rows, length, Recompute::None).unwrap();
             (shape.chunk, shape.tokens.div_ceil(shape.chunk))
         };
-        assert_eq!(chunk("llama-3.2-1b", 8, 2048), (2048, 8));
-        assert_eq!(chunk("llama-3.2-1b", 3, 2048), (2048, 3));
+        assert_eq!(cut("llama-3.2-1b", 8, 2048), (2048, 8));
+        assert_eq!(cut("llama-3.2-1b", 3, 2048), (2048, 3));
         // The last is shorter where tiles leave no other choice, or the micro-batch is.
-        assert_eq!(chunk("llama-3.2-1b", 5, 1000), (1792, 3));
-        assert_eq!(chunk("llama-3.2-1b", 1, 700), (700, 1));
-        assert_eq!(chunk("nano", 16, 64), (1024, 1));
+        assert_eq!(cut("llama-3.2-1b", 5, 1000), (1792, 3));
+        assert_eq!(cut("llama-3.2-1b", 1, 700), (700, 1));
+        assert_eq!(cut("nano", 16, 64), (1024, 1));
         // No more pieces than round a gradient tolerably.
-        assert_eq!(chunk("llama-3.2-1b", 64, 2048), (8192, 16));
+        assert_eq!(cut("llama-3.2-1b", 64, 2048), (8192, 16));
     }
 }

@@ -47,7 +47,7 @@ const LOGITS: usize = 4 << 20;
 const CHUNK: usize = 256;
 /// And no more than so many chunks: in a bf16 model each of them rounds that gradient, and many would lose of it what is
 /// small beside the rest.
-const CHUNKS: usize = 16;
+pub(super) const CHUNKS: usize = 16;
 /// The elements of activations that [`Shape::new`] lets through are about this many: no size in bytes overflows.
 const ELEMENTS: u128 = 1 << 56;
 

@@ -12,6 +12,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use device::chunk;
 pub use device::device_footprint;
 pub use memory::{Accounts, Footprint, Recompute};
 

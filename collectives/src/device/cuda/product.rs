@@ -1,4 +1,5 @@
-//! Products with cuBLASLt. Descriptions and the heuristic's choice are kept for each shape.
+//! Products with cuBLASLt. Descriptions and the heuristic's choice are kept for each shape: its first answer, so that a
+//! product has the same bits in every run; measurements may take another.
 
 use super::gpu::Gpu;
 use crate::buffer::{Buffer, Memory};
@@ -11,6 +12,12 @@ use cuda_sys::driver::Handle;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+
+/// Answers of the heuristic that a measurement compares.
+const WAYS: usize = 8;
+
+/// The library's status for what it cannot compute.
+const NOT_SUPPORTED: Status = 15;
 
 /// Everything that a choice depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +33,8 @@ struct Key {
     /// Bytes to which left, right, added and out are aligned, at most 16, which is as much as one instruction moves: the
     /// same product must have the same bits wherever its matrices lie.
     alignment: [u32; 4],
+    /// Which of the heuristic's answers is taken.
+    way: usize,
 }
 
 /// What a product adds.
@@ -55,19 +64,25 @@ impl Key {
                 Some(_) => Added::Other,
             },
             alignment: [p.left.0, p.right.0, p.added.unwrap_or(p.out), p.out].map(alignment),
+            way: p.way,
         }
     }
 }
 
 /// What is kept for a shape.
 struct Prepared {
+    described: Described,
+    algorithm: Algorithm,
+}
+
+/// A shape in the library's words.
+struct Described {
     key: Key,
     product: Object,
     /// Of the library's left (our right), right (our left), and result.
     layouts: [Object; 3],
     /// Of another matrix that is added. The library takes one description of both for one matrix.
     other: Option<Object>,
-    algorithm: Algorithm,
 }
 
 /// A description of the library, destroyed when dropped.
@@ -152,18 +167,18 @@ impl Products {
 
     /// Gives a stream a product that was made ready here.
     pub(super) fn run(&self, call: &Call, stream: Handle) -> Result<()> {
-        let prepared = &self.prepared[call.prepared];
+        let Prepared { described, algorithm } = &self.prepared[call.prepared];
         let (one, zero) = (1f32, 0f32);
-        let beta = if prepared.key.added == Added::Nothing { &zero } else { &one };
-        let [left, right, out] = &prepared.layouts;
-        let added = prepared.other.as_ref().unwrap_or(out);
+        let beta = if described.key.added == Added::Nothing { &zero } else { &one };
+        let [left, right, out] = &described.layouts;
+        let added = described.other.as_ref().unwrap_or(out);
         // SAFETY: the matrices exist, as `Product` has checked, and stay until the stream has used them; scales are
         // read before the call returns. Our row-major result is the library's column-major transpose, so that its
         // left matrix is our right one.
         let status = unsafe {
             (self.library.product)(
                 self.handle.handle,
-                prepared.product.handle,
+                described.product.handle,
                 std::ptr::from_ref(&one).cast(),
                 call.right as *const c_void,
                 left.handle,
@@ -174,16 +189,29 @@ impl Products {
                 added.handle,
                 call.out as *mut c_void,
                 out.handle,
-                &prepared.algorithm,
+                algorithm,
                 call.workspace as *mut c_void,
                 PRODUCT_WORKSPACE,
                 stream,
             )
         };
-        self.check("cublasLtMatmul", &prepared.key, status)
+        self.check("cublasLtMatmul", &described.key, status)
+    }
+
+    /// How many answers the heuristic has for a product, of those that a measurement compares.
+    pub(super) fn ways(&self, p: &Product<'_>) -> Result<usize> {
+        Ok(self.answers(&self.describe(&Key::of(p))?, WAYS)?.len())
     }
 
     fn prepare(&self, key: &Key) -> Result<Prepared> {
+        let described = self.describe(key)?;
+        match self.answers(&described, key.way + 1)?.get(key.way) {
+            Some(&algorithm) => Ok(Prepared { described, algorithm }),
+            None => Err(self.refusal("cublasLtMatmulAlgoGetHeuristic", key, NOT_SUPPORTED)),
+        }
+    }
+
+    fn describe(&self, key: &Key) -> Result<Described> {
         let lib = &self.library;
         let (input, output) = (data_type(key.inputs)?, data_type(key.output)?);
         let create = lib.product_create;
@@ -222,7 +250,12 @@ impl Products {
         let left = if key.left_transposed { layout(input, k, m)? } else { layout(input, m, k)? };
         let out = layout(output, m, n)?;
         let other = (key.added == Added::Other).then(|| layout(output, m, n)).transpose()?;
+        Ok(Described { key: *key, product, layouts: [right, left, out], other })
+    }
 
+    /// The heuristic's answers, the best first and at most `most`.
+    fn answers(&self, described: &Described, most: usize) -> Result<Vec<Algorithm>> {
+        let (lib, Described { key, product, layouts, other }) = (&self.library, described);
         let create = lib.preference_create;
         // SAFETY: a valid place to write to.
         let preference =
@@ -248,40 +281,41 @@ impl Products {
         ] {
             prefer(attribute, std::ptr::from_ref(&alignment).cast(), size_of::<u32>())?;
         }
-        let (mut choice, mut found) = (Choice::default(), 0);
-        // SAFETY: live descriptions, and room for the one choice that is asked for.
+        let (mut choices, mut found) = (vec![Choice::default(); most], 0);
+        let [left, right, out] = layouts;
+        // SAFETY: live descriptions, and room for as many choices as are asked for.
         let status = unsafe {
             (lib.heuristic)(
                 self.handle.handle,
                 product.handle,
-                right.handle,
                 left.handle,
-                other.as_ref().unwrap_or(&out).handle,
+                right.handle,
+                other.as_ref().unwrap_or(out).handle,
                 out.handle,
                 preference.handle,
-                1,
-                &mut choice,
+                most as c_int,
+                choices.as_mut_ptr(),
                 &mut found,
             )
         };
         self.check("cublasLtMatmulAlgoGetHeuristic", key, status)?;
-        let usable = if found == 0 { 15 } else { choice.status };
-        self.check("cublasLtMatmulAlgoGetHeuristic", key, usable)?;
-        Ok(Prepared { key: *key, product, layouts: [right, left, out], other, algorithm: choice.algorithm })
+        let usable = choices.iter().take(found as usize).take_while(|choice| choice.status == 0);
+        Ok(usable.map(|choice| choice.algorithm).collect())
     }
 
     fn check(&self, call: &str, key: &Key, status: Status) -> Result<()> {
-        if status == 0 {
-            return Ok(());
-        }
+        if status == 0 { Ok(()) } else { Err(self.refusal(call, key, status)) }
+    }
+
+    fn refusal(&self, call: &str, key: &Key, status: Status) -> Error {
         let Key { m, n, k, inputs, output, .. } = key;
         let gpu = self.gpu.ordinal();
-        Err(Error::System {
+        Error::System {
             what: format!(
                 "a product of {m} x {k} and {k} x {n} from {inputs} to {output} on GPU {gpu} ({call})"
             ),
             source_text: CublasLt::text(status),
-        })
+        }
     }
 }
 

@@ -260,6 +260,11 @@ impl Queue for Stream {
         }
     }
 
+    fn ways(&mut self, product: &Product<'_>) -> Result<usize> {
+        self.gpu.enter()?;
+        self.products()?.ways(product)
+    }
+
     unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {
         // Never gathered: memory of the host may hold something else when a list is given.
         let handle = self.handle()?;

@@ -41,7 +41,7 @@ pub fn outcome(name: &str, outcome: &Outcome, elapsed: Duration) -> String {
 
 /// Above the times.
 pub fn heading() -> String {
-    format!("# {:<46} {:>12} {:>18}  share of the limit\n", "kernel", "us", "rate")
+    format!("# {:<50} {:>12} {:>18}  share of the limit\n", "kernel", "us", "rate")
 }
 
 /// Bytes or FLOP a second.
@@ -71,7 +71,10 @@ pub fn row(row: &Row, limits: &Limits) -> String {
     let [sheet, copy] = shares(row, limits);
     let sheet = sheet.map_or(String::new(), |share| per_cent(share, "the data sheet"));
     let copy = copy.map_or(String::new(), |share| per_cent(share, "a copy"));
-    format!("{:<48} {:>12.1} {rate:>10.1} {unit:<7}{sheet}{copy}\n", row.name, row.seconds * 1e6)
+    let best = row.best.filter(|(ways, _)| *ways > 1);
+    let best =
+        best.map_or(String::new(), |(ways, seconds)| format!("  best of {ways} {:.1} us", seconds * 1e6));
+    format!("{:<52} {:>12.1} {rate:>10.1} {unit:<7}{sheet}{copy}{best}\n", row.name, row.seconds * 1e6)
 }
 
 /// The same for programs.
@@ -83,7 +86,8 @@ pub fn json(row: &Row, limits: &Limits) -> Value {
     let [sheet, copy] = shares(row, limits);
     json!({
         "kernel": row.name.trim(), "group": row.group, "seconds": row.seconds, unit: work, "rate": rate(row),
-        "share_of_data_sheet": sheet, "share_of_copy": copy,
+        "share_of_data_sheet": sheet, "share_of_copy": copy, "ways": row.best.map(|(ways, _)| ways),
+        "best_seconds": row.best.map(|(_, seconds)| seconds),
     })
 }
 
@@ -94,8 +98,13 @@ mod tests {
     #[test]
     fn shares_are_of_what_bounds_a_kernel() {
         let limits = Limits { copy: Some(4e12), ..Limits::of("NVIDIA H200") };
-        let moved =
-            Row { group: "norm", name: "norm".into(), seconds: 1e-3, work: Work::Moved(2_400_000_000) };
+        let moved = Row {
+            group: "norm",
+            name: "norm".into(),
+            seconds: 1e-3,
+            work: Work::Moved(2_400_000_000),
+            best: None,
+        };
         let text = row(&moved, &limits);
         assert!(text.contains(" 50.0% of the data sheet") && text.contains(" 60.0% of a copy"), "{text}");
         assert!(text.contains("1000.0     2400.0 GB/s"), "{text}");
@@ -103,6 +112,8 @@ mod tests {
         let text = row(&computed, &limits);
         assert!(text.contains("494.5 TFLOP/s") && text.contains(" 50.0% of the data sheet"), "{text}");
         assert!(!row(&computed, &Limits::default()).contains('%'));
+        let product = |ways| row(&Row { best: Some((ways, 9e-4)), ..computed.clone() }, &limits);
+        assert!(product(8).contains("  best of 8 900.0 us") && !product(1).contains("best"));
     }
 
     #[test]

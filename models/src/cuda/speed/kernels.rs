@@ -6,8 +6,9 @@ use crate::config::LlamaConfig;
 use crate::cuda::attention::modules as attention_modules;
 use crate::cuda::trial::AttentionTrial;
 use crate::cuda::{self, Coefficients, sources};
+use crate::llama::chunk;
 use crate::ops::{AttentionShape, Normed, Turn};
-use collectives::device::{Module, Product, Queue, Streams, reduce};
+use collectives::device::{Module, Queue, Streams, reduce};
 use collectives::{Element, ReduceOp, Result, View, bf16};
 
 type T = bf16;
@@ -144,7 +145,7 @@ pub(super) fn attention<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, 
 }
 
 pub(super) fn cross_entropy<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
-    let (n, vocab) = (n.min(2048), config.vocab);
+    let (n, vocab) = (chunk(n, config.vocab), config.vocab);
     let logits = b.noise::<f32>(n * vocab, 4.0)?;
     let targets = b.given(&spread(n, vocab))?;
     let (mut losses, mut d_logits) = (b.zeros::<f32>(n)?, b.zeros::<T>(n * vocab)?);
@@ -186,27 +187,4 @@ pub(super) fn optimizer<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: us
     b.time("reduce", "canonical sum of 8 inputs", Moved(9 * part * BYTES), |q| {
         q.launch(&reduce(ReduceOp::Sum, &inputs, addresses.view(), sum.view_mut()))
     })
-}
-
-pub(super) fn products<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
-    let (h, f, width) = (config.hidden, config.ffn, config.heads * config.head_dim);
-    let some = n.min(2048);
-    let shapes = [
-        ("queries".to_owned(), [n, h, width], false, true),
-        ("gate".to_owned(), [n, h, f], false, true),
-        ("down".to_owned(), [n, f, h], false, true),
-        ("gradient of down".to_owned(), [h, n, f], true, false),
-        ("gradient before down".to_owned(), [n, h, f], false, false),
-        (format!("logits of {some} tokens"), [some, h, config.vocab], false, true),
-    ];
-    for (name, [m, k, columns], left_transposed, right_transposed) in shapes {
-        let (left, right) = (b.noise::<T>(m * k, 1.0)?, b.noise::<T>(k * columns, 1.0)?);
-        let mut out = b.zeros::<T>(m * columns)?;
-        let flops = Computed(2.0 * m as f64 * k as f64 * columns as f64);
-        b.time("product", format!("product {name} {m} x {k} x {columns}"), flops, |q| {
-            let (left, right) = ((left.view(), left_transposed), (right.view(), right_transposed));
-            q.product(&Product::new([m, k, columns], left, right, out.view_mut()))
-        })?;
-    }
-    Ok(())
 }

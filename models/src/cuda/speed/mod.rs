@@ -1,6 +1,7 @@
 //! Times of each kernel on the shapes of a model, and what it moved or computed in that time.
 
 mod kernels;
+mod products;
 mod timing;
 
 use crate::config::LlamaConfig;
@@ -44,6 +45,9 @@ pub struct Row {
     pub seconds: f64,
     /// What bounds it.
     pub work: Work,
+    /// In how many ways the device's library would compute it, and seconds of the fastest: of products, whose first way is
+    /// taken.
+    pub best: Option<(usize, f64)>,
 }
 
 /// The groups of [`Row`], in their order.
@@ -86,7 +90,7 @@ pub fn measure<Q: Streams>(
         (&["attention"], kernels::attention),
         (&["cross_entropy"], kernels::cross_entropy),
         (&["optimizer", "reduce"], kernels::optimizer),
-        (&["product"], kernels::products),
+        (&["product"], products::products),
     ];
     for (groups, measure) in all {
         if groups.iter().any(|group| wanted(group)) {

@@ -65,17 +65,35 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         Ok(buffer)
     }
 
-    /// Times one call of `work` if its group is wanted: the median over batches that are long enough to time.
+    /// Times one call of `work` if its group is wanted, and shows it.
     pub fn time(
         &mut self,
         group: &'static str,
         name: impl Into<String>,
         bound: Work,
-        mut work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>,
+        work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>,
     ) -> Result<()> {
-        if !(self.wanted)(group) {
-            return Ok(());
+        if (self.wanted)(group) {
+            let seconds = self.seconds(work)?;
+            self.show(group, name.into(), seconds, bound, None);
         }
+        Ok(())
+    }
+
+    /// Shows what was timed.
+    pub fn show(
+        &mut self,
+        group: &'static str,
+        name: String,
+        seconds: f64,
+        work: Work,
+        best: Option<(usize, f64)>,
+    ) {
+        (self.show)(Row { group, name, seconds, work, best });
+    }
+
+    /// The time of one call of `work`: the median over batches that are long enough to time.
+    pub fn seconds(&mut self, mut work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>) -> Result<f64> {
         let mut batch = |calls: usize| -> Result<f64> {
             let (start, end) = &self.events;
             self.queue.record(start)?;
@@ -90,7 +108,6 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         let calls = ((self.scale.seconds / once) as usize).clamp(1, 1000);
         let mut times = (0..self.scale.batches.max(1)).map(|_| batch(calls)).collect::<Result<Vec<f64>>>()?;
         times.sort_by(f64::total_cmp);
-        (self.show)(Row { group, name: name.into(), seconds: times[times.len() / 2], work: bound });
-        Ok(())
+        Ok(times[times.len() / 2])
     }
 }
