@@ -145,15 +145,19 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
         self.note("swiglu backward", 0.0, |o| o.swiglu_backward(gate, up, d_out));
     }
 
-    fn cross_entropy(
+    fn losses(&mut self, logits: ViewMut<'_, O::Work>, targets: View<'_, u32>, losses: ViewMut<'_, f32>) {
+        self.note("cross-entropy", 0.0, |o| o.losses(logits, targets, losses));
+    }
+
+    fn cross_entropy<'a>(
         &mut self,
-        logits: ViewMut<'_, f32>,
+        logits: ViewMut<'a, O::Work>,
         targets: View<'_, u32>,
         losses: ViewMut<'_, f32>,
-        d_logits: Option<ViewMut<'_, T>>,
+        room: ViewMut<'a, T>,
         scale: f32,
-    ) {
-        self.note("cross-entropy", 0.0, |o| o.cross_entropy(logits, targets, losses, d_logits, scale));
+    ) -> View<'a, T> {
+        self.note("cross-entropy", 0.0, |o| o.cross_entropy(logits, targets, losses, room, scale))
     }
 }
 

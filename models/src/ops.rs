@@ -102,7 +102,7 @@ pub trait Ops<T: Float>: Send {
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]);
 
     /// `out (m, n) = left (m, k) * right (k, n) + plus`, accumulated in f32 and rounded once to `O`.
-    /// Every matrix is of `T` or of `Work`, the result also of f32.
+    /// Every matrix is of `T` or of `Work`.
     fn product<L: Float, R: Float, O: Float>(
         &mut self,
         out: ViewMut<'_, O>,
@@ -171,16 +171,19 @@ pub trait Ops<T: Float>: Send {
     /// the gradient of the next matrix needs.
     fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, Self::Work>);
 
-    /// Cross-entropy of each row of `logits` (targets, V), which are lost: `losses` gets one value a row, and
-    /// `d_logits`, if wanted, the gradient of their sum times `scale`.
-    fn cross_entropy(
+    /// Cross-entropy of each row of `logits` (targets, V), which are lost: `losses` gets one value a row.
+    fn losses(&mut self, logits: ViewMut<'_, Self::Work>, targets: View<'_, u32>, losses: ViewMut<'_, f32>);
+
+    /// The same, and the gradient of the sum of the losses times `scale` (targets, V): in the first elements of `room`, or
+    /// in the place of the logits, as on devices, where `room` may be empty.
+    fn cross_entropy<'a>(
         &mut self,
-        logits: ViewMut<'_, f32>,
+        logits: ViewMut<'a, Self::Work>,
         targets: View<'_, u32>,
         losses: ViewMut<'_, f32>,
-        d_logits: Option<ViewMut<'_, T>>,
+        room: ViewMut<'a, T>,
         scale: f32,
-    );
+    ) -> View<'a, T>;
 }
 
 /// What the backward of attention reads and writes; shapes as in [`Ops::attention`].

@@ -104,6 +104,40 @@ impl Cpu {
     fn scratch(&mut self) -> Shared<u32> {
         Shared(self.memory.words.view_mut().as_mut_ptr())
     }
+
+    /// The losses of rows of logits, and their gradients, if wanted.
+    fn rows_of_logits<T: Float>(
+        &mut self,
+        logits: ViewMut<'_, f32>,
+        targets: View<'_, u32>,
+        losses: ViewMut<'_, f32>,
+        d_logits: Option<ViewMut<'_, T>>,
+        scale: f32,
+    ) {
+        let (logits, targets, losses) = (logits.host(), targets.host(), losses.host());
+        let rows = targets.len();
+        let vocab = logits.len() / rows.max(1);
+        assert!(losses.len() == rows && logits.len() == rows * vocab, "a loss and a row for each target");
+        let d_logits = d_logits.map(|d| {
+            assert_eq!(d.len(), rows * vocab, "a gradient for each logit");
+            Shared(d.host().as_mut_ptr())
+        });
+        let (logits, losses) = (Shared(logits.as_mut_ptr()), Shared(losses.as_mut_ptr()));
+        self.team.split(rows, 1, |part| {
+            let elements = part.start * vocab..part.end * vocab;
+            // SAFETY: each task has its own rows of the three, whose lengths are asserted above.
+            unsafe {
+                let (logits, losses) = (logits.part(elements.clone()), losses.part(part.clone()));
+                match &d_logits {
+                    Some(d) => {
+                        let d = d.part(elements);
+                        loss::losses_and_gradients(logits, &targets[part], losses, d, scale);
+                    }
+                    None => loss::losses(logits, &targets[part], losses),
+                }
+            }
+        });
+    }
 }
 
 /// How many parts to split rows and columns into for about `parts` in all, each as square as possible.
@@ -369,37 +403,21 @@ impl<T: Float> Ops<T> for Cpu {
         });
     }
 
-    fn cross_entropy(
+    fn losses(&mut self, logits: ViewMut<'_, f32>, targets: View<'_, u32>, losses: ViewMut<'_, f32>) {
+        self.rows_of_logits::<T>(logits, targets, losses, None, 0.0);
+    }
+
+    fn cross_entropy<'a>(
         &mut self,
-        logits: ViewMut<'_, f32>,
+        logits: ViewMut<'a, f32>,
         targets: View<'_, u32>,
         losses: ViewMut<'_, f32>,
-        d_logits: Option<ViewMut<'_, T>>,
+        room: ViewMut<'a, T>,
         scale: f32,
-    ) {
-        let (logits, targets, losses) = (logits.host(), targets.host(), losses.host());
-        let rows = targets.len();
-        let vocab = logits.len() / rows.max(1);
-        assert!(losses.len() == rows && logits.len() == rows * vocab, "a loss and a row for each target");
-        let d_logits = d_logits.map(|d| {
-            assert_eq!(d.len(), rows * vocab, "a gradient for each logit");
-            Shared(d.host().as_mut_ptr())
-        });
-        let (logits, losses) = (Shared(logits.as_mut_ptr()), Shared(losses.as_mut_ptr()));
-        self.team.split(rows, 1, |part| {
-            let elements = part.start * vocab..part.end * vocab;
-            // SAFETY: each task has its own rows of the three, whose lengths are asserted above.
-            unsafe {
-                let (logits, losses) = (logits.part(elements.clone()), losses.part(part.clone()));
-                match &d_logits {
-                    Some(d) => {
-                        let d = d.part(elements);
-                        loss::losses_and_gradients(logits, &targets[part], losses, d, scale);
-                    }
-                    None => loss::losses(logits, &targets[part], losses),
-                }
-            }
-        });
+    ) -> View<'a, T> {
+        let mut d_logits = room.slice(0..logits.len());
+        self.rows_of_logits(logits, targets, losses, Some(d_logits.reborrow()), scale);
+        d_logits.into()
     }
 }
 

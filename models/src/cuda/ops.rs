@@ -212,14 +212,20 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         self.run([elementwise::swiglu_backward(gate, up, d_out)]);
     }
 
-    fn cross_entropy(
+    fn losses(&mut self, logits: ViewMut<'_, T>, targets: View<'_, u32>, losses: ViewMut<'_, f32>) {
+        self.run([loss::cross_entropy(logits, targets, losses, None)]);
+    }
+
+    /// The gradient takes the logits' place.
+    fn cross_entropy<'a>(
         &mut self,
-        logits: ViewMut<'_, f32>,
+        mut logits: ViewMut<'a, T>,
         targets: View<'_, u32>,
         losses: ViewMut<'_, f32>,
-        d_logits: Option<ViewMut<'_, T>>,
+        _: ViewMut<'a, T>,
         scale: f32,
-    ) {
-        self.run([loss::cross_entropy(logits.into(), targets, losses, d_logits, scale)]);
+    ) -> View<'a, T> {
+        self.run([loss::cross_entropy(logits.reborrow(), targets, losses, Some(scale))]);
+        logits.into()
     }
 }

@@ -9,8 +9,8 @@ use collectives::device::Queue;
 use collectives::{Buffer, DType, Float, bf16};
 
 /// Logits that exist at once on a device are about this many: each chunk reads and writes the whole gradient of the head's
-/// matrix.
-const LOGITS: usize = 256 << 20;
+/// matrix. They are of the model's type, as PyTorch's are: who wants losses without that rounding evaluates in f32.
+const LOGITS: usize = 512 << 20;
 /// Chunks of logits are of so many tokens, or a multiple: products are cut into tiles of 128 or 256 rows, and a tile that is
 /// nearly empty takes as long as a full one.
 const TILE: usize = 256;
@@ -40,7 +40,7 @@ impl Shape {
             )));
         }
         let shape = Shape::new(config, rows, length, recompute, 1)?;
-        Ok(Shape { chunk: chunk(shape.tokens, config.vocab), ..shape })
+        Ok(Shape { chunk: chunk(shape.tokens, config.vocab), in_place: true, ..shape })
     }
 
     fn cuda(&self) -> CudaShape {
@@ -130,10 +130,10 @@ mod tests {
             let shape = Shape::on_device(&config, rows, length, Recompute::None).unwrap();
             (shape.chunk, shape.tokens.div_ceil(shape.chunk))
         };
-        assert_eq!(cut("llama-3.2-1b", 8, 2048), (2048, 8));
-        assert_eq!(cut("llama-3.2-1b", 3, 2048), (2048, 3));
+        assert_eq!(cut("llama-3.2-1b", 8, 2048), (4096, 4));
+        assert_eq!(cut("llama-3.2-1b", 5, 2048), (3584, 3));
         // The last is shorter where tiles leave no other choice, or the micro-batch is.
-        assert_eq!(cut("llama-3.2-1b", 5, 1000), (1792, 3));
+        assert_eq!(cut("llama-3.2-1b", 9, 1000), (3072, 3));
         assert_eq!(cut("llama-3.2-1b", 1, 700), (700, 1));
         assert_eq!(cut("nano", 16, 64), (1024, 1));
         // No more pieces than round a gradient tolerably.

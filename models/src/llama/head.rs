@@ -65,7 +65,7 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
             let (ops, s) = (&mut self.ops, &mut self.state);
             let logits = s.logits.view_mut().slice(0..chunk.len() * v);
             let losses = s.losses.view_mut().slice(chunk.clone());
-            ops.cross_entropy(logits, s.targets.view().slice(chunk), losses, None, 0.0);
+            ops.losses(logits, s.targets.view().slice(chunk), losses);
         }
         self.fetch_losses();
     }
@@ -83,10 +83,9 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
             let logits = s.logits.view_mut().slice(0..size * v);
             let losses = s.losses.view_mut().slice(chunk.clone());
             let targets = s.targets.view().slice(chunk.clone());
-            let d_logits = s.d_logits.view_mut().slice(0..size * v);
-            ops.cross_entropy(logits, targets, losses, Some(d_logits), scale);
+            let d_logits = ops.cross_entropy(logits, targets, losses, s.d_logits.view_mut(), scale);
             // d_matrix (V, H): the first chunk overwrites, the others `+=`; d_normed (chunk, H)
-            let d_logits = Matrix::new(&s.d_logits, size, v);
+            let d_logits = Matrix::new(d_logits, size, v);
             let part = chunk.start * h..chunk.end * h;
             let normed = Matrix::new(s.normed.view().slice(part.clone()), size, h);
             let plus = if chunk.start == 0 { Plus::Nothing } else { Plus::Old };
@@ -110,6 +109,14 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
     pub(super) fn logits_at(&mut self, position: usize, weights: &dyn Weights<T>, out: &mut [f32]) {
         self.final_norm(weights, position..position + 1);
         self.chunk_logits(weights, position..position + 1);
-        self.ops.download(self.state.logits.view().slice(0..out.len()), out);
+        // In pieces, for which the stack has room.
+        let mut room = [O::Work::from_f32(0.0); 4096];
+        let mut start = 0;
+        for part in out.chunks_mut(room.len()) {
+            let logits = &mut room[..part.len()];
+            self.ops.download(self.state.logits.view().slice(start..start + part.len()), logits);
+            part.iter_mut().zip(&*logits).for_each(|(out, logit)| *out = logit.to_f32());
+            start += part.len();
+        }
     }
 }

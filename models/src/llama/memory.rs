@@ -70,6 +70,8 @@ pub(super) struct Shape {
     pub vocab: usize,
     /// Tokens whose logits exist at once.
     pub chunk: usize,
+    /// Whether the gradient of logits takes their place.
+    pub in_place: bool,
     pub recompute: Recompute,
     pub threads: usize,
 }
@@ -132,6 +134,7 @@ impl Shape {
             ffn: config.ffn,
             vocab: config.vocab,
             chunk: (LOGITS / config.vocab).max(CHUNK).max(tokens.div_ceil(CHUNKS)).min(tokens),
+            in_place: false,
             recompute,
             threads,
         })
@@ -301,8 +304,8 @@ pub(super) struct State<T: Float, W: Float> {
     pub d_v: Buffer<W>,
     /// The feed-forward's activation, and its gradient (n, F).
     pub wide: Buffer<W>,
-    /// (chunk, V)
-    pub logits: Buffer<f32>,
+    /// (chunk, V); the gradient is empty where it takes the logits' place.
+    pub logits: Buffer<W>,
     pub d_logits: Buffer<T>,
     /// (n)
     pub losses: Buffer<f32>,
@@ -326,8 +329,9 @@ impl<T: Float, W: Float> State<T, W> {
             Recompute::Full => (s.layers + 1, 1),
             Recompute::NoBackward => (2, 1),
         };
-        // Tokens, and logits, that gradients are held of.
-        let (d, d_logits) = if s.has_backward() { (n, s.chunk * s.vocab) } else { (0, 0) };
+        // Tokens that gradients are held of.
+        let d = if s.has_backward() { n } else { 0 };
+        let d_logits = if s.has_backward() && !s.in_place { s.chunk * s.vocab } else { 0 };
         State {
             streams: (0..streams).map(|_| a.activation(n * s.hidden)).collect(),
             blocks: (0..kept)

@@ -146,13 +146,12 @@ pub(super) fn attention<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, 
 
 pub(super) fn cross_entropy<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
     let (n, vocab) = (chunk(n, config.vocab), config.vocab);
-    let logits = b.noise::<f32>(n * vocab, 4.0)?;
+    let mut logits = b.noise::<T>(n * vocab, 4.0)?;
     let targets = b.given(&spread(n, vocab))?;
-    let (mut losses, mut d_logits) = (b.zeros::<f32>(n)?, b.zeros::<T>(n * vocab)?);
-    let bytes = n * vocab * (size_of::<f32>() + BYTES);
+    let mut losses = b.zeros::<f32>(n)?;
+    let bytes = 2 * n * vocab * BYTES;
     b.time("cross_entropy", "cross-entropy and its gradient (one read)", Moved(bytes), |q| {
-        let (losses, d_logits) = (losses.view_mut(), Some(d_logits.view_mut()));
-        q.launch(&cuda::cross_entropy(logits.view(), targets.view(), losses, d_logits, 1.0))
+        q.launch(&cuda::cross_entropy(logits.view_mut(), targets.view(), losses.view_mut(), Some(1.0)))
     })
 }
 
