@@ -14,7 +14,7 @@
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-model=${MODEL:-llama-3.2-1b} rows=${ROWS:-8} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
+model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
 # What is shown comes before what is compared, which may take all the time that is left.
 parts="check train speed kernels nccl graphs torch large torch-bf16"
 wire=${WIRE:-nccl}
@@ -199,10 +199,11 @@ against_torch() {
     with=${torch:-$(torch_python)}
     [ -n "$with" ] || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
     torch=$with
-    for mode in "" --eager; do
+    # What does not fit the memory does so with half of the sequences.
+    for mode in "" --eager "--rows $(((rows + 1) / 2))" "--eager --rows $(((rows + 1) / 2))"; do
         limit=$((budget - SECONDS))
         [ "$limit" -gt 10 ] || break
-        # No mode is no word.
+        # No mode is no word, and of two flags the last counts.
         # shellcheck disable=SC2086
         limited "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
             --length "$length" --weights "$weights" ${peak:+--peak "$peak"} $mode >"$work/torch.txt" 2>"$work/torch.err" && break
@@ -360,6 +361,12 @@ fi
 # Dense 16-bit FLOP/s of the GPU, given or by its data sheet, if that is known.
 peak=${PEAK:-}
 [ -n "$peak" ] || peak=$("$caravan" doctor --json | sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p')
+# Sixteen sequences at once, so that what does not grow with them, as the optimizer's work, is little of a step. With less
+# memory than an H200's, PyTorch, whose logits are f32 in its loss, needs a smaller micro-batch.
+if [ -z "$rows" ]; then
+    memory=$("$caravan" doctor --json | sed -n 's/.*"memory":\([0-9]*\),"multiprocessors".*/\1/p')
+    rows=$((${memory:-0} > 130000000000 ? 16 : 8))
+fi
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 work=$(mktemp -d) || exit 2
 # Without anybody who uses it a driver lets go of its GPUs, and takes seconds to get them again for every program.

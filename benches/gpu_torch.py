@@ -70,7 +70,7 @@ class Llama(nn.Module):
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--model", default="llama-3.2-1b", choices=PRESETS)
-    p.add_argument("--rows", type=int, default=8)
+    p.add_argument("--rows", type=int, default=16)
     p.add_argument("--length", type=int, default=2048)
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--weights", default="f32", choices=["f32", "bf16"])
