@@ -73,9 +73,11 @@ impl<Q: Streams> Meter<Q> {
     /// # Errors
     /// The device's.
     pub fn take(&mut self, queue: &SharedQueue<Q>) -> Result<Elapsed> {
-        // Later steps have a few marks more than the first, and take no memory.
-        while self.marks.len() < self.used + SPARE {
-            self.marks.push((Activity::Other, queue.timed_event()?));
+        // Later steps have a few marks more than the first, and take no memory: not even to have as many to spare again.
+        if self.marks.len() < self.used + SPARE / 2 {
+            for _ in 0..SPARE {
+                self.marks.push((Activity::Other, queue.timed_event()?));
+            }
         }
         let mut elapsed = Elapsed::default();
         for pair in self.marks[..self.reached].windows(2) {
