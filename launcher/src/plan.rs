@@ -291,8 +291,11 @@ fn check_outputs(
     metrics: Option<&Path>,
 ) -> Result<()> {
     let bytes = model.config.parameters() * dtype.dtype().size() as u64;
-    let place = save.map(|dir| models::hf::check_destination(dir, bytes));
-    let place = place.transpose().map_err(Failure::usage)?;
+    let place = save.map(|dir| {
+        models::hf::check_loadable(&model.config)?;
+        models::hf::check_destination(dir, bytes)
+    });
+    let place = place.transpose().map_err(|e| Failure::usage(format!("--save: {e}")))?;
     if let (Some(place), Some(shape)) = (&place, model.described())
         && shape.canonicalize().is_ok_and(|shape| shape.starts_with(place))
     {

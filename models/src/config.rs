@@ -275,8 +275,7 @@ impl LlamaConfig {
             0 => Err(Error::config("the model's heads is 0: it must be at least 1")),
             _ if hidden.is_multiple_of(heads) => Ok(hidden / heads),
             _ => Err(Error::config(format!(
-                "hidden size {hidden} cannot be split into {heads} heads: heads must divide it, unless \
-                 head_dim is given"
+                "hidden size {hidden} cannot be split into {heads} heads: heads must divide it"
             ))),
         }
     }

@@ -24,6 +24,24 @@ fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
     assert_ne!(further, first);
 }
 
+/// It has to be known before the training, whose result would be lost.
+#[test]
+fn a_shape_that_transformers_would_refuse_is_trained_and_not_saved() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let shape = serde_json::json!({
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 5, "head_dim": 16,
+        "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 256,
+    });
+    bench.file("odd.json", shape.to_string());
+    let train = "train --model odd.json --data text.txt --steps 1 --micro-batch 1 --sample 0";
+    bench.run(train).success();
+    bench
+        .run(&format!("{train} --save m"))
+        .refusal(2, &["--save", "transformers 5", "64", "5 heads", "divide"]);
+    assert!(!bench.path("m").exists());
+}
+
 #[test]
 fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     let bench = bench();

@@ -47,8 +47,9 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
     config.validate().map_err(at)?;
     let new = Remarks::default();
     let initializer_range = fields.number("initializer_range")?.unwrap_or(new.initializer_range);
-    if initializer_range < 0.0 {
-        return Err(fields.wrong("initializer_range", &json!(initializer_range), "it must be at least 0"));
+    if !(0.0..=1.0).contains(&initializer_range) {
+        let wanted = "it must be between 0 and 1";
+        return Err(fields.wrong("initializer_range", &json!(initializer_range), wanted));
     }
     check_token_ids(&fields, config.vocab)?;
     let remarks = Remarks {
@@ -198,6 +199,21 @@ fn original_context(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Option<us
             &format!("beside it stands {beside}: one of them must go"),
         )),
         (inner, beside) => Ok(inner.or(beside)),
+    }
+}
+
+/// Whether transformers, 4 and 5, load a model of this shape. What only 4 does can be read and trained here.
+///
+/// # Errors
+/// A hidden size that is no multiple of the heads, which 5 refuses whatever `head_dim` is.
+pub fn check_loadable(config: &LlamaConfig) -> Result<()> {
+    let (hidden, heads) = (config.hidden, config.heads);
+    match hidden.is_multiple_of(heads) {
+        true => Ok(()),
+        false => Err(Error::config(format!(
+            "transformers 5 would not load what is saved, because the hidden size {hidden} is no multiple of the {heads} \
+             heads: a model whose heads divide its hidden size can be saved, and this one be trained without that"
+        ))),
     }
 }
 
@@ -380,6 +396,8 @@ mod tests {
             (json!({"num_attention_heads": 0}), "heads is 0"),
             (json!({"num_key_value_heads": 3}), "3 key/value heads"),
             (json!({"initializer_range": -0.02}), "initializer_range is -0.02"),
+            (json!({"initializer_range": 1.5}), "initializer_range is 1.5: it must be between 0 and 1"),
+            (json!({"initializer_range": 1e39}), "initializer_range is 1e+39"),
             (json!({"vocab_size": 1e15}), "vocab is 1000000000000000"),
             (json!({"pad_token_id": 97}), "pad_token_id is 97: vocab_size is 97"),
             (json!({"pad_token_id": -98}), "pad_token_id is -98"),

@@ -88,13 +88,14 @@ impl Writer {
     /// An existing model directory is replaced as a whole, at the end; any other existing thing is refused.
     ///
     /// # Errors
-    /// Those of [`check_destination`], an unfit `dtype`, or the system's refusal to create files there.
+    /// Those of [`check_loadable`](super::check_loadable) and [`check_destination`], an unfit `dtype`, or the system's refusal to create files there.
     pub fn create(
         target: impl AsRef<Path>,
         config: &LlamaConfig,
         dtype: DType,
         options: &SaveOptions,
     ) -> Result<Self> {
+        config::check_loadable(config)?;
         let total = config.parameters().saturating_mul(dtype.size() as u64);
         let target = check_destination(target.as_ref(), total)?;
         let plan = plan(&target, config, dtype, options.file_limit)?;

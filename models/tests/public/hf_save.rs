@@ -33,6 +33,18 @@ fn weights_come_in_order_and_whole() {
 }
 
 #[test]
+fn what_transformers_would_not_load_is_not_begun() {
+    let home = tempfile::tempdir().unwrap();
+    let odd = LlamaConfig { heads: 3, ..tiny() };
+    odd.validate().unwrap();
+    let Err(e) = Writer::create(home.path().join("m"), &odd, DType::F32, &SaveOptions::default()) else {
+        panic!("begun")
+    };
+    assert!(e.to_string().contains("hidden size 8 is no multiple of the 3 heads"), "{e}");
+    assert!(names(home.path()).is_empty());
+}
+
+#[test]
 fn what_transformers_writes_beside_a_model_is_replaced_and_carried() {
     let (_home, dir) = saved(&tiny());
     let beside = ["added_tokens.json", "chat_template.jinja", "generation_config.json", "tokenizer.model"];
