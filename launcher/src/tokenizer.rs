@@ -1,19 +1,22 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
+mod guarded;
 mod local;
 mod segments;
+
+#[cfg(feature = "mpi")]
+pub use guarded::catches;
 
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine::Machine;
+use guarded::guarded;
 use serde_json::Value;
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, Once};
 use tokenizers::ModelWrapper;
 
 /// Bytes of memory that the library takes for a byte of text, about: where each piece of it lies before and after
@@ -302,39 +305,6 @@ fn fits(text: u64, have: u64) -> std::result::Result<(), String> {
          tokenised, of which this machine has {}; files of {most} at most would fit",
         human::bytes(have)
     ))
-}
-
-thread_local! {
-    /// Whether this thread's panics are caught and told as errors.
-    static CAUGHT: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether a panic of this thread is caught here.
-#[cfg(feature = "mpi")]
-pub fn catches() -> bool {
-    CAUGHT.get()
-}
-
-/// What `work` gives; a panic of the library, which takes some files for good that it then cannot use, is an error, and
-/// nobody else tells it.
-fn guarded<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let usual = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !CAUGHT.get() {
-                usual(info);
-            }
-        }));
-    });
-    CAUGHT.set(true);
-    let done = panic::catch_unwind(AssertUnwindSafe(work));
-    CAUGHT.set(false);
-    done.map_err(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-        format!("the tokenizers library panics of it ({words})")
-    })
 }
 
 /// What a template, alone or among other post-processors, puts around a single text without saying what that is: the
