@@ -127,7 +127,7 @@ impl Feed {
                 (named(&files, "token file"), files, sources, None)
             }
             Input::Text { mut files, mut left_out } => {
-                let made = make(&mut files, &mut left_out, tokenizer, ranks)?;
+                let made = make(&mut files, &mut left_out, tokenizer, vocab, ranks)?;
                 let path = format!("/proc/self/fd/{}", made.as_raw_fd());
                 let about = named(&files, "text file") + &aside(&left_out.unwrap_or_default());
                 (about, files, vec![made_source(&path, tokenizer)?], Some(made))
@@ -323,6 +323,7 @@ fn make(
     files: &mut Vec<PathBuf>,
     left_out: &mut Option<Vec<PathBuf>>,
     tokenizer: &Tokenizer,
+    vocab: usize,
     ranks: usize,
 ) -> Result<File> {
     let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
@@ -343,6 +344,7 @@ fn make(
     let mut count = 0;
     let mut taken = Vec::with_capacity(files.len());
     let mut batch = Batch::new(tokenizer);
+    let mut checked = 0;
     for path in files.drain(..) {
         let text = match (text::read(&path, TAKES), &mut *left_out) {
             (Err(_), Some(left_out)) => {
@@ -351,9 +353,15 @@ fn make(
             }
             (text, _) => text?,
         };
+        taken.push(path);
         match tokenizer {
             Tokenizer::Bytes => file.write_all(text.as_bytes()).map_err(refused)?,
-            Tokenizer::HuggingFace(_) => count += append(&mut file, &batch.push(text)?).map_err(refused)?,
+            Tokenizer::HuggingFace(_) => {
+                let texts = batch.push(text)?;
+                check_known(&texts, &taken[checked..], tokenizer, vocab)?;
+                checked += texts.len();
+                count += append(&mut file, &texts).map_err(refused)?;
+            }
         }
         // Short ones take more.
         room.check((count * size_of::<u32>()) as u64)?;
@@ -363,13 +371,28 @@ fn make(
                  --data then names",
             ));
         }
-        taken.push(path);
     }
-    count += append(&mut file, &batch.finish()?).map_err(refused)?;
+    let texts = batch.finish()?;
+    check_known(&texts, &taken[checked..], tokenizer, vocab)?;
+    count += append(&mut file, &texts).map_err(refused)?;
     *files = taken;
     let header = width.header_for(count).map_err(Failure::usage)?;
     file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
     Ok(file)
+}
+
+/// Whether the model knows the tokens of these texts, which were made of these files.
+fn check_known(texts: &[Vec<u32>], files: &[PathBuf], tokenizer: &Tokenizer, vocab: usize) -> Result<()> {
+    let unknown = |tokens: &Vec<u32>| tokens.iter().copied().find(|&token| token as usize >= vocab);
+    let first = texts.iter().zip(files).find_map(|(tokens, file)| Some((unknown(tokens)?, file)));
+    let Some((token, file)) = first else { return Ok(()) };
+    Err(Failure::usage(format!(
+        "--data {} has '{}', which tokenizer {} takes for its token {token}, and the model's vocabulary is {vocab}: text \
+         without it or a model of a larger vocabulary is needed",
+        file.display(),
+        tokenizer.spelling(token),
+        tokenizer.name()
+    )))
 }
 
 /// Where the tokens of texts have to fit.

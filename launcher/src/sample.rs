@@ -15,17 +15,19 @@ const START: &str = "\n";
 /// together. None when no sample was asked for, or nobody knows which text tokens are.
 pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<Option<String>> {
     let Some(tokenizer) = plan.tokenizer.as_ref().filter(|_| plan.sample > 0) else { return Ok(None) };
+    let vocab = plan.model.config.vocab;
     // Whatever this tokenizer has against it: a trained model is there.
     let mut tokens = tokenizer.prompt(START).unwrap_or_default();
+    tokens.retain(|&token| (token as usize) < vocab);
     if tokens.is_empty() {
         tokens.push(0);
     }
     let start = tokens.len();
-    let mut logits = vec![0f32; plan.model.config.vocab];
+    let mut logits = vec![0f32; vocab];
     let mut random = Random(plan.seed);
     let targets = vec![0; plan.batch.length];
-    // Tokens that the tokenizer does not know cannot be shown.
-    let known = tokenizer.vocab();
+    // Tokens that the tokenizer does not know cannot be shown, and some that it has the model may lack.
+    let known = tokenizer.vocab().min(vocab);
     for _ in 0..plan.sample {
         let window = &tokens[tokens.len().saturating_sub(plan.batch.length)..];
         let length = window.len();

@@ -44,6 +44,8 @@ pub struct HuggingFace {
     name: String,
     /// One more than its largest token.
     vocab: usize,
+    /// The same of a text in which none of its added tokens is written out.
+    plain: usize,
     /// What it puts before and after a text, where that is known.
     around: Option<(Vec<u32>, Vec<u32>)>,
     /// Whether a long text may be cut into segments.
@@ -80,6 +82,8 @@ impl HuggingFace {
             return Err(refuse("its vocabulary is empty".into()));
         };
         let vocab = largest as usize + 1;
+        let plain = inner.get_vocab(false);
+        let plain = plain.values().chain(&around).max().map_or(0, |&largest| largest as usize + 1);
         let value = |part: serde_json::Result<Value>| part.map_err(|e| refuse(e.to_string()));
         let normalizer = value(serde_json::to_value(inner.get_normalizer()))?;
         let pre_tokenizer = value(serde_json::to_value(inner.get_pre_tokenizer()))?;
@@ -88,7 +92,7 @@ impl HuggingFace {
             matches!(inner.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|p| p > 0.0));
         let local = local::is_local(&normalizer, &pre_tokenizer) && !random;
         let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
-        Ok(HuggingFace { inner, path: path.to_owned(), name, vocab, around, local })
+        Ok(HuggingFace { inner, path: path.to_owned(), name, vocab, plain, around, local })
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -185,6 +189,24 @@ impl Tokenizer {
             Tokenizer::Bytes => 256,
             Tokenizer::HuggingFace(t) => t.vocab,
         }
+    }
+
+    /// One more than the largest token of a text in which none of its added tokens, such as one for padding, is written
+    /// out.
+    pub fn plain_vocab(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => 256,
+            Tokenizer::HuggingFace(t) => t.plain,
+        }
+    }
+
+    /// What a token stands for, in the tokenizer's own spelling.
+    pub fn spelling(&self, token: u32) -> String {
+        let own = match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::HuggingFace(t) => t.inner.id_to_token(token),
+        };
+        own.unwrap_or_else(|| self.decode(&[token]))
     }
 
     /// The tokens of one text, as transformers gives them: with whatever the tokenizer puts around a text.
@@ -434,6 +456,13 @@ mod tests {
         assert_eq!(opened(json!({"post_processor": far})).unwrap().vocab(), 4);
         far["special_tokens"]["[B]"]["ids"] = json!([900]);
         assert_eq!(opened(json!({"post_processor": far})).unwrap().vocab(), 901);
+        assert_eq!(opened(json!({"post_processor": far})).unwrap().plain_vocab(), 901);
+        let pad = json!({"id": 4, "content": "<pad>", "special": true, "single_word": false, "lstrip": false,
+                         "rstrip": false, "normalized": false});
+        let padded = opened(json!({"added_tokens": [pad]})).unwrap();
+        assert_eq!((padded.vocab(), padded.plain_vocab()), (5, 4));
+        assert_eq!(padded.encode("one <pad> two").unwrap(), [1, 4, 2]);
+        assert_eq!(padded.spelling(4), "<pad>");
         let none = json!({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}});
         let Err(e) = opened(none) else { panic!("an empty vocabulary opened") };
         assert!(e.code() == 2 && e.to_string().contains("vocabulary is empty"), "{e}");

@@ -131,6 +131,27 @@ fn what_is_advised_of_ranks_is_not_refused_next() {
     run("bench all_reduce -g 8", Some("2")).refusal(2, &["start 16 ranks"]);
 }
 
+/// Such as one for padding, which nobody wrote into a text.
+#[test]
+fn added_tokens_outside_the_vocabulary_are_refused_with_the_text_that_has_one() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let words = fs::read(word_tokenizer(&bench, 256)).unwrap();
+    let mut padded: serde_json::Value = serde_json::from_slice(&words).unwrap();
+    padded["added_tokens"] = serde_json::json!([{
+        "id": 256, "content": "<pad>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false,
+    }]);
+    bench.file("padded.json", padded.to_string());
+    let train = "train --model nano --tokenizer padded.json --steps 1 --micro-batch 1 --sample 400";
+    bench.run(&format!("{train} --data text.txt --save m")).success();
+    bench.run("eval --model m --data text.txt").success();
+    bench.file("odd.txt", "one model\n".repeat(300) + "and <pad> there");
+    for run in [&*format!("{train} --data text.txt odd.txt"), "eval --model m --data text.txt odd.txt"] {
+        bench.run(run).refusal(2, &["odd.txt has '<pad>'", ".json", "token 256", "larger vocabulary"]);
+    }
+}
+
 /// Ranks read token files, tables and tokenizers each by itself, and have nothing on their standard input.
 #[test]
 fn what_no_rank_can_read_is_told_once() {

@@ -201,10 +201,11 @@ impl ModelChoice {
         }
     }
 
-    /// A tokenizer with no more tokens than the model knows.
+    /// A tokenizer that makes no more tokens than the model knows, but of texts that have its added tokens: those are
+    /// refused with the text.
     fn fitting(&self, spec: &Path) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::open(spec)?;
-        let (has, fits) = (tokenizer.vocab(), self.config.vocab);
+        let (has, fits) = (tokenizer.plain_vocab(), self.config.vocab);
         if has > fits {
             let new = match self.weights {
                 None => ", such as new weights of a config.json that --model names",
