@@ -57,16 +57,21 @@ fn is_bounded(regex: &str) -> bool {
         match c {
             '\\' => match escape(&mut rest) {
                 None => return false,
-                Some(escape) => wide = escape == Escape::Wide,
+                Some(Escape::Char(_)) => wide = false,
+                Some(Escape::Class(takes)) => wide = takes.is_wide(),
             },
             '[' => match class(&mut rest) {
                 None => return false,
-                Some(class) => wide = class,
+                Some(takes) => wide = takes.is_wide(),
             },
             '(' => {
                 // What stands behind a question mark there are flags, a name, or which way it looks.
                 if rest.next_if_eq(&'?').is_some() {
-                    rest.find(|c| ":=!>)".contains(*c));
+                    let flags: String = rest.by_ref().take_while(|c| !":=!>)".contains(*c)).collect();
+                    // With the one, spaces of the expression are none; the other runs up to something.
+                    if flags.contains(['x', '~']) {
+                        return false;
+                    }
                 }
             }
             '.' | ')' => wide = true,
@@ -93,12 +98,58 @@ fn is_bounded(regex: &str) -> bool {
     true
 }
 
-#[derive(PartialEq)]
+/// What a class of characters takes.
+#[derive(Clone, Copy)]
+struct Takes {
+    /// Some spaces.
+    space: bool,
+    /// Some characters of words.
+    word: bool,
+    /// All spaces, so that what takes all but these stops at each.
+    every_space: bool,
+}
+
+impl Takes {
+    const NEITHER: Takes = Takes { space: false, word: false, every_space: false };
+    const SPACES: Takes = Takes { space: true, ..Takes::NEITHER };
+    const EVERY_SPACE: Takes = Takes { every_space: true, ..Takes::SPACES };
+    const WORDS: Takes = Takes { word: true, ..Takes::NEITHER };
+    const BOTH: Takes = Takes { word: true, ..Takes::SPACES };
+
+    fn is_wide(self) -> bool {
+        self.space && self.word
+    }
+
+    fn or(self, other: Takes) -> Takes {
+        Takes {
+            space: self.space || other.space,
+            word: self.word || other.word,
+            every_space: self.every_space || other.every_space,
+        }
+    }
+
+    /// All but this. Which words that are is not told.
+    fn negated(self) -> Takes {
+        Takes { space: !self.every_space, ..Takes::WORDS }
+    }
+
+    fn char(c: char) -> Takes {
+        Takes { space: c.is_whitespace(), word: c.is_alphanumeric(), ..Takes::NEITHER }
+    }
+
+    /// Between letters of a script lie spaces that its texts hardly have: only those of ASCII count.
+    fn range(from: char, to: char) -> Takes {
+        let any = |kind: fn(char) -> bool| (from..=to).any(kind);
+        let space = any(|c| c.is_ascii_whitespace());
+        Takes { space, word: any(char::is_alphanumeric), ..Takes::NEITHER }
+    }
+}
+
+/// What a backslash and what follows it mean.
 enum Escape {
-    Space,
-    Word,
-    Wide,
-    Other,
+    /// This character, or a place that takes none.
+    Char(char),
+    Class(Takes),
 }
 
 type Rest<'a> = std::iter::Peekable<std::str::Chars<'a>>;
@@ -110,65 +161,79 @@ fn escape(rest: &mut Rest<'_>) -> Option<Escape> {
         Some(_) => rest.by_ref().take_while(|&c| c != '}').collect(),
         None => rest.next().map_or(String::new(), String::from),
     };
-    Some(match c {
-        's' | 'n' | 'r' | 't' | 'v' | 'f' | 'h' => Escape::Space,
-        'w' | 'd' => Escape::Word,
+    Some(Escape::Class(match c {
+        's' => Takes::EVERY_SPACE,
+        // Of hexadecimal digits is the second.
+        'w' | 'h' | 'd' => Takes::WORDS,
         'p' => match named(rest) {
-            name if name.starts_with('^') => Escape::Wide,
-            name if name.starts_with('L') || name.starts_with('N') || name.starts_with('M') => Escape::Word,
-            name if name.starts_with('Z') => Escape::Space,
-            name if name.starts_with(['P', 'S']) && name.len() < 3 => Escape::Other,
-            _ => Escape::Wide,
+            name if name.starts_with('^') => Takes::BOTH,
+            name if name.starts_with('L') || name.starts_with('N') || name.starts_with('M') => Takes::WORDS,
+            // None of which ends a line.
+            name if name.starts_with('Z') => Takes::SPACES,
+            name if name.starts_with(['P', 'S']) && name.len() < 3 => Takes::NEITHER,
+            _ => Takes::BOTH,
         },
         'P' => {
             named(rest);
-            Escape::Wide
+            Takes::BOTH
         }
         // It stops at spaces.
-        'S' => Escape::Word,
-        'W' | 'D' | 'H' | 'N' | 'O' | 'X' | 'R' => Escape::Wide,
+        'S' => Takes::WORDS,
+        'W' | 'D' | 'H' | 'N' | 'O' | 'X' | 'R' => Takes::BOTH,
+        // Characters by their numbers.
+        'x' | 'u' | 'o' | '0' | 'c' | 'C' | 'M' => Takes::BOTH,
         'k' | 'g' | '1'..='9' => return None,
-        _ => Escape::Other,
-    })
+        'n' => return Some(Escape::Char('\n')),
+        'r' => return Some(Escape::Char('\r')),
+        't' => return Some(Escape::Char('\t')),
+        'v' => return Some(Escape::Char('\x0b')),
+        'f' => return Some(Escape::Char('\x0c')),
+        other => return Some(Escape::Char(other)),
+    }))
 }
 
-/// Whether a class takes words and spaces; None where that is not told.
-fn class(rest: &mut Rest<'_>) -> Option<bool> {
+/// What a class takes; None where that is not told.
+fn class(rest: &mut Rest<'_>) -> Option<Takes> {
     let negated = rest.next_if_eq(&'^').is_some();
-    let (mut space, mut word, mut wide, mut first) = (false, false, false, true);
+    let (mut takes, mut first) = (Takes::NEITHER, true);
+    // With which a range may begin.
+    let mut from = None;
     loop {
-        match rest.next()? {
-            ']' if !first => break,
-            '\\' => match escape(rest)? {
-                Escape::Space => space = true,
-                Escape::Word => word = true,
-                Escape::Wide => wide = true,
-                Escape::Other => {}
+        let c = rest.next()?;
+        let (part, next) = match (c, from) {
+            (']', _) if !first => break,
+            ('-', Some(from)) if rest.peek() != Some(&']') => match rest.next()? {
+                '[' | '&' => return None,
+                '\\' => match escape(rest)? {
+                    Escape::Char(to) => (Takes::range(from, to), None),
+                    Escape::Class(_) => (Takes::BOTH, None),
+                },
+                to => (Takes::range(from, to), None),
             },
-            '[' => {
-                // A named class, or one in another.
-                if rest.next_if_eq(&':').is_some() {
-                    let name: String = rest.by_ref().take_while(|&c| c != ']').collect();
-                    match name.trim_end_matches(':') {
-                        "space" | "blank" => space = true,
-                        "alpha" | "alnum" | "digit" | "lower" | "upper" | "word" => word = true,
-                        "punct" => {}
-                        _ => wide = true,
-                    }
-                } else {
-                    // Which is as wide as it is by itself.
-                    wide |= class(rest)?;
-                }
+            ('\\', _) => match escape(rest)? {
+                Escape::Char(c) => (Takes::char(c), Some(c)),
+                Escape::Class(takes) => (takes, None),
+            },
+            // A named class, or one in another.
+            ('[', _) if rest.next_if_eq(&':').is_some() => {
+                let name: String = rest.by_ref().take_while(|&c| c != ']').collect();
+                let takes = match name.trim_end_matches(':') {
+                    "space" => Takes::EVERY_SPACE,
+                    "blank" => Takes::SPACES,
+                    "alpha" | "alnum" | "digit" | "lower" | "upper" | "word" => Takes::WORDS,
+                    "punct" => Takes::NEITHER,
+                    _ => Takes::BOTH,
+                };
+                (takes, None)
             }
-            '&' if rest.peek() == Some(&'&') => return None,
-            c if c.is_whitespace() => space = true,
-            c if c.is_alphanumeric() => word = true,
-            _ => {}
-        }
-        first = false;
+            ('[', _) => (class(rest)?, None),
+            ('&', _) if rest.peek() == Some(&'&') => return None,
+            (c, _) => (Takes::char(c), Some(c)),
+        };
+        takes = takes.or(part);
+        (from, first) = (next, false);
     }
-    // All but spaces stops at them, and all but words at those.
-    Some(if negated { !space && !word } else { wide || space && word })
+    Some(if negated { takes.negated() } else { takes })
 }
 
 #[cfg(test)]
@@ -188,6 +253,7 @@ mod tests {
             r"\s?\p{L}+|\s?\p{P}+|[一-龥ࠀ-一가-퟿]+|\p{N}{1,3}",
             r"[[:alpha:]]+|[[:space:]]+",
             r" {2,}",
+            r"[a-zA-Z0-9-_]+|[-+]\d+|[!-~]+|[^[:space:]]+|[+\-.\\]+|[\n-]+",
         ] {
             assert!(is_bounded(regex), "{regex}");
         }
@@ -208,6 +274,18 @@ mod tests {
             r"\p{^L}+",
             r"[\P{L}]+",
             r"[[:print:]]+",
+            "\"[^\"\n]*\"",
+            r#""[^"\n]*""#,
+            r#""[^"\t ]*""#,
+            r"[^a-z]+",
+            r"[^\p{Zs}]+",
+            r#""[ -~]*""#,
+            r#""[\x20-\x7e]*""#,
+            r"[\t-z]+",
+            r"[[^\s] ]+",
+            r"[\h ]+",
+            r"(?x) . +",
+            r"<(?~>)>",
         ] {
             assert!(!is_bounded(regex), "{regex}");
         }
