@@ -205,7 +205,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         &ranks.label,
         transport,
         |outer| Ok(bootstrap::nodes_of(outer, &options, ranks.layers.per_node)?),
-        |_, nodes| Ok(bootstrap::shm_inside(identity, &options, nodes)?),
+        |outer, nodes| Ok(bootstrap::shm_inside(outer, identity, &options, nodes)?),
     )?;
     Ok((Communicator::new(transport, ranks.options)?, native))
 }

@@ -32,21 +32,25 @@ pub fn nodes_of(outer: &mut dyn Transport, options: &Options, per_node: Option<P
     }
 }
 
-/// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks of
-/// a node call it together.
+/// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks call
+/// it together, on the transport that has brought them together and has carried nothing else yet.
 ///
 /// # Errors
-/// Those of the [`Rendezvous`] and of [`ShmTransport::connect`].
+/// Those of the [`Rendezvous`] and of [`ShmTransport::connect`], and what the transport says.
 pub fn shm_inside(
+    outer: &mut dyn Transport,
     identity: &Identity,
     options: &Options,
     nodes: &Nodes,
 ) -> Result<Option<Box<dyn Transport>>> {
+    // Ranks of a node may have been started by different processes, and so have different names for the job.
+    let jobs = exchange(outer, identity.job_name().as_bytes(), options.timeout)?;
     let node = nodes.with(identity.rank);
     if node.len() == 1 {
         return Ok(None);
     }
-    let mut rendezvous = Rendezvous::among(identity, options, node)?;
+    let job = String::from_utf8_lossy(&jobs[node[0]]);
+    let mut rendezvous = Rendezvous::among(identity, &job, options, node)?;
     Ok(Some(Box::new(ShmTransport::connect(&mut rendezvous, options)?)))
 }
 

@@ -80,19 +80,19 @@ impl Rendezvous {
         Ok(joined)
     }
 
-    /// The ranks of one node only, of which `identity` is one: for what they share, once it is known who they are.
+    /// The ranks of one node only, of which `identity` is one: for what they share, once it is known who they are and
+    /// by which name for the `job` they meet.
     ///
     /// # Errors
     /// As [`join`](Self::join).
-    pub fn among(identity: &Identity, options: &Options, node: &[usize]) -> Result<Self> {
+    pub fn among(identity: &Identity, job: &str, options: &Options, node: &[usize]) -> Result<Self> {
         let board = board(identity)?;
-        let job = identity.job_name();
         let token = identity.token.clone().unwrap_or_default();
         let index = node.iter().position(|&r| r == identity.rank).ok_or_else(|| {
             Error::Launch(format!("rank {} is not one of the ranks {node:?} of its node", identity.rank))
         })?;
-        let place = Place::Unix(socket_name(&job, &format!("node of {}", node[0])));
-        let me = Member { ranks: node, index, world: identity.world, token: &token, job: &job };
+        let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
+        let me = Member { ranks: node, index, world: identity.world, token: &token, job };
         let star = Star::meet(&place, &me, options.timeout, board.as_deref())?;
         let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
         Ok(Rendezvous { star, local: None, hosts, timeout: options.timeout, board })

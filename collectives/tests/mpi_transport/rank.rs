@@ -216,7 +216,7 @@ fn nodes(mut outer: MpiTransport, per_node: PerNode) -> Hierarchical {
     let identity = Identity::from_env().unwrap().unwrap();
     let options = bootstrap::Options { timeout: p2p::PATIENCE, ..Default::default() };
     let nodes = bootstrap::nodes_of(&mut outer, &options, Some(per_node)).unwrap();
-    let inner = bootstrap::shm_inside(&identity, &options, &nodes).unwrap();
+    let inner = bootstrap::shm_inside(&mut outer, &identity, &options, &nodes).unwrap();
     Hierarchical::new("shm+mpi", inner, Box::new(outer), nodes).unwrap()
 }
 

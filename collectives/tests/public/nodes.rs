@@ -36,9 +36,9 @@ type Shape = &'static [usize];
 
 fn nodes(outer: Outer, shape: Shape) -> Result<Box<dyn Transport>> {
     let identity = identity();
-    let outer = outer(&mut Rendezvous::join(&identity, &options())?)?;
+    let mut outer = outer(&mut Rendezvous::join(&identity, &options())?)?;
     let nodes = Nodes::of(shape);
-    let inner = shm_inside(&identity, &options(), &nodes)?;
+    let inner = shm_inside(&mut *outer, &identity, &options(), &nodes)?;
     Ok(Box::new(Hierarchical::new("nodes", inner, outer, nodes)?))
 }
 
@@ -200,6 +200,20 @@ fn hosts_are_nodes() {
         let nodes = nodes_of(&mut *outer, &options(), Some(PerNode::Block(2))).expect("nodes");
         assert_eq!(nodes, Nodes::of(&[0, 0, 1]));
         assert!(nodes_of(&mut *outer, &options(), Some(PerNode::Block(0))).is_err());
+    });
+    assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());
+}
+
+/// Shells on one host, ssh and pdsh: what nothing names is told apart by its parent, of which each rank has its own.
+#[test]
+fn ranks_of_a_node_meet_whatever_each_calls_the_job() {
+    let reports = job(this_test!(), &[3], || {
+        let mut identity = identity();
+        let mut outer = shm(&mut Rendezvous::join(&identity, &options()).expect("meets")).expect("a group");
+        identity.job = Some(format!("parent-{}-of-{}", identity.rank, std::process::id()));
+        let nodes = Nodes::of(&[0, 1, 0]);
+        let inner = shm_inside(&mut *outer, &identity, &options(), &nodes).expect("meets");
+        assert_eq!(inner.map(|inner| inner.size()), [Some(2), None, Some(2)][outer.rank()]);
     });
     assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());
 }

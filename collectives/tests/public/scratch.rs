@@ -44,9 +44,9 @@ fn ucx() -> collectives::Result<Box<dyn Transport>> {
 
 /// Ranks dealt to two nodes in turn.
 fn nodes() -> collectives::Result<Box<dyn Transport>> {
-    let outer = ucx()?;
+    let mut outer = ucx()?;
     let nodes = Nodes::of(&(0..outer.size()).map(|rank| rank % 2).collect::<Vec<usize>>());
-    let inner = shm_inside(&identity(), &options(), &nodes)?;
+    let inner = shm_inside(&mut *outer, &identity(), &options(), &nodes)?;
     Ok(Box::new(Hierarchical::new("nodes", inner, outer, nodes)?))
 }
 
