@@ -29,6 +29,17 @@ pub fn is_random(paths: &[PathBuf]) -> bool {
     paths == [Path::new(RANDOM)]
 }
 
+/// Refuses random tokens beside files.
+///
+/// # Errors
+/// The word for them is one of several.
+pub fn check_alone(paths: &[PathBuf]) -> Result<()> {
+    match paths.len() > 1 && paths.iter().any(|path| path == Path::new(RANDOM)) {
+        true => Err(Failure::usage("--data random stands alone: random tokens do not mix with files")),
+        false => Ok(()),
+    }
+}
+
 /// What `--data` names.
 pub enum Input {
     /// Text files.
@@ -51,9 +62,7 @@ impl Input {
     /// # Errors
     /// A path that cannot be read, or is neither text nor tokens.
     pub fn find(paths: &[PathBuf]) -> Result<Self> {
-        if paths.len() > 1 && paths.iter().any(|p| p.as_path() == Path::new(RANDOM)) {
-            return Err(Failure::usage("--data random stands alone: random tokens do not mix with files"));
-        }
+        check_alone(paths)?;
         if let Ok(handed) = std::env::var(HANDED)
             && let Some((descriptor, about)) = handed.split_once(' ')
         {

@@ -53,8 +53,16 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
 /// # Errors
 /// The flag, the path, and what is in the way.
 pub fn check_outputs(outputs: &[(&str, &Path)]) -> Result<()> {
+    outputs.iter().try_for_each(|(flag, path)| check_writable(flag, path, Way::Whole))?;
+    check_distinct(outputs)
+}
+
+/// Refuses outputs of which one would be written over another, as far as their names and what is here say so.
+///
+/// # Errors
+/// The flags and the path.
+pub fn check_distinct(outputs: &[(&str, &Path)]) -> Result<()> {
     for (i, (flag, path)) in outputs.iter().enumerate() {
-        check_writable(flag, path, Way::Whole)?;
         let there = place(path);
         let same = outputs[..i].iter().find(|(_, earlier)| there.is_some() && place(earlier) == there);
         if let Some((earlier, _)) = same {
@@ -74,7 +82,10 @@ pub fn place(path: &Path) -> Option<PathBuf> {
     }
     match fs::metadata(path) {
         Ok(there) => there.is_file().then(|| fs::canonicalize(path).ok())?,
-        Err(_) => Some(fs::canonicalize(folder(path)).ok()?.join(path.file_name()?)),
+        Err(_) => {
+            let folder = folder(path);
+            Some(fs::canonicalize(folder).unwrap_or(folder.to_owned()).join(path.file_name()?))
+        }
     }
 }
 

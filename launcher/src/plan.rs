@@ -7,7 +7,7 @@ mod ranks;
 
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
-pub use numbers::{Numbers, at_least_one};
+pub use numbers::at_least_one;
 pub use ranks::{Ranks, with_ranks};
 
 use crate::args::{DeviceKind, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
@@ -24,7 +24,9 @@ use crate::tokenizer::Tokenizer;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
 use collectives::schedule::Group;
+use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
+use numbers::Numbers;
 use std::path::{Path, PathBuf};
 
 /// The longest default sequence of `train`: beyond it, attention dominates a CPU's step.
@@ -308,13 +310,39 @@ fn check_outputs(
     let Some(file) = metrics else { return Ok(()) };
     files::check_writable("--metrics", file, Way::Growing)?;
     match (place, files::place(file)) {
-        (Some(model), Some(place)) if place.starts_with(&model) || model.starts_with(&place) => {
-            usage(format!(
-                "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
-                file.display(),
-                model.display()
-            ))
-        }
+        (Some(model), Some(place)) => check_beside(file, &place, &model),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses metrics whose `place` the model's directory has, or that have the directory's.
+fn check_beside(file: &Path, place: &Path, model: &Path) -> Result<()> {
+    match place.starts_with(model) || model.starts_with(place) {
+        true => usage(format!(
+            "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
+            file.display(),
+            model.display()
+        )),
+        false => Ok(()),
+    }
+}
+
+/// What can be said of a training by `world` ranks on any machine, whatever its files hold.
+///
+/// # Errors
+/// Numbers that make no sense, a sequence that a known model does not take, too long a step, random tokens beside files,
+/// and outputs in each other's way.
+pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
+    Numbers::check(args)?;
+    check_device(args)?;
+    data::check_alone(&args.data)?;
+    let length = match LlamaConfig::preset(&args.model) {
+        Ok(config) => ModelChoice::new(&args.model, config).sequence(args.seq, TRAIN_SEQ)?,
+        Err(_) => args.seq.unwrap_or(1),
+    };
+    step_tokens(args, world, length)?;
+    match (&args.metrics, &args.save) {
+        (Some(file), Some(model)) => check_beside(file, file, model),
         _ => Ok(()),
     }
 }
@@ -361,10 +389,7 @@ fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step:
 }
 
 /// Whether flags of a training on GPUs come with them.
-///
-/// # Errors
-/// Those flags, with --device cpu.
-pub fn check_device(args: &TrainArgs) -> Result<()> {
+fn check_device(args: &TrainArgs) -> Result<()> {
     match (args.device.device, args.offload, args.cuda_graphs) {
         (DeviceKind::Cpu, Offload::Optimizer, _) => usage(
             "--offload optimizer moves state from GPUs to the host, where --device cpu has it already: add \

@@ -2,10 +2,11 @@
 
 use crate::args::{Cli, Command, DeviceArgs, DeviceKind, RankArgs, SbatchArgs};
 use crate::bench;
+use crate::data;
 use crate::device;
 use crate::failure::{self, Failure, Result};
 use crate::out;
-use crate::plan::{Asked, Numbers, at_least_one, check_device, on_hosts};
+use crate::plan::{Asked, at_least_one, check_anywhere, on_hosts};
 use crate::transports::{Transport, plugin};
 use collectives::MAX_SIZE;
 use std::fmt::Write;
@@ -129,15 +130,16 @@ impl Inner {
         let cuda = |args: &DeviceArgs| ("--device cuda", args.device == DeviceKind::Cuda);
         let (name, gpus) = match &cli.command {
             Command::Train(args) => {
-                Numbers::check(args)?;
                 device::check_flags(&args.device, asked.nccl, ranks.share_gpus)?;
-                check_device(args)?;
+                check_anywhere(args, world)?;
                 ("train", cuda(&args.device))
             }
             Command::Eval(args) => {
                 on_hosts("eval", asked.nccl, &asked.label())?;
                 device::check_flags(&args.device, false, ranks.share_gpus)?;
                 at_least_one("--micro-batch", args.micro_batch)?;
+                args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
+                data::check_alone(&args.data)?;
                 ("eval", cuda(&args.device))
             }
             Command::Bench(args) => {
@@ -305,6 +307,15 @@ mod tests {
             ("-- train --stage 9", &["--stage 9", "0"]),
             ("-- train --steps 0", &["--steps 0", "at least 1"]),
             ("-- eval --model m --data d --micro-batch 0", &["--micro-batch 0", "at least 1"]),
+            ("-- train --model 32m --seq 4096", &["--seq 4096", "32m has a context of 1024"]),
+            ("-- train --seq 0", &["--seq 0", "at least 1"]),
+            ("-- eval --model m --data d --seq 0", &["--seq 0", "at least 1"]),
+            ("-- train --data random x", &["--data random stands alone"]),
+            ("-- eval --model m --data x random", &["--data random stands alone"]),
+            ("-- train --micro-batch 1000000000 --accumulate 1000000000", &["2^40 tokens", "--micro-batch"]),
+            ("-- train --model d --seq 1000000000 --accumulate 1000000000", &["2^40 tokens"]),
+            ("-- train --save m --metrics m/run.jsonl", &["--metrics m/run.jsonl", "--save m,"]),
+            ("-- bench all_reduce --json there/a --csv there/./a", &["--csv there/./a", "--json is written"]),
             ("-- bench all_reduce -n 0", &["-n 0"]),
             ("--nodes 2 -- bench broadcast -r 2", &["-r 2", "from 0 to 1"]),
             ("--nodes 2 -- bench overlap -d all", &["-d all"]),

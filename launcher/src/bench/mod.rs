@@ -76,6 +76,7 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
         flags.foreign.check(Some(world))?;
         let plan = Plan::new(operation, flags)?;
         plan.check(world, true)?;
+        files::check_distinct(&asked_for(flags))?;
         return check_together(&plan, flags, asked.nccl, &asked.label());
     }
     match &args.command {
@@ -155,7 +156,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         let lower = human::either([("-e", true), ("-m", plan.aggregate > 1), ("--ranks", fewer)]);
         machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     }
-    let asked: Vec<_> = outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect();
+    let asked = asked_for(args);
     let writable = || {
         files::check_outputs(&asked)?;
         let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
@@ -178,6 +179,11 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
 /// What rank 0 writes where.
 fn outputs(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
     [("--json", args.json.as_deref()), ("--csv", args.csv.as_deref()), ("--plot", args.plot.as_deref())]
+}
+
+/// Those of them that are asked for.
+fn asked_for(args: &CollectiveArgs) -> Vec<(&'static str, &Path)> {
+    outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect()
 }
 
 /// One rank's part; rank 0 shows, writes and judges.

@@ -26,6 +26,7 @@ impl Numbers {
         at_least_one("--steps", args.steps)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         at_least_one("--accumulate", args.accumulate)?;
+        args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
         at_least_one("--eval-tokens", args.eval_tokens)?;
         Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
     }
