@@ -121,7 +121,20 @@ pub fn sentence(error: &clap::Error) -> String {
         .join(" ")
         .replace(" tip: ", "; ");
     let words = words.strip_prefix("error: ").unwrap_or(&words);
-    words.replace("invalid digit found in string", "a whole number, at least 0, is needed")
+    let words = words.replace("invalid digit found in string", "a whole number, at least 0, is needed");
+    match text.contains(" -- <COMMAND>") && lacks_command(error) {
+        true => format!("{words}; the command stands after --: caravan sbatch ... -- train ..."),
+        false => words,
+    }
+}
+
+/// Whether flags end without a command, or it is where no word is taken.
+fn lacks_command(error: &clap::Error) -> bool {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => !word.starts_with('-'),
+        (kind, _) => kind == ErrorKind::MissingRequiredArgument,
+    }
 }
 
 #[cfg(test)]
@@ -160,5 +173,19 @@ mod tests {
         // With `-- -g` it would be refused as an operation.
         let unknown = crate::args::Cli::read(["caravan", "bench", "overlap", "-g", "1"]).unwrap_err();
         assert_eq!(sentence(&unknown), "unexpected argument '-g' found");
+    }
+
+    #[test]
+    fn who_forgets_what_a_command_stands_after_is_told() {
+        let of = |line: &str| sentence(&crate::args::Cli::read(line.split(' ')).unwrap_err());
+        for line in ["caravan sbatch train --steps 5", "caravan sbatch --nodes 2 train", "caravan sbatch"] {
+            let text = of(line);
+            assert!(
+                text.ends_with("; the command stands after --: caravan sbatch ... -- train ..."),
+                "{text}"
+            );
+        }
+        let text = of("caravan sbatch --node 2 -- train");
+        assert!(text.ends_with("'--nodes'"), "{text}");
     }
 }
