@@ -330,7 +330,20 @@ fn columns_of_single_calls_are_of_the_slowest_rank_as_in_nccl_tests() {
                 assert!(slowest >= fastest, "{key} {slowest} {fastest}");
                 greater += usize::from(slowest > fastest);
             }
-            assert_eq!(exact[format!("{name}_per_iter")]["skipped_iterations"], 0);
+            let single = &exact[format!("{name}_per_iter")];
+            assert_eq!(single["skipped_iterations"], 0);
+            // Each rank's, of which the slowest are the row's.
+            let numbers = |times: &Value| {
+                times.as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect::<Vec<_>>()
+            };
+            let each: Vec<Vec<f64>> =
+                single["per_process_max_times_us"].as_array().unwrap().iter().map(numbers).collect();
+            let times = numbers(&single["times_us"]);
+            assert!(each.len() == 3 && each.iter().all(|times| times.len() == 20), "{single}");
+            for (call, slowest) in times.iter().enumerate() {
+                assert!(each.iter().any(|times| times[call] == *slowest), "{call} {slowest} {each:?}");
+                assert!(each.iter().all(|times| times[call] <= *slowest), "{call} {slowest} {each:?}");
+            }
         }
     }
     assert!(rows.len() == 4 && greater > 0, "{text}");

@@ -228,7 +228,7 @@ pub struct CollectiveArgs {
     #[arg(short = 'R', long = "local-register", alias = "local_register", value_name = "0|1")]
     pub register: Option<String>,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
-    /// long as on its slowest rank, whatever -a says; in the file of --json every such call.
+    /// long as on its slowest rank, whatever -a says; in the file of --json every such call, and each rank's.
     #[arg(
         short = 'I',
         long = "per-iter-timing",

@@ -164,6 +164,7 @@ impl<T: Exact> Bench<'_, T> {
         let slowest =
             plan.columns.per_call.then(|| over_some(comm, &mine, Average::Max, part)).transpose()?;
         let per_call = slowest.as_deref().and_then(Summary::of);
+        let each = if plan.columns.per_call && plan.json { each(comm, &mine)? } else { Vec::new() };
         // Each rank's own mean comes first: of its single calls the fastest, or slowest, would be nobody's time.
         let mean = mine.iter().sum::<f64>() / mine.len() as f64;
         let seconds = over_some(comm, &[mean], plan.average, part)?[0];
@@ -188,6 +189,7 @@ impl<T: Exact> Bench<'_, T> {
             times,
             calls,
             slowest,
+            each,
             algorithm,
             why,
         })
@@ -278,7 +280,18 @@ pub fn over_ranks(comm: &Communicator, mine: &[f64], average: Average) -> Result
     over_some(comm, mine, average, (true, comm.size()))
 }
 
-/// The same of those ranks that take part, where others have nothing to do: whether this one does, and how many do. The
+/// Each rank's timings, of several; on rank 0.
+fn each(comm: &Communicator, mine: &[f64]) -> Result<Vec<Vec<f64>>> {
+    if comm.size() == 1 {
+        return Ok(Vec::new());
+    }
+    let lead = comm.rank() == 0;
+    let mut all = vec![0.0; if lead { mine.len() * comm.size() } else { 0 }];
+    comm.gather(mine, lead.then_some((&mut all[..]).into()), 0)?;
+    Ok(all.chunks_exact(mine.len()).map(<[f64]>::to_vec).collect())
+}
+
+/// The same as [`over_ranks`] of those ranks that take part, where others have nothing to do: whether this one does, and how many do. The
 /// first does.
 fn over_some(
     comm: &Communicator,

@@ -49,6 +49,9 @@ use std::path::Path;
 use sweep::Step;
 use verdict::Verdict;
 
+/// Where the table has a device's place on the bus, which nobody here asks for.
+const PCI: &str = "0000:00:00";
+
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -330,7 +333,7 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
         let mut next = || fields.next().unwrap_or("?");
         let (pid, host, device, name) = (next(), next(), next(), next());
         text += &format!(
-            "#  Rank {rank:2} Group  0 Pid {pid:>6} on {host:>10} device {device:>2} [0000:00:00] {name}\n"
+            "#  Rank {rank:2} Group  0 Pid {pid:>6} on {host:>10} device {device:>2} [{PCI}] {name}\n"
         );
     }
     text + &plan.columns.header()
@@ -426,7 +429,7 @@ fn description(plan: &Plan, cases: &Cases, party: &Party, who: &[String], starte
         let field = |i: usize| fields.get(i).copied().unwrap_or("");
         json!({
             "rank": rank, "group": 0, "pid": field(0).parse::<u64>().ok(), "hostname": field(1),
-            "device": field(2).parse::<u64>().ok(), "device_info": field(3),
+            "device": field(2).parse::<u64>().ok(), "device_hex": PCI, "device_info": field(3),
         })
     });
     let mut config = json!({

@@ -149,6 +149,8 @@ pub struct Plan {
     pub min_busbw: Option<f64>,
     /// Whether a figure is drawn.
     pub plot: bool,
+    /// Whether every timing is written.
+    pub json: bool,
 }
 
 impl Plan {
@@ -235,6 +237,7 @@ impl Plan {
             algo: algo(&args.algo)?,
             min_busbw,
             plot: args.plot.is_some(),
+            json: args.json.is_some(),
         })
     }
 

@@ -15,6 +15,8 @@ pub struct Measured {
     pub calls: Summary,
     /// Seconds of each timed call on its slowest rank; None where single calls are not asked for.
     pub slowest: Option<Vec<f64>>,
+    /// The same on each of several ranks; empty where nobody writes them.
+    pub each: Vec<Vec<f64>>,
     /// What carried the calls.
     pub algorithm: String,
     /// Why that one.
@@ -71,6 +73,8 @@ impl Run {
         all["transport"] = json!(self.transport);
         all["ranks"] = json!(self.ranks);
         all["results"] = self.rows.iter().map(Row::json).collect();
+        // A rank that meets one writes no file.
+        all["errors"] = json!([]);
         all["out_of_bounds"] = json!({"count": self.failures(), "okay": told(self.failures() == 0)});
         all["average_bus_bandwidth"] = json!({
             "bandwidth": average,
@@ -122,6 +126,8 @@ impl Row {
         let mut row = json!({
             "size": l.bytes, "count": l.count, "type": l.dtype, "redop": l.op, "root": l.root.to_string(),
             "actual_iterations": self.out_of_place.times.len(),
+            // It has one where it repeats what was recorded.
+            "experiment_name": "",
         });
         for (name, m) in [("out_of_place", &self.out_of_place), ("in_place", &self.in_place)] {
             row[name] = json!({
@@ -137,6 +143,10 @@ impl Row {
             if let (Some(summary), Some(slowest)) = (&m.half.per_call, &m.slowest) {
                 let mut calls = timed(summary, slowest);
                 calls["skipped_iterations"] = json!(0);
+                if !m.each.is_empty() {
+                    calls["per_process_max_times_us"] =
+                        m.each.iter().map(|times| microseconds(times)).collect();
+                }
                 row[format!("{name}_per_iter")] = calls;
             }
         }
@@ -147,8 +157,12 @@ impl Row {
 /// Single calls: what they come to, and each of them.
 fn timed(summary: &Summary, times: &[f64]) -> Value {
     let mut calls = summary.json();
-    calls["times_us"] = times.iter().map(|t| t * 1e6).collect();
+    calls["times_us"] = microseconds(times);
     calls
+}
+
+fn microseconds(times: &[f64]) -> Value {
+    times.iter().map(|t| t * 1e6).collect()
 }
 
 /// What nccl-tests' JSON has for a truth: a string.
@@ -213,6 +227,7 @@ pub mod tests {
             times: vec![seconds],
             calls: Summary::of(&[seconds]).unwrap(),
             slowest: None,
+            each: Vec::new(),
             algorithm: "direct-read".into(),
             why: "one pass, no messages".into(),
         };
@@ -257,10 +272,12 @@ pub mod tests {
         let half = &mut run.rows[0].in_place;
         half.slowest = Some(vec![2e-6, 4e-6]);
         half.half.per_call = Summary::of(&[2e-6, 4e-6]);
+        half.each = vec![vec![2e-6, 1e-6], vec![1e-6, 4e-6]];
         let row = run.json(None)["results"][0].clone();
         let slowest = &row["in_place_per_iter"];
         assert_eq!((&slowest["times_us"], &slowest["skipped_iterations"]), (&json!([2.0, 4.0]), &json!(0)));
         assert_eq!((&slowest["max_us"], &row["in_place_calls"]["max_us"]), (&json!(4.0), &json!(1.0)));
+        assert_eq!(slowest["per_process_max_times_us"], json!([[2.0, 1.0], [1.0, 4.0]]));
     }
 
     #[test]
