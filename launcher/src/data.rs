@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Seek, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// The word that asks for random tokens instead of a path.
@@ -57,11 +58,11 @@ pub enum Input {
 
 impl Input {
     /// Files and directories in the order given; with none, the text below the current directory. All must be text
-    /// or all token files.
+    /// or all token files; pipes are text. Something else may have `started` this process as one of several ranks.
     ///
     /// # Errors
-    /// A path that cannot be read, or is neither text nor tokens.
-    pub fn find(paths: &[PathBuf]) -> Result<Self> {
+    /// A path that cannot be read, or not by each rank, or is neither text nor tokens.
+    pub fn find(paths: &[PathBuf], started: bool) -> Result<Self> {
         check_alone(paths)?;
         if let Ok(handed) = std::env::var(HANDED)
             && let Some((descriptor, about)) = handed.split_once(' ')
@@ -76,7 +77,16 @@ impl Input {
         let files = list(paths, Reads::TextOrTokens)?;
         let mut tokenised = Vec::new();
         for file in &files {
-            let looks = TokenFile::looks_like(file);
+            let pipe = file.metadata().is_ok_and(|there| there.file_type().is_fifo());
+            if pipe && started {
+                return Err(Failure::usage(format!(
+                    "--data {} is a pipe, which one process can read and these ranks are several: 'caravan tokenize' makes \
+                     a token file of what comes out of it",
+                    file.display()
+                )));
+            }
+            // A look would take from it.
+            let looks = if pipe { Ok(false) } else { TokenFile::looks_like(file) };
             tokenised.push(looks.map_err(|e| Failure::usage(format!("--data {e}; {TAKES}")))?);
         }
         match tokenised.iter().position(|&tokens| !tokens) {
@@ -337,7 +347,7 @@ fn make(
 ) -> Result<File> {
     let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
     let text = sizes.iter().sum();
-    let room = Room { text, ranks: ranks as u64, have: Machine::probe().usable_memory() };
+    let mut room = Room { text, ranks: ranks as u64, have: Machine::probe().usable_memory() };
     // Tokens take about as much as their text, and the largest text is there beside them.
     room.check(text + sizes.iter().max().unwrap_or(&0))?;
     let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
@@ -350,7 +360,7 @@ fn make(
         Tokenizer::HuggingFace(_) => TokenWidth::U32,
     };
     file.write_all(&width.header_for(0).map_err(Failure::usage)?).map_err(refused)?;
-    let mut count = 0;
+    let (mut read, mut count) = (0, 0);
     let mut taken = Vec::with_capacity(files.len());
     let mut batch = Batch::new(tokenizer);
     let mut checked = 0;
@@ -363,17 +373,24 @@ fn make(
             (text, _) => text?,
         };
         taken.push(path);
-        match tokenizer {
-            Tokenizer::Bytes => file.write_all(text.as_bytes()).map_err(refused)?,
+        // A pipe does not say how much comes.
+        read += text.len() as u64;
+        room.text = room.text.max(read);
+        let kept = match tokenizer {
+            Tokenizer::Bytes => {
+                file.write_all(text.as_bytes()).map_err(refused)?;
+                read
+            }
             Tokenizer::HuggingFace(_) => {
                 let texts = batch.push(text)?;
                 check_known(&texts, &taken[checked..], tokenizer, vocab)?;
                 checked += texts.len();
                 count += append(&mut file, &texts).map_err(refused)?;
+                // Short ones take more.
+                (count * size_of::<u32>()) as u64
             }
-        }
-        // Short ones take more.
-        room.check((count * size_of::<u32>()) as u64)?;
+        };
+        room.check(kept)?;
         if count > i32::MAX as usize {
             return Err(Failure::usage(
                 "--data has more than 2^31 tokens of text: 'caravan tokenize' makes token files of parts of it, all of which \

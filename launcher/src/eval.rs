@@ -57,7 +57,7 @@ impl EvalPlan {
         let device = Device::plan(&args.device, &ranks, identity)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
-        let input = Input::find(&args.data)?;
+        let input = Input::find(&args.data, identity.is_some())?;
         ranks.check_inputs("--data", input.token_files(), identity)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;

@@ -101,7 +101,7 @@ impl TrainPlan {
         model.check_trainable()?;
         let input = match data::is_random(&args.data) {
             true => None,
-            false => Some(Input::find(&args.data)?),
+            false => Some(Input::find(&args.data, identity.is_some())?),
         };
         let token_files = input.as_ref().map_or(&[][..], Input::token_files);
         ranks.check_inputs("--data", token_files, identity)?;
