@@ -51,6 +51,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce --plot x.png", &["--plot x.png", "SVG", "x.svg"]),
         ("plot x.json -o x.pdf", &["-o x.pdf", "SVG", "x.svg"]),
         ("all_reduce --tuning none.txt", &["none.txt"]),
+        ("all_reduce --tuning none.txt --ranks 1", &["none.txt"]),
         ("all_reduce --tuning bad.txt", &["bad.txt", "line 1"]),
         ("all_reduce --transport ucx+shm", &["ucx+shm", "shm+ucx", "shm+mpi"]),
         ("all_reduce --transport shm --ranks-per-node 2", &["--ranks-per-node 2", "--emulate-link"]),

@@ -373,6 +373,8 @@ fn a_tuning_table_is_measured_and_then_used() {
     let by_variable =
         |args: &str| bench.finish(bench.command(args).env("CARAVAN_TUNING", "t.txt").spawn().unwrap());
     // The variable may be set before there is a table, or an entry in it.
+    // As mktemp makes it.
+    bench.file("t.txt", "");
     by_variable("bench tune -b 1K -e 64K -f 8 -n 10 --ranks 2 -o t.txt").success();
     by_variable("bench tune -b 1K -e 1K -n 5 --ranks 3 -o t.txt").success();
     by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 1").success();

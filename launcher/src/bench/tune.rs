@@ -44,8 +44,9 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let lower = human::either([("-e", true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     ranks.bind = repeats.bind == Bind::Core;
-    // What is no file, a pipe or the screen, has no table to go on from.
-    let there = files::place(&args.out).is_some_and(|file| file.exists());
+    // What is no file, a pipe or the screen, has no table to go on from, nor has a file that was only made.
+    let there =
+        files::place(&args.out).is_some_and(|file| file.metadata().is_ok_and(|there| there.len() > 0));
     let old = if there { tuning::read(&args.out)? } else { TuningTable::default() };
     let writable = || files::check_writable("-o", &args.out, Way::Whole);
     if identity.is_none() {

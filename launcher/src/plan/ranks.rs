@@ -55,11 +55,15 @@ impl Ranks {
     /// No ranks, too many, a transport that cannot be used, or a table that says nothing about it.
     pub fn plan(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
         let mut ranks = Self::untuned(args, identity)?;
-        // One rank has nothing to choose.
-        if let Some(path) = tuning::named(args.tuning.as_ref()).filter(|_| ranks.world > 1) {
-            let tune = ranks.tune(identity.map(|identity| identity.launcher));
-            let tuning = &mut ranks.options.tuning;
-            *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
+        if let Some(path) = tuning::named(args.tuning.as_ref()) {
+            if ranks.world > 1 {
+                let tune = ranks.tune(identity.map(|identity| identity.launcher));
+                let tuning = &mut ranks.options.tuning;
+                *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
+            } else {
+                // One rank has nothing to choose, and may yet have been given what is no table.
+                tuning::read(&path)?;
+            }
             ranks.check_inputs("--tuning", &[path], identity)?;
         }
         Ok(ranks)
