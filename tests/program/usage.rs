@@ -215,6 +215,7 @@ fn ranks_with_other_weights_or_another_tokenizer_are_named() {
         ),
         ("train", ["m1", "m2"].map(|m| train.replace("nano", m)), "weights of --model"),
         ("recompute", ["none", "full"].map(|r| format!("{train} --recompute {r}")), "--recompute"),
+        ("metrics", [train.to_owned(), format!("{train} --metrics m.jsonl")], "--metrics"),
         ("tokenizer", [100, 200].map(|n| format!("{train} --tokenizer words-{n}.json")), "--tokenizer"),
     ] {
         let start = |rank: &str, args: &str| {

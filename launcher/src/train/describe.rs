@@ -45,6 +45,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--order", plan.order.name().to_owned()),
         ("--eval-every", plan.eval_every.to_string()),
         ("--eval-tokens", plan.eval_tokens.to_string()),
+        ("--metrics", files::wanted(plan.metrics.as_deref())),
         ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
