@@ -346,6 +346,8 @@ mod tests {
             ("-- bench all_reduce --algo native", &["--algo native", "auto has none", "--transport mpi"]),
             ("-- bench all_reduce --algo native --transport ucx", &["--algo native", "ucx has none"]),
             ("-- bench all_reduce --algo native --transport shm+mpi", &["--algo native", "mpi by itself"]),
+            ("--nodes 2 -- bench tune --threads 4", &["--threads 4", "train and eval"]),
+            ("--nodes 2 -- bench overlap --share-gpus", &["--share-gpus", "--transport nccl"]),
             ("-- bench all_reduce --plot x.png", &["--plot x.png", "x.svg"]),
             ("-- doctor", &["no ranks", "train"]),
             ("-- bench", &["shows help and runs no ranks", "bench and an operation"]),

@@ -95,8 +95,9 @@ struct Variable {
     remedy: &'static str,
 }
 
-const VARIABLES: [Variable; 3] = [
+const VARIABLES: [Variable; 4] = [
     Variable { name: "NCCL_TESTS_MIN_BW", remedy: "take --min-busbw" },
+    Variable { name: "NCCL_TESTS_DEVICE", remedy: "take CUDA_VISIBLE_DEVICES" },
     Variable { name: "NCCL_TESTS_SPLIT", remedy: "all ranks are one group: unset it" },
     Variable { name: "NCCL_TESTS_SPLIT_MASK", remedy: "all ranks are one group: unset it" },
 ];

@@ -57,6 +57,7 @@ const PCI: &str = "0000:00:00";
 /// # Errors
 /// One sentence: usage, or what went wrong.
 pub fn bench(args: &BenchArgs) -> Result<()> {
+    args.command.ranks().map_or(Ok(()), single_threaded)?;
     if let Some((operation, flags)) = args.command.collective() {
         return collective(operation, flags);
     }
@@ -75,6 +76,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 /// # Errors
 /// One sentence: wrong usage.
 pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
+    args.command.ranks().map_or(Ok(()), single_threaded)?;
     if let Some((operation, flags)) = args.command.collective() {
         flags.foreign.check(Some(world))?;
         let plan = Plan::new(operation, flags)?;
@@ -85,10 +87,12 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
     match &args.command {
         BenchCommand::Overlap(flags) => {
             on_hosts("bench overlap", asked.nccl, &asked.label())?;
+            unshared(&flags.ranks)?;
             overlap::check(flags, world).map(drop)
         }
         BenchCommand::Tune(flags) => {
             on_hosts("bench tune", asked.nccl, &asked.label())?;
+            unshared(&flags.ranks)?;
             tune::check(flags, world, true).map(drop)
         }
         _ => Ok(()),
@@ -107,6 +111,16 @@ fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &st
         }
     }
     args.plot.as_ref().map_or(Ok(()), |figure| check_figure("--plot", figure))
+}
+
+/// Refuses what is for ranks that compute with several threads.
+fn single_threaded(args: &RankArgs) -> Result<()> {
+    match args.threads {
+        Some(threads) => Err(Failure::usage(format!(
+            "--threads {threads} is of train and eval: ranks of bench call and compute with one thread each; leave it away"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses what is for ranks on GPUs.
