@@ -100,14 +100,9 @@ struct Remedy {
 fn remedies(plan: &TrainPlan) -> Vec<Remedy> {
     let (zero, batch) = (&plan.zero, plan.batch);
     let mut all = Vec::new();
-    if plan.ranks.world > 1 {
-        for stage in Stage::ALL.into_iter().filter(|s| s.level() > zero.stage.level()) {
-            all.push(Remedy {
-                flags: format!("--stage {stage}"),
-                zero: Config { stage, ..zero.clone() },
-                batch,
-            });
-        }
+    let highest = highest(zero, plan.ranks.world);
+    for stage in Stage::ALL.into_iter().filter(|s| (zero.stage.level() + 1..=highest).contains(&s.level())) {
+        all.push(Remedy { flags: format!("--stage {stage}"), zero: Config { stage, ..zero.clone() }, batch });
     }
     if batch.recompute == Recompute::None {
         let batch = MicroBatch { recompute: Recompute::Full, ..batch };
@@ -126,13 +121,24 @@ fn remedies(plan: &TrainPlan) -> Vec<Remedy> {
     all
 }
 
+/// The highest stage that takes something off a device, which none does of a rank that has all and adds nothing up.
+fn highest(zero: &Config, world: usize) -> u8 {
+    match (world, zero.accumulate) {
+        (1, 1) => 0,
+        // Sums over micro-batches are there in any case, and then no whole gradients.
+        (1, _) => 2,
+        _ => 3,
+    }
+}
+
 /// What all changes together would do.
 fn together(plan: &TrainPlan, room: usize) -> Result<String> {
-    let shards = plan.ranks.world > 1;
-    let stage = if shards { Stage::ALL[3] } else { plan.zero.stage };
+    let (several, highest) = (plan.ranks.world > 1, highest(&plan.zero, plan.ranks.world));
+    let stage = if highest > 0 { Stage::ALL[usize::from(highest)] } else { plan.zero.stage };
     let zero = Config { stage, placement: Placement::Offloaded, ..plan.zero.clone() };
     let batch = |rows| MicroBatch { rows, recompute: Recompute::Full, ..plan.batch };
-    let flags = format!("{}--recompute full --offload optimizer", if shards { "--stage 3 " } else { "" });
+    let sharding = if highest > 0 { format!("--stage {highest} ") } else { String::new() };
+    let flags = format!("{sharding}--recompute full --offload optimizer");
     let mut rows = plan.batch.rows;
     loop {
         let needs = plan.need(&zero, &batch(rows))?.arena;
@@ -143,9 +149,31 @@ fn together(plan: &TrainPlan, room: usize) -> Result<String> {
         if rows == 1 {
             return Ok(format!(
                 "even {flags} --micro-batch 1 needs {size}: take a smaller --model or --seq{}",
-                if shards { ", or more ranks" } else { ", or several ranks with --stage 3" }
+                if several { ", or more ranks" } else { ", or several ranks with --stage 3" }
             ));
         }
         rows /= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::DType;
+    use models::{Footprint, LlamaConfig};
+
+    #[test]
+    fn stages_are_advised_where_they_take_something_off() {
+        let of = |accumulate, world| highest(&Config { accumulate, ..Config::default() }, world);
+        assert_eq!([of(1, 1), of(2, 1), of(1, 2), of(4, 3)], [0, 2, 3, 3]);
+        // Of a rank by itself stage 2 takes whole gradients off, and stage 3 nothing more.
+        let units = LlamaConfig::preset("nano").unwrap().units();
+        let needs = |level, accumulate| {
+            let (stage, placement) = (Stage::ALL[level], Placement::Device);
+            let config = Config { stage, accumulate, placement, ..Config::default() };
+            zero::memory::arena(&zero::Plan::new(&units, DType::F32, &config, 0, 1), Footprint::default())
+        };
+        assert!(needs(2, 2) < needs(1, 2) && needs(3, 2) == needs(2, 2) && needs(1, 2) == needs(0, 2));
+        assert!((1..4).all(|level| needs(level, 1) == needs(0, 1)));
     }
 }
