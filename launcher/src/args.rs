@@ -137,7 +137,7 @@ pub struct TrainArgs {
     /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, a Hugging Face config.json, which is another
     /// shape with new weights, or a Hugging Face directory whose weights are loaded (./nano, if it has the name of a shape).
     #[arg(long, value_name = "NAME|FILE.json|DIR", default_value = "baby")]
-    pub model: String,
+    pub model: PathBuf,
     /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
     /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 128 KiB below here].
     #[arg(long, value_name = "PATH", num_args = 1..)]
@@ -145,7 +145,7 @@ pub struct TrainArgs {
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
     /// directory whose model has a larger vocabulary and was not trained on bytes has to be given one].
     #[arg(long, value_name = "bytes|FILE")]
-    pub tokenizer: Option<String>,
+    pub tokenizer: Option<PathBuf>,
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
@@ -255,7 +255,7 @@ pub struct EvalArgs {
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].
     #[arg(long, value_name = "bytes|FILE")]
-    pub tokenizer: Option<String>,
+    pub tokenizer: Option<PathBuf>,
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
@@ -290,7 +290,7 @@ pub struct TokenizeArgs {
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json.
     #[arg(long, value_name = "bytes|FILE", default_value = "bytes")]
-    pub tokenizer: String,
+    pub tokenizer: PathBuf,
     /// The token file to write.
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,

@@ -42,7 +42,7 @@ use clap::error::ErrorKind;
 use collectives::bf16;
 use collectives::bootstrap::{Identity, spawn};
 use eval::EvalPlan;
-use failure::{Failure, Result};
+use failure::Result;
 use plan::TrainPlan;
 use std::process::ExitCode;
 
@@ -97,7 +97,7 @@ fn never_came(code: u8) {
 }
 
 fn train(args: &TrainArgs) -> Result<()> {
-    let identity = Identity::from_env().map_err(Failure::usage)?;
+    let identity = ranks::identity()?;
     let plan = TrainPlan::new(args, identity.as_ref())?;
     let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
@@ -117,7 +117,7 @@ fn train(args: &TrainArgs) -> Result<()> {
 }
 
 fn eval(args: &EvalArgs) -> Result<()> {
-    let identity = Identity::from_env().map_err(Failure::usage)?;
+    let identity = ranks::identity()?;
     let plan = EvalPlan::new(args, identity.as_ref())?;
     ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &eval::signature(&plan))?;

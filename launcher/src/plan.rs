@@ -336,8 +336,9 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     Numbers::check(args)?;
     check_device(args)?;
     data::check_alone(&args.data)?;
-    let length = match LlamaConfig::preset(&args.model) {
-        Ok(config) => ModelChoice::new(&args.model, config).sequence(args.seq, TRAIN_SEQ)?,
+    let name = &*args.model.to_string_lossy();
+    let length = match LlamaConfig::preset(name) {
+        Ok(config) => ModelChoice::new(name, config).sequence(args.seq, TRAIN_SEQ)?,
         Err(_) => args.seq.unwrap_or(1),
     };
     step_tokens(args, world, length)?;

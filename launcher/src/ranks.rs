@@ -32,6 +32,17 @@ const SENTENCE: Duration = Duration::from_secs(1);
 /// Where every process finds its program, also when the file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
 
+/// This process among the ranks that something has started, if it is one.
+///
+/// # Errors
+/// Variables of its environment that make no sense.
+pub fn identity() -> Result<Option<Identity>> {
+    Identity::from_env().map_err(|e| match e {
+        collectives::Error::Launch(text) => Failure::Usage(text),
+        e => Failure::usage(e),
+    })
+}
+
 /// Runs `body` as every rank of the run: here as the rank that `identity` says this process is, as threads of this
 /// process, or as processes that are this one again with the same arguments, and `variable` in their environment.
 ///

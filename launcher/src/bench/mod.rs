@@ -35,11 +35,10 @@ use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::{Asked, Ranks, on_hosts};
-use crate::ranks::lead;
+use crate::ranks::{identity, lead};
 use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
-use collectives::bootstrap::Identity;
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
@@ -154,7 +153,7 @@ fn check_figure(flag: &str, path: &Path) -> Result<()> {
 }
 
 fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
-    let identity = Identity::from_env().map_err(Failure::usage)?;
+    let identity = identity()?;
     args.foreign.check(identity.as_ref().map(|identity| identity.world))?;
     let plan = Plan::new(operation, args)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;

@@ -20,7 +20,7 @@ use crate::human;
 use crate::layers;
 use crate::machine;
 use crate::plan::Ranks;
-use crate::ranks::lead;
+use crate::ranks::{identity, lead};
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
 use row::{Row, Timings, header};
@@ -36,7 +36,7 @@ const MOST_TESTS: usize = 1_000_000;
 /// # Errors
 /// Usage, or what a call said.
 pub fn overlap(args: &OverlapArgs) -> Result<()> {
-    let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
+    let identity = identity()?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench overlap")?;
     unshared(&args.ranks)?;

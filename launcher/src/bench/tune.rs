@@ -28,7 +28,7 @@ const WORTH: f64 = 0.05;
 /// # Errors
 /// Usage, or what a call said.
 pub fn tune(args: &TuneArgs) -> Result<()> {
-    let identity = collectives::bootstrap::Identity::from_env().map_err(Failure::usage)?;
+    let identity = ranks::identity()?;
     // The environment may name the table that is still to be written.
     let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
     ranks.on_hosts("bench tune")?;

@@ -56,12 +56,12 @@ impl ModelChoice {
     ///
     /// # Errors
     /// An unknown name, a directory whose content is not a whole model, or a file that is no configuration.
-    pub fn open(name: &str) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
+        let name = &*path.to_string_lossy();
         let unknown = match LlamaConfig::preset(name) {
             Ok(config) => return Ok(Self::new(name, config)),
             Err(e) => e,
         };
-        let path = Path::new(name);
         let what = match path.metadata() {
             Ok(there) if there.is_dir() => {
                 return Self::directory(path).map_err(|e| without_weights(path, e));
@@ -177,14 +177,14 @@ impl ModelChoice {
     ///
     /// # Errors
     /// No tokenizer, none for text, or one with more tokens than the model knows.
-    pub fn tokenizer(&self, asked: Option<&str>, for_text: bool) -> Result<Option<Tokenizer>> {
+    pub fn tokenizer(&self, asked: Option<&Path>, for_text: bool) -> Result<Option<Tokenizer>> {
         let beside = self.described.as_ref().map(|shape| shape.with_file_name(save::TOKENIZER));
         let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).or(beside);
         let own = own.filter(|path| path.is_file());
         // Those that were saved before this was recorded have this vocabulary.
         let likely = self.weights.is_none() || self.config.vocab == 256;
         let of_bytes = self.remarks.of_bytes || (for_text && likely);
-        let spec = asked.map(Path::new).or(own.as_deref()).or(of_bytes.then_some(Path::new("bytes")));
+        let spec = asked.or(own.as_deref()).or(of_bytes.then_some(Path::new("bytes")));
         let Some(spec) = spec else {
             let (name, vocab) = (&self.name, self.config.vocab);
             return match for_text {
@@ -315,7 +315,7 @@ mod tests {
         });
         let file = home.path().join("shape.json");
         std::fs::write(&file, shape.to_string()).unwrap();
-        let model = ModelChoice::open(file.to_str().unwrap()).unwrap();
+        let model = ModelChoice::open(&file).unwrap();
         assert_eq!((model.config.vocab, model.config.hidden, model.files()), (97, 64, vec![file]));
         assert_eq!(model.remarks.token_ids["eos_token_id"], 3);
         let units = model.config.units();
@@ -337,7 +337,7 @@ mod tests {
             Ok::<_, Failure>(tokenizer.map(|t| t.name().to_owned()))
         };
         let bytes = Some("bytes".to_owned());
-        let new = ModelChoice::open("32m").unwrap();
+        let new = ModelChoice::open(Path::new("32m")).unwrap();
         assert_eq!((chosen(&new, true).unwrap(), chosen(&new, false).unwrap()), (bytes.clone(), None));
         let (_home, recorded) = saved(300, true);
         assert_eq!(chosen(&recorded, true).unwrap(), bytes);
@@ -349,6 +349,6 @@ mod tests {
         let e = chosen(&other, true).unwrap_err();
         assert!(e.code() == 2 && e.to_string().contains("vocabulary of 300"), "{e}");
         assert!(e.to_string().contains("--tokenizer, or 'bytes'"), "{e}");
-        assert!(matches!(other.tokenizer(Some("bytes"), true), Ok(Some(Tokenizer::Bytes))));
+        assert!(matches!(other.tokenizer(Some(Path::new("bytes")), true), Ok(Some(Tokenizer::Bytes))));
     }
 }
