@@ -1,6 +1,7 @@
 //! The tokens of a run: text files, token files or random tokens, and which of them are held out.
 
 use crate::failure::{Failure, Result};
+use crate::files;
 use crate::human;
 use crate::machine::Machine;
 use crate::text::{self, Reads};
@@ -286,6 +287,7 @@ impl Feed {
 pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
+        files::check_name("--data", path, "/dev/stdin for the standard input")?;
         match path.metadata() {
             Ok(there) if there.is_dir() => files.extend(text::files_below(path, reads)?),
             Ok(_) => files.push(path.clone()),

@@ -24,6 +24,7 @@ pub enum Way {
 pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
     let deny = |e: std::io::Error| refuse(&format!("{e}; give a file that can be written"));
+    check_name(flag, path, "/dev/stdout for the standard output")?;
     if standard(path).is_some() {
         return Ok(());
     }
@@ -48,6 +49,17 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     NewFile::create(path).map(drop).map_err(deny)
 }
 
+/// Refuses `-`, which for other programs is a `stream` and here would be a file.
+///
+/// # Errors
+/// What would be the stream, and what the file.
+pub fn check_name(flag: &str, path: &Path, stream: &str) -> Result<()> {
+    match path == Path::new("-") {
+        true => Err(Failure::usage(format!("{flag} -: take {stream}, or ./- for a file of that name"))),
+        false => Ok(()),
+    }
+}
+
 /// Finds out whether all of a run's files can be written at its end, none of them over another.
 ///
 /// # Errors
@@ -63,6 +75,7 @@ pub fn check_outputs(outputs: &[(&str, &Path)]) -> Result<()> {
 /// The flags and the path.
 pub fn check_distinct(outputs: &[(&str, &Path)]) -> Result<()> {
     for (i, (flag, path)) in outputs.iter().enumerate() {
+        check_name(flag, path, "/dev/stdout for the standard output")?;
         let there = place(path);
         let same = outputs[..i].iter().find(|(_, earlier)| there.is_some() && place(earlier) == there);
         if let Some((earlier, _)) = same {

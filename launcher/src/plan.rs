@@ -342,6 +342,9 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
         Err(_) => args.seq.unwrap_or(1),
     };
     step_tokens(args, world, length)?;
+    if let Some(file) = &args.metrics {
+        files::check_name("--metrics", file, "/dev/stdout for the standard output")?;
+    }
     match (&args.metrics, &args.save) {
         (Some(file), Some(model)) => check_beside(file, file, model),
         _ => Ok(()),
