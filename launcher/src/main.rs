@@ -54,8 +54,10 @@ fn main() -> ExitCode {
         let code = unreadable.exit_code();
         match unreadable.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                // What cannot be printed is told by the exit code alone.
-                let _ = unreadable.print();
+                if let Err(unprinted) = out::written(unreadable.print()) {
+                    unprinted.report();
+                    std::process::exit(unprinted.code().into());
+                }
             }
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 let _ = unreadable.print();

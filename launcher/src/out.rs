@@ -10,8 +10,15 @@ use std::io::{ErrorKind, Write};
 /// # Errors
 /// Standard output takes nothing, and not because its reader has gone.
 pub fn text(text: impl Display) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+    written(write!(std::io::stdout().lock(), "{text}"))
+}
+
+/// What came of printing something.
+///
+/// # Errors
+/// As [`text`].
+pub fn written(printed: std::io::Result<()>) -> Result<()> {
+    match printed.and_then(|()| std::io::stdout().flush()) {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::run(format!("writing to standard output: {e}")))
         }
