@@ -23,6 +23,10 @@ const LONGEST: Duration = Duration::from_secs(1 << 32);
 /// Between two looks whether somebody listens.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
+/// What helps where one name stands for several jobs, as that of Hydra's in containers without each other's processes does.
+const OF_SEVERAL_JOBS: &str =
+    "if these are several jobs, set CARAVAN_JOB for all ranks of this one to a name of its own";
+
 /// One member as it introduces itself.
 pub(super) struct Member<'a> {
     /// World ranks of the members; member 0 is the middle.
@@ -266,10 +270,16 @@ fn out_of_files(rank: usize, (come, of): (usize, usize), error: &std::io::Error)
 fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Vec<Stream>> {
     let listener = Listener::bind(place).map_err(|e| {
         let hint = match place {
-            Place::Unix(_) => "another process may be rank 0 of the same job already",
-            Place::Tcp(_) => "if another job uses the port, set CARAVAN_RENDEZVOUS=host:port to a free one",
+            Place::Unix(_) => {
+                format!(
+                    "another process may listen there for this job already, or for another; {OF_SEVERAL_JOBS}"
+                )
+            }
+            Place::Tcp(_) => {
+                "if another job uses the port, set CARAVAN_RENDEZVOUS=host:port to a free one".to_owned()
+            }
         };
-        Error::system(format!("rank {} cannot listen at {place}; {hint}", wait.rank), e)
+        Error::system(format!("listening for the other ranks at {place} ({hint})"), e)
     })?;
     let mut joined: Vec<Option<(Stream, Hello)>> = (1..me.ranks.len()).map(|_| None).collect();
     let mut pending: Vec<(Stream, Partial, Instant)> = Vec::new();
@@ -376,7 +386,7 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> A
     match joined.get(hello.index.wrapping_sub(1)) {
         Some(None) => Admission::Welcome(hello),
         Some(Some((_, first))) => Admission::Fatal(Error::Launch(format!(
-            "two processes are rank {name} of job {}: process {} on {} and process {} on {}",
+            "two processes are rank {name} of job {}: process {} on {} and process {} on {}; {OF_SEVERAL_JOBS}",
             me.job, first.pid, first.host, hello.pid, hello.host
         ))),
         None => Admission::Fatal(Error::Launch(format!(

@@ -88,7 +88,7 @@ fn worlds_must_agree_and_ranks_be_one() {
     }
     let twice = [start(test, 1, 3, &[]), start(test, 1, 3, &[])];
     let zero = text(start(test, 0, 3, &[]));
-    assert!(zero.contains("two processes are rank 1"), "{zero}");
+    assert!(zero.contains("two processes are rank 1") && zero.contains("set CARAVAN_JOB"), "{zero}");
     for child in twice {
         assert!(text(child).contains("two processes are rank 1"));
     }
