@@ -24,6 +24,9 @@ fn metrics_have_a_run_every_step_and_a_summary() {
         (&run["model"]["parameters"], &run["ranks"], &run["stage"]),
         (&125_248.into(), &2.into(), &3.into())
     );
+    // What tells it from models of the same sizes.
+    let model = ["rope", "norm_eps", "initializer_range"].map(|key| &run["model"][key]);
+    assert_eq!(model, [&json!({"theta": 10_000.0, "scaling": null}), &json!(1e-6), &json!(0.02)]);
     assert!(run["machine"]["cores"].is_u64() && run["versions"]["caravan"].is_string());
     for (setting, value) in [
         ("transport", json!("shm")),

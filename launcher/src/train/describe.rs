@@ -7,8 +7,8 @@ use crate::human;
 use crate::machine::{Machine, versions};
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
-use models::Recompute;
-use serde_json::json;
+use models::{Recompute, Rope, RopeScaling};
+use serde_json::{Value, json};
 use zero::Placement;
 
 /// What must be the same on every rank: who differs would compute something else, or make other calls.
@@ -107,7 +107,7 @@ fn several(n: usize, what: &str) -> String {
 }
 
 /// The configuration of the run, the machine and the versions.
-pub(super) fn run(plan: &TrainPlan) -> serde_json::Value {
+pub(super) fn run(plan: &TrainPlan) -> Value {
     let model = &plan.model.config;
     json!({
         "model": {
@@ -122,6 +122,9 @@ pub(super) fn run(plan: &TrainPlan) -> serde_json::Value {
             "vocab": model.vocab,
             "context": model.context,
             "tied": model.tied,
+            "rope": rope(&model.rope),
+            "norm_eps": human::as_written(model.norm_eps),
+            "initializer_range": plan.model.remarks.initializer_range,
             "from_directory": plan.model.weights.is_some(),
         },
         "data": plan.feed.json(&plan.data),
@@ -167,4 +170,20 @@ pub(super) fn run(plan: &TrainPlan) -> serde_json::Value {
         "machine": Machine::probe().json(),
         "versions": versions(),
     })
+}
+
+/// By the names of a config.json.
+fn rope(rope: &Rope) -> Value {
+    let scaling = match rope.scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_context,
+        }),
+    };
+    json!({"theta": rope.theta, "scaling": scaling})
 }
