@@ -139,7 +139,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "NAME|FILE.json|DIR", default_value = "baby")]
     pub model: PathBuf,
     /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
-    /// directories, target, node_modules, __pycache__), or 'random' [default: text files of at most 128 KiB below here].
+    /// directories, target, node_modules, __pycache__), pipes of text such as /dev/stdin, or 'random' [default: text files
+    /// of at most 128 KiB below here].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
@@ -250,7 +251,8 @@ pub struct EvalArgs {
     /// A Hugging Face directory, such as train --save wrote.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Text files, token files or directories (their .rs, .md and .txt files, or their token files named .bin).
+    /// Text files, token files, directories (their .rs, .md and .txt files, or their token files named .bin), or pipes of
+    /// text such as /dev/stdin.
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].

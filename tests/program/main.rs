@@ -4,6 +4,7 @@ mod bits;
 mod devices;
 mod doctor;
 mod endings;
+mod inputs;
 mod limits;
 mod models;
 mod progress;

@@ -49,7 +49,7 @@ fn flags_that_make_no_sense_are_refused() {
         ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
         ("--metrics .", &["--metrics", "directory"]),
         ("--metrics /proc/m.jsonl", &["--metrics /proc/m.jsonl"]),
-        ("--save text.txt", &["text.txt", "not a directory"]),
+        ("--save text.txt", &["--save: ", "text.txt", "not a directory"]),
         (
             "--model llama-3.1-405b --data random --seq 64 --micro-batch 1",
             &["2 ranks would hold", "TiB", "fewer --ranks, or --recompute full"],
@@ -109,7 +109,7 @@ fn a_launcher_that_disagrees_is_named() {
         .refusal(2, &["--ranks 2", "srun", "env -u SLURM_STEP_ID -u SLURM_STEPID caravan"]);
     run("--steps 1 --micro-batch 1 --sample 0 --ranks 2", &step[2..]).success();
     run("--transport threads", &two).refusal(2, &["threads", "--transport shm"]);
-    run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["CARAVAN_RANK=2"]);
+    run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["caravan: CARAVAN_RANK=2"]);
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);
 }
 
@@ -150,34 +150,6 @@ fn added_tokens_outside_the_vocabulary_are_refused_with_the_text_that_has_one() 
     for run in [&*format!("{train} --data text.txt odd.txt"), "eval --model m --data text.txt odd.txt"] {
         bench.run(run).refusal(2, &["odd.txt has '<pad>'", ".json", "token 256", "larger vocabulary"]);
     }
-}
-
-/// Ranks read token files, tables and tokenizers each by itself, and have nothing on their standard input.
-#[test]
-fn what_no_rank_can_read_is_told_once() {
-    let bench = bench();
-    bench.text("text.txt", 20_000);
-    bench.run("tokenize --data text.txt --out a.bin").success();
-    bench.file("t.txt", "caravan-tuning 1\nshm 3 all_reduce 64 direct-read-all direct-rs-ag\n");
-    let tokenizer = word_tokenizer(&bench, 64);
-    let train = "train --model nano --steps 2 --micro-batch 1 --sample 0 --ranks 3";
-    let run = |flags: &str, input: &std::path::Path| {
-        let mut command = bench.command(&format!("{train} {flags}"));
-        command.stdin(fs::File::open(input).unwrap());
-        bench.finish(command.spawn().unwrap())
-    };
-    for (flags, input, words) in [
-        ("--data /dev/stdin", bench.path("a.bin"), ["--data /dev/stdin", "/a.bin"]),
-        ("--data a.bin --tuning /dev/stdin", bench.path("t.txt"), ["--tuning /dev/stdin", "/t.txt"]),
-        // Their parent can, and finds nothing wrong.
-        ("--data text.txt --tokenizer /dev/stdin", tokenizer, ["/dev/stdin", "tokenizer.json"]),
-    ] {
-        run(flags, &input).refusal(2, &words);
-    }
-    // What is handed to ranks, and what ranks of this process read, may come from there.
-    run("--data /dev/stdin", &bench.path("text.txt")).success();
-    run("--data /dev/stdin --transport threads", &bench.path("a.bin")).success();
-    bench.nothing_left();
 }
 
 /// Each host looks whether it can hold its own ranks, whoever starts them.
@@ -443,7 +415,7 @@ fn a_model_directory_that_is_not_whole_is_refused() {
 #[test]
 fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
     let bench = bench();
-    for args in ["doctor", "bench all_reduce -e 4K -n 3"] {
+    for args in ["doctor", "--help", "train --help", "--version", "bench all_reduce -e 4K -n 3"] {
         let mut unread = bench.command(args).spawn().unwrap();
         drop(unread.stdout.take());
         let ended = unread.wait_with_output().unwrap();

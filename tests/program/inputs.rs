@@ -1,0 +1,118 @@
+//! What runs read besides regular files: pipes, the standard input, and names that are no text.
+
+use crate::{bench, word_tokenizer};
+use harness::{Bench, Outcome, json_lines};
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Stdio;
+
+/// Ranks read token files, tables and tokenizers each by itself, and have nothing on their standard input.
+#[test]
+fn what_no_rank_can_read_is_told_once() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    bench.run("tokenize --data text.txt --out a.bin").success();
+    bench.file("t.txt", "caravan-tuning 1\nshm 3 all_reduce 64 direct-read-all direct-rs-ag\n");
+    let tokenizer = word_tokenizer(&bench, 64);
+    let train = "train --model nano --steps 2 --micro-batch 1 --sample 0 --ranks 3";
+    let run = |flags: &str, input: &std::path::Path| {
+        let mut command = bench.command(&format!("{train} {flags}"));
+        command.stdin(fs::File::open(input).unwrap());
+        bench.finish(command.spawn().unwrap())
+    };
+    for (flags, input, words) in [
+        ("--data /dev/stdin", bench.path("a.bin"), ["--data /dev/stdin", "/a.bin"]),
+        ("--data a.bin --tuning /dev/stdin", bench.path("t.txt"), ["--tuning /dev/stdin", "/t.txt"]),
+        // Their parent can, and finds nothing wrong.
+        ("--data text.txt --tokenizer /dev/stdin", tokenizer, ["/dev/stdin", "tokenizer.json"]),
+    ] {
+        run(flags, &input).refusal(2, &words);
+    }
+    // What is handed to ranks, and what ranks of this process read, may come from there.
+    run("--data /dev/stdin", &bench.path("text.txt")).success();
+    run("--data /dev/stdin --transport threads", &bench.path("a.bin")).success();
+    bench.nothing_left();
+}
+
+/// A run with a pipe as its standard input, out of which this text comes.
+fn piped(bench: &Bench, args: &str, variables: &[(&str, &str)], text: &[u8]) -> Outcome {
+    let mut command = bench.command(args);
+    let mut child = command.stdin(Stdio::piped()).envs(variables.iter().copied()).spawn().unwrap();
+    // Who refuses it does not read it, and a pipe holds it whole.
+    let _ = child.stdin.take().unwrap().write_all(text);
+    bench.finish(child)
+}
+
+#[test]
+fn text_out_of_a_pipe_is_read_once_and_trains_as_that_of_a_file() {
+    let bench = bench();
+    let text = fs::read(bench.text("text.txt", 20_000)).unwrap();
+    word_tokenizer(&bench, 64);
+    let train = "train --model nano --steps 2 --micro-batch 1 --sample 0 --ranks 2 --metrics m.jsonl --data";
+    let losses = || {
+        let steps = json_lines(&bench.path("m.jsonl"));
+        steps.iter().map(|step| step["loss"].to_string()).collect::<Vec<_>>()
+    };
+    for flags in ["", "--transport threads", "--tokenizer words-64.json"] {
+        bench.run(&format!("{train} text.txt {flags}")).success();
+        let of_file = losses();
+        piped(&bench, &format!("{train} /dev/stdin {flags}"), &[], &text).success();
+        assert_eq!(losses(), of_file, "{flags}");
+    }
+    // As a shell names what a command writes, beside a file.
+    assert!(std::process::Command::new("mkfifo").arg(bench.path("pipe")).status().unwrap().success());
+    let run = bench.command(&format!("{train} text.txt pipe --save m")).spawn().unwrap();
+    fs::write(bench.path("pipe"), &text).unwrap();
+    bench.finish(run).success();
+    let eval = "eval --model m --json --data";
+    let of_file = bench.run(&format!("{eval} text.txt")).success().json();
+    let of_pipe = piped(&bench, &format!("{eval} /dev/stdin"), &[], &text).success().json();
+    assert_eq!(of_pipe["loss"], of_file["loss"]);
+    // Ranks that others start would each take a part of it.
+    let rank = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
+    piped(&bench, &format!("{train} /dev/stdin"), &rank, &text)
+        .refusal(2, &["--data /dev/stdin is a pipe", "'caravan tokenize'"]);
+    bench.nothing_left();
+}
+
+#[test]
+fn a_dash_is_no_name_of_a_stream() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    for (args, words) in [
+        ("train --data -", ["--data -:", "/dev/stdin"]),
+        ("tokenize --data - --out t.bin", ["--data -:", "/dev/stdin"]),
+        ("tokenize --data text.txt --out -", ["--out -:", "/dev/stdout"]),
+        ("train --model nano --data text.txt --metrics -", ["--metrics -:", "/dev/stdout"]),
+        ("bench all_reduce --json -", ["--json -:", "/dev/stdout"]),
+        ("bench tune -o -", ["-o -:", "/dev/stdout"]),
+        ("sbatch -- bench all_reduce --csv -", ["--csv -:", "./-"]),
+        ("sbatch -- train --metrics -", ["--metrics -:", "./-"]),
+    ] {
+        bench.run(args).refusal(2, &words);
+    }
+    assert_eq!(bench.names(), ["text.txt"]);
+    bench.run("tokenize --data text.txt --out ./-").success();
+    bench.run("train --model nano --data ./- --steps 1 --micro-batch 1 --sample 0 --quiet").success();
+}
+
+/// As what is saved under such a name can be evaluated, it can be trained further.
+#[test]
+fn names_of_models_and_tokenizers_need_not_be_text() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let [model, tokenizer] = [&b"m\xff"[..], b"t\xff.json"].map(OsStr::from_bytes);
+    fs::rename(word_tokenizer(&bench, 64), bench.path(".").join(tokenizer)).unwrap();
+    let train = "train --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
+    let run = |args: &str, more: &[&OsStr]| {
+        let mut command = bench.command(args);
+        bench.finish(command.args(more).spawn().unwrap()).success()
+    };
+    let [flag, save] = ["--tokenizer", "--save"].map(OsStr::new);
+    run(&format!("{train} --model nano"), &[flag, tokenizer, save, model]);
+    run(train, &[OsStr::new("--model"), model]);
+    run("eval --data text.txt --model", &[model, flag, tokenizer]);
+    run("tokenize --data text.txt --out t.bin", &[flag, tokenizer]);
+}
