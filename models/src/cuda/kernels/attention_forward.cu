@@ -100,6 +100,21 @@ KERNEL(THREADS, 2, attention_forward, T *out, float *log_sums, const T *q, const
 
         u32 query_rows = lane_rows(queries), key_rows = lane_rows_t(stage), value_rows = lane_rows(stage + TILE_BYTES<KEYS>);
         float s[STRIPS][KEYS / 8][4] = {};
+        // Set before the products, which leave minus infinity as it is: no branch keeps the exponentials of one strip from
+        // running beside the products of the other.
+        if (key + KEYS - 1 > first + mine) {
+            UNROLL
+            for (int strip = 0; strip < STRIPS; strip++) {
+                UNROLL
+                for (int n = 0; n < KEYS / 8; n++) {
+                    UNROLL
+                    for (int c = 0; c < 4; c++) {
+                        int query = first + mine + strip * 16 + g + c / 2 * 8;
+                        if (key + n * 8 + t + c % 2 > query) s[strip][n][c] = -infinity();
+                    }
+                }
+            }
+        }
         UNROLL
         for (int step = 0; step < STEPS; step++) {
             u32 a[STRIPS][4];
@@ -120,19 +135,6 @@ KERNEL(THREADS, 2, attention_forward, T *out, float *log_sums, const T *q, const
                 for (int strip = 0; strip < STRIPS; strip++) {
                     multiply<T>(s[strip][2 * n], a[strip], b[0], b[1]);
                     multiply<T>(s[strip][2 * n + 1], a[strip], b[2], b[3]);
-                }
-            }
-        }
-        if (key + KEYS - 1 > first + mine) {
-            UNROLL
-            for (int strip = 0; strip < STRIPS; strip++) {
-                UNROLL
-                for (int n = 0; n < KEYS / 8; n++) {
-                    UNROLL
-                    for (int c = 0; c < 4; c++) {
-                        int query = first + mine + strip * 16 + g + c / 2 * 8;
-                        if (key + n * 8 + t + c % 2 > query) s[strip][n][c] = -infinity();
-                    }
                 }
             }
         }
