@@ -26,6 +26,9 @@ fn tiles(width: usize) -> Tiles {
     }
 }
 
+/// Of a block of either kernel for deltas: a thread for 8 elements of a head on tensor cores, a warp for a head otherwise.
+const DELTA_THREADS: usize = 256;
+
 /// Queries or keys of a block of the plain kernels, and rows of its tiles.
 const PLAIN_ROWS: usize = 8;
 const PLAIN_TILE: usize = 32;
@@ -147,16 +150,16 @@ pub fn attention_backward<'a, T: Float>(
     let fast = on_tensor_cores::<T>(width, &inputs) && aligned(&outputs);
     let source = if fast { &sources::ATTENTION_BACKWARD } else { &sources::ATTENTION_PLAIN };
     let module = Module::with_head(source, T::DTYPE, width);
-    let (per_block, threads, shared_q, shared_kv) = if fast {
+    let (per_block, threads, shared_q, shared_kv, deltas) = if fast {
         let Tiles { rows, backward_threads, .. } = tiles(width);
         let [shared_q, shared_kv] = backward_shared(T::DTYPE, width);
-        (rows, backward_threads, shared_q, shared_kv)
+        (rows, backward_threads, shared_q, shared_kv, DELTA_THREADS / (width / 8))
     } else {
-        (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width))
+        (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width), DELTA_THREADS / 32)
     };
     let [written, delta] = twice(delta);
     let delta = View::from(delta);
-    let deltas = Launch::new(module, "attention_delta", [(n * heads).div_ceil(8), 1, 1], 256)
+    let deltas = Launch::new(module, "attention_delta", [(n * heads).div_ceil(deltas), 1, 1], DELTA_THREADS)
         .write(written)
         .read(a.out)
         .read(a.d_out)

@@ -5,7 +5,6 @@
 //
 // With P the probabilities, dP = dO V^T and delta = rowsum(dO * O): dS = P * (dP - delta), dQ = dS K / sqrt(HEAD),
 // dK = dS^T Q / sqrt(HEAD), dV = P^T dO.
-#include "block.cuh"
 #include "tile.cuh"
 
 using T = ELEMENT;
@@ -15,25 +14,28 @@ constexpr int ROWS = 128; // of the tile that a block owns
 constexpr int OTHERS = 64; // rows of a tile that passes by
 constexpr int STRIPS = HEAD == 64 ? 2 : 1; // of 16 rows, of a warp
 constexpr int WARPS = ROWS / (16 * STRIPS), THREADS = WARPS * 32;
+constexpr int BLOCKS = HEAD == 64 ? 2 : 1; // of a multiprocessor: what shared memory and registers have room for
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// delta (rows, heads, length): one warp for each head of a token, `count` of them.
+// delta (rows, heads, length): CHUNKS neighbouring lanes for each head of a token, `count` of them.
+constexpr int DELTAS = 256 / CHUNKS; // of a block
 KERNEL(256, 4, attention_delta, float *delta, const T *out, const T *d_out, i64 count, int length, int heads) {
-    i64 item = (i64)block_x() * 8 + warp_index();
-    if (item >= count) return;
-    i64 token = item / heads;
-    int head = (int)(item - token * heads);
+    i64 item = (i64)block_x() * DELTAS + thread_index() / CHUNKS;
+    int chunk = thread_index() % CHUNKS;
     float sum = 0.f;
-    if (lane_index() < CHUNKS) {
+    if (item < count) {
         float a[8], b[8];
-        load_vector(out + item * HEAD + lane_index() * 8, a);
-        load_vector(d_out + item * HEAD + lane_index() * 8, b);
+        load_vector(out + item * HEAD + chunk * 8, a);
+        load_vector(d_out + item * HEAD + chunk * 8, b);
         UNROLL
         for (int i = 0; i < 8; i++) sum += a[i] * b[i];
     }
-    sum = warp_sum(sum);
-    i64 row = token / length;
-    if (lane_index() == 0) store(delta + (row * heads + head) * length + token - row * length, sum);
+    UNROLL
+    for (int mask = CHUNKS / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (item >= count || chunk > 0) return;
+    i64 token = item / heads, row = token / length;
+    int head = (int)(item - token * heads);
+    store(delta + (row * heads + head) * length + token - row * length, sum);
 }
 
 // Left operands of a warp's strips of a tile, kept in registers.
@@ -45,8 +47,11 @@ DEVICE void hold(u32 (&held)[STEPS][STRIPS][4], u32 tile, int row) {
     }
 }
 
-// (strips of 16) x 16 products of the held rows with 16 rows of a passing tile.
-DEVICE void against(float (&c)[STRIPS][2][4], const u32 (&held)[STEPS][STRIPS][4], u32 tile_rows_t, int row) {
+// What a warp has of (its rows) x (16 rows of a passing tile).
+using Chunk = float[STRIPS][2][4];
+
+// c += products of the held rows with 16 rows of a passing tile.
+DEVICE void against(Chunk &c, const u32 (&held)[STEPS][STRIPS][4], u32 tile_rows_t, int row) {
     UNROLL
     for (int step = 0; step < STEPS; step++) {
         u32 b[4];
@@ -59,16 +64,19 @@ DEVICE void against(float (&c)[STRIPS][2][4], const u32 (&held)[STEPS][STRIPS][4
     }
 }
 
-// sums += weights (strips x 16) * 16 rows of a passing tile.
-DEVICE void accumulate(float (&sums)[STRIPS][HEAD / 8][4], const u32 (&weights)[STRIPS][4], u32 tile_rows, int row) {
+// sums += weights * 16 rows of a passing tile.
+DEVICE void accumulate(float (&sums)[STRIPS][HEAD / 8][4], const Chunk &weights, u32 tile_rows, int row) {
+    u32 a[STRIPS][4];
+    UNROLL
+    for (int strip = 0; strip < STRIPS; strip++) as_left<T>(a[strip], weights[strip][0], weights[strip][1]);
     UNROLL
     for (int n = 0; n < STEPS; n++) {
         u32 b[4];
         right_operands(b, tile_rows, row, n);
         UNROLL
         for (int strip = 0; strip < STRIPS; strip++) {
-            multiply<T>(sums[strip][2 * n], weights[strip], b[0], b[1]);
-            multiply<T>(sums[strip][2 * n + 1], weights[strip], b[2], b[3]);
+            multiply<T>(sums[strip][2 * n], a[strip], b[0], b[1]);
+            multiply<T>(sums[strip][2 * n + 1], a[strip], b[2], b[3]);
         }
     }
 }
@@ -94,8 +102,8 @@ constexpr int STAGE = 2 * TILE_BYTES<OTHERS>;
 constexpr int STAGE_WITH_ROWS = STAGE + 2 * OTHERS * 4;
 
 // Grid (heads, rows, tiles of queries). `scale` is that of the scores.
-KERNEL(THREADS, 1, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out, const float *log_sums,
-       const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
+KERNEL(THREADS, BLOCKS, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out,
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
     SHARED_MEMORY(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
     int head = block_x(), heads = grid_x(), row = block_y();
@@ -129,27 +137,25 @@ KERNEL(THREADS, 1, attention_backward_q, T *d_q, const T *q, const T *k, const T
     }
 
     u32 q_held[STEPS][STRIPS][4], d_held[STEPS][STRIPS][4];
+    copy_wait<0>();
+    barrier(); // what the block owns is there
+    hold(q_held, owned, mine);
+    hold(d_held, owned + TILE_BYTES<ROWS>, mine);
+
     float dq[STRIPS][HEAD / 8][4] = {};
     for (int tile = 0; tile < tiles; tile++) {
         copy_wait<0>();
         barrier(); // the stage is full, and every warp is done with the other one
         if (tile + 1 < tiles) copy_stage(tile + 1);
         u32 stage = stages + tile % 2 * STAGE;
-        if (tile == 0) {
-            hold(q_held, owned, mine);
-            hold(d_held, owned + TILE_BYTES<ROWS>, mine);
-        }
-        u32 key_rows_t = lane_rows_t(stage), value_rows_t = lane_rows_t(stage + TILE_BYTES<OTHERS>);
-        u32 key_rows = lane_rows(stage);
-        UNROLL
-        for (int chunk = 0; chunk < OTHERS; chunk += 16) {
-            int key = tile * OTHERS + chunk;
-            if (key > first + mine + STRIPS * 16 - 1) break; // later than all of this warp's queries
-            float s[STRIPS][2][4] = {}, dp[STRIPS][2][4] = {};
-            against(s, q_held, key_rows_t, chunk);
-            against(dp, d_held, value_rows_t, chunk);
-            bool crosses = key + 15 > first + mine;
-            u32 ds[STRIPS][4];
+        u32 rows_t = lane_rows_t(stage), rows = lane_rows(stage); // of keys; those of values follow
+        int ahead = tile * OTHERS - first - mine; // what the tile's first key is after this warp's first query
+
+        // `crosses`: whether some of the keys are later than some of the queries.
+        auto add_chunk = [&](int chunk, bool crosses) {
+            Chunk s = {}, dp = {};
+            against(s, q_held, rows_t, chunk);
+            against(dp, d_held, rows_t, OTHERS + chunk);
             UNROLL
             for (int strip = 0; strip < STRIPS; strip++) {
                 UNROLL
@@ -157,14 +163,24 @@ KERNEL(THREADS, 1, attention_backward_q, T *d_q, const T *q, const T *k, const T
                     UNROLL
                     for (int c = 0; c < 4; c++) {
                         float p = exp2_fast(s[strip][n][c] * (scale * LOG2_E) - lse[strip][c / 2]);
-                        int query = first + mine + strip * 16 + c / 2 * 8 + g;
-                        if (crosses && key + n * 8 + t + c % 2 > query) p = 0.f;
-                        s[strip][n][c] = p * (dp[strip][n][c] - del[strip][c / 2]);
+                        if (crosses && ahead + chunk + t - g > strip * 16 + c / 2 * 8 - n * 8 - c % 2) p = 0.f;
+                        dp[strip][n][c] = p * (dp[strip][n][c] - del[strip][c / 2]);
                     }
                 }
-                as_left<T>(ds[strip], s[strip][0], s[strip][1]);
             }
-            accumulate(dq, ds, key_rows, chunk);
+            accumulate(dq, dp, rows, chunk);
+        };
+        // Without a branch between them, the products of one chunk run beside the exponentials of another; the kernel for
+        // keys and values does so too.
+        if (ahead + OTHERS - 1 <= 0) {
+            UNROLL_BY(2)
+            for (int chunk = 0; chunk < OTHERS; chunk += 16) add_chunk(chunk, false);
+        } else {
+            UNROLL_BY(1)
+            for (int chunk = 0; chunk < OTHERS; chunk += 16) {
+                if (ahead + chunk > STRIPS * 16 - 1) break; // later than all of this warp's queries
+                add_chunk(chunk, true);
+            }
         }
     }
     // Only this warp reads its rows of the owned tiles: they are free once all lanes are here.
@@ -173,7 +189,7 @@ KERNEL(THREADS, 1, attention_backward_q, T *d_q, const T *q, const T *k, const T
 }
 
 // Grid (kv_heads, rows, tiles of keys). Sums over the queries of all heads that share the keys.
-KERNEL(THREADS, 1, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
+KERNEL(THREADS, BLOCKS, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
        const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
     SHARED_MEMORY(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
@@ -183,12 +199,9 @@ KERNEL(THREADS, 1, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
     i64 start = (i64)row * length;
     int before = first / OTHERS; // tiles of queries that see none of the keys
-    int tiles = (length + OTHERS - 1) / OTHERS - before;
+    int tiles = (length + OTHERS - 1) / OTHERS;
 
-    // Of the heads in their order, the tiles in theirs.
-    auto copy_stage = [&](int number) {
-        u32 stage = stages + number % 2 * STAGE_WITH_ROWS;
-        int head = kv_head * group + number / tiles, query = (before + number % tiles) * OTHERS;
+    auto copy_stage = [&](u32 stage, int head, int query) {
         i64 token = start + query;
         copy_tile<OTHERS, THREADS>(stage, q + token * q_stride + head * HEAD, q_stride, length - query);
         copy_tile<OTHERS, THREADS>(stage + TILE_BYTES<OTHERS>, d_out + token * o_stride + head * HEAD, o_stride,
@@ -205,58 +218,65 @@ KERNEL(THREADS, 1, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k
     i64 kv_start = (start + first) * kv_stride + kv_head * HEAD;
     copy_tile<ROWS, THREADS>(owned, k + kv_start, kv_stride, length - first);
     copy_tile<ROWS, THREADS>(owned + TILE_BYTES<ROWS>, v + kv_start, kv_stride, length - first);
-    copy_stage(0);
-
+    copy_stage(stages, kv_head * group, before * OTHERS);
     u32 k_held[STEPS][STRIPS][4], v_held[STEPS][STRIPS][4];
+    copy_wait<0>();
+    barrier(); // what the block owns is there
+    hold(k_held, owned, mine);
+    hold(v_held, owned + TILE_BYTES<ROWS>, mine);
+
     float dk[STRIPS][HEAD / 8][4] = {}, dv[STRIPS][HEAD / 8][4] = {};
-    for (int number = 0; number < tiles * group; number++) {
+    // Of the heads in their order, the tiles in theirs.
+    int head = kv_head * group, tile = before;
+    for (u32 stage = stages, next; head < (kv_head + 1) * group; stage = next) {
         copy_wait<0>();
         barrier(); // the stage is full, and every warp is done with the other one
-        if (number + 1 < tiles * group) copy_stage(number + 1);
-        u32 stage = stages + number % 2 * STAGE_WITH_ROWS;
-        if (number == 0) {
-            hold(k_held, owned, mine);
-            hold(v_held, owned + TILE_BYTES<ROWS>, mine);
-        }
-        u32 q_rows_t = lane_rows_t(stage), d_rows_t = lane_rows_t(stage + TILE_BYTES<OTHERS>);
-        u32 q_rows = lane_rows(stage), d_rows = lane_rows(stage + TILE_BYTES<OTHERS>);
-        UNROLL
-        for (int chunk = 0; chunk < OTHERS; chunk += 16) {
-            int query = (before + number % tiles) * OTHERS + chunk;
-            if (query + 15 < first + mine) continue; // earlier than all of this warp's keys
-            // Transposed: rows are keys, columns queries.
-            float s[STRIPS][2][4] = {}, dp[STRIPS][2][4] = {};
-            against(s, k_held, q_rows_t, chunk);
-            against(dp, v_held, d_rows_t, chunk);
-            bool crosses = query < first + mine + STRIPS * 16 - 1;
-            u32 p[STRIPS][4], ds[STRIPS][4];
+        next = stages + (stage == stages ? STAGE_WITH_ROWS : 0);
+        // What this warp's first key is after the tile's first query. Found again for each tile, as are the columns: no
+        // register is left to keep them in.
+        int ahead = (int)here((u32)block_z()) * ROWS + (int)here((u32)warp_index()) * STRIPS * 16 - tile * OTHERS;
+        if (++tile == tiles) head++, tile = before;
+        if (head < (kv_head + 1) * group) copy_stage(next, head, tile * OTHERS);
+        u32 rows_t = lane_rows_t(stage), rows = lane_rows(stage); // of queries; those of d_out follow
+        u32 columns = stage + STAGE + here((u32)lane_index()) % 4 * 8; // logarithms of the queries of this lane
+
+        // Transposed: rows are keys, columns queries. `crosses`: whether some of the keys are later than some of the
+        // queries.
+        auto add_chunk = [&](int chunk, bool crosses) {
+            Chunk s = {}, dp = {};
+            against(s, k_held, rows_t, chunk);
+            against(dp, v_held, rows_t, OTHERS + chunk);
             UNROLL
             for (int n = 0; n < 2; n++) {
                 UNROLL
                 for (int side = 0; side < 2; side++) {
-                    u32 at = stage + STAGE + (chunk + n * 8 + t + side) * 4;
+                    u32 at = columns + (chunk + n * 8 + side) * 4;
                     float lse = shared_load_float(at) * LOG2_E, del = shared_load_float(at + OTHERS * 4);
                     UNROLL
                     for (int strip = 0; strip < STRIPS; strip++) {
                         UNROLL
                         for (int half = 0; half < 2; half++) {
                             int c = 2 * half + side;
-                            float x = exp2_fast(s[strip][n][c] * (scale * LOG2_E) - lse);
-                            int key = first + mine + strip * 16 + half * 8 + g;
-                            if (crosses && key > query + n * 8 + t + side) x = 0.f;
-                            s[strip][n][c] = x;
-                            dp[strip][n][c] = x * (dp[strip][n][c] - del);
+                            float p = exp2_fast(s[strip][n][c] * (scale * LOG2_E) - lse);
+                            if (crosses && ahead - chunk + g - t > n * 8 + side - strip * 16 - half * 8) p = 0.f;
+                            s[strip][n][c] = p;
+                            dp[strip][n][c] = p * (dp[strip][n][c] - del);
                         }
                     }
                 }
             }
+            accumulate(dv, s, rows, OTHERS + chunk);
+            accumulate(dk, dp, rows, chunk);
+        };
+        if (ahead + STRIPS * 16 - 1 <= 0) {
             UNROLL
-            for (int strip = 0; strip < STRIPS; strip++) {
-                as_left<T>(p[strip], s[strip][0], s[strip][1]);
-                as_left<T>(ds[strip], dp[strip][0], dp[strip][1]);
+            for (int chunk = 0; chunk < OTHERS; chunk += 16) add_chunk(chunk, false);
+        } else {
+            UNROLL
+            for (int chunk = 0; chunk < OTHERS; chunk += 16) {
+                if (chunk + 15 < ahead) continue; // earlier than all of this warp's keys
+                add_chunk(chunk, true);
             }
-            accumulate(dv, p, d_rows, chunk);
-            accumulate(dk, ds, q_rows, chunk);
         }
     }
     warp_barrier();

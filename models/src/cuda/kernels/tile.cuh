@@ -36,10 +36,16 @@ template <int ROWS, int THREADS, class T> DEVICE void copy_tile(u32 tile, const 
 DEVICE u32 step_address(u32 lane_address, int step) { return (lane_address ^ (step % 4 * 32)) + step / 4 * 128; }
 
 // For left operands (16 rows x 16 columns) of a product whose left matrix is the tile, and for right operands of one
-// whose right matrix is the tile (sums over rows).
-DEVICE u32 lane_rows(u32 tile) { return chunk_at(tile, lane_index() % 16, lane_index() / 16); }
+// whose right matrix is the tile (sums over rows). `here`: found again for each tile, as no register is left to keep it.
+DEVICE u32 lane_rows(u32 tile) {
+    int lane = here((u32)lane_index());
+    return chunk_at(tile, lane % 16, lane / 16);
+}
 // For right operands of a product with the tile's transpose: sums over columns, results are rows.
-DEVICE u32 lane_rows_t(u32 tile) { return chunk_at(tile, lane_index() % 8 + lane_index() / 16 * 8, lane_index() / 8 % 2); }
+DEVICE u32 lane_rows_t(u32 tile) {
+    int lane = here((u32)lane_index());
+    return chunk_at(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
 
 // The left operand of rows `row` + 0..16, columns 16 * step + 0..16. `row` is a multiple of 16, `at` from lane_rows.
 DEVICE void left_operand(u32 (&a)[4], u32 at, int row, int step) {
