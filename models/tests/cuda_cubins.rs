@@ -19,17 +19,17 @@ type Compiled = Result<Vec<Resources>, String>;
 fn jobs(others: bool) -> Vec<(Module, Machine)> {
     let same = |a: &Source, b: &Source| a.name == b.name;
     // The slowest first, so that no processor is left with one of them at the end.
-    let tiled = [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD];
     let tiled = |element| {
-        [128, 64]
-            .into_iter()
-            .flat_map(move |head| tiled.map(|source| Module::with_head(source, element, head)))
+        let of =
+            move |head| sources::TILED.iter().map(move |source| Module::with_head(source, element, head));
+        [128, 64].into_iter().flat_map(of)
     };
     let mut everywhere: Vec<Module> = tiled(DType::Bf16).collect();
     everywhere.extend([128, 64].map(|head| Module::with_head(&sources::ATTENTION_PLAIN, DType::F32, head)));
-    let special = [&sources::ATTENTION_BACKWARD, &sources::ATTENTION_FORWARD, &sources::ATTENTION_PLAIN];
+    let has_heads =
+        |source| sources::TILED.iter().chain([&&sources::ATTENTION_PLAIN]).any(|s| same(s, source));
     for &source in sources::ALL {
-        if !special.iter().any(|s| same(s, source)) {
+        if !has_heads(source) {
             everywhere.extend([DType::Bf16, DType::F32].map(|element| Module::new(source, element)));
         }
     }
@@ -37,12 +37,15 @@ fn jobs(others: bool) -> Vec<(Module, Machine)> {
     let rest = [DType::F64, DType::F16, DType::I32, DType::I64, DType::U32, DType::U64, DType::I8, DType::U8];
     let odd = [(DType::F32, 6), (DType::Bf16, 16), (DType::F16, 40)];
     let odd = odd.map(|(element, head)| Module::with_head(&sources::ATTENTION_PLAIN, element, head));
-    let half = sources::ALL.iter().filter(|source| !special.iter().any(|s| same(s, source)));
+    let half = sources::ALL.iter().filter(|source| !has_heads(source));
     let half = half.map(|source| Module::new(source, DType::F16));
     let once = tiled(DType::F16).chain(rest.map(Module::reduce)).chain(odd).chain(half);
     let once = once.map(|module| (module, SM90)).filter(|_| others);
-    let machines = [SM90, SM80, SM100];
-    everywhere.into_iter().flat_map(|module| machines.map(|machine| (module, machine))).chain(once).collect()
+    let machines = |module: Module| {
+        let suits = move |machine: &Machine| module.source.only.is_none_or(|only| only == *machine);
+        [SM90, SM80, SM100].into_iter().filter(suits).map(move |machine| (module, machine))
+    };
+    everywhere.into_iter().flat_map(machines).chain(once).collect()
 }
 
 #[test]

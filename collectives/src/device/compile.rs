@@ -13,6 +13,11 @@ pub struct Machine {
     pub capability: u32,
 }
 
+impl Machine {
+    /// Hopper: H100, H200.
+    pub const HOPPER: Machine = Machine { capability: 90 };
+}
+
 /// `sm_80`, `sm_90a`: with the instructions that only this architecture has, where there are such.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,6 +73,9 @@ impl Compiler {
     /// # Errors
     /// The compiler's own words: an architecture that it does not know, or a mistake in a kernel.
     pub fn compile(&self, module: &Module, machine: Machine) -> Result<(Vec<u8>, Vec<Resources>)> {
+        if let Some(only) = module.source.only.filter(|only| *only != machine) {
+            return Err(self.error(module, machine, &format!("these kernels are for {only} alone")));
+        }
         let text = |s: &str| CString::new(s).expect("sources without NUL");
         let name = text(&format!("{}.cu", module.source.name));
         let source = text(module.source.text);

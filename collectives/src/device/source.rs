@@ -1,5 +1,6 @@
 //! Kernel sources, and how they are compiled.
 
+use super::compile::Machine;
 use crate::element::DType;
 use std::fmt;
 
@@ -12,6 +13,8 @@ pub struct Source {
     pub text: &'static str,
     /// What it, and what it includes, may include.
     pub headers: &'static [Header],
+    /// The one architecture that it is for, if it uses what others lack.
+    pub only: Option<Machine>,
 }
 
 /// A file that kernels include.
@@ -28,6 +31,9 @@ impl Header {
     pub const DEVICE: Header = Header { name: "device.cuh", text: include_str!("kernels/device.cuh") };
     /// 16 bytes of elements at a time.
     pub const VECTOR: Header = Header { name: "vector.cuh", text: include_str!("kernels/vector.cuh") };
+    /// Products of warpgroups, for sources of sm_90a.
+    pub const WARPGROUP: Header =
+        Header { name: "warpgroup.cuh", text: include_str!("kernels/warpgroup.cuh") };
 }
 
 /// Reductions of several inputs in canonical order.
@@ -35,6 +41,7 @@ pub(super) static REDUCE: Source = Source {
     name: "reduce",
     text: include_str!("kernels/reduce.cu"),
     headers: &[Header::DEVICE, Header::VECTOR],
+    only: None,
 };
 
 /// A source with the values of its macros: what is compiled, kept and loaded as one.

@@ -1,28 +1,65 @@
 //! Attention: on tensor cores for 16-bit elements and head sizes 64 and 128, plainly otherwise.
 
 use super::sources;
+use crate::error::{Error, Result};
 use crate::ops::{AttentionBackward, AttentionShape};
-use collectives::device::{Launch, Module, address, aligned, twice};
+use collectives::device::{Launch, Module, Source, address, aligned, twice};
 use collectives::{DType, Float, View, ViewMut};
 
 /// The widest head of the plain kernels.
 pub const WIDEST_HEAD: usize = 256;
 
+/// The instructions by which attention multiplies on tensor cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TensorCores {
+    /// Products of warps, which every GPU with tensor cores has.
+    #[default]
+    Mma,
+    /// Products of warpgroups, which Hopper alone has (`sm_90a`).
+    Wgmma,
+}
+
+impl TensorCores {
+    /// Whether there are such kernels for a model's elements and heads; products of warps come with others beside them.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn check(self, element: DType, width: usize) -> Result<()> {
+        match self == TensorCores::Mma || suits_tensor_cores(element, width) {
+            true => Ok(()),
+            false => Err(Error::config(format!(
+                "attention with wgmma takes 16-bit elements and heads of 64 or 128, and these are heads of {width} in {element}"
+            ))),
+        }
+    }
+}
+
 /// Tiles of the kernels on tensor cores, as in their sources.
 struct Tiles {
     /// Queries of a block of the forward; rows of either backward.
     rows: usize,
-    /// Keys of a stage of the forward.
-    keys: usize,
-    /// Rows of a stage of the backward.
-    others: usize,
+    forward_threads: usize,
+    /// Stages, and keys of one, of the forward.
+    keys: [usize; 2],
     backward_threads: usize,
+    /// Stages, and rows of one, of the backward.
+    others: [usize; 2],
 }
 
-fn tiles(width: usize) -> Tiles {
-    match width {
-        64 => Tiles { rows: 128, keys: 64, others: 64, backward_threads: 128 },
-        _ => Tiles { rows: 128, keys: 48, others: 64, backward_threads: 256 },
+fn tiles(by: TensorCores, width: usize) -> Tiles {
+    let (forward_threads, keys, backward_threads, others) = match (by, width) {
+        (TensorCores::Mma, 64) => (128, [2, 64], 128, [2, 64]),
+        (TensorCores::Mma, _) => (128, [2, 48], 256, [2, 64]),
+        (TensorCores::Wgmma, _) => (256, [3, 64], 256, [3, 64]),
+    };
+    Tiles { rows: 128, forward_threads, keys, backward_threads, others }
+}
+
+/// The forward's source, and the backward's.
+fn tiled_sources(by: TensorCores) -> [&'static Source; 2] {
+    match by {
+        TensorCores::Mma => [&sources::ATTENTION_FORWARD, &sources::ATTENTION_BACKWARD],
+        TensorCores::Wgmma => [&sources::ATTENTION_FORWARD_WGMMA, &sources::ATTENTION_BACKWARD_WGMMA],
     }
 }
 
@@ -48,28 +85,33 @@ fn on_tensor_cores<T: Float>(width: usize, addresses: &[u64]) -> bool {
 }
 
 /// What attention of such heads in aligned memory launches.
-pub(super) fn modules(element: DType, width: usize) -> Vec<Module> {
+pub(super) fn modules(by: TensorCores, element: DType, width: usize) -> Vec<Module> {
     let module = |source, bytes| Module::with_head(source, element, width).shared(bytes);
-    match suits_tensor_cores(element, width) {
-        true => vec![
-            module(&sources::ATTENTION_FORWARD, forward_shared(element, width)),
-            module(&sources::ATTENTION_BACKWARD, backward_shared(element, width)[1]),
-        ],
-        false => vec![module(&sources::ATTENTION_PLAIN, plain_shared(width))],
+    if !suits_tensor_cores(element, width) {
+        return vec![module(&sources::ATTENTION_PLAIN, plain_shared(width))];
     }
+    let [forward, backward] = tiled_sources(by);
+    let mut modules = vec![
+        module(forward, forward_shared(by, element, width)),
+        module(backward, backward_shared(by, element, width)[1]),
+    ];
+    if by == TensorCores::Wgmma {
+        modules.push(module(&sources::ATTENTION_BACKWARD, 0)); // for its deltas
+    }
+    modules
 }
 
-/// Bytes of shared memory of a block of the forward: its queries, and two stages of keys and values.
-fn forward_shared(element: DType, width: usize) -> usize {
-    let Tiles { rows, keys, .. } = tiles(width);
-    (rows + 4 * keys) * width * element.size()
+/// Bytes of shared memory of a block of the forward: its queries, and stages of keys and values.
+fn forward_shared(by: TensorCores, element: DType, width: usize) -> usize {
+    let Tiles { rows, keys: [stages, keys], .. } = tiles(by, width);
+    (rows + 2 * stages * keys) * width * element.size()
 }
 
 /// The same of the backwards for queries, and for keys and values, which also hold what belongs to the others' rows.
-fn backward_shared(element: DType, width: usize) -> [usize; 2] {
-    let Tiles { rows, others, .. } = tiles(width);
-    let tiles = (2 * rows + 4 * others) * width * element.size();
-    [tiles, tiles + 4 * others * size_of::<f32>()]
+fn backward_shared(by: TensorCores, element: DType, width: usize) -> [usize; 2] {
+    let Tiles { rows, others: [stages, others], .. } = tiles(by, width);
+    let tiles = (2 * rows + 2 * stages * others) * width * element.size();
+    [tiles, tiles + 2 * stages * others * size_of::<f32>()]
 }
 
 fn check<T: Float>(shape: AttentionShape, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) {
@@ -93,6 +135,7 @@ fn scale(width: usize) -> f32 {
 /// # Panics
 /// A head wider than 256, or lengths that do not fit the shape.
 pub fn attention<'a, T: Float>(
+    by: TensorCores,
     shape: AttentionShape,
     q: View<'a, T>,
     k: View<'a, T>,
@@ -105,9 +148,11 @@ pub fn attention<'a, T: Float>(
     assert!(out.len() == q.len() && log_sums.len() == rows * heads * length, "results of attention");
     let fast = on_tensor_cores::<T>(width, &[address(q), address(k), address(v), address(out.as_view())]);
     let launch = if fast {
-        let module = Module::with_head(&sources::ATTENTION_FORWARD, T::DTYPE, width);
-        let grid = [heads, rows, length.div_ceil(tiles(width).rows)];
-        Launch::new(module, "attention_forward", grid, 128).shared(forward_shared(T::DTYPE, width))
+        let module = Module::with_head(tiled_sources(by)[0], T::DTYPE, width);
+        let Tiles { rows: per_block, forward_threads, .. } = tiles(by, width);
+        let grid = [heads, rows, length.div_ceil(per_block)];
+        let shared = forward_shared(by, T::DTYPE, width);
+        Launch::new(module, "attention_forward", grid, forward_threads).shared(shared)
     } else {
         let module = Module::with_head(&sources::ATTENTION_PLAIN, T::DTYPE, width);
         let grid = [heads, rows, length.div_ceil(PLAIN_ROWS)];
@@ -133,6 +178,7 @@ pub fn attention<'a, T: Float>(
 /// # Panics
 /// As [`attention`].
 pub fn attention_backward<'a, T: Float>(
+    by: TensorCores,
     shape: AttentionShape,
     a: AttentionBackward<'a, T, T>,
     delta: &'a mut ViewMut<'_, f32>,
@@ -148,18 +194,21 @@ pub fn attention_backward<'a, T: Float>(
     let inputs = [address(a.q), address(a.k), address(a.v), address(a.out), address(a.d_out)];
     let outputs = [address(a.d_q.as_view()), address(a.d_k.as_view()), address(a.d_v.as_view())];
     let fast = on_tensor_cores::<T>(width, &inputs) && aligned(&outputs);
+    // Deltas have no products.
     let source = if fast { &sources::ATTENTION_BACKWARD } else { &sources::ATTENTION_PLAIN };
-    let module = Module::with_head(source, T::DTYPE, width);
+    let of_deltas = Module::with_head(source, T::DTYPE, width);
+    let module = if fast { Module::with_head(tiled_sources(by)[1], T::DTYPE, width) } else { of_deltas };
     let (per_block, threads, shared_q, shared_kv, deltas) = if fast {
-        let Tiles { rows, backward_threads, .. } = tiles(width);
-        let [shared_q, shared_kv] = backward_shared(T::DTYPE, width);
+        let Tiles { rows, backward_threads, .. } = tiles(by, width);
+        let [shared_q, shared_kv] = backward_shared(by, T::DTYPE, width);
         (rows, backward_threads, shared_q, shared_kv, DELTA_THREADS / (width / 8))
     } else {
         (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width), DELTA_THREADS / 32)
     };
     let [written, delta] = twice(delta);
     let delta = View::from(delta);
-    let deltas = Launch::new(module, "attention_delta", [(n * heads).div_ceil(deltas), 1, 1], DELTA_THREADS)
+    let deltas = [(n * heads).div_ceil(deltas), 1, 1];
+    let deltas = Launch::new(of_deltas, "attention_delta", deltas, DELTA_THREADS)
         .write(written)
         .read(a.out)
         .read(a.d_out)
@@ -201,17 +250,18 @@ mod tests {
 
     #[test]
     fn what_is_prepared_asks_for_as_much_shared_memory_as_what_is_launched() {
-        fn of<T: Float>(width: usize) {
+        fn of<T: Float>(by: TensorCores, width: usize) {
             let shape = AttentionShape { rows: 1, length: 8, heads: 2, kv_heads: 1, width };
             let buffer = |heads: usize| Buffer::<T>::zeroed(8 * heads * width);
             let [q, out, d_out, mut d_q] = [2; 4].map(buffer);
             let [k, v, mut d_k, mut d_v] = [1; 4].map(buffer);
             let [log_sums, mut delta] = [16; 2].map(Buffer::<f32>::zeroed);
             let (mut forward_out, mut forward_sums) = (buffer(2), Buffer::<f32>::zeroed(16));
-            let modules = CudaShape { tokens: 8, heads: 2, hidden: 2 * width, width }.modules::<T>().unwrap();
+            let modules =
+                CudaShape { tokens: 8, heads: 2, hidden: 2 * width, width }.modules::<T>(by).unwrap();
             let most = |name: &str| modules.iter().find(|m| m.source.name == name).map_or(0, |m| m.shared);
             let (out_view, sums_view) = (forward_out.view_mut(), forward_sums.view_mut());
-            let forward = attention(shape, q.view(), k.view(), v.view(), out_view, sums_view);
+            let forward = attention(by, shape, q.view(), k.view(), v.view(), out_view, sums_view);
             assert_eq!(forward.shared as usize, most(forward.module.source.name), "{}", forward.module);
             let backward = AttentionBackward {
                 q: q.view(),
@@ -225,7 +275,7 @@ mod tests {
                 d_v: d_v.view_mut(),
             };
             let mut delta = delta.view_mut();
-            let launches = attention_backward(shape, backward, &mut delta);
+            let launches = attention_backward(by, shape, backward, &mut delta);
             let asked = launches.iter().map(|launch| launch.shared as usize).max();
             assert_eq!(asked, Some(most(launches[1].module.source.name)), "{}", launches[1].module);
             let (weight, mut d_weight) = (Buffer::<T>::zeroed(2 * width), Buffer::<T>::zeroed(2 * width));
@@ -237,8 +287,9 @@ mod tests {
             assert_eq!(asked, Some(most(launches[0].module.source.name)), "{}", launches[0].module);
         }
         for width in [64, 128] {
-            of::<bf16>(width);
+            of::<bf16>(TensorCores::Mma, width);
+            of::<bf16>(TensorCores::Wgmma, width);
         }
-        of::<f32>(128);
+        of::<f32>(TensorCores::Mma, 128);
     }
 }

@@ -17,7 +17,7 @@ pub mod sources;
 pub mod speed;
 mod trial;
 
-pub use attention::{WIDEST_HEAD, attention, attention_backward};
+pub use attention::{TensorCores, WIDEST_HEAD, attention, attention_backward};
 pub use elementwise::{norm, norm_backward, norm_partials, rope, swiglu, swiglu_backward};
 pub use embed::{embed, embed_backward};
 pub use loss::cross_entropy;

@@ -1,5 +1,6 @@
 //! [`Ops`] on a queue of a device.
 
+use super::attention::TensorCores;
 use super::{attention, elementwise, embed, loss, sources};
 use crate::error::{Error, Result};
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
@@ -13,6 +14,7 @@ use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut}
 /// was refused, and the launcher ends the others.
 pub struct Cuda<Q> {
     queue: Q,
+    by: TensorCores,
     /// Attention's delta (rows, heads, length).
     delta: Buffer<f32>,
     /// Partial sums of the norms' weights.
@@ -44,8 +46,8 @@ impl CudaShape {
     /// What a model of elements `T` launches.
     ///
     /// # Errors
-    /// A head that the kernels do not take.
-    pub fn modules<T: Float>(&self) -> Result<Vec<Module>> {
+    /// A head that the kernels do not take, or those that `by` asks for.
+    pub fn modules<T: Float>(&self, by: TensorCores) -> Result<Vec<Module>> {
         if self.width > attention::WIDEST_HEAD {
             return Err(Error::config(format!(
                 "heads of {} elements: on CUDA at most {} are possible",
@@ -53,10 +55,11 @@ impl CudaShape {
                 attention::WIDEST_HEAD
             )));
         }
+        by.check(T::DTYPE, self.width)?;
         let plain = [&sources::ROPE, &sources::SWIGLU, &sources::EMBEDDING, &sources::CROSS_ENTROPY];
         let mut modules = plain.map(|source| Module::new(source, T::DTYPE)).to_vec();
         modules.push(elementwise::norm_module(T::DTYPE, self.hidden));
-        modules.extend(attention::modules(T::DTYPE, self.width));
+        modules.extend(attention::modules(by, T::DTYPE, self.width));
         Ok(modules)
     }
 }
@@ -68,12 +71,13 @@ impl<Q: Queue> Cuda<Q> {
     /// A head that the kernels do not take, or something of CUDA is missing.
     pub(crate) fn new<T: Float>(
         mut queue: Q,
+        by: TensorCores,
         shape: CudaShape,
         delta: Buffer<f32>,
         partials: Buffer<f32>,
     ) -> Result<Self> {
-        queue.prepare(&shape.modules::<T>()?).map_err(|e| Error::config(e.to_string()))?;
-        Ok(Cuda { queue, delta, partials })
+        queue.prepare(&shape.modules::<T>(by)?).map_err(|e| Error::config(e.to_string()))?;
+        Ok(Cuda { queue, by, delta, partials })
     }
 
     fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
@@ -195,12 +199,12 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         out: ViewMut<'_, T>,
         log_sums: ViewMut<'_, f32>,
     ) {
-        self.run([attention::attention(shape, q, k, v, out, log_sums)]);
+        self.run([attention::attention(self.by, shape, q, k, v, out, log_sums)]);
     }
 
     fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, T>) {
         let delta = &mut self.delta.view_mut();
-        let launches = attention::attention_backward(shape, a, delta);
+        let launches = attention::attention_backward(self.by, shape, a, delta);
         launches.iter().for_each(|launch| run(&mut self.queue, launch));
     }
 

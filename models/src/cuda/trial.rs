@@ -1,6 +1,6 @@
 //! Attention with all the memory that it works on: for checks and timings.
 
-use super::{attention, attention_backward};
+use super::{TensorCores, attention, attention_backward};
 use crate::ops::{AttentionBackward, AttentionShape};
 use collectives::device::Launch;
 use collectives::{Buffer, Float};
@@ -32,13 +32,13 @@ impl<T: Float> AttentionTrial<T> {
         shape.rows * shape.length * shape.heads
     }
 
-    pub fn forward(&mut self) -> Launch<'_> {
+    pub fn forward(&mut self, by: TensorCores) -> Launch<'_> {
         let (out, log_sums) = (self.out.view_mut(), self.log_sums.view_mut());
-        attention(self.shape, self.q.view(), self.k.view(), self.v.view(), out, log_sums)
+        attention(by, self.shape, self.q.view(), self.k.view(), self.v.view(), out, log_sums)
     }
 
     /// Gives the launches of the backward to `run`, in their order.
-    pub fn backward<R>(&mut self, run: impl FnOnce([Launch<'_>; 3]) -> R) -> R {
+    pub fn backward<R>(&mut self, by: TensorCores, run: impl FnOnce([Launch<'_>; 3]) -> R) -> R {
         let a = AttentionBackward {
             q: self.q.view(),
             k: self.k.view(),
@@ -50,6 +50,6 @@ impl<T: Float> AttentionTrial<T> {
             d_k: self.d_k.view_mut(),
             d_v: self.d_v.view_mut(),
         };
-        run(attention_backward(self.shape, a, &mut self.delta.view_mut()))
+        run(attention_backward(by, self.shape, a, &mut self.delta.view_mut()))
     }
 }

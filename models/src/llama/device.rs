@@ -3,7 +3,7 @@
 use super::Llama;
 use super::memory::{Accounts, Allocator, CHUNKS, Footprint, Recompute, Shape, State};
 use crate::config::LlamaConfig;
-use crate::cuda::{Cuda, CudaShape};
+use crate::cuda::{Cuda, CudaShape, TensorCores};
 use crate::error::{Error, Result};
 use collectives::device::Queue;
 use collectives::{Buffer, DType, Float, bf16};
@@ -65,6 +65,23 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
         rows: usize,
         length: usize,
         recompute: Recompute,
+        queue: Q,
+        accounts: &Accounts,
+    ) -> Result<Self> {
+        let by = TensorCores::default();
+        Self::on_tensor_cores(by, config, rows, length, recompute, queue, accounts)
+    }
+
+    /// As [`on_device`](Self::on_device), with these kernels for attention.
+    ///
+    /// # Errors
+    /// The same, or a model or device that does not take them.
+    pub fn on_tensor_cores(
+        by: TensorCores,
+        config: &LlamaConfig,
+        rows: usize,
+        length: usize,
+        recompute: Recompute,
         mut queue: Q,
         accounts: &Accounts,
     ) -> Result<Self> {
@@ -75,7 +92,7 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
         let state = State::new(&shape, &mut allocator);
         let (delta, partials) = workspace(&cuda, &mut allocator);
         allocator.finish(&shape)?;
-        let ops = Cuda::new::<T>(queue, cuda, delta, partials)?;
+        let ops = Cuda::new::<T>(queue, by, cuda, delta, partials)?;
         Ok(Llama::with(config, shape, state, ops))
     }
 
@@ -95,7 +112,7 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
 
 fn of<T: Float>(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Footprint> {
     let shape = Shape::on_device(config, rows, length, recompute)?;
-    shape.cuda().modules::<T>()?;
+    shape.cuda().modules::<T>(TensorCores::Mma)?;
     let mut allocator = Allocator::planning_device();
     let _ = (State::<T, T>::new(&shape, &mut allocator), workspace(&shape.cuda(), &mut allocator));
     Ok(allocator.counted())

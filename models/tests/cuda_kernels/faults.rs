@@ -9,6 +9,36 @@ fn parts<'a>(kernel: &'a str, blocks: u32, slots: &'a [u64], ranges: &'a [Range]
     Parts { module: "faults", kernel, grid: [blocks, 1, 1], threads: 64, shared: 1024, slots, ranges }
 }
 
+/// Runs a kernel of 128 threads that may write 64 numbers.
+fn multiply(kernel: &str, seed: u64) -> Result<Vec<f32>, String> {
+    let Some(emulator) = emulator() else { return Ok(vec![16.0; 64]) };
+    let mut x = Buffer::<f32>::zeroed(64);
+    let range = Range { start: x.host_mut().as_mut_ptr() as u64, bytes: 256, writable: 1, reaches: 0 };
+    let (slots, ranges) = ([range.start, 0, 64], [range]);
+    let parts = Parts { threads: 128, shared: 8192, ..parts(kernel, 1, &slots, &ranges) };
+    emulator.run(&parts, seed).map(|()| x.host().to_vec())
+}
+
+#[test]
+fn mistakes_with_products_of_warpgroups_are_noticed() {
+    let mistakes = [
+        ("product_without_proxy_fence", "without a fence and a barrier between"),
+        ("product_without_fence", "without a fence of the warpgroup"),
+        ("product_without_wait", "ends with a product under way"),
+        ("product_of_what_is_overwritten", "barrier between"),
+        ("product_without_swizzle", "without the 128-byte swizzle"),
+        ("product_of_different_matrices", "multiplies other matrices than thread"),
+    ];
+    for seed in 0..4 {
+        // Ones times ones, which are not there before somebody waits for them.
+        assert_eq!(multiply("product", seed), Ok(vec![16.0; 64]));
+        for (kernel, message) in mistakes.iter().filter(|_| emulator().is_some()) {
+            let error = multiply(kernel, seed).expect_err(kernel);
+            assert!(error.contains(message), "{kernel}: {error}");
+        }
+    }
+}
+
 #[test]
 fn every_kind_of_mistake_is_noticed() {
     let Some(emulator) = emulator() else { return };

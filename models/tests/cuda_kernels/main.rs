@@ -39,6 +39,12 @@ fn outcome<Q: Queue + 'static>(name: &str, queues: impl IntoIterator<Item = Q>) 
     case.unwrap_or_else(|| panic!("no case is called {name}")).run(&queues)
 }
 
+/// Whether the GPU has what a case's kernels are made of.
+fn suits(name: &str, gpu: &Gpu) -> bool {
+    let machine = gpu.properties().machine;
+    cases::<cuda::Stream>().iter().any(|case| case.name == name && case.suits(machine))
+}
+
 fn run(name: &str) {
     let check = |outcome: Outcome| {
         assert!(outcome.wrong.is_empty(), "{name}:\n{}", outcome.wrong.join("\n"));
@@ -47,7 +53,7 @@ fn run(name: &str) {
     if let Some(emulator) = emulator() {
         check(outcome(name, [0, 1, 2].map(|seed| emulator.queue(seed))));
     }
-    if let Some(gpu) = gpu() {
+    if let Some(gpu) = gpu().filter(|gpu| suits(name, gpu)) {
         check(outcome(name, [0, 1].map(|_| cuda::Stream::new(gpu, Urgency::Normal).unwrap())));
     }
 }
@@ -71,8 +77,11 @@ tests! {
     an_f32_llama_with_tied_embeddings
     heads_of_64_on_tensor_cores
     heads_of_128_on_tensor_cores
+    heads_of_64_on_warpgroups
+    heads_of_128_on_warpgroups
     plain_attention_for_f32_and_other_widths
     large_scores_neither_overflow_nor_vanish
+    large_scores_on_warpgroups
     memory_at_odd_addresses_goes_through_the_plain_kernel
     reductions_have_the_bits_of_the_processor
     adamw_has_the_bits_of_the_processor

@@ -1,6 +1,6 @@
 //! Compiles kernel sources for the processor.
 
-use super::EMULATION;
+use super::{EMULATION, WARPGROUP};
 use crate::device::cache::who;
 use crate::device::source::{Header, Module};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const RUNTIME: &str = include_str!("runtime.cpp");
+const WARPGROUPS: &str = include_str!("warpgroup.cpp");
 const FAULTS: &str = include_str!("faults.cu");
 
 /// One file to compile.
@@ -43,15 +44,22 @@ pub(super) fn build(
     };
     let of_module = |module: &Module| {
         let mut headers = module.source.headers.to_vec();
-        headers.push(EMULATION);
+        headers.extend([EMULATION, WARPGROUP]);
         let mut arguments = module.macros();
         arguments.extend([format!("-DMODULE=\"{module}\""), "-O1".into()]);
         unit(format!("{}.cu", module.source.name), module.source.text, headers, arguments)
     };
     let mut units: Vec<Unit> = modules.iter().map(of_module).collect();
-    units.push(unit("runtime.cpp".into(), RUNTIME, vec![EMULATION], vec!["-O2".into()]));
+    for (name, text) in [("runtime.cpp", RUNTIME), ("warpgroup.cpp", WARPGROUPS)] {
+        units.push(unit(name.into(), text, vec![EMULATION, WARPGROUP], vec!["-O2".into()]));
+    }
     let faults = vec!["-DMODULE=\"faults\"".into(), "-O1".into()];
-    units.push(unit("faults.cu".into(), FAULTS, vec![Header::DEVICE, EMULATION], faults));
+    units.push(unit(
+        "faults.cu".into(),
+        FAULTS,
+        vec![Header::DEVICE, Header::WARPGROUP, EMULATION, WARPGROUP],
+        faults,
+    ));
 
     // One compiler for each processor: the files are small, and most of the time is starting up.
     let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));

@@ -27,6 +27,8 @@ void global_read(const void *p, u32 bytes);
 void global_write(const void *p, u32 bytes);
 void shared_read(const void *p, u32 bytes);
 void shared_write(const void *p, u32 bytes);
+// Reads 16 bytes for products of warpgroups, past the caches: what was written before the last barrier and a fence.
+void shared_read_by_products(const void *p, u32 bytes);
 u8 *dynamic_shared();
 u32 shared_address(const void *p);
 u8 *shared_pointer(u32 address);
@@ -35,14 +37,20 @@ u8 *static_shared(const void *site, u32 bytes);
 
 void block_barrier();
 // Waits for the whole warp; then one lane does `operation` for all, given every lane's operand.
-using WarpOperation = void (*)(void *operands[32]);
+using WarpOperation = void (*)(void *operands[]);
 void warp_operation(WarpOperation operation, void *operand, bool orders_memory);
+// The same for the `threads` threads of which this is one, a power of two.
+void group_operation(int threads, WarpOperation operation, void *operand, bool orders_memory);
 
 void async_copy(u32 to, const void *from, u32 bytes, bool valid);
 void async_commit();
 void async_wait(int groups);
 
 u64 atomic_or32(u32 *p, u32 bits);
+
+// Products of the running thread's warpgroup; of all, which a new block has none of.
+bool products_under_way();
+void forget_products();
 
 // Reads a launch's arguments from 8-byte slots.
 using Entry = void (*)(const u64 *slots);

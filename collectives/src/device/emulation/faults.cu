@@ -1,5 +1,6 @@
 // Kernels with one mistake each, to show that the emulation notices it, and one without.
 #include "device.cuh"
+#include "warpgroup.cuh"
 
 KERNEL(64, 1, correct, float *x, const float *y, int n) {
     SHARED_ARRAY(float, own, 64);
@@ -82,4 +83,86 @@ KERNEL(64, 1, meets_at_different_places, float *, const float *, int) {
 }
 KERNEL(64, 1, leaves_before_the_barrier, float *, const float *, int) {
     if (thread_index() < 32) barrier();
+}
+
+// Products of warpgroups, of 128 threads. A tile of 64 rows of ones.
+DEVICE void write_tile(u32 tile) {
+    for (int i = 0; i < 16; i++) shared_store_word(tile + (i * 128 + thread_index()) * 4, 0x3f803f80);
+}
+DEVICE void multiply_tile(float (&c)[8][4], u64 matrix) {
+    warpgroup_multiply<false, false>(c, matrix, matrix, bf16{});
+    warpgroup_commit();
+}
+KERNEL(128, 1, product, float *x, const float *, int n) {
+    SHARED_TILES(memory);
+    u32 tile = shared_address(memory);
+    write_tile(tile);
+    proxy_fence();
+    barrier();
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(tile));
+    bool early = c[0][0] == c[0][0];
+    warpgroup_wait<0>(c);
+    if (thread_index() < n) store(x + thread_index(), early ? 0.f : c[7][3]);
+}
+KERNEL(128, 1, product_without_proxy_fence, float *, const float *, int) {
+    SHARED_TILES(memory);
+    u32 tile = shared_address(memory);
+    write_tile(tile);
+    barrier();
+    proxy_fence(); // too late: whoever wrote has to
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(tile));
+    warpgroup_wait<0>(c);
+}
+KERNEL(128, 1, product_without_fence, float *, const float *, int) {
+    SHARED_TILES(memory);
+    u32 tile = shared_address(memory);
+    write_tile(tile);
+    proxy_fence();
+    barrier();
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(tile));
+    warpgroup_wait<0>(c);
+    multiply_tile(c, matrix_at(tile));
+    warpgroup_wait<0>(c);
+}
+KERNEL(128, 1, product_without_wait, float *, const float *, int) {
+    SHARED_TILES(memory);
+    u32 tile = shared_address(memory);
+    write_tile(tile);
+    proxy_fence();
+    barrier();
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(tile));
+    warpgroup_wait<1>(c);
+}
+KERNEL(128, 1, product_of_what_is_overwritten, float *, const float *, int) {
+    SHARED_TILES(memory);
+    u32 tile = shared_address(memory);
+    write_tile(tile);
+    proxy_fence();
+    barrier();
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(tile));
+    barrier();
+    write_tile(tile);
+    warpgroup_wait<0>(c);
+}
+KERNEL(128, 1, product_without_swizzle, float *, const float *, int) {
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(0) & ~((u64)3 << 62));
+    warpgroup_wait<0>(c);
+}
+KERNEL(128, 1, product_of_different_matrices, float *, const float *, int) {
+    float c[8][4];
+    warpgroup_fence();
+    multiply_tile(c, matrix_at(thread_index() / 64 * 1024));
+    warpgroup_wait<0>(c);
 }

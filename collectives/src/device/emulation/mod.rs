@@ -1,6 +1,6 @@
 //! Runs kernels on the processor: for tests on machines without a GPU.
 //!
-//! `emulation.h` stands in for `device.cuh`; the same kernel sources are compiled with the system's C++ compiler. Memory
+//! `emulation.h` stands in for `device.cuh`, `warpgroup.h` for `warpgroup.cuh`; the same kernel sources are compiled with the system's C++ compiler. Memory
 //! of the emulated device is memory of the process, but its place is a device's, so that host code that touches it by
 //! mistake is caught as it would be on a GPU.
 
@@ -22,8 +22,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 pub use wire::EmulatedWire;
 
-/// The test-only implementation of the device header, and the machine under it.
+/// The test-only implementations of the device headers, and the machine under them.
 const EMULATION: Header = Header { name: "emulation.h", text: include_str!("emulation.h") };
+const WARPGROUP: Header = Header { name: "warpgroup.h", text: include_str!("warpgroup.h") };
 
 /// Kernels, compiled for the processor: those that it was built with, and others when a queue is prepared for them.
 #[derive(Clone)]

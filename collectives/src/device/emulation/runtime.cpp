@@ -20,6 +20,8 @@ thread_local Place place __attribute__((tls_model("initial-exec")));
 namespace {
 
 constexpr int WARP = 32;
+// Threads that meet for an operation: at most a warpgroup.
+constexpr int MOST_OF_GROUP = 128;
 constexpr size_t STACK = 256 << 10;
 constexpr size_t SHARED = 256 << 10;
 // Multiples of what a static array may be aligned to.
@@ -36,7 +38,7 @@ std::vector<Kernel> &kernels() {
     return all;
 }
 
-enum class State : u8 { Ready, AtBarrier, AtWarpOperation, Done };
+enum class State : u8 { Ready, AtBarrier, AtGroupOperation, Done };
 
 struct Copy {
     void *to;
@@ -51,10 +53,12 @@ struct Fiber {
     bool started = false;
     State state = State::Done;
     WarpOperation operation = nullptr;
-    bool orders_memory = false;
     void *operand = nullptr;
+    int meeting = 0; // how many threads the operation is of
     std::vector<Copy> copies;
     int group = 0;
+    // Fences for products that this thread has made in the block, and of those the ones before the last barrier.
+    u32 fences = 0, old_fences = 0;
 };
 
 // A range of global memory that the launch may touch.
@@ -71,6 +75,8 @@ struct Cell {
     u32 generation;
     u32 write_time, write_warp_time;
     u32 read_time, read_warp_time;
+    // The writer's fences before it wrote.
+    u32 fences;
     u16 writer, reader;
     // More than one lane, or more than one warp, has read since `read_time` began.
     bool many_lanes, many_warps, pending;
@@ -121,6 +127,7 @@ void fiber_main() {
         machine.kernel->entry(machine.slots);
         Fiber &me = current();
         if (!me.copies.empty()) fail("ends with an asynchronous copy under way");
+        if (products_under_way()) fail("ends with a product under way");
         me.state = State::Done;
         to_scheduler();
     }
@@ -187,7 +194,9 @@ void run_block(Order &order) {
         machine.fibers[i]->state = State::Ready;
         machine.fibers[i]->copies.clear();
         machine.fibers[i]->group = 0;
+        machine.fibers[i]->fences = machine.fibers[i]->old_fences = 0;
     }
+    forget_products();
     std::vector<int> warp_order, lane_order;
     while (machine.alive > 0) {
         bool progress = false;
@@ -207,14 +216,17 @@ void run_block(Order &order) {
         if (machine.waiting == threads) {
             machine.waiting = 0;
             machine.time++;
-            for (int i = 0; i < threads; i++) machine.fibers[i]->state = State::Ready;
+            for (int i = 0; i < threads; i++) {
+                machine.fibers[i]->state = State::Ready;
+                machine.fibers[i]->old_fences = machine.fibers[i]->fences;
+            }
         } else if (!progress) {
             int at_barrier = 0, done = 0;
             for (int i = 0; i < threads; i++) {
                 at_barrier += machine.fibers[i]->state == State::AtBarrier;
                 done += machine.fibers[i]->state == State::Done;
             }
-            fail("waits for ever: of %d threads %d are at a barrier, %d at a warp operation, %d have ended", threads,
+            fail("waits for ever: of %d threads %d are at a barrier, %d at an operation of several, %d have ended", threads,
                  at_barrier, threads - at_barrier - done, done);
         }
     }
@@ -286,7 +298,8 @@ void write_cells(const void *p, u32 bytes, bool pending) {
                          (size_t)((const u8 *)p - machine.shared), cell->reader);
             }
         }
-        *cell = Cell{machine.generation, machine.time, warp_time, 0, 0, (u16)place.thread, 0xffff, false, false, pending};
+        *cell = Cell{machine.generation, machine.time, warp_time, 0, 0, current().fences, (u16)place.thread, 0xffff, false,
+                     false, pending};
     }
 }
 
@@ -355,6 +368,20 @@ void shared_read(const void *p, u32 bytes) {
     }
 }
 
+void shared_read_by_products(const void *p, u32 bytes) {
+    shared_read(p, bytes);
+    Cell *cell = cell_of(p, bytes);
+    for (u32 i = 0; i < bytes / 2; i++, cell++) {
+        if (machine.fibers[cell->writer]->old_fences <= cell->fences)
+            fail("multiplies shared memory (byte %zu) that thread %d wrote, without a fence and a barrier between",
+                 (size_t)((const u8 *)p - machine.shared), cell->writer);
+        // All warps of the group do.
+        cell->many_lanes = cell->many_warps = true;
+    }
+}
+
+void proxy_fence() { current().fences++; }
+
 void shared_write(const void *p, u32 bytes) {
     check_aligned(p, bytes);
     write_cells(p, bytes, false);
@@ -383,22 +410,28 @@ void block_barrier() {
 }
 
 void warp_operation(WarpOperation operation, void *operand, bool orders_memory) {
-    int first = place.thread / WARP * WARP;
+    group_operation(WARP, operation, operand, orders_memory);
+}
+
+void group_operation(int threads, WarpOperation operation, void *operand, bool orders_memory) {
+    int first = place.thread / threads * threads;
+    if (first + threads > place.threads) fail("is in no whole group of %d threads", threads);
     Fiber &mine = current();
     mine.operation = operation;
     mine.operand = operand;
-    mine.state = State::AtWarpOperation;
-    void *operands[WARP];
-    for (int lane = 0; lane < WARP; lane++) {
-        Fiber &other = *machine.fibers[first + lane];
-        if (other.state != State::AtWarpOperation) return to_scheduler();
+    mine.meeting = threads;
+    mine.state = State::AtGroupOperation;
+    void *operands[MOST_OF_GROUP];
+    for (int i = 0; i < threads; i++) {
+        Fiber &other = *machine.fibers[first + i];
+        if (other.state != State::AtGroupOperation || other.meeting != threads) return to_scheduler();
         if (other.operation != operation)
-            fail("is at another warp operation than thread %d of its warp", first + lane);
-        operands[lane] = other.operand;
+            fail("is at another %s operation than thread %d", threads == WARP ? "warp" : "warpgroup", first + i);
+        operands[i] = other.operand;
     }
     operation(operands);
+    for (int i = 0; i < threads; i++) machine.fibers[first + i]->state = State::Ready;
     if (orders_memory) machine.warp_time[first / WARP]++;
-    for (int lane = 0; lane < WARP; lane++) machine.fibers[first + lane]->state = State::Ready;
     // Whoever came last waits its turn too, so that orders of lanes mix.
     to_scheduler();
 }

@@ -10,7 +10,7 @@ use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use collectives::device::cuda::{Gpu, Stream};
-use collectives::device::{Module, Queue, SharedQueue, Streams, Urgency};
+use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency};
 use limits::Limits;
 use models::LlamaConfig;
 use models::cuda::check::{self, Case};
@@ -27,7 +27,7 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
     if args.rows == 0 || args.length == 0 {
         return Err(Failure::usage("--micro-batch and --seq are at least 1"));
     }
-    let plan = Plan { args, config };
+    let plan = Plan { args, config, machine: None };
     plan.check_filter()?;
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
@@ -46,6 +46,8 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
             );
             let stream = || Ok(SharedQueue::new(Stream::new(&gpu, Urgency::Low)?));
             let queues: Vec<_> = [stream(), stream()].into_iter().collect::<Result<_>>()?;
+            let plan = Plan { machine: Some(properties.machine), ..plan };
+            plan.check_machine()?;
             let scale = plan.scale(1 << 27, 7, 5e-3);
             plan.run(&queues, &about, Limits::of(&properties.name), scale)
         }
@@ -61,6 +63,8 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
 struct Plan<'a> {
     args: &'a KernelArgs,
     config: LlamaConfig,
+    /// The GPU's architecture; an emulated one has what any has.
+    machine: Option<Machine>,
 }
 
 impl Plan<'_> {
@@ -74,7 +78,29 @@ impl Plan<'_> {
     }
 
     fn wants_case<Q: Queue>(&self, case: &Case<Q>) -> bool {
-        self.wants(case.name) || case.sources.iter().any(|source| self.wants(source))
+        let named = self.wants(case.name) || case.sources.iter().any(|source| self.wants(source));
+        named && self.machine.is_none_or(|machine| case.suits(machine))
+    }
+
+    fn wants_group(&self, group: &str) -> bool {
+        let lacking = |machine| speed::only(group).is_some_and(|only| only != machine);
+        self.wants(group) && !self.machine.is_some_and(lacking)
+    }
+
+    /// Refuses words that name only what another architecture can run.
+    fn check_machine(&self) -> Result<()> {
+        let some = match self.args.check {
+            true => check::cases::<Stream>().iter().any(|case| self.wants_case(case)),
+            false => speed::GROUPS.iter().any(|group| self.wants_group(group)),
+        };
+        match (some, self.machine) {
+            (false, Some(machine)) => Err(Failure::usage(format!(
+                "'{}' names kernels for {} alone, and this GPU is {machine}",
+                self.args.only.join(" "),
+                Machine::HOPPER
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses words that name nothing.
@@ -161,7 +187,7 @@ impl Plan<'_> {
         let mut rows = Vec::new();
         out.text(&show::heading());
         // The copy is what the others are compared with.
-        let wanted = |group: &str| group == "copy" || self.wants(group);
+        let wanted = |group: &str| group == "copy" || self.wants_group(group);
         speed::measure(queue, &self.config, scale, &wanted, &mut |row: Row| {
             if let (Work::Moved(bytes), "copy") = (row.work, row.group) {
                 limits.copy = Some(bytes as f64 / row.seconds);

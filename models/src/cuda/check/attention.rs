@@ -1,8 +1,8 @@
 //! Attention against the definition.
 
 use super::bed::*;
-use crate::cuda;
 use crate::cuda::trial::AttentionTrial;
+use crate::cuda::{self, TensorCores, TensorCores::*};
 use crate::ops::AttentionShape;
 use collectives::device::Queue;
 use collectives::{Buffer, Float, bf16, f16};
@@ -72,6 +72,7 @@ fn backward(s: AttentionShape, q: &[f64], k: &[f64], v: &[f64], out: &[f64], d_o
 
 fn check<T: Float, Q: Queue>(
     bed: &Bed<Q>,
+    by: TensorCores,
     rows: usize,
     length: usize,
     heads: usize,
@@ -99,7 +100,7 @@ fn check<T: Float, Q: Queue>(
         };
         let (q, k, v) = (wide(&a.q), wide(&a.k), wide(&a.v));
         let (want, want_log_sums) = forwards.get_or_insert_with(|| forward(s, &q, &k, &v));
-        stream.run([a.forward()]);
+        stream.run([a.forward(by)]);
         bed.close(&name, &a.out, want);
         // Probabilities are summed as they are multiplied, so rounded to 16 bits.
         let error = a.log_sums.host().iter().zip(&*want_log_sums).map(|(a, b)| (f64::from(*a) - b).abs());
@@ -107,7 +108,7 @@ fn check<T: Float, Q: Queue>(
         let error = error.fold(0.0, |most: f64, e| if e.is_nan() { f64::INFINITY } else { most.max(e) });
         bed.that(error < allowed, || format!("{name}: logarithms: error {error:.2e}"));
 
-        a.backward(|launches| stream.run(launches));
+        a.backward(by, |launches| stream.run(launches));
         let want = backward(s, &q, &k, &v, &wide(&a.out), &wide(&a.d_out));
         // With a single key, the gradients of its score cancel to nothing.
         for (what, got, want) in
@@ -119,42 +120,74 @@ fn check<T: Float, Q: Queue>(
     });
 }
 
-pub fn heads_of_64_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
+fn heads_of_64<Q: Queue>(bed: &Bed<Q>, by: TensorCores) {
     for (rows, length, heads, kv_heads) in
         [(2, 1, 1, 1), (1, 7, 2, 1), (1, 63, 1, 1), (2, 65, 3, 1), (1, 200, 4, 2)]
     {
-        check::<bf16, Q>(bed, rows, length, heads, kv_heads, 64);
+        check::<bf16, Q>(bed, by, rows, length, heads, kv_heads, 64);
     }
-    check::<f16, Q>(bed, 1, 130, 2, 1, 64);
+    check::<f16, Q>(bed, by, 1, 130, 2, 1, 64);
 }
 
-pub fn heads_of_128_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
+fn heads_of_128<Q: Queue>(bed: &Bed<Q>, by: TensorCores) {
     for (rows, length, heads, kv_heads) in
         [(1, 1, 2, 2), (2, 7, 1, 1), (1, 63, 2, 1), (1, 65, 1, 1), (1, 200, 2, 1)]
     {
-        check::<bf16, Q>(bed, rows, length, heads, kv_heads, 128);
+        check::<bf16, Q>(bed, by, rows, length, heads, kv_heads, 128);
     }
 }
 
-pub fn plain_attention_for_f32_and_other_widths<Q: Queue>(bed: &Bed<Q>) {
-    check::<f32, Q>(bed, 1, 70, 2, 1, 64);
-    check::<f32, Q>(bed, 2, 37, 3, 3, 6);
-    check::<f32, Q>(bed, 1, 33, 1, 1, 128);
-    check::<bf16, Q>(bed, 2, 40, 4, 2, 16);
-    check::<f16, Q>(bed, 1, 9, 2, 2, 40);
+pub fn heads_of_64_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
+    heads_of_64(bed, Mma);
 }
 
-pub fn large_scores_neither_overflow_nor_vanish<Q: Queue>(bed: &Bed<Q>) {
+pub fn heads_of_128_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
+    heads_of_128(bed, Mma);
+}
+
+pub fn heads_of_64_on_warpgroups<Q: Queue>(bed: &Bed<Q>) {
+    heads_of_64(bed, Wgmma);
+}
+
+pub fn heads_of_128_on_warpgroups<Q: Queue>(bed: &Bed<Q>) {
+    heads_of_128(bed, Wgmma);
+}
+
+pub fn plain_attention_for_f32_and_other_widths<Q: Queue>(bed: &Bed<Q>) {
+    check::<f32, Q>(bed, Mma, 1, 70, 2, 1, 64);
+    check::<f32, Q>(bed, Mma, 2, 37, 3, 3, 6);
+    check::<f32, Q>(bed, Mma, 1, 33, 1, 1, 128);
+    check::<bf16, Q>(bed, Mma, 2, 40, 4, 2, 16);
+    check::<f16, Q>(bed, Mma, 1, 9, 2, 2, 40);
+}
+
+fn large_scores<Q: Queue>(bed: &Bed<Q>, by: TensorCores) {
     let s = AttentionShape { rows: 1, length: 80, heads: 1, kv_heads: 1, width: 64 };
     let (q, k) = (bed.random::<bf16>(5, 80 * 64, 20.0), bed.random::<bf16>(6, 80 * 64, 20.0));
     let v = bed.random::<bf16>(7, 80 * 64, 1.0);
     let want = forward(s, &wide(&q), &wide(&k), &wide(&v)).0;
     bed.in_every_order("attention of large scores", &mut |stream| {
         let (mut out, mut log_sums) = (bed.unwritten::<bf16>(q.len()), bed.unwritten::<f32>(80));
-        stream.run([cuda::attention(s, q.view(), k.view(), v.view(), out.view_mut(), log_sums.view_mut())]);
+        stream.run([cuda::attention(
+            by,
+            s,
+            q.view(),
+            k.view(),
+            v.view(),
+            out.view_mut(),
+            log_sums.view_mut(),
+        )]);
         bed.close("attention of large scores", &out, &want);
         vec![bytes(&out)]
     });
+}
+
+pub fn large_scores_neither_overflow_nor_vanish<Q: Queue>(bed: &Bed<Q>) {
+    large_scores(bed, Mma);
+}
+
+pub fn large_scores_on_warpgroups<Q: Queue>(bed: &Bed<Q>) {
+    large_scores(bed, Wgmma);
 }
 
 pub fn memory_at_odd_addresses_goes_through_the_plain_kernel<Q: Queue>(bed: &Bed<Q>) {
@@ -168,7 +201,7 @@ pub fn memory_at_odd_addresses_goes_through_the_plain_kernel<Q: Queue>(bed: &Bed
     let want = forward(s, &widened(q), &widened(k), &widened(k)).0;
     bed.in_every_order("attention at odd addresses", &mut |stream| {
         let (mut out, mut log_sums) = (bed.unwritten::<bf16>(640), bed.unwritten::<f32>(40));
-        stream.run([cuda::attention(s, q, k, k, out.view_mut(), log_sums.view_mut())]);
+        stream.run([cuda::attention(Mma, s, q, k, k, out.view_mut(), log_sums.view_mut())]);
         bed.close("attention", &out, &want);
         vec![bytes(&out)]
     });

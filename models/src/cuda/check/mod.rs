@@ -16,7 +16,7 @@ use super::sources;
 use bed::Bed;
 pub use bed::Outcome;
 use collectives::DType::{self, Bf16, F16, F32};
-use collectives::device::{Module, Queue, SharedQueue, Source};
+use collectives::device::{Machine, Module, Queue, SharedQueue, Source};
 
 /// One case.
 pub struct Case<Q: Queue> {
@@ -37,7 +37,7 @@ macro_rules! cases {
     };
 }
 
-/// All cases, those that take longest first.
+/// All cases, those that take longest first; at the end those that not every GPU can run.
 pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
     cases![
         model::a_bf16_llama_with_tensor_core_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
@@ -62,10 +62,19 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
         head::cross_entropies: "cross_entropy";
         head::a_target_outside_the_vocabulary_gives_nan: "cross_entropy";
         products::products_of_every_orientation:;
+        attention::heads_of_64_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
+        attention::heads_of_128_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
+        attention::large_scores_on_warpgroups: "attention_forward_wgmma";
     ]
 }
 
 impl<Q: Queue> Case<Q> {
+    /// Whether a GPU of this architecture has what its kernels are made of.
+    pub fn suits(&self, machine: Machine) -> bool {
+        let sources = sources::ALL.iter().filter(|source| self.sources.contains(&source.name));
+        sources.into_iter().all(|source| source.only.is_none_or(|only| only == machine))
+    }
+
     /// Runs it on queues of one device; two at least show whether it gives the same bits again.
     pub fn run(&self, queues: &[SharedQueue<Q>]) -> Outcome {
         let bed = Bed::new(queues.to_vec());
@@ -88,10 +97,11 @@ impl<Q: Queue> Case<Q> {
 pub fn modules() -> Vec<Module> {
     let mut modules = Vec::new();
     let same = |a: &Source, b: &Source| a.name == b.name;
+    let tiled = |source| sources::TILED.iter().any(|tiled| same(tiled, source));
     for &source in sources::ALL {
         let heads: &[(DType, usize)] = if same(source, &sources::ATTENTION_PLAIN) {
             &[(F32, 64), (F32, 6), (F32, 128), (Bf16, 16), (F16, 40)]
-        } else if same(source, &sources::ATTENTION_FORWARD) || same(source, &sources::ATTENTION_BACKWARD) {
+        } else if tiled(source) {
             &[(Bf16, 64), (Bf16, 128), (F16, 64)]
         } else {
             &[(F32, 0), (Bf16, 0), (F16, 0)]

@@ -1,11 +1,12 @@
 //! What is timed.
 
+use super::ATTENTION_WGMMA;
 use super::Work::{Computed, Moved};
 use super::timing::Bench;
 use crate::config::LlamaConfig;
 use crate::cuda::attention::modules as attention_modules;
 use crate::cuda::trial::AttentionTrial;
-use crate::cuda::{self, Coefficients, sources};
+use crate::cuda::{self, Coefficients, TensorCores, sources};
 use crate::llama::chunk;
 use crate::ops::{AttentionShape, Normed, Turn};
 use collectives::device::{Module, Queue, Streams, reduce};
@@ -27,8 +28,10 @@ pub(super) fn modules(config: &LlamaConfig) -> Vec<(&'static str, Module)> {
         plain("optimizer", &sources::SQUARES),
         ("reduce", Module::reduce(T::DTYPE)),
     ];
-    for width in widths(config) {
-        all.extend(attention_modules(T::DTYPE, width).into_iter().map(|module| ("attention", module)));
+    for (group, by) in [("attention", TensorCores::Mma), (ATTENTION_WGMMA, TensorCores::Wgmma)] {
+        let of =
+            |width| attention_modules(by, T::DTYPE, width).into_iter().map(move |module| (group, module));
+        all.extend(suiting(by, config).flat_map(of));
     }
     all
 }
@@ -36,6 +39,11 @@ pub(super) fn modules(config: &LlamaConfig) -> Vec<(&'static str, Module)> {
 /// The model's own heads, then the other width that tensor cores take, on as many columns.
 fn widths(config: &LlamaConfig) -> [usize; 2] {
     [config.head_dim, if config.head_dim == 128 { 64 } else { 128 }]
+}
+
+/// Those that such kernels take.
+fn suiting(by: TensorCores, config: &LlamaConfig) -> impl Iterator<Item = usize> {
+    widths(config).into_iter().filter(move |&width| by.check(T::DTYPE, width).is_ok())
 }
 
 /// A plain copy, which shows what the memory can do.
@@ -107,8 +115,26 @@ pub(super) fn embeddings<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig,
 }
 
 pub(super) fn attention<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {
+    attention_by(TensorCores::Mma, "attention", b, config, n)
+}
+
+pub(super) fn attention_wgmma<Q: Streams>(
+    b: &mut Bench<'_, Q>,
+    config: &LlamaConfig,
+    n: usize,
+) -> Result<()> {
+    attention_by(TensorCores::Wgmma, ATTENTION_WGMMA, b, config, n)
+}
+
+fn attention_by<Q: Streams>(
+    by: TensorCores,
+    group: &'static str,
+    b: &mut Bench<'_, Q>,
+    config: &LlamaConfig,
+    n: usize,
+) -> Result<()> {
     let (rows, length) = (b.scale.rows, b.scale.length);
-    for width in widths(config) {
+    for width in suiting(by, config) {
         let heads = (config.heads * config.head_dim / width).max(1);
         let groups = config.heads / config.kv_heads;
         let kv_heads = if heads.is_multiple_of(groups) { heads / groups } else { heads };
@@ -129,15 +155,17 @@ pub(super) fn attention<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, 
         };
         // Of products of queries and keys, without what the causal mask takes off.
         let flops = |products: f64| Computed(products * (n * heads * width) as f64 * (length + 1) as f64);
-        let name = format!("attention {rows} x {length}, {heads} heads of {width} over {kv_heads}");
-        b.time("attention", name, flops(2.0), |q| q.launch(&a.forward()))?;
+        let word = if by == TensorCores::Wgmma { ", wgmma" } else { "" };
+        let name = format!("attention {rows} x {length}, {heads} heads of {width} over {kv_heads}{word}");
+        b.time(group, name, flops(2.0), |q| q.launch(&a.forward(by)))?;
         for (name, products, which) in [
             ("  backward (5 products counted, 7 done)", 5.0, 0..3),
             ("    gradient of queries (3 products)", 3.0, 1..2),
             ("    gradients of keys and values (4)", 4.0, 2..3),
         ] {
-            b.time("attention", name, flops(products), |q| {
-                a.backward(|launches| launches[which.clone()].iter().try_for_each(|launch| q.launch(launch)))
+            b.time(group, format!("{name}{word}"), flops(products), |q| {
+                let which = which.clone();
+                a.backward(by, |launches| launches[which].iter().try_for_each(|launch| q.launch(launch)))
             })?;
         }
     }

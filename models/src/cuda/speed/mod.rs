@@ -6,7 +6,7 @@ mod timing;
 
 use crate::config::LlamaConfig;
 use collectives::Result;
-use collectives::device::{Queue, SharedQueue, Streams};
+use collectives::device::{Machine, Queue, SharedQueue, Streams};
 use timing::Bench;
 
 /// How large the data are, and how often they are timed.
@@ -37,7 +37,7 @@ pub enum Work {
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The group by which it can be asked for: `copy`, `norm`, `rope`, `swiglu`, `embedding`, `attention`,
-    /// `cross_entropy`, `optimizer`, `reduce`, `product`.
+    /// `cross_entropy`, `optimizer`, `reduce`, `product`, `attention_wgmma`.
     pub group: &'static str,
     /// What was timed.
     pub name: String,
@@ -51,7 +51,7 @@ pub struct Row {
 }
 
 /// The groups of [`Row`], in their order.
-pub const GROUPS: [&str; 10] = [
+pub const GROUPS: [&str; 11] = [
     "copy",
     "norm",
     "rope",
@@ -62,7 +62,16 @@ pub const GROUPS: [&str; 10] = [
     "optimizer",
     "reduce",
     "product",
+    ATTENTION_WGMMA,
 ];
+
+/// Attention by products of warpgroups; at the end, as not every GPU has them.
+const ATTENTION_WGMMA: &str = "attention_wgmma";
+
+/// The one architecture that a group's kernels are for, if others lack what they use.
+pub fn only(group: &str) -> Option<Machine> {
+    (group == ATTENTION_WGMMA).then_some(Machine::HOPPER)
+}
 
 /// Times kernels of a model, for micro-batches of so many tokens.
 type Measure<Q> = fn(&mut Bench<'_, Q>, &LlamaConfig, usize) -> Result<()>;
@@ -82,7 +91,7 @@ pub fn measure<Q: Streams>(
     queue.clone().prepare(&modules.map(|(_, module)| module).collect::<Vec<_>>())?;
     let mut bench = Bench::new(queue, scale, wanted, show)?;
     let tokens = scale.rows * scale.length;
-    let all: [(&[&str], Measure<Q>); 8] = [
+    let all: [(&[&str], Measure<Q>); 9] = [
         (&["copy"], kernels::copy),
         (&["norm"], kernels::norms),
         (&["rope", "swiglu"], kernels::elementwise),
@@ -91,6 +100,7 @@ pub fn measure<Q: Streams>(
         (&["cross_entropy"], kernels::cross_entropy),
         (&["optimizer", "reduce"], kernels::optimizer),
         (&["product"], products::products),
+        (&[ATTENTION_WGMMA], kernels::attention_wgmma),
     ];
     for (groups, measure) in all {
         if groups.iter().any(|group| wanted(group)) {

@@ -1,0 +1,107 @@
+// Tiles of 16-bit rows in shared memory for products of warpgroups: halves of 64 columns one after the other, whose rows
+// are the 128 bytes that swizzling permutes. HEAD is the width of a row. Tiles start at multiples of 1024 bytes.
+#pragma once
+#include "tile.cuh"
+#include "vector.cuh"
+#include "warpgroup.cuh"
+
+constexpr int WARPGROUP = 128;    // threads
+constexpr int OWNED = 64;         // rows of a tile whose results a warpgroup has
+constexpr int PASSING = 64;       // rows of a tile that all warpgroups of a block multiply with
+constexpr int HALVES = HEAD / 64; // of a row
+constexpr int STEPS = HEAD / 16;  // of a product that sums over columns
+
+// The address of 16 bytes of a tile of ROWS rows.
+template <int ROWS> DEVICE u32 swizzled(u32 tile, int row, int chunk) {
+    return tile + (chunk / 8 * ROWS + row) * 128 + ((chunk ^ row) & 7) * 16;
+}
+
+// As copy_tile.
+template <int ROWS, int THREADS, class T> DEVICE void copy_rows(u32 tile, const T *from, int stride, int valid) {
+    constexpr int AT_ONCE = THREADS / CHUNKS; // rows
+    static_assert(AT_ONCE % 8 == 0, "the same permutation in each round");
+    static_assert(ROWS % AT_ONCE == 0, "the same work for each thread");
+    int thread = here((u32)thread_index()), row = thread / CHUNKS, chunk = thread % CHUNKS;
+    i64 step = here((i64)stride);
+    from += row * step + chunk * 8;
+    u32 to = swizzled<ROWS>(tile, row, chunk);
+    UNROLL
+    for (int i = 0; i < ROWS; i += AT_ONCE) {
+        copy_async16(to + i * 128, from, i < valid - row);
+        from += AT_ONCE * step;
+    }
+}
+
+// Where columns 16 * step + 0..16 of rows of a tile begin, of which the first one's number is a multiple of 8.
+template <int ROWS> DEVICE u64 columns_at(u32 tile, int row, int step) {
+    return matrix_at(tile + (step / 4 * ROWS + row) * 128 + step % 4 * 32);
+}
+
+// Rows that a warpgroup owns, as the left operand of products: in registers, from where they do not take the way that
+// passing tiles have to take, or in shared memory.
+template <int ROWS> struct InRegisters {
+    u32 held[STEPS][4];
+    METHOD void take(u32 tile) {
+        int row = warp_index() * 16 + lane_index() % 16;
+        UNROLL
+        for (int step = 0; step < STEPS; step++)
+            load_matrices(held[step], swizzled<ROWS>(tile, row, step * 2 + lane_index() / 16));
+    }
+    // Starts c (64 x 64) = the rows * those of a passing tile, transposed.
+    template <class T> METHOD void against(float (&c)[8][4], u32 passing, T element) const {
+        warpgroup_multiply<false, false>(c, held[0], columns_at<PASSING>(passing, 0, 0), element);
+        UNROLL
+        for (int step = 1; step < STEPS; step++)
+            warpgroup_multiply<false, true>(c, held[step], columns_at<PASSING>(passing, 0, step), element);
+    }
+};
+template <int ROWS> struct InSharedMemory {
+    u32 tile;
+    METHOD void take(u32 from) { tile = from; }
+    template <class T> METHOD void against(float (&c)[8][4], u32 passing, T element) const {
+        int row = here((u32)thread_index()) / WARPGROUP * OWNED;
+        warpgroup_multiply<false, false>(c, columns_at<ROWS>(tile, row, 0), columns_at<PASSING>(passing, 0, 0), element);
+        UNROLL
+        for (int step = 1; step < STEPS; step++)
+            warpgroup_multiply<false, true>(c, columns_at<ROWS>(tile, row, step), columns_at<PASSING>(passing, 0, step),
+                                            element);
+    }
+};
+
+// Starts sums (64 x HEAD) += weights (64 x 64) * the rows of a passing tile.
+template <class T> DEVICE void accumulate(float (&sums)[HALVES][8][4], const u32 (&weights)[4][4], u32 passing) {
+    UNROLL
+    for (int step = 0; step < 4; step++) {
+        UNROLL
+        for (int half = 0; half < HALVES; half++)
+            warpgroup_multiply<true, true>(sums[half], weights[step], matrix_at(passing + half * PASSING * 128 + step * 2048),
+                                           T{});
+    }
+}
+
+// Results (64 x 64) as the left operands of the next product.
+template <class T> DEVICE void as_weights(u32 (&weights)[4][4], const float (&c)[8][4]) {
+    UNROLL
+    for (int step = 0; step < 4; step++) as_left<T>(weights[step], c[2 * step], c[2 * step + 1]);
+}
+
+// Writes this warp's 16 rows from `row` of results, through as many rows of a tile that is free, to global memory, of
+// which the first `valid` exist. `to` is that of the first of them.
+template <int ROWS, class T> DEVICE void write(T *to, i64 stride, u32 tile, int row, int valid, const float (&c)[HALVES][8][4]) {
+    int g = lane_index() / 4, t = lane_index() % 4;
+    UNROLL
+    for (int n = 0; n < HEAD / 8; n++) {
+        const float(&part)[4] = c[n / 8][n % 8];
+        shared_store_word(swizzled<ROWS>(tile, row + g, n) + t * 4, pack<T>(part[0], part[1]));
+        shared_store_word(swizzled<ROWS>(tile, row + g + 8, n) + t * 4, pack<T>(part[2], part[3]));
+    }
+    warp_barrier();
+    UNROLL
+    for (int i = 0; i < 16 * CHUNKS / 32; i++) {
+        int item = i * 32 + lane_index(), r = item / CHUNKS, chunk = item % CHUNKS;
+        if (r < valid) {
+            Words words = shared_load_words(swizzled<ROWS>(tile, row + r, chunk));
+            store(reinterpret_cast<Words *>(to + r * stride + chunk * 8), words);
+        }
+    }
+}
