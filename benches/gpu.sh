@@ -9,14 +9,14 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed kernels nccl graphs torch large torch-bf16. What the time does not
+# out), ONLY some of the parts: check train speed kernels wgmma nccl graphs torch large torch-bf16. What the time does not
 # suffice for is skipped. CARAVAN_CACHE keeps compiled kernels.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
 # What is shown comes before what is compared, which may take all the time that is left.
-parts="check train speed kernels nccl graphs torch large torch-bf16"
+parts="check train speed kernels wgmma nccl graphs torch large torch-bf16"
 wire=${WIRE:-nccl}
 budget=455 failed=0 hung= child= torch= verdicts=()
 
@@ -324,6 +324,14 @@ run() {
         kernels)
             step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
                 --json "$results/kernels.json"
+            ;;
+        wgmma)
+            # Only Hopper has these instructions, and not every model the heads for them.
+            if refusable=yes train 90 wgmma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 \
+                --stage 0 --threads "$(nproc)" --device cuda --attention wgmma; then
+                speed wgmma
+                [ ! -f "$work/timed.jsonl" ] || close wgmma timed 1e-2 1e-2
+            fi
             ;;
         large)
             [ -n "$large" ] || continue

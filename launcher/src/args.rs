@@ -2,7 +2,7 @@
 
 mod choices;
 
-pub use choices::{Colour, DeviceKind, Offload, Order, Precision, Recompute, Shape, Switch};
+pub use choices::{Attention, Colour, DeviceKind, Offload, Order, Precision, Recompute, Shape, Switch};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -77,6 +77,9 @@ pub struct DeviceArgs {
     /// What ranks compute on. GPU k of a machine is that of its ranks k, k + GPUs, ...
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
+    /// The instructions by which attention multiplies on GPUs. Sums are made in another order, so bits differ.
+    #[arg(long, value_enum, default_value_t = Attention::Mma)]
+    pub attention: Attention,
 }
 
 /// Flags of every command that runs ranks.

@@ -133,6 +133,7 @@ pub fn signature(plan: &EvalPlan) -> Signature {
         ("--micro-batch", plan.rows.to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
         ("--device", plan.device.name().to_owned()),
+        ("--attention", plan.device.attention().unwrap_or("none").to_owned()),
     ]
 }
 
@@ -180,6 +181,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
             "ranks": plan.ranks.world,
             "transport": plan.ranks.label,
             "device": plan.device.name(),
+            "attention": plan.device.attention(),
             "seconds": seconds,
         }))?;
     } else if plan.quiet {

@@ -41,6 +41,8 @@ pub struct Resources {
     pub spill_loads: u32,
     /// Bytes of static shared memory of a block.
     pub shared: u32,
+    /// Whether each product of a warpgroup is waited for at once, because the assembler could not tell who has its registers.
+    pub serialized: bool,
 }
 
 /// An opened NVRTC.
@@ -189,7 +191,17 @@ fn resources(log: &str) -> Vec<Resources> {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let kernel = rest.split('\'').next().unwrap_or_default().to_string();
             let (registers, stack, spill_stores, spill_loads, shared) = (0, 0, 0, 0, 0);
-            kernels.push(Resources { kernel, registers, stack, spill_stores, spill_loads, shared });
+            let words = format!("in the function '{kernel}'");
+            let serialized = log.lines().any(|line| line.contains("are serialized") && line.contains(&words));
+            kernels.push(Resources {
+                kernel,
+                registers,
+                stack,
+                spill_stores,
+                spill_loads,
+                shared,
+                serialized,
+            });
         }
         let Some(kernel) = kernels.last_mut() else { continue };
         if let Some(stack) = before(line, "bytes stack frame") {
@@ -211,7 +223,9 @@ mod tests {
 
     #[test]
     fn the_assemblers_words_are_understood() {
-        let log = "ptxas info    : 0 bytes gmem\n\
+        let log = "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+                   non wgmma instructions in the function 'b'\n\
+                   ptxas info    : 0 bytes gmem\n\
                    ptxas info    : Compiling entry function 'a' for 'sm_90a'\n\
                    ptxas info    : Function properties for a\n\
                    ptxas         .     16 bytes stack frame, 48 bytes spill stores, 44 bytes spill loads\n\
@@ -226,6 +240,7 @@ mod tests {
             spill_stores,
             spill_loads,
             shared,
+            serialized: name == "b",
         };
         assert_eq!(resources(log), [kernel("a", 255, 16, 48, 44, 512), kernel("b", 8, 0, 0, 0, 0)]);
         assert_eq!(resources("nonsense\n"), []);

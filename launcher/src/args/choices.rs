@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use collectives::DType;
+use models::cuda::TensorCores;
 
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -96,6 +97,33 @@ pub enum DeviceKind {
     Cpu,
     /// NVIDIA GPUs, one for each rank.
     Cuda,
+}
+
+/// The instructions by which attention multiplies on a GPU's tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Attention {
+    /// Products of warps, on any GPU.
+    Mma,
+    /// Products of warpgroups, on Hopper (sm_90): bf16, heads of 64 and 128.
+    Wgmma,
+}
+
+impl Attention {
+    /// As `--attention` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Attention::Mma => "mma",
+            Attention::Wgmma => "wgmma",
+        }
+    }
+
+    /// The kernels.
+    pub fn kernels(self) -> TensorCores {
+        match self {
+            Attention::Mma => TensorCores::Mma,
+            Attention::Wgmma => TensorCores::Wgmma,
+        }
+    }
 }
 
 /// What leaves the device for memory of the host.

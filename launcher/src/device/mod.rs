@@ -7,13 +7,14 @@ pub use fit::{Need, check, check_evaluation};
 pub use open::{evaluation, trainer};
 
 use crate::agree;
-use crate::args::{DeviceArgs, DeviceKind};
+use crate::args::{Attention, DeviceArgs, DeviceKind};
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::human;
 use crate::plan::Ranks;
 use collectives::Communicator;
 use collectives::bootstrap::Identity;
+use collectives::device::Machine;
 use collectives::device::cuda::{Gpu, Survey};
 use collectives::device::emulation::Emulator;
 
@@ -39,6 +40,8 @@ pub struct Gpus {
     pub each: Vec<(String, usize)>,
     /// Whether ranks may share one.
     pub share: bool,
+    /// How attention multiplies on them.
+    pub attention: Attention,
     /// Who this process is among the ranks, if something has started several.
     identity: Option<Identity>,
 }
@@ -56,6 +59,9 @@ pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()
         DeviceKind::Cpu if nccl => Err(Failure::usage(
             "--transport nccl is between GPUs, and ranks compute on the processor: add --device cuda",
         )),
+        DeviceKind::Cpu if args.attention == Attention::Wgmma => {
+            Err(Failure::usage("--attention wgmma is for GPUs: add --device cuda"))
+        }
         DeviceKind::Cpu => Ok(()),
     }
 }
@@ -70,10 +76,11 @@ impl Device {
         if args.device == DeviceKind::Cpu {
             return Ok(Device::Cpu);
         }
-        let of = |each| Gpus { each, share: ranks.share_gpus, identity: identity.cloned() };
+        let (share, attention) = (ranks.share_gpus, args.attention);
+        let of = |each| Gpus { each, share, attention, identity: identity.cloned() };
         let device = match emulation()? {
             Some(each) => Device::Emulated(of(each)),
-            None => Device::Cuda(of(real().map_err(|why| {
+            None => Device::Cuda(of(real(args.attention).map_err(|why| {
                 Failure::usage(format!(
                     "--device cuda cannot be used: {why}; --device cpu needs none of that"
                 ))
@@ -112,6 +119,11 @@ impl Device {
                 named.map(|(name, memory)| (name, share(memory, sharers).saturating_sub(reserved))).collect()
             }
         }
+    }
+
+    /// As `--attention` names the kernels of attention; none on the processor.
+    pub fn attention(&self) -> Option<&'static str> {
+        self.gpus().map(|gpus| gpus.attention.name())
     }
 
     /// As `--device` names it, and reports do.
@@ -205,7 +217,7 @@ pub enum Place {
 pub fn alone() -> Result<Place> {
     match emulation()? {
         Some(_) => Ok(Place::Emulated(open::emulator()?)),
-        None => match real() {
+        None => match real(Attention::Mma) {
             Ok(_) => Ok(Place::Gpu),
             Err(why) => Err(Failure::usage(format!("a GPU cannot be used: {why}"))),
         },
@@ -213,7 +225,7 @@ pub fn alone() -> Result<Place> {
 }
 
 /// The GPUs of this machine, once everything that training needs beside them is found.
-fn real() -> std::result::Result<Vec<(String, usize)>, String> {
+fn real(attention: Attention) -> std::result::Result<Vec<(String, usize)>, String> {
     let survey = Survey::take();
     let gpus = survey.gpus?;
     for found in [survey.nvrtc, survey.cublaslt] {
@@ -226,6 +238,16 @@ fn real() -> std::result::Result<Vec<(String, usize)>, String> {
         return Err(format!(
             "{} is {}, and the kernels need sm_80 or newer (CUDA_VISIBLE_DEVICES can hide it)",
             old.name, old.machine
+        ));
+    }
+    if let (Attention::Wgmma, Some(other)) =
+        (attention, gpus.iter().find(|gpu| gpu.machine != Machine::HOPPER))
+    {
+        return Err(format!(
+            "{} is {}, and --attention wgmma needs {} (CUDA_VISIBLE_DEVICES can hide it)",
+            other.name,
+            other.machine,
+            Machine::HOPPER
         ));
     }
     Ok(gpus.iter().map(|gpu| (gpu.name.clone(), gpu.memory)).collect())
@@ -252,7 +274,8 @@ mod tests {
     use crate::plan::{MicroBatch, ModelChoice};
 
     fn gpus(n: usize) -> Gpus {
-        Gpus { each: vec![("H200".into(), 1 << 37); n], share: false, identity: None }
+        let each = vec![("H200".into(), 1 << 37); n];
+        Gpus { each, share: false, attention: Attention::Mma, identity: None }
     }
 
     #[test]

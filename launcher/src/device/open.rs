@@ -86,12 +86,12 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             let name = called(&gpu);
             fit::check(plan, &name, room)?;
             let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs);
-            on_queue(stream, plan, comm, ledger)
+            on_queue(stream, gpus, plan, comm, ledger)
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());
             fit::check(plan, &format!("emulated GPU {number}"), gpus.each[number].1)?;
-            on_queue(emulated()?, plan, comm, ledger)
+            on_queue(emulated()?, gpus, plan, comm, ledger)
         }
     }
 }
@@ -125,6 +125,7 @@ pub(super) fn emulator() -> Result<Emulator> {
 
 fn on_queue<T: Float, Q: Carried>(
     queue: Q,
+    gpus: &Gpus,
     plan: &TrainPlan,
     comm: Communicator,
     ledger: Ledger,
@@ -134,19 +135,21 @@ fn on_queue<T: Float, Q: Carried>(
     compute.reserve(need.arena)?;
     let carrier = Q::carrier(&plan.ranks, &comm, &compute, &need, &ledger)?;
     let comm = comm.with_carrier(carrier);
-    let model = model::<T, Q>(&plan.model, &plan.batch, &compute, &ledger.of_model())?;
+    let model = model::<T, Q>(gpus, &plan.model, &plan.batch, &compute, &ledger.of_model())?;
     let source = &mut plan.model.source(plan.seed, plan.batch.threads);
     Ok(Trainer::on_device(&compute, plan.batch.threads, model, comm, &plan.zero, ledger, source)?)
 }
 
 fn model<T: Float, Q: Streams>(
+    gpus: &Gpus,
     choice: &ModelChoice,
     batch: &MicroBatch,
     compute: &SharedQueue<Q>,
     accounts: &Accounts,
 ) -> Result<Box<dyn Model<T>>> {
     let MicroBatch { rows, length, recompute, .. } = *batch;
-    let made = Llama::<T, _>::on_device(&choice.config, rows, length, recompute, compute.clone(), accounts);
+    let (by, config) = (gpus.attention.kernels(), &choice.config);
+    let made = Llama::<T, _>::on_tensor_cores(by, config, rows, length, recompute, compute.clone(), accounts);
     Ok(Box::new(made.map_err(Failure::run)?))
 }
 
@@ -168,22 +171,27 @@ pub fn evaluation<T: Float>(
             let (gpu, room) = open(gpus, comm, plan.ranks.nccl)?;
             let name = called(&gpu);
             fit::check_evaluation(&name, room, batch, |batch| plan.arena(batch))?;
-            forwards(Stream::new(&gpu, Urgency::Low)?, plan, batch)
+            forwards(Stream::new(&gpu, Urgency::Low)?, gpus, plan, batch)
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());
             let name = format!("emulated GPU {number}");
             fit::check_evaluation(&name, gpus.each[number].1, batch, |batch| plan.arena(batch))?;
-            forwards(emulated()?, plan, batch)
+            forwards(emulated()?, gpus, plan, batch)
         }
     }
 }
 
-fn forwards<T: Float, Q: Streams>(queue: Q, plan: &EvalPlan, batch: &MicroBatch) -> Result<Evaluation<T>> {
+fn forwards<T: Float, Q: Streams>(
+    queue: Q,
+    gpus: &Gpus,
+    plan: &EvalPlan,
+    batch: &MicroBatch,
+) -> Result<Evaluation<T>> {
     let compute = SharedQueue::new(queue);
     compute.reserve(plan.arena(batch)?)?;
     compute.clone().lend(compute.clone().memory(PRODUCT_WORKSPACE)?);
-    let model = model::<T, Q>(&plan.model, batch, &compute, &Accounts::default())?;
+    let model = model::<T, Q>(gpus, &plan.model, batch, &compute, &Accounts::default())?;
     let moved = move |values: Buffer<T>| Ok(upload(&mut compute.clone(), &values)?);
     Ok((model, Box::new(moved)))
 }

@@ -122,7 +122,10 @@ impl ModelChoice {
         let (config, dtype) = (&self.config, dtype.dtype());
         let footprint = match device {
             Device::Cpu => models::footprint(config, rows, length, dtype, recompute, threads),
-            _ => models::device_footprint(config, rows, length, dtype, recompute),
+            Device::Cuda(gpus) | Device::Emulated(gpus) => {
+                let takes = gpus.attention.kernels().check(dtype, config.head_dim);
+                takes.and_then(|()| models::device_footprint(config, rows, length, dtype, recompute))
+            }
         };
         footprint.map_err(Failure::usage)
     }

@@ -198,7 +198,7 @@ pub fn attention_backward<'a, T: Float>(
     let source = if fast { &sources::ATTENTION_BACKWARD } else { &sources::ATTENTION_PLAIN };
     let of_deltas = Module::with_head(source, T::DTYPE, width);
     let module = if fast { Module::with_head(tiled_sources(by)[1], T::DTYPE, width) } else { of_deltas };
-    let (per_block, threads, shared_q, shared_kv, deltas) = if fast {
+    let (per_block, threads, shared_q, shared_kv, per_block_of_deltas) = if fast {
         let Tiles { rows, backward_threads, .. } = tiles(by, width);
         let [shared_q, shared_kv] = backward_shared(by, T::DTYPE, width);
         (rows, backward_threads, shared_q, shared_kv, DELTA_THREADS / (width / 8))
@@ -207,8 +207,8 @@ pub fn attention_backward<'a, T: Float>(
     };
     let [written, delta] = twice(delta);
     let delta = View::from(delta);
-    let deltas = [(n * heads).div_ceil(deltas), 1, 1];
-    let deltas = Launch::new(of_deltas, "attention_delta", deltas, DELTA_THREADS)
+    let blocks_of_deltas = (n * heads).div_ceil(per_block_of_deltas);
+    let deltas = Launch::new(of_deltas, "attention_delta", [blocks_of_deltas, 1, 1], DELTA_THREADS)
         .write(written)
         .read(a.out)
         .read(a.d_out)

@@ -82,6 +82,7 @@ tests! {
     plain_attention_for_f32_and_other_widths
     large_scores_neither_overflow_nor_vanish
     large_scores_on_warpgroups
+    a_bf16_llama_with_warpgroup_attention
     memory_at_odd_addresses_goes_through_the_plain_kernel
     reductions_have_the_bits_of_the_processor
     adamw_has_the_bits_of_the_processor

@@ -64,6 +64,8 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
         products::products_of_every_orientation:;
         attention::heads_of_64_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
         attention::heads_of_128_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
+        model::a_bf16_llama_with_warpgroup_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
+            "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
         attention::large_scores_on_warpgroups: "attention_forward_wgmma";
     ]
 }

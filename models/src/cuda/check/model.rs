@@ -3,7 +3,7 @@
 
 use super::bed::*;
 use crate::config::{LlamaConfig, Rope};
-use crate::cuda::Cuda;
+use crate::cuda::{Cuda, TensorCores};
 use crate::error::Result;
 use crate::llama::{Accounts, Llama, Recompute};
 use crate::unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
@@ -69,19 +69,25 @@ fn step<T: Float, Q: Queue>(
     (loss, gradients, model.loss())
 }
 
-fn check<T: Float, Q: Queue>(bed: &Bed<Q>, config: &LlamaConfig, rows: usize, length: usize, tolerance: f64) {
+fn check<T: Float, Q: Queue>(
+    bed: &Bed<Q>,
+    by: TensorCores,
+    config: &LlamaConfig,
+    [rows, length]: [usize; 2],
+    tolerance: f64,
+) {
     let name = format!("a Llama of {} with heads of {}", T::DTYPE, config.head_dim);
-    if let Err(error) = compare::<T, Q>(bed, &name, config, rows, length, tolerance) {
+    if let Err(error) = compare::<T, Q>(bed, by, &name, config, [rows, length], tolerance) {
         bed.that(false, || format!("{name}: {error}"));
     }
 }
 
 fn compare<T: Float, Q: Queue>(
     bed: &Bed<Q>,
+    by: TensorCores,
     name: &str,
     config: &LlamaConfig,
-    rows: usize,
-    length: usize,
+    [rows, length]: [usize; 2],
     tolerance: f64,
 ) -> Result<()> {
     let mut cpu = Llama::<T>::new(config, rows, length, Recompute::None, 1, &Accounts::default())?;
@@ -91,7 +97,8 @@ fn compare<T: Float, Q: Queue>(
     let kept = bed.queues().iter().map(|queue| (queue, Recompute::None));
     for (queue, recompute) in kept.chain(last.map(|queue| (queue, Recompute::Full))) {
         let accounts = Accounts::default();
-        let mut device = Llama::<T, _>::on_device(config, rows, length, recompute, queue.clone(), &accounts)?;
+        let mut device =
+            Llama::<T, _>::on_tensor_cores(by, config, rows, length, recompute, queue.clone(), &accounts)?;
         let planned = Llama::<T, Cuda<SharedQueue<Q>>>::device_footprint(config, rows, length, recompute)?;
         let held = (accounts.activations.bytes(), accounts.workspace.bytes());
         bed.that((planned.activations, planned.workspace) == held, || {
@@ -137,9 +144,13 @@ fn small(head_dim: usize, tied: bool) -> LlamaConfig {
 }
 
 pub fn a_bf16_llama_with_tensor_core_attention<Q: Queue>(bed: &Bed<Q>) {
-    check::<bf16, Q>(bed, &small(64, false), 2, 17, 3e-2);
+    check::<bf16, Q>(bed, TensorCores::Mma, &small(64, false), [2, 17], 3e-2);
+}
+
+pub fn a_bf16_llama_with_warpgroup_attention<Q: Queue>(bed: &Bed<Q>) {
+    check::<bf16, Q>(bed, TensorCores::Wgmma, &small(64, false), [2, 17], 3e-2);
 }
 
 pub fn an_f32_llama_with_tied_embeddings<Q: Queue>(bed: &Bed<Q>) {
-    check::<f32, Q>(bed, &small(6, true), 2, 9, 1e-4);
+    check::<f32, Q>(bed, TensorCores::Mma, &small(6, true), [2, 9], 1e-4);
 }
