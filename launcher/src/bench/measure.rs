@@ -291,8 +291,8 @@ fn each(comm: &Communicator, mine: &[f64]) -> Result<Vec<Vec<f64>>> {
     Ok(all.chunks_exact(mine.len()).map(<[f64]>::to_vec).collect())
 }
 
-/// The same as [`over_ranks`] of those ranks that take part, where others have nothing to do: whether this one does, and how many do. The
-/// first does.
+/// The same as [`over_ranks`] of those ranks that take part, where others have nothing to do: whether this one does, and how
+/// many do. The first does.
 fn over_some(
     comm: &Communicator,
     mine: &[f64],

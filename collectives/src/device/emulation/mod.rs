@@ -1,8 +1,8 @@
 //! Runs kernels on the processor: for tests on machines without a GPU.
 //!
-//! `emulation.h` stands in for `device.cuh`, `warpgroup.h` for `warpgroup.cuh`; the same kernel sources are compiled with the system's C++ compiler. Memory
-//! of the emulated device is memory of the process, but its place is a device's, so that host code that touches it by
-//! mistake is caught as it would be on a GPU.
+//! `emulation.h` stands in for `device.cuh`, `warpgroup.h` for `warpgroup.cuh`; the same kernel sources are compiled with
+//! the system's C++ compiler. Memory of the emulated device is memory of the process, but its place is a device's, so that
+//! host code that touches it by mistake is caught as it would be on a GPU.
 
 mod build;
 mod queue;
