@@ -282,7 +282,9 @@ fn refusals(slurm: &Slurm<'_>) {
     mixed(&line, &format!("{line} --stage 1"), &["different arguments", "'--stage 1'", "'--stage 3'"]);
     let late = format!("{line} --rendezvous-timeout 1");
     mixed(&late, "/bin/sleep 100", &["rank 1 of 2 did not arrive", "within 1s"]);
-    mixed(&format!("{line} --metrics /dev/full"), &line, &["rank 0: cannot write metrics"]);
+    let full = format!("{line} --metrics /dev/full");
+    mixed(&full, &full, &["rank 0: cannot write metrics"]);
+    mixed(&full, &line, &["different arguments", "'--metrics given'", "'--metrics not given'"]);
 }
 
 /// Ranks of two nodes meet at the first node's address.

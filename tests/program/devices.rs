@@ -100,8 +100,12 @@ fn what_does_not_fit_a_gpu_is_refused_with_what_would() {
     refused("1,256M", "--device cuda --ranks 3 --transport threads", &["3 ranks on 1 GPU", "--share-gpus"]);
     // 32 MiB are the library's.
     let large = "--device cuda --ranks 2 --stage 0 --micro-batch 16 --seq 64";
-    let words =
-        ["a rank needs 39.5 MiB", "GPU 0", "37.0 MiB", "any of these would fit: --micro-batch 8 (36.7 MiB)"];
+    let words = [
+        "a rank needs 38.5 MiB",
+        "GPU 0",
+        "37.0 MiB",
+        "any of these would fit: --offload optimizer (36.9 MiB), --micro-batch 8 (36.2 MiB)",
+    ];
     refused("2,37M", large, &words);
     let small = "--device cuda --ranks 2 --stage 0 --micro-batch 2 --seq 16";
     refused("2,34M", small, &["--stage 1 (", "--stage 3 (", "--offload optimizer ("]);
