@@ -33,7 +33,7 @@ pub fn nodes_of(outer: &mut dyn Transport, options: &Options, per_node: Option<P
 }
 
 /// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks call
-/// it together, on the transport that has brought them together and has carried nothing else yet.
+/// it together, on the transport that has brought them together and has carried only what they tell each other of themselves.
 ///
 /// # Errors
 /// Those of the [`Rendezvous`] and of [`ShmTransport::connect`], and what the transport says.

@@ -16,8 +16,8 @@ pub(super) struct Flight {
     pub priority: Priority,
     /// The rank that it waits for.
     pub blocked_on: usize,
-    /// Once it has waited for too long.
-    pub inquiry: Option<Inquiry>,
+    /// Once it has waited for too long. Boxed, because calls are begun often and this seldom.
+    pub inquiry: Option<Box<Inquiry>>,
     /// Buffers of a call that nobody waits for any more.
     pub orphan: Option<Box<dyn Any + Send>>,
 }

@@ -42,7 +42,7 @@ impl Engine {
         };
         let inquiry = self.flights[id as usize].inquiry.get_or_insert_with(|| {
             let (asked, waited) = (waits.ask(first), Waited::begin());
-            Inquiry { peer: first, asked, waited, passed: Vec::new() }
+            Box::new(Inquiry { peer: first, asked, waited, passed: Vec::new() })
         });
         while let Some(next) = waits.answer(inquiry.peer, inquiry.asked) {
             if next == me || next == inquiry.peer || inquiry.passed.contains(&next) {

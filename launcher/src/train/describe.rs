@@ -7,7 +7,8 @@ use crate::human;
 use crate::machine::{Machine, versions};
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
-use models::{Recompute, Rope, RopeScaling};
+use models::Recompute;
+use models::hf::rope_scaling;
 use serde_json::{Value, json};
 use zero::Placement;
 
@@ -123,7 +124,7 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
             "vocab": model.vocab,
             "context": model.context,
             "tied": model.tied,
-            "rope": rope(&model.rope),
+            "rope": {"theta": model.rope.theta, "scaling": rope_scaling(model.rope.scaling)},
             "norm_eps": human::as_written(model.norm_eps),
             "initializer_range": plan.model.remarks.initializer_range,
             "from_directory": plan.model.weights.is_some(),
@@ -172,20 +173,4 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "machine": Machine::probe().json(),
         "versions": versions(),
     })
-}
-
-/// By the names of a config.json.
-fn rope(rope: &Rope) -> Value {
-    let scaling = match rope.scaling {
-        RopeScaling::None => Value::Null,
-        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low_freq_factor,
-            "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_context,
-        }),
-    };
-    json!({"theta": rope.theta, "scaling": scaling})
 }

@@ -217,9 +217,9 @@ pub fn check_loadable(config: &LlamaConfig) -> Result<()> {
     }
 }
 
-/// A config.json that transformers 4 and 5 both read (so in the older spelling).
-pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> String {
-    let scaling = match config.rope.scaling {
+/// `rope_scaling` of a config.json, as transformers 4 and 5 both read it.
+pub fn rope_scaling(scaling: RopeScaling) -> Value {
+    match scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "type": "linear", "factor": factor}),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
@@ -229,7 +229,11 @@ pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> S
             "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_context,
         }),
-    };
+    }
+}
+
+/// A config.json that transformers 4 and 5 both read (so in the older spelling).
+pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> String {
     let mut value = json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -247,7 +251,7 @@ pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> S
         "num_key_value_heads": config.kv_heads,
         // Shortest decimal that is this f32, so that 1e-5 is not written as 9.999999747378752e-6.
         "rms_norm_eps": config.norm_eps.to_string().parse::<f64>().unwrap_or(f64::from(config.norm_eps)),
-        "rope_scaling": scaling,
+        "rope_scaling": rope_scaling(config.rope.scaling),
         "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.tied,
         "torch_dtype": match dtype {

@@ -7,7 +7,7 @@ mod remarks;
 mod save;
 mod staging;
 
-pub use config::check_loadable;
+pub use config::{check_loadable, rope_scaling};
 pub use load::{Checkpoint, has_weights, read_config};
 pub use remarks::Remarks;
 pub use save::{SaveOptions, Writer, check_destination};
