@@ -9,6 +9,7 @@ mod diverged;
 mod execute;
 mod family;
 mod flight;
+mod history;
 mod inquiry;
 mod lock;
 mod options;
@@ -28,6 +29,7 @@ use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
 pub use flight::Ends;
 use flight::{Flight, Stage};
+use history::History;
 use lock::Holds;
 pub use options::{Options, Priority, Progress};
 pub use scratch::scratch_bytes;
@@ -61,6 +63,7 @@ pub(crate) struct Engine {
     sequence: u64,
     /// Collectives that the transport can tell apart while they are under way.
     window: u64,
+    history: History,
     /// Rounds published so far.
     rounds: u64,
     pool: Pool,
@@ -98,6 +101,7 @@ impl Engine {
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             window: transport.window(),
+            history: History::new(transport.window()),
             transport,
             flights: (0..READY).map(|_| Flight::new(group.size, Some(kept()))).collect(),
             group,
@@ -205,6 +209,9 @@ impl Engine {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
+        if self.history.busy() {
+            self.compare()?;
+        }
         let local = self.local(call, ends);
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
         let schedule = self.cache.get(call, local, || Schedule::new(*call, group, local, forced));
@@ -228,7 +235,7 @@ impl Engine {
             Some(tag) => 1 << 63 | tag,
             None => {
                 self.sequence += 1;
-                state.sequence << 16
+                self.history.number(state.sequence) << 16
             }
         };
         self.rounds += schedule.rounds as u64;
@@ -242,7 +249,12 @@ impl Engine {
         self.order.push(id);
         // With a thread to do the work, a start only tells peers what is ready.
         let quantum = if self.threaded { 0 } else { usize::MAX };
-        self.run(id, looks, quantum).map(|_| id)
+        let called = schedule.fingerprint;
+        self.run(id, looks, quantum)?;
+        if tag.is_none() && self.group.size > 1 && self.history.note(called) {
+            self.begin_comparison()?;
+        }
+        Ok(id)
     }
 
     /// What peers can read where it is. Small inputs are copied anyway.
@@ -376,6 +388,9 @@ impl Engine {
 
     /// Moves every call as far as it goes, by priority; `awaited` first, and no further once it is done.
     fn poll(&mut self, awaited: Option<u32>) -> Result<()> {
+        if self.history.busy() {
+            self.compare()?;
+        }
         if let Some(id) = awaited
             && self.order.len() == 1
         {
@@ -442,8 +457,9 @@ impl Engine {
     /// Lets calls that nobody waits for get further, when no more can come; gives up, aloud, when that has taken `so_far`
     /// and too long. Whether any are left.
     fn runs_out(&mut self, so_far: Duration) -> bool {
-        // Nothing but published scratch or a call in flight can hold this rank up.
-        if self.failed.is_some() || (self.order.is_empty() && self.pool.quiet(&mut *self.transport)) {
+        // Nothing but published scratch, a call in flight or a comparison can hold this rank up.
+        let idle = self.order.is_empty() && !self.history.busy();
+        if self.failed.is_some() || (idle && self.pool.quiet(&mut *self.transport)) {
             return false;
         }
         if self.poll(None).is_err() || self.check(None, Duration::ZERO).is_err() {

@@ -55,6 +55,11 @@ pub(super) const CASES: &[Failing] = &[
         |c| diverge(c, "broadcast of 3000 f32", "broadcast of 0 f32", nothing_from_a_root),
         standard,
     ),
+    (
+        "different roots",
+        |c| diverge(c, "broadcast of 10 f32, root 0", "broadcast of 10 f32, root ", roots),
+        small,
+    ),
     ("different kinds in a part", kinds_in_a_part, small),
     ("a rank that leaves", leaves, small),
     ("a rank that leaves messages", leaves_messages, small),
@@ -157,6 +162,12 @@ fn nothing_for_something(comm: &Communicator, odd: bool) -> Result<()> {
 fn nothing_from_a_root(comm: &Communicator, odd: bool) -> Result<()> {
     let count = if odd { 0 } else { 3000 };
     comm.broadcast(&mut vec![0f32; count][..], comm.size() - 1)
+}
+
+/// Nobody waits for the one that takes itself for the root, so this call may end well, and some after it.
+fn roots(comm: &Communicator, odd: bool) -> Result<()> {
+    comm.broadcast(&mut [1f32; 10][..], if odd { comm.size() - 1 } else { 0 })?;
+    (0..200).try_for_each(|_| comm.barrier())
 }
 
 fn large_counts(comm: &Communicator, odd: bool) -> Result<()> {

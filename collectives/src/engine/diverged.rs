@@ -14,7 +14,7 @@ pub(super) fn differs(state: &State, transport: &dyn Transport, peer: usize, the
     between(state, transport, peer, words(state.fingerprint), words(theirs))
 }
 
-fn in_words_of_the_job(call: Fingerprint, transport: &dyn Transport) -> String {
+pub(super) fn in_words_of_the_job(call: Fingerprint, transport: &dyn Transport) -> String {
     call.in_job(transport.size(), |member| transport.job_rank(member)).to_string()
 }
 

@@ -130,6 +130,11 @@ impl State {
         ((self.at as u64) << 40).wrapping_add((self.part + self.posted.len()) as u64)
     }
 
+    /// The number of a collective in its tags.
+    pub(super) fn number(&self) -> u64 {
+        self.tag >> 16
+    }
+
     /// Whether messages are under way.
     pub(super) fn awaits_messages(&self) -> bool {
         !self.posted.is_empty()

@@ -23,11 +23,13 @@ impl Engine {
     /// for a later one.
     pub(super) fn is_too_far(&mut self, id: u32) -> bool {
         let Some(oldest) = self.oldest() else { return false };
-        let (first, peer) = (oldest.state.sequence, oldest.blocked_on);
-        let flight = &mut self.flights[id as usize];
-        let far = !flight.is_message() && flight.state.sequence >= first + self.window;
+        let (first, peer) = (oldest.state.number(), oldest.blocked_on);
+        let flight = &self.flights[id as usize];
+        let number = flight.state.number();
+        let far =
+            !flight.is_message() && (number >= first + self.window || self.is_after_a_comparison(number));
         if far {
-            flight.blocked_on = peer;
+            self.flights[id as usize].blocked_on = peer;
         }
         far
     }
@@ -54,7 +56,7 @@ impl Engine {
     }
 
     /// The oldest collective under way. Messages are in nobody's way.
-    fn oldest(&self) -> Option<&Flight> {
+    pub(super) fn oldest(&self) -> Option<&Flight> {
         let mut flights = self.order.iter().map(|&id| &self.flights[id as usize]);
         flights.find(|flight| !flight.is_message())
     }
