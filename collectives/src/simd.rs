@@ -62,6 +62,17 @@ pub fn vendor() -> [u8; 12] {
     [0; 12]
 }
 
+/// Whether the processor's instruction for copying is fast at any length (FSRM), so that kernels copy by it.
+pub fn copies_fast() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let leaf = |number| std::arch::x86_64::__cpuid_count(number, 0);
+        leaf(0).eax >= 7 && leaf(7).edx & 1 << 4 != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// The [`vendor`] of AMD's processors.
 pub const AMD: [u8; 12] = *b"AuthenticAMD";
 

@@ -2,6 +2,7 @@
 
 use super::{defaults, log};
 use crate::error::{Error, Result};
+use crate::simd;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -51,7 +52,7 @@ impl Context {
             return Err(fail("ucp_config_read", status, &ucp));
         }
         let variable = |name: &str| std::env::var(name).ok();
-        for (name, value) in defaults::ours((major, minor), variable) {
+        for (name, value) in defaults::ours((major, minor), simd::copies_fast(), variable) {
             // SAFETY: a valid configuration and two C strings. A version without the option says so by a status, and then
             // its own value stays.
             unsafe { (ucp.ucp_config_modify)(config, name.as_ptr(), value.as_ptr()) };
