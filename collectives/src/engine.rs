@@ -101,7 +101,7 @@ impl Engine {
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             window: transport.window(),
-            history: History::new(transport.window()),
+            history: History::default(),
             transport,
             flights: (0..READY).map(|_| Flight::new(group.size, Some(kept()))).collect(),
             group,
@@ -235,7 +235,7 @@ impl Engine {
             Some(tag) => 1 << 63 | tag,
             None => {
                 self.sequence += 1;
-                self.history.number(state.sequence) << 16
+                history::number(state.sequence) << 16
             }
         };
         self.rounds += schedule.rounds as u64;
@@ -274,7 +274,8 @@ impl Engine {
     /// Runs one call as far as it goes, looking up to `looks` times more for what a peer does if it is the only one, and
     /// copying or reducing about `quantum` bytes, or a little less for one of several calls. True when it could go on.
     fn run(&mut self, id: u32, looks: u32, quantum: usize) -> Result<bool> {
-        if self.window < u64::MAX && self.order.len() > 1 && self.is_too_far(id) {
+        let others = self.order.len() > 1 || self.history.busy();
+        if self.window < u64::MAX && others && self.is_too_far(id) {
             return Ok(false);
         }
         if !self.waiting.is_empty() && !self.equip(id)? {
@@ -388,12 +389,12 @@ impl Engine {
 
     /// Moves every call as far as it goes, by priority; `awaited` first, and no further once it is done.
     fn poll(&mut self, awaited: Option<u32>) -> Result<()> {
-        if self.history.busy() {
-            self.compare()?;
-        }
         if let Some(id) = awaited
             && self.order.len() == 1
         {
+            if self.history.busy() {
+                self.compare()?;
+            }
             while self.flights[id as usize].stage == Stage::Running && self.run(id, self.looks, usize::MAX)? {
             }
             return Ok(());
@@ -405,6 +406,9 @@ impl Engine {
     /// Gives calls a turn, by priority, until one of them has worked for a quantum: then true, because those before
     /// it should have another look.
     fn turn(&mut self, awaited: Option<u32>) -> Result<bool> {
+        if self.history.busy() {
+            self.compare()?;
+        }
         for class in 0..3 {
             let mut at = 0;
             while let Some(&id) = self.order.get(at) {
@@ -457,8 +461,8 @@ impl Engine {
     /// Lets calls that nobody waits for get further, when no more can come; gives up, aloud, when that has taken `so_far`
     /// and too long. Whether any are left.
     fn runs_out(&mut self, so_far: Duration) -> bool {
-        // Nothing but published scratch, a call in flight or a comparison can hold this rank up.
-        let idle = self.order.is_empty() && !self.history.busy();
+        // Nothing but published scratch, a call in flight or what a neighbour is to compare can hold this rank up.
+        let idle = self.order.is_empty() && !self.owes_a_comparison();
         if self.failed.is_some() || (idle && self.pool.quiet(&mut *self.transport)) {
             return false;
         }

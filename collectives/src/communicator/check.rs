@@ -65,6 +65,11 @@ impl Communicator {
             true => self.peer_exists(call.kind, call.root)?,
             false => self.rank_exists(call.kind, "root", call.root)?,
         }
+        if call.wide && call.kind != Kind::ReduceScatter {
+            let problem =
+                "f32 sums of 16-bit elements were asked for, which only reduce_scatter gives".into();
+            return Err(self.argument(call.kind.name(), problem));
+        }
         self.short_enough(call)
     }
 

@@ -1,8 +1,8 @@
 //! What ranks have called, compared now and then. Where nobody waits for the one that calls something else, such as in
 //! broadcasts of two ranks that each take themselves for the root, a call ends well on all of them; this tells it a little
-//! later, before a message that nobody took could be taken for one of a later call.
+//! later.
 //!
-//! After every so many collectives a rank sends their fingerprints to the next rank, and compares with its own what the one
+//! After every [`SPAN`] collectives a rank sends their fingerprints to the next rank, and compares with its own what the one
 //! before it sends. If no rank finds a difference, there is none around the ring. No call waits for that. The messages have
 //! numbers of their own among those of collectives, so a transport tells them apart as it does those.
 
@@ -13,24 +13,29 @@ use crate::transport::{Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::collections::VecDeque;
 
-/// Collectives between two comparisons, as a power of two, where the transport can tell twice as many apart.
-const SPAN: u32 = 7;
+/// Collectives between two comparisons; the same on every rank, because tags are numbered by it.
+const SPAN: usize = 1 << SPAN_BITS;
+const SPAN_BITS: u32 = 6;
 /// The number of these messages within their call. The first message of a call, to which others may come in its place, has
 /// another.
 const SLOT: u64 = 1;
 
+/// The number in its tag of the collective `sequence`.
+#[inline(always)]
+pub(super) fn number(sequence: u64) -> u64 {
+    sequence + (sequence >> SPAN_BITS)
+}
+
 /// The collectives of one group.
+#[derive(Default)]
 pub(super) struct History {
-    /// Collectives between two comparisons, as a power of two.
-    span: u32,
     /// Comparisons that were begun.
     begun: u64,
     /// Fingerprints of the collectives since.
     called: Vec<u64>,
+    /// In order; those that have been posted come first, and end in order.
     under_way: VecDeque<Comparison>,
-    spare: Vec<Comparison>,
-    /// Those that a rank has left; their memory is the transport's still.
-    left: Vec<Comparison>,
+    spare: Option<Comparison>,
 }
 
 /// One comparison with both neighbours.
@@ -38,30 +43,45 @@ struct Comparison {
     nth: u64,
     mine: Vec<u64>,
     theirs: Vec<u64>,
-    /// The messages; none before they are posted.
-    requests: Option<[Request; 2]>,
+    posted: bool,
+    /// The messages that are under way.
+    sent: Half,
+    came: Half,
 }
 
-impl History {
-    /// Of a group whose transport tells `window` collectives apart.
-    pub(super) fn new(window: u64) -> Self {
-        let span = SPAN.min((window / 2).max(1).ilog2());
-        History {
-            span,
-            begun: 0,
-            called: Vec::with_capacity(1 << span),
-            under_way: VecDeque::with_capacity(1),
-            spare: vec![Comparison::new(span)],
-            left: Vec::new(),
+/// One of its messages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    UnderWay(Request),
+    Over,
+    /// The neighbour has left in good order, and has nothing to compare any more.
+    Left,
+}
+
+impl Half {
+    fn posted(request: Result<Request>) -> Result<Half> {
+        match request {
+            Ok(Request::DONE) => Ok(Half::Over),
+            Ok(request) => Ok(Half::UnderWay(request)),
+            Err(Error::PeerLost { .. }) => Ok(Half::Left),
+            Err(error) => Err(error),
         }
     }
 
-    /// The number in its tag of the collective `sequence`.
-    #[inline(always)]
-    pub(super) fn number(&self, sequence: u64) -> u64 {
-        sequence + (sequence >> self.span)
+    /// Whether it is over, one way or the other.
+    fn test(&mut self, transport: &mut dyn Transport) -> Result<bool> {
+        let Half::UnderWay(request) = *self else { return Ok(true) };
+        *self = match transport.test(request) {
+            Ok(false) => return Ok(false),
+            Ok(true) => Half::Over,
+            Err(Error::PeerLost { .. }) => Half::Left,
+            Err(error) => return Err(error),
+        };
+        Ok(true)
     }
+}
 
+impl History {
     /// Whether comparisons are under way.
     #[inline(always)]
     pub(super) fn busy(&self) -> bool {
@@ -72,12 +92,13 @@ impl History {
     #[inline(always)]
     pub(super) fn note(&mut self, called: Fingerprint) -> bool {
         self.called.push(called.bits());
-        self.called.len() == 1 << self.span
+        self.called.len() == SPAN
     }
 
     fn begin(&mut self) {
-        let mut comparison = self.spare.pop().unwrap_or_else(|| Comparison::new(self.span));
+        let mut comparison = self.spare.take().unwrap_or_else(Comparison::new);
         comparison.nth = self.begun;
+        comparison.posted = false;
         std::mem::swap(&mut comparison.mine, &mut self.called);
         self.called.clear();
         self.begun += 1;
@@ -86,38 +107,29 @@ impl History {
 }
 
 impl Comparison {
-    fn new(span: u32) -> Self {
-        Comparison { nth: 0, mine: Vec::with_capacity(1 << span), theirs: vec![0; 1 << span], requests: None }
+    fn new() -> Self {
+        let (mine, theirs) = (Vec::with_capacity(SPAN), vec![0; SPAN]);
+        Comparison { nth: 0, mine, theirs, posted: false, sent: Half::Over, came: Half::Over }
     }
 
     /// Its number, after that of the last collective that it is about.
-    fn number(&self, span: u32) -> u64 {
-        ((self.nth + 1) << span) + self.nth
+    fn number(&self) -> u64 {
+        ((self.nth + 1) << SPAN_BITS) + self.nth
     }
 
-    fn post(&mut self, transport: &mut dyn Transport, number: u64) -> Result<()> {
+    fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
         let (rank, size, bytes) = (transport.rank(), transport.size(), size_of_val(&self.mine[..]));
-        let tag = Tag(number << 16 | SLOT);
-        // SAFETY: both lists stay as they are until the messages are over, or until the transport is, which the engine drops
-        // before them.
-        self.requests = Some(unsafe {
-            let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
-            let came = transport.recv(from, tag, self.theirs.as_mut_ptr().cast(), bytes)?;
-            [came, transport.send(to, tag, self.mine.as_ptr().cast(), bytes)?]
-        });
+        let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
+        let tag = Tag(self.number() << 16 | SLOT);
+        // SAFETY: both lists stay as they are until the messages are over, or until the transport has gone, which the
+        // engine drops before them.
+        let (came, sent) = unsafe {
+            let came = transport.recv(from, tag, self.theirs.as_mut_ptr().cast(), bytes);
+            (came, transport.send(to, tag, self.mine.as_ptr().cast(), bytes))
+        };
+        self.posted = true;
+        (self.came, self.sent) = (Half::posted(came)?, Half::posted(sent)?);
         Ok(())
-    }
-
-    /// Whether both messages are over.
-    fn test(&mut self, transport: &mut dyn Transport) -> Result<bool> {
-        let Some(requests) = &mut self.requests else { return Ok(false) };
-        for request in requests.iter_mut() {
-            if *request != Request::DONE && !transport.test(*request)? {
-                return Ok(false);
-            }
-            *request = Request::DONE;
-        }
-        Ok(true)
     }
 }
 
@@ -129,47 +141,64 @@ impl Engine {
         self.compare()
     }
 
-    /// Moves comparisons on. A neighbour that has left in good order has nothing to compare any more.
+    /// Moves comparisons on: posts all that may be, and looks whether the oldest is over.
     #[cold]
     pub(super) fn compare(&mut self) -> Result<()> {
         if self.failed.is_some() {
             return Ok(());
         }
+        match self.post_comparisons().and_then(|()| self.end_comparisons()) {
+            Ok(None) => Ok(()),
+            Ok(Some(error)) | Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    fn post_comparisons(&mut self) -> Result<()> {
         let oldest = self.oldest().map(|flight| flight.state.number());
-        let span = self.history.span;
-        let mut at = 0;
-        while let Some(comparison) = self.history.under_way.get_mut(at) {
-            let number = comparison.number(span);
-            let moved = match comparison.requests {
-                None if oldest.is_some_and(|oldest| number >= oldest.saturating_add(self.window)) => break,
-                None => comparison.post(&mut *self.transport, number).map(|()| false),
-                Some(_) => comparison.test(&mut *self.transport),
-            };
-            match moved {
-                Ok(false) => at += 1,
-                Ok(true) => {
-                    let comparison = self.history.under_way.remove(at).expect("it was there");
-                    let differs = (0..1 << span).find(|&i| comparison.mine[i] != comparison.theirs[i]);
-                    if let Some(i) = differs {
-                        let error = self.called_otherwise(&comparison, i);
-                        return Err(self.fail(error));
-                    }
-                    self.history.spare.push(Comparison { requests: None, ..comparison });
-                }
-                Err(Error::PeerLost { .. }) => {
-                    let comparison = self.history.under_way.remove(at).expect("it was there");
-                    self.history.left.push(comparison);
-                }
-                Err(error) => return Err(self.fail(error)),
+        let window = self.window;
+        for comparison in self.history.under_way.iter_mut().filter(|comparison| !comparison.posted) {
+            if oldest.is_some_and(|oldest| comparison.number() >= oldest.saturating_add(window)) {
+                break;
             }
+            comparison.post(&mut *self.transport)?;
         }
         Ok(())
     }
 
+    /// The first difference, if there is one.
+    fn end_comparisons(&mut self) -> Result<Option<Error>> {
+        while let Some(first) = self.history.under_way.front_mut().filter(|first| first.posted) {
+            let over = first.came.test(&mut *self.transport)? && first.sent.test(&mut *self.transport)?;
+            if !over {
+                break;
+            }
+            let comparison = self.history.under_way.pop_front().expect("it was there");
+            let differs = (0..SPAN).find(|&i| comparison.mine[i] != comparison.theirs[i]);
+            if let Some(i) = differs.filter(|_| comparison.came == Half::Over) {
+                return Ok(Some(self.called_otherwise(&comparison, i)));
+            }
+            // Where a neighbour has left, its memory may be the transport's still.
+            match (comparison.came, comparison.sent) {
+                (Half::Over, Half::Over) => self.history.spare = Some(comparison),
+                _ => std::mem::forget(comparison),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a neighbour may need this rank to get what it is to compare.
+    pub(super) fn owes_a_comparison(&mut self) -> bool {
+        let transport = &mut *self.transport;
+        self.history
+            .under_way
+            .iter_mut()
+            .any(|comparison| !comparison.posted || matches!(comparison.sent.test(transport), Ok(false)))
+    }
+
     /// Whether a comparison has to be posted before anything of a collective of this `number`.
     pub(super) fn is_after_a_comparison(&self, number: u64) -> bool {
-        let waiting = self.history.under_way.iter().find(|comparison| comparison.requests.is_none());
-        waiting.is_some_and(|first| number >= first.number(self.history.span).saturating_add(self.window))
+        let waiting = self.history.under_way.iter().find(|comparison| !comparison.posted);
+        waiting.is_some_and(|first| number >= first.number().saturating_add(self.window))
     }
 
     fn called_otherwise(&self, comparison: &Comparison, i: usize) -> Error {
@@ -177,11 +206,136 @@ impl Engine {
         let words = |call| in_words_of_the_job(Fingerprint::from_bits(call), &*self.transport);
         let (rank, size) = (self.group.rank, self.group.size);
         Error::Diverged {
-            sequence: (comparison.nth << self.history.span) + i as u64,
+            sequence: (comparison.nth << SPAN_BITS) + i as u64,
             rank: job_rank(rank),
             mine: words(comparison.mine[i]),
             peer: job_rank((rank + size - 1) % size),
             theirs: words(comparison.theirs[i]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::threads::{self, Threads};
+    use crate::{Buffer, Communicator, Options, Progress};
+    use std::time::Duration;
+
+    /// Tells few collectives apart, and refuses what has been overtaken, as MPI's tags make it.
+    struct Windowed {
+        inner: Threads,
+        newest: u64,
+    }
+
+    impl Windowed {
+        const WINDOW: u64 = 16;
+
+        fn admit(&mut self, tag: Tag) -> Result<()> {
+            let number = tag.0 >> 16;
+            if tag.0 >> 63 == 0 {
+                if number + Self::WINDOW <= self.newest {
+                    return Err(Error::GivenUp(format!("{number} has been overtaken by {}", self.newest)));
+                }
+                self.newest = self.newest.max(number);
+            }
+            Ok(())
+        }
+    }
+
+    // SAFETY: that of what it is around.
+    unsafe impl Transport for Windowed {
+        fn name(&self) -> &'static str {
+            "windowed"
+        }
+
+        fn rank(&self) -> usize {
+            self.inner.rank()
+        }
+
+        fn size(&self) -> usize {
+            self.inner.size()
+        }
+
+        fn job_rank(&self, member: usize) -> usize {
+            self.inner.job_rank(member)
+        }
+
+        fn window(&self) -> u64 {
+            Self::WINDOW
+        }
+
+        unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
+            self.admit(tag)?;
+            // SAFETY: the caller's promise.
+            unsafe { self.inner.send(to, tag, src, bytes) }
+        }
+
+        unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+            self.admit(tag)?;
+            // SAFETY: the caller's promise.
+            unsafe { self.inner.recv(from, tag, dst, bytes) }
+        }
+
+        fn test(&mut self, request: Request) -> Result<bool> {
+            self.inner.test(request)
+        }
+
+        fn subgroup(
+            &mut self,
+            members: &[usize],
+            context: u64,
+            within: Duration,
+        ) -> Result<Box<dyn Transport>> {
+            self.inner.subgroup(members, context, within)
+        }
+
+        fn check(&mut self) -> Result<()> {
+            self.inner.check()
+        }
+
+        fn abort(&mut self, why: &Error) {
+            self.inner.abort(why);
+        }
+    }
+
+    /// Runs `of` as each of `n` ranks.
+    fn ranks(n: usize, progress: Progress, of: impl Fn(Communicator) + Sync) {
+        std::thread::scope(|scope| {
+            for inner in threads::group(n) {
+                let of = &of;
+                scope.spawn(move || {
+                    let options = Options { progress, ..Options::default() };
+                    of(Communicator::new(Box::new(Windowed { inner, newest: 0 }), options).expect("a group"));
+                });
+            }
+        });
+    }
+
+    const PROGRESS: [Progress; 2] = [Progress::Inline, Progress::Thread { cpu: None }];
+
+    #[test]
+    fn calls_and_comparisons_keep_to_the_window() {
+        for progress in PROGRESS {
+            ranks(2, progress, |comm| {
+                let me = comm.rank() as u64;
+                for round in 0..3 {
+                    // One rank has started all, and waits, before the other begins.
+                    if me == round % 2 {
+                        comm.recv(&mut [0u8][..], 1 - me as usize, 7).expect("a word");
+                    }
+                    let start = |i: u64| {
+                        comm.start_all_gather(Buffer::copy_of(&[i + me]), Buffer::zeroed(2)).expect("starts")
+                    };
+                    let pending: Vec<_> = (0..300).map(start).collect();
+                    if me != round % 2 {
+                        comm.send(&[1u8][..], 1 - me as usize, 7).expect("a word");
+                    }
+                    for (i, call) in (0..).zip(pending) {
+                        assert_eq!(call.wait().expect("works").1.host(), [i, i + 1]);
+                    }
+                }
+            });
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::p2p;
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Tag, Transport};
-use collectives::{Communicator, Error, Options as Behaviour, Progress, Result};
+use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
 use conformance::{Case, cases};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -165,6 +165,31 @@ fn rank_process() {
                 p2p::barrier(&mut t, 1);
             }
         }
+        // The root is thousands of calls ahead before the last rank begins.
+        "ahead" => {
+            let comm = Communicator::new(Box::new(t), Behaviour::default()).unwrap();
+            let mut word = [comm.rank() as u32];
+            let last = comm.size() - 1;
+            if comm.rank() == last {
+                comm.recv(&mut word[..], 0, 0).unwrap();
+            }
+            for _ in 0..3000 {
+                comm.broadcast(&mut word[..], 0).unwrap();
+            }
+            assert_eq!(word, [0]);
+            if comm.rank() == 0 {
+                comm.send(&word[..], last, 0).unwrap();
+            }
+        }
+        // More calls than its tags tell apart, one after the other.
+        "many" => {
+            let comm = Communicator::new(Box::new(t), Behaviour::default()).unwrap();
+            for i in 0..70_000u32 {
+                let mut sum = [i + comm.rank() as u32];
+                comm.all_reduce_in_place(&mut sum[..], ReduceOp::Max).unwrap();
+                assert_eq!(sum, [i + comm.size() as u32 - 1]);
+            }
+        }
         "conformance" => conformance(&mut t, |case| !case.fails, Progress::Inline),
         "threads" => conformance(
             &mut t,
@@ -316,6 +341,17 @@ fn a_group_that_a_rank_does_not_come_to_is_an_error() {
 fn leaving_early_loses_nothing() {
     passes("early_leaver", 3, "posix,cma");
     passes("early_leaver", 3, "tcp");
+}
+
+#[test]
+fn a_root_may_run_far_ahead() {
+    passes("ahead", 2, "posix,cma");
+    passes("ahead", 3, "tcp");
+}
+
+#[test]
+fn more_calls_than_tags_tell_apart_may_follow_each_other() {
+    passes("many", 2, "posix,cma");
 }
 
 /// The errors that the surviving ranks of `case` print, with the time from the start to the end of all.
