@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::files;
+use crate::progress::Progress;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
@@ -47,6 +48,47 @@ impl Metrics {
                 let rest = if cut { "" } else { " (its last line is incomplete)" };
                 Err(Failure::run(format!("cannot write metrics to {}: {e}{rest}", self.path.display())))
             }
+        }
+    }
+}
+
+/// The metrics of a run under way, on the rank that writes them. A disk that fills up costs no model: the first line that
+/// cannot be written is the last, is told at once, and makes the run end as no success.
+#[derive(Default)]
+pub struct Record {
+    metrics: Option<Metrics>,
+    /// Why there are no more lines.
+    failure: Option<Failure>,
+}
+
+impl Record {
+    /// With its first line, before which nothing can be lost.
+    ///
+    /// # Errors
+    /// A path that cannot be written, or a disk that is full already.
+    pub fn begin(path: &Path, first: &Value) -> Result<Self> {
+        let mut metrics = Metrics::create(path)?;
+        metrics.line(first)?;
+        Ok(Record { metrics: Some(metrics), failure: None })
+    }
+
+    /// Appends what `line` makes, where lines are still written.
+    pub fn line(&mut self, progress: &Progress, line: impl FnOnce() -> Value) {
+        let Some(metrics) = &mut self.metrics else { return };
+        if let Err(e) = metrics.line(&line()) {
+            progress.alarm(&format!("{e}; the run goes on without them"));
+            (self.metrics, self.failure) = (None, Some(e));
+        }
+    }
+
+    /// Whether all lines were written.
+    ///
+    /// # Errors
+    /// Why the others are missing, of a run that has gone through.
+    pub fn end(self) -> Result<()> {
+        match self.failure {
+            None => Ok(()),
+            Some(e) => Err(Failure::Verdict(format!("{e}; the run has gone through without them"))),
         }
     }
 }

@@ -111,6 +111,14 @@ impl Progress {
         }
     }
 
+    /// A line about what has gone wrong, which is shown where nothing else is, too.
+    pub fn alarm(&self, text: &str) {
+        match self {
+            Progress::Quiet => out::note(text),
+            shown => shown.line(text),
+        }
+    }
+
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
         if let Progress::Bar(bar) | Progress::Evaluation(bar) = self {

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
-use collectives::Float;
+use collectives::{Float, ReduceOp};
 use models::hf::{Remarks, SaveOptions, Writer};
 use std::path::{Path, PathBuf};
 use zero::Trainer;
@@ -72,9 +72,26 @@ pub fn beside(tokenizer: &Tokenizer) -> impl Iterator<Item = (&'static str, Path
     there.into_iter().flatten().filter(|(_, path)| path.is_file())
 }
 
+/// What came of writing a model.
+pub struct Saved {
+    /// How many of its weights are NaN or infinite.
+    pub not_finite: usize,
+    /// What rank 0 was refused. It comes as a value, and on rank 0 alone, because the ranks still stand together then; nothing
+    /// of the model stays.
+    pub written: Result<()>,
+}
+
+/// Which models are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Whatever its weights are.
+    Any,
+    /// One whose weights are all finite: another would only take the place of what is there.
+    Finite,
+}
+
 /// Writes the model; rank 0 holds the pen, and nobody goes on before it has put it down: a rank that fails meanwhile would
-/// end it, too. What it is refused comes back as a value on it alone, because the ranks still stand together then; nothing
-/// of the model stays.
+/// end it, too.
 ///
 /// # Errors
 /// The ranks cannot bring the weights together.
@@ -83,25 +100,34 @@ pub fn model<T: Float>(
     plan: &TrainPlan,
     dir: &Path,
     companions: &Companions,
-) -> Result<Result<()>> {
-    if trainer.comm().rank() > 0 {
+    wanted: Wanted,
+) -> Result<Saved> {
+    // Exact as a number of f64: there are fewer weights than 2^53.
+    let mut not_finite = [0f64];
+    let written = if trainer.comm().rank() > 0 {
         trainer.export(None)?;
-        trainer.comm().barrier()?;
-        return Ok(Ok(()));
-    }
-    let mut writer = begin::<T>(plan, dir, companions);
-    trainer.export(Some(&mut |spec, values| {
-        // After a refusal the others are still accompanied through the rest.
-        if let Ok(open) = &mut writer
-            && let Err(e) = open.add(&spec.name, values)
-        {
-            writer = Err(e);
-        }
         Ok(())
-    }))?;
-    let written = writer.and_then(Writer::finish);
-    trainer.comm().barrier()?;
-    Ok(written.map_err(|e| Failure::run(format!("--save: {e}"))))
+    } else {
+        let mut writer = begin::<T>(plan, dir, companions);
+        trainer.export(Some(&mut |spec, values| {
+            not_finite[0] += values.iter().filter(|value| !value.to_f32().is_finite()).count() as f64;
+            // After a refusal the others are still accompanied through the rest.
+            if let Ok(open) = &mut writer
+                && let Err(e) = open.add(&spec.name, values)
+            {
+                writer = Err(e);
+            }
+            Ok(())
+        }))?;
+        match wanted == Wanted::Finite && not_finite[0] > 0.0 {
+            true => Ok(()),
+            false => writer.and_then(Writer::finish),
+        }
+    };
+    // The others have seen no values and add nothing, and wait here for the pen.
+    trainer.comm().all_reduce_in_place(&mut not_finite[..], ReduceOp::Sum)?;
+    let written = written.map_err(|e: models::Error| Failure::run(format!("--save: {e}")));
+    Ok(Saved { not_finite: not_finite[0] as usize, written })
 }
 
 /// The directory, with all but weights.

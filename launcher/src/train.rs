@@ -7,13 +7,13 @@ use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
 use crate::human;
-use crate::metrics::Metrics;
+use crate::metrics::Record;
 use crate::out;
 use crate::plan::TrainPlan;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
 use crate::sample;
-use crate::save::{self, Companions};
+use crate::save::{self, Companions, Saved, Wanted};
 use collectives::{Communicator, Float};
 pub use describe::signature;
 use loader::Loader;
@@ -32,6 +32,9 @@ pub struct Show {
     pub colour: crate::args::Colour,
 }
 
+/// What keeps weights finite.
+const REMEDY: &str = "a lower --lr or a longer --warmup usually helps";
+
 /// Steps over which shown speed is averaged.
 const RECENT: f64 = 20.0;
 
@@ -40,11 +43,15 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     let mut run = Run::<T>::begin(plan, comm, show)?;
     let held_out = plan.feed.held_out(plan.batch.length);
     for step in 0..plan.steps {
-        run.step(step)?;
+        if let Err(failure) = run.step(step) {
+            return Err(run.end_early(failure, step));
+        }
         let last = step + 1 == plan.steps;
         let due = !last && plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
-        if let Some(windows) = held_out.as_ref().filter(|_| due) {
-            run.evaluate(step, &windows.first(plan.eval_tokens), 0)?;
+        if let Some(windows) = held_out.as_ref().filter(|_| due)
+            && let Err(failure) = run.evaluate(step, &windows.first(plan.eval_tokens), 0)
+        {
+            return Err(run.end_early(failure, step + 1));
         }
     }
     run.finish(held_out.as_ref())
@@ -57,7 +64,7 @@ struct Run<'a, T: Float> {
     trainer: Trainer<T>,
     loader: Loader<'a>,
     /// Rank 0's, as the rest up to the account.
-    metrics: Option<Metrics>,
+    record: Record,
     progress: Progress,
     companions: Companions,
     account: RankReport,
@@ -75,13 +82,10 @@ impl<'a, T: Float> Run<'a, T> {
     fn begin(plan: &'a TrainPlan, comm: Communicator, show: Show) -> Result<Self> {
         let me = comm.rank();
         let lead = me == 0;
-        let mut metrics = match &plan.metrics {
-            Some(path) if lead => Some(Metrics::create(path)?),
-            _ => None,
+        let record = match &plan.metrics {
+            Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan)}))?,
+            _ => Record::default(),
         };
-        if let Some(metrics) = &mut metrics {
-            metrics.line(&json!({"run": describe::run(plan)}))?;
-        }
         let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
         progress.line(&describe::headline(plan));
         let companions = match plan.save {
@@ -95,7 +99,7 @@ impl<'a, T: Float> Run<'a, T> {
             show,
             trainer,
             loader: Loader::new(plan, me),
-            metrics,
+            record,
             progress,
             companions,
             account: RankReport { predicted: predicted.total(), ..RankReport::default() },
@@ -121,8 +125,8 @@ impl<'a, T: Float> Run<'a, T> {
         self.account.bytes_sent += done.bytes_sent;
         self.pace.add(done.tokens, seconds);
         let held = self.trainer.ledger().held();
-        if let Some(metrics) = &mut self.metrics {
-            metrics.line(&json!({
+        self.record.line(&self.progress, || {
+            json!({
                 "step": step + 1,
                 "loss": done.loss,
                 "grad_norm": done.grad_norm,
@@ -135,8 +139,8 @@ impl<'a, T: Float> Run<'a, T> {
                 "optimizer_seconds": done.optimizer_seconds,
                 "bytes_sent": done.bytes_sent,
                 "memory": memory_json(&held),
-            }))?;
-        }
+            })
+        });
         self.progress.tick(&Tick {
             step: step + 1,
             loss: done.loss,
@@ -163,23 +167,47 @@ impl<'a, T: Float> Run<'a, T> {
                 sums.set(self.trainer.evaluate(batch)?);
                 Ok(())
             })
-            .map_err(|e| remark(e, "a lower --lr or a longer --warmup usually helps"))?;
+            .map_err(|e| remark(e, REMEDY))?;
         self.account.evaluation += began.elapsed().as_secs_f64();
         self.progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
-        if let Some(metrics) = &mut self.metrics {
-            let tokens = windows.count() * windows.length() + rest;
-            metrics.line(&json!({"evaluation": {"step": step + 1, "loss": loss, "tokens": tokens}}))?;
-        }
+        let tokens = windows.count() * windows.length() + rest;
+        self.record.line(
+            &self.progress,
+            || json!({"evaluation": {"step": step + 1, "loss": loss, "tokens": tokens}}),
+        );
         self.validation = Some(loss);
         Ok(())
+    }
+
+    /// What a run of which so many `steps` are done comes to because of `failure`. All ranks come to a verdict at the same
+    /// point, before they update anything and with nothing under way between them: so what they have can still be kept.
+    fn end_early(mut self, failure: Failure, steps: usize) -> Failure {
+        let (Failure::Verdict(_), Some(dir)) = (&failure, self.plan.save.as_deref()) else { return failure };
+        if steps == 0 {
+            return remark(failure, "nothing was trained, so nothing was saved");
+        }
+        let saved = match self.save(Wanted::Finite) {
+            Ok(saved) => saved,
+            // Of ranks that no longer stand together nobody can say more.
+            Err(e) => return e,
+        };
+        match saved {
+            Saved { written: Err(e), .. } => remark(failure, &e.to_string()),
+            Saved { not_finite: 0, .. } => {
+                remark(failure, &format!("the weights after step {steps} were saved to {}", dir.display()))
+            }
+            Saved { not_finite, .. } => {
+                remark(failure, &format!("{}: nothing was saved", self.ruin(not_finite, steps)))
+            }
+        }
     }
 
     /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
     /// not it could be kept.
     fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
-        let saved = self.save()?;
-        let kept = self.plan.save.as_deref().filter(|_| saved.is_ok());
-        let told = self.conclude(held_out, kept);
+        let Saved { not_finite, written } = self.save(Wanted::Any)?;
+        let kept = self.plan.save.as_deref().filter(|_| written.is_ok());
+        let told = self.conclude(held_out, kept, not_finite);
         let lead = self.trainer.comm().rank() == 0;
         let told = match (told, kept) {
             (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
@@ -192,26 +220,37 @@ impl<'a, T: Float> Run<'a, T> {
             }
             (told, _) => told,
         };
-        saved.and(told)?;
+        written.and(told)?;
         let text = sample::generate(&mut self.trainer, self.plan)?.filter(|_| lead);
-        text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))
+        text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))?;
+        self.record.end()
     }
 
     /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
-    fn save(&mut self) -> Result<Result<()>> {
-        let Some(dir) = &self.plan.save else { return Ok(Ok(())) };
+    fn save(&mut self, wanted: Wanted) -> Result<Saved> {
+        let Some(dir) = &self.plan.save else { return Ok(Saved { not_finite: 0, written: Ok(()) }) };
         let began = Instant::now();
-        let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions)?;
+        let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions, wanted)?;
         self.saving = began.elapsed();
         Ok(saved)
     }
 
-    /// The last evaluation, of all that is held out, and the summary of a run whose model is `kept` there.
-    fn conclude(&mut self, held_out: Option<&Windows>, kept: Option<&Path>) -> Result<()> {
+    /// Says that so many weights are lost.
+    fn ruin(&self, not_finite: usize, steps: usize) -> String {
+        let (model, all) = (&self.plan.model, self.plan.model.config.parameters());
+        format!("{not_finite} of the {all} weights of {} after step {steps} are not finite", model.name)
+    }
+
+    /// The last evaluation, of all that is held out, and the summary of a run whose model is `kept` there, with so many
+    /// weights that are not finite: a loss that is not finite tells of them first, where one is taken.
+    fn conclude(&mut self, held_out: Option<&Windows>, kept: Option<&Path>, not_finite: usize) -> Result<()> {
         let last = self.plan.steps - 1;
         let evaluated = held_out.map_or(Ok(()), |windows| self.evaluate(last, windows, windows.rest()));
         self.progress.finish();
         evaluated?;
+        if not_finite > 0 {
+            return Err(remark(Failure::Verdict(self.ruin(not_finite, self.plan.steps)), REMEDY));
+        }
         self.account.total = (self.start.elapsed() - self.saving).as_secs_f64();
         self.account.memory = self.trainer.ledger().held();
         self.account.peak_rss = report::peak_rss();
@@ -230,8 +269,8 @@ impl<'a, T: Float> Run<'a, T> {
         let plan = self.plan;
         let tokens = plan.steps * plan.step_tokens;
         let speed = tokens as f64 / (self.account.total - self.account.evaluation);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.line(&json!({"summary": {
+        self.record.line(&self.progress, || {
+            json!({"summary": {
                 "steps": plan.steps,
                 "tokens": tokens,
                 "seconds": self.account.total,
@@ -241,8 +280,8 @@ impl<'a, T: Float> Run<'a, T> {
                 "predicted_memory": memory_json(&self.predicted),
                 "ranks": ranks.iter().enumerate().map(|(r, report)| report.json(r)).collect::<Vec<_>>(),
                 "saved": kept.map(|path| path.display().to_string()),
-            }}))?;
-        }
+            }})
+        });
         if self.show.quiet {
             return Ok(());
         }

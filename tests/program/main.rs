@@ -2,6 +2,8 @@
 
 mod bits;
 mod devices;
+mod disks;
+mod diverging;
 mod doctor;
 mod endings;
 mod inputs;

@@ -136,43 +136,6 @@ fn a_saved_model_evaluates_as_it_did_when_trained() {
 }
 
 #[test]
-fn a_model_that_is_not_finite_has_no_loss() {
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    let flags = "--steps 1 --micro-batch 1 --dtype f32 --sample 0 --quiet";
-    bench.run(&format!("train --model nano --data text.txt {flags} --save m")).success();
-    let path = bench.path("m/model.safetensors");
-    let mut weights = fs::read(&path).unwrap();
-    let half = weights.len() / 8 * 4;
-    weights[half..].fill(0xff);
-    fs::write(&path, weights).unwrap();
-    bench.run("eval --model m --data text.txt --json").refusal(1, &["loss of m is NaN", "finite"]);
-}
-
-/// Nothing follows the last step but the evaluation that finds it out, and by then the model is saved.
-#[test]
-fn a_run_that_diverges_in_its_last_step_fails_and_says_what_its_model_is_worth() {
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --lr 1e38 --clip 0 --sample 0 --save bad";
-    for ranks in ["--ranks 2", "--ranks 2 --transport threads", "--ranks 1"] {
-        let words = ["the loss of nano after step 1 is NaN", "--lr", "saved to bad may be of no use"];
-        let trained = bench.run(&format!("{train} {ranks}")).refusal(1, &words);
-        assert!(bench.path("bad/config.json").is_file() && !trained.stdout.contains("saved to"));
-        let words = ["the loss of bad is NaN", "--dtype f32"];
-        let evaluated = bench.run(&format!("eval --model bad --data text.txt {ranks}")).refusal(1, &words);
-        // The next step finds it in its gradients.
-        let longer = train.replace("--steps 1", "--steps 3").replace("--save bad", "--save none");
-        let stopped =
-            bench.run(&format!("{longer} {ranks}")).refusal(1, &["step 2", "gradient norm", "--lr"]);
-        assert!(!bench.path("none").exists());
-        // What a model is worth is no rank's fault.
-        assert!([trained, evaluated, stopped].iter().all(|told| !told.stderr.contains("failed")));
-    }
-    bench.nothing_left();
-}
-
-#[test]
 fn token_files_train_and_evaluate_like_the_text_they_were_made_of() {
     let bench = bench();
     bench.text("text.txt", 30_000);

@@ -140,8 +140,9 @@ impl<T: Float> Trainer<T> {
     /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
     ///
     /// # Errors
-    /// `batches` has none, a gradient is not finite (nothing is updated then), or a collective fails, as when another rank
-    /// does. The trainer is of no more use.
+    /// `batches` has none, a gradient is not finite, or a collective fails, as when another rank does. The trainer makes no
+    /// more steps then. Of a gradient that is not finite all ranks say so before anything is updated, so that
+    /// [`export`](Self::export) still gives the weights of the step before.
     ///
     /// # Panics
     /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
