@@ -130,7 +130,7 @@ pub fn check_named(flag: &str, path: &Path) -> Result<()> {
 }
 
 /// The directory that a file is in.
-fn folder(path: &Path) -> &Path {
+pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -3,6 +3,7 @@
 mod asked;
 mod model;
 mod numbers;
+mod outputs;
 mod ranks;
 
 pub use asked::{Asked, on_hosts};
@@ -15,7 +16,7 @@ use crate::bench::tuning;
 use crate::data::{self, Feed, Input};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Way};
+use crate::files;
 use crate::human;
 use crate::machine;
 use crate::rate::Rate;
@@ -27,7 +28,8 @@ use collectives::schedule::Group;
 use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
 use numbers::Numbers;
-use std::path::{Path, PathBuf};
+use outputs::{check_beside, check_outputs};
+use std::path::PathBuf;
 
 /// The longest default sequence of `train`: beyond it, attention dominates a CPU's step.
 const TRAIN_SEQ: usize = 256;
@@ -110,7 +112,8 @@ impl TrainPlan {
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
-            check_outputs(&model, args.dtype, args.save.as_deref(), args.metrics.as_deref())?;
+            let (save, metrics) = (args.save.as_deref(), args.metrics.as_deref());
+            check_outputs(&model, tokenizer.as_ref(), args.dtype, save, metrics)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -179,7 +182,8 @@ impl TrainPlan {
     /// # Errors
     /// What is in the way.
     pub fn check_outputs(&self) -> Result<()> {
-        check_outputs(&self.model, self.dtype, self.save.as_deref(), self.metrics.as_deref())
+        let (save, metrics) = (self.save.as_deref(), self.metrics.as_deref());
+        check_outputs(&self.model, self.tokenizer.as_ref(), self.dtype, save, metrics)
     }
 
     /// What a rank of `group` will hold, to the byte.
@@ -283,48 +287,6 @@ pub fn here(identity: Option<&Identity>) -> usize {
 /// Finds tokens that the model does not know, unless the parent of this rank has looked.
 pub fn check_tokens(feed: &Feed) -> Result<()> {
     if spawn::supervised() { Ok(()) } else { feed.check_tokens() }
-}
-
-/// Whether the model and the metrics can be written, and both be kept.
-fn check_outputs(
-    model: &ModelChoice,
-    dtype: Precision,
-    save: Option<&Path>,
-    metrics: Option<&Path>,
-) -> Result<()> {
-    let bytes = model.config.parameters() * dtype.dtype().size() as u64;
-    let place = save.map(|dir| {
-        models::hf::check_loadable(&model.config)?;
-        models::hf::check_destination(dir, bytes)
-    });
-    let place = place.transpose().map_err(|e| Failure::usage(format!("--save: {e}")))?;
-    if let (Some(place), Some(shape)) = (&place, model.described())
-        && shape.canonicalize().is_ok_and(|shape| shape.starts_with(place))
-    {
-        return usage(format!(
-            "--save {} would replace all that lies beside {}, from which only the shape is taken: name another directory",
-            place.display(),
-            shape.display()
-        ));
-    }
-    let Some(file) = metrics else { return Ok(()) };
-    files::check_writable("--metrics", file, Way::Growing)?;
-    match (place, files::place(file)) {
-        (Some(model), Some(place)) => check_beside(file, &place, &model),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses metrics whose `place` the model's directory has, or that have the directory's.
-fn check_beside(file: &Path, place: &Path, model: &Path) -> Result<()> {
-    match place.starts_with(model) || model.starts_with(place) {
-        true => usage(format!(
-            "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
-            file.display(),
-            model.display()
-        )),
-        false => Ok(()),
-    }
 }
 
 /// What can be said of a training by `world` ranks on any machine, whatever its files hold.

@@ -39,17 +39,23 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     own.remarks.of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
     let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
     let used = tokenizer.file()?;
-    let theirs = own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content);
-    if used.is_none() || theirs != used.as_ref() {
-        // A model without a tokenizer.json may have had the same tokenizer in another form.
-        let another = theirs.is_some() || used.is_none() && !plan.model.remarks.of_bytes;
+    let theirs = match plan.model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
+        // Beside a shape lies the tokenizer that its special tokens are of.
+        Some(beside) => beside.is_file().then(|| content(&beside)).transpose()?,
+        None => own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content.clone()),
+    };
+    // A model without a tokenizer.json may have had the same tokenizer in another form.
+    let another = match theirs {
+        Some(_) => theirs != used,
+        None => used.is_none() && !plan.model.remarks.of_bytes,
+    };
+    let there = own.files.iter().any(|(name, _)| *name == TOKENIZER);
+    if another || used.is_none() || !there {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
-        if let Some(content) = used {
-            own.files.push((TOKENIZER, content));
+        if let Some(used) = used {
+            own.files.push((TOKENIZER, used));
             for (name, path) in beside(tokenizer) {
-                let content = std::fs::read(&path);
-                let unread = |e| Failure::usage(format!("cannot read {}: {e}", path.display()));
-                own.files.push((name, content.map_err(unread)?));
+                own.files.push((name, content(&path)?));
             }
             if !own.files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG) {
                 // Or transformers 4 takes a Llama's own class, which puts its tokens where the file has others.
@@ -57,12 +63,17 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
                 own.files.push((TOKENIZER_CONFIG, plain.to_vec()));
             }
         }
-        if another {
-            // As a new model: transformers would take a missing key for its own default.
-            own.remarks.token_ids = Remarks::default().token_ids;
-        }
+    }
+    if another {
+        // As a new model: transformers would take a missing key for its own default.
+        own.remarks.token_ids = Remarks::default().token_ids;
     }
     Ok(own)
+}
+
+/// A file whole.
+fn content(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
 /// What the directory of a tokenizer.json has that belongs to it; beside a file of another name lies what is others'.

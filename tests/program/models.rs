@@ -109,6 +109,27 @@ fn a_new_model_is_saved_with_what_belongs_to_its_tokenizer() {
     assert!(!bench.path("m/chat_template.jinja").exists());
 }
 
+/// From whose directory the new one takes the tokenizer only.
+#[test]
+fn a_model_that_lies_beside_a_tokenizer_is_not_replaced_by_another() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    word_tokenizer(&bench, 200);
+    let train = "train --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
+    bench.run(&format!("{train} --model nano --tokenizer words-200.json --save m")).success();
+    let before = fs::read(bench.path("m/model.safetensors")).unwrap();
+    std::os::unix::fs::symlink("m", bench.path("link")).unwrap();
+    for flags in ["--tokenizer m/tokenizer.json --save m", "--tokenizer link/tokenizer.json --save ./m/"] {
+        bench
+            .run(&format!("{train} --model nano {flags}"))
+            .refusal(2, &["--save", "/m would replace", "tokenizer.json", "only the tokenizer", "another"]);
+    }
+    assert!(fs::read(bench.path("m/model.safetensors")).unwrap() == before);
+    // The model that goes on there may.
+    bench.run(&format!("{train} --model link --tokenizer m/tokenizer.json --save m")).success();
+    assert!(fs::read(bench.path("m/model.safetensors")).unwrap() != before);
+}
+
 #[test]
 fn a_config_json_by_itself_is_a_shape_with_new_weights() {
     let bench = bench();
@@ -145,6 +166,18 @@ fn a_config_json_by_itself_is_a_shape_with_new_weights() {
         .run(&format!("{own} --save d"))
         .refusal(2, &["--save", "would replace", "d/config.json", "another"]);
     assert!(!tokenizer("d").is_empty());
+    // Its special tokens are of that tokenizer, and another has others.
+    let ids = |dir: &str| {
+        let saved: serde_json::Value =
+            serde_json::from_slice(&fs::read(bench.path(dir).join("config.json")).unwrap()).unwrap();
+        saved["eos_token_id"].clone()
+    };
+    assert_eq!(ids("own"), 2);
+    word_tokenizer(&bench, 100);
+    bench.run(&format!("{own} --tokenizer words-100.json --save other")).success();
+    assert!(ids("other").is_null() && bench.path("other/tokenizer.json").is_file());
+    bench.run(&format!("{own} --tokenizer words-300.json --save same")).success();
+    assert_eq!(ids("same"), 2);
     // Neither is a file of another kind a shape, nor a shape what an evaluation takes.
     bench.run("train --model text.txt --data text.txt").refusal(2, &["--model text.txt is no directory"]);
     bench

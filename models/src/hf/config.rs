@@ -158,7 +158,8 @@ fn check_rotated(fields: &Fields<'_>) -> Result<()> {
 }
 
 const DEFAULT_THETA: f64 = 10_000.0;
-
+/// What only positions that are scaled have.
+const SCALED: [&str; 3] = ["factor", "low_freq_factor", "high_freq_factor"];
 const ORIGINAL: &str = "original_max_position_embeddings";
 
 fn parse_rope_object(
@@ -173,6 +174,12 @@ fn parse_rope_object(
     let required = |key: &str| fields.number(key)?.ok_or_else(|| fields.missing(key));
     let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = fields.text(key)?;
+    if kind.is_none()
+        && let Some((scaled, value)) = SCALED.iter().find_map(|key| Some((key, fields.get(key)?)))
+    {
+        // Some versions of transformers refuse it, and some scale nothing.
+        return Err(fields.wrong(scaled, value, "rope_type is missing: linear and llama3 have this"));
+    }
     let scaling = match kind {
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: required("factor")? },
@@ -321,6 +328,8 @@ mod tests {
             (json!({"rope_theta": 5e5}), Rope::plain(5e5)),
             (json!({"rope_theta": 500000, "rope_scaling": null}), Rope::plain(5e5)),
             (json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}), Rope::plain(5e5)),
+            (json!({"rope_parameters": {"rope_theta": 5e5}}), Rope::plain(5e5)),
+            (json!({"rope_theta": 5e5, "rope_scaling": {"type": "default", "factor": 8}}), Rope::plain(5e5)),
             (json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}), linear),
             (json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4}}), linear),
             (json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}}), linear),
@@ -383,6 +392,8 @@ mod tests {
             ),
             (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5: only 1"),
             (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
+            (json!({"rope_scaling": {"factor": 8.0}}), "rope_scaling.factor is 8.0: rope_type is missing"),
+            (json!({"rope_parameters": {"low_freq_factor": 1}}), "low_freq_factor is 1: rope_type is"),
             (
                 json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1e4}}),
                 "disagree",

@@ -1,0 +1,73 @@
+//! Whether what a training writes can be written, and takes the place of nothing that it reads.
+
+use super::{ModelChoice, usage};
+use crate::args::Precision;
+use crate::failure::{Failure, Result};
+use crate::files::{self, Way};
+use crate::tokenizer::Tokenizer;
+use std::path::Path;
+
+/// Whether the model and the metrics can be written, and both be kept.
+///
+/// # Errors
+/// What is in the way.
+pub fn check_outputs(
+    model: &ModelChoice,
+    tokenizer: Option<&Tokenizer>,
+    dtype: Precision,
+    save: Option<&Path>,
+    metrics: Option<&Path>,
+) -> Result<()> {
+    let bytes = model.config.parameters() * dtype.dtype().size() as u64;
+    let place = save.map(|dir| {
+        models::hf::check_loadable(&model.config)?;
+        models::hf::check_destination(dir, bytes)
+    });
+    let place = place.transpose().map_err(|e| Failure::usage(format!("--save: {e}")))?;
+    if let Some(place) = &place {
+        check_kept(model, tokenizer, place)?;
+    }
+    let Some(file) = metrics else { return Ok(()) };
+    files::check_writable("--metrics", file, Way::Growing)?;
+    match (place, files::place(file)) {
+        (Some(model), Some(place)) => check_beside(file, &place, &model),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a `place` of the saved model where one lies of which the run reads a part only, but the one that it goes on from.
+fn check_kept(model: &ModelChoice, tokenizer: Option<&Tokenizer>, place: &Path) -> Result<()> {
+    let refuse = |read: &Path, what: &str| {
+        usage(format!(
+            "--save {} would replace all that lies beside {}, from which only the {what} is taken: name another directory",
+            place.display(),
+            read.display()
+        ))
+    };
+    if let Some(shape) = model.described().filter(|shape| lies_in(shape, place)) {
+        return refuse(shape, "shape");
+    }
+    let own = model.weights.as_ref().and_then(|weights| weights.dir().canonicalize().ok());
+    match tokenizer.and_then(Tokenizer::path).filter(|file| lies_in(file, place)) {
+        Some(file) if own.as_deref() != Some(place) => refuse(&file, "tokenizer"),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a file, or the link to it that was named, is in the directory `place`, which is given without links.
+fn lies_in(file: &Path, place: &Path) -> bool {
+    let there = [file.canonicalize(), files::folder(file).canonicalize()];
+    there.into_iter().flatten().any(|there| there.starts_with(place))
+}
+
+/// Refuses metrics whose `place` the model's directory has, or that have the directory's.
+pub fn check_beside(file: &Path, place: &Path, model: &Path) -> Result<()> {
+    match place.starts_with(model) || model.starts_with(place) {
+        true => usage(format!(
+            "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
+            file.display(),
+            model.display()
+        )),
+        false => Ok(()),
+    }
+}
