@@ -28,7 +28,7 @@ impl AdamW {
     /// Coefficients of optimizer step `t`, counted from 1.
     pub(crate) fn coefficients(&self, t: u64, lr: f32, clip: f32) -> Coefficients {
         // In f64: for beta 0.999 and t = 1 the corrections lose half of f32's digits.
-        let correction = |beta: f32| 1.0 - f64::from(beta).powf(t as f64);
+        let correction = |beta: f32| 1.0 - power(f64::from(beta), t);
         Coefficients {
             one_minus_beta1: (1.0 - f64::from(self.beta1)) as f32,
             beta2: self.beta2,
@@ -40,6 +40,35 @@ impl AdamW {
             clip,
         }
     }
+}
+
+/// `base` from 0 to 1 to the power of `exponent`, by IEEE additions and products only: the system's `pow` rounds otherwise on
+/// other systems, and ranks that each update the same weights would drift apart.
+fn power(base: f64, mut exponent: u64) -> f64 {
+    // Squares of squares double their error each time, so all are sums of two numbers, the second of which is the rest.
+    let (mut result, mut square) = ((1.0, 0.0), (base, 0.0));
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result = product(result, square);
+        }
+        square = product(square, square);
+        exponent >>= 1;
+    }
+    result.0 + result.1
+}
+
+/// The product of two sums of two numbers each.
+fn product(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
+    // Dekker's: halves have so few digits that their products are exact.
+    let halves = |x: f64| {
+        let scaled = x * 134_217_729.0;
+        let high = scaled - (scaled - x);
+        (high, x - high)
+    };
+    let ((ah, al), (bh, bl)) = (halves(a.0), halves(b.0));
+    let most = a.0 * b.0;
+    let rest = ((ah * bh - most) + ah * bl + al * bh) + al * bl + (a.0 * b.1 + a.1 * b.0);
+    (most + rest, rest - ((most + rest) - most))
 }
 
 /// One element: the new master weight.
@@ -167,6 +196,21 @@ mod tests {
         let mhat = *m / (1.0 - b1.powi(t as i32));
         let vhat = *v / (1.0 - b2.powi(t as i32));
         w * (1.0 - lr * f64::from(a.weight_decay)) - lr * mhat / (vhat.sqrt() + f64::from(a.eps))
+    }
+
+    #[test]
+    fn powers_are_those_of_the_system() {
+        let exponents = (0..2000).chain([9_999, 123_456, 1 << 20, u64::from(u32::MAX)]);
+        for (exponent, base) in
+            exponents.flat_map(|e| [0.0f32, 0.5, 0.9, 0.95, 0.999, 0.99999].map(|b| (e, b)))
+        {
+            let base = f64::from(base);
+            let (ours, theirs) = (power(base, exponent), base.powf(exponent as f64));
+            assert!(
+                (ours - theirs).abs() <= 1e-15 * theirs.max(1e-300),
+                "{base}^{exponent}: {ours} {theirs}"
+            );
+        }
     }
 
     #[test]
