@@ -200,6 +200,11 @@ impl Feed {
         &self.files
     }
 
+    /// Bytes of the tokens that this process keeps in memory, where its ranks find them: none of files, which are read.
+    pub fn in_memory(&self) -> u64 {
+        self.made.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |made| made.len())
+    }
+
     /// All tokens.
     pub fn tokens(&self) -> &Tokens {
         &self.tokens

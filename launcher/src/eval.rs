@@ -9,7 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine;
 use crate::out;
-use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, here};
+use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, here, tokens_in_memory};
 use crate::progress::Progress;
 use collectives::bootstrap::Identity;
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
@@ -83,9 +83,12 @@ impl EvalPlan {
         let ranks = self.ranks.world;
         if self.device.gpus().is_none() {
             let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
-            let each = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
-            let all = (each as u64).saturating_mul(ranks as u64);
-            return machine::check_memory(ranks, identity, all, &self.memory_advice(identity));
+            let model = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
+            let each = model + batch.token_bytes() + collectives::ready_bytes(ranks);
+            let tokens = tokens_in_memory(&self.feed, ranks, identity);
+            let all = (each as u64).saturating_mul(ranks as u64).saturating_add(tokens);
+            let advice = self.memory_advice(identity) + machine::text_advice(tokens, all);
+            return machine::check_memory(ranks, identity, all, &advice);
         }
         if identity.is_some() {
             return Ok(());
@@ -151,7 +154,10 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let mut progress = Progress::of_evaluation(rounds, plan.quiet || comm.rank() > 0, plan.colour);
     let mut round = 0;
     let whose = (plan.model.name.as_str(), plan.dtype);
-    let loss = mean_loss(plan.feed.tokens(), windows, plan.rows, rest, whose, comm, |batch, sums| {
+    let room = || Buffer::<u32>::try_zeroed(plan.rows * length);
+    let (mut inputs, mut targets) = (room()?, room()?);
+    let room = [inputs.host_mut(), targets.host_mut()];
+    let loss = mean_loss(plan.feed.tokens(), windows, rest, room, whose, comm, |batch, sums| {
         progress.evaluating(round, rounds);
         round += 1;
         let Some(batch) = batch else { return Ok(()) };

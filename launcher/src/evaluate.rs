@@ -10,7 +10,7 @@ use models::tokens::{Tokens, Windows};
 /// after an evaluation than was planned for its steps.
 const AT_ONCE: usize = 8;
 
-/// Deals the windows out in batches of `rows`, batch b to rank b modulo `world`, and gives the mean loss of all; a
+/// Deals the windows out in batches, of as many as `room` has memory for (tokens, and those that they predict), batch b to rank b modulo `world`, and gives the mean loss of all; a
 /// last window is shorter, `rest` tokens, and a batch of its own unless that is 0. `losses` computes a batch and gives
 /// its token losses to the [`Sums`]; ranks that got one batch less are called without one in the last round, because on
 /// stage 3 every rank takes part in every forward. Ranks wait for each other after every round, so that a slower one is
@@ -21,20 +21,19 @@ const AT_ONCE: usize = 8;
 pub fn mean_loss(
     tokens: &Tokens,
     windows: &Windows,
-    rows: usize,
     rest: usize,
+    [inputs, targets]: [&mut [u32]; 2],
     (model, dtype): (&str, Precision),
     comm: &Communicator,
     mut losses: impl FnMut(Option<&Batch<'_>>, Sums<'_>) -> Result<()>,
 ) -> Result<f64> {
+    let rows = inputs.len() / windows.length();
     let whole = windows.count().div_ceil(rows);
     let batches = whole + usize::from(rest > 0);
     // Where a batch's windows begin; the shorter one follows all others.
     let all = windows.count() + usize::from(rest > 0);
     let begin = |batch: usize| if batch <= whole { (batch * rows).min(windows.count()) } else { all };
     let (mut total, mut sums) = (0f64, Vec::new());
-    let mut inputs = vec![0u32; rows * windows.length()];
-    let mut targets = vec![0u32; rows * windows.length()];
     for from in (0..batches).step_by(comm.size()) {
         let start = begin(from);
         sums.clear();
@@ -120,11 +119,12 @@ mod tests {
         let ranks = Communicator::threads_with(world, options).unwrap();
         let mean = |comm: Communicator| {
             let mut asked = 0;
+            let [mut inputs, mut targets] = [(); 2].map(|()| vec![0; rows * LENGTH]);
             let mean = mean_loss(
                 tokens,
                 windows,
-                rows,
                 windows.rest(),
+                [&mut inputs, &mut targets],
                 ("m", Precision::F32),
                 &comm,
                 |batch, sums| {

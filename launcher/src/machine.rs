@@ -98,6 +98,16 @@ pub fn check_memory(world: usize, identity: Option<&Identity>, bytes: u64, advic
     }
 }
 
+/// What would make ranks that hold `bytes` together hold less, if those of the `tokens` of text among them count.
+pub fn text_advice(tokens: u64, bytes: u64) -> &'static str {
+    match tokens >= bytes / 10 {
+        true => {
+            ", or name a token file that 'caravan tokenize' makes of the text, which is read from the disk"
+        }
+        false => "",
+    }
+}
+
 /// Versions of what ran.
 pub fn versions() -> Value {
     json!({ "caravan": env!("CARGO_PKG_VERSION"), "rustc": env!("CARAVAN_RUSTC") })

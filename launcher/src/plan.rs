@@ -209,6 +209,8 @@ impl TrainPlan {
         let plan = self.sharded(zero, 0);
         let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
         let mut memory = zero::memory::predict(&plan, footprint);
+        let batches = if zero.placement.on_device() { &mut memory.host } else { &mut memory.workspace };
+        *batches += batch.token_bytes();
         let mut arena = zero::memory::arena(&plan, footprint);
         let mut largest_call = 0;
         if zero.placement.on_device() && self.ranks.world > 1 {
@@ -241,14 +243,13 @@ impl TrainPlan {
                 device::check(self, &gpu, room)?;
             }
         }
-        let host = need.total() - need.on_device(self.zero.placement);
         let ranks = self.ranks.world;
-        machine::check_memory(
-            ranks,
-            identity,
-            (host as u64).saturating_mul(ranks as u64),
-            &memory_advice(&self.zero, &self.batch, ranks, self.ranks.fewer(1, identity)),
-        )
+        // What the engine needs for calls beside is known once ranks have met.
+        let host = need.total() - need.on_device(self.zero.placement) + collectives::ready_bytes(ranks);
+        let tokens = tokens_in_memory(&self.feed, ranks, identity);
+        let all = (host as u64).saturating_mul(ranks as u64).saturating_add(tokens);
+        let advice = memory_advice(&self.zero, &self.batch, ranks, self.ranks.fewer(1, identity));
+        machine::check_memory(ranks, identity, all, &(advice + machine::text_advice(tokens, all)))
     }
 }
 
@@ -282,6 +283,13 @@ fn memory_advice(zero: &zero::Config, batch: &MicroBatch, world: usize, fewer: b
 /// How many processes of this host get ready like this one.
 pub fn here(identity: Option<&Identity>) -> usize {
     identity.and_then(|identity| identity.local_size).unwrap_or(1)
+}
+
+/// Bytes of the tokens that `ranks` keep in memory together: those that something else has started each their own, and those
+/// that this process starts, as threads or not, one copy.
+pub fn tokens_in_memory(feed: &Feed, ranks: usize, identity: Option<&Identity>) -> u64 {
+    let copies = if identity.is_some() { ranks } else { 1 };
+    feed.in_memory().saturating_mul(copies as u64)
 }
 
 /// Finds tokens that the model does not know, unless the parent of this rank has looked.
@@ -396,6 +404,22 @@ mod tests {
     use super::*;
     use models::Recompute;
     use zero::{Placement, Stage};
+
+    #[test]
+    fn tokens_of_text_are_held_once_by_ranks_of_one_start_and_by_each_of_others() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("t.txt");
+        std::fs::write(&file, "many ranks ".repeat(1000)).unwrap();
+        let text = Input::Text { files: vec![file], left_out: None };
+        let feed = Feed::open(text, None, 256, 1).unwrap();
+        let (own, started) =
+            (tokens_in_memory(&feed, 3, None), tokens_in_memory(&feed, 3, Some(&Identity::alone())));
+        assert!((11_000..12_100).contains(&own) && started == 3 * own, "{own} {started}");
+        assert_eq!(tokens_in_memory(&Feed::random(1, 256, 11_000), 3, None), 0);
+        // They are worth a word where they count.
+        assert!(machine::text_advice(own, 2 * own).contains("'caravan tokenize'"));
+        assert_eq!(machine::text_advice(own, 20 * own), "");
+    }
 
     #[test]
     fn what_is_advised_of_memory_would_help() {

@@ -93,12 +93,15 @@ impl<'a, T: Float> Run<'a, T> {
             _ => Companions::default(),
         };
         let predicted = plan.predict(&comm.group())?;
-        let trainer = device::trainer::<T>(plan, comm, Ledger::default())?;
+        let ledger = Ledger::default();
+        let beside = plan.zero.placement.on_device();
+        let loader = Loader::new(plan, me, if beside { &ledger.host } else { &ledger.workspace })?;
+        let trainer = device::trainer::<T>(plan, comm, ledger)?;
         Ok(Run {
             plan,
             show,
             trainer,
-            loader: Loader::new(plan, me),
+            loader,
             record,
             progress,
             companions,
@@ -161,7 +164,7 @@ impl<'a, T: Float> Run<'a, T> {
         let model = format!("{} after step {}", plan.model.name, step + 1);
         let whose = (model.as_str(), plan.dtype);
         let loss =
-            mean_loss(plan.feed.tokens(), windows, plan.batch.rows, rest, whose, &comm, |batch, sums| {
+            mean_loss(plan.feed.tokens(), windows, rest, self.loader.room(), whose, &comm, |batch, sums| {
                 self.progress.evaluating(round, rounds);
                 round += 1;
                 sums.set(self.trainer.evaluate(batch)?);

@@ -25,7 +25,12 @@ pub(super) fn kept(size: usize) -> usize {
 /// Bytes that the engine of a rank of `group` holds once it is ready for `calls`, with buffers from the communicator's
 /// `alloc`: see [`reserve`](crate::Communicator::reserve).
 pub fn scratch_bytes(group: &Group, calls: &[Call]) -> usize {
-    READY * kept(group.size) + LENT * piece(group, calls)
+    ready_bytes(group.size) + LENT * piece(group, calls)
+}
+
+/// Bytes of that which do not depend on the calls: those of its places, in a group of `size` ranks.
+pub fn ready_bytes(size: usize) -> usize {
+    READY * kept(size)
 }
 
 /// Bytes of a piece that is enough for each of `calls`; 0 if none needs one.

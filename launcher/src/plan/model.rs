@@ -31,6 +31,13 @@ pub struct MicroBatch {
     pub threads: usize,
 }
 
+impl MicroBatch {
+    /// Bytes of its tokens and of those that it predicts, on the host.
+    pub fn token_bytes(&self) -> usize {
+        2 * self.rows * self.length * size_of::<u32>()
+    }
+}
+
 /// A model by name, directory or config.json.
 pub struct ModelChoice {
     /// As the user named it.
