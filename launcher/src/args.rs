@@ -221,16 +221,17 @@ pub struct TrainArgs {
     /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only [default: 500].
     #[arg(long, value_name = "N")]
     pub eval_every: Option<usize>,
-    /// Tokens of an evaluation, the first of those held out; the one at the end takes all of them.
-    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
-    pub eval_tokens: usize,
+    /// Tokens of an evaluation, the first of those held out; the one at the end takes all of them [default: 1048576].
+    #[arg(long, value_name = "N")]
+    pub eval_tokens: Option<usize>,
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 if random or sequential].
     #[arg(long, value_name = "X")]
     pub val_fraction: Option<f64>,
     /// Write one JSON object a line: the run, each step, the summary.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Write the trained model as a Hugging Face directory.
+    /// Write the trained model as a Hugging Face directory. It has no state of the optimizer: a run that starts from it
+    /// begins its schedule and its order of data anew, best with another --seed.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Gather the next unit's parameters while this one computes. The bits are the same either way.

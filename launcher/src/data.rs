@@ -205,6 +205,11 @@ impl Feed {
         self.made.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |made| made.len())
     }
 
+    /// How many tokens are held out.
+    pub fn held_out_tokens(&self) -> usize {
+        self.held_out.len()
+    }
+
     /// All tokens.
     pub fn tokens(&self) -> &Tokens {
         &self.tokens

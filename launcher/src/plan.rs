@@ -37,6 +37,9 @@ const TRAIN_SEQ: usize = 256;
 /// Steps between evaluations, where something is held out for them.
 const EVAL_EVERY: usize = 500;
 
+/// Tokens of each of them but the last.
+const EVAL_TOKENS: usize = 1 << 20;
+
 /// A training run in which everything is known and checked.
 pub struct TrainPlan {
     /// What is trained.
@@ -167,7 +170,7 @@ impl TrainPlan {
             seed: args.seed,
             order: args.order,
             eval_every: args.eval_every.unwrap_or(EVAL_EVERY),
-            eval_tokens: args.eval_tokens,
+            eval_tokens: args.eval_tokens.unwrap_or(EVAL_TOKENS),
             val_fraction,
             metrics: args.metrics.clone(),
             save: args.save.clone(),

@@ -19,8 +19,10 @@ fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
         "{said}"
     );
     assert_eq!(train("nano").1, first);
+    let words = "the evaluation at the end takes all 800 tokens that are held out, and training 256: a lower --val-fraction";
+    assert!(said.contains(words), "{said}");
     let (said, further) = train("./nano");
-    assert!(said.contains("weights of ./nano"), "{said}");
+    assert!(said.contains("weights of ./nano, a new optimizer)"), "{said}");
     assert_ne!(further, first);
 }
 

@@ -32,6 +32,7 @@ fn flags_that_make_no_sense_are_refused() {
         ("--min-lr 1e-4 --schedule constant", &["--min-lr 0.0001", "--schedule linear or cosine"]),
         ("--eval-every 5 --val-fraction 0", &["--eval-every 5", "--val-fraction 0.1"]),
         ("--eval-every 5 --order sequential", &["--eval-every 5", "--val-fraction 0.1"]),
+        ("--eval-tokens 5 --val-fraction 0", &["--eval-tokens 5", "--val-fraction 0.1"]),
         ("--beta1 1", &["--beta1 1", "below 1"]),
         ("--beta2 -0.1", &["--beta2 -0.1"]),
         ("--eps 0", &["--eps 0", "above 0"]),

@@ -27,7 +27,7 @@ impl Numbers {
         at_least_one("--micro-batch", args.micro_batch)?;
         at_least_one("--accumulate", args.accumulate)?;
         args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
-        at_least_one("--eval-tokens", args.eval_tokens)?;
+        args.eval_tokens.map_or(Ok(()), |tokens| at_least_one("--eval-tokens", tokens))?;
         Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
     }
 }
@@ -87,12 +87,13 @@ fn val_fraction(args: &TrainArgs) -> Result<f64> {
     let habit = if args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
     let asked = args.val_fraction.unwrap_or(habit);
     let fraction = number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))?;
-    match args.eval_every {
-        Some(steps) if steps > 0 && fraction == 0.0 => usage(format!(
-            "--eval-every {steps}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave --eval-every \
-             away"
+    let every = args.eval_every.filter(|&steps| steps > 0).map(|steps| ("--eval-every", steps));
+    let asked = every.or(args.eval_tokens.map(|tokens| ("--eval-tokens", tokens)));
+    match asked.filter(|_| fraction == 0.0) {
+        Some((flag, value)) => usage(format!(
+            "{flag} {value}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave {flag} away"
         )),
-        _ => Ok(fraction),
+        None => Ok(fraction),
     }
 }
 

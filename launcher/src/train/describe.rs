@@ -71,7 +71,8 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         n => format!(" x {n} micro-batches"),
     };
     let weights = match &plan.model.weights {
-        Some(weights) => format!("weights of {}", weights.dir().display()),
+        // Which is all that is saved of a run.
+        Some(weights) => format!("weights of {}, a new optimizer", weights.dir().display()),
         None => "new weights".to_owned(),
     };
     // Which text tokens are, or why nobody can tell.
@@ -80,9 +81,19 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         (None, 0) => String::new(),
         (None, _) => ", tokenizer not known: no sample will be shown (--tokenizer names it)".to_owned(),
     };
+    let (trained, held_out) = (plan.steps.saturating_mul(plan.step_tokens), plan.feed.held_out_tokens());
+    let evaluated = match held_out > trained {
+        true => format!(
+            "\nthe evaluation at the end takes all {} tokens that are held out, and training {}: a lower --val-fraction holds \
+             out fewer",
+            human::count(held_out as f64),
+            human::count(trained as f64)
+        ),
+        false => String::new(),
+    };
     format!(
         "training {} ({} parameters, {weights}) on {} x {}{} over {}, ZeRO stage {}, {}{}\n\
-         {}{tokenizer}; {} of {}{micro} x {} sequences x {} tokens",
+         {}{tokenizer}; {} of {}{micro} x {} sequences x {} tokens{evaluated}",
         plan.model.name,
         human::count(plan.model.config.parameters() as f64),
         several(plan.ranks.world, "rank"),
