@@ -4,6 +4,7 @@
 use crate::{bench, word_tokenizer};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
 
 #[test]
 fn flags_that_make_no_sense_are_refused() {
@@ -109,6 +110,17 @@ fn a_launcher_that_disagrees_is_named() {
     run("--ranks 2", &step)
         .refusal(2, &["--ranks 2", "srun", "env -u SLURM_STEP_ID -u SLURM_STEPID caravan"]);
     run("--steps 1 --micro-batch 1 --sample 0 --ranks 2", &step[2..]).success();
+    // What a shell of Slurm's leaves is not taken for that of a step which was started from it.
+    let left = [&step[..3], &[("SLURM_NTASKS", "4"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")]].concat();
+    run("", &left).refusal(2, &["rank 0 of 4", "rank 0 of 1", "'env -u PMI_RANK -u PMI_SIZE caravan ...'"]);
+    let slurmstepd = bench.path("slurmstepd");
+    std::os::unix::fs::symlink("/bin/sh", &slurmstepd).unwrap();
+    let mut command = Command::new(slurmstepd);
+    bench.prepare(&mut command);
+    let line =
+        format!("'{}' train --model nano --data text.txt --ranks 3; exit $?", env!("CARGO_BIN_EXE_caravan"));
+    command.args(["-c", &line]).envs(left);
+    bench.finish(command.spawn().unwrap()).refusal(2, &["--ranks 3", "one of 4 ranks that srun started"]);
     run("--transport threads", &two).refusal(2, &["threads", "--transport shm"]);
     run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["caravan: CARAVAN_RANK=2"]);
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);

@@ -137,7 +137,7 @@ pub(crate) fn pmi_socket() -> Option<BorrowedFd<'static>> {
 
 /// The descriptor with this number, if it is a connected socket: a number that was inherited without what it stood for may be
 /// a file's by now, which is not to be written to.
-fn connected(number: &str) -> Option<BorrowedFd<'static>> {
+pub(super) fn connected(number: &str) -> Option<BorrowedFd<'static>> {
     let number = number.parse().ok().filter(|&fd| fd > 2)?;
     // SAFETY: a manager's socket is open as long as this process, which never closes it; of what is none the kernel is asked
     // once, which leaves it as it is, and nobody gets it.

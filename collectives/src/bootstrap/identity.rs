@@ -1,9 +1,14 @@
 //! Who am I: rank, world, place on the host and job, from what the launcher left in the environment.
 
+mod innermost;
 mod slurm;
 
 use super::hosts;
 use crate::error::{Error, Result};
+use innermost::Evidence;
+
+/// Bytes that the name and the secret of a job may have each, which go together into a rank's first words.
+const LONGEST: usize = 1024;
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +37,17 @@ impl Launcher {
         }
     }
 
-    /// What its processes that start ranks are called, where nothing else tells.
-    pub(super) fn processes(self) -> &'static [&'static str] {
-        match self {
-            Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"],
+    /// Whether a process of this name is one of those by which it starts ranks. Several are installed beside each other
+    /// with what tells them apart after a dot: `mpirun.openmpi`, `mpiexec.hydra`.
+    pub(super) fn has(self, name: &str) -> bool {
+        // The kernel keeps 15 characters of a name.
+        let names: &[_] = match self {
+            Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"],
+            Launcher::Pmi => &["mpirun", "mpiexec", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpispawn"],
             Launcher::Slurm => &["slurmstepd"],
-            Launcher::Pmi | Launcher::Caravan | Launcher::Alone => &[],
-        }
+            Launcher::Caravan | Launcher::Alone => &[],
+        };
+        names.contains(&name.split_once('.').map_or(name, |(before, _)| before))
     }
 
     /// Variables of this process's environment without which it would be nobody's rank.
@@ -47,7 +56,16 @@ impl Launcher {
             Launcher::Caravan => &[variables::RANK, variables::WORLD],
             Launcher::OpenMpi => &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"],
             Launcher::Pmi => &["PMI_RANK", "PMI_SIZE"],
-            Launcher::Slurm => &["SLURM_STEP_ID", "SLURM_STEPID", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"],
+            // Others may be left by what started the shell that called srun.
+            Launcher::Slurm => &[
+                "SLURM_STEP_ID",
+                "SLURM_STEPID",
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_SIZE",
+                "PMI_RANK",
+                "PMI_SIZE",
+                "PMIX_RANK",
+            ],
             Launcher::Alone => &[],
         };
         names.iter().copied().filter(|name| std::env::var_os(name).is_some())
@@ -110,42 +128,42 @@ impl Identity {
         }
     }
 
-    /// From this process's environment; None when no launcher left anything there.
+    /// From this process's environment; None when no launcher left anything there. Where variables of srun and of another
+    /// launcher contradict each other, that one is believed which really started this process: by the socket to a
+    /// process manager that PMI_FD names, or by the nearest launcher among the processes above this one.
     ///
     /// # Errors
     /// [`Error::Launch`] naming the variables that are malformed, contradict each other or miss their partner.
     pub fn from_env() -> Result<Option<Self>> {
-        Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+        let lookup = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
+        Self::found(&Environment { lookup: &lookup, evidence: Evidence::of_this_process() })
     }
 
-    /// From any source of variables. The own variables win over Open MPI's, those over PMI's, those over Slurm's:
-    /// an outer launcher's variables are inherited by what an inner one starts, so the innermost is asked first.
+    /// From any source of variables, and nothing else. The own variables win over Open MPI's, those over PMI's, those
+    /// over Slurm's, as far as they do not contradict each other.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
-        let env = Environment { lookup: &lookup };
+        Self::found(&Environment { lookup: &lookup, evidence: Evidence::none() })
+    }
+
+    fn found(env: &Environment<'_>) -> Result<Option<Self>> {
         let found = match env.caravan()? {
             Some(found) => Some(found),
-            None => match env.open_mpi()? {
-                Some(found) => Some(found),
-                None => match env.pmi()? {
-                    Some(found) => Some(found),
-                    None => env.slurm()?,
-                },
-            },
+            None => env.innermost()?,
         };
         let Some(mut found) = found else {
             if let Some(rank) = env.text("PMIX_RANK") {
                 return Err(Error::Launch(format!(
-                    "PMIX_RANK={rank} is set but nothing says how many ranks there are; \
-                     set CARAVAN_RANK and CARAVAN_WORLD for each process"
+                    "PMIX_RANK={rank} is set but nothing says how many ranks there are: set CARAVAN_RANK and CARAVAN_WORLD \
+                     for each process, or leave it away ('env -u PMIX_RANK caravan ...') if something else was started with it"
                 )));
             }
             return Ok(None);
         };
-        found.job = env.text(variables::JOB).or(found.job);
-        found.token = env.text(variables::TOKEN).or(found.token);
+        found.job = env.short(variables::JOB)?.or(found.job);
+        found.token = env.short(variables::TOKEN)?.or(found.token);
         if let Some(address) = env.text(variables::RENDEZVOUS) {
             found.rendezvous = Some(hosts::checked_address(variables::RENDEZVOUS, &address)?);
         }
@@ -178,6 +196,7 @@ fn parent() -> u32 {
 /// A source of variables, with one reader per launcher.
 struct Environment<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
+    evidence: Evidence<'a>,
 }
 
 /// The variables of one launcher that say who this process is.
@@ -192,6 +211,17 @@ impl Environment<'_> {
     /// The value, if set and not empty.
     fn text(&self, name: &str) -> Option<String> {
         (self.lookup)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
+    }
+
+    /// The same of what ranks introduce themselves with, which has an end.
+    fn short(&self, name: &str) -> Result<Option<String>> {
+        match self.text(name) {
+            Some(text) if text.len() > LONGEST => Err(Error::Launch(format!(
+                "{name} has {} bytes: ranks introduce themselves with it, and it may have {LONGEST}",
+                text.len()
+            ))),
+            text => Ok(text),
+        }
     }
 
     fn number(&self, name: &str) -> Result<Option<usize>> {
@@ -280,12 +310,15 @@ impl Environment<'_> {
     }
 
     fn pmi(&self) -> Result<Option<Identity>> {
-        let names = Names {
-            rank: "PMI_RANK",
-            world: "PMI_SIZE",
-            local_rank: "MPI_LOCALRANKID",
-            local_size: hosts::OF_HYDRA,
-        };
+        // Hydra's, those of HPE's PALS, and MVAPICH's.
+        let locals = [
+            ("MPI_LOCALRANKID", hosts::OF_HYDRA),
+            ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+            ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        ];
+        let said = |&(_, size): &(&'static str, &'static str)| self.text(size).is_some();
+        let (local_rank, local_size) = locals.into_iter().find(said).unwrap_or(locals[0]);
+        let names = Names { rank: "PMI_RANK", world: "PMI_SIZE", local_rank, local_size };
         let Some(mut me) = self.ranks(&names, Launcher::Pmi)? else { return Ok(None) };
         // `srun --mpi=pmi2` sets PMI_RANK too, and then Slurm knows more. Under Hydra inside an allocation the Slurm
         // variables are those of Hydra's proxy, of which there is one a node: where that is one a rank, they agree.
@@ -370,9 +403,6 @@ mod tests {
             table.extend_from_slice(extra);
             who(&table).4
         };
-        assert_eq!(both(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")]), Launcher::OpenMpi);
-        // Hydra under Slurm: the Slurm variables describe its proxy, not this rank.
-        assert_eq!(both(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]), Launcher::Pmi);
         // srun --mpi=pmi2: both speak of the same rank.
         assert_eq!(both(&[("PMI_RANK", "5"), ("PMI_SIZE", "7")]), Launcher::Slurm);
         // Hydra with a rank a node, whose proxies are a step of the same ranks.
@@ -394,6 +424,41 @@ mod tests {
     }
 
     #[test]
+    fn each_process_manager_counts_the_ranks_of_a_host_by_its_own_names() {
+        let with = |extra: &[(&'static str, &'static str)]| {
+            let (_, _, rank, size, _) = who(&[&[("PMI_RANK", "5"), ("PMI_SIZE", "8")], extra].concat());
+            (rank, size)
+        };
+        assert_eq!(with(&[("PMI_LOCAL_RANK", "1"), ("PMI_LOCAL_SIZE", "4")]), (Some(1), Some(4)));
+        let mvapich = [("MV2_COMM_WORLD_LOCAL_RANK", "2"), ("MV2_COMM_WORLD_LOCAL_SIZE", "3")];
+        assert_eq!(with(&mvapich), (Some(2), Some(3)));
+        let hydra = [&mvapich[..], &[("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")]].concat();
+        assert_eq!(with(&hydra), (Some(0), Some(2)));
+    }
+
+    #[test]
+    fn processes_that_start_ranks_are_known_beside_others_of_their_name() {
+        for name in ["mpirun", "mpirun.openmpi", "mpiexec.openmpi", "prted"] {
+            assert!(Launcher::OpenMpi.has(name), "{name}");
+        }
+        assert!(Launcher::Pmi.has("mpiexec.hydra") && Launcher::Pmi.has("hydra_pmi_proxy"));
+        assert!(!Launcher::OpenMpi.has("mpirunner") && !Launcher::Slurm.has("mpirun.openmpi"));
+    }
+
+    #[test]
+    fn names_and_secrets_that_no_rank_could_introduce_itself_with_are_refused() {
+        let given = |name, bytes| {
+            let long = "x".repeat(bytes);
+            from(&[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2"), (name, &long)])
+        };
+        for name in ["CARAVAN_JOB", "CARAVAN_TOKEN"] {
+            assert!(given(name, LONGEST).is_ok());
+            let text = given(name, 5000).unwrap_err().to_string();
+            assert!(text.contains(&format!("{name} has 5000 bytes")) && text.contains("1024"), "{text}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_named() {
         for (table, words) in [
             (&[("CARAVAN_RANK", "1")][..], &["CARAVAN_RANK=1", "CARAVAN_WORLD"][..]),
@@ -410,7 +475,7 @@ mod tests {
                 &[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "3")],
                 &["MPI_LOCALNRANKS=3", "PMI_SIZE=2"],
             ),
-            (&[("PMIX_RANK", "0")], &["PMIX_RANK=0", "CARAVAN_WORLD"]),
+            (&[("PMIX_RANK", "0")], &["PMIX_RANK=0", "CARAVAN_WORLD", "'env -u PMIX_RANK caravan ...'"]),
             (
                 &[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2"), ("CARAVAN_RENDEZVOUS", "nohost")],
                 &["CARAVAN_RENDEZVOUS=nohost", "host:port"],

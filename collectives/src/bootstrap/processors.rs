@@ -86,16 +86,18 @@ fn process_of(launcher: Launcher) -> Option<Pid> {
     {
         return Pid::from_raw(manager as i32);
     }
-    let called = |name: &str| launcher.processes().contains(&name);
+    ancestors().find(|(_, name)| launcher.has(name)).map(|(pid, _)| pid).or_else(getppid)
+}
+
+/// The processes above this one and their names, the nearest first, as far as they can be seen from here.
+pub(super) fn ancestors() -> impl Iterator<Item = (Pid, String)> {
     let mut next = getppid();
-    while let Some(pid) = next {
-        let Some((name, parent)) = about(pid) else { break };
-        if called(&name) {
-            return Some(pid);
-        }
+    std::iter::from_fn(move || {
+        let pid = next?;
+        let (name, parent) = about(pid)?;
         next = parent;
-    }
-    getppid()
+        Some((pid, name))
+    })
 }
 
 /// Name and parent of a process.

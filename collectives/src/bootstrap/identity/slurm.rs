@@ -9,16 +9,16 @@ use crate::error::{Error, Result};
 const PSEUDO_STEPS: i64 = 0xffff_fff0;
 
 impl Environment<'_> {
+    /// The step that srun started this process in, if it did.
+    pub(super) fn step(&self) -> Result<Option<i64>> {
+        let Some(text) = self.text("SLURM_STEP_ID").or(self.text("SLURM_STEPID")) else { return Ok(None) };
+        let step: i64 =
+            text.parse().map_err(|_| Error::Launch(format!("SLURM_STEP_ID={text} is not a whole number")))?;
+        Ok((0..PSEUDO_STEPS).contains(&step).then_some(step))
+    }
+
     pub(super) fn slurm(&self) -> Result<Option<Identity>> {
-        let step = match self.text("SLURM_STEP_ID").or(self.text("SLURM_STEPID")) {
-            None => return Ok(None),
-            Some(text) => text
-                .parse::<i64>()
-                .map_err(|_| Error::Launch(format!("SLURM_STEP_ID={text} is not a whole number")))?,
-        };
-        if !(0..PSEUDO_STEPS).contains(&step) {
-            return Ok(None);
-        }
+        let Some(step) = self.step()? else { return Ok(None) };
         let world =
             if self.text("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
         let names = Names {

@@ -1,0 +1,164 @@
+//! Which launcher started this process, where several have left variables: what starts a launcher, a shell or a job hands
+//! its own down, and then they are of another process.
+
+use super::super::{hosts, processors};
+use super::{Environment, Identity, Launcher};
+use crate::error::{Error, Result};
+
+/// What tells which launcher started a process, beside its variables.
+pub(super) struct Evidence<'a> {
+    /// Whether this value of PMI_FD is a socket to a process manager.
+    manager: &'a dyn Fn(&str) -> bool,
+    /// The names of the processes above it, the nearest first.
+    above: &'a dyn Fn() -> Vec<String>,
+}
+
+impl Evidence<'_> {
+    pub fn of_this_process() -> Self {
+        Evidence {
+            manager: &|number| hosts::connected(number).is_some(),
+            above: &|| processors::ancestors().map(|(_, name)| name).collect(),
+        }
+    }
+
+    /// Of variables that are those of no process.
+    pub fn none() -> Self {
+        Evidence { manager: &|_| false, above: &Vec::new }
+    }
+}
+
+impl Environment<'_> {
+    /// Open MPI's rank, or PMI's, or else Slurm's, but for those that something outside a step of srun's left behind.
+    ///
+    /// # Errors
+    /// Variables that are malformed; those of srun and another that say different things, where nothing tells which of
+    /// them started this process.
+    pub(super) fn innermost(&self) -> Result<Option<Identity>> {
+        if self.started(Launcher::OpenMpi)?
+            && let Some(me) = self.open_mpi()?
+        {
+            return Ok(Some(me));
+        }
+        if self.started(Launcher::Pmi)?
+            && let Some(me) = self.pmi()?
+        {
+            return Ok(Some(me));
+        }
+        self.slurm()
+    }
+
+    /// Whether the variables of `launcher`, if there are any, are those of this process.
+    fn started(&self, launcher: Launcher) -> Result<bool> {
+        let [rank, world] = names(launcher);
+        if self.text(rank).is_none() && self.text(world).is_none() {
+            return Ok(false);
+        }
+        if self.step()?.is_none() {
+            return Ok(true);
+        }
+        match self.nearest(launcher) {
+            Some(nearest) => Ok(nearest == launcher),
+            None => self.agreed(launcher),
+        }
+    }
+
+    /// Which of srun and `launcher` started this process, as far as that can be seen.
+    fn nearest(&self, launcher: Launcher) -> Option<Launcher> {
+        // Slurm's own, which `srun --mpi=pmi2` brings, is of this very step.
+        if launcher == Launcher::Pmi && self.text("PMI_FD").is_some_and(|fd| (self.evidence.manager)(&fd)) {
+            return Some(launcher);
+        }
+        let of = |name: &String| [Launcher::Slurm, launcher].into_iter().find(|one| one.has(name));
+        (self.evidence.above)().iter().find_map(of)
+    }
+
+    /// Whether it says the same as Slurm: true, or an error.
+    fn agreed(&self, launcher: Launcher) -> Result<bool> {
+        let [rank, world] = names(launcher);
+        let (Some(slurm), Some(at), Some(of)) = (self.slurm()?, self.number(rank)?, self.number(world)?)
+        else {
+            return Ok(true);
+        };
+        if (slurm.rank, slurm.world) == (at, of) {
+            return Ok(true);
+        }
+        let steps = ["SLURM_STEP_ID", "SLURM_STEPID"].into_iter().filter(|name| self.text(name).is_some());
+        let steps: Vec<String> = steps.map(|name| format!("-u {name}")).collect();
+        Err(Error::Launch(format!(
+            "srun says that this is rank {} of {} (SLURM_PROCID), {} that it is rank {at} of {of} ({rank}, {world}), and \
+             nothing tells which of them started it: take 'env -u {rank} -u {world} caravan ...' if srun did, or \
+             'env {} caravan ...' if the other did",
+            slurm.rank,
+            slurm.world,
+            launcher.name(),
+            steps.join(" ")
+        )))
+    }
+}
+
+/// The variables in which a launcher other than Slurm says who a process is.
+fn names(launcher: Launcher) -> [&'static str; 2] {
+    match launcher {
+        Launcher::OpenMpi => ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+        _ => ["PMI_RANK", "PMI_SIZE"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::SLURM;
+    use super::*;
+
+    const OMPI: [(&str, &str); 2] = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+    const PMI: [(&str, &str); 3] = [("PMI_RANK", "0"), ("PMI_SIZE", "1"), ("PMI_FD", "9")];
+
+    /// Who is a process in rank 5 of 7 of a step, with variables of another launcher beside.
+    fn found(other: &[(&str, &str)], manager: bool, above: &[&str]) -> Result<Identity> {
+        let table = [&SLURM, other].concat();
+        let lookup = |name: &str| table.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string());
+        let above = || above.iter().map(|name| name.to_string()).collect();
+        let evidence = Evidence { manager: &|fd| manager && fd == "9", above: &above };
+        Identity::found(&Environment { lookup: &lookup, evidence }).map(|me| me.unwrap())
+    }
+
+    #[test]
+    fn what_was_left_behind_outside_a_step_is_not_believed() {
+        for left in [&OMPI[..], &PMI, &[&OMPI[..], &PMI].concat()] {
+            let me = found(left, false, &["bash", "slurmstepd", "systemd", "mpirun"]).unwrap();
+            assert_eq!((me.launcher, me.rank, me.world), (Launcher::Slurm, 5, 7), "{left:?}");
+        }
+        // Nor where another rank of the step is of the same number, nor what contradicts it in other words.
+        let same = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "7"), ("PMIX_RANK", "1")];
+        assert_eq!(found(&same, false, &["slurmstepd"]).unwrap().launcher, Launcher::Slurm);
+        let hydra =
+            [("PMI_RANK", "5"), ("PMI_SIZE", "7"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "1")];
+        assert_eq!(found(&hydra, false, &["slurmstepd"]).unwrap().launcher, Launcher::Slurm);
+    }
+
+    #[test]
+    fn what_runs_inside_a_step_is_believed() {
+        // srun starts the daemons of both, whose ranks inherit its variables.
+        let orted = found(&OMPI, false, &["sh", "orted", "slurmstepd"]).unwrap();
+        assert_eq!((orted.launcher, orted.rank, orted.world), (Launcher::OpenMpi, 0, 2));
+        let by_name = found(&PMI, false, &["hydra_pmi_proxy", "slurmstepd"]).unwrap();
+        let by_socket = found(&PMI, true, &["container", "slurmstepd"]).unwrap();
+        for me in [by_name, by_socket] {
+            assert_eq!((me.launcher, me.rank, me.world), (Launcher::Pmi, 0, 1));
+        }
+    }
+
+    #[test]
+    fn a_contradiction_that_nothing_decides_is_refused() {
+        for (other, words) in [
+            (
+                &OMPI[..],
+                ["rank 0 of 2", "mpirun (Open MPI)", "-u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_SIZE"],
+            ),
+            (&PMI, ["rank 0 of 1", "mpirun (PMI)", "'env -u PMI_RANK -u PMI_SIZE caravan ...' if srun did"]),
+        ] {
+            let text = found(other, false, &["sh", "init"]).unwrap_err().to_string();
+            let all = words.into_iter().chain(["srun", "rank 5 of 7", "'env -u SLURM_STEP_ID caravan ...'"]);
+            all.for_each(|word| assert!(text.contains(word), "{text} has no {word}"));
+        }
+    }
+}
