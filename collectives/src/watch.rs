@@ -30,6 +30,15 @@ impl Waited {
         Waited { sum: Duration::ZERO, last: Instant::now() }
     }
 
+    /// What a call took that lets nobody look meanwhile, counts in full.
+    pub(crate) fn blocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        self.so_far();
+        let done = call();
+        self.sum += self.last.elapsed();
+        self.last = Instant::now();
+        done
+    }
+
     /// Until now.
     pub fn so_far(&mut self) -> Duration {
         let now = Instant::now();

@@ -1,6 +1,6 @@
 //! Where the members of a star find each other: sockets of one host, and of several.
 
-use super::wire::Stream;
+use super::wire::{Stream, Wait};
 use crate::error::{Error, Result};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use std::net::{Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
@@ -48,7 +48,12 @@ impl Listener {
             Place::Tcp(address) => {
                 let (_, port) = hosts_and_port(address)?;
                 // Any address, not the one the name has here: /etc/hosts often says 127.0.1.1 for one's own name.
-                let listener = both_families(port).or_else(|_| TcpListener::bind(("0.0.0.0", port)))?;
+                let listener = both_families(port).or_else(|e| match e.raw_os_error() {
+                    // A system without IPv6. Where somebody else has the port there, other ranks might find him first, and
+                    // tell him the job's secret.
+                    Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL) => TcpListener::bind(("0.0.0.0", port)),
+                    _ => Err(e),
+                })?;
                 listener.set_nonblocking(true)?;
                 Ok(Listener::Tcp(listener))
             }
@@ -139,13 +144,18 @@ fn both_families(port: u16) -> std::io::Result<TcpListener> {
 /// What a look at a place found.
 pub(super) enum Found {
     Somebody(Stream),
-    /// Nobody listens yet, or nothing has the name yet, and then why.
+    /// Nobody whom we look for listens yet, or nothing has the name yet, and then why.
     Nobody(Option<Error>),
 }
 
-/// Connects to whoever listens at `place`. On Unix sockets the kernel says which user listens: a stranger there hears
-/// nothing, least of all the job's secret.
-pub(super) fn connect(place: &Place) -> Result<Found> {
+/// Connects to who listens at `place` and is the one that `greet` looks for: where it gives nothing back, whoever listens
+/// at the next address may be. On Unix sockets the kernel says which user listens: a stranger there hears nothing, least of
+/// all the job's secret.
+pub(super) fn connect(
+    place: &Place,
+    wait: &Wait<'_>,
+    mut greet: impl FnMut(Stream) -> Result<Option<Stream>>,
+) -> Result<Found> {
     let refused = |e: std::io::Error| Error::system(format!("connecting to {place}"), e);
     match place {
         Place::Unix(name) => {
@@ -160,13 +170,13 @@ pub(super) fn connect(place: &Place) -> Result<Found> {
                     peer.uid
                 )));
             }
-            Ok(Found::Somebody(Stream::Unix(stream)))
+            Ok(greet(Stream::Unix(stream))?.map_or(Found::Nobody(None), Found::Somebody))
         }
         Place::Tcp(address) => {
             let (hosts, port) = hosts_and_port(address).map_err(refused)?;
             let (mut resolved, mut failed) = (Vec::new(), None);
             for host in hosts.split(',') {
-                match format!("{host}:{port}").to_socket_addrs() {
+                match wait.blocked(|| format!("{host}:{port}").to_socket_addrs()) {
                     Ok(addresses) => resolved.extend(addresses),
                     Err(e) => failed = failed.or(Some(e)),
                 }
@@ -176,14 +186,17 @@ pub(super) fn connect(place: &Place) -> Result<Found> {
                 return Ok(Found::Nobody(Some(refused(e))));
             }
             for address in resolved {
-                if let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+                let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(1));
+                if let Ok(stream) = wait.blocked(connect) {
                     // Where nobody listens and the kernel picks that very port for this end, it joins both ends.
                     if stream.local_addr().ok() == Some(address) {
                         continue;
                     }
                     stream.set_nonblocking(true).map_err(refused)?;
                     stream.set_nodelay(true).map_err(refused)?;
-                    return Ok(Found::Somebody(Stream::Tcp(stream)));
+                    if let Some(stream) = greet(Stream::Tcp(stream))? {
+                        return Ok(Found::Somebody(stream));
+                    }
                 }
             }
             Ok(Found::Nobody(None))
@@ -195,6 +208,25 @@ pub(super) fn connect(place: &Place) -> Result<Found> {
 mod tests {
     use super::*;
     use rustix::process::Uid;
+
+    /// Whoever listens there.
+    fn connect(place: &Place) -> Result<Found> {
+        super::connect(place, &Wait::new(Duration::from_secs(600), 1, None), |stream| Ok(Some(stream)))
+    }
+
+    #[test]
+    fn a_port_that_somebody_else_has_on_one_family_is_not_listened_at_on_the_other() {
+        let Ok(socket) = net::socket(AddressFamily::INET6, SocketType::STREAM, None) else {
+            return harness::skip("there is no IPv6 here");
+        };
+        sockopt::set_ipv6_v6only(&socket, true).unwrap();
+        net::bind(&socket, &std::net::SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).unwrap();
+        net::listen(&socket, 1).unwrap();
+        let taken = TcpListener::from(socket);
+        let place = Place::Tcp(format!("localhost:{}", taken.local_addr().unwrap().port()));
+        let refused = Listener::bind(&place).err().expect("the port is taken");
+        assert_eq!(refused.kind(), std::io::ErrorKind::AddrInUse);
+    }
 
     #[test]
     fn an_address_without_a_port_is_no_place() {

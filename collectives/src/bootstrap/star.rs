@@ -5,10 +5,11 @@ use super::hosts;
 use super::place::{self, Found, Listener, Place};
 use super::wire::{self, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
+use crate::watch::Waited;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MAGIC: &[u8; 8] = b"caravan1";
 const LONGEST_HELLO: usize = 4096;
@@ -20,12 +21,18 @@ const MOST_PENDING: usize = 1024;
 const EXTRA: Duration = Duration::from_secs(2);
 /// More than anybody waits, and what can be added to a clock.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
+/// Who has listened, was not or no longer the middle, and is gone for so long was the middle.
+const GONE_FOR: Duration = Duration::from_secs(5);
 /// Between two looks whether somebody listens.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// What helps where one name stands for several jobs, as that of Hydra's in containers without each other's processes does.
 const OF_SEVERAL_JOBS: &str =
     "if these are several jobs, set CARAVAN_JOB for all ranks of this one to a name of its own";
+
+/// What helps where ranks do not meet on one host.
+const OF_ONE_HOST: &str = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different processes \
+                           start need CARAVAN_JOB, the same for all";
 
 /// One member as it introduces itself.
 pub(super) struct Member<'a> {
@@ -91,7 +98,7 @@ impl Star {
         board: Option<&super::Board>,
     ) -> Result<Star> {
         let timeout = timeout.min(LONGEST);
-        let wait = Wait { deadline: Instant::now() + timeout, rank: me.ranks[me.index], board };
+        let wait = Wait::new(timeout, me.ranks[me.index], board);
         let links = match (me.ranks.len(), me.index) {
             (1, _) => Vec::new(),
             (_, 0) => gather(place, me, timeout, &wait)?,
@@ -191,7 +198,7 @@ impl Star {
     fn wait<'a>(&self, timeout: Duration, board: Option<&'a super::Board>) -> Wait<'a> {
         let timeout = timeout.min(LONGEST);
         let extra = if self.index > 0 { EXTRA } else { Duration::ZERO };
-        Wait { deadline: Instant::now() + timeout + extra, rank: self.ranks[self.index], board }
+        Wait::new(timeout + extra, self.ranks[self.index], board)
     }
 
     /// The frame the middle owes us.
@@ -282,7 +289,7 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
         Error::system(format!("listening for the other ranks at {place} ({hint})"), e)
     })?;
     let mut joined: Vec<Option<(Stream, Hello)>> = (1..me.ranks.len()).map(|_| None).collect();
-    let mut pending: Vec<(Stream, Partial, Instant)> = Vec::new();
+    let mut pending: Vec<(Stream, Partial, Waited)> = Vec::new();
     let outcome = loop {
         if joined.iter().all(Option::is_some) {
             break Ok(());
@@ -297,7 +304,7 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
         let (mut fatal, mut full) = (None, None);
         while pending.len() < MOST_PENDING {
             match listener.accept() {
-                Ok(Some(stream)) => pending.push((stream, Partial::default(), Instant::now())),
+                Ok(Some(stream)) => pending.push((stream, Partial::default(), Waited::begin())),
                 Ok(None) => break,
                 Err(error) => {
                     let come = 1 + joined.iter().flatten().count();
@@ -309,9 +316,9 @@ fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) ->
             }
         }
         let mut waiting = Vec::new();
-        for (stream, mut partial, since) in pending {
+        for (stream, mut partial, mut since) in pending {
             match partial.advance(&stream, LONGEST_HELLO) {
-                Ok(None) if since.elapsed() < HELLO_WITHIN => waiting.push((stream, partial, since)),
+                Ok(None) if since.so_far() < HELLO_WITHIN => waiting.push((stream, partial, since)),
                 Ok(Some((Kind::Hello, bytes))) => match admit(me, &joined, &bytes) {
                     Admission::Welcome(hello) => {
                         let slot = hello.index - 1;
@@ -401,10 +408,7 @@ fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], t
         joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
     let they = if gone.len() == 1 { "it" } else { "they" };
     let hint = match place {
-        Place::Unix(_) => {
-            let others = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0";
-            format!("{others}, and ranks that different processes start need CARAVAN_JOB, the same for all")
-        }
+        Place::Unix(_) => OF_ONE_HOST.to_owned(),
         Place::Tcp(_) => format!(
             "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
         ),
@@ -422,39 +426,63 @@ fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -
     let what = format!("rendezvous of job {} at {place}", me.job);
     let middle = me.ranks[0];
     let mut pause = Duration::from_millis(5);
-    let stream = loop {
+    // Why who listened last was not the middle, and since when nobody does.
+    let mut other: Option<(String, Waited)> = None;
+    loop {
         wait.job()?;
-        match place::connect(place)? {
-            Found::Somebody(stream) => break stream,
-            Found::Nobody(why) if Instant::now() >= wait.deadline => {
-                let what = match place {
-                    Place::Unix(_) => what,
-                    Place::Tcp(_) => {
-                        format!("{what} (CARAVAN_RENDEZVOUS=host:port says where rank {middle} is)")
-                    }
-                };
-                return Err(why.unwrap_or_else(|| lost(wait.rank, middle, Trouble::Late, &what, timeout)));
+        let greeted = |stream| match greet(stream, place, me, timeout, wait.board) {
+            // Any program may have the port, and close or say what it says to everybody.
+            Err(Trouble::Gone(why)) if matches!(place, Place::Tcp(_)) => {
+                other = Some((why, Waited::begin()));
+                Ok(None)
             }
-            Found::Nobody(_) => std::thread::sleep(pause),
+            Err(trouble) => Err(lost(wait.rank, middle, trouble, &what, timeout)),
+            Ok(stream) => Ok(Some(stream)),
+        };
+        let why = match place::connect(place, wait, greeted)? {
+            Found::Somebody(stream) => return Ok(stream),
+            Found::Nobody(why) => why,
+        };
+        let late = wait.left().is_zero();
+        if let Some((why, _)) = other.take_if(|(_, since)| late || since.so_far() > GONE_FOR) {
+            return Err(lost(wait.rank, middle, Trouble::Gone(why), &what, timeout));
         }
+        if late {
+            let hint = match place {
+                Place::Unix(_) => OF_ONE_HOST.to_owned(),
+                Place::Tcp(_) => format!("CARAVAN_RENDEZVOUS=host:port says where rank {middle} is"),
+            };
+            let what = format!("{what} ({hint})");
+            return Err(why.unwrap_or_else(|| lost(wait.rank, middle, Trouble::Late, &what, timeout)));
+        }
+        std::thread::sleep(pause);
         // Each look may ask a name server, and thousands of ranks may look.
         pause = (pause + pause / 8).min(LONGEST_PAUSE);
-    };
+    }
+}
+
+/// Says hello to who listens there, and waits for the welcome.
+fn greet(
+    stream: Stream,
+    place: &Place,
+    me: &Member<'_>,
+    timeout: Duration,
+    board: Option<&super::Board>,
+) -> std::result::Result<Stream, Trouble> {
     // The middle came before this moment and gives up within its own timeout, then names who is missing.
-    let wait = Wait { deadline: Instant::now() + timeout + EXTRA, ..*wait };
-    wire::write(&stream, Kind::Hello, &Hello::encode(me), &wait)
-        .map_err(|t| lost(wait.rank, middle, t, &what, timeout))?;
-    let said = wire::read(&stream, &wait);
-    if let Ok((Kind::Stranger, _)) = said {
-        return Err(Error::Launch(format!(
+    let wait = Wait::new(timeout + EXTRA, me.ranks[me.index], board);
+    wire::write(&stream, Kind::Hello, &Hello::encode(me), &wait)?;
+    match wire::read(&stream, &wait)? {
+        (Kind::Welcome, _) => Ok(stream),
+        (Kind::Refused, payload) => Err(Trouble::Job(wire::refusal(&payload, wait.rank))),
+        (Kind::Stranger, _) => Err(Trouble::Job(Error::Launch(format!(
             "the secret of this process, of job {}, is not that of the job at {place}: give all ranks one CARAVAN_JOB and \
              one CARAVAN_TOKEN, or none; if that is another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all \
              ranks of this one",
             me.job
-        )));
+        )))),
+        (kind, _) => Err(Trouble::Gone(format!("it sent {kind:?} where {:?} was due", Kind::Welcome))),
     }
-    answer(said, Kind::Welcome, wait.rank, |t| lost(wait.rank, middle, t, &what, timeout))?;
-    Ok(stream)
 }
 
 #[cfg(test)]

@@ -3,17 +3,19 @@
 
 use super::board::Board;
 use crate::error::{Error, Result};
+use crate::watch::Waited;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use std::cell::Cell;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// No frame is longer: blobs are addresses and the like. A stranger's length must not make us allocate.
 pub(super) const LONGEST_FRAME: usize = 64 << 20;
@@ -73,9 +75,11 @@ impl Stream {
     }
 }
 
-/// Until when to wait, and what could end the wait earlier.
+/// How long to wait, and what could end the wait earlier. While this process is stopped its peers mostly are, too, so that
+/// time does not count.
 pub(super) struct Wait<'a> {
-    pub deadline: Instant,
+    waited: Cell<Waited>,
+    timeout: Duration,
     pub rank: usize,
     pub board: Option<&'a Board>,
 }
@@ -91,12 +95,33 @@ pub(super) enum Trouble {
     Job(Error),
 }
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
+    /// From now on.
+    pub fn new(timeout: Duration, rank: usize, board: Option<&'a Board>) -> Self {
+        Wait { waited: Cell::new(Waited::begin()), timeout, rank, board }
+    }
+
+    /// What is left of it.
+    pub fn left(&self) -> Duration {
+        let mut waited = self.waited.get();
+        let so_far = waited.so_far();
+        self.waited.set(waited);
+        self.timeout.saturating_sub(so_far)
+    }
+
+    /// A call that may take long and lets nobody look meanwhile.
+    pub fn blocked<T>(&self, call: impl FnOnce() -> T) -> T {
+        let mut waited = self.waited.get();
+        let done = waited.blocked(call);
+        self.waited.set(waited);
+        done
+    }
+
     /// Sleeps until one of `fds` has an event; an error when the deadline passed or the job failed.
     pub fn poll(&self, fds: &mut [PollFd<'_>]) -> std::result::Result<(), Trouble> {
         loop {
             self.job().map_err(Trouble::Job)?;
-            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = self.left();
             if left.is_zero() {
                 return Err(Trouble::Late);
             }
@@ -114,7 +139,7 @@ impl Wait<'_> {
     fn pause(&self, time: Duration) -> std::result::Result<(), Trouble> {
         self.job().map_err(Trouble::Job)?;
         std::thread::sleep(time);
-        if Instant::now() < self.deadline { Ok(()) } else { Err(Trouble::Late) }
+        if self.left().is_zero() { Err(Trouble::Late) } else { Ok(()) }
     }
 
     /// Whether the supervisor's board reports a failed rank.
@@ -188,7 +213,7 @@ pub(super) fn refuse<'a>(links: impl Iterator<Item = &'a Stream>, error: &Error,
     let mut payload = peer.to_le_bytes().to_vec();
     payload.extend_from_slice(text.as_bytes());
     // Whoever does not take it at once is not listening any more.
-    let wait = Wait { deadline: Instant::now() + Duration::from_millis(200), rank, board: None };
+    let wait = Wait::new(Duration::from_millis(200), rank, None);
     for link in links {
         let _ = write(link, Kind::Refused, &payload, &wait);
     }
@@ -346,7 +371,7 @@ mod tests {
         let (here, there) = UnixStream::pair().unwrap();
         here.set_nonblocking(true).unwrap();
         there.set_nonblocking(true).unwrap();
-        let wait = Wait { deadline: Instant::now() + Duration::from_secs(10), rank: 0, board: None };
+        let wait = Wait::new(Duration::from_secs(10), 0, None);
         let fds = [here.as_fd(); 8];
         let sender = Stream::Unix(here.try_clone().unwrap());
         send_fds(&sender, &fds, &wait).unwrap();
@@ -371,10 +396,10 @@ mod tests {
             end.set_nonblocking(true).unwrap();
             Stream::Unix(end)
         });
-        let wait = Wait { deadline: Instant::now() + Duration::from_secs(10), rank: 0, board: None };
+        let wait = Wait::new(Duration::from_secs(10), 0, None);
         let error = Error::PeerLost { rank: 0, peer: 2, how: "was lost".into() };
         refuse(std::iter::once(&here), &error, 0);
-        match recv_fds(&there, 2, &Wait { rank: 1, ..wait }) {
+        match recv_fds(&there, 2, &Wait::new(Duration::from_secs(10), 1, None)) {
             Err(Trouble::Job(error)) => assert_eq!(error.to_string(), "rank 2 was lost; rank 1 stops"),
             other => panic!("{other:?}"),
         }

@@ -71,6 +71,28 @@ fn missing_ranks_are_named_to_all() {
     }
     let alone = text(start(test, 3, 5, &[]));
     assert!(alone.contains("no answer from rank 0") && alone.contains(test), "{alone}");
+    assert!(alone.contains("CARAVAN_RENDEZVOUS=host:port of rank 0"), "{alone}");
+}
+
+#[test]
+fn a_rank_that_is_stopped_does_not_run_out_of_time() {
+    let test = this_test!();
+    let timeout = Duration::from_secs(3);
+    if is_rank(test) {
+        meet(timeout);
+    }
+    let job = format!("stopped-{}", std::process::id());
+    let more = [("CARAVAN_JOB", job.as_str())];
+    let zero = start(test, 0, 2, &more);
+    while !std::fs::read_to_string("/proc/net/unix").expect("a list of sockets").contains(&job) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    harness::signal(zero.id(), rustix::process::Signal::STOP);
+    std::thread::sleep(timeout + Duration::from_millis(500));
+    harness::signal(zero.id(), rustix::process::Signal::CONT);
+    let one = start(test, 1, 2, &more);
+    succeeds(zero);
+    succeeds(one);
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn middle_of_two(name: &str) -> std::thread::JoinHandle<Result<()>> {
 /// Joins that star with `token`; what the middle answers.
 fn join(stream: &Stream, token: &str) -> (Kind, Vec<u8>) {
     let me = Member { ranks: &[0, 1], index: 1, world: 2, token, job: "mine" };
-    let wait = Wait { deadline: Instant::now() + Duration::from_secs(600), rank: 1, board: None };
+    let wait = Wait::new(Duration::from_secs(600), 1, None);
     wire::write(stream, Kind::Hello, &Hello::encode(&me), &wait).unwrap();
     wire::read(stream, &wait).unwrap()
 }
@@ -109,4 +109,27 @@ fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
     for error in [zero, one] {
         assert!(matches!(error, Some(Error::PeerLost { peer: 2, .. })), "{error:?}");
     }
+}
+
+#[test]
+fn other_programs_at_the_address_of_rank_0_are_passed_by() {
+    // Below the ports that the kernel gives to clients.
+    let mut ports = (0..100).map(|i| (20_000 + (std::process::id() + 97 * i) % 12_000) as u16);
+    let other = ports.find_map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).ok()).unwrap();
+    let place = Place::Tcp(other.local_addr().unwrap().to_string());
+    let member = |index| {
+        let place = place.clone();
+        std::thread::spawn(move || {
+            let me = Member { ranks: &[0, 1], index, world: 2, token: "ours", job: "passed-by" };
+            Star::meet(&place, &me, Duration::from_secs(60), None).map(|_| ())
+        })
+    };
+    let one = member(1);
+    let (mut talks, _) = other.accept().unwrap();
+    std::io::Write::write_all(&mut talks, b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    let (closes, _) = other.accept().unwrap();
+    drop((talks, closes, other));
+    let zero = member(0);
+    one.join().unwrap().expect("it finds rank 0");
+    zero.join().unwrap().expect("it is found");
 }
