@@ -91,9 +91,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// A rank that fails before there are ranks: the others may wait for it.
+/// A rank that fails before there are ranks: the others may wait for it. Of commands that run none nobody waits for
+/// anything, and other programs of the job go on.
 fn never_came(code: u8) {
-    if let Ok(Some(identity)) = Identity::from_env() {
+    let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+    let runs_ranks = match words.next().as_deref() {
+        Some("train" | "eval") => true,
+        Some("bench") => !words.next().is_some_and(|what| what == "kernels" || what == "plot"),
+        _ => false,
+    };
+    if runs_ranks && let Ok(Some(identity)) = Identity::from_env() {
         ranks::end_job(&identity, code);
     }
 }

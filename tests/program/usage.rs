@@ -3,7 +3,10 @@
 
 use crate::{bench, word_tokenizer};
 use std::fs;
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 #[test]
@@ -438,5 +441,33 @@ fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
         let said = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(1), "{said}");
         assert!(said.contains("writing to standard output: No space left"), "{said}");
+    }
+}
+
+/// A process manager is asked to end the job only by what other ranks would wait for.
+#[test]
+fn a_typing_error_ends_the_job_only_where_there_are_ranks() {
+    let bench = bench();
+    for (args, ends) in [
+        ("", false),
+        ("doctor --bogus", false),
+        ("tokenize", false),
+        ("sbatch --bogus", false),
+        ("bench plot", false),
+        ("bench kernels --bogus", false),
+        ("train --bogus", true),
+        ("bench all_reduce --bogus", true),
+    ] {
+        let (theirs, mut manager) = UnixStream::pair().unwrap();
+        rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).unwrap();
+        let mut command = bench.command(args);
+        let variables = [("PMI_RANK", "0".to_owned()), ("PMI_SIZE", "2".to_owned())];
+        command.envs(variables).env("PMI_FD", theirs.as_raw_fd().to_string());
+        assert_eq!(bench.finish(command.spawn().unwrap()).code, Some(2), "{args}");
+        manager.set_nonblocking(true).unwrap();
+        let mut said = [0; 64];
+        let bytes = manager.read(&mut said).unwrap_or(0);
+        let said = String::from_utf8_lossy(&said[..bytes]);
+        assert_eq!(said.contains("cmd=abort"), ends, "caravan {args} said {said:?}");
     }
 }

@@ -58,7 +58,13 @@ impl Series {
                     .filter(|x| x.abs() < 1e18)
                     .ok_or_else(|| format!("has no number '{what}' in entry {i} of 'results'"))
             };
-            let bytes = field(&row["size"], "size")?;
+            // Fractions of bytes are none, and their logarithms would need marks without end.
+            let bytes = field(&row["size"], "size").and_then(|bytes| match bytes == 0.0 || bytes >= 1.0 {
+                true => Ok(bytes),
+                false => {
+                    Err(format!("has a 'size' in entry {i} of 'results' that is neither 0 nor 1 and more"))
+                }
+            })?;
             let text = |key: &str| row[key].as_str().unwrap_or("").trim().to_owned();
             let mut name = [operation, transport].map(str::to_owned).to_vec();
             name.extend([text("type"), text("redop")].into_iter().filter(|t| t != "none"));
@@ -464,6 +470,8 @@ mod tests {
             ("{}", "'results'"),
             (r#"{"results": [{"size": "big"}]}"#, "'size' in entry 0"),
             (r#"{"results": [{"size": 8, "in_place": {"time": 1}}]}"#, "'bus_bw' in entry 0"),
+            (r#"{"results": [{"size": 1e17}, {"size": 1e-300}]}"#, "neither 0 nor 1 and more"),
+            (r#"{"results": [{"size": -8}]}"#, "'size' in entry 0 of 'results' that is neither"),
         ] {
             std::fs::write(&path, content).unwrap();
             let e = Series::read(&[&path]).unwrap_err();
