@@ -2,23 +2,48 @@
 //! short calls then take ten times as long.
 
 use crate::failure::{Failure, Result};
+use rustix::io::Errno;
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeMap;
+
+/// Whether ranks that are started here stay each on its share of the processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// No.
+    None,
+    /// As far as the system shows which processors there are.
+    Default,
+    /// Yes, as was asked for.
+    Asked,
+}
 
 /// Binds the calling thread to the share of `rank` of the processors that it may use; with more ranks than processors
 /// it stays as it is.
 ///
 /// # Errors
 /// The system's refusal.
-pub fn to_share(rank: usize, ranks: usize) -> Result<()> {
+pub fn to_share(binding: Binding, rank: usize, ranks: usize) -> Result<()> {
     let refused =
         |e| Failure::run(format!("binding rank {rank} to its processors failed ({e}): take --bind none"));
-    let allowed = sched_getaffinity(None).map_err(refused)?;
+    let Some(allowed) = allowed(binding, sched_getaffinity).map_err(refused)? else { return Ok(()) };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
     let Some(share) = share(&cores(allowed, core_of), rank, ranks) else { return Ok(()) };
     let mut set = CpuSet::new();
     share.iter().for_each(|&cpu| set.set(cpu));
     sched_setaffinity(None, &set).map_err(refused)
+}
+
+/// The processors that this thread may use, where it is to be bound.
+fn allowed(
+    binding: Binding,
+    read: impl FnOnce(Option<Pid>) -> std::result::Result<CpuSet, Errno>,
+) -> std::result::Result<Option<CpuSet>, Errno> {
+    match (binding, (binding != Binding::None).then(|| read(None)).transpose()) {
+        // The system has room for more processors than such a set: 1024.
+        (Binding::Default, Err(Errno::INVAL)) => Ok(None),
+        (_, found) => found,
+    }
 }
 
 /// The package and core that a processor is a thread of, where the system says so.
@@ -58,6 +83,18 @@ fn share(cores: &[Vec<usize>], rank: usize, ranks: usize) -> Option<Vec<usize>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processors_that_cannot_be_counted_matter_to_who_asks_for_them() {
+        let of = |binding, found: std::result::Result<(), Errno>| {
+            allowed(binding, |_| found.map(|()| CpuSet::new())).map(|set| set.is_some())
+        };
+        assert_eq!(of(Binding::Default, Err(Errno::INVAL)), Ok(false));
+        assert_eq!(of(Binding::Asked, Err(Errno::INVAL)), Err(Errno::INVAL));
+        assert_eq!(of(Binding::Default, Err(Errno::PERM)), Err(Errno::PERM));
+        assert_eq!(of(Binding::None, Err(Errno::PERM)), Ok(false));
+        assert_eq!(of(Binding::Default, Ok(())), Ok(true));
+    }
 
     #[test]
     fn shares_are_apart_and_equal() {

@@ -86,8 +86,8 @@ fn as_rank(
 ) -> Result<()> {
     let mut group = None;
     // Others bind their ranks themselves. Before anything is started, so that threads of this rank stay with it.
-    let bound = match ranks.bind && spawn::supervised() {
-        true => bind::to_share(identity.rank, identity.world),
+    let bound = match spawn::supervised() {
+        true => bind::to_share(ranks.bind, identity.rank, identity.world),
         false => Ok(()),
     };
     let done = bound.and_then(|()| connect(ranks, identity)).and_then(|(comm, native)| {
@@ -309,9 +309,7 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
         let start = |(rank, member)| {
             std::thread::Builder::new().spawn_scoped(scope, move || {
-                if ranks.bind {
-                    bind::to_share(rank, ranks.world)?;
-                }
+                bind::to_share(ranks.bind, rank, ranks.world)?;
                 body(communicator(ranks, member)?)
             })
         };

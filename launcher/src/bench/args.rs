@@ -133,9 +133,9 @@ pub struct SweepArgs {
     #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
     pub warmup: Option<String>,
     /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs;
-    /// not over NCCL, which has threads of its own.
-    #[arg(long, value_enum, value_name = "TO", default_value_t = Bind::Core)]
-    pub bind: Bind,
+    /// not over NCCL, which has threads of its own [default: core, where the system shows its processors].
+    #[arg(long, value_enum, value_name = "TO")]
+    pub bind: Option<Bind>,
 }
 
 /// How a rank's time becomes the reported time.

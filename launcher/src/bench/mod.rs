@@ -27,6 +27,7 @@ pub use args::BenchArgs;
 
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;
+use crate::bind::Binding;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::gpus;
@@ -36,7 +37,7 @@ use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::{Asked, Ranks, on_hosts};
 use crate::ranks::{identity, lead};
-use args::{Average, BenchCommand, Bind, Blocking, Calls, CollectiveArgs, PlotArgs};
+use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
 use operation::Operation;
@@ -181,7 +182,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     if identity.is_none() {
         writable()?;
     }
-    ranks.bind = !over_nccl && plan.repeats.bind == Bind::Core;
+    ranks.bind = if over_nccl { Binding::None } else { plan.repeats.bind };
     verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
         lead(identity.as_ref(), &comm, writable)?;
         if !over_nccl {

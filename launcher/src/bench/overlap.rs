@@ -5,7 +5,7 @@ mod load;
 mod row;
 mod times;
 
-use super::args::{Bind, Calls, OverlapArgs, Overlapped};
+use super::args::{Calls, OverlapArgs, Overlapped};
 use super::calls::{self, Party, Slot, Work};
 use super::exact::{self, Data, Exact, Expectation, with_type};
 use super::operation::Operation;
@@ -42,7 +42,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     unshared(&args.ranks)?;
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
-    ranks.bind = repeats.bind == Bind::Core;
+    ranks.bind = repeats.bind;
     let bytes = footprint(args, &repeats, dtype, ranks.world);
     let lower = human::either([("-e", true), ("--ranks", ranks.fewer(1, identity.as_ref()))]);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;

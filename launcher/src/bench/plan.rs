@@ -5,6 +5,7 @@ use super::operation::Operation;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
 use super::table::{Columns, dtype_name, op_name};
 use crate::agree::Signature;
+use crate::bind::Binding;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::plan::with_ranks;
@@ -18,7 +19,7 @@ const MOST_CALLS: usize = 10_000_000;
 #[derive(Clone, Debug)]
 pub struct Repeats {
     pub sweep: Sweep,
-    pub bind: Bind,
+    pub bind: Binding,
     /// Timed calls of each size; None: by size.
     iterations: Option<usize>,
     warmup: Option<usize>,
@@ -54,7 +55,12 @@ impl Repeats {
                 "-n {count}: from 1 to {MOST_CALLS} calls are timed, and every time is kept"
             )));
         }
-        Ok(Repeats { sweep, bind: args.bind, iterations, warmup })
+        let bind = match args.bind {
+            None => Binding::Default,
+            Some(Bind::Core) => Binding::Asked,
+            Some(Bind::None) => Binding::None,
+        };
+        Ok(Repeats { sweep, bind, iterations, warmup })
     }
 
     /// What ranks must agree on.
@@ -69,7 +75,7 @@ impl Repeats {
             },
             ("-n", count(self.iterations)),
             ("-w", count(self.warmup)),
-            ("--bind", if self.bind == Bind::Core { "core" } else { "none" }.to_owned()),
+            ("--bind", if self.bind == Binding::None { "none" } else { "core" }.to_owned()),
         ]
     }
 

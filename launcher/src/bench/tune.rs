@@ -1,6 +1,6 @@
 //! `bench tune`: which algorithm is fastest at which size here, written as a table that `auto` goes by.
 
-use super::args::{Average, Bind, Calls, TuneArgs};
+use super::args::{Average, Calls, TuneArgs};
 use super::calls::{self, Party, Slot, Work};
 use super::measure::over_ranks;
 use super::operation::Operation;
@@ -43,7 +43,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
     let lower = human::either([("-e", true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
-    ranks.bind = repeats.bind == Bind::Core;
+    ranks.bind = repeats.bind;
     // What is no file, a pipe or the screen, has no table to go on from, nor has a file that was only made.
     let there =
         files::place(&args.out).is_some_and(|file| file.metadata().is_ok_and(|there| there.len() > 0));

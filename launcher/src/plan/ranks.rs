@@ -4,6 +4,7 @@ use super::{Asked, usage};
 use crate::agree::Signature;
 use crate::args::RankArgs;
 use crate::bench::tuning;
+use crate::bind::Binding;
 use crate::failure::Result;
 use crate::files;
 use crate::gpus;
@@ -40,7 +41,7 @@ pub struct Ranks {
     /// Whether only the thread that connects a rank calls its communicator, which then need not be ready for others.
     pub one_caller: bool,
     /// Whether ranks that are started here stay each on its share of the processors.
-    pub bind: bool,
+    pub bind: Binding,
     /// Whether memory of GPUs goes over NCCL, and only the rest over the transport.
     pub nccl: bool,
     /// Whether ranks may share a GPU.
@@ -118,7 +119,7 @@ impl Ranks {
             options: collectives::Options { crowded, deadline, tuning, ..Default::default() },
             native: false,
             one_caller: false,
-            bind: false,
+            bind: Binding::None,
             nccl,
             share_gpus: args.share_gpus,
         })
