@@ -96,7 +96,7 @@ fn typed<T: Exact>(
 ) -> Result<()> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
-    let sizes: Vec<usize> = plan.repeats.sweep.sizes().collect();
+    let sweep = plan.repeats.sweep;
     let roots = plan.roots(ranks);
     let native = party.native.is_some();
     let placements = plan.operation.placements(plan.calls, native);
@@ -107,7 +107,7 @@ fn typed<T: Exact>(
         root: root.unwrap_or(0),
         ..work(plan, bytes, size_of::<T>(), ranks)
     };
-    let longest = works(plan, sizes.last().copied().unwrap_or(0), size_of::<T>(), native, ranks);
+    let longest = works(plan, sweep.largest(), size_of::<T>(), native, ranks);
     let (send, receive) = Slot::<T>::capacity(longest.into_iter(), rank);
     // What is on a device comes from it, registered or not.
     let taken = party.device.is_some() || plan.registered(false);
@@ -116,7 +116,7 @@ fn typed<T: Exact>(
     for &op in ops {
         for &root in &roots {
             for _ in 0..plan.cycles {
-                for &bytes in &sizes {
+                for bytes in sweep.sizes() {
                     let halves = placements.map(|p| bench.half(bytes, &work(bytes, op, root, p), op));
                     let counts = plan.operation.counts(bytes, size_of::<T>(), ranks);
                     let [out_of_place, in_place] = halves;

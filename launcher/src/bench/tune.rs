@@ -6,6 +6,7 @@ use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
 use super::statistics::median;
+use super::sweep::Sweep;
 use super::{Out, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
@@ -144,15 +145,13 @@ fn measure(
 ) -> Result<Vec<Point>> {
     let comm = &party.comm;
     let work = |bytes: usize| Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), comm.size());
-    let sizes: Vec<usize> = match operation {
-        Operation::Barrier => vec![0],
-        _ => repeats.sweep.filled(operation, size_of::<f32>(), comm.size()).collect(),
-    };
-    let (send, receive) = Slot::<f32>::capacity(sizes.iter().map(|&bytes| work(bytes)), comm.rank());
+    let sweep = if operation == Operation::Barrier { Sweep::NOTHING } else { repeats.sweep };
+    let longest = std::iter::once(work(sweep.largest()));
+    let (send, receive) = Slot::<f32>::capacity(longest, comm.rank());
     let mut slot = Slot::<f32>::new(comm, send, receive, true)?;
     slot.touch();
     let mut points = Vec::new();
-    for bytes in sizes {
+    for bytes in sweep.filled(operation, size_of::<f32>(), comm.size()) {
         let work = work(bytes);
         slot.fit(&work, comm.rank());
         let asked = work.counts.count * size_of::<f32>();
