@@ -22,7 +22,7 @@ use crate::engine::{Family, Handle, Options, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Call, Group, Kind, Schedule};
-use crate::transport::{Transport, threads};
+use crate::transport::{Nodes, Transport, threads};
 use crate::watch::MAX_SIZE;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -53,6 +53,7 @@ pub struct Communicator {
     /// The rank in the job of each rank.
     job_ranks: Arc<[usize]>,
     transport: Arc<str>,
+    nodes: Option<Arc<Nodes>>,
     /// The largest tag of a message.
     most_tag: u32,
     priority: Priority,
@@ -76,9 +77,11 @@ impl Communicator {
         }
         let job_ranks = (0..size).map(|member| transport.job_rank(member)).collect();
         let most_tag = transport.most_tag();
+        let nodes = transport.nodes().cloned().map(Arc::new);
         let handle = Arc::new(Handle::new(transport, options, family)?);
         let priority = Priority::default();
-        Ok(Communicator { handle, rank, size, job_ranks, transport: name, most_tag, priority, carrier: None })
+        let (transport, carrier) = (name, None);
+        Ok(Communicator { handle, rank, size, job_ranks, transport, nodes, most_tag, priority, carrier })
     }
 
     /// `n` ranks for as many threads of this process; element r is rank r's.
@@ -115,6 +118,11 @@ impl Communicator {
     /// The name of what moves the bytes.
     pub fn transport_name(&self) -> &str {
         &self.transport
+    }
+
+    /// Which ranks share a node; None where the transport makes no difference between nodes.
+    pub fn nodes(&self) -> Option<&Nodes> {
+        self.nodes.as_deref()
     }
 
     /// The same group, whose calls with buffers on a device `carrier` takes. [`alloc`](Self::alloc) then gives memory of

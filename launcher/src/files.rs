@@ -1,12 +1,19 @@
 //! The files that a command writes: whether it can, found out before anything is done for them, and writing them whole.
 
 use crate::failure::{Failure, Result};
+use crate::out;
 use models::{NewFile, is_mount_point};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A process holds the lock of a file for as long as writing it takes.
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +182,62 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
 }
 
+/// Writes whole what `change` makes of what is there at that moment (nothing, where there is no file), while no other
+/// process that does so may come between.
+///
+/// # Errors
+/// Those of `change`; the path and the system's words.
+pub fn change_whole(path: &Path, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
+    let Some(file) = place(path) else { return write_whole(path, change("")?.as_bytes()) };
+    let failed = |e: std::io::Error| Failure::run(format!("writing {}: {e}", path.display()));
+    let lock = locked(&file, LOCK_WITHIN).map_err(failed)?;
+    if lock.is_none() {
+        out::note(format_args!(
+            "caravan: {} cannot be locked: what another process writes there at this moment may be lost",
+            file.display()
+        ));
+    }
+    let old = match fs::read_to_string(&file) {
+        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+        old => old.map_err(failed)?,
+    };
+    write_whole(&file, change(&old)?.as_bytes())
+}
+
+/// A lock of the file that has this name once it is held, which ends with what is returned; None where the system has none
+/// to give. A file that is not there yet is made, empty.
+fn locked(file: &Path, within: Duration) -> std::io::Result<Option<File>> {
+    let give_up = Instant::now() + within;
+    loop {
+        let open = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file);
+        let open = match open {
+            // It may be replaced all the same.
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => File::open(file)?,
+            open => open?,
+        };
+        match flock(&open, FlockOperation::NonBlockingLockExclusive) {
+            // Who held it before may have put another file in its place.
+            Ok(()) if same(&open, file)? => return Ok(Some(open)),
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) if Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(5))
+            }
+            Err(Errno::INTR) => {}
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+/// Whether an open file has this name.
+fn same(open: &File, name: &Path) -> std::io::Result<bool> {
+    let identity = |of: fs::Metadata| (of.dev(), of.ino());
+    let open = identity(open.metadata()?);
+    match fs::metadata(name) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        there => Ok(identity(there?) == open),
+    }
+}
+
 /// A whole file in the place of what was there.
 fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let mut new = NewFile::create(path)?;
@@ -212,6 +275,24 @@ mod tests {
         fs::create_dir(&taken).unwrap();
         assert_eq!(write_whole(&taken, b"x").unwrap_err().code(), 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn changes_of_one_file_do_not_lose_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        let line = &|text: &str| change_whole(&path, |old| Ok(format!("{old}{text}\n")));
+        std::thread::scope(|scope| {
+            (0..8).for_each(|writer| {
+                scope.spawn(move || (0..5).for_each(|i| line(&format!("{writer} {i}")).unwrap()));
+            });
+        });
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().collect::<std::collections::HashSet<_>>().len(), 40, "{text}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // A lock that is not to be had is said to be none.
+        let _held = locked(&path, Duration::ZERO).unwrap().unwrap();
+        assert!(locked(&path, Duration::from_millis(20)).unwrap().is_none());
     }
 
     #[test]

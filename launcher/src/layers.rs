@@ -83,6 +83,11 @@ impl Layers {
         format!("{inside}{}{per_node}{link}", between.name())
     }
 
+    /// Whether hosts say which ranks share a node, which is known once ranks have met.
+    pub fn found(&self) -> bool {
+        self.inside.is_some() && self.per_node.is_none()
+    }
+
     /// The flags that lead here again.
     pub fn flags(&self, between: Transport) -> String {
         let inside = self.inside.map_or(String::new(), |inside| format!("{}+", inside.name()));

@@ -218,7 +218,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         |outer| Ok(bootstrap::nodes_of(outer, &options, ranks.layers.per_node)?),
         |outer, nodes| Ok(bootstrap::shm_inside(outer, identity, &options, nodes)?),
     )?;
-    Ok((Communicator::new(transport, ranks.options)?, native))
+    Ok((ranks.communicator(transport)?, native))
 }
 
 /// Meets the other ranks, whose calls must fit this one's.
@@ -356,7 +356,7 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
                 .transpose()?)
         },
     )?;
-    Ok(Communicator::new(transport, ranks.options)?)
+    ranks.communicator(transport)
 }
 
 /// Ranks as processes of this program.

@@ -78,6 +78,33 @@ fn nodes_are_told_and_used() {
 }
 
 #[test]
+fn a_table_is_for_the_nodes_it_was_measured_on() {
+    let bench = bench();
+    let nodes = "--transport threads+threads --ranks 3";
+    let other = "# by hand\ncaravan-tuning 1\n# of the cluster\nucx 9 reduce all linear linear\n";
+    bench.file("t.txt", other);
+    bench.run(&format!("bench tune -b 1K -e 1K -n 5 {nodes} -o t.txt")).success();
+    let table = fs::read_to_string(bench.path("t.txt")).unwrap();
+    assert!(table.starts_with(other) && table.contains("\nthreads+threads/3 3 all_reduce "), "{table}");
+    let run = |file| bench.run(&format!("bench all_reduce -b 1K -e 1K -n 3 {nodes} --tuning {file}"));
+    let measured = run("t.txt").success().stdout;
+    assert!(measured.contains("measured to be fastest"), "{measured}");
+    bench.file("other.txt", table.replace("threads+threads/3", "threads+threads/2"));
+    run("other.txt")
+        .refusal(2, &["other.txt", "not for threads+threads/3 with 3 ranks", "another layout", "bench tune"]);
+    bench.file("none.txt", table.replace("threads+threads/3", "threads+threads"));
+    run("none.txt").refusal(2, &["none.txt", "not for threads+threads/K with 3 ranks", "bench tune"]);
+    bench.file("odd.txt", "caravan-tuning 1\nthreads+threads/3 3 all_reduce all binomial binomial\n");
+    run("odd.txt").refusal(2, &["odd.txt", "binomial cannot carry all_reduce"]);
+    // What only messages need, where peers' memory can be read.
+    bench.file("messages.txt", "caravan-tuning 1\nshm 2 all_gather all hierarchical hierarchical\n");
+    bench.run("bench all_gather -b 1K -e 1K -n 3 --ranks 2 --transport shm --tuning messages.txt").refusal(
+        2,
+        &["hierarchical for all_gather of shm with 2 ranks", "cannot carry it here (", "bench tune"],
+    );
+}
+
+#[test]
 fn a_table_is_for_the_link_it_was_measured_over() {
     let bench = bench();
     let link = "--ranks 3 --transport threads --emulate-link latency=50us,bandwidth=1GB/s";

@@ -33,11 +33,26 @@ struct Entry {
     rule: Rule,
 }
 
+impl Entry {
+    /// Whether it is for the calls of another.
+    fn is_of(&self, other: &Entry) -> bool {
+        (&self.transport, self.ranks, self.kind) == (&other.transport, other.ranks, other.kind)
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Entry { transport, ranks, kind, rule } = self;
+        write!(f, "{transport} {ranks} {kind} {rule}")
+    }
+}
+
 impl TuningTable {
     /// Sets the rule of one collective, in place of any older one.
     pub fn set(&mut self, transport: &str, ranks: usize, kind: Kind, rule: Rule) {
-        self.entries.retain(|e| (e.transport.as_str(), e.ranks, e.kind) != (transport, ranks, kind));
-        self.entries.push(Entry { transport: transport.into(), ranks, kind, rule });
+        let new = Entry { transport: transport.into(), ranks, kind, rule };
+        self.entries.retain(|e| !e.is_of(&new));
+        self.entries.push(new);
         self.entries.sort_by(|a, b| {
             (&a.transport, a.ranks, a.kind as usize).cmp(&(&b.transport, b.ranks, b.kind as usize))
         });
@@ -54,6 +69,31 @@ impl TuningTable {
         any.then_some(tuning)
     }
 
+    /// What `text`, a table in text form or nothing, becomes with these rules in place of its own for the same groups and
+    /// collectives. All other lines stay as they are, also comments.
+    ///
+    /// # Errors
+    /// As [`from_str`](Self::from_str).
+    pub fn merged_into(&self, text: &str) -> Result<String, String> {
+        if text.trim().is_empty() {
+            return Ok(self.to_string());
+        }
+        text.parse::<TuningTable>()?;
+        let mut new: Vec<Option<&Entry>> = self.entries.iter().map(Some).collect();
+        let mut lines = Vec::new();
+        for line in text.lines() {
+            let found =
+                entry(line.trim()).ok().and_then(|old| self.entries.iter().position(|e| e.is_of(&old)));
+            match found {
+                // A group's first line has the place; a later one would go before it.
+                Some(at) => lines.extend(new[at].take().map(Entry::to_string)),
+                None => lines.push(line.to_owned()),
+            }
+        }
+        lines.extend(new.into_iter().flatten().map(Entry::to_string));
+        Ok(lines.join("\n") + "\n")
+    }
+
     /// The groups that it has rules for: transport and number of ranks.
     pub fn groups(&self) -> Vec<(&str, usize)> {
         let mut groups: Vec<_> = self.entries.iter().map(|e| (e.transport.as_str(), e.ranks)).collect();
@@ -65,10 +105,7 @@ impl TuningTable {
 impl fmt::Display for TuningTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{HEAD}\n# transport ranks collective up_to small large")?;
-        for Entry { transport, ranks, kind, rule } in &self.entries {
-            writeln!(f, "{transport} {ranks} {kind} {rule}")?;
-        }
-        Ok(())
+        self.entries.iter().try_for_each(|entry| writeln!(f, "{entry}"))
     }
 }
 
@@ -141,6 +178,21 @@ mod tests {
         assert!(text.contains("shm 2 all_reduce 4096 direct-read-all direct-rs-ag\n"), "{text}");
         assert_eq!(text.parse(), Ok(sample()));
         assert_eq!(sample().groups(), [("shm", 2), ("shm", 4)]);
+    }
+
+    #[test]
+    fn what_others_wrote_into_a_table_stays() {
+        let mut new = TuningTable::default();
+        let linear = Rule { small: Algorithm::Linear, up_to: usize::MAX, large: Algorithm::Linear };
+        new.set("shm", 2, Kind::Reduce, linear);
+        new.set("ucx", 2, Kind::Reduce, linear);
+        let old = "# ours\ncaravan-tuning 1\n\n# slow link\nucx 2 reduce 64 linear linear\nshm 4 reduce all linear linear\n\
+                   ucx 2 reduce 65 linear linear\n  # end";
+        let merged = "# ours\ncaravan-tuning 1\n\n# slow link\nucx 2 reduce all linear linear\n\
+                      shm 4 reduce all linear linear\n  # end\nshm 2 reduce all linear linear\n";
+        assert_eq!(new.merged_into(old).as_deref(), Ok(merged));
+        assert_eq!(new.merged_into("\n"), Ok(new.to_string()));
+        assert!(new.merged_into("caravan-tuning 1\nshm two").unwrap_err().contains("line 2"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Which ranks share a node: what is cheap to reach, and what crosses the network.
 
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
@@ -102,6 +103,22 @@ impl Nodes {
         (2..self.world()).contains(&self.count())
     }
 
+    /// Which ranks share a node, in a word without spaces: as [`PerNode`] where that has one for it, `3+5` for nodes of so
+    /// many consecutive ranks, and else with what tells it from others, `3+5:1f2e3d4c5b6a7988`.
+    pub fn layout(&self) -> String {
+        let most = self.largest().max(1);
+        let by_hand = |way: &PerNode| Nodes::by_hand(self.world(), *way).is_ok_and(|nodes| nodes == *self);
+        if let Some(way) = [PerNode::Block(most), PerNode::Cyclic(most)].into_iter().find(by_hand) {
+            return way.to_string();
+        }
+        let sizes: Vec<String> = self.ranks.iter().map(|ranks| ranks.len().to_string()).collect();
+        let sizes = sizes.join("+");
+        match self.of.is_sorted() {
+            true => sizes,
+            false => format!("{sizes}:{:016x}", digest(self.of.iter().flat_map(|node| node.to_le_bytes()))),
+        }
+    }
+
     /// The nodes of some ranks, in their new order.
     pub fn among(&self, members: &[usize]) -> Self {
         Nodes::of(&members.iter().map(|&m| self.of[m]).collect::<Vec<usize>>())
@@ -182,6 +199,20 @@ mod tests {
             let said = text.parse::<PerNode>().unwrap_err();
             assert!(said.contains(words), "{said}");
         }
+    }
+
+    #[test]
+    fn layouts_have_words_that_tell_them_apart() {
+        let of = |nodes: &[usize]| Nodes::of(nodes).layout();
+        assert_eq!(of(&[0, 0, 1, 1]), "2");
+        assert_eq!(of(&[0, 0, 0, 0]), "4");
+        assert_eq!(of(&[0, 1, 2]), "1");
+        assert_eq!(of(&[0, 0, 1]), "2");
+        assert_eq!(of(&[0, 1, 0, 1]), "2:cyclic");
+        assert_eq!(of(&[0, 1, 1]), "1+2");
+        let (one, other) = (of(&[0, 1, 1, 0]), of(&[0, 1, 1, 0, 0, 1]));
+        assert!(one.starts_with("2+2:") && other.starts_with("3+3:"), "{one} {other}");
+        assert_ne!(of(&[0, 1, 1, 0, 0, 1]), of(&[0, 1, 1, 0, 1, 0]));
     }
 
     #[test]

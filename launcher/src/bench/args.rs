@@ -357,10 +357,11 @@ pub enum Overlapped {
   caravan bench all_reduce --tuning tuning.txt
   CARAVAN_TUNING=tuning.txt caravan train
 
-A table holds for the transport and the number of ranks that it was measured with; others in the file are kept. Each \
+A table holds for the transport, the number of ranks and the layout of nodes that it was measured with; what else is in \
+the file is kept. Each \
 algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
 pub struct TuneArgs {
-    /// The table to write; entries of other transports and worlds in it are kept.
+    /// The table to write; entries of other transports and worlds in it are kept, and comments.
     #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.txt")]
     pub out: PathBuf,
     /// Sizes and repetitions.

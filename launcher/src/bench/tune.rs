@@ -48,14 +48,16 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     // What is no file, a pipe or the screen, has no table to go on from, nor has a file that was only made.
     let there =
         files::place(&args.out).is_some_and(|file| file.metadata().is_ok_and(|there| there.len() > 0));
-    let old = if there { tuning::read(&args.out)? } else { TuningTable::default() };
+    if there {
+        tuning::read(&args.out)?;
+    }
     let writable = || files::check_writable("-o", &args.out, Way::Whole);
     if identity.is_none() {
         writable()?;
     }
     ranks::launch(&ranks, identity.as_ref(), None, &|comm| {
         ranks::lead(identity.as_ref(), &comm, writable)?;
-        rank(args, &repeats, old.clone(), comm)
+        rank(args, &repeats, &ranks, comm)
     })
 }
 
@@ -82,7 +84,8 @@ pub fn check(args: &TuneArgs, world: usize, started: bool) -> Result<Repeats> {
     Ok(repeats)
 }
 
-fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Communicator) -> Result<()> {
+fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -> Result<()> {
+    let (mut table, group) = (TuningTable::default(), ranks.group(comm.nodes()));
     let mut signature = vec![("operation", "tune".to_owned())];
     signature.extend(repeats.signature());
     agree::check(&comm, &signature)?;
@@ -92,7 +95,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
     out.text(&format!(
         "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, fastest first\n",
         env!("CARGO_PKG_VERSION"),
-        comm.transport_name(),
+        group,
         comm.size(),
         "collective",
         "size (B)"
@@ -106,10 +109,14 @@ fn rank(args: &TuneArgs, repeats: &Repeats, mut table: TuningTable, comm: Commun
         let measured = measure(operation, repeats, algorithms, &party, &mut out)?;
         let rule = fit(&measured, algorithms);
         out.text(&format!("# {}\n", sentence(operation, &rule)));
-        table.set(comm.transport_name(), comm.size(), kind, rule);
+        table.set(&group, comm.size(), kind, rule);
     }
     if lead {
-        files::write_whole(&args.out, table.to_string().as_bytes())?;
+        // Others may have written there since this run began.
+        files::change_whole(&args.out, |old| {
+            let broken = |e| Failure::run(format!("tuning table {}: {e}", args.out.display()));
+            table.merged_into(old).map_err(broken)
+        })?;
         out.text(&format!(
             "# written to {}; use it with --tuning or {}\n",
             args.out.display(),

@@ -28,6 +28,12 @@ pub fn read(path: &Path) -> Result<TuningTable> {
     text.parse().map_err(|e: String| refuse(e.into()))
 }
 
+/// What the table has rules for, in words.
+fn groups(table: &TuningTable) -> String {
+    let has: Vec<String> = table.groups().iter().map(|(t, n)| format!("{t} with {n} ranks")).collect();
+    if has.is_empty() { "nothing".to_owned() } else { has.join(", ") }
+}
+
 /// What is known of a group's costs, with what a table says about it; `tune` is the command that would measure it.
 ///
 /// # Errors
@@ -35,13 +41,66 @@ pub fn read(path: &Path) -> Result<TuningTable> {
 pub fn load(path: &Path, transport: &str, ranks: usize, tune: &str, known: Tuning) -> Result<Tuning> {
     let table = read(path)?;
     table.apply(transport, ranks, known).ok_or_else(|| {
-        let has: Vec<String> = table.groups().iter().map(|(t, n)| format!("{t} with {n} ranks")).collect();
-        let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
         Failure::usage(format!(
-            "tuning table {} is for {has}, not for {transport} with {ranks} ranks: '{tune}' measures that",
-            path.display()
+            "tuning table {} is for {}, not for {transport} with {ranks} ranks: '{tune}' measures that",
+            path.display(),
+            groups(&table)
         ))
     })
+}
+
+/// A table for ranks whose nodes are found out once they have met.
+#[derive(Clone, Debug)]
+pub struct ByLayout {
+    path: PathBuf,
+    table: TuningTable,
+    /// The command that would measure what it does not have.
+    tune: String,
+}
+
+impl ByLayout {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// A table that cannot be read, or has no entry for so many ranks, whichever their nodes.
+    pub fn load(path: &Path, transport: &str, ranks: usize, tune: String) -> Result<Self> {
+        let loaded = ByLayout { path: path.to_owned(), table: read(path)?, tune };
+        if loaded.rules(transport, ranks).next().is_none() {
+            return Err(Failure::usage(format!(
+                "tuning table {} is for {}, not for {transport}/K with {ranks} ranks on nodes of K: '{}' measures that",
+                path.display(),
+                groups(&loaded.table),
+                loaded.tune
+            )));
+        }
+        Ok(loaded)
+    }
+
+    /// Its lines about so many ranks, whichever their nodes.
+    pub fn rules(&self, transport: &str, ranks: usize) -> impl Iterator<Item = String> + use<> {
+        let of = |line: &str| {
+            let mut fields = line.split_whitespace();
+            let layout = fields.next()?.strip_prefix(transport)?.strip_prefix('/')?;
+            (!layout.contains('@') && fields.next()? == ranks.to_string()).then(|| line.to_owned())
+        };
+        self.table.to_string().lines().filter_map(of).collect::<Vec<_>>().into_iter()
+    }
+
+    /// What is known of the costs of `group`, with what the table says about it.
+    ///
+    /// # Errors
+    /// It was measured on other nodes.
+    pub fn of(&self, group: &str, ranks: usize, known: Tuning) -> Result<Tuning> {
+        self.table.apply(group, ranks, known).ok_or_else(|| {
+            Failure::usage(format!(
+                "tuning table {} is for {}, not for {group} with {ranks} ranks: it was measured on another layout of nodes, \
+                 and '{}' measures this one",
+                self.path.display(),
+                groups(&self.table),
+                self.tune
+            ))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +122,18 @@ mod tests {
         );
         std::fs::write(&path, "caravan-tuning 1\nshm two\n").unwrap();
         assert!(load(2, "").unwrap_err().to_string().contains("line 2"));
+        std::fs::write(
+            &path,
+            "caravan-tuning 1\nshm+ucx/4 8 reduce all linear linear\nshm+ucx 8 reduce all linear linear\n",
+        )
+        .unwrap();
+        let found = ByLayout::load(&path, "shm+ucx", 8, "bench tune here".into()).unwrap();
+        assert_eq!(found.rules("shm+ucx", 8).collect::<Vec<_>>(), ["shm+ucx/4 8 reduce all linear linear"]);
+        assert!(found.of("shm+ucx/4", 8, Tuning::default()).is_ok());
+        let e = found.of("shm+ucx/2", 8, Tuning::default()).unwrap_err().to_string();
+        assert!(e.contains("not for shm+ucx/2 with 8 ranks: it was measured on another layout"), "{e}");
+        let e = ByLayout::load(&path, "shm+mpi", 8, "bench tune here".into()).unwrap_err().to_string();
+        assert!(e.contains("not for shm+mpi/K with 8 ranks on nodes of K: 'bench tune here'"), "{e}");
         let missing = read(&dir.path().join("none")).unwrap_err();
         assert!(missing.code() == 2 && missing.to_string().contains("none"), "{missing}");
     }

@@ -3,16 +3,17 @@
 use super::{Asked, usage};
 use crate::agree::Signature;
 use crate::args::RankArgs;
-use crate::bench::tuning;
+use crate::bench::tuning::{self, ByLayout};
 use crate::bind::Binding;
 use crate::failure::Result;
 use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
-use collectives::MAX_SIZE;
 use collectives::bootstrap::{self, Identity, Launcher};
 use collectives::schedule::Kind;
+use collectives::transport::{self, Nodes};
+use collectives::{Communicator, MAX_SIZE};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub struct Ranks {
     pub rendezvous_timeout: Duration,
     /// How their communicators behave.
     pub options: collectives::Options,
+    /// The tuning table of ranks whose nodes are found out once they have met.
+    pub by_layout: Option<ByLayout>,
     /// Whether the transport's own collectives are wanted beside ours.
     pub native: bool,
     /// Whether only the thread that connects a rank calls its communicator, which then need not be ready for others.
@@ -59,8 +62,12 @@ impl Ranks {
         if let Some(path) = tuning::named(args.tuning.as_ref()) {
             if ranks.world > 1 {
                 let tune = ranks.tune(identity.map(|identity| identity.launcher));
-                let tuning = &mut ranks.options.tuning;
-                *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
+                if ranks.layers.found() {
+                    ranks.by_layout = Some(ByLayout::load(&path, &ranks.label, ranks.world, tune)?);
+                } else {
+                    let tuning = &mut ranks.options.tuning;
+                    *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
+                }
             } else {
                 // One rank has nothing to choose, and may yet have been given what is no table.
                 tuning::read(&path)?;
@@ -117,6 +124,7 @@ impl Ranks {
             threads,
             rendezvous_timeout,
             options: collectives::Options { crowded, deadline, tuning, ..Default::default() },
+            by_layout: None,
             native: false,
             one_caller: false,
             bind: Binding::None,
@@ -139,6 +147,44 @@ impl Ranks {
             return Ok(());
         }
         files.iter().try_for_each(|file| files::check_named(flag, file))
+    }
+
+    /// What these ranks are called in tuning tables, on these nodes: of nodes that were found, as of those by hand.
+    pub fn group(&self, nodes: Option<&Nodes>) -> String {
+        match nodes.filter(|_| self.layers.found()) {
+            Some(nodes) => format!("{}/{}", self.label, nodes.layout()),
+            None => self.label.clone(),
+        }
+    }
+
+    /// The communicator over what joins all ranks, with what was measured of such ones.
+    ///
+    /// # Errors
+    /// A tuning table that is for other nodes, or names an algorithm that cannot carry its collective here; the
+    /// transport's.
+    pub fn communicator(&self, transport: Box<dyn transport::Transport>) -> Result<Communicator> {
+        let mut options = self.options;
+        if let Some(table) = &self.by_layout {
+            let group = self.group(transport.nodes());
+            options.tuning = table.of(&group, self.world, options.tuning)?;
+        }
+        let comm = Communicator::new(transport, options)?;
+        for (kind, rule) in Kind::ALL.into_iter().zip(options.tuning.measured) {
+            let possible = comm.algorithms(kind);
+            let named = rule.into_iter().flat_map(|rule| [rule.small, rule.large]);
+            if let Some(other) = named.into_iter().find(|algorithm| !possible.contains(algorithm)) {
+                let possible: Vec<&str> = possible.iter().map(|algorithm| algorithm.name()).collect();
+                return usage(format!(
+                    "the tuning table has {other} for {kind} of {} with {} ranks, which cannot carry it here ({} can): it \
+                     was measured on another layout or written by hand, and 'caravan bench tune' with the same flags \
+                     measures this one",
+                    self.group(comm.nodes()),
+                    self.world,
+                    possible.join(", ")
+                ));
+            }
+        }
+        Ok(comm)
     }
 
     /// The command that tunes such ranks where `launcher` has started these, if something has.
@@ -171,6 +217,8 @@ impl Ranks {
             let rule = rule.map_or("by the cost model".to_owned(), |rule| rule.to_string());
             ("--tuning", format!("{kind} {rule}"))
         }));
+        let rules = self.by_layout.iter().flat_map(|table| table.rules(&self.label, self.world));
+        all.extend(rules.map(|rule| ("--tuning", rule)));
         // The library is made ready for it by all ranks together.
         all.extend(self.native.then(|| ("--algo", "native".to_owned())));
         all
