@@ -181,6 +181,7 @@ fn srun_and_sbatch() {
     }
     let plugin = match Mpirun::built_in() {
         None => {
+            left_behind(&slurm);
             refusals(&slurm);
             if slurm.nodes == 2 && ucx {
                 two_nodes(&slurm);
@@ -266,6 +267,21 @@ fn killed_inside_mpi(slurm: &Slurm<'_>, plugin: &str) {
     let said = table();
     assert!(plugin == "pmix" || said.contains("rank 1 ended (process"), "{said}");
     assert!(since.elapsed() < PROMISED, "all of it ended after {:?}", since.elapsed());
+}
+
+/// What launchers outside have left in the environment that srun hands down is not who its ranks are.
+fn left_behind(slurm: &Slurm<'_>) {
+    let left = [
+        "PMI_RANK=0 PMI_SIZE=1",
+        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=0",
+        "PMI_RANK=3 PMI_SIZE=4",
+    ];
+    for left in left {
+        let table = slurm
+            .run(&format!("env {left} srun -N 1 -n 4 --mpi=none {CARAVAN} bench barrier -n 3"))
+            .success();
+        assert!(table.stdout.contains(" ranks 4 "), "{left}: {}", table.stdout);
+    }
 }
 
 /// What goes wrong names its rank, and ends the step.
