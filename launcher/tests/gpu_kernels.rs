@@ -72,6 +72,8 @@ fn what_cannot_be_checked_or_timed_is_refused() {
         ("--check pigeon", &["'pigeon'", "swiglu_and_its_backward"]),
         ("--model pigeon", &["'pigeon'", "llama-3.2-1b"]),
         ("--seq 0", &["--seq", "at least 1"]),
+        ("--check norms --without pigeon", &["'pigeon'", "swiglu_and_its_backward"]),
+        ("--check norms --without norm", &["--without norm leaves nothing"]),
         ("--json nowhere/x.json", &["nowhere/x.json"]),
     ] {
         kernels(&bench, flags).refusal(2, words);
@@ -201,6 +203,115 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
         bench.finish(train.spawn().expect("starts")).success();
     }
     bench.nothing_left();
+}
+
+/// On a driver whose kernels do nothing, so that only products are right.
+fn on_a_fake(bench: &Bench, folder: &Path, flags: &str, variable: (&str, &str)) -> Command {
+    let mut command = bench.command(&format!("bench kernels {flags}"));
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+    command.env(variable.0, variable.1);
+    command
+}
+
+/// What the file says of each case.
+fn states(bench: &Bench, file: &str) -> Vec<String> {
+    let of = |row: &serde_json::Value| {
+        format!("{} {}", row["case"].as_str().unwrap(), row["state"].as_str().unwrap())
+    };
+    json_lines_whole(bench, file)["checks"].as_array().expect("cases").iter().map(of).collect()
+}
+
+#[test]
+fn a_kernel_that_ruins_the_device_costs_no_other_case_its_name() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let flags =
+        "--check swiglu_and_its_backward rotary_embeddings products_of_every_orientation --json c.json";
+    let mut command = on_a_fake(&bench, folder, flags, ("FAKE_CUDA_FAULT", "swiglu_forward"));
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    let text = &outcome.stdout;
+    for words in [
+        "WRONG rotary embeddings",
+        "# swiglu and its backward ...\n",
+        "WRONG swiglu and its backward",
+        "a fake error",
+        "products of every orientation: not run, the context is lost",
+    ] {
+        assert!(text.contains(words), "'{words}' is not in {text}");
+    }
+    assert!(outcome.stderr.contains("and 1 were not run"), "{}", outcome.stderr);
+    let [ran, faulty, rest] =
+        ["rotary_embeddings wrong", "swiglu_and_its_backward wrong", "products_of_every_orientation not run"];
+    assert_eq!(states(&bench, "c.json"), [ran, faulty, rest]);
+
+    // A whole model, whose kernels end in a panic.
+    let flags = "--check an_f32_llama_with_tied_embeddings --json c.json";
+    let mut command = on_a_fake(&bench, folder, flags, ("FAKE_CUDA_FAULT", "swiglu_forward"));
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    assert_eq!(states(&bench, "c.json"), ["an_f32_llama_with_tied_embeddings wrong"]);
+    assert!(outcome.stdout.contains("a fake error"), "{}", outcome.stdout);
+
+    // Times: the row says so, and what was timed before it stays.
+    let flags = "rope swiglu product --model nano --micro-batch 1 --seq 16 --json times.json";
+    let mut command = on_a_fake(&bench, folder, flags, ("FAKE_CUDA_FAULT", "swiglu_forward"));
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stderr.contains("takes no more work"), "{}", outcome.stderr);
+    let written = json_lines_whole(&bench, "times.json");
+    let kernels: Vec<&str> =
+        written["times"].as_array().unwrap().iter().map(|row| row["kernel"].as_str().unwrap()).collect();
+    assert_eq!(kernels, ["copy", "rope of queries", "swiglu"]);
+    assert!(written["times"][2]["wrong"].as_str().unwrap().contains("a fake error"), "{written}");
+}
+
+#[test]
+fn a_kernel_that_hangs_is_known_by_name() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let flags =
+        "--check swiglu_and_its_backward rotary_embeddings products_of_every_orientation --json c.json";
+    let mut child =
+        on_a_fake(&bench, folder, flags, ("FAKE_CUDA_HANG", "swiglu_forward")).spawn().expect("starts");
+    let hangs = || {
+        std::fs::read_to_string(bench.path("c.json")).is_ok_and(|text| text.contains("not ended"))
+            && states(&bench, "c.json")[1] == "swiglu_and_its_backward not ended"
+    };
+    let start = std::time::Instant::now();
+    while !hangs() && start.elapsed().as_secs() < 60 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    let rest = ["swiglu_and_its_backward not ended", "products_of_every_orientation not run"];
+    assert_eq!(states(&bench, "c.json")[1..], rest);
+}
+
+#[test]
+fn kernels_that_do_not_compile_keep_no_others_from_running() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let flags = "--check swiglu_and_its_backward products_of_every_orientation --json c.json";
+    let mut command = on_a_fake(&bench, folder, flags, ("FAKE_NVRTC_REFUSE", "swiglu.cu"));
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    for words in ["compiling swiglu", "ok    products of every orientation", "not all of them"] {
+        assert!(outcome.stdout.contains(words), "'{words}' is not in {}", outcome.stdout);
+    }
+    assert_eq!(
+        states(&bench, "c.json"),
+        ["swiglu_and_its_backward wrong", "products_of_every_orientation ok"]
+    );
+    let flags = "swiglu rope norm --model nano --micro-batch 1 --seq 16 --json times.json --without copy";
+    let mut command = on_a_fake(&bench, folder, flags, ("FAKE_NVRTC_REFUSE", "swiglu.cu"));
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stderr.contains("2 of 5 kernels could not be timed"), "{}", outcome.stderr);
+    let written = json_lines_whole(&bench, "times.json");
+    let timed = written["times"].as_array().unwrap().iter().filter(|row| row["seconds"].is_number());
+    let groups: Vec<&str> = timed.map(|row| row["group"].as_str().unwrap()).collect();
+    assert_eq!(groups, ["norm", "norm", "rope"]);
 }
 
 #[test]

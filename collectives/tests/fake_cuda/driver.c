@@ -1,7 +1,8 @@
 /* A driver: streams do everything at once unless it is captured, kernels do nothing. Device memory is of addresses that are
  * never used again, so that work on memory that was freed is found. The file FAKE_CUDA_LOG gets a line for all that is done,
  * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
- * the N-th launch of a kernel. */
+ * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
+ * any more. FAKE_CUDA_HANG=KERNEL lets it run for ever. */
 #include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -53,6 +54,14 @@ static void note(const char *format, ...) {
     int to = open(file, O_WRONLY | O_CREAT | O_APPEND, 0600);
     CHECK(to >= 0 && length < (int)sizeof line && write(to, line, length) == length);
     close(to);
+}
+
+/* What a kernel has done to the context: nothing works any more, or waiting has no end. */
+static int lost, hangs;
+#define ALIVE if (lost) return ILLEGAL
+static int chosen(const char *variable, const char *kernel) {
+    const char *named = getenv(variable);
+    return named && !strcmp(named, kernel);
 }
 
 /* Device memory: one range of addresses, handed out from its start to its end. */
@@ -128,6 +137,7 @@ int cuCtxGetStreamPriorityRange(int *least, int *greatest) { CHECK(current); *le
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { CHECK(current); *free_ = (size_t)3 << 30; *total = (size_t)4 << 30; return 0; }
 int cuMemAlloc_v2(uint64_t *p, size_t n) {
     OUTSIDE_OF_CAPTURE;
+    ALIVE;
     CHECK(current && n > 0);
     pthread_mutex_lock(&memory);
     if (!range) {
@@ -156,21 +166,27 @@ int cuMemFree_v2(uint64_t p) {
     note("- freed #%d\n", freed);
     return 0;
 }
-int cuMemHostAlloc(void **p, size_t n, unsigned flags) { OUTSIDE_OF_CAPTURE; CHECK(current && flags == 1 && n > 0); *p = malloc(n); return 0; }
+int cuMemHostAlloc(void **p, size_t n, unsigned flags) { OUTSIDE_OF_CAPTURE; ALIVE; CHECK(current && flags == 1 && n > 0); *p = malloc(n); return 0; }
 int cuMemFreeHost(void *p) { OUTSIDE_OF_CAPTURE; CHECK(current); free(p); return 0; }
 int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { OUTSIDE_OF_CAPTURE; CHECK(current && p && bytes && flags == 1); return 0; }
 int cuMemHostUnregister(void *p) { OUTSIDE_OF_CAPTURE; CHECK(current && p); return 0; }
 static void copy(const uint64_t *v) { memcpy((void *)v[0], (void *)v[1], v[2]); }
 static void fill(const uint64_t *v) { memset((void *)v[0], (int)v[1], v[2]); }
-int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *s) { CHECK(is(s, STREAM)); return GIVE(s, "copy", copy, to, from, n); }
-int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { return GIVE(s, "fill", fill, p, x, n); }
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *s) { ALIVE; CHECK(is(s, STREAM)); return GIVE(s, "copy", copy, to, from, n); }
+int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { ALIVE; return GIVE(s, "fill", fill, p, x, n); }
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     CHECK(current && flags == 1 && priority <= 0 && priority >= -5);
     *s = thing(STREAM);
     return 0;
 }
 int cuStreamDestroy_v2(void *s) { CHECK(current && is(s, STREAM) && !((Thing *)s)->capturing); free(s); return 0; }
-int cuStreamSynchronize(void *s) { OUTSIDE_OF_CAPTURE; CHECK(current && (!s || is(s, STREAM))); return 0; }
+int cuStreamSynchronize(void *s) {
+    OUTSIDE_OF_CAPTURE;
+    CHECK(current && (!s || is(s, STREAM)));
+    while (hangs) pause();
+    ALIVE;
+    return 0;
+}
 int cuStreamQuery(void *s) { OUTSIDE_OF_CAPTURE; CHECK(current && is(s, STREAM)); return 0; }
 int cuStreamWaitEvent(void *s, void *e, unsigned flags) {
     CHECK(current && is(s, STREAM) && is(e, EVENT) && flags == 0);
@@ -182,6 +198,7 @@ int cuEventDestroy_v2(void *e) { CHECK(current && is(e, EVENT)); free(e); return
 /* Of this thread: events are late, the last was this one, they happened up to this one, and see fake_late_events. */
 static __thread long late, recorded, happened, behind = -1;
 int cuEventRecord(void *e, void *s) {
+    ALIVE;
     CHECK(current && is(e, EVENT) && is(s, STREAM));
     ((Thing *)e)->recorded = 1;
     ((Thing *)e)->serial = ++recorded;
@@ -248,6 +265,9 @@ int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned bx, uns
     if (refuse && !strncmp(refuse, name, length) && refuse[length] == ':' &&
         __atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED) == atoi(refuse + length + 1))
         return ILLEGAL;
+    ALIVE;
+    /* Both are found out by whoever waits. */
+    lost |= chosen("FAKE_CUDA_FAULT", name), hangs |= chosen("FAKE_CUDA_HANG", name);
     /* Every argument is in a word of its own. */
     uint64_t values[40] = {x, y, z, bx, shared};
     int count = 5;

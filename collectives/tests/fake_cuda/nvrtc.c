@@ -1,7 +1,7 @@
-/* A compiler of kernels: its machine code is their text. */
+/* A compiler of kernels: its machine code is their text. FAKE_NVRTC_REFUSE=NAME.cu refuses to compile that one. */
 #include "check.h"
 
-typedef struct { int kind; char *code; } Program;
+typedef struct { int kind, refused; char *code; } Program;
 enum { PROGRAM = 0x99 };
 
 static Program *live(void *p) {
@@ -17,6 +17,7 @@ int nvrtcCreateProgram(void **made, const char *text, const char *name, int coun
     for (int i = 0; i < count; i++) CHECK(strstr(headers[i], "#pragma once") && strstr(names[i], ".cuh"));
     Program *p = calloc(1, sizeof *p);
     p->kind = PROGRAM;
+    p->refused = getenv("FAKE_NVRTC_REFUSE") && !strcmp(getenv("FAKE_NVRTC_REFUSE"), name);
     p->code = malloc(sizeof FAKE_CODE + strlen(text));
     strcat(strcpy(p->code, FAKE_CODE), text);
     *made = p;
@@ -28,7 +29,7 @@ int nvrtcCompileProgram(void *p, int count, const char *const *options) {
     CHECK(live(p)->code && count > 0 && !strcmp(options[0], "--gpu-architecture=sm_90a"));
     for (int i = 0; i < count; i++) elements += !strncmp(options[i], "-DELEMENT=", 10);
     CHECK(elements == 1);
-    return 0;
+    return live(p)->refused ? 6 : 0;
 }
 int nvrtcGetProgramLogSize(void *p, size_t *size) { CHECK(live(p)); *size = 1; return 0; }
 int nvrtcGetProgramLog(void *p, char *log) { CHECK(live(p)); *log = 0; return 0; }

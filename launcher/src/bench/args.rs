@@ -380,13 +380,21 @@ pub struct TuneArgs {
   caravan bench kernels attention norm --model llama-3.1-8b --micro-batch 1 --json times.json
   caravan bench kernels --check
       every kernel against its definition on the processor; exit code 1 if one is wrong
+  caravan bench kernels --check norms products_of_every_orientation --without wgmma
+
+A word that is the whole name of a kernel or a case chooses only that; another one all that have it in their names. What the \
+device refuses is said where it belongs, and the rest runs; --json is written anew after each of them, so that it says \
+what was running if the device hangs.
 
 What moves data is compared with the memory's speed by the data sheet and with a copy, what computes with the dense \
 16-bit FLOP/s of the data sheet. Causal attention is counted without what its mask takes off.")]
 pub struct KernelArgs {
-    /// Only kernels, or with --check cases, whose name has one of these words in it.
+    /// Only kernels, or with --check cases, of this name, or whose names have this word in them.
     #[arg(value_name = "KERNEL")]
     pub only: Vec<String>,
+    /// Leave these out, by the same rule; may be given several times.
+    #[arg(long, value_name = "KERNEL")]
+    pub without: Vec<String>,
     /// Compare with the definitions instead of timing, on shapes of their own.
     #[arg(long, conflicts_with_all = ["model", "rows", "length"])]
     pub check: bool,

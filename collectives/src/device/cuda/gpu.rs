@@ -273,8 +273,10 @@ impl Gpu {
             }
         });
         let done = done.into_inner().expect("no panic while locked");
-        // Here and not later from the disk: it may have taken nothing.
-        done.into_iter().try_for_each(|(module, code)| self.load(module, &code?).map(drop))
+        // Here and not later from the disk: it may have taken nothing. One that fails keeps no other from being there.
+        let loaded: Vec<Result<Handle>> =
+            done.into_iter().map(|(module, code)| self.load(module, &code?)).collect();
+        loaded.into_iter().try_for_each(|loaded| loaded.map(drop))
     }
 
     /// A module, compiled and loaded when first asked for.

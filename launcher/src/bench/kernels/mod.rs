@@ -1,7 +1,9 @@
 //! `caravan bench kernels`: each kernel of a model on a GPU, against its definition on the processor (`--check`), and its
 //! time against what bounds it.
 
+mod choice;
 pub mod limits;
+mod record;
 mod show;
 
 use super::Out;
@@ -9,13 +11,15 @@ use super::args::KernelArgs;
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use choice::{Named, choose};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency};
 use limits::Limits;
 use models::LlamaConfig;
 use models::cuda::check::{self, Case};
-use models::cuda::speed::{self, Row, Scale, Work};
-use serde_json::{Value, json};
+use models::cuda::speed::{self, Scale, Timed, Work};
+use record::Record;
+use serde_json::json;
 use std::time::Instant;
 
 /// Runs the subcommand.
@@ -27,8 +31,9 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
     if args.rows == 0 || args.length == 0 {
         return Err(Failure::usage("--micro-batch and --seq are at least 1"));
     }
-    let plan = Plan { args, config, machine: None };
-    plan.check_filter()?;
+    let plan = Plan { args, config };
+    // On any machine, before one is looked for.
+    plan.choose(None)?;
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
     }
@@ -46,15 +51,14 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
             );
             let stream = || Ok(SharedQueue::new(Stream::new(&gpu, Urgency::Low)?));
             let queues: Vec<_> = [stream(), stream()].into_iter().collect::<Result<_>>()?;
-            let plan = Plan { machine: Some(properties.machine), ..plan };
-            plan.check_machine()?;
+            let chosen = plan.choose(Some(properties.machine))?;
             let scale = plan.scale(1 << 27, 7, 5e-3);
-            plan.run(&queues, &about, Limits::of(&properties.name), scale)
+            plan.run(&queues, &chosen, &about, Limits::of(&properties.name), scale)
         }
         Place::Emulated(emulator) => {
             let queues = [0, 1, 2].map(|seed| SharedQueue::new(emulator.queue(seed)));
             let about = "emulated on the processor: times mean nothing";
-            plan.run(&queues, about, Limits::default(), plan.scale(8192, 1, 0.0))
+            plan.run(&queues, &plan.choose(None)?, about, Limits::default(), plan.scale(8192, 1, 0.0))
         }
     }
 }
@@ -63,8 +67,6 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
 struct Plan<'a> {
     args: &'a KernelArgs,
     config: LlamaConfig,
-    /// The GPU's architecture; an emulated one has what any has.
-    machine: Option<Machine>,
 }
 
 impl Plan<'_> {
@@ -72,130 +74,154 @@ impl Plan<'_> {
         Scale { rows: self.args.rows, length: self.args.length, elements, batches, seconds }
     }
 
-    /// Whether something of this name was asked for.
-    fn wants(&self, name: &str) -> bool {
-        self.args.only.is_empty() || self.args.only.iter().any(|word| name.contains(word))
-    }
-
-    fn wants_case<Q: Queue>(&self, case: &Case<Q>) -> bool {
-        let named = self.wants(case.name) || case.sources.iter().any(|source| self.wants(source));
-        named && self.machine.is_none_or(|machine| case.suits(machine))
-    }
-
-    fn wants_group(&self, group: &str) -> bool {
-        let lacking = |machine| speed::only(group).is_some_and(|only| only != machine);
-        self.wants(group) && !self.machine.is_some_and(lacking)
-    }
-
-    /// Refuses words that name only what another architecture can run.
-    fn check_machine(&self) -> Result<()> {
-        let some = match self.args.check {
-            true => check::cases::<Stream>().iter().any(|case| self.wants_case(case)),
-            false => speed::GROUPS.iter().any(|group| self.wants_group(group)),
+    /// The names of the cases or groups that are asked for and that a GPU of this architecture, if one is known, can run.
+    ///
+    /// # Errors
+    /// Words that choose nothing.
+    fn choose(&self, machine: Option<Machine>) -> Result<Vec<&'static str>> {
+        let foreign = |suits: bool| {
+            let machine = machine.filter(|_| !suits)?;
+            Some(format!("for {} alone, and this GPU is {machine}", Machine::HOPPER))
         };
-        match (some, self.machine) {
-            (false, Some(machine)) => Err(Failure::usage(format!(
-                "'{}' names kernels for {} alone, and this GPU is {machine}",
-                self.args.only.join(" "),
-                Machine::HOPPER
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses words that name nothing.
-    fn check_filter(&self) -> Result<()> {
-        let cases = check::cases::<Stream>();
-        for word in &self.args.only {
-            let of_case = |case: &Case<Stream>| {
-                case.name.contains(word) || case.sources.iter().any(|source| source.contains(word))
-            };
-            let known = match self.args.check {
-                true => cases.iter().any(of_case),
-                false => speed::GROUPS.iter().any(|group| group.contains(word)),
-            };
-            if !known {
-                let names: Vec<&str> = match self.args.check {
-                    true => cases.iter().map(|case| case.name).collect(),
-                    false => speed::GROUPS.to_vec(),
-                };
-                return Err(Failure::usage(format!("no kernel is called '{word}': {}", names.join(", "))));
-            }
-        }
-        Ok(())
+        let case = |case: &Case<Stream>| Named {
+            names: std::iter::once(case.name).chain(case.sources.iter().copied()).collect(),
+            foreign: foreign(machine.is_none_or(|machine| case.suits(machine))),
+        };
+        let group = |group: &'static str| Named {
+            names: vec![group],
+            foreign: foreign(
+                machine.is_none_or(|machine| speed::only(group).is_none_or(|only| only == machine)),
+            ),
+        };
+        let all: Vec<Named> = match self.args.check {
+            true => check::cases().iter().map(case).collect(),
+            false => speed::GROUPS.map(group).into(),
+        };
+        let had = choose(&all, &self.args.only, &self.args.without)?;
+        Ok(all.iter().zip(had).filter(|(_, had)| *had).map(|(named, _)| named.names[0]).collect())
     }
 
     fn run<Q: Streams>(
         &self,
         queues: &[SharedQueue<Q>],
+        chosen: &[&'static str],
         about: &str,
         limits: Limits,
         scale: Scale,
     ) -> Result<()> {
         let mut out = Out::new(false);
         out.text(&format!("# {about}\n"));
-        let (rows, wrong) = match self.args.check {
-            true => self.compare(queues, &mut out)?,
-            false => (self.measure(&queues[0], limits, scale, &mut out)?, 0),
-        };
-        if let Some(path) = &self.args.json {
-            let text = match self.args.check {
-                true => json!({"device": about, "checks": rows}),
-                false => json!({"device": about, "model": self.args.model, "times": rows}),
-            };
-            let text = serde_json::to_string_pretty(&text).map_err(Failure::run)?;
-            files::write_whole(path, text.as_bytes())?;
+        match self.args.check {
+            true => self.compare(queues, chosen, about, &mut out)?,
+            false => self.measure(&queues[0], chosen, about, limits, scale, &mut out)?,
         }
-        out.end()?;
-        match wrong {
-            0 => Ok(()),
-            n => Err(Failure::run(format!("{n} of {} checks of kernels failed", rows.len()))),
-        }
+        out.end()
     }
 
-    /// Runs the cases; returns what they have shown, and how many were wrong.
-    fn compare<Q: Streams>(&self, queues: &[SharedQueue<Q>], out: &mut Out) -> Result<(Vec<Value>, usize)> {
-        let cases: Vec<Case<Q>> = check::cases().into_iter().filter(|case| self.wants_case(case)).collect();
-        // All at once, which several processors compile side by side.
+    /// Runs the cases.
+    ///
+    /// # Errors
+    /// Some were wrong, or have not run because the device took no more work.
+    fn compare<Q: Streams>(
+        &self,
+        queues: &[SharedQueue<Q>],
+        chosen: &[&'static str],
+        about: &str,
+        out: &mut Out,
+    ) -> Result<()> {
+        let cases: Vec<Case<Q>> =
+            check::cases().into_iter().filter(|case| chosen.contains(&case.name)).collect();
+        let rows = cases.iter().map(|case| show::state(case.name, "not run")).collect();
+        let mut record = Record::new(self.args.json.as_deref(), json!({"device": about}), "checks", rows);
+        record.keep()?;
+        // All at once, which several processors compile side by side. What fails here fails again in its own case.
         let needed = |module: &Module| cases.iter().any(|case| case.sources.contains(&module.source.name));
         let modules: Vec<Module> = check::modules().into_iter().filter(needed).collect();
         let start = Instant::now();
-        queues[0].clone().prepare(&modules)?;
-        out.text(&show::compiled(modules.len(), start.elapsed()));
-        let (mut rows, mut wrong) = (Vec::new(), 0);
-        for case in &cases {
+        let whole = queues[0].clone().prepare(&modules).is_ok();
+        out.text(&show::compiled(modules.len(), whole, start.elapsed()));
+        let (mut wrong, mut lost) = (0, None);
+        for (i, case) in cases.iter().enumerate() {
+            if lost.is_some() {
+                out.text(&show::not_run(case.name));
+                continue;
+            }
+            // Should it never end, its name is known.
+            out.text(&show::begins(case.name));
+            record.rows[i] = show::state(case.name, "not ended");
+            record.keep()?;
             let start = Instant::now();
-            let outcome = case.run(queues);
+            let mut outcome = case.run(queues);
+            lost = check::lost(queues).map(|why| (i + 1, why));
+            // Whatever the case has seen: the next ones could not run after it.
+            if let (Some((_, why)), true) = (&lost, outcome.wrong.is_empty()) {
+                outcome.wrong.push(why.clone());
+            }
             wrong += usize::from(!outcome.wrong.is_empty());
             out.text(&show::outcome(case.name, &outcome, start.elapsed()));
-            let [half, single] = outcome.worst;
-            rows.push(json!({
-                "case": case.name, "comparisons": outcome.comparisons, "worst_16_bit": half, "worst_f32": single,
-                "wrong": outcome.wrong,
-            }));
+            record.rows[i] = show::checked(case.name, &outcome);
+            record.keep()?;
         }
-        Ok((rows, wrong))
+        record.write()?;
+        match (lost, wrong) {
+            (Some((ran, why)), _) if ran < cases.len() => Err(Failure::run(format!(
+                "{wrong} of {ran} checks of kernels failed, and {} were not run, because the device takes no more work \
+                 in this process ({why}): give their names to another",
+                cases.len() - ran
+            ))),
+            (_, 0) => Ok(()),
+            (_, n) => Err(Failure::run(format!("{n} of {} checks of kernels failed", cases.len()))),
+        }
     }
 
+    /// Times the groups.
+    ///
+    /// # Errors
+    /// Something could not be timed.
     fn measure<Q: Streams>(
         &self,
         queue: &SharedQueue<Q>,
+        chosen: &[&'static str],
+        about: &str,
         mut limits: Limits,
         scale: Scale,
         out: &mut Out,
-    ) -> Result<Vec<Value>> {
-        let mut rows = Vec::new();
+    ) -> Result<()> {
+        let about = json!({"device": about, "model": self.args.model});
+        let mut record = Record::new(self.args.json.as_deref(), about, "times", Vec::new());
+        let (mut missing, mut kept) = (0, record.keep());
         out.text(&show::heading());
         // The copy is what the others are compared with.
-        let wanted = |group: &str| group == "copy" || self.wants_group(group);
-        speed::measure(queue, &self.config, scale, &wanted, &mut |row: Row| {
-            if let (Work::Moved(bytes), "copy") = (row.work, row.group) {
-                limits.copy = Some(bytes as f64 / row.seconds);
+        let copied = !self.args.without.iter().any(|word| "copy".contains(word.as_str()));
+        let wanted = |group: &str| group == "copy" && copied || chosen.contains(&group);
+        let measured = speed::measure(queue, &self.config, scale, &wanted, &mut |timed: Timed| {
+            match timed {
+                Ok(row) => {
+                    if let (Work::Moved(bytes), "copy") = (row.work, row.group) {
+                        limits.copy = Some(bytes as f64 / row.seconds);
+                    }
+                    out.text(&show::row(&row, &limits));
+                    record.rows.push(show::json(&row, &limits));
+                }
+                Err(lacking) => {
+                    missing += 1;
+                    out.text(&show::missing(&lacking));
+                    record.rows.push(show::json_of_missing(&lacking));
+                }
             }
-            out.text(&show::row(&row, &limits));
-            rows.push(show::json(&row, &limits));
-        })?;
-        Ok(rows)
+            if kept.is_ok() {
+                kept = record.keep();
+            }
+        });
+        kept?;
+        record.write()?;
+        let after =
+            |why| format!("what comes after it was not timed, because the device takes no more work ({why})");
+        measured.map_err(|why| Failure::run(after(why)))?;
+        match missing {
+            0 => Ok(()),
+            n => Err(Failure::run(format!("{n} of {} kernels could not be timed", record.rows.len()))),
+        }
     }
 }
 

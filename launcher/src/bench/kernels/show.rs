@@ -2,21 +2,46 @@
 
 use super::limits::Limits;
 use models::cuda::check::Outcome;
-use models::cuda::speed::{Row, Work};
+use models::cuda::speed::{Missing, Row, Work};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Above the checks.
-pub fn compiled(modules: usize, elapsed: Duration) -> String {
+pub fn compiled(modules: usize, whole: bool, elapsed: Duration) -> String {
     format!(
-        "# {modules} modules of kernels compiled or found in {:.1} s\n# {:<62} {:>11} {:>9} {:>9} {:>7}\n",
+        "# {modules} modules of kernels compiled or found in {:.1} s{}\n# {:<62} {:>11} {:>9} {:>9} {:>7}\n",
         elapsed.as_secs_f64(),
+        if whole { "" } else { ", not all of them" },
         "case",
         "comparisons",
         "16-bit",
         "f32",
         "seconds"
     )
+}
+
+/// Before a case.
+pub fn begins(name: &str) -> String {
+    format!("# {} ...\n", name.replace('_', " "))
+}
+
+/// Instead of a case.
+pub fn not_run(name: &str) -> String {
+    format!("      {}: not run, the context is lost\n", name.replace('_', " "))
+}
+
+/// A case for programs, of which nothing else is known.
+pub fn state(name: &str, state: &str) -> Value {
+    json!({"case": name, "state": state})
+}
+
+/// A case for programs.
+pub fn checked(name: &str, outcome: &Outcome) -> Value {
+    let [half, single] = outcome.worst;
+    json!({
+        "case": name, "state": if outcome.wrong.is_empty() { "ok" } else { "wrong" },
+        "comparisons": outcome.comparisons, "worst_16_bit": half, "worst_f32": single, "wrong": outcome.wrong,
+    })
 }
 
 /// One case: how many comparisons, the largest relative errors, and what was wrong.
@@ -77,7 +102,17 @@ pub fn row(row: &Row, limits: &Limits) -> String {
     format!("{:<52} {:>12.1} {rate:>10.1} {unit:<7}{sheet}{copy}{best}\n", row.name, row.seconds * 1e6)
 }
 
+/// A kernel without a time.
+pub fn missing(missing: &Missing) -> String {
+    format!("{:<52} could not be timed: {}\n", missing.name, missing.why)
+}
+
 /// The same for programs.
+pub fn json_of_missing(missing: &Missing) -> Value {
+    json!({"kernel": missing.name.trim(), "group": missing.group, "wrong": missing.why.to_string()})
+}
+
+/// A kernel's time for programs.
 pub fn json(row: &Row, limits: &Limits) -> Value {
     let (unit, work) = match row.work {
         Work::Moved(bytes) => ("bytes", bytes as f64),

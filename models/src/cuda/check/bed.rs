@@ -2,7 +2,7 @@
 
 use collectives::device::{Launch, Product, Queue, SharedQueue};
 use collectives::{Buffer, Element, Float, Result};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// What a case has shown.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,11 +20,13 @@ pub struct Outcome {
 pub struct Bed<Q: Queue> {
     queues: Vec<SharedQueue<Q>>,
     outcome: RefCell<Outcome>,
+    /// The device takes no more work.
+    lost: Cell<bool>,
 }
 
 impl<Q: Queue> Bed<Q> {
     pub fn new(queues: Vec<SharedQueue<Q>>) -> Self {
-        Bed { queues, outcome: RefCell::default() }
+        Bed { queues, outcome: RefCell::default(), lost: Cell::new(false) }
     }
 
     pub fn outcome(self) -> Outcome {
@@ -69,16 +71,28 @@ impl<Q: Queue> Bed<Q> {
     /// this is compiled for all of them at once.
     pub fn in_every_order(&self, name: &str, case: &mut dyn FnMut(&Stream<'_, Q>) -> Vec<Vec<u8>>) {
         let mut run = |queue: &SharedQueue<Q>| case(&Stream { bed: self, queue });
-        let Some((first, others)) = self.queues.split_first() else { return };
+        let Some((first, others)) = self.queues.split_first().filter(|_| !self.lost.get()) else { return };
         let first = run(first);
         for (i, queue) in others.iter().enumerate() {
+            if self.lost.get() {
+                return;
+            }
             let same = run(queue) == first;
             self.that(same, || format!("{name}: run {} gives other bits than the first", i + 2));
         }
     }
 
-    /// Counts a comparison.
+    /// Says what the device, or the code that drives it, has refused.
+    pub fn refused(&self, why: String) {
+        self.that(false, || why);
+        self.lost.set(super::lost(&self.queues).is_some());
+    }
+
+    /// Counts a comparison; once the device takes no more work none, as nothing has come of it.
     pub fn that(&self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if self.lost.get() {
+            return;
+        }
         let mut outcome = self.outcome.borrow_mut();
         outcome.comparisons += 1;
         if !holds {
@@ -120,6 +134,9 @@ impl<Q: Queue> Bed<Q> {
     }
 
     fn record<T: Float>(&self, error: f64) {
+        if self.lost.get() {
+            return;
+        }
         let worst = &mut self.outcome.borrow_mut().worst[usize::from(size_of::<T>() > 2)];
         *worst = worst.max(error);
     }
@@ -149,7 +166,10 @@ impl<Q: Queue> Stream<'_, Q> {
     }
 
     fn settle(&self, done: Result<()>) {
-        self.bed.that(done.is_ok(), || done.map_or_else(|error| error.to_string(), |()| String::new()));
+        match done {
+            Ok(()) => self.bed.that(true, String::new),
+            Err(error) => self.bed.refused(error.to_string()),
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use bed::Bed;
 pub use bed::Outcome;
 use collectives::DType::{self, Bf16, F16, F32};
 use collectives::device::{Machine, Module, Queue, SharedQueue, Source};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// One case.
 pub struct Case<Q: Queue> {
@@ -37,23 +39,10 @@ macro_rules! cases {
     };
 }
 
-/// All cases, those that take longest first; at the end those that not every GPU can run.
+/// All cases: those of single kernels, then whole models, which launch all of them; at the end those that not every GPU
+/// can run. So what a failure leaves untried is least.
 pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
     cases![
-        model::a_bf16_llama_with_tensor_core_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
-            "attention_forward", "attention_backward";
-        model::an_f32_llama_with_tied_embeddings: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
-            "attention_plain";
-        attention::heads_of_64_on_tensor_cores: "attention_forward", "attention_backward";
-        attention::heads_of_128_on_tensor_cores: "attention_forward", "attention_backward";
-        attention::plain_attention_for_f32_and_other_widths: "attention_plain";
-        attention::large_scores_neither_overflow_nor_vanish: "attention_forward";
-        attention::memory_at_odd_addresses_goes_through_the_plain_kernel: "attention_plain";
-        reduction::reductions_have_the_bits_of_the_processor: "reduce";
-        optimizer::adamw_has_the_bits_of_the_processor: "adamw";
-        optimizer::sums_of_squares_have_the_bits_of_the_processor: "squares";
-        optimizer::casts_round_once: "cast";
-        optimizer::what_is_not_finite_is_found_wherever_it_is: "cast";
         elementwise::norms: "rmsnorm";
         elementwise::a_residual_is_added_before_the_norm: "rmsnorm";
         elementwise::rotary_embeddings: "rope";
@@ -61,12 +50,26 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
         head::embeddings: "embedding";
         head::cross_entropies: "cross_entropy";
         head::a_target_outside_the_vocabulary_gives_nan: "cross_entropy";
+        optimizer::casts_round_once: "cast";
+        optimizer::what_is_not_finite_is_found_wherever_it_is: "cast";
+        optimizer::adamw_has_the_bits_of_the_processor: "adamw";
+        optimizer::sums_of_squares_have_the_bits_of_the_processor: "squares";
+        reduction::reductions_have_the_bits_of_the_processor: "reduce";
         products::products_of_every_orientation:;
+        attention::plain_attention_for_f32_and_other_widths: "attention_plain";
+        attention::memory_at_odd_addresses_goes_through_the_plain_kernel: "attention_plain";
+        attention::heads_of_64_on_tensor_cores: "attention_forward", "attention_backward";
+        attention::heads_of_128_on_tensor_cores: "attention_forward", "attention_backward";
+        attention::large_scores_neither_overflow_nor_vanish: "attention_forward";
+        model::an_f32_llama_with_tied_embeddings: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
+            "attention_plain";
+        model::a_bf16_llama_with_tensor_core_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
+            "attention_forward", "attention_backward";
         attention::heads_of_64_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
         attention::heads_of_128_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
+        attention::large_scores_on_warpgroups: "attention_forward_wgmma";
         model::a_bf16_llama_with_warpgroup_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
             "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
-        attention::large_scores_on_warpgroups: "attention_forward_wgmma";
     ]
 }
 
@@ -77,7 +80,8 @@ impl<Q: Queue> Case<Q> {
         sources.into_iter().all(|source| source.only.is_none_or(|only| only == machine))
     }
 
-    /// Runs it on queues of one device; two at least show whether it gives the same bits again.
+    /// Runs it on queues of one device; two at least show whether it gives the same bits again. Whatever the device refuses
+    /// is wrong with this case; whether it takes more work afterwards, [`lost`] says.
     pub fn run(&self, queues: &[SharedQueue<Q>]) -> Outcome {
         let bed = Bed::new(queues.to_vec());
         if let Some(queue) = queues.first() {
@@ -90,9 +94,24 @@ impl<Q: Queue> Case<Q> {
                 return bed.outcome();
             }
         }
-        (self.run)(&bed);
+        // The kernels of a model end in a panic what a device refuses in the middle of a step.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(&bed))) {
+            bed.refused(words(&*panic));
+        }
         bed.outcome()
     }
+}
+
+/// What a panic says.
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+}
+
+/// Why a device takes no more work, if it does not: after some failures of a kernel nothing of a process runs on it any
+/// more.
+pub fn lost<Q: Queue>(queues: &[SharedQueue<Q>]) -> Option<String> {
+    queues.iter().find_map(|queue| queue.clone().synchronize().err()).map(|error| error.to_string())
 }
 
 /// Every module that cases run: all sources, each for what it is made for.

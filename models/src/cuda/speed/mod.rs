@@ -5,8 +5,8 @@ mod products;
 mod timing;
 
 use crate::config::LlamaConfig;
-use collectives::Result;
 use collectives::device::{Machine, Queue, SharedQueue, Streams};
+use collectives::{Error, Result};
 use timing::Bench;
 
 /// How large the data are, and how often they are timed.
@@ -50,6 +50,20 @@ pub struct Row {
     pub best: Option<(usize, f64)>,
 }
 
+/// What could not be timed.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    /// As in [`Row`].
+    pub group: &'static str,
+    /// What was to be timed; the group's name where it has not come to that.
+    pub name: String,
+    /// What the device said.
+    pub why: Error,
+}
+
+/// Shown as soon as it is known.
+pub type Timed = std::result::Result<Row, Missing>;
+
 /// The groups of [`Row`], in their order.
 pub const GROUPS: [&str; 11] = [
     "copy",
@@ -76,19 +90,21 @@ pub fn only(group: &str) -> Option<Machine> {
 /// Times kernels of a model, for micro-batches of so many tokens.
 type Measure<Q> = fn(&mut Bench<'_, Q>, &LlamaConfig, usize) -> Result<()>;
 
-/// Times the kernels of `config` in bf16, as far as their group is `wanted`, and shows each as soon as it is there.
+/// Times the kernels of `config` in bf16, as far as their group is `wanted`, and shows each as soon as it is there. What
+/// cannot be timed is shown as missing, and the rest is timed all the same.
 ///
 /// # Errors
-/// The device's, such as too little memory.
+/// The device takes no more work.
 pub fn measure<Q: Streams>(
     queue: &SharedQueue<Q>,
     config: &LlamaConfig,
     scale: Scale,
     wanted: &dyn Fn(&str) -> bool,
-    show: &mut dyn FnMut(Row),
+    show: &mut dyn FnMut(Timed),
 ) -> Result<()> {
     let modules = kernels::modules(config).into_iter().filter(|(group, _)| wanted(group));
-    queue.clone().prepare(&modules.map(|(_, module)| module).collect::<Vec<_>>())?;
+    // Side by side. What fails here fails again where it is timed, and is missing there.
+    let _ = queue.clone().prepare(&modules.map(|(_, module)| module).collect::<Vec<_>>());
     let mut bench = Bench::new(queue, scale, wanted, show)?;
     let tokens = scale.rows * scale.length;
     let all: [(&[&str], Measure<Q>); 9] = [
@@ -103,8 +119,11 @@ pub fn measure<Q: Streams>(
         (&[ATTENTION_WGMMA], kernels::attention_wgmma),
     ];
     for (groups, measure) in all {
-        if groups.iter().any(|group| wanted(group)) {
-            measure(&mut bench, config, tokens)?;
+        let Some(group) = groups.iter().find(|group| wanted(group)) else { continue };
+        if let Err(why) = measure(&mut bench, config, tokens) {
+            // What a device said last that takes no more work is shown already.
+            queue.clone().synchronize()?;
+            bench.miss(group, (*group).to_owned(), why)?;
         }
     }
     Ok(())

@@ -60,13 +60,22 @@ fn time<Q: Streams>(
         (Plus::Old, _) => product.plus_old(),
         _ => product,
     };
-    let seconds = b.seconds(|queue| queue.product(&product))?;
-    let ways = b.queue.ways(&product)?;
+    let flops = Computed(2.0 * m as f64 * k as f64 * n as f64);
+    let name = format!("product {name} {m} x {k} x {n}");
+    match ways(b, &product) {
+        Ok((seconds, best)) => b.show("product", name, seconds, flops, Some(best)),
+        Err(why) => b.miss("product", name, why)?,
+    }
+    Ok(())
+}
+
+/// Seconds of the way that is taken; how many there are, and seconds of the fastest.
+fn ways<Q: Streams>(b: &mut Bench<'_, Q>, product: &Product<'_>) -> Result<(f64, (usize, f64))> {
+    let seconds = b.seconds(|queue| queue.product(product))?;
+    let ways = b.queue.ways(product)?;
     let mut best = seconds;
     for way in 1..ways {
         best = best.min(b.seconds(|queue| queue.product(&product.by(way)))?);
     }
-    let flops = Computed(2.0 * m as f64 * k as f64 * n as f64);
-    b.show("product", format!("product {name} {m} x {k} x {n}"), seconds, flops, Some((ways, best)));
-    Ok(())
+    Ok((seconds, (ways, best)))
 }

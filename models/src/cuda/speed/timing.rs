@@ -1,8 +1,8 @@
 //! Device memory with something in it, and the time of work on a queue.
 
-use super::{Row, Scale, Work};
+use super::{Missing, Row, Scale, Timed, Work};
 use collectives::device::{Queue, SharedQueue, Streams};
-use collectives::{Buffer, Element, Float, Result, bytes_of};
+use collectives::{Buffer, Element, Error, Float, Result, bytes_of};
 
 /// A queue with what is measured on it.
 pub(super) struct Bench<'a, Q: Streams> {
@@ -10,7 +10,7 @@ pub(super) struct Bench<'a, Q: Streams> {
     pub scale: Scale,
     events: (Q::Event, Q::Event),
     wanted: &'a dyn Fn(&str) -> bool,
-    show: &'a mut dyn FnMut(Row),
+    show: &'a mut dyn FnMut(Timed),
 }
 
 impl<'a, Q: Streams> Bench<'a, Q> {
@@ -18,7 +18,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         queue: &SharedQueue<Q>,
         scale: Scale,
         wanted: &'a dyn Fn(&str) -> bool,
-        show: &'a mut dyn FnMut(Row),
+        show: &'a mut dyn FnMut(Timed),
     ) -> Result<Self> {
         let events = (queue.timed_event()?, queue.timed_event()?);
         Ok(Bench { queue: queue.clone(), scale, events, wanted, show })
@@ -65,7 +65,10 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         Ok(buffer)
     }
 
-    /// Times one call of `work` if its group is wanted, and shows it.
+    /// Times one call of `work` if its group is wanted, and shows it, or that it is missing.
+    ///
+    /// # Errors
+    /// The device takes no more work.
     pub fn time(
         &mut self,
         group: &'static str,
@@ -74,10 +77,21 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>,
     ) -> Result<()> {
         if (self.wanted)(group) {
-            let seconds = self.seconds(work)?;
-            self.show(group, name.into(), seconds, bound, None);
+            match self.seconds(work) {
+                Ok(seconds) => self.show(group, name.into(), seconds, bound, None),
+                Err(why) => self.miss(group, name.into(), why)?,
+            }
         }
         Ok(())
+    }
+
+    /// Shows what could not be timed.
+    ///
+    /// # Errors
+    /// The device takes no more work.
+    pub fn miss(&mut self, group: &'static str, name: String, why: Error) -> Result<()> {
+        (self.show)(Err(Missing { group, name, why }));
+        self.queue.synchronize()
     }
 
     /// Shows what was timed.
@@ -89,7 +103,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         work: Work,
         best: Option<(usize, f64)>,
     ) {
-        (self.show)(Row { group, name, seconds, work, best });
+        (self.show)(Ok(Row { group, name, seconds, work, best }));
     }
 
     /// The time of one call of `work`: the median over batches that are long enough to time.
