@@ -33,26 +33,40 @@ impl Opened {
     }
 }
 
-/// Opens the first of `names` that is found: for each name in turn by the loader (`LD_LIBRARY_PATH`, the system's
-/// folders), then in [`folders`]. `what` and `hint` are for the error: what the library is, and what brings it. It will
+/// Opens the first of `names` that is found: any of them in the folders that the user lists, and then for each name in
+/// turn by the loader (`LD_LIBRARY_PATH`, the system's folders) and in the other [`folders`]. `what` and `hint` are for the error: what the library is, and what brings it. It will
 /// look for the `companions`, files whose names start so, by name only: where the loader would not find them, we do.
 pub fn open(what: &str, names: &[&str], companions: &[&str], hint: &str) -> Result<Opened, String> {
-    let folders = folders();
+    open_in(&listed(), &folders(), what, names, companions, hint)
+}
+
+/// The same with the folders that the user lists, and all.
+fn open_in(
+    listed: &[PathBuf],
+    folders: &[PathBuf],
+    what: &str,
+    names: &[&str],
+    companions: &[&str],
+    hint: &str,
+) -> Result<Opened, String> {
     let mut problem = None;
-    for name in names {
-        let paths = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());
-        for candidate in std::iter::once(PathBuf::from(name)).chain(paths) {
-            // SAFETY: NVIDIA's libraries are made to be opened like this; their initialisers have no conditions.
-            match unsafe { Library::new(&candidate) } {
-                Ok(library) => {
-                    companions.iter().for_each(|start| accompany(&candidate, start, &folders));
-                    let (library, file) = (ManuallyDrop::new(library), candidate.display().to_string());
-                    return Ok(Opened { library, file });
-                }
-                // A file that is there and cannot be opened says more than one that is not.
-                Err(error) if candidate.is_absolute() => problem = Some(error.to_string()),
-                Err(_) => {}
+    let chosen = names.iter().flat_map(|name| listed.iter().map(move |folder| folder.join(name)));
+    let found = names.iter().flat_map(|name| {
+        std::iter::once(PathBuf::from(name)).chain(folders.iter().map(move |folder| folder.join(name)))
+    });
+    // A name without a folder is for the loader.
+    let worth = |candidate: &PathBuf| candidate.parent() == Some(Path::new("")) || candidate.exists();
+    for candidate in chosen.chain(found).filter(worth) {
+        // SAFETY: NVIDIA's libraries are made to be opened like this; their initialisers have no conditions.
+        match unsafe { Library::new(&candidate) } {
+            Ok(library) => {
+                companions.iter().for_each(|start| accompany(&candidate, start, folders));
+                let (library, file) = (ManuallyDrop::new(library), candidate.display().to_string());
+                return Ok(Opened { library, file });
             }
+            // A file that is there and cannot be opened says more than one that is not.
+            Err(error) if candidate.is_absolute() => problem = Some(error.to_string()),
+            Err(_) => {}
         }
     }
     let tried = names.join(", ");
@@ -78,11 +92,16 @@ fn accompany(library: &Path, start: &str, folders: &[PathBuf]) {
     }
 }
 
+/// The folders of `CARAVAN_CUDA_LIBRARIES`, which go before the loader's.
+fn listed() -> Vec<PathBuf> {
+    let listed = std::env::var_os("CARAVAN_CUDA_LIBRARIES").unwrap_or_default();
+    std::env::split_paths(&listed).filter(|folder| folder.is_dir()).collect()
+}
+
 /// Folders that hold CUDA's libraries: those of `CARAVAN_CUDA_LIBRARIES` (separated by colons), of Python packages, which
 /// NVIDIA's wheels are, and of toolkits.
 pub fn folders() -> Vec<PathBuf> {
-    let listed = std::env::var_os("CARAVAN_CUDA_LIBRARIES");
-    let mut folders: Vec<PathBuf> = listed.iter().flat_map(std::env::split_paths).collect();
+    let mut folders = listed();
     for packages in python_packages() {
         folders.extend(children(&packages.join("nvidia"), "").into_iter().map(|package| package.join("lib")));
     }
@@ -173,6 +192,34 @@ mod tests {
     fn what_is_not_there_is_said_to_be_missing() {
         let error = open("a test", &["libcaravan-no-such-thing.so.1"], &[], "install it").err().unwrap();
         assert!(error.contains("libcaravan-no-such-thing.so.1") && error.contains("install it"), "{error}");
+    }
+
+    #[test]
+    fn folders_that_the_user_lists_go_before_the_loader_and_that_before_the_others() {
+        // A library that every program here has opened, so that the loader finds it by its name.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let library = maps.split_whitespace().find(|word| word.ends_with("/libgcc_s.so.1")).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let [listed, other] = ["listed", "other"].map(|name| root.path().join(name));
+        for folder in [&listed, &other] {
+            std::fs::create_dir(folder).unwrap();
+            for name in ["libgcc_s.so.1", "libcaravan-older.so.1"] {
+                std::fs::copy(library, folder.join(name)).unwrap();
+            }
+        }
+        let both = [listed.clone(), other.clone()];
+        let file = |listed: &[PathBuf], folders: &[PathBuf], names: &[&str]| {
+            open_in(listed, folders, "a test", names, &[], "").unwrap().file().to_owned()
+        };
+        let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
+        let name = "libgcc_s.so.1";
+        assert_eq!(file(&both[..1], &both, &[name]), at(&listed, name));
+        assert_eq!(file(&[], &both, &[name]), name);
+        let older = "libcaravan-older.so.1";
+        assert_eq!(file(&[], &both[1..], &[older]), at(&other, older));
+        // An older version that the user has chosen, too.
+        std::fs::remove_file(listed.join(name)).unwrap();
+        assert_eq!(file(&both[..1], &both, &[name, older]), at(&listed, older));
     }
 
     #[test]

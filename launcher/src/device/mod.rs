@@ -226,7 +226,7 @@ pub fn alone() -> Result<Place> {
 
 /// The GPUs of this machine, once everything that training needs beside them is found.
 fn real(attention: Attention) -> std::result::Result<Vec<(String, usize)>, String> {
-    let survey = Survey::take();
+    let survey = Survey::without_nccl();
     let gpus = survey.gpus?;
     for found in [survey.nvrtc, survey.cublaslt] {
         found?;

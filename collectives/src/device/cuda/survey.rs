@@ -41,10 +41,15 @@ pub struct Survey {
 impl Survey {
     /// Looks. Threads that the driver starts for that take no signals: those are for this process.
     pub fn take() -> Self {
-        unsignalled(Self::look)
+        unsignalled(|| Self::look(Nccl::load))
     }
 
-    fn look() -> Self {
+    /// The same without NCCL, which is large and slow to open: for who computes alone.
+    pub fn without_nccl() -> Self {
+        unsignalled(|| Self::look(|| Err("NCCL was not looked for".into())))
+    }
+
+    fn look(nccl: fn() -> Result<Nccl, String>) -> Self {
         let driver = Driver::load();
         // Without a driver no library is too new.
         let mut newest = u32::MAX;
@@ -73,7 +78,7 @@ impl Survey {
                 let version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
                 Library { file: library.file().to_owned(), version }
             }),
-            nccl: Nccl::load().map(|library| Library {
+            nccl: nccl().map(|library| Library {
                 file: library.file().to_owned(),
                 version: Nccl::numbers(library.number()),
             }),
@@ -130,5 +135,6 @@ mod tests {
             }
         }
         assert!(survey.driver.is_ok() || survey.gpus.is_err());
+        assert!(Survey::without_nccl().nccl.unwrap_err().contains("not looked for"));
     }
 }
