@@ -2,23 +2,29 @@
 # What a machine with NVIDIA GPUs shows, which may have neither network nor Rust: that kernels and training on the GPU
 # are right, how fast they are, and what NCCL does. It needs the program and this repository, and ends within 8 minutes.
 #
-#   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks.json, kernels.json, metrics.jsonl
+#   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks*.json, kernels*.json, metrics.jsonl, each of
+#                                which is true at any moment: nobody knows how long the machine is there
 #
 # CARAVAN is the program, by default target/release/caravan; to be carried to the machine it is best stripped, which makes it
 # much smaller, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed kernels wgmma nccl graphs torch large torch-bf16. What the time does not
-# suffice for is skipped. CARAVAN_CACHE keeps compiled kernels.
+# out), ONLY some of the parts: check train speed kernels torch nccl graphs torch-bf16 large wgmma. BUDGET is the time in
+# seconds (455); what it does not suffice for is skipped. CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is
+# in the path or in /usr/local/cuda*/bin, the first check that fails is repeated under it.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
-# What is shown comes before what is compared, which may take all the time that is left.
-parts="check train speed kernels wgmma nccl graphs torch large torch-bf16"
+# What matters most comes first. At the end what may hang: only Hopper has the instructions of wgmma, and no GPU has run it.
+parts="check train speed kernels torch nccl graphs torch-bf16 large wgmma"
 wire=${WIRE:-nccl}
-budget=455 failed=0 hung= child= torch= verdicts=()
+# Seconds for all, and after which a check of one kernel counts as hanging.
+budget=${BUDGET:-455} patience=${PATIENCE:-60}
+failed=0 child= warming= running= outcome= stalled= blocked=0 sanitized= verdicts=()
+# shellcheck source=benches/gpu_metrics.sh
+. "$here/gpu_metrics.sh"
 
 # verdict TEXT: a line of the list at the end.
 verdict() {
@@ -32,13 +38,23 @@ wrong() {
     verdict "WRONG  $1"
 }
 
-# limited SECONDS COMMAND...: with a limit, and so that what stops this script stops the command too.
+# limited SECONDS COMMAND...: with a limit, and so that what stops this script stops the command too. A command that keeps the
+# file $watched true at any moment is also stopped when that has not changed for long.
 limited() {
     local limit=$1
     shift
+    stalled=
     # What does not end when it is asked to is killed.
     timeout -k 15 "$limit" "$@" &
     child=$!
+    while [ -n "${watched:-}" ] && kill -0 "$child" 2>/dev/null; do
+        if [ -n "$(find "$watched" -not -newermt "-$patience seconds" 2>/dev/null)" ]; then
+            stalled=yes
+            kill "$child" 2>/dev/null
+            break
+        fi
+        sleep 0.2
+    done
     wait "$child"
 }
 
@@ -46,21 +62,40 @@ limited() {
 stop() {
     trap - INT TERM
     [ -n "$child" ] && kill "$child" 2>/dev/null && wait "$child"
+    collect
     exit "$1"
 }
 
-# step SECONDS COMMAND...: runs it with a limit, whatever came before.
+# collect: adds the metrics of the run that has ended to all.
+collect() {
+    [ -n "$running" ] && [ -f "$work/$running.jsonl" ] && {
+        printf '{"file": "%s"}\n' "$running.jsonl"
+        cat "$work/$running.jsonl"
+    } >>"$results/metrics.jsonl"
+    running=
+}
+
+# step SECONDS COMMAND...: runs it with a limit, whatever came before; $outcome is ok, skip, hung or wrong. With $refusable, what
+# this machine has not is no failure; $spare seconds are left for others.
 step() {
-    local limit=$1 left=$((budget - SECONDS)) status
+    local limit=$1 left=$((budget - SECONDS - ${spare:-0})) status
     shift
     printf '\n== %s (%s s so far)\n' "${*//$caravan/caravan}" "$SECONDS"
+    outcome=skip
     if [ "$left" -lt 10 ]; then
         verdict "skip   no time is left for ${*//$caravan/caravan}"
         return 1
     fi
     local most=$((limit < left ? limit : left)) began=$SECONDS
-    limited "$most" "$@" && return
-    status=$?
+    if [ -n "${refusable:-}" ]; then
+        limited "$most" "$@" 2>"$work/words"
+        status=$?
+        cat "$work/words" >&2
+    else
+        limited "$most" "$@"
+        status=$?
+    fi
+    [ "$status" = 0 ] && outcome=ok && return
     # What had to be killed did not end when it was asked to.
     [ "$status" = 137 ] && [ $((SECONDS - began)) -ge "$most" ] && status=124
     if [ "$status" = 124 ] && [ "$left" -lt "$limit" ]; then
@@ -71,87 +106,85 @@ step() {
         verdict "skip   this machine is refused, as said above: ${*//$caravan/caravan}"
         return 1
     fi
-    [ "$status" = 124 ] && hung=yes status="longer than $limit s"
+    if [ -n "${refusable:-}" ] && { [ "$status" = 137 ] || grep -qE "$no_memory" "$work/words"; }; then
+        verdict "skip   the host has too little memory ($status): ${*//$caravan/caravan}"
+        return 1
+    fi
+    outcome=wrong
+    [ -n "$stalled" ] && outcome=hung status="nothing new for $patience s"
+    [ "$status" = 124 ] && outcome=hung status="longer than $limit s"
     wrong "failed ($status): ${*//$caravan/caravan}"
     return 1
 }
 
-# train SECONDS NAME FLAGS...: trains on random tokens; the metrics go to NAME.jsonl.
+# What programs say that get no memory of the host.
+no_memory='the system has no more|page-locking [0-9]* bytes of (host )?memory|memory allocation of|signal 9|SIGKILL'
+
+# train SECONDS NAME FLAGS...: trains on random tokens; the metrics go to NAME.jsonl. What fails on a GPU is told by whoever waits
+# for it, long after: once more, with every launch awaited, whoever gave the work says so.
 train() {
-    local limit=$1 name=$2
+    local limit=$1 name=$2 left
     shift 2
-    step "$limit" "$caravan" train --data random --val-fraction 0 --sample 0 --quiet \
-        --metrics "$work/$name.jsonl" "$@"
-}
-
-# field NAME KEY: the values of a number in the lines of steps.
-field() {
-    [ -f "$work/$1.jsonl" ] && grep '"step":' "$work/$1.jsonl" | sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p"
-}
-
-# same NAME NAME: losses and norms that agree to the last digit.
-same() {
-    local steps
-    steps=$(field "$1" loss | wc -l)
-    if [ "$steps" -gt 0 ] && diff <(field "$1" loss) <(field "$2" loss) >/dev/null &&
-        diff <(field "$1" grad_norm) <(field "$2" grad_norm) >/dev/null; then
-        verdict "ok     losses and gradient norms of $1 and $2 are the same bits in $steps steps"
-    else
-        wrong "losses or gradient norms of $1 and $2 differ, or there are none"
+    local all=(--data random --val-fraction 0 --sample 0 --quiet "$@")
+    running=$name
+    step "$limit" "$caravan" train --metrics "$work/$name.jsonl" "${all[@]}"
+    collect
+    [ "$outcome" = ok ] && return
+    left=$((budget - SECONDS))
+    if [ "$outcome" = wrong ] && [[ " $* " == *" --device cuda "* ]] && [ "$blocked" -lt 3 ] && [ "$left" -gt 30 ]; then
+        blocked=$((blocked + 1))
+        echo "== the same with CUDA_LAUNCH_BLOCKING=1"
+        CUDA_LAUNCH_BLOCKING=1 limited $((left < 60 ? left : 60)) "$caravan" train "${all[@]}" >"$work/blocking.txt" 2>&1
+        cat "$work/blocking.txt"
+        # What was refused is said before what came of it.
+        verdict "       $name with CUDA_LAUNCH_BLOCKING=1: $(grep -m 1 '(GPU ' "$work/blocking.txt" || tail -n 1 "$work/blocking.txt")"
     fi
+    return 1
 }
 
-# close NAME NAME LIMIT LIMIT: losses whose relative difference is below the first limit at every step, and gradient norms
-# whose is below the second one in the first five: nothing can be learned from random tokens, so that losses say little of
-# gradients, and later roundings have led to other weights, with norms of their own.
-close() {
-    local text
-    if text=$(paste <(field "$1" loss) <(field "$2" loss) <(field "$1" grad_norm) <(field "$2" grad_norm) |
-        awk -v limit="$3" -v norm_limit="$4" -v what="$1 and $2" '
-        function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
-        NF == 4 { n++; d = apart($1, $2); if (d > most) most = d
-                  if (n <= 5) { d = apart($3, $4); if (d > norm) norm = d } }
-        NF != 4 { uneven = 1 }
-        END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s; ", what, n, most, limit
-              printf "gradient norms of the first: %.2e, below %s\n", norm, norm_limit
-              exit !(n > 0 && !uneven && most < limit && norm < norm_limit) }'); then
-        verdict "ok     $text"
-    else
-        wrong "not so: $text"
-    fi
+# cases FILE STATE: the names of the checks in this state.
+cases() {
+    [ -f "$1" ] && awk -F'"' -v state="$2" '$2 == "case" { name = $4 } $2 == "state" && $4 == state { print name }' "$1"
 }
 
-# speed NAME: tokens/s and MFU of the median step after the first five, or of the last if there are no more.
-speed() {
-    local flops text
-    flops=$(sed -n '1s/.*"flops_per_token":\([^,}]*\).*/\1/p' "$work/$1.jsonl")
-    if text=$(field "$1" tokens_per_second | awk -v flops="$flops" -v name="$1" -v peak="$peak" '
-        { rate[NR] = $1 }
-        END { if (!NR || !flops) { print name ": no step was timed, or flops_per_token is not told"; exit 1 }
-              first = NR > 5 ? 6 : NR
-              for (i = first; i <= NR; i++) { j = i; x = rate[i]
-                  while (j > first && rate[j - 1] > x) { rate[j] = rate[j - 1]; j-- }; rate[j] = x }
-              median = rate[first + int((NR - first) / 2)]
-              printf "%s: %.0f tokens/s, %.1f TFLOP/s (6 N + attention)", name, median, median * flops / 1e12
-              if (peak) printf ", MFU %.1f%% of %.0f TFLOP/s", 100 * median * flops / peak, peak / 1e12
-              print "" }'); then
-        verdict "       $text"
-    else
-        wrong "$text"
-    fi
+# checks NAME SECONDS WORDS...: every kernel that the words choose against its definition. A kernel that fails may leave a process
+# without its GPU, and one that hangs has to be ended with its process: the others are for another one.
+checks() {
+    local name=$1 limit=$2 round=1 fine=yes file rest known=-1 each suspect
+    shift 2
+    rm -f "$results/$name.json" "$results/$name"-[0-9].json
+    while :; do
+        file=$results/$name$([ "$round" = 1 ] || echo "-$round").json
+        watched=$file step "$limit" "$caravan" bench kernels --check "$@" --json "$file" || fine=
+        [ -n "$fine" ] && return
+        for each in $(cases "$file" wrong); do
+            wrong "check of $each: $(awk -F'"' -v each="$each" \
+                '$2 == "case" { here = $4 == each } here && list { print $2; exit } here && $2 == "wrong" { list = 1 }' "$file")"
+        done
+        [ "$outcome" = skip ] && return 1
+        for each in $(cases "$file" "not ended"); do wrong "check of $each: it did not end"; done
+        mapfile -t rest < <(cases "$file" "not run")
+        # After the one that took the GPU away there was no other.
+        suspect=$(cases "$file" "not ended")
+        [ -n "$suspect" ] || suspect=$(cases "$file" wrong | { [ ${#rest[@]} = 0 ] && head -n 1 || tail -n 1; })
+        memcheck "$suspect"
+        # Each process gets further than the one before it.
+        if [ ${#rest[@]} = 0 ] || [ ${#rest[@]} = "$known" ]; then return 1; fi
+        known=${#rest[@]} round=$((round + 1))
+        set -- "${rest[@]}"
+    done
 }
 
-# memory NAME: what the device held against what was predicted, class by class.
-memory() {
-    local text
-    if text=$(tail -1 "$work/$1.jsonl" | awk '{
-        match($0, /"predicted_memory":\{[^}]*\}/); p = substr($0, RSTART + 19, RLENGTH - 19)
-        match($0, /"memory":\{[^}]*\}/); m = substr($0, RSTART + 9, RLENGTH - 9)
-        print p == m ? m : p " was predicted, held was " m; exit p != m || p == "" }'); then
-        verdict "ok     memory of $1 is what was predicted: $text"
-    else
-        wrong "memory of $1: $text"
-    fi
+# memcheck CASE: this check under compute-sanitizer, where that is, once.
+memcheck() {
+    local tool left=$((budget - SECONDS))
+    tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
+    if [ -z "$1" ] || [ -z "$tool" ] || [ -n "$sanitized" ] || [ "$left" -lt 90 ]; then return; fi
+    sanitized=yes
+    printf '\n== compute-sanitizer of %s (%s s so far)\n' "$1" "$SECONDS"
+    limited 60 "$tool" --tool memcheck "$caravan" bench kernels --check "$1" >"$results/memcheck.txt" 2>&1
+    head -n 40 "$results/memcheck.txt"
+    verdict "       memcheck.txt has what compute-sanitizer says of $1: $(tail -n 1 "$results/memcheck.txt")"
 }
 
 # evaluated: the mean loss of the saved model on the GPU and on the processor, which agree to four digits.
@@ -174,13 +207,13 @@ evaluated() {
     fi
 }
 
-# torch_python: the first one whose PyTorch sees a GPU.
+# torch_python: the first one whose PyTorch sees a GPU. Read for the first time, it takes long to start.
 torch_python() {
     local file each
     for each in "${PYTHON:-}" python3 python "${VIRTUAL_ENV:-}/bin/python3" "${CONDA_PREFIX:-}/bin/python3" \
         $("$caravan" doctor --json | grep -o '"[^"]*/lib/python3[^"]*"' | sed 's/^"//; s/\/lib\/python3.*/\/bin\/python3/' | sort -u); do
         file=$(command -v "$each" 2>/dev/null) || continue
-        timeout -k 5 30 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
+        limited 60 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
     done
     return 1
 }
@@ -196,9 +229,9 @@ against_torch() {
         verdict "skip   no time is left for PyTorch with weights in $weights"
         return
     fi
-    with=${torch:-$(torch_python)}
+    [ -z "$warming" ] || wait "$warming"
+    warming= with=$(cat "$work/python")
     [ -n "$with" ] || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
-    torch=$with
     # What does not fit the memory does so with half of the sequences.
     for mode in "" --eager "--rows $(((rows + 1) / 2))" "--eager --rows $(((rows + 1) / 2))"; do
         limit=$((budget - SECONDS))
@@ -241,35 +274,44 @@ with_graphs() {
     same graphs-on graphs-off
 }
 
-# Two ranks on one GPU show that NCCL is called rightly; their times mean little.
+# Two ranks on one GPU show that NCCL is called rightly; their times mean little. First what NCCL does itself, then what only
+# moves data, at the end what sums with our kernels. What fails or hangs once would do so every time, and take all the time
+# that there is: the first failure is the last.
 over_nccl() {
-    local algo operation found hung=
+    local each operation algo most found way
     found=$("$caravan" doctor | sed -n 's/^  \(yes\|no \) nccl */\1/p')
     if [ "${found:0:3}" != yes ]; then
         verdict "skip   NCCL: ${found#no }"
         return
     fi
-    for algo in auto native; do
-        for operation in all_reduce reduce_scatter all_gather; do
-            [ "$algo-$operation" = native-all_gather ] && continue # the same
-            step 30 "$caravan" bench "$operation" -b 64K -e 16M -f 16 -n 10 -d "${TYPE:-bfloat16}" --ranks 2 --share-gpus \
-                --transport "$wire" --algo "$algo" && verdict "ok     $operation ($algo) of 2 ranks over NCCL on one GPU"
-            # What hangs once would hang every time, and take all the time that there is.
-            [ -z "$hung" ] || return
-        done
+    way=${found##*--share-gpus sets }
+    for each in all_reduce:native:16M reduce_scatter:native:16M all_gather:auto:16M broadcast:auto:1M gather:auto:1M \
+        scatter:auto:1M all_to_all:auto:1M send_recv:auto:1M reduce:auto:1M all_reduce:auto:16M reduce_scatter:auto:16M; do
+        IFS=: read -r operation algo most <<<"$each"
+        step 30 "$caravan" bench "$operation" -b 64K -e "$most" -f 16 -n 10 -d "${TYPE:-bfloat16}" --ranks 2 --share-gpus \
+            --transport "$wire" --algo "$algo" || { verdict "       NCCL on one GPU by $way ends here"; return; }
+        verdict "ok     $operation ($algo) of 2 ranks over NCCL on one GPU by $way"
     done
-    if [ "$wire" = nccl ]; then
-        # Flags are words.
-        # shellcheck disable=SC2086
-        train 40 shm $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport shm &&
-            train 40 nccl $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport nccl && same nccl shm
-        [ -z "$hung" ] || return
+    [ "$wire" = nccl ] || return
+    # Flags are words.
+    # shellcheck disable=SC2086
+    train 40 shm $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport shm &&
+        train 40 nccl $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport nccl && same nccl shm
+}
+
+# Attention by Hopper's products of warpgroups: its checks, its training beside the other's, its times.
+with_wgmma() {
+    local refusable=yes
+    checks checks-wgmma 90 wgmma || return
+    verdict "ok     kernels of wgmma agree with their definitions"
+    # Not every model has the heads for them.
+    if train 60 wgmma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
+        --threads "$(nproc)" --device cuda --attention wgmma; then
+        speed wgmma
+        [ ! -f "$work/timed.jsonl" ] || close wgmma timed 1e-2 1e-2
     fi
-    for operation in broadcast reduce gather scatter all_to_all send_recv; do
-        step 30 "$caravan" bench "$operation" -b 64K -e 1M -f 16 -n 10 -d "${TYPE:-bfloat16}" --ranks 2 --share-gpus \
-            --transport "$wire" && verdict "ok     $operation of 2 ranks over NCCL on one GPU"
-        [ -z "$hung" ] || return
-    done
+    step 30 "$caravan" bench kernels attention_wgmma --model "$model" --micro-batch "$rows" --seq "$length" \
+        --json "$results/kernels-wgmma.json"
 }
 
 run() {
@@ -278,12 +320,15 @@ run() {
     uname -srm
     command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
     "$caravan" doctor
+    case " ${ONLY:-$parts} " in *" torch"*)
+        (trap 'stop 143' TERM; torch_python) >"$work/python" &
+        warming=$! ;;
+    esac
     small="--model ${SMALL:-32m} --seq ${SMALL_LENGTH:-128} --micro-batch 4 --threads $(nproc)"
     for part in ${ONLY:-$parts}; do
         case $part in
         check)
-            step 150 "$caravan" bench kernels --check --json "$results/checks.json" &&
-                verdict "ok     every kernel agrees with its definition"
+            checks checks 150 --without wgmma && verdict "ok     every kernel but those of wgmma agrees with its definition"
             ;;
         train)
             # shellcheck disable=SC2086
@@ -322,34 +367,24 @@ run() {
         # Less work and less precise than ours: the fastest that PyTorch can be.
         torch-bf16) against_torch bf16 ;;
         kernels)
-            step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
+            step 60 "$caravan" bench kernels --without wgmma --model "$model" --micro-batch "$rows" --seq "$length" \
                 --json "$results/kernels.json"
-            ;;
-        wgmma)
-            # Only Hopper has these instructions, and not every model the heads for them.
-            if refusable=yes train 90 wgmma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 \
-                --stage 0 --threads "$(nproc)" --device cuda --attention wgmma; then
-                speed wgmma
-                [ ! -f "$work/timed.jsonl" ] || close wgmma timed 1e-2 1e-2
-            fi
             ;;
         large)
             [ -n "$large" ] || continue
             # A machine may have too little memory for the optimizer's state, and be slow to lock so much of it.
-            refusable=yes train "$budget" large --model "$large" --seq "$length" --micro-batch 1 --steps 4 --ranks 1 --stage 0 \
+            refusable=yes spare=100 train "$budget" large --model "$large" --seq "$length" --micro-batch 1 --steps 4 --ranks 1 --stage 0 \
                 --threads "$(nproc)" --device cuda --recompute full --offload optimizer && speed large && memory large
             ;;
         graphs) with_graphs ;;
         nccl) over_nccl ;;
+        wgmma) with_wgmma ;;
         *)
             echo "gpu.sh: ONLY names parts of: $parts" >&2
             return 2
             ;;
         esac
     done
-    for part in "$work"/*.jsonl; do
-        [ -f "$part" ] && printf '{"file": "%s"}\n' "$(basename "$part")" && cat "$part"
-    done >"$results/metrics.jsonl"
     printf '\n== what was shown\n'
     printf '%s\n' "${verdicts[@]}"
     printf '\nall done in %s s, %s\n' "$SECONDS" "$([ $failed = 0 ] && echo 'nothing failed' || echo 'SOMETHING FAILED')"
@@ -380,7 +415,8 @@ work=$(mktemp -d) || exit 2
 # Without anybody who uses it a driver lets go of its GPUs, and takes seconds to get them again for every program.
 keeper=
 command -v nvidia-smi >/dev/null && { nvidia-smi --loop=600 >/dev/null 2>&1 & keeper=$!; }
-trap '[ -z "$keeper" ] || kill "$keeper"; rm -rf "$work"' EXIT
+trap '[ -z "$keeper$warming" ] || kill $keeper $warming 2>/dev/null; rm -rf "$work"' EXIT
+: >"$results/metrics.jsonl" || exit 2
 # What Python knows and the program may not find by itself.
 for each in "${PYTHON:-}" python3 python; do
     found=$("$each" -c 'import glob, nvidia; print(":".join(lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib")))' \

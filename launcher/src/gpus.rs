@@ -31,6 +31,11 @@ pub fn library() -> Option<String> {
     Some(format!("NCCL {}", nccl.version))
 }
 
+/// The variable by which NCCL here lets ranks share a GPU.
+pub fn sharing() -> Option<&'static str> {
+    share_gpu(Survey::nccl_number()?, Some(0)).first().map(|(name, _)| *name)
+}
+
 /// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,
 /// that of the ranks and the one that starts them: the driver, which may start threads, is not yet opened.
 pub fn permit_sharing(identity: Option<&Identity>) {

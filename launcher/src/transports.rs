@@ -192,7 +192,10 @@ pub fn survey() -> Vec<(&'static str, bool, String)> {
     let nccl = match gpus::obstacle() {
         None => {
             let library = gpus::library().unwrap_or_default();
-            ("nccl", true, format!("{library}, opened at run time; one GPU for each rank"))
+            let sharing = gpus::sharing().unwrap_or_default();
+            let remark =
+                format!("{library}, opened at run time; one GPU for each rank; --share-gpus sets {sharing}");
+            ("nccl", true, remark)
         }
         Some(why) => ("nccl", false, why),
     };

@@ -1,10 +1,9 @@
-//! `bench kernels`, and the run for GPU machines that is made of it: on emulated devices, on a driver that runs on the
-//! processor, and where there is neither.
+//! `bench kernels` on emulated devices, on a driver that runs on the processor, and where there is neither.
 
 mod fake;
 
 use fake::fake;
-use harness::{Bench, Outcome, json_lines};
+use harness::{Bench, Outcome};
 use std::path::Path;
 use std::process::Command;
 
@@ -81,128 +80,6 @@ fn what_cannot_be_checked_or_timed_is_refused() {
     if !harness::nvidia_driver() {
         bench.run("bench kernels").refusal(2, &["a GPU cannot be used", "NVIDIA's driver was not found"]);
     }
-}
-
-/// The run for GPU machines, with small models.
-fn script(bench: &Bench) -> Command {
-    let mut command = Command::new("bash");
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
-    bench.prepare(&mut command);
-    command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
-    for (name, value) in
-        [("MODEL", "nano"), ("ROWS", "1"), ("LENGTH", "16"), ("SMALL", "nano"), ("SMALL_LENGTH", "16")]
-    {
-        command.env(name, value);
-    }
-    command.env("LARGE", "nano").env("PEAK", "989e12").env("PYTHON", "/nowhere").env_remove("ONLY");
-    command
-}
-
-#[test]
-fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
-    if !can_emulate() || !harness::installed("bash") {
-        return;
-    }
-    let bench = bench();
-    let mut command = script(&bench);
-    emulated(&mut command);
-    let outcome = bench.finish(command.spawn().expect("starts"));
-    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
-    assert_eq!(outcome.code, Some(0), "{text}{}", outcome.stderr);
-    for words in [
-        "ok     every kernel agrees with its definition",
-        "ok     losses of stage-0 and cpu: 20 steps",
-        "ok     losses and gradient norms of stage-3 and stage-0 are the same bits in 20 steps",
-        "ok     losses and gradient norms of two-3 and two-0 are the same bits in 10 steps",
-        "ok     losses and gradient norms of saving and twice are the same bits in 5 steps",
-        "ok     losses of f32 and f32-cpu: 5 steps",
-        "ok     evaluation on the processor",
-        "ok     memory of stage-3 is what was predicted",
-        "ok     memory of two-3 is what was predicted",
-        "timed: ",
-        "TFLOP/s (6 N + attention), MFU",
-        "of 989 TFLOP/s",
-        "ok     memory of large is what was predicted",
-        "PyTorch",
-        "NCCL",
-        "nothing failed",
-    ] {
-        let (_, list) = text.split_once("what was shown").unwrap_or_default();
-        assert!(list.contains(words), "'{words}' is not in {text}");
-    }
-    assert!(text.contains("product logits"), "{text}");
-    let runs = json_lines(&bench.path("results/metrics.jsonl"));
-    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 15, "fifteen runs");
-    let names = std::fs::read_dir(bench.path("results")).expect("results").count();
-    assert_eq!(names, 4, "four files");
-    bench.nothing_left();
-}
-
-#[test]
-fn the_run_for_gpu_machines_says_what_is_wrong() {
-    if !can_emulate() || !harness::installed("bash") {
-        return;
-    }
-    let bench = bench();
-    // Too little memory for any training.
-    let mut command = script(&bench);
-    emulated(&mut command);
-    command.env("CARAVAN_EMULATED_DEVICE", "1,1M").env("ONLY", "speed large");
-    let outcome = bench.finish(command.spawn().expect("starts"));
-    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
-    assert_eq!(outcome.code, Some(1), "{text}");
-    assert!(text.contains("WRONG  failed (2): caravan train") && text.contains("SOMETHING FAILED"), "{text}");
-    let mut command = script(&bench);
-    emulated(&mut command);
-    command.env("ONLY", "everything");
-    assert_eq!(bench.finish(command.spawn().expect("starts")).code, Some(2));
-}
-
-/// What asks cuBLASLt for products, and everything that a training run asks the driver for: that the calls are right. What
-/// kernels compute is shown on emulated devices; here they do nothing.
-#[test]
-fn products_and_training_call_the_driver_and_its_libraries_rightly() {
-    let Some(folder) = fake() else { return };
-    let bench = bench();
-    let mut products = bench.command("bench kernels --check products");
-    products.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-    let text = bench.finish(products.spawn().expect("starts")).success().stdout;
-    assert!(text.contains("ok    products of every orientation") && text.contains("Fake GPU 0"), "{text}");
-
-    let mut command = script(&bench);
-    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large graphs");
-    let outcome = bench.finish(command.spawn().expect("starts"));
-    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
-    let (_, list) = text.split_once("what was shown").unwrap_or_default();
-    for words in ["memory of stage-0 is", "memory of stage-3 is", "memory of timed is", "memory of large is"]
-    {
-        assert!(list.contains(&format!("ok     {words} what was predicted")), "'{words}' is not in {text}");
-    }
-    for words in
-        ["small-graphs-on: ", "graphs-off: ", "small-graphs-on and small-graphs-off are the same bits"]
-    {
-        assert!(list.contains(words), "'{words}' is not in {text}");
-    }
-    // All that is wrong are losses, which nothing has computed.
-    let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();
-    let losses = ["losses of stage-0 and cpu", "losses of f32 and f32-cpu", "evaluation on the processor"];
-    assert!(wrong.len() == losses.len(), "{text}");
-    assert!(wrong.iter().zip(losses).all(|(line, what)| line.contains(what)), "{text}");
-    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
-
-    // Two ranks, whose GPUs reach each other over NCCL, or through the host and then with the optimizer there.
-    for flags in [
-        "--transport nccl+threads --stage 0",
-        "--transport nccl+threads --stage 3",
-        "--transport shm --stage 3 --offload optimizer --recompute full",
-    ] {
-        let flags =
-            format!("train --model nano --data random --steps 3 --seq 16 --ranks 2 --device cuda {flags}");
-        let mut train = bench.command(&flags);
-        train.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-        bench.finish(train.spawn().expect("starts")).success();
-    }
-    bench.nothing_left();
 }
 
 /// On a driver whose kernels do nothing, so that only products are right.
@@ -312,35 +189,4 @@ fn kernels_that_do_not_compile_keep_no_others_from_running() {
     let timed = written["times"].as_array().unwrap().iter().filter(|row| row["seconds"].is_number());
     let groups: Vec<&str> = timed.map(|row| row["group"].as_str().unwrap()).collect();
     assert_eq!(groups, ["norm", "norm", "rope"]);
-}
-
-#[test]
-fn the_run_for_gpu_machines_measures_nccl() {
-    let Some(folder) = fake() else { return };
-    let bench = bench();
-    let mut command = script(&bench);
-    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "nccl").env("WIRE", "nccl+threads");
-    command.env("TYPE", "int32");
-    let outcome = bench.finish(command.spawn().expect("starts"));
-    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
-    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
-    for words in ["ok     all_reduce (native) of 2 ranks", "ok     all_gather (auto) of 2 ranks"] {
-        assert!(text.contains(words), "'{words}' is not in {text}");
-    }
-    // Kernels that sum do nothing there.
-    assert!(text.contains("WRONG") && text.contains("all_reduce"), "{text}");
-}
-
-#[test]
-fn the_run_for_gpu_machines_says_that_there_is_none() {
-    if !harness::installed("bash") || harness::nvidia_driver() {
-        return;
-    }
-    let bench = bench();
-    let outcome = bench.finish(script(&bench).spawn().expect("starts"));
-    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
-    for words in ["no GPU that can be used", "NVIDIA's driver was not found"] {
-        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
-    }
-    assert!(!bench.path("results").exists());
 }

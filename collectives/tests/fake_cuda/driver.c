@@ -2,7 +2,7 @@
  * never used again, so that work on memory that was freed is found. The file FAKE_CUDA_LOG gets a line for all that is done,
  * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
- * any more. FAKE_CUDA_HANG=KERNEL lets it run for ever. */
+ * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever. */
 #include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -266,8 +266,8 @@ int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned bx, uns
         __atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED) == atoi(refuse + length + 1))
         return ILLEGAL;
     ALIVE;
-    /* Both are found out by whoever waits. */
     lost |= chosen("FAKE_CUDA_FAULT", name), hangs |= chosen("FAKE_CUDA_HANG", name);
+    if (getenv("CUDA_LAUNCH_BLOCKING")) ALIVE;
     /* Every argument is in a word of its own. */
     uint64_t values[40] = {x, y, z, bx, shared};
     int count = 5;

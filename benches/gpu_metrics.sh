@@ -1,0 +1,72 @@
+# What the metrics of gpu.sh's runs show; it reads this file, and has `verdict`, `wrong` and the folder $work.
+# shellcheck shell=bash disable=SC2154
+
+# field NAME KEY: the values of a number in the lines of steps.
+field() {
+    [ -f "$work/$1.jsonl" ] && grep '"step":' "$work/$1.jsonl" | sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p"
+}
+
+# same NAME NAME: losses and norms that agree to the last digit.
+same() {
+    local steps
+    steps=$(field "$1" loss | wc -l)
+    if [ "$steps" -gt 0 ] && diff <(field "$1" loss) <(field "$2" loss) >/dev/null &&
+        diff <(field "$1" grad_norm) <(field "$2" grad_norm) >/dev/null; then
+        verdict "ok     losses and gradient norms of $1 and $2 are the same bits in $steps steps"
+    else
+        wrong "losses or gradient norms of $1 and $2 differ, or there are none"
+    fi
+}
+
+# close NAME NAME LIMIT LIMIT: losses whose relative difference is below the first limit at every step, and gradient norms
+# whose is below the second one in the first five: nothing can be learned from random tokens, so that losses say little of
+# gradients, and later roundings have led to other weights, with norms of their own.
+close() {
+    local text
+    if text=$(paste <(field "$1" loss) <(field "$2" loss) <(field "$1" grad_norm) <(field "$2" grad_norm) |
+        awk -v limit="$3" -v norm_limit="$4" -v what="$1 and $2" '
+        function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
+        NF == 4 { n++; d = apart($1, $2); if (d > most) most = d
+                  if (n <= 5) { d = apart($3, $4); if (d > norm) norm = d } }
+        NF != 4 { uneven = 1 }
+        END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s; ", what, n, most, limit
+              printf "gradient norms of the first: %.2e, below %s\n", norm, norm_limit
+              exit !(n > 0 && !uneven && most < limit && norm < norm_limit) }'); then
+        verdict "ok     $text"
+    else
+        wrong "not so: $text"
+    fi
+}
+
+# speed NAME: tokens/s and MFU of the median step after the first five, or of the last if there are no more.
+speed() {
+    local flops text
+    flops=$(sed -n '1s/.*"flops_per_token":\([^,}]*\).*/\1/p' "$work/$1.jsonl")
+    if text=$(field "$1" tokens_per_second | awk -v flops="$flops" -v name="$1" -v peak="$peak" '
+        { rate[NR] = $1 }
+        END { if (!NR || !flops) { print name ": no step was timed, or flops_per_token is not told"; exit 1 }
+              first = NR > 5 ? 6 : NR
+              for (i = first; i <= NR; i++) { j = i; x = rate[i]
+                  while (j > first && rate[j - 1] > x) { rate[j] = rate[j - 1]; j-- }; rate[j] = x }
+              median = rate[first + int((NR - first) / 2)]
+              printf "%s: %.0f tokens/s, %.1f TFLOP/s (6 N + attention)", name, median, median * flops / 1e12
+              if (peak) printf ", MFU %.1f%% of %.0f TFLOP/s", 100 * median * flops / peak, peak / 1e12
+              print "" }'); then
+        verdict "       $text"
+    else
+        wrong "$text"
+    fi
+}
+
+# memory NAME: what the device held against what was predicted, class by class.
+memory() {
+    local text
+    if text=$(tail -1 "$work/$1.jsonl" | awk '{
+        match($0, /"predicted_memory":\{[^}]*\}/); p = substr($0, RSTART + 19, RLENGTH - 19)
+        match($0, /"memory":\{[^}]*\}/); m = substr($0, RSTART + 9, RLENGTH - 9)
+        print p == m ? m : p " was predicted, held was " m; exit p != m || p == "" }'); then
+        verdict "ok     memory of $1 is what was predicted: $text"
+    else
+        wrong "memory of $1: $text"
+    fi
+}

@@ -1,0 +1,277 @@
+//! The run for GPU machines, `benches/gpu.sh`: on emulated devices, on a driver that runs on the processor, and where there
+//! is neither.
+
+mod fake;
+
+use fake::fake;
+use harness::{Bench, Outcome, json_lines, signal};
+use rustix::process::Signal;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn bench() -> Bench {
+    Bench::new(env!("CARGO_BIN_EXE_caravan"))
+}
+
+/// Whether there is a compiler for the emulation's kernels.
+fn can_emulate() -> bool {
+    let found = ["c++", "g++", "clang++"].iter().any(|name| harness::installed(name));
+    if !found {
+        harness::skip("bench kernels on emulated GPUs: no C++ compiler");
+    }
+    found
+}
+
+/// On an emulated GPU; kernels that one test compiled serve the next.
+fn emulated(command: &mut Command) {
+    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
+}
+
+/// The run for GPU machines, with small models.
+fn script(bench: &Bench) -> Command {
+    let mut command = Command::new("bash");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
+    bench.prepare(&mut command);
+    command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
+    for (name, value) in
+        [("MODEL", "nano"), ("ROWS", "1"), ("LENGTH", "16"), ("SMALL", "nano"), ("SMALL_LENGTH", "16")]
+    {
+        command.env(name, value);
+    }
+    command.env("LARGE", "nano").env("PEAK", "989e12").env("PYTHON", "/nowhere").env_remove("ONLY");
+    command
+}
+
+#[test]
+fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    let mut command = script(&bench);
+    emulated(&mut command);
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(0), "{text}{}", outcome.stderr);
+    for words in [
+        "ok     every kernel but those of wgmma agrees with its definition",
+        "ok     kernels of wgmma agree with their definitions",
+        "ok     losses of stage-0 and cpu: 20 steps",
+        "ok     losses and gradient norms of stage-3 and stage-0 are the same bits in 20 steps",
+        "ok     losses and gradient norms of two-3 and two-0 are the same bits in 10 steps",
+        "ok     losses and gradient norms of saving and twice are the same bits in 5 steps",
+        "ok     losses of f32 and f32-cpu: 5 steps",
+        "ok     evaluation on the processor",
+        "ok     memory of stage-3 is what was predicted",
+        "ok     memory of two-3 is what was predicted",
+        "timed: ",
+        "TFLOP/s (6 N + attention), MFU",
+        "of 989 TFLOP/s",
+        "ok     memory of large is what was predicted",
+        "PyTorch",
+        "NCCL",
+        "nothing failed",
+    ] {
+        let (_, list) = text.split_once("what was shown").unwrap_or_default();
+        assert!(list.contains(words), "'{words}' is not in {text}");
+    }
+    assert!(text.contains("product logits"), "{text}");
+    let runs = json_lines(&bench.path("results/metrics.jsonl"));
+    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 15, "fifteen runs");
+    let names = std::fs::read_dir(bench.path("results")).expect("results").count();
+    assert_eq!(names, 6, "six files");
+    bench.nothing_left();
+}
+
+#[test]
+fn the_run_for_gpu_machines_says_what_is_wrong() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    // Too little memory for any training.
+    let mut command = script(&bench);
+    emulated(&mut command);
+    command.env("CARAVAN_EMULATED_DEVICE", "1,1M").env("ONLY", "speed large");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(1), "{text}");
+    assert!(text.contains("WRONG  failed (2): caravan train") && text.contains("SOMETHING FAILED"), "{text}");
+    let mut command = script(&bench);
+    emulated(&mut command);
+    command.env("ONLY", "everything");
+    assert_eq!(bench.finish(command.spawn().expect("starts")).code, Some(2));
+}
+
+/// What asks cuBLASLt for products, and everything that a training run asks the driver for: that the calls are right. What
+/// kernels compute is shown on emulated devices; here they do nothing.
+#[test]
+fn products_and_training_call_the_driver_and_its_libraries_rightly() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let mut products = bench.command("bench kernels --check products");
+    products.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+    let text = bench.finish(products.spawn().expect("starts")).success().stdout;
+    assert!(text.contains("ok    products of every orientation") && text.contains("Fake GPU 0"), "{text}");
+
+    let mut command = script(&bench);
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large graphs");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    let (_, list) = text.split_once("what was shown").unwrap_or_default();
+    for words in ["memory of stage-0 is", "memory of stage-3 is", "memory of timed is", "memory of large is"]
+    {
+        assert!(list.contains(&format!("ok     {words} what was predicted")), "'{words}' is not in {text}");
+    }
+    for words in
+        ["small-graphs-on: ", "graphs-off: ", "small-graphs-on and small-graphs-off are the same bits"]
+    {
+        assert!(list.contains(words), "'{words}' is not in {text}");
+    }
+    // All that is wrong are losses, which nothing has computed.
+    let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();
+    let losses = ["losses of stage-0 and cpu", "losses of f32 and f32-cpu", "evaluation on the processor"];
+    assert!(wrong.len() == losses.len(), "{text}");
+    assert!(wrong.iter().zip(losses).all(|(line, what)| line.contains(what)), "{text}");
+    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+
+    // Two ranks, whose GPUs reach each other over NCCL, or through the host and then with the optimizer there.
+    for flags in [
+        "--transport nccl+threads --stage 0",
+        "--transport nccl+threads --stage 3",
+        "--transport shm --stage 3 --offload optimizer --recompute full",
+    ] {
+        let flags =
+            format!("train --model nano --data random --steps 3 --seq 16 --ranks 2 --device cuda {flags}");
+        let mut train = bench.command(&flags);
+        train.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+        bench.finish(train.spawn().expect("starts")).success();
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn the_run_for_gpu_machines_measures_nccl() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let mut command = script(&bench);
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "nccl").env("WIRE", "nccl+threads");
+    command.env("TYPE", "int32");
+    let outcome = bench.finish(command.spawn().expect("starts"));
+    let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
+    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+    let (_, list) = text.split_once("what was shown").unwrap_or_default();
+    for words in ["all_reduce (native)", "all_gather (auto)", "send_recv (auto)"] {
+        let words = format!("ok     {words} of 2 ranks over NCCL on one GPU by NCCL_");
+        assert!(list.contains(&words), "'{words}' is not in {text}");
+    }
+    // Kernels that sum do nothing there, and what comes after the first failure would fail too.
+    assert_eq!(list.matches("WRONG").count(), 1, "{text}");
+    assert!(
+        list.contains("caravan bench reduce ") && list.contains("NCCL on one GPU by NCCL_MULTI"),
+        "{text}"
+    );
+}
+
+/// What the script has written in a file of its results.
+fn result(bench: &Bench, file: &str) -> String {
+    std::fs::read_to_string(bench.path(&format!("results/{file}"))).unwrap_or_default()
+}
+
+/// The script on a driver of which a kernel does something bad.
+fn with_a_bad_kernel(bench: &Bench, folder: &Path, parts: &str, bad: (&str, &str)) -> Outcome {
+    let mut command = script(bench);
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", parts).env(bad.0, bad.1);
+    // Some compute-sanitizer, before any that there may be.
+    let tools = bench.path("tools");
+    std::fs::create_dir_all(&tools).expect("a folder");
+    let tool = tools.join("compute-sanitizer");
+    std::fs::write(&tool, "#!/bin/sh\necho \"sanitized $*\"\n").expect("a file");
+    std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a program");
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", tools.display())).env("PATIENCE", "3");
+    bench.finish(command.spawn().expect("starts"))
+}
+
+#[test]
+fn a_kernel_that_ruins_the_device_or_hangs_costs_no_other_its_check() {
+    let Some(folder) = fake() else { return };
+    for (variable, end) in [("FAKE_CUDA_FAULT", "a fake error"), ("FAKE_CUDA_HANG", "it did not end")] {
+        let bench = bench();
+        let outcome = with_a_bad_kernel(&bench, folder, "check", (variable, "swiglu_forward"));
+        let text = result(&bench, "gpu.txt");
+        assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+        let (_, list) = text.split_once("what was shown").unwrap_or_default();
+        let of = |case: &str| list.lines().find(|line| line.contains(&format!("check of {case}:")));
+        for case in ["swiglu_and_its_backward", "an_f32_llama_with_tied_embeddings"] {
+            assert!(of(case).is_some_and(|line| line.contains(end)), "{case} of {text}");
+        }
+        // Others come after it: in the second process, and in the third.
+        for case in ["embeddings", "heads_of_128_on_tensor_cores", "a_bf16_llama_with_tensor_core_attention"]
+        {
+            assert!(of(case).is_some(), "{case} of {text}");
+        }
+        let states: String = (1..=4)
+            .map(|round| if round == 1 { "checks.json".into() } else { format!("checks-{round}.json") })
+            .map(|file| result(&bench, &file))
+            .collect();
+        assert!(states.contains("\"case\": \"products_of_every_orientation\""), "{states}");
+        let sanitized = result(&bench, "memcheck.txt");
+        assert!(
+            sanitized.contains("--tool memcheck") && sanitized.contains("--check swiglu_and"),
+            "{sanitized}"
+        );
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn a_step_that_fails_on_the_device_is_repeated_with_launches_that_are_awaited() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let outcome = with_a_bad_kernel(&bench, folder, "speed", ("FAKE_CUDA_FAULT", "swiglu_forward"));
+    let text = result(&bench, "gpu.txt");
+    assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
+    let (_, list) = text.split_once("what was shown").unwrap_or_default();
+    let line = list.lines().find(|line| line.contains("timed with CUDA_LAUNCH_BLOCKING=1: "));
+    assert!(line.is_some_and(|line| line.contains("swiglu_forward")), "{text}");
+}
+
+#[test]
+fn metrics_are_there_when_the_run_is_stopped() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    let mut command = script(&bench);
+    emulated(&mut command);
+    command.env("ONLY", "train");
+    let child = command.spawn().expect("starts");
+    let start = Instant::now();
+    while !result(&bench, "metrics.jsonl").contains("stage-0.jsonl") && start.elapsed().as_secs() < 60 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal(child.id(), Signal::TERM);
+    assert_eq!(bench.finish(child).code, Some(143));
+    let lines = json_lines(&bench.path("results/metrics.jsonl"));
+    for file in ["cpu.jsonl", "stage-0.jsonl"] {
+        assert!(lines.iter().any(|line| line["file"] == file), "{lines:?}");
+    }
+    assert!(lines.iter().filter(|line| line["step"].is_number()).count() >= 40, "{lines:?}");
+    bench.nothing_left();
+}
+
+#[test]
+fn the_run_for_gpu_machines_says_that_there_is_none() {
+    if !harness::installed("bash") || harness::nvidia_driver() {
+        return;
+    }
+    let bench = bench();
+    let outcome = bench.finish(script(&bench).spawn().expect("starts"));
+    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
+    for words in ["no GPU that can be used", "NVIDIA's driver was not found"] {
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+    }
+    assert!(!bench.path("results").exists());
+}
