@@ -21,6 +21,8 @@ pub struct Launch<'a> {
     slots: [u64; Launch::MOST],
     arguments: usize,
     ranges: [Range; Launch::MOST],
+    /// Which argument each array is.
+    arguments_of: [u8; Launch::MOST],
     arrays: usize,
     place: Option<Place>,
     _memory: PhantomData<&'a ()>,
@@ -61,6 +63,7 @@ impl<'a> Launch<'a> {
             slots: [0; Launch::MOST],
             arguments: 0,
             ranges: [Range::default(); Launch::MOST],
+            arguments_of: [0; Launch::MOST],
             arrays: 0,
             place: None,
             _memory: PhantomData,
@@ -85,6 +88,7 @@ impl<'a> Launch<'a> {
         assert!(self.place.is_some(), "{} with arrays in {known:?} and {place:?}", self.kernel);
         self.ranges[self.arrays] =
             Range { start, bytes: bytes as u64, writable: u64::from(writable), reaches: 0 };
+        self.arguments_of[self.arrays] = self.arguments as u8;
         self.arrays += 1;
         self.slot(start)
     }
@@ -162,6 +166,19 @@ impl<'a> Launch<'a> {
         self.place
     }
 
+    /// The same launch on other memory, all of which `place` reaches: `to` says where an array has gone.
+    ///
+    /// # Safety
+    /// Arrays as long are there, as the launch's lifetime says; an array of addresses holds those of the new place.
+    pub unsafe fn moved(&self, to: impl Fn(u64) -> u64, place: Place) -> Self {
+        let mut launch = self.clone();
+        for (range, argument) in launch.ranges[..self.arrays].iter_mut().zip(self.arguments_of) {
+            range.start = to(range.start);
+            launch.slots[usize::from(argument)] = range.start;
+        }
+        Launch { place: Some(place), ..launch }
+    }
+
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.grid.contains(&0)
@@ -200,6 +217,22 @@ pub fn twice<'a, E: Element>(mut view: ViewMut<'a, E>) -> [ViewMut<'a, E>; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arrays_move_and_other_arguments_stay() {
+        let module = Module::reduce(crate::element::DType::F32);
+        let [a, b] = [vec![0f32; 4], vec![0f32; 4]];
+        let start = a.as_ptr() as u64;
+        // SAFETY: never launched.
+        let view = |data: &[f32]| unsafe { View::from_raw(data.as_ptr(), data.len(), Place::Host) };
+        let launch =
+            Launch::new(module, "a_kernel", [1; 3], 32).long(start as usize).read(view(&a)).read(view(&b));
+        // SAFETY: as above.
+        let moved = unsafe { launch.moved(|address| address + 1024, Place::Device(0)) };
+        assert_eq!(moved.slots(), [start, start + 1024, b.as_ptr() as u64 + 1024]);
+        assert_eq!(moved.ranges().iter().map(|range| range.start).collect::<Vec<_>>(), moved.slots()[1..]);
+        assert_eq!((moved.place(), moved.ranges()[0].bytes), (Some(Place::Device(0)), 16));
+    }
 
     #[test]
     fn places_go_together_where_both_are_reached() {

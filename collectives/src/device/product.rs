@@ -91,6 +91,22 @@ impl<'a> Product<'a> {
         Product { way, ..self }
     }
 
+    /// The same product of other memory, all of which `place` reaches: `to` says where a matrix has gone.
+    ///
+    /// # Safety
+    /// Matrices as large are there, as the product's lifetime says.
+    pub unsafe fn moved(&self, to: impl Fn(u64) -> u64, place: Place) -> Self {
+        let ((left, right), added) = ((self.left, self.right), self.added.map(&to));
+        Product {
+            left: (to(left.0), left.1),
+            right: (to(right.0), right.1),
+            added,
+            out: to(self.out),
+            place,
+            ..*self
+        }
+    }
+
     /// Where the result is.
     pub fn place(&self) -> Place {
         self.place

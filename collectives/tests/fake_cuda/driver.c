@@ -65,7 +65,7 @@ static int chosen(const char *variable, const char *kernel) {
 }
 
 /* Device memory: one range of addresses, handed out from its start to its end. */
-static struct { uint64_t start, bytes; int live; } pieces[1 << 14];
+static struct { uint64_t start, bytes; int live; } pieces[1 << 17];
 static int piece_count;
 static uint64_t range, range_used;
 static const uint64_t RANGE = (uint64_t)1 << 38;
@@ -77,8 +77,14 @@ static int piece(uint64_t p) {
     int found = -1;
     pthread_mutex_lock(&memory);
     if (range && p >= range && p < range + RANGE) {
-        for (int i = 0; i < piece_count && found < 0; i++)
-            if (p >= pieces[i].start && p <= pieces[i].start + pieces[i].bytes) found = i;
+        /* The last one that starts there or before: addresses only grow. */
+        int first = 0, after = piece_count;
+        while (first < after) {
+            int middle = (first + after) / 2;
+            if (pieces[middle].start <= p) first = middle + 1;
+            else after = middle;
+        }
+        if (first > 0 && p <= pieces[first - 1].start + pieces[first - 1].bytes) found = first - 1;
         CHECK(found >= 0 && pieces[found].live); /* or it is used after it was freed */
     }
     pthread_mutex_unlock(&memory);

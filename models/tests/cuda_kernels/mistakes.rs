@@ -4,7 +4,7 @@ use crate::emulator::emulator;
 use crate::outcome;
 use collectives::device::emulation::EmulatedQueue;
 use collectives::device::{Launch, Module, Product, Queue};
-use collectives::{Memory, Place, Result};
+use collectives::{Error, Memory, Place, Result};
 
 /// A device that makes one mistake.
 struct Faulty {
@@ -21,6 +21,19 @@ enum Fault {
     Cuts,
     /// Products are left out.
     Multiplies,
+    /// No mistake, but it reaches nothing except its own memory.
+    Reaches,
+}
+
+impl Faulty {
+    fn reaches(&self, place: Option<Place>) -> Result<()> {
+        match self.fault == Fault::Reaches && place != Some(self.place()) {
+            true => {
+                Err(Error::System { what: "a launch".into(), source_text: format!("memory in {place:?}") })
+            }
+            false => Ok(()),
+        }
+    }
 }
 
 impl Queue for Faulty {
@@ -50,6 +63,7 @@ impl Queue for Faulty {
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         self.launches += 1;
+        self.reaches(launch.place())?;
         if self.fault == Fault::Forgets && self.launches.is_multiple_of(3) {
             return Ok(());
         }
@@ -66,6 +80,7 @@ impl Queue for Faulty {
     }
 
     fn product(&mut self, product: &Product<'_>) -> Result<()> {
+        self.reaches(Some(product.place()))?;
         if self.fault == Fault::Multiplies { Ok(()) } else { self.queue.product(product) }
     }
 
@@ -101,4 +116,20 @@ fn checks_notice_kernels_that_are_wrong() {
     }
     let outcome = outcome("products_of_every_orientation", faulty(Fault::Multiplies));
     assert!(!outcome.wrong.is_empty(), "products that were not made pass");
+}
+
+#[test]
+fn kernels_are_checked_on_the_memory_that_training_has() {
+    let Some(emulator) = emulator() else { return };
+    let strict =
+        || [0, 1].map(|seed| Faulty { queue: emulator.queue(seed), fault: Fault::Reaches, launches: 0 });
+    for name in ["norms", "swiglu_and_its_backward", "reductions_have_the_bits_of_the_processor"] {
+        assert_eq!(outcome(name, strict()).wrong, [""; 0], "{name}");
+    }
+    for name in ["products_of_every_orientation", "an_f32_llama_with_tied_embeddings"] {
+        assert_eq!(outcome(name, strict()).wrong, [""; 0], "{name}");
+    }
+    // One case is about memory of the host that the device reaches.
+    let outcome = outcome("what_is_not_finite_is_found_wherever_it_is", strict());
+    assert!(outcome.wrong.iter().any(|wrong| wrong.contains("Pinned")), "{:?}", outcome.wrong);
 }

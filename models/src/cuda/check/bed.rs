@@ -1,7 +1,8 @@
 //! Data, runs in several orders, and comparisons that are counted.
 
+use super::copies;
 use collectives::device::{Launch, Product, Queue, SharedQueue};
-use collectives::{Buffer, Element, Float, Result};
+use collectives::{Buffer, Element, Float, Place, Result};
 use std::cell::{Cell, RefCell};
 
 /// What a case has shown.
@@ -37,11 +38,14 @@ impl<Q: Queue> Bed<Q> {
         &self.queues
     }
 
-    /// Zeros where both the host and the device reach them.
+    /// Zeros of the host, which a run copies to the device and back.
     pub fn buffer<E: Element>(&self, len: usize) -> Buffer<E> {
-        let memory = self.queues[0].clone().host_memory(len * size_of::<E>());
-        // A check takes little memory; where there is none, nothing can be checked.
-        Buffer::from_memory(memory.unwrap_or_else(|error| panic!("{error}")))
+        Buffer::zeroed(len)
+    }
+
+    /// Zeros that the device reaches where they are.
+    pub fn pinned<E: Element>(&self, len: usize) -> Result<Buffer<E>> {
+        Ok(Buffer::from_memory(self.queues[0].clone().host_memory(len * size_of::<E>())?))
     }
 
     /// The same with these elements.
@@ -152,17 +156,21 @@ impl<Q: Queue> Stream<'_, Q> {
     /// Returns when they are done. What the device refuses is wrong.
     pub fn run<'b>(&self, launches: impl IntoIterator<Item = Launch<'b>>) {
         let mut queue = self.queue.clone();
-        let done = launches
-            .into_iter()
-            .try_for_each(|launch| queue.launch(&launch))
-            .and_then(|()| queue.synchronize());
+        let launches: Vec<Launch<'_>> = launches.into_iter().collect();
+        // What is page-locked is read in place.
+        let done = match launches.iter().any(|launch| launch.place() == Some(Place::Host)) {
+            true => copies::launch(&mut queue, &launches),
+            false => {
+                launches.iter().try_for_each(|launch| queue.launch(launch)).and_then(|()| queue.synchronize())
+            }
+        };
         self.settle(done);
     }
 
     /// Returns when it is done.
     pub fn multiply(&self, product: &Product<'_>) {
         let mut queue = self.queue.clone();
-        self.settle(queue.product(product).and_then(|()| queue.synchronize()));
+        self.settle(copies::multiply(&mut queue, product));
     }
 
     fn settle(&self, done: Result<()>) {

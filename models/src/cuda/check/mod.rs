@@ -1,10 +1,14 @@
 //! Every kernel against its definition on the host, on any queue: the emulation in tests, and a GPU where there is one.
 //!
+//! Data lie in memory of the host, where definitions read them, and are copied to the device's for each run; in a case that
+//! has page-locked memory the device reads that in place.
+//!
 //! A case runs on several queues of one device and must give the same bits on each: on the emulation these run blocks,
 //! warps and lanes in different orders.
 
 mod attention;
 mod bed;
+mod copies;
 mod elementwise;
 mod head;
 mod model;

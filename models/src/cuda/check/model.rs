@@ -2,9 +2,10 @@
 //! arguments, strides, order and memory.
 
 use super::bed::*;
+use super::copies;
 use crate::config::{LlamaConfig, Rope};
 use crate::cuda::{Cuda, TensorCores};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::llama::{Accounts, Llama, Recompute};
 use crate::unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
 use collectives::device::{Queue, SharedQueue};
@@ -29,6 +30,13 @@ impl<T: Float> Tensors<T> {
         let tensor = |spec: &TensorSpec| bed.unwritten(spec.len());
         Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
     }
+
+    /// Each of them elsewhere.
+    fn each(&self, mut copy: impl FnMut(&Buffer<T>) -> collectives::Result<Buffer<T>>) -> Result<Self> {
+        let unit = |unit: &Vec<Buffer<T>>| unit.iter().map(&mut copy).collect();
+        let all: collectives::Result<Vec<Vec<Buffer<T>>>> = self.0.iter().map(unit).collect();
+        all.map(Tensors).map_err(|error| Error::config(error.to_string()))
+    }
 }
 
 impl<T: Element> Weights<T> for Tensors<T> {
@@ -45,16 +53,21 @@ impl<T: Element> Gradients<T> for Tensors<T> {
     fn ready(&mut self, _: usize, _: usize) {}
 }
 
-/// The loss, the gradients, and the loss again of a forward alone.
+/// The loss, the gradients, and the loss again of a forward alone; on a queue with weights and gradients in its memory.
 fn step<T: Float, Q: Queue>(
     bed: &Bed<Q>,
+    queue: Option<&SharedQueue<Q>>,
     model: &mut dyn Model<T>,
     rows: usize,
     length: usize,
     vocab: usize,
-) -> (f64, Tensors<T>, f64) {
-    let weights = Tensors::<T>::random(bed, model.units());
+) -> Result<(f64, Tensors<T>, f64)> {
+    let mut weights = Tensors::<T>::random(bed, model.units());
     let mut gradients = Tensors::unwritten(bed, model.units());
+    if let Some(queue) = queue {
+        weights = weights.each(|tensor| copies::up(&mut queue.clone(), tensor))?;
+        gradients = gradients.each(|tensor| copies::up(&mut queue.clone(), tensor))?;
+    }
     let n = rows * length;
     let tokens: Vec<u32> = (0..n).map(|i| ((i * i + 3 * i) % vocab) as u32).collect();
     let targets: Vec<u32> = (0..n).map(|i| ((i * 7 + 1) % vocab) as u32).collect();
@@ -66,7 +79,11 @@ fn step<T: Float, Q: Queue>(
     let loss = model.loss();
     model.begin(&batch, 0.0);
     (0..units).for_each(|unit| model.forward_unit(unit, &weights));
-    (loss, gradients, model.loss())
+    let again = model.loss();
+    if let Some(queue) = queue {
+        gradients = gradients.each(|tensor| copies::down(&mut queue.clone(), tensor))?;
+    }
+    Ok((loss, gradients, again))
 }
 
 fn check<T: Float, Q: Queue>(
@@ -91,7 +108,7 @@ fn compare<T: Float, Q: Queue>(
     tolerance: f64,
 ) -> Result<()> {
     let mut cpu = Llama::<T>::new(config, rows, length, Recompute::None, 1, &Accounts::default())?;
-    let (want_loss, want, _) = step(bed, &mut cpu, rows, length, config.vocab);
+    let (want_loss, want, _) = step(bed, None, &mut cpu, rows, length, config.vocab)?;
     let mut first: Option<Tensors<T>> = None;
     let last = bed.queues().last().into_iter();
     let kept = bed.queues().iter().map(|queue| (queue, Recompute::None));
@@ -104,7 +121,7 @@ fn compare<T: Float, Q: Queue>(
         bed.that((planned.activations, planned.workspace) == held, || {
             format!("{name}: it holds {held:?} bytes of activations and workspace, planned was {planned:?}")
         });
-        let (loss, got, again) = step(bed, &mut device, rows, length, config.vocab);
+        let (loss, got, again) = step(bed, Some(queue), &mut device, rows, length, config.vocab)?;
         bed.that(loss == again, || format!("{name}: the loss of a forward alone is {again}, not {loss}"));
         let fine = (loss - want_loss).abs() < tolerance * want_loss;
         bed.that(fine, || format!("{name}: the loss is {loss}, on the processor {want_loss}"));
