@@ -118,7 +118,7 @@ step() {
 }
 
 # What programs say that get no memory of the host.
-no_memory='the system has no more|page-locking [0-9]* bytes of (host )?memory|memory allocation of|signal 9|SIGKILL'
+no_memory='the system has no more|page-locking .*OUT_OF_MEMORY|memory allocation of|signal 9|SIGKILL'
 
 # train SECONDS NAME FLAGS...: trains on random tokens; the metrics go to NAME.jsonl. What fails on a GPU is told by whoever waits
 # for it, long after: once more, with every launch awaited, whoever gave the work says so.

@@ -239,6 +239,18 @@ fn a_step_that_fails_on_the_device_is_repeated_with_launches_that_are_awaited() 
 }
 
 #[test]
+fn a_host_with_too_little_memory_for_the_large_model_is_no_failure() {
+    let Some(folder) = fake() else { return };
+    let bench = bench();
+    let outcome = with_a_bad_kernel(&bench, folder, "large", ("FAKE_CUDA_PAGES", "100000"));
+    let text = result(&bench, "gpu.txt");
+    assert_eq!(outcome.code, Some(0), "{text}{}", outcome.stderr);
+    let (_, list) = text.split_once("what was shown").unwrap_or_default();
+    assert!(list.contains("skip   the host has too little memory (1): caravan train"), "{text}");
+    assert!(text.contains("page-locking"), "{text}");
+}
+
+#[test]
 fn metrics_are_there_when_the_run_is_stopped() {
     if !can_emulate() || !harness::installed("bash") {
         return;

@@ -2,7 +2,8 @@
  * never used again, so that work on memory that was freed is found. The file FAKE_CUDA_LOG gets a line for all that is done,
  * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
- * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever. */
+ * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
+ * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. */
 #include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7, MODULE = 0x30, FUNCTION = 0xf0, GRAPH = 0x6a, READY = 0x6e };
-enum { NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907, SHARED = 227 << 10 };
+enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907, SHARED = 227 << 10 };
 /* Something for a stream to do, with all its values as they were when it was given. */
 typedef struct Work {
     struct Work *next;
@@ -62,6 +63,11 @@ static int lost, hangs;
 static int chosen(const char *variable, const char *kernel) {
     const char *named = getenv(variable);
     return named && !strcmp(named, kernel);
+}
+
+static int too_many(size_t bytes) {
+    const char *most = getenv("FAKE_CUDA_PAGES");
+    return most && bytes > (size_t)atol(most);
 }
 
 /* Device memory: one range of addresses, handed out from its start to its end. */
@@ -172,9 +178,9 @@ int cuMemFree_v2(uint64_t p) {
     note("- freed #%d\n", freed);
     return 0;
 }
-int cuMemHostAlloc(void **p, size_t n, unsigned flags) { OUTSIDE_OF_CAPTURE; ALIVE; CHECK(current && flags == 1 && n > 0); *p = malloc(n); return 0; }
+int cuMemHostAlloc(void **p, size_t n, unsigned flags) { OUTSIDE_OF_CAPTURE; ALIVE; CHECK(current && flags == 1 && n > 0); if (too_many(n)) return OUT_OF_MEMORY; *p = malloc(n); return 0; }
 int cuMemFreeHost(void *p) { OUTSIDE_OF_CAPTURE; CHECK(current); free(p); return 0; }
-int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { OUTSIDE_OF_CAPTURE; CHECK(current && p && bytes && flags == 1); return 0; }
+int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) { OUTSIDE_OF_CAPTURE; CHECK(current && p && bytes && flags == 1); return too_many(bytes) ? OUT_OF_MEMORY : 0; }
 int cuMemHostUnregister(void *p) { OUTSIDE_OF_CAPTURE; CHECK(current && p); return 0; }
 static void copy(const uint64_t *v) { memcpy((void *)v[0], (void *)v[1], v[2]); }
 static void fill(const uint64_t *v) { memset((void *)v[0], (int)v[1], v[2]); }
@@ -327,5 +333,8 @@ static void destroy(Thing *t) {
 }
 int cuGraphDestroy(void *g) { CHECK(current && is(g, GRAPH)); destroy(g); note("- graph destroyed\n"); return 0; }
 int cuGraphExecDestroy(void *x) { CHECK(current && is(x, READY)); destroy(x); note("- ready one destroyed\n"); return 0; }
-int cuGetErrorName(int status, const char **text) { *text = status == NO_BINARY ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR"; return 0; }
+int cuGetErrorName(int status, const char **text) {
+    *text = status == NO_BINARY ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : status == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+    return 0;
+}
 int cuGetErrorString(int status, const char **text) { *text = status == NO_BINARY ? "the fake driver has no such kernels" : "a fake error"; return 0; }
