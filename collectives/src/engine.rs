@@ -101,7 +101,7 @@ impl Engine {
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             window: transport.window(),
-            history: History::default(),
+            history: History::new(transport.size()),
             transport,
             flights: (0..READY).map(|_| Flight::new(group.size, Some(kept()))).collect(),
             group,

@@ -10,11 +10,11 @@ use models::tokens::{Tokens, Windows};
 /// after an evaluation than was planned for its steps.
 const AT_ONCE: usize = 8;
 
-/// Deals the windows out in batches, of as many as `room` has memory for (tokens, and those that they predict), batch b to rank b modulo `world`, and gives the mean loss of all; a
-/// last window is shorter, `rest` tokens, and a batch of its own unless that is 0. `losses` computes a batch and gives
-/// its token losses to the [`Sums`]; ranks that got one batch less are called without one in the last round, because on
-/// stage 3 every rank takes part in every forward. Ranks wait for each other after every round, so that a slower one is
-/// never behind by more than that.
+/// Deals the windows out in batches, of as many as there is room for (tokens, and those that they predict), batch b to rank
+/// b modulo `world`, and gives the mean loss of all; a last window is shorter, `rest` tokens, and a batch of its own unless
+/// that is 0. `losses` computes a batch and gives its token losses to the [`Sums`]; ranks that got one batch less are
+/// called without one in the last round, because on stage 3 every rank takes part in every forward. Ranks wait for each
+/// other after every round, so that a slower one is never behind by more than that.
 ///
 /// # Errors
 /// What `losses` or the ranks say; a loss that is not finite, of a model with this name and type.

@@ -91,14 +91,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// A rank that fails before there are ranks: the others may wait for it. Of commands that run none nobody waits for
-/// anything, and other programs of the job go on.
+/// A rank that fails before there are ranks: the others may wait for it, whatever it was to do if its command is mistyped. Of
+/// commands that run none nobody waits for anything, and other programs of the job go on.
 fn never_came(code: u8) {
     let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
     let runs_ranks = match words.next().as_deref() {
-        Some("train" | "eval") => true,
+        None | Some("doctor" | "tokenize" | "sbatch" | "help") => false,
         Some("bench") => !words.next().is_some_and(|what| what == "kernels" || what == "plot"),
-        _ => false,
+        Some(_) => true,
     };
     if runs_ranks && let Ok(Some(identity)) = Identity::from_env() {
         ranks::end_job(&identity, code);

@@ -87,6 +87,8 @@ pub fn beside(tokenizer: &Tokenizer) -> impl Iterator<Item = (&'static str, Path
 pub struct Saved {
     /// How many of its weights are NaN or infinite.
     pub not_finite: usize,
+    /// Whether it is there now.
+    pub kept: bool,
     /// What rank 0 was refused. It comes as a value, and on rank 0 alone, because the ranks still stand together then; nothing
     /// of the model stays.
     pub written: Result<()>,
@@ -97,8 +99,8 @@ pub struct Saved {
 pub enum Wanted {
     /// Whatever its weights are.
     Any,
-    /// One whose weights are all finite: another would only take the place of what is there.
-    Finite,
+    /// One whose weights are all finite, where there is none yet: it may be worth less than what is there.
+    Rescued,
 }
 
 /// Writes the model; rank 0 holds the pen, and nobody goes on before it has put it down: a rank that fails meanwhile would
@@ -114,14 +116,14 @@ pub fn model<T: Float>(
     wanted: Wanted,
 ) -> Result<Saved> {
     // Exact as a number of f64: there are fewer weights than 2^53.
-    let mut not_finite = [0f64];
+    let mut not_finite = 0f64;
     let written = if trainer.comm().rank() > 0 {
         trainer.export(None)?;
-        Ok(())
+        Ok(false)
     } else {
         let mut writer = begin::<T>(plan, dir, companions);
         trainer.export(Some(&mut |spec, values| {
-            not_finite[0] += values.iter().filter(|value| !value.to_f32().is_finite()).count() as f64;
+            not_finite += values.iter().filter(|value| !value.to_f32().is_finite()).count() as f64;
             // After a refusal the others are still accompanied through the rest.
             if let Ok(open) = &mut writer
                 && let Err(e) = open.add(&spec.name, values)
@@ -130,15 +132,18 @@ pub fn model<T: Float>(
             }
             Ok(())
         }))?;
-        match wanted == Wanted::Finite && not_finite[0] > 0.0 {
-            true => Ok(()),
-            false => writer.and_then(Writer::finish),
+        let unwanted = wanted == Wanted::Rescued && (not_finite > 0.0 || dir.symlink_metadata().is_ok());
+        match unwanted {
+            true => Ok(false),
+            false => writer.and_then(Writer::finish).map(|()| true),
         }
     };
-    // The others have seen no values and add nothing, and wait here for the pen.
-    trainer.comm().all_reduce_in_place(&mut not_finite[..], ReduceOp::Sum)?;
     let written = written.map_err(|e: models::Error| Failure::run(format!("--save: {e}")));
-    Ok(Saved { not_finite: not_finite[0] as usize, written })
+    // The others have seen no values and add nothing, and wait here for the pen.
+    let mut known = [not_finite, if let Ok(true) = written { 1.0 } else { 0.0 }];
+    trainer.comm().all_reduce_in_place(&mut known[..], ReduceOp::Sum)?;
+    let [not_finite, kept] = known;
+    Ok(Saved { not_finite: not_finite as usize, kept: kept > 0.0, written: written.map(|_| ()) })
 }
 
 /// The directory, with all but weights.

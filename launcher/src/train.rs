@@ -189,18 +189,24 @@ impl<'a, T: Float> Run<'a, T> {
         if steps == 0 {
             return remark(failure, "nothing was trained, so nothing was saved");
         }
-        let saved = match self.save(Wanted::Finite) {
+        let saved = match self.save(Wanted::Rescued) {
             Ok(saved) => saved,
             // Of ranks that no longer stand together nobody can say more.
             Err(e) => return e,
         };
         match saved {
             Saved { written: Err(e), .. } => remark(failure, &e.to_string()),
-            Saved { not_finite: 0, .. } => {
-                remark(failure, &format!("the weights after step {steps} were saved to {}", dir.display()))
+            Saved { not_finite: lost @ 1.., .. } => {
+                remark(failure, &format!("{}: nothing was saved", self.ruin(lost, steps)))
             }
-            Saved { not_finite, .. } => {
-                remark(failure, &format!("{}: nothing was saved", self.ruin(not_finite, steps)))
+            Saved { kept: true, .. } => {
+                let told = format!("the weights after step {steps} were saved to {}", dir.display());
+                remark(failure, &format!("{told}, and may be of no use"))
+            }
+            Saved { .. } => {
+                let told =
+                    format!("{} was left as it was, because the weights after step {steps}", dir.display());
+                remark(failure, &format!("{told} may be worth less"))
             }
         }
     }
@@ -208,7 +214,7 @@ impl<'a, T: Float> Run<'a, T> {
     /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
     /// not it could be kept.
     fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
-        let Saved { not_finite, written } = self.save(Wanted::Any)?;
+        let Saved { not_finite, written, .. } = self.save(Wanted::Any)?;
         let kept = self.plan.save.as_deref().filter(|_| written.is_ok());
         let told = self.conclude(held_out, kept, not_finite);
         let lead = self.trainer.comm().rank() == 0;
@@ -231,7 +237,9 @@ impl<'a, T: Float> Run<'a, T> {
 
     /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
     fn save(&mut self, wanted: Wanted) -> Result<Saved> {
-        let Some(dir) = &self.plan.save else { return Ok(Saved { not_finite: 0, written: Ok(()) }) };
+        let Some(dir) = &self.plan.save else {
+            return Ok(Saved { not_finite: 0, kept: false, written: Ok(()) });
+        };
         let began = Instant::now();
         let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions, wanted)?;
         self.saving = began.elapsed();

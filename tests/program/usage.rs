@@ -115,7 +115,14 @@ fn a_launcher_that_disagrees_is_named() {
     run("--steps 1 --micro-batch 1 --sample 0 --ranks 2", &step[2..]).success();
     // What a shell of Slurm's leaves is not taken for that of a step which was started from it.
     let left = [&step[..3], &[("SLURM_NTASKS", "4"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")]].concat();
-    run("", &left).refusal(2, &["rank 0 of 4", "rank 0 of 1", "'env -u PMI_RANK -u PMI_SIZE caravan ...'"]);
+    // A launcher above these tests would decide it.
+    if !["SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some())
+    {
+        let words = ["rank 0 of 4", "rank 0 of 1", "'env -u PMI_RANK -u PMI_SIZE caravan ...'"];
+        run("", &left).refusal(2, &words);
+    }
     let slurmstepd = bench.path("slurmstepd");
     std::os::unix::fs::symlink("/bin/sh", &slurmstepd).unwrap();
     let mut command = Command::new(slurmstepd);

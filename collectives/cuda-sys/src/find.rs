@@ -33,9 +33,10 @@ impl Opened {
     }
 }
 
-/// Opens the first of `names` that is found: any of them in the folders that the user lists, and then for each name in
-/// turn by the loader (`LD_LIBRARY_PATH`, the system's folders) and in the other [`folders`]. `what` and `hint` are for the error: what the library is, and what brings it. It will
-/// look for the `companions`, files whose names start so, by name only: where the loader would not find them, we do.
+/// Opens the first of `names` that is found: any of them in the folders that the user lists, and then for each name in turn
+/// by the loader (`LD_LIBRARY_PATH`, the system's folders) and in the other [`folders`]. `what` and `hint` are for the
+/// error: what the library is, and what brings it. It will look for the `companions`, files whose names start so, by name
+/// only: where the loader would not find them, we do.
 pub fn open(what: &str, names: &[&str], companions: &[&str], hint: &str) -> Result<Opened, String> {
     open_in(&listed(), &folders(), what, names, companions, hint)
 }

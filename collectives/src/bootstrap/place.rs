@@ -49,10 +49,10 @@ impl Listener {
                 let (_, port) = hosts_and_port(address)?;
                 // Any address, not the one the name has here: /etc/hosts often says 127.0.1.1 for one's own name.
                 let listener = both_families(port).or_else(|e| match e.raw_os_error() {
-                    // A system without IPv6. Where somebody else has the port there, other ranks might find him first, and
-                    // tell him the job's secret.
-                    Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL) => TcpListener::bind(("0.0.0.0", port)),
-                    _ => Err(e),
+                    // Where somebody else has the port, other ranks might find him first, and tell him the job's secret.
+                    Some(libc::EADDRINUSE) => Err(e),
+                    // A system without IPv6 says so in one of several ways.
+                    _ => TcpListener::bind(("0.0.0.0", port)),
                 })?;
                 listener.set_nonblocking(true)?;
                 Ok(Listener::Tcp(listener))

@@ -16,6 +16,11 @@ use std::collections::VecDeque;
 /// Collectives between two comparisons; the same on every rank, because tags are numbered by it.
 const SPAN: usize = 1 << SPAN_BITS;
 const SPAN_BITS: u32 = 6;
+/// So many have messages under way at most. A rank that is further ahead of those before it has the rest wait, and calls
+/// that are a window of the transport's after them.
+const POSTED: usize = 16;
+/// Lists for so many are kept.
+const SPARE: usize = 2;
 /// The number of these messages within their call. The first message of a call, to which others may come in its place, has
 /// another.
 const SLOT: u64 = 1;
@@ -27,7 +32,6 @@ pub(super) fn number(sequence: u64) -> u64 {
 }
 
 /// The collectives of one group.
-#[derive(Default)]
 pub(super) struct History {
     /// Comparisons that were begun.
     begun: u64,
@@ -35,7 +39,9 @@ pub(super) struct History {
     called: Vec<u64>,
     /// In order; those that have been posted come first, and end in order.
     under_way: VecDeque<Comparison>,
-    spare: Option<Comparison>,
+    /// How many of them have been posted.
+    posted: usize,
+    spare: Vec<Comparison>,
 }
 
 /// One comparison with both neighbours.
@@ -43,7 +49,6 @@ struct Comparison {
     nth: u64,
     mine: Vec<u64>,
     theirs: Vec<u64>,
-    posted: bool,
     /// The messages that are under way.
     sent: Half,
     came: Half,
@@ -82,6 +87,18 @@ impl Half {
 }
 
 impl History {
+    /// Of a group of `size`, with all that it needs as long as no rank is far ahead.
+    pub(super) fn new(size: usize) -> Self {
+        let (calls, few) = if size > 1 { (SPAN, SPARE) } else { (0, 0) };
+        History {
+            begun: 0,
+            called: Vec::with_capacity(calls),
+            under_way: VecDeque::with_capacity(few),
+            posted: 0,
+            spare: (0..few).map(|_| Comparison::new()).collect(),
+        }
+    }
+
     /// Whether comparisons are under way.
     #[inline(always)]
     pub(super) fn busy(&self) -> bool {
@@ -96,9 +113,8 @@ impl History {
     }
 
     fn begin(&mut self) {
-        let mut comparison = self.spare.take().unwrap_or_else(Comparison::new);
+        let mut comparison = self.spare.pop().unwrap_or_else(Comparison::new);
         comparison.nth = self.begun;
-        comparison.posted = false;
         std::mem::swap(&mut comparison.mine, &mut self.called);
         self.called.clear();
         self.begun += 1;
@@ -109,7 +125,7 @@ impl History {
 impl Comparison {
     fn new() -> Self {
         let (mine, theirs) = (Vec::with_capacity(SPAN), vec![0; SPAN]);
-        Comparison { nth: 0, mine, theirs, posted: false, sent: Half::Over, came: Half::Over }
+        Comparison { nth: 0, mine, theirs, sent: Half::Over, came: Half::Over }
     }
 
     /// Its number, after that of the last collective that it is about.
@@ -127,7 +143,6 @@ impl Comparison {
             let came = transport.recv(from, tag, self.theirs.as_mut_ptr().cast(), bytes);
             (came, transport.send(to, tag, self.mine.as_ptr().cast(), bytes))
         };
-        self.posted = true;
         (self.came, self.sent) = (Half::posted(came)?, Half::posted(sent)?);
         Ok(())
     }
@@ -156,10 +171,14 @@ impl Engine {
     fn post_comparisons(&mut self) -> Result<()> {
         let oldest = self.oldest().map(|flight| flight.state.number());
         let window = self.window;
-        for comparison in self.history.under_way.iter_mut().filter(|comparison| !comparison.posted) {
+        let History { under_way, posted, .. } = &mut self.history;
+        while *posted < POSTED
+            && let Some(comparison) = under_way.get_mut(*posted)
+        {
             if oldest.is_some_and(|oldest| comparison.number() >= oldest.saturating_add(window)) {
                 break;
             }
+            *posted += 1;
             comparison.post(&mut *self.transport)?;
         }
         Ok(())
@@ -167,38 +186,41 @@ impl Engine {
 
     /// The first difference, if there is one.
     fn end_comparisons(&mut self) -> Result<Option<Error>> {
-        while let Some(first) = self.history.under_way.front_mut().filter(|first| first.posted) {
+        while self.history.posted > 0
+            && let Some(first) = self.history.under_way.front_mut()
+        {
             let over = first.came.test(&mut *self.transport)? && first.sent.test(&mut *self.transport)?;
             if !over {
                 break;
             }
             let comparison = self.history.under_way.pop_front().expect("it was there");
+            self.history.posted -= 1;
             let differs = (0..SPAN).find(|&i| comparison.mine[i] != comparison.theirs[i]);
             if let Some(i) = differs.filter(|_| comparison.came == Half::Over) {
                 return Ok(Some(self.called_otherwise(&comparison, i)));
             }
             // Where a neighbour has left, its memory may be the transport's still.
             match (comparison.came, comparison.sent) {
-                (Half::Over, Half::Over) => self.history.spare = Some(comparison),
+                (Half::Over, Half::Over) => self.history.spare.push(comparison),
                 _ => std::mem::forget(comparison),
             }
+            self.history.spare.truncate(SPARE);
         }
         Ok(None)
     }
 
     /// Whether a neighbour may need this rank to get what it is to compare.
     pub(super) fn owes_a_comparison(&mut self) -> bool {
-        let transport = &mut *self.transport;
-        self.history
-            .under_way
-            .iter_mut()
-            .any(|comparison| !comparison.posted || matches!(comparison.sent.test(transport), Ok(false)))
+        let (transport, posted) = (&mut *self.transport, self.history.posted);
+        let mut under_way = self.history.under_way.iter_mut().enumerate();
+        under_way.any(|(at, one)| at >= posted || matches!(one.sent.test(transport), Ok(false)))
     }
 
-    /// Whether a comparison has to be posted before anything of a collective of this `number`.
-    pub(super) fn is_after_a_comparison(&self, number: u64) -> bool {
-        let waiting = self.history.under_way.iter().find(|comparison| !comparison.posted);
-        waiting.is_some_and(|first| number >= first.number().saturating_add(self.window))
+    /// The rank that has to compare before anything of a collective of this `number` can be posted, if one has to.
+    pub(super) fn compared_first(&self, number: u64) -> Option<usize> {
+        let waiting = self.history.under_way.get(self.history.posted)?;
+        let (rank, size) = (self.group.rank, self.group.size);
+        (number >= waiting.number().saturating_add(self.window)).then_some((rank + size - 1) % size)
     }
 
     fn called_otherwise(&self, comparison: &Comparison, i: usize) -> Error {

@@ -23,15 +23,18 @@ impl Engine {
     /// for a later one.
     pub(super) fn is_too_far(&mut self, id: u32) -> bool {
         let Some(oldest) = self.oldest() else { return false };
-        let (first, peer) = (oldest.state.number(), oldest.blocked_on);
+        let (first, holds_up) = (oldest.state.number(), oldest.blocked_on);
         let flight = &self.flights[id as usize];
         let number = flight.state.number();
-        let far =
-            !flight.is_message() && (number >= first + self.window || self.is_after_a_comparison(number));
-        if far {
+        let peer = match flight.is_message() {
+            true => None,
+            false if number >= first + self.window => Some(holds_up),
+            false => self.compared_first(number),
+        };
+        if let Some(peer) = peer {
             self.flights[id as usize].blocked_on = peer;
         }
-        far
+        peer.is_some()
     }
 
     /// `peer`, a rank of the job that a call waits for, `how` it is, has not taken part.

@@ -34,7 +34,9 @@ impl Environment<'_> {
     /// Variables that are malformed; those of srun and another that say different things, where nothing tells which of
     /// them started this process.
     pub(super) fn innermost(&self) -> Result<Option<Identity>> {
-        if self.started(Launcher::OpenMpi)?
+        // Open MPI hands no sockets down: a rank that has one of PMI's manager is that one's.
+        if !self.is_managed()
+            && self.started(Launcher::OpenMpi)?
             && let Some(me) = self.open_mpi()?
         {
             return Ok(Some(me));
@@ -53,7 +55,8 @@ impl Environment<'_> {
         if self.text(rank).is_none() && self.text(world).is_none() {
             return Ok(false);
         }
-        if self.step()?.is_none() {
+        // What Slurm left that makes no sense contradicts nobody.
+        if !matches!(self.step(), Ok(Some(_))) {
             return Ok(true);
         }
         match self.nearest(launcher) {
@@ -62,10 +65,15 @@ impl Environment<'_> {
         }
     }
 
+    /// Whether this process has a socket of PMI's manager.
+    fn is_managed(&self) -> bool {
+        self.text("PMI_RANK").is_some() && self.text("PMI_FD").is_some_and(|fd| (self.evidence.manager)(&fd))
+    }
+
     /// Which of srun and `launcher` started this process, as far as that can be seen.
     fn nearest(&self, launcher: Launcher) -> Option<Launcher> {
         // Slurm's own, which `srun --mpi=pmi2` brings, is of this very step.
-        if launcher == Launcher::Pmi && self.text("PMI_FD").is_some_and(|fd| (self.evidence.manager)(&fd)) {
+        if launcher == Launcher::Pmi && self.is_managed() {
             return Some(launcher);
         }
         let of = |name: &String| [Launcher::Slurm, launcher].into_iter().find(|one| one.has(name));
@@ -75,11 +83,16 @@ impl Environment<'_> {
     /// Whether it says the same as Slurm: true, or an error.
     fn agreed(&self, launcher: Launcher) -> Result<bool> {
         let [rank, world] = names(launcher);
-        let (Some(slurm), Some(at), Some(of)) = (self.slurm()?, self.number(rank)?, self.number(world)?)
+        let (Ok(Some(slurm)), Some(at), Some(of)) = (self.slurm(), self.number(rank)?, self.number(world)?)
         else {
             return Ok(true);
         };
         if (slurm.rank, slurm.world) == (at, of) {
+            return Ok(true);
+        }
+        // A container may hide what is above. Several ranks that do not belong together would not find each other and say
+        // so; one that takes itself for all would not.
+        if launcher == Launcher::OpenMpi && of > 1 {
             return Ok(true);
         }
         let steps = ["SLURM_STEP_ID", "SLURM_STEPID"].into_iter().filter(|name| self.text(name).is_some());
@@ -148,11 +161,30 @@ mod tests {
     }
 
     #[test]
+    fn ranks_in_a_container_that_hides_their_launcher_are_believed() {
+        let me = found(&OMPI, false, &["container"]).unwrap();
+        assert_eq!((me.launcher, me.rank, me.world), (Launcher::OpenMpi, 0, 2));
+    }
+
+    #[test]
+    fn a_manager_inside_another_launcher_is_believed() {
+        let lookup = |name: &str| {
+            [&OMPI[..], &PMI].concat().iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string())
+        };
+        for (lives, launcher) in [(true, Launcher::Pmi), (false, Launcher::OpenMpi)] {
+            let evidence = Evidence { manager: &|_| lives, above: &Vec::new };
+            let me = Identity::found(&Environment { lookup: &lookup, evidence }).unwrap().unwrap();
+            assert_eq!(me.launcher, launcher);
+        }
+    }
+
+    #[test]
     fn a_contradiction_that_nothing_decides_is_refused() {
+        let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
         for (other, words) in [
             (
-                &OMPI[..],
-                ["rank 0 of 2", "mpirun (Open MPI)", "-u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_SIZE"],
+                &alone[..],
+                ["rank 0 of 1", "mpirun (Open MPI)", "-u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_SIZE"],
             ),
             (&PMI, ["rank 0 of 1", "mpirun (PMI)", "'env -u PMI_RANK -u PMI_SIZE caravan ...' if srun did"]),
         ] {

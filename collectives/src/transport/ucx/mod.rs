@@ -47,9 +47,9 @@ const NAP: Duration = Duration::from_micros(50);
 /// From so many bytes on messages to a rank of this host are copied through shared memory, as shorter ones are, up to what
 /// UCX says for sends that are to be over soon (`UCX_RNDV_SEND_NBR_THRESH`, 256 KiB, or less where [`defaults`] say so), as
 /// Open MPI's blocking sends are, and not announced for the receiver to fetch them, each time with the kernel's help. Over
-/// posix and cma one of 12 KiB then takes 1.3 us instead of 2.8 (Intel Xeon), of 32 KiB 2.3 instead of 4.5 and of 128 KiB 10.8 instead of 20.8 (AMD EPYC of 2019).
-/// Between processors that share no cache 32 KiB take half as long again as fetched ones; a virtual machine does not say
-/// whether they do.
+/// posix and cma one of 12 KiB then takes 1.3 us instead of 2.8 (Intel Xeon), of 32 KiB 2.3 instead of 4.5 and of 128 KiB
+/// 10.8 instead of 20.8 (AMD EPYC of 2019). Between processors that share no cache 32 KiB take half as long again as fetched
+/// ones; a virtual machine does not say whether they do.
 const ANNOUNCED: usize = 8 << 10;
 
 /// UCX between the ranks of one group.
