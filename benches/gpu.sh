@@ -22,7 +22,9 @@ parts="check train speed kernels torch nccl graphs torch-bf16 large wgmma"
 wire=${WIRE:-nccl}
 # Seconds for all, and after which a check of one kernel counts as hanging.
 budget=${BUDGET:-455} patience=${PATIENCE:-60}
-failed=0 child= warming= running= outcome= stalled= blocked=0 sanitized= verdicts=()
+failed=0 child= warming= running= outcome= stalled= blocked=0 hangs=0 sanitized= verdicts=()
+# How each training ended.
+declare -A ended=()
 # shellcheck source=benches/gpu_metrics.sh
 . "$here/gpu_metrics.sh"
 
@@ -58,11 +60,15 @@ limited() {
     wait "$child"
 }
 
-# stop STATUS: ends the command that runs, and then this script.
+# stop STATUS: ends the command that runs, and then this script. What has been shown is kept first: who stops this may not wait
+# long, and may have ended already what it writes to.
 stop() {
-    trap - INT TERM
-    [ -n "$child" ] && kill "$child" 2>/dev/null && wait "$child"
+    trap '' INT TERM PIPE
     collect
+    [ ! -s "$work/words" ] || cat "$work/words" >>"$results/gpu.txt"
+    { printf '\n== stopped after %s s; what was shown\n' "$SECONDS"; printf '%s\n' "${verdicts[@]}"; } >>"$results/gpu.txt"
+    exec >/dev/null 2>&1
+    [ -n "$child" ] && kill "$child" && wait "$child"
     exit "$1"
 }
 
@@ -76,7 +82,7 @@ collect() {
 }
 
 # step SECONDS COMMAND...: runs it with a limit, whatever came before; $outcome is ok, skip, hung or wrong. With $refusable, what
-# this machine has not is no failure; $spare seconds are left for others.
+# this machine has not is no failure; $spare seconds are left for others; the command writes to $into, if that is a file.
 step() {
     local limit=$1 left=$((budget - SECONDS - ${spare:-0})) status
     shift
@@ -91,11 +97,20 @@ step() {
         limited "$most" "$@" 2>"$work/words"
         status=$?
         cat "$work/words" >&2
+    elif [ -n "${into:-}" ]; then
+        limited "$most" "$@" >"$into"
+        status=$?
+        cat "$into"
     else
         limited "$most" "$@"
         status=$?
     fi
     [ "$status" = 0 ] && outcome=ok && return
+    if [ -n "$stalled" ]; then
+        outcome=hung
+        wrong "failed (nothing new for $patience s): ${*//$caravan/caravan}"
+        return 1
+    fi
     # What had to be killed did not end when it was asked to.
     [ "$status" = 137 ] && [ $((SECONDS - began)) -ge "$most" ] && status=124
     if [ "$status" = 124 ] && [ "$left" -lt "$limit" ]; then
@@ -111,7 +126,6 @@ step() {
         return 1
     fi
     outcome=wrong
-    [ -n "$stalled" ] && outcome=hung status="nothing new for $patience s"
     [ "$status" = 124 ] && outcome=hung status="longer than $limit s"
     wrong "failed ($status): ${*//$caravan/caravan}"
     return 1
@@ -126,10 +140,17 @@ train() {
     local limit=$1 name=$2 left
     shift 2
     local all=(--data random --val-fraction 0 --sample 0 --quiet "$@")
+    ended[$name]=skip
+    if [[ " $* " == *" --device cuda "* ]] && [ "$hangs" -ge 2 ]; then
+        verdict "skip   two runs on the GPU hung before $name"
+        return 1
+    fi
     running=$name
     step "$limit" "$caravan" train --metrics "$work/$name.jsonl" "${all[@]}"
     collect
+    ended[$name]=$outcome
     [ "$outcome" = ok ] && return
+    [ "$outcome" = hung ] && hangs=$((hangs + 1))
     left=$((budget - SECONDS))
     if [ "$outcome" = wrong ] && [[ " $* " == *" --device cuda "* ]] && [ "$blocked" -lt 3 ] && [ "$left" -gt 30 ]; then
         blocked=$((blocked + 1))
@@ -150,7 +171,7 @@ cases() {
 # checks NAME SECONDS WORDS...: every kernel that the words choose against its definition. A kernel that fails may leave a process
 # without its GPU, and one that hangs has to be ended with its process: the others are for another one.
 checks() {
-    local name=$1 limit=$2 round=1 fine=yes file rest known=-1 each suspect
+    local name=$1 limit=$2 round=1 fine=yes file rest known=-1 each suspect hung=0 patience=$patience
     shift 2
     rm -f "$results/$name.json" "$results/$name"-[0-9].json
     while :; do
@@ -168,9 +189,12 @@ checks() {
         suspect=$(cases "$file" "not ended")
         [ -n "$suspect" ] || suspect=$(cases "$file" wrong | { [ ${#rest[@]} = 0 ] && head -n 1 || tail -n 1; })
         memcheck "$suspect"
-        # Each process gets further than the one before it.
-        if [ ${#rest[@]} = 0 ] || [ ${#rest[@]} = "$known" ]; then return 1; fi
+        [ "$outcome" = hung ] && hung=$((hung + 1))
+        # Each process gets further than the one before it; what hangs takes the time of all else.
+        if [ ${#rest[@]} = 0 ] || [ ${#rest[@]} = "$known" ] || [ "$hung" -ge 3 ]; then return 1; fi
         known=${#rest[@]} round=$((round + 1))
+        # Kernels have been compiled by now.
+        patience=$((patience < 20 ? patience : 20))
         set -- "${rest[@]}"
     done
 }
@@ -192,9 +216,8 @@ evaluated() {
     local device text losses=()
     head -c 4000 "$here/../README.md" >"$work/text.txt"
     for device in cpu cuda; do
-        step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" --seq "${SMALL_LENGTH:-128}" \
-            --tokenizer bytes --dtype f32 --ranks 1 --device "$device" --json >"$work/eval.json" || return
-        cat "$work/eval.json"
+        into=$work/eval.json step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" \
+            --seq "${SMALL_LENGTH:-128}" --tokenizer bytes --dtype f32 --ranks 1 --device "$device" --json || return
         losses+=("$(sed -n 's/.*"loss": *\([^,}]*\).*/\1/p' "$work/eval.json")")
     done
     if text=$(awk -v a="${losses[0]}" -v b="${losses[1]}" 'BEGIN {
@@ -209,10 +232,13 @@ evaluated() {
 
 # torch_python: the first one whose PyTorch sees a GPU. Read for the first time, it takes long to start.
 torch_python() {
-    local file each
+    local file each tried=: until=$((SECONDS + 120))
     for each in "${PYTHON:-}" python3 python "${VIRTUAL_ENV:-}/bin/python3" "${CONDA_PREFIX:-}/bin/python3" \
-        $("$caravan" doctor --json | grep -o '"[^"]*/lib/python3[^"]*"' | sed 's/^"//; s/\/lib\/python3.*/\/bin\/python3/' | sort -u); do
+        $(grep -o '"[^"]*/lib/python3[^"]*"' <<<"$facts" | sed 's/^"//; s/\/lib\/python3.*/\/bin\/python3/' | sort -u); do
         file=$(command -v "$each" 2>/dev/null) || continue
+        # The same by another name; links to one program may be different environments.
+        [[ $tried != *":$file:"* ]] && [ "$SECONDS" -lt "$until" ] || continue
+        tried=$tried$file:
         limited 60 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
     done
     return 1
@@ -220,7 +246,7 @@ torch_python() {
 
 # against_torch WEIGHTS: the same model in PyTorch, in the same call on the same GPU.
 against_torch() {
-    local with ours theirs mode limit weights=$1
+    local with ours theirs mode limit status weights=$1 until
     if ! grep -q "\"$model\":" "$here/gpu_torch.py"; then
         verdict "skip   PyTorch: gpu_torch.py does not know $model"
         return
@@ -229,16 +255,18 @@ against_torch() {
         verdict "skip   no time is left for PyTorch with weights in $weights"
         return
     fi
+    # At most as long as it looks for one.
     [ -z "$warming" ] || wait "$warming"
-    warming= with=$(cat "$work/python")
+    warming= with=$(cat "$work/python") until=$((SECONDS + 170))
     [ -n "$with" ] || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
-    # What does not fit the memory does so with half of the sequences.
+    # What does not fit the memory does so with half of the sequences; what takes too long to compile may run as it is.
     for mode in "" --eager "--rows $(((rows + 1) / 2))" "--eager --rows $(((rows + 1) / 2))"; do
-        limit=$((budget - SECONDS))
+        limit=$(((until < budget ? until : budget) - SECONDS))
         [ "$limit" -gt 10 ] || break
+        [[ $mode != *--rows* ]] || grep -qi 'out of \?memory' "$work/torch.err" || continue
         # No mode is no word, and of two flags the last counts.
         # shellcheck disable=SC2086
-        limited "$((limit < 140 ? limit : 140))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
+        limited "$((limit < 120 ? limit : 120))" "$with" "$here/gpu_torch.py" --model "$model" --rows "$rows" \
             --length "$length" --weights "$weights" ${peak:+--peak "$peak"} $mode >"$work/torch.txt" 2>"$work/torch.err" && break
         echo "PyTorch failed${mode:+ also with $mode}: $(tail -1 "$work/torch.err")"
     done
@@ -279,7 +307,7 @@ with_graphs() {
 # that there is: the first failure is the last.
 over_nccl() {
     local each operation algo most found way
-    found=$("$caravan" doctor | sed -n 's/^  \(yes\|no \) nccl */\1/p')
+    found=$(timeout -k 5 60 "$caravan" doctor | sed -n 's/^  \(yes\|no \) nccl */\1/p')
     if [ "${found:0:3}" != yes ]; then
         verdict "skip   NCCL: ${found#no }"
         return
@@ -319,9 +347,9 @@ run() {
     date -u
     uname -srm
     command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-    "$caravan" doctor
+    timeout -k 5 60 "$caravan" doctor
     case " ${ONLY:-$parts} " in *" torch"*)
-        (trap 'stop 143' TERM; torch_python) >"$work/python" &
+        (trap '[ -z "$child" ] || kill "$child"; exit' TERM; torch_python) >"$work/python" 2>/dev/null 3>&- &
         warming=$! ;;
     esac
     small="--model ${SMALL:-32m} --seq ${SMALL_LENGTH:-128} --micro-batch 4 --threads $(nproc)"
@@ -396,18 +424,19 @@ caravan=${CARAVAN:-$here/../target/release/caravan}
 [ -x "$caravan" ] || { echo "gpu.sh: there is no program $caravan: set CARAVAN to it" >&2; exit 2; }
 caravan=$(cd "$(dirname "$caravan")" && pwd)/$(basename "$caravan")
 "$caravan" --version >/dev/null || { echo "gpu.sh: $caravan does not run on this machine" >&2; exit 2; }
-if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! "$caravan" doctor --json | grep -q '"gpus":\[{'; then
+facts=$(timeout -k 5 60 "$caravan" doctor --json)
+if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! grep -q '"gpus":\[{' <<<"$facts"; then
     echo "gpu.sh: this machine has no GPU that can be used: 'caravan doctor' says" >&2
     "$caravan" doctor | sed -n '/^GPUs/,$p' >&2
     exit 3
 fi
 # Dense 16-bit FLOP/s of the GPU, given or by its data sheet, if that is known.
 peak=${PEAK:-}
-[ -n "$peak" ] || peak=$("$caravan" doctor --json | sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p')
+[ -n "$peak" ] || peak=$(sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p' <<<"$facts")
 # Sixteen sequences at once, so that what does not grow with them, as the optimizer's work, is little of a step. With less
 # memory than an H200's, PyTorch, whose logits are f32 in its loss, needs a smaller micro-batch.
 if [ -z "$rows" ]; then
-    memory=$("$caravan" doctor --json | sed -n 's/.*"memory":\([0-9]*\),"multiprocessors".*/\1/p')
+    memory=$(sed -n 's/.*"memory":\([0-9]*\),"multiprocessors".*/\1/p' <<<"$facts")
     rows=$((${memory:-0} > 130000000000 ? 16 : 8))
 fi
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
@@ -426,12 +455,15 @@ export CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:-}
 # Kernels are compiled once for all parts.
 export CARAVAN_CACHE=${CARAVAN_CACHE:-$work/cache}
 # What `run` prints is in the file when this ends: `$!` after `run` would be a process of its own.
-exec 3> >(exec tee -i "$results/gpu.txt")
+: >"$results/gpu.txt" || exit 2
+exec 3> >(trap '' INT TERM HUP; exec tee -a "$results/gpu.txt")
 tee=$!
 trap 'stop 130' INT
 trap 'stop 143' TERM
 run >&3 2>&1
 status=$?
+# What it has started would keep the file open.
+[ -z "$warming" ] || kill "$warming" 2>/dev/null
 exec 3>&-
 wait "$tee"
 exit $status

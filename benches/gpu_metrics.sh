@@ -6,9 +6,20 @@ field() {
     [ -f "$work/$1.jsonl" ] && grep '"step":' "$work/$1.jsonl" | sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p"
 }
 
+# ran NAME...: whether these runs went through; if one did not, it has said why, and there is nothing to compare.
+ran() {
+    local name
+    for name; do
+        [ "${ended[$name]:-}" = ok ] && continue
+        verdict "skip   nothing is compared with $name, which did not go through"
+        return 1
+    done
+}
+
 # same NAME NAME: losses and norms that agree to the last digit.
 same() {
     local steps
+    ran "$1" "$2" || return
     steps=$(field "$1" loss | wc -l)
     if [ "$steps" -gt 0 ] && diff <(field "$1" loss) <(field "$2" loss) >/dev/null &&
         diff <(field "$1" grad_norm) <(field "$2" grad_norm) >/dev/null; then
@@ -23,6 +34,7 @@ same() {
 # gradients, and later roundings have led to other weights, with norms of their own.
 close() {
     local text
+    ran "$1" "$2" || return
     if text=$(paste <(field "$1" loss) <(field "$2" loss) <(field "$1" grad_norm) <(field "$2" grad_norm) |
         awk -v limit="$3" -v norm_limit="$4" -v what="$1 and $2" '
         function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
@@ -61,10 +73,11 @@ speed() {
 # memory NAME: what the device held against what was predicted, class by class.
 memory() {
     local text
+    ran "$1" || return
     if text=$(tail -1 "$work/$1.jsonl" | awk '{
         match($0, /"predicted_memory":\{[^}]*\}/); p = substr($0, RSTART + 19, RLENGTH - 19)
         match($0, /"memory":\{[^}]*\}/); m = substr($0, RSTART + 9, RLENGTH - 9)
-        print p == m ? m : p " was predicted, held was " m; exit p != m || p == "" }'); then
+        print p == m ? m : p " was predicted, held was " m; bad = p != m || p == "" } END { exit bad || !NR }'); then
         verdict "ok     memory of $1 is what was predicted: $text"
     else
         wrong "memory of $1: $text"

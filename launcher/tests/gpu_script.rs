@@ -104,6 +104,23 @@ fn the_run_for_gpu_machines_says_what_is_wrong() {
     assert_eq!(bench.finish(command.spawn().expect("starts")).code, Some(2));
 }
 
+#[test]
+fn what_there_is_no_time_for_is_no_failure() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    let mut command = script(&bench);
+    emulated(&mut command);
+    command.env("BUDGET", "5").env("ONLY", "check train speed wgmma");
+    let text = bench.finish(command.spawn().expect("starts")).success().stdout;
+    let (_, list) = text.split_once("what was shown").unwrap_or_default();
+    for words in ["no time is left for caravan bench kernels --check", "nothing is compared with stage-3"] {
+        assert!(list.contains(&format!("skip   {words}")), "'{words}' is not in {text}");
+    }
+    assert!(!list.contains("ok  ") && !list.contains("WRONG"), "{text}");
+}
+
 /// What asks cuBLASLt for products, and everything that a training run asks the driver for: that the calls are right. What
 /// kernels compute is shown on emulated devices; here they do nothing.
 #[test]
