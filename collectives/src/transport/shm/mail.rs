@@ -121,12 +121,20 @@ pub(super) struct Mail {
 // send and recv).
 unsafe impl Send for Mail {}
 
+/// Messages to or from one member that there is room for at once from the start.
+const FEW: usize = 2;
+
 impl Mail {
     pub fn new(group: &Group) -> Self {
         let (size, piece) = (group.size(), group.layout.ring_bytes() / 4 - HEADER);
         Mail {
-            outgoing: (0..size).map(|_| Outgoing::default()).collect(),
-            incoming: (0..size).map(|_| Incoming::default()).collect(),
+            // With room for a few of each, so that who sends them now and then takes no memory for that in its midst.
+            outgoing: (0..size)
+                .map(|_| Outgoing { waiting: VecDeque::with_capacity(FEW), ..Outgoing::default() })
+                .collect(),
+            incoming: (0..size)
+                .map(|_| Incoming { posted: VecDeque::with_capacity(FEW), ..Incoming::default() })
+                .collect(),
             requests: Requests::none(group.segments.rank()),
             eager: EAGER.min(piece),
             piece,

@@ -20,7 +20,8 @@ pub(super) struct Requests {
 
 impl Requests {
     pub fn none(rank: usize) -> Self {
-        Requests { rank, places: Vec::new(), free: Vec::new() }
+        // Room for a few, as in `mail`.
+        Requests { rank, places: Vec::with_capacity(4), free: Vec::with_capacity(4) }
     }
 
     pub fn open(&mut self) -> Request {
