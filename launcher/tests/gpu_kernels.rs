@@ -1,29 +1,13 @@
 //! `bench kernels` on emulated devices, on a driver that runs on the processor, and where there is neither.
 
+mod devices;
 mod fake;
 
+use devices::{bench, can_emulate, emulated};
 use fake::fake;
 use harness::{Bench, Outcome};
 use std::path::Path;
 use std::process::Command;
-
-fn bench() -> Bench {
-    Bench::new(env!("CARGO_BIN_EXE_caravan"))
-}
-
-/// Whether there is a compiler for the emulation's kernels.
-fn can_emulate() -> bool {
-    let found = ["c++", "g++", "clang++"].iter().any(|name| harness::installed(name));
-    if !found {
-        harness::skip("bench kernels on emulated GPUs: no C++ compiler");
-    }
-    found
-}
-
-/// On an emulated GPU; kernels that one test compiled serve the next.
-fn emulated(command: &mut Command) {
-    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
-}
 
 fn kernels(bench: &Bench, flags: &str) -> Outcome {
     let mut command = bench.command(&format!("bench kernels {flags}"));

@@ -1,32 +1,16 @@
 //! The run for GPU machines, `benches/gpu.sh`: on emulated devices, on a driver that runs on the processor, and where there
 //! is neither.
 
+mod devices;
 mod fake;
 
+use devices::{bench, can_emulate, emulated};
 use fake::fake;
 use harness::{Bench, Outcome, json_lines, signal};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-fn bench() -> Bench {
-    Bench::new(env!("CARGO_BIN_EXE_caravan"))
-}
-
-/// Whether there is a compiler for the emulation's kernels.
-fn can_emulate() -> bool {
-    let found = ["c++", "g++", "clang++"].iter().any(|name| harness::installed(name));
-    if !found {
-        harness::skip("bench kernels on emulated GPUs: no C++ compiler");
-    }
-    found
-}
-
-/// On an emulated GPU; kernels that one test compiled serve the next.
-fn emulated(command: &mut Command) {
-    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
-}
 
 /// The run for GPU machines, with small models.
 fn script(bench: &Bench) -> Command {

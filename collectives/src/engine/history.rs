@@ -3,8 +3,9 @@
 //! later.
 //!
 //! After every [`SPAN`] collectives a rank sends their fingerprints to the next rank, and compares with its own what the one
-//! before it sends. If no rank finds a difference, there is none around the ring. No call waits for that. The messages have
-//! numbers of their own among those of collectives, so a transport tells them apart as it does those.
+//! before it sends. If no rank finds a difference, there is none around the ring. No call waits for that,
+//! but of a rank that is further ahead of the others than its transport tells calls apart. The messages have numbers of their
+//! own among those of collectives, so a transport tells them apart as it does those.
 
 use super::Engine;
 use super::diverged::in_words_of_the_job;

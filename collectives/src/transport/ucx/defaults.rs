@@ -19,9 +19,10 @@ pub(super) fn ours(
     [
         // A dead remote peer must be noticed within seconds, not UCX's 20.
         (true, "UCX_KEEPALIVE_INTERVAL", c"KEEPALIVE_INTERVAL", c"1s"),
-        // From here on receivers fetch what ranks of their host send: so 64 KiB take 6.3 us instead of 11.5 and 128 KiB 10
-        // instead of 21 (Intel Xeon of 2023, exchanges over posix and cma). A kernel that has no fast instruction for it
-        // takes longer than copying through shared memory twice; see `ANNOUNCED`.
+        // From here on receivers fetch what ranks of their host send: so all_to_all of 256 KiB between two ranks, messages of
+        // half of it, takes 9.1 us instead of 19.2 over posix and cma, and Open MPI 9.1 and 8.5 beside it (Emerald Rapids; the
+        // benches' results of 2026-11-26). Where the processor has no fast instruction for it, fetching was the slower; see
+        // `ANNOUNCED`.
         (fetches, "UCX_RNDV_SEND_NBR_THRESH", c"RNDV_SEND_NBR_THRESH", c"32K"),
         // Where the loss of a peer is to be reported, UCX moves large messages over TCP as a row of short ones, each a
         // system call at both ends. Longer ones than 8K and 64K make that faster than what it does without reports; a

@@ -1,0 +1,22 @@
+//! The program on emulated GPUs.
+
+use harness::Bench;
+use std::process::Command;
+
+pub fn bench() -> Bench {
+    Bench::new(env!("CARGO_BIN_EXE_caravan"))
+}
+
+/// Whether there is a compiler for the emulation's kernels.
+pub fn can_emulate() -> bool {
+    let found = ["c++", "g++", "clang++"].iter().any(|name| harness::installed(name));
+    if !found {
+        harness::skip("bench kernels on emulated GPUs: no C++ compiler");
+    }
+    found
+}
+
+/// On an emulated GPU; kernels that one test compiled serve the next.
+pub fn emulated(command: &mut Command) {
+    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
+}
