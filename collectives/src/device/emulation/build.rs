@@ -9,8 +9,14 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const RUNTIME: &str = include_str!("runtime.cpp");
-const WARPGROUPS: &str = include_str!("warpgroup.cpp");
+const MACHINE: Header = Header { name: "machine.h", text: include_str!("machine.h") };
+/// What each library has besides its kernels.
+const RUNTIME: [(&str, &str); 4] = [
+    ("runtime.cpp", include_str!("runtime.cpp")),
+    ("memory.cpp", include_str!("memory.cpp")),
+    ("float16.cpp", include_str!("float16.cpp")),
+    ("warpgroup.cpp", include_str!("warpgroup.cpp")),
+];
 const FAULTS: &str = include_str!("faults.cu");
 
 /// One file to compile.
@@ -50,8 +56,8 @@ pub(super) fn build(
         unit(format!("{}.cu", module.source.name), module.source.text, headers, arguments)
     };
     let mut units: Vec<Unit> = modules.iter().map(of_module).collect();
-    for (name, text) in [("runtime.cpp", RUNTIME), ("warpgroup.cpp", WARPGROUPS)] {
-        units.push(unit(name.into(), text, vec![EMULATION, WARPGROUP], vec!["-O2".into()]));
+    for (name, text) in RUNTIME {
+        units.push(unit(name.into(), text, vec![EMULATION, WARPGROUP, MACHINE], vec!["-O2".into()]));
     }
     let faults = vec!["-DMODULE=\"faults\"".into(), "-O1".into()];
     units.push(unit(
