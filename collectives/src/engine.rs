@@ -14,6 +14,7 @@ mod inquiry;
 mod lock;
 mod options;
 mod order;
+mod recorder;
 mod scratch;
 mod shared;
 mod stats;
@@ -373,6 +374,7 @@ impl Engine {
         if let Some(first) = &self.failed {
             return first.clone();
         }
+        let error = recorder::with_past(error, self);
         self.transport.abort(&error);
         self.failed = Some(error.clone());
         self.waiting.clear();
@@ -430,32 +432,6 @@ impl Engine {
             }
         }
         Ok(false)
-    }
-
-    /// Notices peers that are gone, and a peer that has been `silent` for too long.
-    fn check(&mut self, id: Option<u32>, silent: Duration) -> Result<()> {
-        if let Some(id) = id.or(self.order.first().copied()) {
-            self.note_wait(id);
-        }
-        if let Err(error) = self.transport.check() {
-            // What the peer sent before it went may be all that was missing.
-            self.poll(id)?;
-            if id.is_some_and(|id| self.flights[id as usize].stage != Stage::Running) {
-                return Ok(());
-            }
-            return Err(self.fail(error));
-        }
-        let Some(id) = id else { return Ok(()) };
-        let after = self.options.deadline;
-        if silent < after || self.flights[id as usize].stage != Stage::Running {
-            self.flights[id as usize].inquiry = None;
-            return Ok(());
-        }
-        let Some((peer, through)) = self.silent_rank(id) else { return Ok(()) };
-        let how =
-            through.last().map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
-        let error = self.timeout(id, &how, peer, after);
-        Err(self.fail(error))
     }
 
     /// Lets calls that nobody waits for get further, when no more can come; gives up, aloud, when that has taken `so_far`

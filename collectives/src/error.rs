@@ -19,7 +19,7 @@ pub enum Error {
     /// Ranks called different collectives, or the same with different arguments.
     #[error(
         "ranks diverged at call {sequence}: rank {rank} calls {mine}, rank {peer} calls {theirs}; \
-         every rank must make the same calls in the same order"
+         every rank must make the same calls in the same order{past}"
     )]
     Diverged {
         /// The number of the call on this communicator.
@@ -32,6 +32,8 @@ pub enum Error {
         peer: usize,
         /// What the peer called.
         theirs: String,
+        /// What the group had called before, or nothing: `; before it came …`.
+        past: String,
     },
     /// A peer's process ended or announced its own failure.
     #[error("rank {peer} {how}; rank {rank} stops")]
@@ -44,7 +46,7 @@ pub enum Error {
         how: String,
     },
     /// A peer did not take part within the deadline.
-    #[error("{what} on rank {rank}: no answer from rank {peer} within {after:?}")]
+    #[error("{what} on rank {rank}: no answer from rank {peer} within {after:?}{past}")]
     Timeout {
         /// The call or phase.
         what: String,
@@ -54,6 +56,8 @@ pub enum Error {
         peer: usize,
         /// The deadline that passed.
         after: Duration,
+        /// Who has come to the call, and what the group had called before, or nothing: `; rank 2 has come to …`.
+        past: String,
     },
     /// A transport that is not built in, or whose library or device is missing.
     #[error("transport {name} cannot be used: {why}")]

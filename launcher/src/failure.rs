@@ -80,8 +80,8 @@ impl From<collectives::Error> for Failure {
             collectives::Error::Unavailable { .. } => Failure::usage(e),
             // Whoever shows a failure says first whose it is.
             collectives::Error::Launch(text) => Failure::Run(text),
-            collectives::Error::Timeout { what, peer, after, .. } => {
-                Failure::run(format!("{what}: no answer from rank {peer} within {after:?}"))
+            collectives::Error::Timeout { what, peer, after, past, .. } => {
+                Failure::run(format!("{what}: no answer from rank {peer} within {after:?}{past}"))
             }
             e => Failure::run(e),
         }
@@ -146,8 +146,9 @@ mod tests {
         let text = |e: collectives::Error| Failure::from(e).to_string();
         assert_eq!(text(collectives::Error::Launch("no host".into())), "no host");
         let after = std::time::Duration::from_secs(7);
-        let late = collectives::Error::Timeout { what: "barrier".into(), rank: 1, peer: 2, after };
-        assert_eq!(text(late), "barrier: no answer from rank 2 within 7s");
+        let past = "; rank 2 has not come".into();
+        let late = collectives::Error::Timeout { what: "barrier".into(), rank: 1, peer: 2, after, past };
+        assert_eq!(text(late), "barrier: no answer from rank 2 within 7s; rank 2 has not come");
     }
 
     #[test]

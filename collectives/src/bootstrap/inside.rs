@@ -105,7 +105,8 @@ fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> 
         }
         if waited.so_far() > timeout {
             let what = "hearing what each rank is and was asked for".into();
-            return Err(give_up(outer, Error::Timeout { what, rank, peer, after: timeout }));
+            let (after, past) = (timeout, String::new());
+            return Err(give_up(outer, Error::Timeout { what, rank, peer, after, past }));
         }
         outer.park(Duration::from_millis(1));
     }

@@ -21,7 +21,7 @@ pub(super) fn in_words_of_the_job(call: Fingerprint, transport: &dyn Transport) 
 /// This rank calls `mine` and `peer`, of this group, `theirs`.
 fn between(state: &State, transport: &dyn Transport, peer: usize, mine: String, theirs: String) -> Error {
     let (rank, peer) = (transport.job_rank(transport.rank()), transport.job_rank(peer));
-    Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs }
+    Error::Diverged { sequence: state.sequence, rank, mine, peer, theirs, past: String::new() }
 }
 
 /// A peer calls the same and yet shows less than is read of it: it goes about it in another way.

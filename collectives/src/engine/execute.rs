@@ -38,7 +38,7 @@ pub(super) struct State {
     pub posted: Vec<Posted>,
     /// Which of them to look at first.
     look: usize,
-    peers: Vec<PeerAt>,
+    pub peers: Vec<PeerAt>,
     /// The scratch of calls that need little; only some have it.
     kept: Option<Memory>,
 }
@@ -48,6 +48,7 @@ pub(super) struct State {
 pub(super) struct Posted {
     group: usize,
     pub peer: usize,
+    pub incoming: bool,
     pub request: Request,
     /// Where in scratch it brings the peer's fingerprint, if it does.
     fingerprint: Option<usize>,
@@ -55,9 +56,9 @@ pub(super) struct Posted {
 
 /// What a peer has published for this call.
 #[derive(Clone, Copy)]
-struct PeerAt {
+pub(super) struct PeerAt {
     /// The last round that was seen, plus one.
-    seen: usize,
+    pub seen: usize,
     /// What it published in the first round of the current exchange, in place, or in the last round, staged.
     ptr: *const u8,
     bytes: usize,
@@ -206,11 +207,11 @@ impl State {
     }
 }
 
-fn direct(transport: &mut dyn Transport) -> &mut dyn Direct {
+pub(super) fn direct(transport: &mut dyn Transport) -> &mut dyn Direct {
     transport.direct().expect("only transports with direct access get schedules that publish")
 }
 
-fn each(peers: Peers, rank: usize, size: usize) -> impl Iterator<Item = usize> {
+pub(super) fn each(peers: Peers, rank: usize, size: usize) -> impl Iterator<Item = usize> {
     let range = match peers {
         Peers::All => 0..size,
         Peers::One(peer) => peer..peer + 1,
@@ -239,7 +240,13 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
                 let request = request.map_err(|e| in_words(e, schedule, state, env.transport, to))?;
                 if request != Request::DONE {
-                    state.posted.push(Posted { group, peer: to, request, fingerprint: None });
+                    state.posted.push(Posted {
+                        group,
+                        peer: to,
+                        incoming: false,
+                        request,
+                        fingerprint: None,
+                    });
                 }
             }
             Step::Recv { from, slot, group, span } => {
@@ -257,7 +264,9 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let request = request.map_err(|e| in_words(e, schedule, state, env.transport, from))?;
                 match request {
                     Request::DONE => state.believe(from, fingerprint, env.transport)?,
-                    request => state.posted.push(Posted { group, peer: from, request, fingerprint }),
+                    request => {
+                        state.posted.push(Posted { group, peer: from, incoming: true, request, fingerprint })
+                    }
                 }
             }
             Step::Wait { group } => {

@@ -36,8 +36,9 @@ pub(super) fn number(sequence: u64) -> u64 {
 pub(super) struct History {
     /// Comparisons that were begun.
     begun: u64,
-    /// Fingerprints of the collectives since.
-    called: Vec<u64>,
+    /// Fingerprints of the last collectives, each at its number modulo [`SPAN`], and how many there were in all.
+    called: [u64; SPAN],
+    count: u64,
     /// In order; those that have been posted come first, and end in order.
     under_way: VecDeque<Comparison>,
     /// How many of them have been posted.
@@ -90,10 +91,11 @@ impl Half {
 impl History {
     /// Of a group of `size`, with all that it needs as long as no rank is far ahead.
     pub(super) fn new(size: usize) -> Self {
-        let (calls, few) = if size > 1 { (SPAN, SPARE) } else { (0, 0) };
+        let few = if size > 1 { SPARE } else { 0 };
         History {
             begun: 0,
-            called: Vec::with_capacity(calls),
+            called: [0; SPAN],
+            count: 0,
             under_way: VecDeque::with_capacity(few),
             posted: 0,
             spare: (0..few).map(|_| Comparison::new()).collect(),
@@ -109,15 +111,21 @@ impl History {
     /// Takes note of a collective; true when it is time to compare.
     #[inline(always)]
     pub(super) fn note(&mut self, called: Fingerprint) -> bool {
-        self.called.push(called.bits());
-        self.called.len() == SPAN
+        self.called[self.count as usize % SPAN] = called.bits();
+        self.count += 1;
+        self.count.is_multiple_of(SPAN as u64)
+    }
+
+    /// The last collectives before the one of number `sequence`, as far as they are known; the latest comes last.
+    pub(super) fn last_before(&self, sequence: u64) -> impl Iterator<Item = u64> {
+        let known = self.count.saturating_sub(SPAN as u64)..self.count.min(sequence);
+        known.map(|number| self.called[number as usize % SPAN])
     }
 
     fn begin(&mut self) {
         let mut comparison = self.spare.pop().unwrap_or_else(Comparison::new);
         comparison.nth = self.begun;
-        std::mem::swap(&mut comparison.mine, &mut self.called);
-        self.called.clear();
+        comparison.mine.copy_from_slice(&self.called);
         self.begun += 1;
         self.under_way.push_back(comparison);
     }
@@ -125,7 +133,7 @@ impl History {
 
 impl Comparison {
     fn new() -> Self {
-        let (mine, theirs) = (Vec::with_capacity(SPAN), vec![0; SPAN]);
+        let (mine, theirs) = (vec![0; SPAN], vec![0; SPAN]);
         Comparison { nth: 0, mine, theirs, sent: Half::Over, came: Half::Over }
     }
 
@@ -234,6 +242,7 @@ impl Engine {
             mine: words(comparison.mine[i]),
             peer: job_rank((rank + size - 1) % size),
             theirs: words(comparison.theirs[i]),
+            past: String::new(),
         }
     }
 }

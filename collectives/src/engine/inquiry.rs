@@ -1,7 +1,8 @@
 //! Who is silent when a call has waited for too long. The peer that it waits for may itself wait for another, as along a
 //! ring: so it is asked for whom, and that one likewise, until one does not answer.
 
-use super::Engine;
+use super::{Engine, Stage};
+use crate::error::Result;
 use crate::transport::HEARSAY;
 use crate::watch::Waited;
 use std::time::Duration;
@@ -21,8 +22,34 @@ pub(super) struct Inquiry {
 }
 
 impl Engine {
+    /// Notices peers that are gone, and a peer that has been `silent` for too long.
+    pub(super) fn check(&mut self, id: Option<u32>, silent: Duration) -> Result<()> {
+        if let Some(id) = id.or(self.order.first().copied()) {
+            self.note_wait(id);
+        }
+        if let Err(error) = self.transport.check() {
+            // What the peer sent before it went may be all that was missing.
+            self.poll(id)?;
+            if id.is_some_and(|id| self.flights[id as usize].stage != Stage::Running) {
+                return Ok(());
+            }
+            return Err(self.fail(error));
+        }
+        let Some(id) = id else { return Ok(()) };
+        let after = self.options.deadline;
+        if silent < after || self.flights[id as usize].stage != Stage::Running {
+            self.flights[id as usize].inquiry = None;
+            return Ok(());
+        }
+        let Some((peer, through)) = self.silent_rank(id) else { return Ok(()) };
+        let how =
+            through.last().map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
+        let error = self.timeout(id, &how, peer, after);
+        Err(self.fail(error))
+    }
+
     /// Lets peers that ask know for whom this rank waits.
-    pub(super) fn note_wait(&mut self, id: u32) {
+    fn note_wait(&mut self, id: u32) {
         let member = self.waited_for(id);
         let peer = self.transport.job_rank(member);
         if member != self.group.rank
@@ -34,7 +61,7 @@ impl Engine {
 
     /// The rank of the job that is silent where this one waits for a call, and through which others it does; none until
     /// that is known. Called again and again.
-    pub(super) fn silent_rank(&mut self, id: u32) -> Option<(usize, Vec<usize>)> {
+    fn silent_rank(&mut self, id: u32) -> Option<(usize, Vec<usize>)> {
         let first = self.waited_for(id);
         let (me, first) = (self.transport.job_rank(self.group.rank), self.transport.job_rank(first));
         let Some(waits) = self.transport.waits().filter(|_| first != me) else {

@@ -38,11 +38,12 @@ impl Engine {
     }
 
     /// `peer`, a rank of the job that a call waits for, `how` it is, has not taken part.
-    pub(super) fn timeout(&self, id: u32, how: &str, peer: usize, after: Duration) -> Error {
+    pub(super) fn timeout(&mut self, id: u32, how: &str, peer: usize, after: Duration) -> Error {
+        let past = self.story(id);
         let job_rank = |member| self.transport.job_rank(member);
         let schedule = self.flights[id as usize].schedule.as_ref();
         let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());
-        Error::Timeout { what: call + how, rank: job_rank(self.group.rank), peer, after }
+        Error::Timeout { what: call + how, rank: job_rank(self.group.rank), peer, after, past }
     }
 
     /// The rank that a call waits for. Where that is this one, an earlier call of its is in the way.

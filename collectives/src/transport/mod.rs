@@ -261,7 +261,8 @@ fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()
 /// that it is longer.
 fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>) -> Error {
     let theirs = sent.map_or_else(|| "more".into(), |bytes| format!("{bytes} bytes"));
-    Error::Diverged { sequence: 0, rank, mine: format!("{posted} bytes"), peer, theirs }
+    let mine = format!("{posted} bytes");
+    Error::Diverged { sequence: 0, rank, mine, peer, theirs, past: String::new() }
 }
 
 /// The place of this rank among the `members` of a group who form one of their own.

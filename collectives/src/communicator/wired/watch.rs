@@ -236,6 +236,7 @@ impl Rounds {
                         mine: words(mine.1),
                         peer: job_rank(peer),
                         theirs: words(theirs.1),
+                        past: String::new(),
                     });
                 }
             }
@@ -247,7 +248,8 @@ impl Rounds {
     fn blame(&self, late: Numbered, after: Duration) -> Error {
         let (rank, job_rank) = (self.peers.rank(), |member| self.peers.job_rank(member));
         let what = format!("{} between devices", late.call.in_job(job_rank));
-        let silent = |peer| Error::Timeout { what, rank: job_rank(rank), peer: job_rank(peer), after };
+        let past = String::new();
+        let silent = |peer| Error::Timeout { what, rank: job_rank(rank), peer: job_rank(peer), after, past };
         if late.number == 0 {
             return silent(late.call.root);
         }

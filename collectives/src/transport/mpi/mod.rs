@@ -204,7 +204,8 @@ impl MpiTransport {
         let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
         if let Some(called) = called {
             let theirs = called.in_job(self.size(), |member| self.job_rank(member)).to_string();
-            return Err(Error::Diverged { sequence: 0, rank, mine: String::new(), peer, theirs });
+            let (mine, past) = (String::new(), String::new());
+            return Err(Error::Diverged { sequence: 0, rank, mine, peer, theirs, past });
         }
         let fine = code == ffi::MPI_SUCCESS as c_int;
         if fine && (kind == Kind::Send || length == bytes) {

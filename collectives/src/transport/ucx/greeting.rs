@@ -72,7 +72,8 @@ impl State {
     fn stranger(&mut self, peer: usize, after: Duration) -> Error {
         let rank = self.rank;
         if !self.is_gone(peer) {
-            return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after };
+            let past = String::new();
+            return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after, past };
         }
         let how = format!("{}, while ranks were connecting", self.what_became_of(peer));
         Error::PeerLost { rank, peer, how }

@@ -91,7 +91,8 @@ impl UcxTransport {
                 if waited.so_far() > within {
                     let what = format!("forming a group of {} ranks", members.len());
                     let (rank, peer) = (self.members.job_rank(), self.members.ranks[members[*member]]);
-                    return Err(Error::Timeout { what, rank, peer, after: within });
+                    let (after, past) = (within, String::new());
+                    return Err(Error::Timeout { what, rank, peer, after, past });
                 }
                 continue;
             }

@@ -305,7 +305,7 @@ impl UcxTransport {
         if let Some(called) = called {
             let theirs = called.in_job(self.size(), |member| self.job_rank(member)).to_string();
             let mine = String::new();
-            return Error::Diverged { sequence: 0, rank, mine, peer, theirs };
+            return Error::Diverged { sequence: 0, rank, mine, peer, theirs, past: String::new() };
         }
         // UCX drops a message whole that is longer than its receive, so nothing here tells what the peer called. If it was
         // the peer's turn to receive as well, it got the shorter message, knows more, and says so in a moment.
