@@ -437,9 +437,12 @@ impl Engine {
     /// Lets calls that nobody waits for get further, when no more can come; gives up, aloud, when that has taken `so_far`
     /// and too long. Whether any are left.
     fn runs_out(&mut self, so_far: Duration) -> bool {
+        if self.failed.is_some() {
+            return false;
+        }
         // Nothing but published scratch, a call in flight or what a neighbour is to compare can hold this rank up.
         let idle = self.order.is_empty() && !self.owes_a_comparison();
-        if self.failed.is_some() || (idle && self.pool.quiet(&mut *self.transport)) {
+        if idle && self.pool.quiet(&mut *self.transport) {
             return false;
         }
         if self.poll(None).is_err() || self.check(None, Duration::ZERO).is_err() {

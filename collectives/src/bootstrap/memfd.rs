@@ -14,7 +14,12 @@ pub(crate) fn create(name: &str, bytes: usize) -> Result<OwnedFd> {
         Error::system(format!("creating {bytes} bytes of shared memory ({name}) with memfd_create"), e)
     };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = rustix::fs::memfd_create(name, flags).map_err(refused)?;
+    // Systems can refuse files that might be executed (vm.memfd_noexec); kernels before 6.3 do not know the flag.
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        made => made,
+    };
+    let fd = fd.map_err(refused)?;
     rustix::fs::ftruncate(&fd, bytes as u64).map_err(refused)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(refused)?;

@@ -219,6 +219,29 @@ pub(super) fn each(peers: Peers, rank: usize, size: usize) -> impl Iterator<Item
     range.filter(move |&p| p != rank)
 }
 
+/// How often to look again at once at each of these peers: one look is at all of them.
+#[inline(always)]
+fn looks_at(peers: Peers, size: usize, env: &Env<'_>) -> u32 {
+    match peers {
+        Peers::All if size > 2 => env.looks / (size as u32 - 1),
+        _ => env.looks,
+    }
+}
+
+/// The first of these peers who may still read what was published as `sequence`, after further looks.
+#[inline(always)]
+fn reading(env: &mut Env<'_>, peers: Peers, (rank, size): (usize, usize), sequence: u64) -> Option<usize> {
+    let mut looks = looks_at(peers, size, env);
+    let direct = direct(env.transport);
+    loop {
+        let peer = each(peers, rank, size).find(|&peer| !direct.finished(peer, sequence))?;
+        if looks == 0 {
+            return Some(peer);
+        }
+        looks -= 1;
+    }
+}
+
 /// Runs `state` as far as it goes.
 pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<Outcome> {
     let (rank, size) = (schedule.group.rank, schedule.group.size);
@@ -310,11 +333,10 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 }
             }
             Step::Claim => {
-                if let Some(until) = state.scratch.as_ref().and_then(|s| s.busy_until) {
-                    let direct = direct(env.transport);
-                    if let Some(peer) = each(Peers::All, rank, size).find(|&p| !direct.finished(p, until)) {
-                        return Ok(Outcome::Blocked(peer));
-                    }
+                if let Some(until) = state.scratch.as_ref().and_then(|s| s.busy_until)
+                    && let Some(peer) = reading(env, Peers::All, (rank, size), until)
+                {
+                    return Ok(Outcome::Blocked(peer));
                 }
             }
             Step::Publish { round, span, staged } => {
@@ -334,7 +356,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 }
             }
             Step::Await { round, first, peers } => {
-                let mut looks = env.looks;
+                let mut looks = looks_at(peers, size, env);
                 while let Some(peer) = missing(schedule, state, env.transport, round, first, peers)? {
                     if looks == 0 {
                         return Ok(Outcome::Blocked(peer));
@@ -364,9 +386,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 state.finished = last + 1;
             }
             Step::Released { round, peers } => {
-                let sequence = state.base + round as u64;
-                let direct = direct(env.transport);
-                if let Some(peer) = each(peers, rank, size).find(|&p| !direct.finished(p, sequence)) {
+                if let Some(peer) = reading(env, peers, (rank, size), state.base + round as u64) {
                     return Ok(Outcome::Blocked(peer));
                 }
             }

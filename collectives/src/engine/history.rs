@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::transport::{Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Collectives between two comparisons; the same on every rank, because tags are numbered by it.
 const SPAN: usize = 1 << SPAN_BITS;
@@ -20,6 +21,8 @@ const SPAN_BITS: u32 = 6;
 /// So many have messages under way at most. A rank that is further ahead of those before it has the rest wait, and calls
 /// that are a window of the transport's after them.
 const POSTED: usize = 16;
+/// After so many, ranks that never wait for long look whether one is lost.
+const LOOKED_AFTER: u64 = 16;
 /// Lists for so many are kept.
 const SPARE: usize = 2;
 /// The number of these messages within their call. The first message of a call, to which others may come in its place, has
@@ -162,6 +165,9 @@ impl Engine {
     #[cold]
     pub(super) fn begin_comparison(&mut self) -> Result<()> {
         self.history.begin();
+        if self.history.begun.is_multiple_of(LOOKED_AFTER) {
+            self.check(None, Duration::ZERO)?;
+        }
         self.compare()
     }
 
@@ -252,7 +258,6 @@ mod tests {
     use super::*;
     use crate::transport::threads::{self, Threads};
     use crate::{Buffer, Communicator, Options, Progress};
-    use std::time::Duration;
 
     /// Tells few collectives apart, and refuses what has been overtaken, as MPI's tags make it.
     struct Windowed {

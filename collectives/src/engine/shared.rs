@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Turns at a call before the processor is yielded.
 const SPIN: u32 = 200;
+/// Turns before the clock is read, which the shortest calls take.
+const UNTIMED: u32 = 4;
 /// Looks within a turn.
 const LOOKS: u32 = 64;
 /// At most this long, because the scheduler may have put two ranks on one processor for the moment, and what one waits
@@ -210,14 +212,16 @@ impl Shared {
             }
             turns = turns.saturating_add(1);
             if turns < self.spin {
-                if turns == 4 {
-                    since = Some(Instant::now());
+                match since {
+                    // Pausing takes long enough on some processors to be felt in the shortest calls, as does the clock.
+                    Some(_) => std::hint::spin_loop(),
+                    None if turns == UNTIMED => since = Some(Instant::now()),
+                    None => continue,
                 }
-                // Pausing takes long enough on some processors to be felt in the shortest calls.
-                if turns > 4 {
-                    std::hint::spin_loop();
-                }
-                if turns.is_multiple_of(4) && since.is_some_and(|since| since.elapsed() > self.spin_for) {
+                if turns.is_multiple_of(4)
+                    && turns > UNTIMED
+                    && since.is_some_and(|since| since.elapsed() > self.spin_for)
+                {
                     turns = self.spin;
                 }
                 continue;

@@ -21,8 +21,11 @@ pub(super) enum Past {
 impl Past {
     /// On this processor. Measured with 2 ranks: Intel's server processors write past their caches faster as soon as
     /// their second level (2 MiB) cannot keep a result; AMD's last level, which few processors share, is faster than memory
-    /// for as long as it keeps everything.
+    /// for as long as it keeps everything. Other processors have no such stores here.
     pub(super) fn here() -> Past {
+        if !cfg!(target_arch = "x86_64") {
+            return Past::From(usize::MAX);
+        }
         static HERE: OnceLock<Past> = OnceLock::new();
         *HERE.get_or_init(|| {
             let shared = Shared::of_this_processor().filter(|_| simd::vendor() == simd::AMD);

@@ -67,9 +67,11 @@ pub(super) fn reduce(
     }
     let kernel = schedule.kernel.expect("a schedule that reduces has a kernel");
     let element = schedule.call.dtype.size();
-    let (stream, out_size) = (env.past.takes(schedule, out.space), out.bytes / count);
+    let (stream, out_size) = (env.past.takes(schedule, out.space), schedule.call.out_size());
+    debug_assert_eq!(out.bytes, count * out_size);
     let out = state.write(out);
-    let part = (part((count - state.part) * element, state, env) / element).max(1);
+    // A shift: a division takes as long as a short reduction.
+    let part = (part((count - state.part) * element, state, env) >> element.trailing_zeros()).max(1);
     state.locate(operands, (count * element, state.part * element), env.pointers)?;
     let start = (part * element >= TIMED).then(Instant::now);
     // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their

@@ -1,6 +1,7 @@
 //! What was called: the collectives, and a call's arguments without addresses.
 
 use crate::element::{DType, ReduceOp};
+use crate::reduce::accumulator;
 use std::fmt;
 
 /// The collectives, and the two sides of a message.
@@ -126,6 +127,11 @@ impl Call {
     /// Bytes of `count` elements.
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size()
+    }
+
+    /// Bytes of one element of the reduced result.
+    pub fn out_size(&self) -> usize {
+        if self.wide { accumulator(self.dtype).size() } else { self.dtype.size() }
     }
 
     /// The payload in bytes that this rank contributes to the network in an algorithm of least volume: it depends

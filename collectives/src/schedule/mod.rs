@@ -30,7 +30,6 @@ mod step;
 mod table;
 mod tuner;
 
-use crate::element::DType;
 use crate::reduce::Kernel;
 use crate::transport::{Nodes, Tells};
 use crate::watch::Fingerprint;
@@ -223,9 +222,6 @@ impl Build {
 
     /// Bytes of one element of the reduced result.
     fn out_size(&self) -> usize {
-        match (self.call.wide, self.call.dtype) {
-            (true, DType::F16 | DType::Bf16) => 4,
-            (_, dtype) => dtype.size(),
-        }
+        self.call.out_size()
     }
 }

@@ -284,7 +284,7 @@ fn leaving_in_order_is_no_failure_until_somebody_waits_for_it() {
         assert_eq!(room, [5u8; 100]);
         let published = until(&mut *t, |t| t.direct().expect("direct access").published(0, 0));
         let text = published.expect_err("it never will be").to_string();
-        assert!(text.contains("rank 0 left before call 0"), "{text}");
+        assert!(text.contains("rank 0 left its group before it came to a call"), "{text}");
         assert!(t.direct().expect("d").finished(0, 0), "it reads nothing any more");
         let text = wait_in_vain(&mut *t, 0).to_string();
         assert!(text.contains("rank 0 left before"), "{text}");

@@ -2,7 +2,6 @@
 //! and what the wire does itself.
 
 use super::wire::Lane;
-use crate::element::DType;
 use crate::schedule::{Call, Kind, Span, part};
 use std::ops::Range;
 
@@ -61,14 +60,6 @@ pub(super) struct Program {
 const WHOLE: usize = 64 << 10;
 /// Pieces in scratch memory start at multiples of this, so that kernels move 16 bytes at once.
 const ALIGNMENT: usize = 256;
-
-/// What sums of a type are made in.
-fn accumulator(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::Bf16 => DType::F32,
-        other => other,
-    }
-}
 
 /// Where contributions arrive in turn: while one piece is summed, the next is on its way.
 pub(super) const HALVES: usize = 2;
@@ -193,7 +184,7 @@ impl Planner {
         match kind {
             Kind::ReduceScatter if wide => {
                 self.program.inputs.push(Span::send(0, bytes));
-                let out = Span::recv(0, self.call.count * self.result_size());
+                let out = Span::recv(0, self.call.count * self.call.out_size());
                 self.reduce(0, 0, self.call.count, out);
             }
             Kind::Broadcast | Kind::Send | Kind::Recv | Kind::Barrier => {}
@@ -255,11 +246,6 @@ impl Planner {
         peer - usize::from(peer > self.rank)
     }
 
-    /// Bytes of an element of the result.
-    fn result_size(&self) -> usize {
-        if self.call.wide { accumulator(self.call.dtype).size() } else { self.call.dtype.size() }
-    }
-
     /// One piece of a sum, of up to `piece` elements: each peer is sent what `outgoing` says, and what has come from all is
     /// summed with this rank's `own` contribution to byte `at` of the result. Who has none does not sum.
     fn sum_piece(
@@ -288,13 +274,13 @@ impl Planner {
             let input = if rank == self.rank { own } else { slot(self, rank) };
             self.program.inputs.push(input);
         }
-        self.reduce(half, first_input, elements, Span::recv(at, elements * self.result_size()));
+        self.reduce(half, first_input, elements, Span::recv(at, elements * self.call.out_size()));
     }
 
     /// Each rank sums its part (first element and length by rank), which starts at byte `at` of the result, piece by
     /// piece.
     fn reduce_parts(&mut self, starts: Vec<usize>, lengths: Vec<usize>, at: usize) {
-        let (element, result) = (self.call.dtype.size(), self.result_size());
+        let (element, result) = (self.call.dtype.size(), self.call.out_size());
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let piece = self.summed_piece(longest);
         for (i, begin) in (0..longest).step_by(piece).enumerate() {

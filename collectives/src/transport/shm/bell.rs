@@ -109,8 +109,9 @@ pub(super) struct Sleeper {
 }
 
 impl Sleeper {
-    /// Called after each fruitless look. The first call announces; the next one, if still nothing was found, sleeps
-    /// until rung or until `limit` has passed.
+    /// Called after each fruitless look. The first call announces; the next ones, if still nothing was found, sleep
+    /// until rung or until `limit` has passed. Where nobody rang, the announcement stands, and its fence need not be passed
+    /// again: it interrupts all processors, also those that this rank waits for.
     pub fn park(&mut self, own: Block, fences: Fences, limit: Duration) {
         if !self.armed {
             self.epoch = announce(own.parked(), own.bell());
@@ -124,7 +125,7 @@ impl Sleeper {
             // However it ends (rung, too late to sleep, timeout, signal): the caller looks again.
             let _ = futex::wait(own.bell(), futex::Flags::empty(), self.epoch, Some(&timeout));
         }
-        self.disarm(own);
+        self.armed = announced(own.parked());
     }
 
     /// The owner is busy again: nobody needs to ring.
@@ -175,6 +176,29 @@ mod tests {
         fn add(&self, value: u32, order: Ordering) {
             self.fetch_add(value, order);
         }
+    }
+
+    /// A sleeper that nobody rings announces itself once, however often it sleeps; one that was rung does so again.
+    #[test]
+    fn an_announcement_stands_until_somebody_rings() {
+        use super::super::layout::Layout;
+        let layout = Layout::new(2);
+        let mut room = crate::buffer::Memory::host(layout.bytes());
+        let at = std::ptr::NonNull::new(room.as_mut_ptr()).expect("memory");
+        // SAFETY: so many zeroed bytes, aligned to a cache line, which outlive the block.
+        let block = unsafe { Block::new(at, layout) };
+        let mut sleeper = Sleeper::default();
+        let mut park = || {
+            sleeper.park(block, Fences::Both, Duration::from_micros(50));
+            (sleeper.armed, block.parked().load(Ordering::Relaxed))
+        };
+        assert_eq!([park(), park(), park()], [(true, 1); 3]);
+        ring(block);
+        assert_eq!(block.bell().load(Ordering::Relaxed), 1);
+        // It has not slept, and looks again before it announces itself anew.
+        assert_eq!([park(), park(), park()], [(false, 0), (true, 1), (true, 1)]);
+        sleeper.disarm(block);
+        assert_eq!(block.parked().load(Ordering::Relaxed), 0);
     }
 
     /// With a fence on both sides, which is what membarrier amounts to; a futex that sleeps being one that saw the bell

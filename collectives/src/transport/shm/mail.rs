@@ -7,15 +7,15 @@
 
 use super::bell;
 use super::group::Group;
-use super::layout::Block;
+use super::layout::{Block, Layout};
 use super::requests::Requests;
 use super::ring::{DONE, HEADER, MESSAGE, PIECE, RANGE, READY, Reader, Record, STAGED, Writer};
 use crate::error::{Error, Result};
 use crate::transport::{Request, Tag, wrong_length};
 use std::collections::VecDeque;
 
-/// Bytes up to which a message travels in the ring at once, if a ring is large enough.
-const EAGER: usize = 8 << 10;
+/// Bytes up to which a message travels in the ring at once, if a ring is large enough: 8 KiB behind a call's fingerprint.
+const EAGER: usize = (8 << 10) + size_of::<u64>();
 /// Bytes moved per look at one peer, so that one large message does not hold up the others.
 const STEP: usize = 1 << 20;
 /// A posted send that has not left yet.
@@ -113,7 +113,7 @@ pub(super) struct Mail {
     requests: Requests,
     eager: usize,
     piece: usize,
-    /// Buffers of early messages, for reuse.
+    /// Buffers of early messages, for reuse; no more than [`SPARE`].
     spare: Vec<Vec<u8>>,
 }
 
@@ -121,12 +121,24 @@ pub(super) struct Mail {
 // send and recv).
 unsafe impl Send for Mail {}
 
+/// Buffers that are kept.
+const SPARE: usize = 64;
+/// The most that travels at once beside others in rings of this layout.
+fn eager(layout: &Layout) -> usize {
+    EAGER.min(piece(layout))
+}
+
+/// Bytes of a piece of a longer message: a ring has room for several.
+fn piece(layout: &Layout) -> usize {
+    layout.ring_bytes() / 4 - HEADER
+}
+
 /// Messages to or from one member that there is room for at once from the start.
 const FEW: usize = 2;
 
 impl Mail {
     pub fn new(group: &Group) -> Self {
-        let (size, piece) = (group.size(), group.layout.ring_bytes() / 4 - HEADER);
+        let size = group.size();
         Mail {
             // With room for a few of each, so that who sends them now and then takes no memory for that in its midst.
             outgoing: (0..size)
@@ -136,9 +148,26 @@ impl Mail {
                 .map(|_| Incoming { posted: VecDeque::with_capacity(FEW), ..Incoming::default() })
                 .collect(),
             requests: Requests::none(group.segments.rank()),
-            eager: EAGER.min(piece),
-            piece,
+            eager: eager(&group.layout),
+            piece: piece(&group.layout),
             spare: Vec::new(),
+        }
+    }
+
+    /// Bytes behind a fingerprint with which they travel at once.
+    pub fn frame(&self) -> usize {
+        self.eager - size_of::<u64>()
+    }
+
+    /// Forgets what is under way: nothing is copied from or to where it was posted any more.
+    pub fn forget(&mut self) {
+        for outgoing in &mut self.outgoing {
+            outgoing.waiting.clear();
+            outgoing.large.clear();
+        }
+        for incoming in &mut self.incoming {
+            incoming.posted.clear();
+            incoming.arriving.clear();
         }
     }
 
@@ -390,8 +419,10 @@ impl Mail {
                 // SAFETY: inside the posted receive.
                 unsafe { posted.dst.copy_from_nonoverlapping(copy.as_ptr(), copy.len().min(posted.bytes)) };
                 self.arrived(group, from, &posted, copy.len());
-                copy.clear();
-                self.spare.push(copy);
+                if self.spare.len() < SPARE {
+                    copy.clear();
+                    self.spare.push(copy);
+                }
             }
             Early::Announced { kind, number, bytes, offset } => {
                 let src = if kind == RANGE {
@@ -448,5 +479,20 @@ impl Mail {
         }
         let (rank, peer) = (group.segments.rank(), group.rank_of(from));
         self.requests.fail(posted.request, wrong_length(rank, posted.bytes, peer, Some(bytes)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Tuning;
+
+    #[test]
+    fn what_travels_with_its_fingerprint_travels_at_once() {
+        let framed = |ranks| eager(&Layout::new(ranks)) - size_of::<u64>();
+        for ranks in [2, 16, 64] {
+            assert!(framed(ranks) >= Tuning::default().frame, "{ranks}");
+        }
+        assert!(framed(300) + size_of::<u64>() + HEADER <= Layout::new(300).ring_bytes() / 4);
     }
 }

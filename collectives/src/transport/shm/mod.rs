@@ -156,6 +156,10 @@ unsafe impl Transport for ShmTransport {
         self.group.rank_of(member)
     }
 
+    fn frame(&self) -> usize {
+        self.mail.frame()
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Memory> {
         self.group.segments.alloc(bytes)
     }
@@ -218,6 +222,7 @@ unsafe impl Transport for ShmTransport {
             other => self.group.segments.give_up(self.group.segments.rank(), &format!("failed: {other}")),
         }
         self.ring_all();
+        self.mail.forget();
     }
 }
 
@@ -292,7 +297,7 @@ unsafe impl Direct for ShmTransport {
             // Looked at again: it may have been shown, before the peer left, just after the first look.
             None if self.gone(peer) => match self.shown(peer, sequence)? {
                 None => {
-                    let left = self.lost(peer, format!("left before call {sequence} of its group"));
+                    let left = self.lost(peer, "left its group before it came to a call of it");
                     Err(self.unless_failed(left))
                 }
                 shown => Ok(shown),

@@ -1,6 +1,7 @@
 //! What programs must hold to, for many calls and group sizes.
 
 use super::*;
+use crate::element::DType;
 use crate::schedule::Space;
 
 fn every_call(count: usize, size: usize) -> Vec<Call> {
