@@ -296,6 +296,25 @@ fn a_rank_that_gives_up_ends_the_others() {
     });
 }
 
+/// NCCL frees what a rank of a host has only once the others have come to their end: a rank that leaves alone, as one does
+/// that fails, is through with it all the same.
+#[test]
+fn a_rank_that_leaves_waits_for_no_other() {
+    if !fake() {
+        return;
+    }
+    ranks(2, standard(), |comm, gpu, queue| {
+        let carried = connected(comm.clone(), &gpu, &queue, Order::Native);
+        if comm.rank() == 1 {
+            // What the other rank says once it has left.
+            comm.recv(&mut [0u8][..], 0, 1).expect("it gets there");
+            return;
+        }
+        drop(carried);
+        comm.send(&[1u8][..], 1, 1).expect("the other is still there");
+    });
+}
+
 /// The driver's calls of the carrier through the host: over messages, with page-locked memory of the driver, and over
 /// shared memory, which is page-locked where it lies.
 #[test]

@@ -47,9 +47,13 @@ pub trait Queue: Send {
     /// [`host_memory`](Self::host_memory), for as long as they are held.
     fn page_lock(&mut self, memory: Memory) -> Result<Memory>;
 
-    /// Compiles and loads what launches of `modules` need, and opens what products need, so that nothing of that can
-    /// be missing later.
+    /// Compiles and loads what launches of `modules` need, so that nothing of that can be missing later.
     fn prepare(&mut self, modules: &[Module]) -> Result<()>;
+
+    /// The same for products, where they need anything.
+    fn prepare_products(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Lends products [`PRODUCT_WORKSPACE`] bytes of the queue's memory to work in, before the first of them. A queue
     /// that was lent none takes them from the device.

@@ -81,6 +81,10 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
         self.lock().prepare(modules)
     }
 
+    fn prepare_products(&mut self) -> Result<()> {
+        self.lock().prepare_products()
+    }
+
     fn lend(&mut self, workspace: Memory) {
         self.lock().lend(workspace);
     }

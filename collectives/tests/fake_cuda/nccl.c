@@ -9,7 +9,7 @@ typedef struct { size_t size; unsigned magic, version; int blocking, cga, min, m
 /* What the ranks of a group share. */
 typedef struct {
     Id id;
-    int size, joined, used, broken, turn;
+    int size, joined, used, broken, turn, finalized;
     const void *from[RANKS];
     int colors[RANKS], keys[RANKS];
     void *born[RANKS];
@@ -147,8 +147,23 @@ int ncclCommSplit(void *comm, int color, int key, void **born, Config *config) {
     pthread_mutex_unlock(&lock);
     return begun(c);
 }
-int ncclCommFinalize(void *comm) { return begun(ready(comm)); }
-int ncclCommDestroy(void *comm) { ready(comm)->kind = 0; return 0; }
+int ncclCommFinalize(void *comm) {
+    Comm *c = ready(comm);
+    pthread_mutex_lock(&lock);
+    c->group->finalized++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return begun(c);
+}
+/* As the real one, whose thread serves the other ranks of the host until they have come to the end of theirs. */
+int ncclCommDestroy(void *comm) {
+    Comm *c = ready(comm);
+    pthread_mutex_lock(&lock);
+    while (c->group->finalized < c->group->size && !c->group->broken) pthread_cond_wait(&changed, &lock);
+    c->kind = 0;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
 int ncclCommAbort(void *comm) {
     Comm *c = live(comm);
     pthread_mutex_lock(&lock);

@@ -76,7 +76,8 @@ impl<Q: Queue> Cuda<Q> {
         delta: Buffer<f32>,
         partials: Buffer<f32>,
     ) -> Result<Self> {
-        queue.prepare(&shape.modules::<T>(by)?).map_err(|e| Error::config(e.to_string()))?;
+        let prepared = queue.prepare(&shape.modules::<T>(by)?).and_then(|()| queue.prepare_products());
+        prepared.map_err(|e| Error::config(e.to_string()))?;
         Ok(Cuda { queue, by, delta, partials })
     }
 

@@ -57,6 +57,10 @@ impl Queue for Faulty {
         self.queue.prepare(modules)
     }
 
+    fn prepare_products(&mut self) -> Result<()> {
+        self.queue.prepare_products()
+    }
+
     fn lend(&mut self, workspace: Memory) {
         self.queue.lend(workspace);
     }

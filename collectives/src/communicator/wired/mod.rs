@@ -262,6 +262,12 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             self.flush(state)?;
         }
         let State { lanes, sums, slots, scratch, addresses, messages, prepared, .. } = state;
+        // Before anything is under way: to load a kernel may wait for what the device is at, which may wait for a peer.
+        let sums_up = program.steps.iter().any(|step| matches!(step, Step::Reduce { .. }));
+        if sums_up && !prepared.contains(&call.dtype) {
+            self.compute.clone().prepare(&[Module::reduce(call.dtype)])?;
+            prepared.push(call.dtype);
+        }
         let queue = &mut lanes[program.lane as usize];
         let slot = slots.slot(id);
         queue.after(&slot.given)?;
@@ -295,10 +301,6 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                     unsafe { self.wire.exchange(program.lane, queue, messages)? };
                 }
                 Step::Reduce { half, inputs, elements, out } => {
-                    if !prepared.contains(&call.dtype) {
-                        self.compute.clone().prepare(&[Module::reduce(call.dtype)])?;
-                        prepared.push(call.dtype);
-                    }
                     addresses.clear();
                     addresses.extend(program.inputs[inputs.clone()].iter().map(|span| at(span) as u64));
                     // SAFETY: as above.

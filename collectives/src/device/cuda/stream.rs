@@ -233,7 +233,11 @@ impl Queue for Stream {
         }
         self.gpu.enter()?;
         self.gpu.compile(modules)?;
-        modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))?;
+        modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))
+    }
+
+    fn prepare_products(&mut self) -> Result<()> {
+        self.gpu.enter()?;
         self.products().map(drop)
     }
 

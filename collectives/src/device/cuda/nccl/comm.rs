@@ -5,6 +5,7 @@ use crate::device::cuda::Gpu;
 use crate::error::{Error, Result};
 use crate::watch::Waited;
 use cuda_sys::nccl::{self, Config, Status, UniqueId};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ const SOON: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_millis(2);
 /// How long a communicator may take to come to its end.
 pub(super) const GRACE: Duration = Duration::from_secs(10);
+/// How long one that has come to its end may take to be freed.
+const FREED: Duration = Duration::from_secs(1);
 const FINALIZE: &str = "ncclCommFinalize";
 
 /// What all communicators of a rank share.
@@ -187,29 +190,53 @@ impl Comm {
         }
     }
 
-    /// Frees what has come to its end.
-    pub fn destroy(&self) {
-        if let Some(Handle(comm)) = self.lock().take() {
-            // SAFETY: finalised, and used no more.
-            unsafe { (self.context.library.destroy)(comm) };
+    /// Ends it on a thread of its own, or on this one where there is none to be had; `over` is dropped then.
+    fn begin_end(&self, how: End, over: Sender<()>) {
+        let Some(handle) = self.lock().take() else { return };
+        let ending = Arc::new(Mutex::new(Some((handle, self.context.clone(), over))));
+        let beside = Arc::clone(&ending);
+        let end = move |ending: &Mutex<Option<(Handle, Context, Sender<()>)>>| {
+            let ending = ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            let Some((Handle(comm), Context { library, gpu, .. }, over)) = ending else { return };
+            let _ = gpu.enter();
+            // SAFETY: a live communicator, finalised if it is to be freed, which nobody can use any more.
+            unsafe {
+                match how {
+                    End::Free => (library.destroy)(comm),
+                    End::Abort => (library.abort)(comm),
+                };
+            }
+            drop(over);
+        };
+        if std::thread::Builder::new().name("nccl-end".into()).spawn(move || end(&beside)).is_err() {
+            end(&ending);
         }
     }
+}
 
-    /// Ends what is under way, wherever it is, and waits for it.
-    pub fn abort(&self) {
-        let handle = self.lock().take();
-        let Some(Handle(comm)) = handle else { return };
-        // SAFETY: a live communicator, which nobody can use any more.
-        unsafe {
-            let _ = self.context.gpu.enter();
-            (self.context.library.abort)(comm);
-        }
-    }
+/// How a communicator ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has come to its end, and is freed.
+    Free,
+    /// What is under way ends, wherever it is.
+    Abort,
+}
+
+/// Ends communicators side by side, because to end one may wait for what stands behind a call of another, and waits for that,
+/// but not for long: a thread of NCCL's stays in it until the other ranks of the host have come to the end of theirs. Who has
+/// failed must get to where it says so.
+pub(super) fn end(comms: &[Comm], how: End) {
+    let (over, ended) = mpsc::channel();
+    comms.iter().for_each(|comm| comm.begin_end(how, over.clone()));
+    drop(over);
+    // Nothing is sent: all have ended when nobody can any more.
+    let _ = ended.recv_timeout(if how == End::Free { FREED } else { GRACE });
 }
 
 /// Of one that did not come to its end with the others of its group.
 impl Drop for Comm {
     fn drop(&mut self) {
-        self.abort();
+        end(std::slice::from_ref(self), End::Abort);
     }
 }

@@ -11,7 +11,7 @@ use crate::communicator::{Communicator, Lane, Message, Wire};
 use crate::element::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::schedule::{Call, Kind};
-use comm::{Comm, Context};
+use comm::{Comm, Context, End};
 use cuda_sys::nccl::{self, Status, UniqueId};
 use sharing::Card;
 use std::ffi::c_int;
@@ -111,10 +111,7 @@ impl Drop for Nccl {
     fn drop(&mut self) {
         let until = Instant::now() + comm::GRACE;
         let ended = self.lanes.iter().all(Comm::finalize) && self.lanes.iter().all(|c| c.finalized(until));
-        match ended {
-            true => self.lanes.iter().for_each(Comm::destroy),
-            false => self.abort(),
-        }
+        comm::end(&self.lanes, if ended { End::Free } else { End::Abort });
     }
 }
 
@@ -193,16 +190,8 @@ impl Wire<Stream> for Nccl {
         self.lanes.iter().try_for_each(|comm| comm.state("a call that is under way").map(drop))
     }
 
-    /// Both at once: to abort one waits for what its streams hold, which may stand behind a call of the other.
     fn abort(&self) {
-        let [first, second] = &self.lanes;
-        std::thread::scope(|scope| {
-            let beside = std::thread::Builder::new().spawn_scoped(scope, || second.abort());
-            first.abort();
-            if beside.is_err() {
-                second.abort();
-            }
-        });
+        comm::end(&self.lanes, End::Abort);
     }
 
     fn split(&self, host: Option<&Communicator>, color: Option<u32>, _: i64) -> Result<Option<Self>> {
