@@ -119,7 +119,7 @@ pub struct RankArgs {
     /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
-    /// Colours in the output of train and eval.
+    /// Colours of the bar that train and eval draw.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
     /// No progress, no tables, no sample: errors, and the loss that eval is for.
@@ -289,7 +289,8 @@ pub struct EvalArgs {
   caravan tokenize --data docs src --tokenizer path/to/tokenizer.json --out corpus.bin
 
 The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, count), then u16 tokens; with a \
-vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32.")]
+vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32. One file holds at most 2147483647 tokens; \
+train and eval read several as one.")]
 pub struct TokenizeArgs {
     /// Text files or directories (their .rs, .md and .txt files), in this order.
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]

@@ -87,7 +87,7 @@ pub fn beside(tokenizer: &Tokenizer) -> impl Iterator<Item = (&'static str, Path
 pub struct Saved {
     /// How many of its weights are NaN or infinite.
     pub not_finite: usize,
-    /// Whether it is there now.
+    /// Whether it is there now. What was there before is, where nothing was refused and it is not.
     pub kept: bool,
     /// What rank 0 was refused. It comes as a value, and on rank 0 alone, because the ranks still stand together then; nothing
     /// of the model stays.
@@ -97,9 +97,9 @@ pub struct Saved {
 /// Which models are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// Whatever its weights are.
+    /// Whatever its weights are, but in the place of nothing if some are not finite.
     Any,
-    /// One whose weights are all finite, where there is none yet: it may be worth less than what is there.
+    /// One whose weights are all finite, where there is nothing yet: it may be worth less than what is there.
     Rescued,
 }
 
@@ -121,21 +121,29 @@ pub fn model<T: Float>(
         trainer.export(None)?;
         Ok(false)
     } else {
-        let mut writer = begin::<T>(plan, dir, companions);
+        // What cannot come to anything would only take its time and its place on the disk.
+        let mut writer = match wanted == Wanted::Rescued && is_taken(dir) {
+            true => None,
+            false => Some(begin::<T>(plan, dir, companions)),
+        };
         trainer.export(Some(&mut |spec, values| {
             not_finite += values.iter().filter(|value| !value.to_f32().is_finite()).count() as f64;
             // After a refusal the others are still accompanied through the rest.
-            if let Ok(open) = &mut writer
+            if let Some(Ok(open)) = &mut writer
                 && let Err(e) = open.add(&spec.name, values)
             {
-                writer = Err(e);
+                writer = Some(Err(e));
             }
             Ok(())
         }))?;
-        let unwanted = wanted == Wanted::Rescued && (not_finite > 0.0 || dir.symlink_metadata().is_ok());
-        match unwanted {
-            true => Ok(false),
-            false => writer.and_then(Writer::finish).map(|()| true),
+        // Something may have come there meanwhile.
+        let unwanted = match wanted {
+            Wanted::Any => not_finite > 0.0 && is_taken(dir),
+            Wanted::Rescued => not_finite > 0.0 || is_taken(dir),
+        };
+        match writer {
+            Some(writer) if !unwanted => writer.and_then(Writer::finish).map(|()| true),
+            _ => Ok(false),
         }
     };
     let written = written.map_err(|e: models::Error| Failure::run(format!("--save: {e}")));
@@ -144,6 +152,14 @@ pub fn model<T: Float>(
     trainer.comm().all_reduce_in_place(&mut known[..], ReduceOp::Sum)?;
     let [not_finite, kept] = known;
     Ok(Saved { not_finite: not_finite as usize, kept: kept > 0.0, written: written.map(|_| ()) })
+}
+
+/// Whether something is there that a model would replace: an empty directory, such as a script makes before, is nothing.
+fn is_taken(dir: &Path) -> bool {
+    match dir.read_dir() {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(_) => dir.symlink_metadata().is_ok(),
+    }
 }
 
 /// The directory, with all but weights.

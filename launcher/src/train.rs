@@ -214,13 +214,18 @@ impl<'a, T: Float> Run<'a, T> {
     /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
     /// not it could be kept.
     fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
-        let Saved { not_finite, written, .. } = self.save(Wanted::Any)?;
-        let kept = self.plan.save.as_deref().filter(|_| written.is_ok());
+        let Saved { not_finite, kept, written } = self.save(Wanted::Any)?;
+        let dir = self.plan.save.as_deref().filter(|_| written.is_ok());
+        let kept = dir.filter(|_| kept);
         let told = self.conclude(held_out, kept, not_finite);
         let lead = self.trainer.comm().rank() == 0;
-        let told = match (told, kept) {
+        let told = match (told, dir) {
             (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
-                Err(remark(ruin, &format!("what was saved to {} may be of no use", dir.display())))
+                let dir = dir.display();
+                Err(match kept {
+                    Some(_) => remark(ruin, &format!("what was saved to {dir} may be of no use")),
+                    None => remark(ruin, &format!("{dir} was left as it was")),
+                })
             }
             (Err(e), _) if lead => {
                 // Who reads why has to know that the model is there.

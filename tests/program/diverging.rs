@@ -36,6 +36,7 @@ fn a_run_that_diverges_in_its_last_step_fails_and_says_what_its_model_is_worth()
         assert!(!bench.path("none").exists());
         // What a model is worth is no rank's fault.
         assert!([trained, evaluated, stopped].iter().all(|told| !told.stderr.contains("failed")));
+        fs::remove_dir_all(bench.path("bad")).unwrap();
     }
     bench.nothing_left();
 }
@@ -64,6 +65,11 @@ fn a_run_that_diverges_on_the_way_keeps_what_it_had_before() {
     }
     bench.run(&format!("{train} --steps 3 --val-fraction 0 --save kept")).refusal(1, &[norm]);
     assert!(weights("kept") == weights("one"));
+    // A directory that a script has made before is a place, and nothing that could be worth more.
+    fs::create_dir(bench.path("made")).unwrap();
+    let words = [norm, "; the weights after step 1 were saved to made"];
+    bench.run(&format!("{train} --steps 3 --ranks 2 --save made")).refusal(1, &words);
+    assert_eq!(fs::read_dir(bench.path("made")).unwrap().count(), 2);
     // Nothing that may be of no use takes the place of what is there.
     let words = [norm, "; kept was left as it was, because the weights after step 1 may be worth less"];
     bench.run(&format!("{train} --steps 3 --ranks 2 --save kept")).refusal(1, &words);
@@ -94,6 +100,32 @@ fn weights_that_the_last_update_ruined_are_no_success() {
         let trained = bench.run(&format!("{train} {ranks}")).refusal(1, &words);
         assert!(bench.path("bad/config.json").is_file() && !trained.stdout.contains("saved to"));
         assert!(!trained.stderr.contains("failed"), "{}", trained.stderr);
+        fs::remove_dir_all(bench.path("bad")).unwrap();
+    }
+    bench.nothing_left();
+}
+
+/// As those that a step on the way ruined do not: a model that has come to nothing takes the place of none.
+#[test]
+fn weights_that_the_last_update_ruined_leave_a_model_that_is_there() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let train =
+        "train --data text.txt --order sequential --steps 1 --micro-batch 1 --sample 0 --quiet --save kept";
+    bench.run(&format!("{train} --model nano")).success();
+    let weights = || fs::read(bench.path("kept/model.safetensors")).unwrap();
+    let before = weights();
+    let ruinous = format!("{train} --model kept --warmup 0 --lr 1e38 --metrics m.jsonl");
+    for (flags, words) in [
+        ("--ranks 2", ["weights of kept after step 1 are not finite", "; kept was left as it was"]),
+        (
+            "--ranks 2 --transport threads --val-fraction 0.2",
+            ["the loss of kept", "; kept was left as it was"],
+        ),
+        ("--ranks 1", ["weights of kept after step 1 are not finite", "; kept was left as it was"]),
+    ] {
+        bench.run(&format!("{ruinous} {flags}")).refusal(1, &words);
+        assert!(weights() == before, "{flags}");
     }
     bench.nothing_left();
 }

@@ -140,7 +140,7 @@ pub enum Offload {
 pub enum Colour {
     /// On a terminal.
     Auto,
-    /// Always.
+    /// Wherever a bar is drawn.
     Always,
     /// Never.
     Never,
