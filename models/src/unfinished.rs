@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatxAttributes, St
 use rustix::io::Errno;
 use rustix::system::uname;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -157,8 +157,10 @@ pub fn remove_unfinished(target: impl AsRef<Path>) {
             continue;
         };
         let path = entry.path();
+        // NFS locks a file for one alone only where it is open for writing, as who makes it has it.
+        let open = OpenOptions::new().read(kind.is_dir()).write(kind.is_file()).open(&path);
         // It may have gone while it was opened, and the name be that of something living.
-        if let Ok(there) = File::open(&path)
+        if let Ok(there) = open
             && flock(&there, FlockOperation::NonBlockingLockExclusive).is_ok()
             && is_called(&there, &path)
         {
