@@ -224,11 +224,11 @@ pub fn check_loadable(config: &LlamaConfig) -> Result<()> {
     }
 }
 
-/// `rope_scaling` of a config.json, as transformers 4 and 5 both read it.
+/// `rope_scaling` of a config.json, as transformers 4 and 5 both read it: of `linear`, up to 4.42, these two fields alone.
 pub fn rope_scaling(scaling: RopeScaling) -> Value {
     match scaling {
         RopeScaling::None => Value::Null,
-        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "type": "linear", "factor": factor}),
+        RopeScaling::Linear { factor } => json!({"type": "linear", "factor": factor}),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
             "rope_type": "llama3",
             "factor": factor,
