@@ -111,7 +111,8 @@ impl Checkpoint {
         &self.remarks
     }
 
-    /// The files beside weights and config.json that belong to a model and are here, by name.
+    /// The files beside weights and config.json that belong to a model and are here, by name: what git-lfs left in the
+    /// place of one is none.
     ///
     /// # Errors
     /// One that cannot be read.
@@ -121,7 +122,8 @@ impl Checkpoint {
             Ok(content) => Ok((name, content)),
             Err(e) => Err(Error::system("read", &path, e)),
         };
-        here.filter(|(_, path)| path.is_file()).map(read).collect()
+        let found: Result<Vec<_>> = here.filter(|(_, path)| path.is_file()).map(read).collect();
+        Ok(found?.into_iter().filter(|(_, content)| !content.starts_with(POINTER)).collect())
     }
 
     /// Reads elements `range` (row-major) of the weight `name` into `out`, converted to its type: widening is
@@ -343,12 +345,26 @@ fn read_text(path: &Path) -> Result<String> {
     let mut text = String::new();
     let (mut file, _) = regular(path)?;
     file.read_to_string(&mut text).map_err(|e| Error::system("read", path, e))?;
-    match text.starts_with("version https://git-lfs.github.com/spec/v1") {
+    match text.as_bytes().starts_with(POINTER) {
         true => Err(Error::format(path, LEFT_BY_LFS)),
         false => Ok(text),
     }
 }
 
+/// Whether a file that belongs to a model is here itself.
+///
+/// # Errors
+/// A pointer that git-lfs left in its place, or the system's refusal to read it.
+pub fn check_fetched(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let mut start = Vec::with_capacity(POINTER.len());
+    let read = regular(path)?.0.take(POINTER.len() as u64).read_to_end(&mut start);
+    read.map_err(|e| Error::system("read", path, e))?;
+    if start == POINTER { Err(Error::format(path, LEFT_BY_LFS)) } else { Ok(()) }
+}
+
+/// How what git-lfs leaves in the place of a file begins.
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1";
 const LEFT_BY_LFS: &str =
     "a pointer that git-lfs left in the place of the file: 'git lfs pull' in its directory fetches it";
 
@@ -364,8 +380,8 @@ fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
     };
     let mut length = [0u8; 8];
     read(&mut length, 0)?;
-    // "version https://git-lfs.github.com/spec/v1", and no safetensors file has a header of so many bytes.
-    if &length == b"version " {
+    // No safetensors file has a header of so many bytes.
+    if POINTER.starts_with(&length) {
         return Err(Error::format(path, LEFT_BY_LFS));
     }
     let length = u64::from_le_bytes(length);

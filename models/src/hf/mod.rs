@@ -8,6 +8,6 @@ mod save;
 mod staging;
 
 pub use config::{check_loadable, rope_scaling};
-pub use load::{Checkpoint, has_weights, read_config};
+pub use load::{Checkpoint, check_fetched, has_weights, read_config};
 pub use remarks::Remarks;
 pub use save::{SaveOptions, Writer, check_destination};

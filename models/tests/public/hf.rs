@@ -261,9 +261,15 @@ fn a_wrong_directory_or_index_is_named() {
     let (_home, dir) = saved(&tiny());
     let weights = dir.join("model.safetensors");
     let config = fs::read(dir.join("config.json")).unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n";
+    // What goes with the weights goes with those of another directory, too.
+    for (file, content) in [("tokenizer.json", pointer), ("generation_config.json", "{}")] {
+        fs::write(dir.join(file), content).unwrap();
+    }
+    let here = Checkpoint::open(&dir).unwrap().companions().unwrap();
+    assert_eq!(here, [("generation_config.json", b"{}".to_vec())]);
     for file in ["model.safetensors", "config.json"] {
-        fs::write(dir.join(file), "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
-            .unwrap();
+        fs::write(dir.join(file), pointer).unwrap();
         let text = refusal(&dir);
         assert!(text.contains(&format!("{file}: a pointer")) && text.contains("'git lfs pull'"), "{text}");
     }
