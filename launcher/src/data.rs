@@ -3,9 +3,8 @@
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
-use crate::machine::Machine;
 use crate::text::{self, Reads};
-use crate::tokenizer::{Batch, Tokenizer};
+use crate::tokenizer::{Batch, Share, Tokenizer};
 use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
@@ -59,11 +58,11 @@ pub enum Input {
 
 impl Input {
     /// Files and directories in the order given; with none, the text below the current directory. All must be text
-    /// or all token files; pipes are text. Something else may have `started` this process as one of several ranks.
+    /// or all token files; pipes are text. Something else may have started this process as one `of_several` ranks.
     ///
     /// # Errors
     /// A path that cannot be read, or not by each rank, or is neither text nor tokens.
-    pub fn find(paths: &[PathBuf], started: bool) -> Result<Self> {
+    pub fn find(paths: &[PathBuf], of_several: bool) -> Result<Self> {
         check_alone(paths)?;
         if let Ok(handed) = std::env::var(HANDED)
             && let Some((descriptor, about)) = handed.split_once(' ')
@@ -79,7 +78,7 @@ impl Input {
         let mut tokenised = Vec::new();
         for file in &files {
             let pipe = file.metadata().is_ok_and(|there| there.file_type().is_fifo());
-            if pipe && started {
+            if pipe && of_several {
                 return Err(Failure::usage(format!(
                     "--data {} is a pipe, which one process can read and these ranks are several: 'caravan tokenize' makes \
                      a token file of what comes out of it",
@@ -134,11 +133,11 @@ impl Feed {
         Feed { train: 0..len, held_out: len..len, tokens, about: None, files: vec![], made: None }
     }
 
-    /// The tokens of `input`, of text by `tokenizer`. `vocab` is the model's; `ranks` of this host do this, each for itself.
+    /// The tokens of `input`, of text by `tokenizer` in this process's `share` of the machine. `vocab` is the model's.
     ///
     /// # Errors
     /// What cannot be read, is empty, is neither text nor tokens, or has tokens that the model does not know.
-    pub fn open(input: Input, tokenizer: Option<&Tokenizer>, vocab: usize, ranks: usize) -> Result<Self> {
+    pub fn open(input: Input, tokenizer: Option<&Tokenizer>, vocab: usize, share: Share) -> Result<Self> {
         let tokenizer = tokenizer.unwrap_or(&Tokenizer::Bytes);
         let (about, files, sources, made) = match input {
             Input::Tokens(files) => {
@@ -147,7 +146,7 @@ impl Feed {
                 (named(&files, "token file"), files, sources, None)
             }
             Input::Text { mut files, mut left_out } => {
-                let made = make(&mut files, &mut left_out, tokenizer, vocab, ranks)?;
+                let made = make(&mut files, &mut left_out, tokenizer, vocab, share)?;
                 let path = format!("/proc/self/fd/{}", made.as_raw_fd());
                 let about = named(&files, "text file") + &aside(&left_out.unwrap_or_default());
                 (about, files, vec![made_source(&path, tokenizer)?], Some(made))
@@ -355,11 +354,11 @@ fn make(
     left_out: &mut Option<Vec<PathBuf>>,
     tokenizer: &Tokenizer,
     vocab: usize,
-    ranks: usize,
+    share: Share,
 ) -> Result<File> {
     let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
     let text = sizes.iter().sum();
-    let mut room = Room { text, ranks: ranks as u64, have: Machine::probe().usable_memory() };
+    let mut room = Room { text, ranks: share.ranks as u64, have: share.memory };
     // Tokens take about as much as their text, and the largest text is there beside them.
     room.check(text + sizes.iter().max().unwrap_or(&0))?;
     let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
@@ -372,10 +371,22 @@ fn make(
         Tokenizer::HuggingFace(_) => TokenWidth::U32,
     };
     file.write_all(&width.header_for(0).map_err(Failure::usage)?).map_err(refused)?;
-    let (mut read, mut count) = (0, 0);
+    let (mut read, mut count, mut checked) = (0, 0, 0);
     let mut taken = Vec::with_capacity(files.len());
-    let mut batch = Batch::new(tokenizer);
-    let mut checked = 0;
+    let mut batch = Batch::new(tokenizer, share);
+    // How many tokens there are with those of the next texts, which are those of the files `taken` that came next.
+    let mut keep = |file: &mut File, texts: Vec<Vec<u32>>, taken: &[PathBuf]| {
+        check_known(&texts, &taken[checked..], tokenizer, vocab)?;
+        checked += texts.len();
+        count += append(file, &texts).map_err(refused)?;
+        match count > i32::MAX as usize {
+            false => Ok(count),
+            true => Err(Failure::usage(
+                "--data has 2^31 tokens of text or more: 'caravan tokenize' makes token files of parts of it, all of which \
+                 --data then names",
+            )),
+        }
+    };
     for path in files.drain(..) {
         let text = match (text::read(&path, TAKES), &mut *left_out) {
             (Err(_), Some(left_out)) => {
@@ -395,24 +406,13 @@ fn make(
             }
             Tokenizer::HuggingFace(_) => {
                 let texts = batch.push(text)?;
-                check_known(&texts, &taken[checked..], tokenizer, vocab)?;
-                checked += texts.len();
-                count += append(&mut file, &texts).map_err(refused)?;
                 // Short ones take more.
-                (count * size_of::<u32>()) as u64
+                (keep(&mut file, texts, &taken)? * size_of::<u32>()) as u64
             }
         };
         room.check(kept)?;
-        if count > i32::MAX as usize {
-            return Err(Failure::usage(
-                "--data has more than 2^31 tokens of text: 'caravan tokenize' makes token files of parts of it, all of which \
-                 --data then names",
-            ));
-        }
     }
-    let texts = batch.finish()?;
-    check_known(&texts, &taken[checked..], tokenizer, vocab)?;
-    count += append(&mut file, &texts).map_err(refused)?;
+    let count = keep(&mut file, batch.finish()?, &taken)?;
     *files = taken;
     let header = width.header_for(count).map_err(Failure::usage)?;
     file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;

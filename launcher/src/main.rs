@@ -23,6 +23,7 @@ mod limits;
 mod machine;
 mod metrics;
 mod out;
+mod parallel;
 mod plan;
 mod progress;
 mod ranks;

@@ -21,7 +21,7 @@ use crate::human;
 use crate::machine;
 use crate::rate::Rate;
 use crate::save;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Share, Tokenizer};
 use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
 use collectives::schedule::Group;
@@ -106,7 +106,7 @@ impl TrainPlan {
         model.check_trainable()?;
         let input = match data::is_random(&args.data) {
             true => None,
-            false => Some(Input::find(&args.data, identity.is_some())?),
+            false => Some(Input::find(&args.data, identity.is_some() && ranks.world > 1)?),
         };
         let token_files = input.as_ref().map_or(&[][..], Input::token_files);
         ranks.check_inputs("--data", token_files, identity)?;
@@ -124,7 +124,7 @@ impl TrainPlan {
                 let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
                 Feed::random(args.seed, model.config.vocab, with_held_out(all, val_fraction, length))
             }
-            Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab, here(identity))?,
+            Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?,
         };
         if let Some(file) = &args.metrics {
             let read = feed.files().iter().cloned().chain(model.files());
@@ -136,7 +136,7 @@ impl TrainPlan {
             files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
         }
         let feed = feed.hold_out(val_fraction)?;
-        check_batch(args, &feed, ranks.world, length, step_tokens)?;
+        check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
         feed.check_held_out(val_fraction, length)?;
         check_tokens(&feed)?;
         let order = match args.order {
@@ -283,11 +283,6 @@ fn memory_advice(zero: &zero::Config, batch: &MicroBatch, world: usize, fewer: b
     advice
 }
 
-/// How many processes of this host get ready like this one.
-pub fn here(identity: Option<&Identity>) -> usize {
-    identity.and_then(|identity| identity.local_size).unwrap_or(1)
-}
-
 /// Bytes of the tokens that `ranks` keep in memory together: those that something else has started each their own, and those
 /// that this process starts, as threads or not, one copy.
 pub fn tokens_in_memory(feed: &Feed, ranks: usize, identity: Option<&Identity>) -> u64 {
@@ -349,16 +344,27 @@ fn with_held_out(needed: usize, fraction: f64, length: usize) -> usize {
 }
 
 /// Whether there is enough to fill one step.
-fn check_batch(args: &TrainArgs, feed: &Feed, world: usize, length: usize, step: usize) -> Result<()> {
-    let have = feed.training().len();
+fn check_batch(
+    args: &TrainArgs,
+    feed: &Feed,
+    (ranks, identity): (&Ranks, Option<&Identity>),
+    length: usize,
+    step: usize,
+) -> Result<()> {
+    let (have, world) = (feed.training().len(), ranks.world);
     if have > step {
         return Ok(());
     }
-    let lower = if args.accumulate > 1 { "--accumulate, " } else { "" };
+    let lower = human::either([
+        ("--accumulate", args.accumulate > 1),
+        ("--micro-batch", args.micro_batch > 1),
+        ("--seq", length > 1),
+        ("--ranks", ranks.fewer(1, identity)),
+    ]);
+    let or = if lower.is_empty() { String::new() } else { format!(" or lower {lower}") };
     usage(format!(
         "the data are shorter than one batch: a step takes {world} ranks x {} micro-batches x {} sequences x {length} \
-         tokens and one more, {} tokens, and there are {have} for training: give more --data or lower \
-         {lower}--micro-batch, --seq or --ranks",
+         tokens and one more, {} tokens, and there are {have} for training: give more --data{or}",
         args.accumulate,
         args.micro_batch,
         step + 1
@@ -414,7 +420,7 @@ mod tests {
         let file = home.path().join("t.txt");
         std::fs::write(&file, "many ranks ".repeat(1000)).unwrap();
         let text = Input::Text { files: vec![file], left_out: None };
-        let feed = Feed::open(text, None, 256, 1).unwrap();
+        let feed = Feed::open(text, None, 256, Share::of(None)).unwrap();
         let (own, started) =
             (tokens_in_memory(&feed, 3, None), tokens_in_memory(&feed, 3, Some(&Identity::alone())));
         assert!((11_000..12_100).contains(&own) && started == 3 * own, "{own} {started}");

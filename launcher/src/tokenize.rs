@@ -6,13 +6,18 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::out;
 use crate::text::{self, Reads};
-use crate::tokenizer::{Batch, Tokenizer};
+use crate::tokenizer::{Batch, Share, Tokenizer};
 use models::tokens::{TokenWidth, TokenWriter};
 use serde_json::json;
+use std::path::PathBuf;
 
 /// What is no text is refused with this.
 const TAKES: &str =
     "tokenize takes UTF-8 text; token files are for 'caravan train' and 'caravan eval' as they are";
+/// The format counts its tokens in an int32.
+const MOST: u64 = i32::MAX as u64;
+/// Bytes that are tokens at once: text may be long, and its tokens are wider.
+const PIECE: usize = 1 << 16;
 
 /// Writes the file; it appears under its name when it is complete.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
@@ -21,16 +26,24 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let inputs = data::list(&args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
     files::check_apart("--out", &args.out, &read)?;
+    if let Tokenizer::Bytes = tokenizer {
+        check_count(&inputs)?;
+    }
     let width = TokenWidth::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
-    let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer));
-    let mut write = |texts: Vec<Vec<u32>>| texts.iter().try_for_each(|tokens| writer.push(tokens));
+    let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer, Share::of(None)));
+    let write = |writer: &mut TokenWriter, texts: Vec<Vec<u32>>| {
+        texts.iter().try_for_each(|tokens| writer.push(tokens)).map_err(Failure::run)
+    };
     for file in &inputs {
         let content = text::read(file, TAKES)?;
         bytes += content.len() as u64;
-        write(batch.push(content)?).map_err(Failure::run)?;
+        match &tokenizer {
+            Tokenizer::Bytes => push_bytes(&mut writer, content.as_bytes()).map_err(Failure::run)?,
+            Tokenizer::HuggingFace(_) => write(&mut writer, batch.push(content)?)?,
+        }
     }
-    write(batch.finish()?).map_err(Failure::run)?;
+    write(&mut writer, batch.finish()?)?;
     if bytes == 0 {
         return Err(Failure::usage("the data are empty: there is nothing to make tokens of"));
     }
@@ -55,4 +68,26 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// Whether one file can count the bytes of these, as far as their sizes are known.
+fn check_count(inputs: &[PathBuf]) -> Result<()> {
+    let bytes: u64 = inputs.iter().filter_map(|file| file.metadata().ok()).map(|there| there.len()).sum();
+    match bytes > MOST {
+        false => Ok(()),
+        true => Err(Failure::usage(format!(
+            "--data has {bytes} bytes of text, each of them a token, and a token file holds at most {MOST}: write several \
+             of parts of it, all of which --data of 'caravan train' then names"
+        ))),
+    }
+}
+
+/// Appends bytes as tokens.
+fn push_bytes(writer: &mut TokenWriter, bytes: &[u8]) -> models::Result<()> {
+    let mut tokens = Vec::with_capacity(PIECE.min(bytes.len()));
+    bytes.chunks(PIECE).try_for_each(|piece| {
+        tokens.clear();
+        tokens.extend(piece.iter().copied().map(u32::from));
+        writer.push(&tokens)
+    })
 }

@@ -3,20 +3,18 @@
 mod guarded;
 mod local;
 mod segments;
+mod share;
 
 #[cfg(feature = "mpi")]
 pub use guarded::catches;
 
 use crate::failure::{Failure, Result};
-use crate::human;
-use crate::machine::Machine;
+use crate::parallel;
 use guarded::guarded;
 use serde_json::Value;
-use std::collections::BTreeMap;
+pub use share::Share;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tokenizers::ModelWrapper;
 
 /// Bytes of memory that the library takes for a byte of text, about: where each piece of it lies before and after
@@ -54,6 +52,7 @@ pub struct HuggingFace {
 
 impl HuggingFace {
     fn open(path: &Path) -> Result<Self> {
+        models::hf::check_fetched(path).map_err(|e| Failure::usage(format!("tokenizer {e}")))?;
         let name = path.display().to_string();
         let refuse = |why: String| {
             Failure::usage(format!("tokenizer '{name}' is not a Hugging Face tokenizer.json: {why}"))
@@ -95,21 +94,28 @@ impl HuggingFace {
         Ok(HuggingFace { inner, path: path.to_owned(), name, vocab, plain, around, local })
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+    /// A text of any length.
+    fn encode(&self, text: &str, share: &Share) -> Result<Vec<u32>> {
         let sizes = segments::Sizes::USUAL;
         if text.len() > 2 * sizes.segment
             && self.local
             && let Some((before, after)) = &self.around
-            && let Some(mut tokens) = segments::encode(self, text, sizes)?
+            && let Some(mut tokens) = segments::encode(self, text, sizes, share.threads)?
         {
             tokens.splice(..0, before.iter().copied());
             tokens.extend(after);
             return Ok(tokens);
         }
-        if text.len() > SHORT {
-            fits(text.len() as u64, Machine::probe().usable_memory())
+        if text.len() > SHORT / share.ranks {
+            share
+                .fits(text.len() as u64)
                 .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", self.name)))?;
         }
+        self.whole(text)
+    }
+
+    /// A text in one piece.
+    fn whole(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.run(|inner| inner.encode_fast(text, true))?.get_ids().to_vec())
     }
 
@@ -209,41 +215,31 @@ impl Tokenizer {
         own.unwrap_or_else(|| self.decode(&[token]))
     }
 
-    /// The tokens of one text, as transformers gives them: with whatever the tokenizer puts around a text.
+    /// The tokens of a text in one piece, as the file alone has them: with whatever its post_processor puts around a text.
+    /// transformers may put its first and last token there by `add_bos_token` and `add_eos_token` of a
+    /// tokenizer_config.json, which is not read here.
     ///
     /// # Errors
-    /// Text that the tokenizer refuses, or that is too long to be tokenised in one piece where it has to be.
+    /// Text that the tokenizer refuses.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::HuggingFace(t) => t.encode(text),
+            Tokenizer::HuggingFace(t) => t.whole(text),
         }
     }
 
-    /// The same for several texts, side by side.
+    /// The same for several texts of any length, side by side.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode), of the first text that has one.
-    fn encode_all(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(texts.len());
-        if threads < 2 || matches!(self, Tokenizer::Bytes) {
-            return texts.iter().map(|text| self.encode(text)).collect();
+    /// As [`encode`](Self::encode), of the first text that has one; or a text that is too long to be tokenised in one piece
+    /// where it has to be.
+    fn encode_all(&self, texts: &[String], share: &Share) -> Result<Vec<Vec<u32>>> {
+        match self {
+            Tokenizer::Bytes => texts.iter().map(|text| self.encode(text)).collect(),
+            Tokenizer::HuggingFace(t) => {
+                parallel::map(texts.iter(), share.threads, |text| t.encode(text, share)).into_iter().collect()
+            }
         }
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-        let work = || {
-            while let Some((i, text)) = next_of(texts, &next) {
-                let tokens = self.encode(text);
-                done.lock().unwrap_or_else(|p| p.into_inner()).insert(i, tokens);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                // Where there is no further thread, those that there are do all.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-            }
-            work();
-        });
-        done.into_inner().unwrap_or_else(|p| p.into_inner()).into_values().collect()
     }
 
     /// The tokens of a text that is to be continued: without what the tokenizer puts after one.
@@ -279,20 +275,21 @@ impl Tokenizer {
 /// Texts that come one after the other and are tokenised side by side.
 pub struct Batch<'t> {
     tokenizer: &'t Tokenizer,
+    share: Share,
     texts: Vec<String>,
     bytes: usize,
 }
 
 impl<'t> Batch<'t> {
-    /// One without texts.
-    pub fn new(tokenizer: &'t Tokenizer) -> Self {
-        Batch { tokenizer, texts: Vec::new(), bytes: 0 }
+    /// One without texts, which are tokenised in this share of the machine.
+    pub fn new(tokenizer: &'t Tokenizer, share: Share) -> Self {
+        Batch { tokenizer, share, texts: Vec::new(), bytes: 0 }
     }
 
     /// Takes the next text; the tokens of it and of those before, if they are enough.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`], of the first text that has one.
+    /// Text that the tokenizer refuses, or that is too long to be tokenised in one piece where it has to be: the first.
     pub fn push(&mut self, text: String) -> Result<Vec<Vec<u32>>> {
         self.bytes += text.len();
         self.texts.push(text);
@@ -305,28 +302,8 @@ impl<'t> Batch<'t> {
     /// As [`push`](Self::push).
     pub fn finish(&mut self) -> Result<Vec<Vec<u32>>> {
         self.bytes = 0;
-        self.tokenizer.encode_all(&std::mem::take(&mut self.texts))
+        self.tokenizer.encode_all(&std::mem::take(&mut self.texts), &self.share)
     }
-}
-
-/// The next text that nobody has taken, and its number.
-fn next_of<'t>(texts: &'t [String], next: &AtomicUsize) -> Option<(usize, &'t String)> {
-    let i = next.fetch_add(1, Ordering::Relaxed);
-    texts.get(i).map(|text| (i, text))
-}
-
-/// Whether a text of so many bytes can be tokenised in so much memory, and what would help.
-fn fits(text: u64, have: u64) -> std::result::Result<(), String> {
-    let need = text.saturating_mul(MEMORY_OF_A_BYTE);
-    if need <= have {
-        return Ok(());
-    }
-    let [text, need, most] = [text, need, have / MEMORY_OF_A_BYTE / 2].map(human::bytes);
-    Err(format!(
-        "a text of {text} cannot be cut at words, and in one piece it takes about {need} of memory while it is \
-         tokenised, of which this machine has {}; files of {most} at most would fit",
-        human::bytes(have)
-    ))
 }
 
 /// What a template, alone or among other post-processors, puts around a single text without saying what that is: the
@@ -469,13 +446,6 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_would_take_all_memory_is_refused_before() {
-        assert_eq!(fits(1 << 30, 256 << 30), Ok(()));
-        let text = fits(1 << 30, 32 << 30).unwrap_err();
-        assert!(text.contains("a text of 1.00 GiB") && text.contains("32.0 GiB; files of 109"), "{text}");
-    }
-
-    #[test]
     fn bytes_come_back_as_they_were() {
         let text = "Grüße, 世界\n";
         let tokens = Tokenizer::Bytes.encode(text).unwrap();
@@ -483,6 +453,16 @@ mod tests {
         assert_eq!(Tokenizer::Bytes.decode(&tokens), text);
         assert!(tokens.iter().all(|&t| (t as usize) < Tokenizer::Bytes.vocab()));
         assert_eq!(Tokenizer::Bytes.decode(&[300, 65]), "\u{fffd}A");
+    }
+
+    #[test]
+    fn what_git_lfs_left_of_a_tokenizer_is_told() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+            .unwrap();
+        let Err(e) = Tokenizer::open(file.path()) else { panic!("a pointer opened") };
+        let words = ["tokenizer ", "a pointer that git-lfs left", "'git lfs pull'"];
+        assert!(e.code() == 2 && words.iter().all(|word| e.to_string().contains(word)), "{e}");
     }
 
     #[test]

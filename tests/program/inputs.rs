@@ -74,6 +74,15 @@ fn text_out_of_a_pipe_is_read_once_and_trains_as_that_of_a_file() {
     let rank = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
     piped(&bench, &format!("{train} /dev/stdin"), &rank, &text)
         .refusal(2, &["--data /dev/stdin is a pipe", "'caravan tokenize'"]);
+    // The only rank takes all of it, whoever started it.
+    let train = train.replace(" --ranks 2", "");
+    let rank = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "1")];
+    bench.run(&format!("{train} text.txt --ranks 1")).success();
+    let of_file = losses();
+    piped(&bench, &format!("{train} /dev/stdin"), &rank, &text).success();
+    assert_eq!(losses(), of_file);
+    let of_pipe = piped(&bench, &format!("{eval} /dev/stdin"), &rank, &text).success().json();
+    assert!(of_pipe["loss"].is_f64(), "{of_pipe}");
     bench.nothing_left();
 }
 

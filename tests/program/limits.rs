@@ -1,7 +1,9 @@
 //! A system that gives too little: the error names what, and how to get more.
 
-use crate::bench;
+use crate::{bench, word_tokenizer};
 use harness::{is_root, skip};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 #[test]
@@ -34,4 +36,31 @@ fn too_little_shared_memory_is_named_where_ucx_takes_it() {
         return skip(&format!("UCX in a small /dev/shm: {}", outcome.stderr.trim()));
     }
     outcome.refusal(1, &["/dev/shm", "KiB free", "UCX_TLS=^sm"]);
+}
+
+/// The system limits a user's threads, but not those of root: another user has none but the one that the program begins with.
+#[test]
+fn text_is_tokenised_by_one_thread_where_there_is_no_other() {
+    let bench = bench();
+    if !is_root() {
+        return skip("tokenising without further threads: root becomes a user who has none");
+    }
+    bench.text("text.txt", 5 << 20);
+    word_tokenizer(&bench, 64);
+    let tokenize = "tokenize --data text.txt --tokenizer words-64.json --out";
+    bench.run(&format!("{tokenize} all.bin")).success();
+    fs::set_permissions(bench.path("."), fs::Permissions::from_mode(0o777)).unwrap();
+    // Whoever may not reach the program's file has a copy.
+    fs::copy(env!("CARGO_BIN_EXE_caravan"), bench.path("caravan")).unwrap();
+    let mut command = Command::new("setpriv");
+    let line = format!("ulimit -u 1 && exec ./caravan {tokenize} one.bin");
+    command.args(["--reuid=61234", "--regid=61234", "--clear-groups", "bash", "-c", &line]);
+    bench.prepare(&mut command);
+    match command.spawn() {
+        Ok(child) => bench.finish(child).success(),
+        Err(e) => {
+            return skip(&format!("tokenising without further threads: setpriv cannot be started: {e}"));
+        }
+    };
+    assert!(fs::read(bench.path("one.bin")).unwrap() == fs::read(bench.path("all.bin")).unwrap());
 }

@@ -254,6 +254,28 @@ fn data_that_cannot_be_used_are_refused() {
         }
         bench.finish(command.spawn().unwrap()).refusal(2, words);
     }
+    // Only what can be lower is advised: nobody here chooses how many ranks another starts.
+    for (flags, variables, advice) in [
+        (
+            "--micro-batch 1",
+            &[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "1")][..],
+            "give more --data or lower --seq",
+        ),
+        ("--micro-batch 1 --seq 1 --accumulate 99 --ranks 1", &[], "give more --data or lower --accumulate"),
+        ("--micro-batch 1", &[], "give more --data or lower --seq or --ranks"),
+    ] {
+        let mut command =
+            bench.command(&format!("train --model nano --data short.txt --val-fraction 0.5 {flags}"));
+        let told = bench.finish(command.envs(variables.iter().copied()).spawn().unwrap());
+        let told = told.refusal(2, &["shorter than one batch", advice]);
+        assert!(told.stderr.trim_end().ends_with(advice), "{}", told.stderr);
+    }
+    // A file with no blocks on the disk.
+    let many = fs::File::create(bench.path("many.txt")).unwrap();
+    many.set_len(1 << 31).unwrap();
+    bench
+        .run("tokenize --data many.txt --out many.bin")
+        .refusal(2, &["2147483648 bytes of text", "at most 2147483647", "several"]);
 }
 
 #[test]

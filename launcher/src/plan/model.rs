@@ -4,6 +4,7 @@ use super::usage;
 use crate::args::Precision;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
+use crate::parallel;
 use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
@@ -12,8 +13,6 @@ use models::{Accounts, Footprint, Init, Llama, LlamaConfig, Model, TensorSpec};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::thread::Builder;
 
 /// What a source of weights gives back.
 type Source = std::result::Result<(), String>;
@@ -279,19 +278,9 @@ fn draw(spec: &TensorSpec, seed: u64, range: Range<usize>, out: &mut [f32], thre
     // Drawing so many takes longer than starting a thread.
     const LEAST: usize = 1 << 15;
     let part = out.len().div_ceil(threads.max(1)).max(LEAST);
-    let parts = Mutex::new(out.chunks_mut(part).enumerate());
-    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        while let Some((i, out)) = next() {
-            let start = range.start + i * part;
-            models::init_range(spec, seed, start..start + out.len(), out);
-        }
-    };
-    let others = range.len().div_ceil(part).saturating_sub(1);
-    std::thread::scope(|scope| {
-        // What the system refuses is not needed: this thread draws what no other does.
-        (0..others).take_while(|_| Builder::new().spawn_scoped(scope, work).is_ok()).count();
-        work();
+    parallel::map(out.chunks_mut(part).enumerate(), threads, |(i, out)| {
+        let start = range.start + i * part;
+        models::init_range(spec, seed, start..start + out.len(), out);
     });
 }
 

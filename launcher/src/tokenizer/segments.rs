@@ -8,7 +8,8 @@
 //! that makes no words of a text gets it in one piece.
 
 use super::HuggingFace;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
+use crate::parallel;
 use std::ops::Range;
 
 /// How a text is cut.
@@ -85,16 +86,21 @@ fn seam(last: &Segment, next: &Segment) -> Option<(usize, usize)> {
     (same && before.len() >= SAME_WORDS).then(|| (before[0].1, after[0].1))
 }
 
-/// The tokens of `text`, without what stands around a text; None where it cannot be cut.
+/// The tokens of `text`, without what stands around a text, by up to `threads` threads; None where it cannot be cut.
 ///
 /// # Errors
 /// Text that the tokenizer refuses.
-pub(super) fn encode(tokenizer: &HuggingFace, text: &str, sizes: Sizes) -> Result<Option<Vec<u32>>> {
+pub(super) fn encode(
+    tokenizer: &HuggingFace,
+    text: &str,
+    sizes: Sizes,
+    threads: usize,
+) -> Result<Option<Vec<u32>>> {
     let ranges = cut(text, sizes);
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     let (mut tokens, mut last, mut from) = (Vec::new(), None::<Segment>, 0);
-    for wave in ranges.chunks(at_once) {
-        for next in side_by_side(tokenizer, text, wave) {
+    for wave in ranges.chunks(threads.max(1)) {
+        let segment = |range: &Range<usize>| Segment::encode(tokenizer, text, range.clone());
+        for next in parallel::map(wave.iter(), threads, segment) {
             let next = next?;
             let Some(before) = last.take() else {
                 if next.words.len() < FEWEST_WORDS {
@@ -134,23 +140,6 @@ fn cut(text: &str, sizes: Sizes) -> Vec<Range<usize>> {
     (0..segments).map(range).collect()
 }
 
-/// Each segment in a thread of its own.
-fn side_by_side(tokenizer: &HuggingFace, text: &str, ranges: &[Range<usize>]) -> Vec<Result<Segment>> {
-    std::thread::scope(|scope| {
-        let start = |range: &Range<usize>| {
-            let range = range.clone();
-            std::thread::Builder::new()
-                .spawn_scoped(scope, move || Segment::encode(tokenizer, text, range))
-                .map_err(|e| Failure::run(format!("starting a thread that tokenises: {e}")))
-        };
-        let threads: Vec<_> = ranges.iter().map(start).collect();
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Segment>>>| {
-            thread?.join().unwrap_or_else(|_| Err(Failure::run("a thread that tokenises panicked")))
-        };
-        threads.into_iter().map(join).collect()
-    })
-}
-
 /// What a tokenizer puts before and after a text, where that can be told from the text's own tokens.
 pub(super) fn around(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let ids = |special| Some(tokenizer.encode_fast("a1", special).ok()?.get_ids().to_vec());
@@ -163,6 +152,7 @@ pub(super) fn around(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec
 
 #[cfg(test)]
 mod tests {
+    use super::super::Share;
     use super::*;
     use serde_json::{Value, json};
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -247,8 +237,9 @@ mod tests {
         for (i, tokenizer) in tokenizers.iter().enumerate() {
             for seed in 0..20 {
                 let text = text(seed, &words, 3000);
-                let found =
-                    encode(tokenizer, &text, SMALL).unwrap().unwrap_or_else(|| panic!("{i} {seed}: not cut"));
+                let found = encode(tokenizer, &text, SMALL, 2)
+                    .unwrap()
+                    .unwrap_or_else(|| panic!("{i} {seed}: not cut"));
                 assert!(found == whole(tokenizer, &text), "tokenizer {i}, text {seed}");
             }
         }
@@ -261,15 +252,15 @@ mod tests {
         for run in ["1".repeat(1000), " ".repeat(1501), "a".repeat(3000), "\n".repeat(999)] {
             for shift in 0..4 {
                 let text = format!("{}{prose}{run}{prose}{run}{prose}", "b".repeat(shift));
-                let found = encode(&tokenizer, &text, SMALL).unwrap().expect("joined");
+                let found = encode(&tokenizer, &text, SMALL, 3).unwrap().expect("joined");
                 assert!(found == whole(&tokenizer, &text), "{}", &run[..1]);
             }
         }
         let endless = format!("{prose}{}", "a".repeat(2 * SMALL.longest));
-        assert_eq!(encode(&tokenizer, &endless, SMALL).unwrap(), None);
+        assert_eq!(encode(&tokenizer, &endless, SMALL, 2).unwrap(), None);
         // One word, whatever the text.
         let wordless = byte_pairs(Value::Null, Value::Null, Value::Null);
-        assert_eq!(encode(&wordless, &prose, SMALL).unwrap(), None);
+        assert_eq!(encode(&wordless, &prose, SMALL, 2).unwrap(), None);
     }
 
     #[test]
@@ -283,7 +274,7 @@ mod tests {
         let text = text(3, &["the ", "12", " of", "\n"], 1 << 20);
         assert!(text.len() > 2 * Sizes::USUAL.segment);
         let all = tokenizer.run(|inner| inner.encode_fast(text.as_str(), true)).unwrap();
-        assert!(tokenizer.encode(&text).unwrap() == all.get_ids());
-        assert!(encode(&tokenizer, &text, Sizes::USUAL).unwrap().is_some());
+        assert!(tokenizer.encode(&text, &Share::of(None)).unwrap() == all.get_ids());
+        assert!(encode(&tokenizer, &text, Sizes::USUAL, 2).unwrap().is_some());
     }
 }
