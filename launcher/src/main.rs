@@ -118,10 +118,13 @@ fn train(args: &TrainArgs) -> Result<()> {
             Precision::F32 => train::rank::<f32>(&plan, comm, show),
         }
     });
-    // A rank that was killed while it saved could not clean up after itself.
-    if let (Err(_), None, Some(dir)) = (&done, &identity, &plan.save) {
+    // A rank that was killed while it saved could not clean up after itself; and over NFS files of a replaced model stay
+    // beside its place as long as somebody has them open, as this process may have those that it started from.
+    let saved = plan.save.clone().filter(|_| identity.as_ref().is_none_or(|rank| rank.rank == 0));
+    drop(plan);
+    if let Some(dir) = saved {
         // It lies beside the directory, not beside a link to it.
-        models::remove_unfinished(dir.canonicalize().as_deref().unwrap_or(dir));
+        models::remove_unfinished(dir.canonicalize().as_deref().unwrap_or(&dir));
     }
     done
 }
