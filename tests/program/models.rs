@@ -1,8 +1,10 @@
 //! Which model a run starts from, and what is in the directory that it saves.
 
 use crate::{bench, word_tokenizer};
-use harness::json_lines;
+use harness::{json_lines, skip};
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 #[test]
 fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
@@ -189,4 +191,34 @@ fn a_config_json_by_itself_is_a_shape_with_new_weights() {
     let refused = bench.run(&format!("train --model d {flags}")).refusal(2, &["d/config.json", "other"]);
     assert!(!refused.stderr.contains("new weights"), "{}", refused.stderr);
     bench.run(&format!("train --model d/config.json {flags}")).refusal(2, &["d/config.json", "other"]);
+}
+
+/// With the weights, the shape and the tokenizer that it had here, so that it finds the same text as likely.
+#[test]
+fn what_is_saved_loads_in_transformers_and_has_the_same_loss() {
+    let python = std::env::var("CARAVAN_PYTHON").unwrap_or("python3".into());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/program/load_saved.py");
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.text("held.txt", 60);
+    word_tokenizer(&bench, 200);
+    for flags in ["--dtype f32", "--dtype bf16", "--dtype f32 --tokenizer words-200.json"] {
+        let train =
+            "train --model nano --data text.txt --steps 3 --micro-batch 1 --sample 0 --quiet --save m";
+        bench.run(&format!("{train} {flags}")).success();
+        let loss = bench.run("eval --model m --data held.txt --json --dtype f32").success().json()["loss"]
+            .to_string();
+        let mut command = Command::new(&python);
+        command.arg(&script).args([bench.path("m"), bench.path("held.txt")]).arg(loss);
+        let out = match command.output() {
+            Ok(out) => out,
+            Err(e) => return skip(&format!("no {python}: {e}; CARAVAN_PYTHON can name another")),
+        };
+        let said = String::from_utf8_lossy(&out.stdout);
+        match out.status.code() {
+            Some(0) => println!("{}", said.trim()),
+            Some(77) => return skip(&format!("{python}: {}; CARAVAN_PYTHON can name another", said.trim())),
+            _ => panic!("{flags}: {said}{}", String::from_utf8_lossy(&out.stderr)),
+        }
+    }
 }
