@@ -55,11 +55,11 @@ impl Engine {
         let mut text = String::new();
         for (i, &(call, times)) in runs.iter().skip(runs.len().saturating_sub(TOLD)).enumerate() {
             text.push_str(if i == 0 { "; before it came " } else { ", then " });
-            text.push_str(&in_words_of_the_job(Fingerprint::from_bits(call), &*self.transport));
             if times > 1 {
                 // Writing to a string does not fail.
-                let _ = write!(text, " {times} times");
+                let _ = write!(text, "{times} times ");
             }
+            text.push_str(&in_words_of_the_job(Fingerprint::from_bits(call), &*self.transport));
         }
         text
     }
