@@ -158,7 +158,7 @@ def perftest_rows(link):
 
 
 def message_rows(program, link):
-    """Our messages over the same link: one direction, many under way."""
+    """Our messages over the same link: one direction, as many under way as MESSAGES has of their size."""
     rows = []
     for bytes_, window in MESSAGES.items():
         # As often as ucx_perftest is asked to, or nearly.
@@ -269,10 +269,11 @@ def tables(found):
         for s in MESSAGES:
             ours, peer = found.us("caravan ucx", f"send_recv {link}", s), found.us("ucx_perftest", f"tag_bw {link}", s)
             if ours and peer:
-                rows.append([link, size(s), f"{s / ours / 1e3:.2f}", f"{s / peer / 1e3:.2f}", f"{peer / ours:.2f}"])
+                rows.append([link, size(s), MESSAGES[s], f"{s / ours / 1e3:.2f}", f"{s / peer / 1e3:.2f}", f"{peer / ours:.2f}"])
     if rows:
-        parts += ["## Messages over UCX", "GB/s in one direction, the mean over all messages.", "",
-                  sbs.table(["link", "", "caravan send_recv", "ucx_perftest tag_bw", "ratio"], rows), ""]
+        parts += ["## Messages over UCX",
+                  "GB/s in one direction, the mean over all messages, of which so many are under way at a time.", "",
+                  sbs.table(["link", "", "under way", "caravan send_recv", "ucx_perftest tag_bw", "ratio"], rows), ""]
     return parts
 
 
@@ -284,7 +285,7 @@ def targets(found):
         if ratios:
             bytes_, ratio, by_round = show(ratios, key=lambda r: r[1])
             rows.append([text, f"{ratio:.2f} at {size(bytes_)}", f"{by_round:.2f}",
-                         "yes" if all(holds(r) for _, r, _ in ratios) else "no"])
+                         sbs.holds(all(holds(r) for _, r, _ in ratios))])
 
     mpi = ["openmpi", "mpich"]
     for coll, least in [("reduce_scatter", 4), ("all_gather", 1.5), ("all_reduce", 2)]:
@@ -396,7 +397,7 @@ def main():
     parts = ["# Collectives beside Open MPI, MPICH, UCX and the limit of direct shared memory", "",
              f"{RANKS} ranks, f32, sum, registered buffers, out of place. A barrier before each call, outside its time; "
              "the mean over ranks; the median over calls; the median over rounds. Sizes are the total that nccl-tests "
-             "counts. send_recv and ucx_perftest: one direction, several messages under way, the mean over all.", "",
+             "counts. send_recv and ucx_perftest: one direction, the mean over all messages.", "",
              "Worst found: of the ratios of medians. By round: there, the median of the ratios in single rounds. Settled: "
              f"{SETTLED[0][2]} calls, after {SETTLED[0][3]} that are not counted; otherwise {CALLS[1][2]} from 256 KiB to 4 MiB, "
              f"after {CALLS[1][3]}.", "", "## Targets", "",

@@ -17,6 +17,8 @@ import side_by_side as sbs
 FLAGS = """--model baby --tokenizer bytes --ranks 2 --micro-batch 6 --seq 64 --steps 2000 --lr 1e-3 --min-lr 1e-4
            --schedule cosine --warmup 100 --beta1 0.9 --beta2 0.99 --weight-decay 0.1 --clip 1 --val-fraction 0.1
            --eval-every 0 --sample 0""".split()
+# What the validation loss is to come to.
+LOSS = 1.70
 
 
 def ours(program, data, dtype, stage, seed):
@@ -60,11 +62,17 @@ def main():
     cells = [[f"{engine} {dtype}", f"{middle(engine, dtype, 'val'):.4f}", f"{middle(engine, dtype, 'train_s'):.1f}",
               f"{middle(engine, dtype, 'train_s') / theirs:.2f}"]
              for engine, dtype in [("caravan", "f32"), ("caravan", "bf16"), ("transformers", "f32")]]
+    targets = []
+    for dtype in ("f32", "bf16"):
+        loss, time = middle("caravan", dtype, "val"), middle("caravan", dtype, "train_s") / theirs
+        targets += [[f"{dtype}: validation loss at most {LOSS:.2f}", f"{loss:.4f}", sbs.holds(loss <= LOSS)],
+                    [f"{dtype}: at most half of transformers' time", f"{time:.2f}", sbs.holds(time <= 0.5)]]
     text = "\n".join(["# Learning beside transformers", "",
                       "The baby Llama (4 layers, hidden 128, 4 heads, FFN 344, context 64) on bytes, 2000 steps of "
                       "12 x 64 tokens, AdamW, cosine from 1e-3 to 1e-4 after 100 steps of warm-up; loss on the last "
                       f"tenth of the text, evaluated whole. Ours: 2 ranks, ZeRO stage {args.stage}. Medians over "
                       f"{args.rounds} rounds (each of ours with another seed).", "",
+                      "## Targets", "", sbs.table(["target", "found", "holds"], targets), "",
                       sbs.table(["", "validation loss", "seconds to train", "x transformers"], cells), ""])
     command = ("benches/compare_learning.py --python V/bin/python --peer train_baby.py --data tinyshakespeare.txt "
                f"--rounds {args.rounds} --stage {args.stage}")

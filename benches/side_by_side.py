@@ -98,6 +98,11 @@ def table(header, rows):
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
+def holds(found):
+    """Whether a target holds, as tables of targets have it."""
+    return "yes" if found else "no"
+
+
 def given(programs):
     """The flags that named programs which were built before, for the command of a result file."""
     return "".join(f" {flag} {flag.removeprefix('--')}" for flag, program in programs.items() if program)
