@@ -7,17 +7,22 @@
 //!
 //! - Sum: integers of the whole range, which wrap; floats that are whole numbers times one power of two per
 //!   element, few enough and small enough that every partial sum over any set of ranks is representable.
-//! - Average: the same with every contribution a multiple of the number of ranks where the type has room for
-//!   that, so that even a reciprocal multiplied in early is exact; integers do not wrap, and truncate at the end.
+//! - Average: the same; integers do not wrap, and truncate at the end. NCCL multiplies floats by its rounded 1/ranks
+//!   before it adds them up, and rounds again: for it they are multiples of the number of ranks that come through that
+//!   unharmed.
 //! - Product: odd integers, which wrap without collapsing to zero; floats that are powers of two and, on three
 //!   ranks at most, 3, 5 or 7, within the range of exponents.
 //! - Min, max: any value but zero (whose sign an order may choose) and NaN.
 
 use super::operation::Operation;
 use collectives::{DType, Element, ReduceOp, bf16, f16};
+use std::iter::once;
 
 /// Elements after which contributions repeat.
 pub const TILE: usize = 65521;
+
+/// So far those that come back from a rounded division are looked for one by one.
+const SMALL: u64 = 64;
 
 /// An element that test data can be made of, by its bits.
 pub trait Exact: Element {
@@ -104,9 +109,10 @@ pub struct Data {
     pub ranks: usize,
     /// How contributions are combined; None where they are only moved.
     pub op: Option<ReduceOp>,
-    /// Whether sums and products of integers stay within their type: libraries differ in what they do beyond it. Open
-    /// MPI, for one, wraps or saturates bytes as the processor's instructions do.
-    pub modest: bool,
+    /// Whether a library combines by rules of its own. Sums and products of integers then stay within their type, because
+    /// libraries differ in what they do beyond it: Open MPI, for one, wraps or saturates bytes as the processor's
+    /// instructions do. Floats that are averaged may be multiplied by 1/ranks first.
+    pub foreign: bool,
 }
 
 /// Mixes all bits of `x` (the finalizer of MurmurHash3 by its published constants).
@@ -130,10 +136,9 @@ impl Data {
         let bits = self.draw(index, Some(rank));
         match self.op {
             None => T::from_bits(bits),
-            Some(ReduceOp::Sum) if T::PRECISION == 0 && !self.modest => T::from_bits(bits),
-            Some(ReduceOp::Sum) => self.summand(index, rank, 1),
-            Some(ReduceOp::Average) => self.summand(index, rank, self.step::<T>()),
-            Some(ReduceOp::Product) if T::PRECISION == 0 && !self.modest => T::from_bits(bits | 1),
+            Some(ReduceOp::Sum) if T::PRECISION == 0 && !self.foreign => T::from_bits(bits),
+            Some(ReduceOp::Sum | ReduceOp::Average) => self.summand(index, rank),
+            Some(ReduceOp::Product) if T::PRECISION == 0 && !self.foreign => T::from_bits(bits | 1),
             Some(ReduceOp::Product) if T::PRECISION == 0 => {
                 let chosen = rank == self.draw(index, None) as usize % self.ranks;
                 let sign = if T::SIGNED && bits & 1 == 1 { -1.0 } else { 1.0 };
@@ -152,10 +157,40 @@ impl Data {
         }
     }
 
-    /// For an average, what contributions are a multiple of: the number of ranks if the type has room for that.
-    fn step<T: Exact>(&self) -> u64 {
-        let ranks = self.ranks as u64;
-        if T::PRECISION > 0 && Self::budget::<T>() / ranks >= 4 * ranks { ranks } else { 1 }
+    /// Whether what is added up are products with the rounded 1/ranks, which may round as well.
+    fn divides_first<T: Exact>(&self) -> bool {
+        self.op == Some(ReduceOp::Average) && self.foreign && T::PRECISION > 0
+    }
+
+    /// Whether `whole` can be passed in times the number of ranks, and is itself again once that is multiplied by 1/ranks.
+    fn comes_back<T: Exact>(&self, whole: u64) -> bool {
+        let ranks = self.ranks as f64;
+        // As NCCL has it: rounded from a double for those, and else from a float.
+        let inverse = match T::DTYPE {
+            DType::F64 => T::from_number(1.0 / ranks),
+            _ => T::from_number(f64::from((1.0 / ranks) as f32)),
+        };
+        let passed = T::from_number(whole as f64 * ranks);
+        passed.number() == whole as f64 * ranks
+            && T::from_number(passed.number() * inverse.number()).number() == whole as f64
+    }
+
+    /// The least that does, if one does that the type has room for.
+    fn least_that_comes_back<T: Exact>(&self) -> Option<u64> {
+        let most = Self::budget::<T>() / self.ranks as u64;
+        (1..=most.min(SMALL)).find(|&whole| self.comes_back::<T>(whole))
+    }
+
+    /// Why no data tell a right result of this reduction from a wrong one, if none do.
+    pub fn obstacle<T: Exact>(&self) -> Option<String> {
+        (self.divides_first::<T>() && self.least_that_comes_back::<T>().is_none()).then(|| {
+            format!(
+                "over {0} ranks every {1} rounds when it is divided by {0} before it is added up, so that no average can be \
+                 called right or wrong; only -c 0 measures it",
+                self.ranks,
+                T::DTYPE
+            )
+        })
     }
 
     /// One of at most `most` ranks takes part at `index`: every `stride`-th, from a place that varies.
@@ -163,17 +198,32 @@ impl Data {
         (rank + self.draw(index, None) as usize % stride).is_multiple_of(stride)
     }
 
-    /// A contribution to a sum: a whole number times `step` times one power of two per element.
-    fn summand<T: Exact>(&self, index: usize, rank: usize, step: u64) -> T {
-        let budget = Self::budget::<T>() / step;
+    /// A contribution to a sum: a whole number times one power of two per element, and times the number of ranks where
+    /// that is divided by first.
+    fn summand<T: Exact>(&self, index: usize, rank: usize) -> T {
+        let (step, least) = match self.divides_first::<T>() {
+            true => (self.ranks as u64, self.least_that_comes_back::<T>().unwrap_or(1)),
+            false => (1, 1),
+        };
+        let budget = (Self::budget::<T>() / step).max(1);
         // Where there are more ranks than units to go round, only every so many take part.
-        let stride = (4 * self.ranks as u64).div_ceil(budget).max(1) as usize;
+        let stride = ((4 * self.ranks as u64 * least).div_ceil(budget) as usize).clamp(1, self.ranks);
         if !self.takes_part(index, rank, stride) {
             return T::default();
         }
         let most = (budget / self.ranks.div_ceil(stride) as u64).min(1 << 40);
         let bits = self.draw(index, Some(rank));
-        let whole = (bits >> 8) % (most + 1) * step;
+        let whole = (bits >> 8) % (most + 1);
+        let whole = match step {
+            1 => whole,
+            // It, or else a small one, and 0 always does.
+            _ => {
+                step * once(whole)
+                    .chain((0..=whole.min(SMALL)).rev())
+                    .find(|&x| self.comes_back::<T>(x))
+                    .unwrap_or(0)
+            }
+        };
         let sign = if T::SIGNED && bits & 1 == 1 && whole > 0 { -1.0 } else { 1.0 };
         let scale = match T::PRECISION {
             0 => 1.0,

@@ -182,7 +182,7 @@ impl<T: Exact> Bench<'_, T> {
     fn row(&mut self, work: &Work, bytes: usize) -> Result<Row> {
         let comm = &self.party.comm;
         let op = work.operation.reduces().then_some(ReduceOp::Sum);
-        let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, modest: false };
+        let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, foreign: false };
         let longest = work.counts.send.max(work.counts.receive);
         let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
         self.slot.fit(work, comm.rank());
