@@ -322,7 +322,8 @@ pub struct SbatchArgs {
     /// Ranks on each node.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub ranks_per_node: usize,
-    /// GPUs of each rank: 1 with train or eval --device cuda and bench --transport nccl, else to be left away.
+    /// GPUs of each rank: 1 with train or eval --device cuda and bench --transport nccl, else to be left away. Every rank
+    /// sees all those of its node, which NCCL needs to go from one directly to another, and computes on one.
     #[arg(long, value_name = "N")]
     pub gpus_per_rank: Option<usize>,
     /// Processor cores of each rank.

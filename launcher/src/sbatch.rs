@@ -71,8 +71,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     if let Some(cpus) = args.cpus_per_rank {
         option("cpus-per-task", &cpus.to_string());
     }
-    if let Some(gpus) = args.gpus_per_rank {
-        option("gpus-per-task", &gpus.to_string());
+    if let Some(each) = args.gpus_per_rank {
+        // Not --gpus-per-task, with which each rank would see a GPU of its own only, and NCCL could not go directly from one
+        // to another. Ranks take theirs by their number on the node.
+        option("gpus-per-node", &(each * args.ranks_per_node).to_string());
     }
     option("output", args.output.as_deref().unwrap_or("%x-%j.out"));
     for (name, value) in [("time", &args.time), ("partition", &args.partition), ("account", &args.account)] {
@@ -229,7 +231,7 @@ mod tests {
             "#SBATCH --job-name=caravan-train",
             "#SBATCH --nodes=2",
             "#SBATCH --ntasks-per-node=8",
-            "#SBATCH --gpus-per-task=1",
+            "#SBATCH --gpus-per-node=8",
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --time=1:00:00",
             "srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
@@ -237,6 +239,10 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
         }
+        assert!(
+            !text.contains("gpus-per-task") && !text.contains("gpu-bind"),
+            "each sees all of its node: {text}"
+        );
         let options = text.lines().skip(1).take_while(|l| l.starts_with("#SBATCH ")).count();
         assert_eq!(
             options,
