@@ -9,7 +9,9 @@ use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine;
 use crate::out;
-use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, tokens_in_memory};
+use crate::plan::{
+    MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, on_hosts, tokens_in_memory,
+};
 use crate::progress::Progress;
 use crate::tokenizer::Share;
 use collectives::bootstrap::Identity;
@@ -53,8 +55,8 @@ impl EvalPlan {
     /// # Errors
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
+        on_hosts("eval", &args.ranks)?;
         let ranks = Ranks::plan(&args.ranks, identity)?;
-        ranks.on_hosts("eval")?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;

@@ -38,6 +38,7 @@ impl Layers {
                 )));
             }
         };
+        let nccl = if args.transport.starts_with("nccl") { "nccl+" } else { "" };
         let emulated =
             |text: &String| text.parse().map_err(|e| Failure::usage(format!("--emulate-link {text}: {e}")));
         let link: Option<Link> = args.emulate_link.as_ref().map(emulated).transpose()?;
@@ -54,9 +55,11 @@ impl Layers {
                 "auto" => "--transport auto takes nodes from hosts".to_owned(),
                 _ => format!("transport {between} makes no difference between nodes"),
             };
+            // Which NCCL's messages go past.
+            let link = if nccl.is_empty() { ", or add --emulate-link" } else { "" };
             return Err(Failure::usage(format!(
-                "--ranks-per-node {given} says which ranks share a node, and {what}: take --transport shm+ucx or shm+mpi, \
-                 or --emulate-link"
+                "--ranks-per-node {given} says which ranks share a node, and {what}: take --transport {nccl}shm+ucx or \
+                 {nccl}shm+mpi, or on one host {nccl}shm+shm or {nccl}threads+threads{link}"
             )));
         }
         if link.is_some_and(|link| link.inside.is_some()) && per_node.is_none() {

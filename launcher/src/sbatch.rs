@@ -137,7 +137,7 @@ impl Inner {
                 ("train", cuda(&args.device))
             }
             Command::Eval(args) => {
-                on_hosts("eval", asked.nccl, &asked.label())?;
+                on_hosts("eval", &args.ranks)?;
                 device::check_flags(&args.device, false, ranks.share_gpus)?;
                 at_least_one("--micro-batch", args.micro_batch)?;
                 args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;

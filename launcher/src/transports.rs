@@ -64,15 +64,19 @@ impl Transport {
         }
     }
 
-    /// What was asked for, or else what is fastest.
+    /// What was asked for, or else what is fastest. `with` says how another in its place is asked for.
     ///
     /// # Errors
     /// A transport that cannot be used here.
-    pub fn choose(asked: Option<Self>, identity: Option<&Identity>) -> Result<Self> {
+    pub fn choose(
+        asked: Option<Self>,
+        identity: Option<&Identity>,
+        with: &dyn Fn(Self) -> String,
+    ) -> Result<Self> {
         let chosen = asked.map_or_else(|| Self::automatic(identity), Ok)?;
         match chosen.obstacle() {
             Some(why) => {
-                let instead = chosen.instead(identity);
+                let instead = chosen.instead(identity, with);
                 Err(Failure::usage(format!("transport {} cannot be used: {why}{instead}", chosen.name())))
             }
             None => Ok(chosen),
@@ -81,14 +85,14 @@ impl Transport {
 
     /// What joins the same ranks and needs nothing, as the end of the sentence: a launcher starts processes, and on
     /// several hosts nothing else may reach them all.
-    fn instead(self, identity: Option<&Identity>) -> String {
+    fn instead(self, identity: Option<&Identity>, with: &dyn Fn(Self) -> String) -> String {
         let simple: &[Transport] = match identity {
             None => &[Transport::Shm, Transport::Threads],
             Some(identity) if !on_several_hosts(identity) => &[Transport::Shm],
             Some(_) => &[],
         };
         let usable = |t: &&Transport| **t != self && t.obstacle().is_none();
-        let names: Vec<&str> = simple.iter().filter(usable).map(|t| t.name()).collect();
+        let names: Vec<String> = simple.iter().filter(usable).map(|&t| with(t)).collect();
         match names[..] {
             [] => String::new(),
             _ => format!("; --transport {} needs none of that", names.join(" or ")),
@@ -205,11 +209,14 @@ pub fn survey() -> Vec<(&'static str, bool, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use crate::plan::Asked;
 
     #[test]
     fn a_transport_that_cannot_be_had_says_what_can() {
-        assert_eq!(Transport::choose(None, None).unwrap(), Transport::Shm);
-        assert_eq!(Transport::choose(Some(Transport::Threads), None).unwrap(), Transport::Threads);
+        let choose = |asked| Transport::choose(asked, None, &|t| t.name().to_owned()).unwrap();
+        assert_eq!(choose(None), Transport::Shm);
+        assert_eq!(choose(Some(Transport::Threads)), Transport::Threads);
         assert_eq!(Transport::named("auto").unwrap(), None);
         let e = Transport::named("pigeon").unwrap_err();
         assert!(
@@ -230,18 +237,53 @@ mod tests {
             ..Identity::alone()
         };
         let missing = Transport::Ucx;
-        assert_eq!(missing.instead(None), "; --transport shm or threads needs none of that");
-        assert_eq!(Transport::Shm.instead(None), "; --transport threads needs none of that");
+        let plain = &|t: Transport| t.name().to_owned();
+        assert_eq!(missing.instead(None, plain), "; --transport shm or threads needs none of that");
+        assert_eq!(Transport::Shm.instead(None, plain), "; --transport threads needs none of that");
         for here in [started(Some(4), None), started(None, None)] {
-            assert_eq!(missing.instead(Some(&here)), "; --transport shm needs none of that");
-            assert_eq!(Transport::Shm.instead(Some(&here)), "");
+            assert_eq!(missing.instead(Some(&here), plain), "; --transport shm needs none of that");
+            assert_eq!(Transport::Shm.instead(Some(&here), plain), "");
         }
         for apart in [started(Some(2), None), started(None, Some("head:9000"))] {
-            assert_eq!(missing.instead(Some(&apart)), "");
+            assert_eq!(missing.instead(Some(&apart), plain), "");
         }
         if !cfg!(feature = "mpi") {
-            let e = Transport::choose(Some(Transport::Mpi), Some(&started(Some(4), None))).unwrap_err();
+            let e =
+                Transport::choose(Some(Transport::Mpi), Some(&started(Some(4), None)), plain).unwrap_err();
             assert!(e.to_string().ends_with("libclang-dev); --transport shm needs none of that"), "{e}");
+        }
+        let read = |flags: &str| {
+            let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
+            let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+            Asked::new(&args.ranks, 4)
+        };
+        for (flags, advice) in [
+            ("--transport ucx", "shm or threads"),
+            ("--transport nccl+ucx", "nccl+shm or nccl+threads"),
+            ("--transport shm+ucx", "shm or threads"),
+            ("--transport shm+ucx --ranks-per-node 2", "shm+shm or threads+threads"),
+            ("--transport nccl+shm+ucx --ranks-per-node 2", "nccl+shm+shm or nccl+threads+threads"),
+            ("--transport ucx --emulate-link latency=1us", "shm or threads"),
+            ("--transport ucx --emulate-link latency=1us --ranks-per-node 2", "shm or threads"),
+            ("--transport shm+ucx --emulate-link latency=1us", "shm+shm or threads+threads"),
+        ] {
+            let asked = read(flags).expect(flags);
+            let said = missing.instead(None, &|t| asked.with(t));
+            assert_eq!(said, format!("; --transport {advice} needs none of that"), "{flags}");
+            let (_, rest) = flags.split_once(' ').unwrap();
+            let rest = rest.split_once(' ').map_or("", |(_, rest)| rest);
+            for transport in advice.split(" or ") {
+                read(&format!("--transport {transport} {rest}")).expect(transport);
+            }
+        }
+        // Nor does what is said of nodes that nothing asks about.
+        for prefix in ["", "nccl+"] {
+            let e = read(&format!("--transport {prefix}shm --ranks-per-node 2")).unwrap_err().to_string();
+            for transport in ["shm+ucx", "shm+mpi", "shm+shm", "threads+threads"] {
+                assert!(e.contains(&format!(" {prefix}{transport}")), "{e}");
+                read(&format!("--transport {prefix}{transport} --ranks-per-node 2")).expect(transport);
+            }
+            assert_eq!(e.contains("--emulate-link"), prefix.is_empty(), "{e}");
         }
     }
 }

@@ -86,12 +86,12 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
     }
     match &args.command {
         BenchCommand::Overlap(flags) => {
-            on_hosts("bench overlap", asked.nccl, &asked.label())?;
+            on_hosts("bench overlap", &flags.ranks)?;
             unshared(&flags.ranks)?;
             overlap::check(flags, world).map(drop)
         }
         BenchCommand::Tune(flags) => {
-            on_hosts("bench tune", asked.nccl, &asked.label())?;
+            on_hosts("bench tune", &flags.ranks)?;
             unshared(&flags.ranks)?;
             tune::check(flags, world, true).map(drop)
         }
@@ -170,7 +170,11 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     if !over_nccl {
         let bytes = measure::footprint(&plan, ranks.native, ranks.world);
         let fewer = ranks.fewer(if operation == Operation::SendRecv { 2 } else { 1 }, identity.as_ref());
-        let lower = human::either([("-e", true), ("-m", plan.aggregate > 1), ("--ranks", fewer)]);
+        let lower = human::either([
+            (plan.repeats.sweep.end_flags(), true),
+            ("-m", plan.aggregate > 1),
+            ("--ranks", fewer),
+        ]);
         machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     }
     let asked = asked_for(args);

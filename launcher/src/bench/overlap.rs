@@ -19,7 +19,7 @@ use crate::files::{self, Way};
 use crate::human;
 use crate::layers;
 use crate::machine;
-use crate::plan::Ranks;
+use crate::plan::{Ranks, on_hosts};
 use crate::ranks::{identity, lead};
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
@@ -37,14 +37,15 @@ const MOST_TESTS: usize = 1_000_000;
 /// Usage, or what a call said.
 pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let identity = identity()?;
+    on_hosts("bench overlap", &args.ranks)?;
     let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
-    ranks.on_hosts("bench overlap")?;
     unshared(&args.ranks)?;
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
     ranks.bind = repeats.bind;
     let bytes = footprint(args, &repeats, dtype, ranks.world);
-    let lower = human::either([("-e", true), ("--ranks", ranks.fewer(1, identity.as_ref()))]);
+    let lower =
+        human::either([(repeats.sweep.end_flags(), true), ("--ranks", ranks.fewer(1, identity.as_ref()))]);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     let writable = || {
         let Some(path) = &args.json else { return Ok(()) };

@@ -46,6 +46,11 @@ impl Sweep {
         }
     }
 
+    /// The flags that set the largest size: without -e, or where both are the same, -b does too.
+    pub fn end_flags(&self) -> &'static str {
+        if self.begin == self.end { "-b and -e" } else { "-e" }
+    }
+
     /// Checks the sizes against what is measured.
     ///
     /// # Errors

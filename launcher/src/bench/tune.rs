@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::human;
 use crate::machine;
-use crate::plan::{Ranks, with_ranks};
+use crate::plan::{Ranks, on_hosts, with_ranks};
 use crate::ranks;
 use collectives::schedule::{Algorithm, Rule, TuningTable};
 use collectives::{Communicator, DType};
@@ -30,9 +30,9 @@ const WORTH: f64 = 0.05;
 /// Usage, or what a call said.
 pub fn tune(args: &TuneArgs) -> Result<()> {
     let identity = ranks::identity()?;
+    on_hosts("bench tune", &args.ranks)?;
     // The environment may name the table that is still to be written.
     let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
-    ranks.on_hosts("bench tune")?;
     unshared(&args.ranks)?;
     let repeats = check(args, ranks.world, identity.is_some())?;
     let of = |operation| {
@@ -42,7 +42,8 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     };
     // One operation follows the other.
     let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0);
-    let lower = human::either([("-e", true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);
+    let lower =
+        human::either([(repeats.sweep.end_flags(), true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     ranks.bind = repeats.bind;
     // What is no file, a pipe or the screen, has no table to go on from, nor has a file that was only made.

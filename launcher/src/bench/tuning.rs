@@ -34,7 +34,7 @@ fn groups(table: &TuningTable) -> String {
     if has.is_empty() { "nothing".to_owned() } else { has.join(", ") }
 }
 
-/// What is known of a group's costs, with what a table says about it; `tune` is the command that would measure it.
+/// What is known of a group's costs, with what a table says about it; `tune` is what would measure it.
 ///
 /// # Errors
 /// A table that cannot be read, or has no entry for the group.
@@ -42,7 +42,7 @@ pub fn load(path: &Path, transport: &str, ranks: usize, tune: &str, known: Tunin
     let table = read(path)?;
     table.apply(transport, ranks, known).ok_or_else(|| {
         Failure::usage(format!(
-            "tuning table {} is for {}, not for {transport} with {ranks} ranks: '{tune}' measures that",
+            "tuning table {} is for {}, not for {transport} with {ranks} ranks: {tune} measures that",
             path.display(),
             groups(&table)
         ))
@@ -54,7 +54,7 @@ pub fn load(path: &Path, transport: &str, ranks: usize, tune: &str, known: Tunin
 pub struct ByLayout {
     path: PathBuf,
     table: TuningTable,
-    /// The command that would measure what it does not have.
+    /// What would measure what it does not have.
     tune: String,
 }
 
@@ -67,7 +67,7 @@ impl ByLayout {
         let loaded = ByLayout { path: path.to_owned(), table: read(path)?, tune };
         if loaded.rules(transport, ranks).next().is_none() {
             return Err(Failure::usage(format!(
-                "tuning table {} is for {}, not for {transport}/K with {ranks} ranks on nodes of K: '{}' measures that",
+                "tuning table {} is for {}, not for {transport}/K with {ranks} ranks on nodes of K: {} measures that",
                 path.display(),
                 groups(&loaded.table),
                 loaded.tune
@@ -94,7 +94,7 @@ impl ByLayout {
         self.table.apply(group, ranks, known).ok_or_else(|| {
             Failure::usage(format!(
                 "tuning table {} is for {}, not for {group} with {ranks} ranks: it was measured on another layout of nodes, \
-                 and '{}' measures this one",
+                 and {} measures this one",
                 self.path.display(),
                 groups(&self.table),
                 self.tune
@@ -117,7 +117,7 @@ mod tests {
         assert!(load(2, "").unwrap().measured.iter().flatten().count() == 1);
         let e = load(3, "bench tune of three").unwrap_err().to_string();
         assert!(
-            e.contains("shm with 2 ranks, not for shm with 3 ranks: 'bench tune of three' measures"),
+            e.contains("shm with 2 ranks, not for shm with 3 ranks: bench tune of three measures"),
             "{e}"
         );
         std::fs::write(&path, "caravan-tuning 1\nshm two\n").unwrap();
@@ -133,7 +133,7 @@ mod tests {
         let e = found.of("shm+ucx/2", 8, Tuning::default()).unwrap_err().to_string();
         assert!(e.contains("not for shm+ucx/2 with 8 ranks: it was measured on another layout"), "{e}");
         let e = ByLayout::load(&path, "shm+mpi", 8, "bench tune here".into()).unwrap_err().to_string();
-        assert!(e.contains("not for shm+mpi/K with 8 ranks on nodes of K: 'bench tune here'"), "{e}");
+        assert!(e.contains("not for shm+mpi/K with 8 ranks on nodes of K: bench tune here measures"), "{e}");
         let missing = read(&dir.path().join("none")).unwrap_err();
         assert!(missing.code() == 2 && missing.to_string().contains("none"), "{missing}");
     }

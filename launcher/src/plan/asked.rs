@@ -36,11 +36,8 @@ impl Asked {
         }
         let rendezvous_timeout = patience("--rendezvous-timeout", args.rendezvous_timeout)?;
         let deadline = patience("--call-timeout", args.call_timeout)?;
-        let (nccl, host) = match args.transport.strip_prefix("nccl") {
-            Some("") => (true, "auto"),
-            Some(rest) if rest.starts_with('+') => (true, &rest[1..]),
-            _ => (false, args.transport.as_str()),
-        };
+        let beside = beside_nccl(&args.transport);
+        let (nccl, host) = (beside.is_some(), beside.unwrap_or(&args.transport));
         if let (true, Some(link)) = (nccl, &args.emulate_link) {
             return usage(format!(
                 "--emulate-link {link} holds back messages between hosts, and NCCL's go past it from GPU to GPU: take \
@@ -52,22 +49,40 @@ impl Asked {
         Ok(Asked { nccl, transport, layers, rendezvous_timeout, deadline })
     }
 
+    /// What `--transport` is called when `other` takes the place of what was asked for between all ranks, and these flags
+    /// still go together: also inside nodes, if their ranks were given by hand, which no plain transport asks about.
+    pub fn with(&self, other: Transport) -> String {
+        let name = other.name();
+        let inside = self.layers.inside.filter(|_| self.layers.per_node.is_some());
+        let inside = inside.map_or(String::new(), |_| format!("{name}+"));
+        format!("{}{inside}{name}", if self.nccl { "nccl+" } else { "" })
+    }
+
     /// What carries data of hosts, as far as it is known without a machine.
     pub fn label(&self) -> String {
         self.transport.map_or_else(|| "auto".to_owned(), |transport| self.layers.label(transport))
     }
 }
 
-/// For commands that use no GPU, whose data `transport` carries.
+/// What carries data of hosts where GPUs have NCCL; None where they have not.
+fn beside_nccl(transport: &str) -> Option<&str> {
+    match transport.strip_prefix("nccl")? {
+        "" => Some("auto"),
+        rest => rest.strip_prefix('+'),
+    }
+}
+
+/// For commands that send nothing between GPUs. Asked before what NCCL would need is looked for.
 ///
 /// # Errors
 /// NCCL was asked for.
-pub fn on_hosts(command: &str, nccl: bool, transport: &str) -> Result<()> {
-    match nccl {
-        true => usage(format!(
-            "--transport nccl is between GPUs, which {command} does not use: take --transport {transport}"
+pub fn on_hosts(command: &str, args: &RankArgs) -> Result<()> {
+    match beside_nccl(&args.transport) {
+        Some(host) => usage(format!(
+            "--transport {} carries data from GPU to GPU, and {command} sends none: take --transport {host}",
+            args.transport
         )),
-        false => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
-use collectives::bootstrap::{self, Identity, Launcher};
+use collectives::bootstrap::{self, Identity};
 use collectives::schedule::Kind;
 use collectives::transport::{self, Nodes};
 use collectives::{Communicator, MAX_SIZE};
@@ -61,7 +61,7 @@ impl Ranks {
         let mut ranks = Self::untuned(args, identity)?;
         if let Some(path) = tuning::named(args.tuning.as_ref()) {
             if ranks.world > 1 {
-                let tune = ranks.tune(identity.map(|identity| identity.launcher));
+                let tune = ranks.tune();
                 if ranks.layers.found() {
                     ranks.by_layout = Some(ByLayout::load(&path, &ranks.label, ranks.world, tune)?);
                 } else {
@@ -104,12 +104,13 @@ impl Ranks {
         let processors = bootstrap::processors_of_host(identity);
         let crowded = Some(here > processors);
         let threads = args.threads.unwrap_or_else(|| (processors / here).clamp(1, bootstrap::processors()));
-        let Asked { nccl, transport, mut layers, rendezvous_timeout, deadline } = Asked::new(args, world)?;
+        let asked = Asked::new(args, world)?;
+        let Asked { nccl, transport, mut layers, rendezvous_timeout, deadline } = asked;
         if nccl && let Some(why) = gpus::obstacle() {
             return usage(format!("transport nccl cannot be used: {why}"));
         }
         let automatic = transport.is_none();
-        let transport = Transport::choose(transport, identity)?;
+        let transport = Transport::choose(transport, identity, &|other| asked.with(other))?;
         // Behind a link every rank is a node, unless nodes were asked for.
         let alone = layers.link.is_some() && layers.per_node.is_none();
         if automatic && !alone && matches!(transport, Transport::Mpi | Transport::Ucx) {
@@ -187,16 +188,11 @@ impl Ranks {
         Ok(comm)
     }
 
-    /// The command that tunes such ranks where `launcher` has started these, if something has.
-    fn tune(&self, launcher: Option<Launcher>) -> String {
-        let (ranks, flags) = (self.world, self.layers.flags(self.transport));
-        let starter = match launcher {
-            Some(Launcher::OpenMpi | Launcher::Pmi) => "mpirun",
-            Some(Launcher::Slurm) => "srun",
-            _ if self.transport == Transport::Mpi => "mpirun",
-            _ => return format!("caravan bench tune {flags} --ranks {ranks} -o FILE"),
-        };
-        format!("{starter} -n {ranks} caravan bench tune {flags} -o FILE")
+    /// What measures such ranks. Which nodes they get depends on more than their number: the same launcher with other
+    /// flags may lay them out otherwise.
+    fn tune(&self) -> String {
+        let flags = self.layers.flags(self.transport);
+        format!("'caravan bench tune {flags} -o FILE', started as these {} ranks are,", self.world)
     }
 
     /// The transport that was asked for, as `--transport` takes it.
@@ -222,14 +218,6 @@ impl Ranks {
         // The library is made ready for it by all ranks together.
         all.extend(self.native.then(|| ("--algo", "native".to_owned())));
         all
-    }
-
-    /// For commands that use no GPU.
-    ///
-    /// # Errors
-    /// NCCL was asked for.
-    pub fn on_hosts(&self, command: &str) -> Result<()> {
-        super::on_hosts(command, self.nccl, &self.label)
     }
 }
 
@@ -258,6 +246,7 @@ fn elsewhere(asked: usize, there: &Identity) -> String {
 mod tests {
     use super::*;
     use crate::args::{Cli, Command};
+    use collectives::bootstrap::Launcher;
 
     fn args(flags: &str) -> RankArgs {
         let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
@@ -300,24 +289,6 @@ mod tests {
             let text = Ranks::plan(&args("--ranks 4"), Some(&there)).unwrap_err().to_string();
             let words = ["--ranks 4", words, "take 'env", "caravan ...', which starts them itself"];
             assert!(words.iter().all(|w| text.contains(w)), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_would_be_tuned_is_started_as_these_ranks_are() {
-        let here = plan("--transport shm").unwrap();
-        let alone = "caravan bench tune --transport shm --ranks 2 -o FILE";
-        let over = |transport, launcher| Ranks { transport, ..here.clone() }.tune(launcher);
-        for launcher in [None, Some(Launcher::Caravan)] {
-            assert_eq!(over(Transport::Shm, launcher), alone);
-            let mpi = "mpirun -n 2 caravan bench tune --transport mpi -o FILE";
-            assert_eq!(over(Transport::Mpi, launcher), mpi);
-        }
-        for (launcher, starter) in
-            [(Launcher::OpenMpi, "mpirun"), (Launcher::Pmi, "mpirun"), (Launcher::Slurm, "srun")]
-        {
-            let tune = format!("{starter} -n 2 caravan bench tune --transport ucx -o FILE");
-            assert_eq!(over(Transport::Ucx, Some(launcher)), tune);
         }
     }
 
