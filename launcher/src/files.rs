@@ -190,10 +190,10 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
 pub fn change_whole(path: &Path, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
     let Some(file) = place(path) else { return write_whole(path, change("")?.as_bytes()) };
     let failed = |e: std::io::Error| Failure::run(format!("writing {}: {e}", path.display()));
-    let lock = locked(&file, LOCK_WITHIN).map_err(failed)?;
+    let lock = locked(folder(&file), LOCK_WITHIN);
     if lock.is_none() {
         out::note(format_args!(
-            "caravan: {} cannot be locked: what another process writes there at this moment may be lost",
+            "caravan: the folder of {} cannot be locked: what another process writes there at this moment may be lost",
             file.display()
         ));
     }
@@ -204,37 +204,20 @@ pub fn change_whole(path: &Path, change: impl FnOnce(&str) -> Result<String>) ->
     write_whole(&file, change(&old)?.as_bytes())
 }
 
-/// A lock of the file that has this name once it is held, which ends with what is returned; None where the system has none
-/// to give. A file that is not there yet is made, empty.
-fn locked(file: &Path, within: Duration) -> std::io::Result<Option<File>> {
+/// A lock of a folder, which ends with what is returned; None where there is none to be had. That of the file itself would be
+/// of what is replaced, or has to be made first.
+fn locked(folder: &Path, within: Duration) -> Option<File> {
     let give_up = Instant::now() + within;
+    let open = File::open(folder).ok()?;
     loop {
-        let open = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file);
-        let open = match open {
-            // It may be replaced all the same.
-            Err(e) if e.kind() == ErrorKind::PermissionDenied => File::open(file)?,
-            open => open?,
-        };
         match flock(&open, FlockOperation::NonBlockingLockExclusive) {
-            // Who held it before may have put another file in its place.
-            Ok(()) if same(&open, file)? => return Ok(Some(open)),
-            Ok(()) => {}
+            Ok(()) => return Some(open),
             Err(Errno::WOULDBLOCK) if Instant::now() < give_up => {
                 std::thread::sleep(Duration::from_millis(5))
             }
             Err(Errno::INTR) => {}
-            Err(_) => return Ok(None),
+            Err(_) => return None,
         }
-    }
-}
-
-/// Whether an open file has this name.
-fn same(open: &File, name: &Path) -> std::io::Result<bool> {
-    let identity = |of: fs::Metadata| (of.dev(), of.ino());
-    let open = identity(open.metadata()?);
-    match fs::metadata(name) {
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
-        there => Ok(identity(there?) == open),
     }
 }
 
@@ -291,8 +274,20 @@ mod tests {
         assert_eq!(text.lines().collect::<std::collections::HashSet<_>>().len(), 40, "{text}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         // A lock that is not to be had is said to be none.
-        let _held = locked(&path, Duration::ZERO).unwrap().unwrap();
-        assert!(locked(&path, Duration::from_millis(20)).unwrap().is_none());
+        let _held = locked(dir.path(), Duration::ZERO).unwrap();
+        assert!(locked(dir.path(), Duration::from_millis(20)).is_none());
+    }
+
+    #[test]
+    fn a_change_that_fails_makes_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        let failed = change_whole(&path, |_| {
+            assert!(!path.exists());
+            Err(Failure::run("no"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "no");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -78,6 +78,20 @@ fn a_disk_that_is_full_when_a_result_is_written_keeps_what_was_there() {
 }
 
 #[test]
+fn a_tuning_table_that_cannot_be_written_is_not_there() {
+    let bench = bench();
+    let run = format!(
+        "head -c 4096 /dev/zero >disk/full; {CARAVAN} bench tune -b 1K -e 1K -n 1 -w 0 --transport threads \
+         -o disk/table >said; code=$?; ls -A disk; exit $code"
+    );
+    let Some(outcome) = with_disk(&bench, "4k", &run) else { return };
+    let outcome = outcome.refusal(1, &["disk/table", "No space left"]);
+    // An empty one would be no table to whoever is given it.
+    assert_eq!(outcome.stdout, "full\n");
+    bench.nothing_left();
+}
+
+#[test]
 fn what_is_mounted_is_not_replaced() {
     for (line, words) in [
         (
