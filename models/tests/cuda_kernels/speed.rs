@@ -3,7 +3,7 @@
 use crate::emulator::emulator;
 use collectives::device::SharedQueue;
 use models::LlamaConfig;
-use models::cuda::speed::{GROUPS, Scale, Work, measure};
+use models::cuda::speed::{GROUPS, Scale, Shown, Work, measure};
 
 #[test]
 fn every_kernel_can_be_timed() {
@@ -11,8 +11,13 @@ fn every_kernel_can_be_timed() {
     let config = LlamaConfig { head_dim: 64, heads: 2, kv_heads: 1, ..LlamaConfig::preset("nano").unwrap() };
     let scale = Scale { rows: 1, length: 16, elements: 8192, batches: 1, seconds: 0.0 };
     let queue = SharedQueue::new(emulator.queue(0));
-    let mut rows = Vec::new();
-    measure(&queue, &config, scale, &|_| true, &mut |row| rows.push(row.unwrap())).unwrap();
+    let (mut rows, mut begun) = (Vec::new(), Vec::new());
+    measure(&queue, &config, scale, &|_| true, &mut |shown| match shown {
+        Shown::Begins(group, name) => begun.push((group, name.to_owned())),
+        Shown::Ended(row) => rows.push(row.unwrap()),
+    })
+    .unwrap();
+    assert_eq!(begun, rows.iter().map(|row| (row.group, row.name.clone())).collect::<Vec<_>>());
     for group in GROUPS {
         assert!(rows.iter().any(|row| row.group == group), "{group} was not timed");
     }
@@ -25,7 +30,11 @@ fn every_kernel_can_be_timed() {
         assert!(work > 0.0, "{row:?}");
     }
     let mut norms = Vec::new();
-    measure(&queue, &config, scale, &|group| group == "norm", &mut |row| norms.push(row.unwrap().group))
-        .unwrap();
+    measure(&queue, &config, scale, &|group| group == "norm", &mut |shown| {
+        if let Shown::Ended(row) = shown {
+            norms.push(row.unwrap().group);
+        }
+    })
+    .unwrap();
     assert_eq!(norms, ["norm", "norm"]);
 }

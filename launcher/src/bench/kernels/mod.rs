@@ -17,7 +17,7 @@ use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency}
 use limits::Limits;
 use models::LlamaConfig;
 use models::cuda::check::{self, Case};
-use models::cuda::speed::{self, Scale, Timed, Work};
+use models::cuda::speed::{self, Scale, Shown, Work};
 use record::Record;
 use serde_json::json;
 use std::time::Instant;
@@ -189,21 +189,27 @@ impl Plan<'_> {
     ) -> Result<()> {
         let about = json!({"device": about, "model": self.args.model});
         let mut record = Record::new(self.args.json.as_deref(), about, "times", Vec::new());
-        let (mut missing, mut kept) = (0, record.keep());
+        let (mut missing, mut begun, mut kept) = (0, false, record.keep());
         out.text(&show::heading());
         // The copy is what the others are compared with.
         let copied = !self.args.without.iter().any(|word| "copy".contains(word.as_str()));
         let wanted = |group: &str| group == "copy" && copied || chosen.contains(&group);
-        let measured = speed::measure(queue, &self.config, scale, &wanted, &mut |timed: Timed| {
-            match timed {
-                Ok(row) => {
+        let measured = speed::measure(queue, &self.config, scale, &wanted, &mut |shown| {
+            // What has begun and not ended is the last row, until what came of it takes its place.
+            if begun && matches!(shown, Shown::Ended(_)) {
+                record.rows.pop();
+            }
+            begun = matches!(shown, Shown::Begins(..));
+            match shown {
+                Shown::Begins(group, name) => record.rows.push(show::json_of_begun(group, name)),
+                Shown::Ended(Ok(row)) => {
                     if let (Work::Moved(bytes), "copy") = (row.work, row.group) {
                         limits.copy = Some(bytes as f64 / row.seconds);
                     }
                     out.text(&show::row(&row, &limits));
                     record.rows.push(show::json(&row, &limits));
                 }
-                Err(lacking) => {
+                Shown::Ended(Err(lacking)) => {
                     missing += 1;
                     out.text(&show::missing(&lacking));
                     record.rows.push(show::json_of_missing(&lacking));

@@ -112,6 +112,11 @@ pub fn json_of_missing(missing: &Missing) -> Value {
     json!({"kernel": missing.name.trim(), "group": missing.group, "wrong": missing.why.to_string()})
 }
 
+/// A kernel that is being timed, for programs.
+pub fn json_of_begun(group: &str, name: &str) -> Value {
+    json!({"kernel": name.trim(), "group": group, "state": "not ended"})
+}
+
 /// A kernel's time for programs.
 pub fn json(row: &Row, limits: &Limits) -> Value {
     let (unit, work) = match row.work {

@@ -61,8 +61,17 @@ pub struct Missing {
     pub why: Error,
 }
 
-/// Shown as soon as it is known.
+/// A kernel's time, or what is in its way.
 pub type Timed = std::result::Result<Row, Missing>;
+
+/// What is shown, as soon as it is known.
+#[derive(Clone, Debug)]
+pub enum Shown<'a> {
+    /// A kernel is about to be timed: its group and its name. Should it never end, that is known. What is shown next is of it.
+    Begins(&'static str, &'a str),
+    /// What came of it, or of a group whose kernels could not even begin.
+    Ended(Timed),
+}
 
 /// The groups of [`Row`], in their order.
 pub const GROUPS: [&str; 11] = [
@@ -90,7 +99,7 @@ pub fn only(group: &str) -> Option<Machine> {
 /// Times kernels of a model, for micro-batches of so many tokens.
 type Measure<Q> = fn(&mut Bench<'_, Q>, &LlamaConfig, usize) -> Result<()>;
 
-/// Times the kernels of `config` in bf16, as far as their group is `wanted`, and shows each as soon as it is there. What
+/// Times the kernels of `config` in bf16, as far as their group is `wanted`, and shows each as it begins and once it is there. What
 /// cannot be timed is shown as missing, and the rest is timed all the same.
 ///
 /// # Errors
@@ -100,7 +109,7 @@ pub fn measure<Q: Streams>(
     config: &LlamaConfig,
     scale: Scale,
     wanted: &dyn Fn(&str) -> bool,
-    show: &mut dyn FnMut(Timed),
+    show: &mut dyn FnMut(Shown<'_>),
 ) -> Result<()> {
     let modules = kernels::modules(config).into_iter().filter(|(group, _)| wanted(group));
     // Side by side. What fails here fails again where it is timed, and is missing there.

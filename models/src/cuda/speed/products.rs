@@ -62,6 +62,7 @@ fn time<Q: Streams>(
     };
     let flops = Computed(2.0 * m as f64 * k as f64 * n as f64);
     let name = format!("product {name} {m} x {k} x {n}");
+    b.begins("product", &name);
     match ways(b, &product) {
         Ok((seconds, best)) => b.show("product", name, seconds, flops, Some(best)),
         Err(why) => b.miss("product", name, why)?,

@@ -1,6 +1,6 @@
 //! Device memory with something in it, and the time of work on a queue.
 
-use super::{Missing, Row, Scale, Timed, Work};
+use super::{Missing, Row, Scale, Shown, Work};
 use collectives::device::{Queue, SharedQueue, Streams};
 use collectives::{Buffer, Element, Error, Float, Result, bytes_of};
 
@@ -10,7 +10,7 @@ pub(super) struct Bench<'a, Q: Streams> {
     pub scale: Scale,
     events: (Q::Event, Q::Event),
     wanted: &'a dyn Fn(&str) -> bool,
-    show: &'a mut dyn FnMut(Timed),
+    show: &'a mut dyn FnMut(Shown<'_>),
 }
 
 impl<'a, Q: Streams> Bench<'a, Q> {
@@ -18,7 +18,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         queue: &SharedQueue<Q>,
         scale: Scale,
         wanted: &'a dyn Fn(&str) -> bool,
-        show: &'a mut dyn FnMut(Timed),
+        show: &'a mut dyn FnMut(Shown<'_>),
     ) -> Result<Self> {
         let events = (queue.timed_event()?, queue.timed_event()?);
         Ok(Bench { queue: queue.clone(), scale, events, wanted, show })
@@ -77,12 +77,19 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>,
     ) -> Result<()> {
         if (self.wanted)(group) {
+            let name = name.into();
+            self.begins(group, &name);
             match self.seconds(work) {
-                Ok(seconds) => self.show(group, name.into(), seconds, bound, None),
-                Err(why) => self.miss(group, name.into(), why)?,
+                Ok(seconds) => self.show(group, name, seconds, bound, None),
+                Err(why) => self.miss(group, name, why)?,
             }
         }
         Ok(())
+    }
+
+    /// Shows what is timed next.
+    pub fn begins(&mut self, group: &'static str, name: &str) {
+        (self.show)(Shown::Begins(group, name));
     }
 
     /// Shows what could not be timed.
@@ -90,7 +97,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
     /// # Errors
     /// The device takes no more work.
     pub fn miss(&mut self, group: &'static str, name: String, why: Error) -> Result<()> {
-        (self.show)(Err(Missing { group, name, why }));
+        (self.show)(Shown::Ended(Err(Missing { group, name, why })));
         self.queue.synchronize()
     }
 
@@ -103,7 +110,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         work: Work,
         best: Option<(usize, f64)>,
     ) {
-        (self.show)(Ok(Row { group, name, seconds, work, best }));
+        (self.show)(Shown::Ended(Ok(Row { group, name, seconds, work, best })));
     }
 
     /// The time of one call of `work`: the median over batches that are long enough to time.
