@@ -25,7 +25,9 @@ impl Summary {
         let mean = sorted.iter().sum::<f64>() / n;
         let variance = sorted.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
         let at = |percent| percentile(&sorted, percent);
-        Some(Summary { min, max, mean, p50: at(50), p95: at(95), p99: at(99), deviation: variance.sqrt() })
+        // As nccl-tests has it: of an even number the upper of the two in the middle.
+        let p50 = sorted[sorted.len() / 2];
+        Some(Summary { min, max, mean, p50, p95: at(95), p99: at(99), deviation: variance.sqrt() })
     }
 
     /// Deviation over mean, in per cent.
@@ -53,7 +55,7 @@ pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() * percent).div_ceil(100).clamp(1, sorted.len()) - 1]
 }
 
-/// The middle sample; 0 of none.
+/// The middle sample, of an even number the upper one; 0 of none.
 pub fn median(samples: &[f64]) -> f64 {
     Summary::of(samples).map_or(0.0, |s| s.p50)
 }
@@ -63,13 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_nearest_ranks() {
+    fn percentiles_are_nearest_ranks_and_the_median_is_as_nccl_tests_has_it() {
         let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         let s = Summary::of(&hundred).unwrap();
-        assert_eq!((s.min, s.p50, s.p95, s.p99, s.max, s.mean), (1.0, 50.0, 95.0, 99.0, 100.0, 50.5));
+        assert_eq!((s.min, s.p50, s.p95, s.p99, s.max, s.mean), (1.0, 51.0, 95.0, 99.0, 100.0, 50.5));
         let one = Summary::of(&[3.0]).unwrap();
         assert_eq!((one.min, one.p50, one.p99, one.max, one.deviation), (3.0, 3.0, 3.0, 3.0, 0.0));
         assert_eq!(Summary::of(&[1.0, 2.0, 30.0]).unwrap().p50, 2.0);
+        assert_eq!(Summary::of(&[1.0, 2.0, 30.0, 40.0]).unwrap().p50, 30.0);
         assert_eq!(Summary::of(&[]), None);
         assert_eq!(median(&[]), 0.0);
     }

@@ -7,27 +7,37 @@ use crate::bench::table::dtype_name;
 use collectives::{Communicator, DType};
 use serde_json::{Value, json};
 
+/// Name, unit and width of each column.
+const COLUMNS: [(&str, &str, usize); 14] = [
+    ("size", "(B)", 12),
+    ("operation", "", 14),
+    ("type", "", 8),
+    ("pure", "(us)", 9),
+    ("compute", "(us)", 9),
+    ("overall", "(us)", 9),
+    ("init", "(us)", 8),
+    ("test", "(us)", 8),
+    ("wait", "(us)", 9),
+    ("OSU", "(%)", 7),
+    ("IMB", "(%)", 7),
+    ("exposed", "(us)", 9),
+    ("slowdown", "", 8),
+    ("#wrong", "", 6),
+];
+
+/// One line of such columns.
+fn line(words: [String; 14]) -> String {
+    let aligned = words.iter().zip(COLUMNS).map(|(word, (_, _, width))| format!("{word:>width$}"));
+    aligned.collect::<Vec<_>>().join("  ") + "\n"
+}
+
+/// The same of a comment.
+fn comment(words: [&str; 14]) -> String {
+    line(words.map(str::to_owned)).replacen("  ", "# ", 1)
+}
+
 /// What stands above the rows.
 pub(super) fn header(args: &OverlapArgs, comm: &Communicator) -> String {
-    let columns = |names: [&str; 14]| {
-        format!(
-            "# {:>10}  {:>14}  {:>8}  {:>9}  {:>9}  {:>9}  {:>8}  {:>8}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}  {:>6}\n",
-            names[0],
-            names[1],
-            names[2],
-            names[3],
-            names[4],
-            names[5],
-            names[6],
-            names[7],
-            names[8],
-            names[9],
-            names[10],
-            names[11],
-            names[12],
-            names[13]
-        )
-    };
     format!(
         "# caravan version {} transport {} ranks {} progress {} tests {}\n\
          # Overlap with products of {SIDE} x {SIDE} matrices in f32; medians over calls, means over ranks\n\
@@ -40,24 +50,8 @@ pub(super) fn header(args: &OverlapArgs, comm: &Communicator) -> String {
         comm.size(),
         args.progress.name(),
         args.tests
-    ) + &columns([
-        "size",
-        "operation",
-        "type",
-        "pure",
-        "compute",
-        "overall",
-        "init",
-        "test",
-        "wait",
-        "OSU",
-        "IMB",
-        "exposed",
-        "slowdown",
-        "#wrong",
-    ]) + &columns([
-        "(B)", "", "", "(us)", "(us)", "(us)", "(us)", "(us)", "(us)", "(%)", "(%)", "(us)", "", "",
-    ])
+    ) + &comment(COLUMNS.map(|(name, _, _)| name))
+        + &comment(COLUMNS.map(|(_, unit, _)| unit))
 }
 
 /// One size. Seconds, over ranks.
@@ -126,25 +120,23 @@ impl Row {
 
     pub fn text(&self, operation: Operation, dtype: DType) -> String {
         let t = &self.timings;
-        let us = |s: f64| s * 1e6;
-        format!(
-            "{:>12}  {:>14}  {:>8}  {:>9.2}  {:>9.2}  {:>9.2}  {:>8.2}  {:>8.2}  {:>9.2}  {:>7.1}  {:>7.1}  {:>9.2}  \
-             {:>8.3}  {:>6}\n",
-            self.bytes,
-            operation.name(),
-            dtype_name(dtype),
+        let us = |s: f64| format!("{:.2}", s * 1e6);
+        line([
+            self.bytes.to_string(),
+            operation.name().to_owned(),
+            dtype_name(dtype).to_owned(),
             us(self.pure),
             us(self.compute),
             us(t.overall),
             us(t.init),
             us(t.test),
             us(t.wait),
-            osu(self.pure, t),
-            self.imb(),
+            format!("{:.1}", osu(self.pure, t)),
+            format!("{:.1}", self.imb()),
             us(t.overall - self.compute),
-            self.slowdown(),
-            self.wrong
-        )
+            format!("{:.3}", self.slowdown()),
+            self.wrong.to_string(),
+        ])
     }
 
     pub fn json(&self, operation: Operation, dtype: DType) -> Value {
@@ -219,5 +211,12 @@ mod tests {
         let text = row.text(Operation::AllGather, DType::F32);
         let shown: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(shown[9..13], ["77.0", "20.0", "35.00", "1.120"], "{text}");
+        // Each ends where its column's name does.
+        let names = comment(COLUMNS.map(|(name, _, _)| name));
+        assert!(names.starts_with("#       size       operation      type "), "{names}");
+        for (value, name) in [("64", "size"), ("35.00", "exposed"), ("1.120", "slowdown")] {
+            let end = |line: &str, word: &str| line.find(word).map(|start| start + word.len());
+            assert_eq!(end(&text, &format!(" {value}")), end(&names, &format!(" {name}")), "{text}{names}");
+        }
     }
 }
