@@ -11,13 +11,21 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// A program that runs longer than this hangs. No test measures time by it.
 const HANG: Duration = Duration::from_secs(240);
 /// The variable by which processes of one test are found.
 const TAG: &str = "CARAVAN_TEST_TAG";
+
+/// What begins like this tells a program of a launcher, or how to run: the tests may themselves run below one.
+const FOREIGN: [&str; 9] =
+    ["CARAVAN_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_", "SLURM_", "NCCL_TESTS_", "UCX_"];
+/// And what of it is for tests, or says where something lies.
+const KEPT: [&str; 3] = ["CARAVAN_CUDA_LIBRARIES", "CARAVAN_CACHE", "CARAVAN_SKIPS"];
 
 /// Operations of `caravan bench` that move data.
 pub const OPERATIONS: [&str; 9] = [
@@ -81,6 +89,8 @@ pub struct Bench {
     program: PathBuf,
     folder: tempfile::TempDir,
     tag: String,
+    /// Processes whose end was waited for, whose shared memory has to be gone.
+    ended: Mutex<Vec<u32>>,
 }
 
 impl Bench {
@@ -89,7 +99,7 @@ impl Bench {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let tag = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().expect("a scratch folder");
-        Bench { program: program.into(), folder, tag }
+        Bench { program: program.into(), folder, tag, ended: Mutex::default() }
     }
 
     /// A path in the scratch folder.
@@ -135,10 +145,14 @@ impl Bench {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let foreign = ["CARAVAN_RANK", "CARAVAN_WORLD", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
-        foreign.iter().for_each(|name| {
-            command.env_remove(name);
-        });
+        for (name, _) in std::env::vars_os() {
+            let foreign =
+                |name: &str| FOREIGN.iter().any(|begin| name.starts_with(begin)) && !KEPT.contains(&name);
+            let chosen = command.get_envs().any(|(set, _)| set == name);
+            if !chosen && name.to_str().is_some_and(foreign) {
+                command.env_remove(name);
+            }
+        }
         take_signals(command);
     }
 
@@ -147,34 +161,80 @@ impl Bench {
         self.finish(self.command(args).spawn().expect("the program starts"))
     }
 
-    /// Waits for a started command of this test; kills it, and fails, if it hangs.
+    /// Waits for a started command of this test; kills it, and fails, if it hangs, or if what it started keeps its output
+    /// open when it has ended.
     #[track_caller]
-    pub fn finish(&self, mut child: Child) -> Outcome {
+    pub fn finish(&self, child: Child) -> Outcome {
+        self.finish_within(child, HANG)
+    }
+
+    #[track_caller]
+    fn finish_within(&self, mut child: Child, patience: Duration) -> Outcome {
         let collect = |mut stream: Box<dyn Read + Send>| {
+            let (whole, output) = channel();
             std::thread::spawn(move || {
                 let mut bytes = Vec::new();
-                stream.read_to_end(&mut bytes).map(|_| String::from_utf8_lossy(&bytes).into_owned())
-            })
+                let read = stream.read_to_end(&mut bytes);
+                // Nobody takes it where the test has failed meanwhile.
+                let _ = whole.send(read.map(|_| String::from_utf8_lossy(&bytes).into_owned()));
+            });
+            output
         };
         let stdout = collect(Box::new(child.stdout.take().expect("a pipe")));
         let stderr = collect(Box::new(child.stderr.take().expect("a pipe")));
-        let deadline = Instant::now() + HANG;
+        let deadline = Instant::now() + patience;
         let status = loop {
             if let Some(status) = child.try_wait().expect("a child to wait for") {
                 break status;
             }
             if Instant::now() > deadline {
-                self.processes().iter().for_each(|&pid| signal(pid, Signal::KILL));
+                self.kill_all();
                 let _ = child.wait();
-                let said = stderr.join().map(|text| text.unwrap_or_default()).unwrap_or_default();
-                panic!("the program hangs after {HANG:?}; it said: {said}");
+                let said =
+                    stderr.recv_timeout(patience).map(|text| text.unwrap_or_default()).unwrap_or_default();
+                panic!("the program hangs after {patience:?}; it said: {said}");
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        let text = |thread: std::thread::JoinHandle<std::io::Result<String>>| {
-            thread.join().expect("a reader").expect("output")
+        self.ended.lock().expect("no test has failed in it").push(child.id());
+        let text = |output: Receiver<std::io::Result<String>>| match output.recv_timeout(patience) {
+            Ok(text) => text.expect("output"),
+            Err(_) => {
+                let left = self.kill_all();
+                panic!(
+                    "the program has ended ({status}), and its output is open after {patience:?}: {left} are left"
+                );
+            }
         };
         Outcome { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
+    /// Kills what is left of this test; gives it by number and name.
+    fn kill_all(&self) -> String {
+        let named = |pid: &u32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            signal(*pid, Signal::KILL);
+            format!("{pid} ({})", name.trim())
+        };
+        self.processes().iter().map(named).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns a started command of this test once `happened`; fails if it ends before that, or hangs. `what` is what has to
+    /// happen.
+    #[track_caller]
+    pub fn until(&self, mut child: Child, what: &str, mut happened: impl FnMut() -> bool) -> Child {
+        let deadline = Instant::now() + HANG;
+        while !happened() {
+            if child.try_wait().expect("a child to wait for").is_some() {
+                panic!("the run ended by itself before {what}: {:?}", self.finish(child));
+            }
+            if Instant::now() > deadline {
+                self.kill_all();
+                panic!("not within {HANG:?}: {what}; {:?}", self.finish(child));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child
     }
 
     /// Whether the program can use this transport here; a skip with the reason if not.
@@ -192,15 +252,9 @@ impl Bench {
     #[track_caller]
     pub fn endless(&self, mut command: Command) -> Child {
         self.text("text.txt", 20_000);
-        let mut child = command.spawn().expect("the program starts");
+        let child = command.spawn().expect("the program starts");
         let steps = || fs::read_to_string(self.path("m.jsonl")).map_or(0, |text| text.lines().count());
-        while steps() <= 3 {
-            if child.try_wait().expect("a child to wait for").is_some() {
-                panic!("the run ended by itself: {:?}", self.finish(child));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        child
+        self.until(child, "its first steps are done", || steps() > 3)
     }
 
     /// Fails the test if an endless run that was ended left a process, a segment, a model, or half a line.
@@ -268,9 +322,13 @@ impl Bench {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(self.processes(), Vec::<u32>::new(), "processes are left");
-        let left = in_shared_memory("caravan");
-        // These name the process whose they are, perhaps one of another test.
-        let left: Vec<_> = left.iter().filter(|name| !name.starts_with("caravan-ucx-")).collect();
+        // What is UCX's names the process whose it is, perhaps one of another test.
+        let ended = self.ended.lock().expect("no test has failed in it");
+        let ours = |name: &str| match name.strip_prefix("caravan-ucx-") {
+            Some(of) => ended.iter().any(|id| of.starts_with(&format!("{id}-"))),
+            None => true,
+        };
+        let left: Vec<_> = in_shared_memory("caravan").into_iter().filter(|name| ours(name)).collect();
         assert!(left.is_empty(), "segments are left: {left:?}");
     }
 }
@@ -352,6 +410,14 @@ pub fn shared(name: &str) -> Option<PathBuf> {
     path
 }
 
+/// GiB beyond the memory of this machine; 1024 on most.
+pub fn more_than_memory() -> u64 {
+    let told = fs::read_to_string("/proc/meminfo").expect("/proc/meminfo");
+    let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    let kibibytes: u64 = total.and_then(|text| text.parse().ok()).expect("MemTotal in /proc/meminfo");
+    (kibibytes >> 20).next_power_of_two().max(512) * 2
+}
+
 /// Whether this process may do what only root may.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -371,34 +437,5 @@ pub fn nvidia_driver() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Rust sources below a folder, without what is built.
-    fn sources(folder: &Path) -> Vec<PathBuf> {
-        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-        let of = |entry: fs::DirEntry| {
-            let (path, name) = (entry.path(), entry.file_name());
-            let name = name.to_string_lossy();
-            match entry.file_type().unwrap().is_dir() {
-                true if name.starts_with('.') || name == "target" => vec![],
-                true => sources(&path),
-                false if name.ends_with(".rs") => vec![path],
-                false => vec![],
-            }
-        };
-        entries.flat_map(of).collect()
-    }
-
-    #[test]
-    fn whoever_skips_tells_it_where_it_is_counted() {
-        let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-        assert!(all.len() > 100, "{}", all.len());
-        for source in all {
-            let text = fs::read_to_string(&source).unwrap();
-            // In two pieces, or this line would be one of those that it looks for.
-            let silent = text.contains(concat!("println!(\"", "skipped"));
-            assert!(!silent, "{}: libtest swallows this line: call harness::skip", source.display());
-        }
-    }
-}
+#[path = "harness/tests.rs"]
+mod tests;

@@ -24,7 +24,7 @@ fn every_bench_binds_all_threads_of_its_ranks() {
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
     let everywhere = allowed(std::process::id());
     for command in ["all_reduce", "overlap", "tune"] {
-        let mut child =
+        let child =
             bench.command(&format!("bench {command} -b 1K -e 1K -n 200000 --ranks 2")).spawn().unwrap();
         // Each rank has one share for all its threads, which is not the other's.
         let apart = || {
@@ -32,10 +32,7 @@ fn every_bench_binds_all_threads_of_its_ranks() {
             let one = |shares: &BTreeSet<String>| shares.len() == 1 && *shares != everywhere;
             each.len() == 2 && each.iter().all(one) && each[0] != each[1]
         };
-        while !apart() {
-            assert!(child.try_wait().unwrap().is_none(), "{command} has ended with ranks that are not bound");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        let child = bench.until(child, "each rank is bound to a share of its own", apart);
         signal(child.id(), Signal::INT);
         assert_eq!(bench.finish(child).code, Some(130));
     }

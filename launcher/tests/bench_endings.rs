@@ -225,9 +225,7 @@ fn an_interrupt_leaves_nothing() {
     for command in ["all_reduce -N 1000000 -n 100", "overlap -n 1000000", "tune -n 1000000"] {
         let bench = bench();
         let child = bench.command(&format!("bench {command} --ranks 3 -b 64K")).spawn().unwrap();
-        while bench.ranks().len() < 3 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let child = bench.until(child, "three ranks are there", || bench.ranks().len() == 3);
         // Somewhere in the middle.
         std::thread::sleep(Duration::from_millis(200));
         signal(child.id(), Signal::INT);

@@ -5,7 +5,8 @@ mod fake;
 
 use devices::{bench, can_emulate, emulated};
 use fake::fake;
-use harness::{Bench, Outcome};
+use harness::{Bench, Outcome, signal};
+use rustix::process::Signal;
 use std::path::Path;
 use std::process::Command;
 
@@ -133,20 +134,36 @@ fn a_kernel_that_hangs_is_known_by_name() {
     let bench = bench();
     let flags =
         "--check swiglu_and_its_backward rotary_embeddings products_of_every_orientation --json c.json";
-    let mut child =
+    let child =
         on_a_fake(&bench, folder, flags, ("FAKE_CUDA_HANG", "swiglu_forward")).spawn().expect("starts");
     let hangs = || {
         std::fs::read_to_string(bench.path("c.json")).is_ok_and(|text| text.contains("not ended"))
             && states(&bench, "c.json")[1] == "swiglu_and_its_backward not ended"
     };
-    let start = std::time::Instant::now();
-    while !hangs() && start.elapsed().as_secs() < 60 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    child.kill().expect("it runs");
-    child.wait().expect("it ends");
+    let child = bench.until(child, "a kernel hangs", hangs);
+    signal(child.id(), Signal::KILL);
+    assert_eq!(bench.finish(child).code, None);
     let rest = ["swiglu_and_its_backward not ended", "products_of_every_orientation not run"];
     assert_eq!(states(&bench, "c.json")[1..], rest);
+    // So is one that is timed.
+    let flags = "norm swiglu --model nano --micro-batch 1 --seq 16 --json t.json --without copy";
+    let child =
+        on_a_fake(&bench, folder, flags, ("FAKE_CUDA_HANG", "swiglu_forward")).spawn().expect("starts");
+    let last = || {
+        let text = std::fs::read_to_string(bench.path("t.json")).unwrap_or_default();
+        let rows = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default()["times"].take();
+        rows.as_array().into_iter().flatten().last().cloned().unwrap_or_default()
+    };
+    let child = bench.until(child, "a kernel that is timed hangs", || last()["kernel"] == "swiglu");
+    signal(child.id(), Signal::KILL);
+    assert_eq!(bench.finish(child).code, None);
+    let swiglu = serde_json::json!({"kernel": "swiglu", "group": "swiglu", "state": "not ended"});
+    assert_eq!(last(), swiglu);
+    let written = json_lines_whole(&bench, "t.json");
+    assert!(
+        written["times"][0]["seconds"].is_number() && written["times"][1]["seconds"].is_number(),
+        "{written}"
+    );
 }
 
 #[test]

@@ -250,14 +250,11 @@ fn killed_inside_mpi(slurm: &Slurm<'_>, plugin: &str) {
     let bench = slurm.bench;
     let flags = "all_reduce -b 4K -e 64M -f 16384 -n 500 --transport mpi --algo native";
     let line = format!("srun -N 1 -n 2 --mpi={plugin} --output=table.txt {CARAVAN} bench {flags}");
-    let mut run = slurm.command(&line).spawn().expect("srun starts");
+    let run = slurm.command(&line).spawn().expect("srun starts");
     // The first size has been measured, and the second one takes long.
     let row = |line: &str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
     let table = || fs::read_to_string(bench.path("table.txt")).unwrap_or_default();
-    while !table().lines().any(row) {
-        assert!(run.try_wait().unwrap().is_none(), "{:?}", bench.finish(run));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let run = bench.until(run, "the first size is measured", || table().lines().any(row));
     let ranks = bench.ranks_by("SLURM_PROCID");
     let since = Instant::now();
     harness::signal(ranks[1].1, Signal::KILL);

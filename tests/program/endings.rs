@@ -102,18 +102,9 @@ fn steps(bench: &Bench) -> usize {
 
 /// Returns once a run has made 20 more steps.
 #[track_caller]
-fn goes_on(bench: &Bench, mut run: Child) -> Child {
-    let (before, since) = (steps(bench), Instant::now());
-    while steps(bench) < before + 20 {
-        let ended = run.try_wait().unwrap().is_some();
-        if ended || since.elapsed() > Duration::from_secs(60) {
-            // Of one that has ended the number may be another's by now.
-            let _ = run.kill();
-            panic!("it has ended or stands still: {:?}", bench.finish(run));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    run
+fn goes_on(bench: &Bench, run: Child) -> Child {
+    let before = steps(bench);
+    bench.until(run, "20 more steps are made", || steps(bench) >= before + 20)
 }
 
 /// Without a shell that minds its jobs (`ssh -t host caravan`, `docker exec -it`) nobody would let it go on.
