@@ -1,25 +1,36 @@
 //! More ranks than processors: every operation of `bench` still ends, soon, with every element right.
 
-use harness::{Bench, OPERATIONS};
+use harness::{Bench, OPERATIONS, Outcome};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::os::unix::process::CommandExt;
 
-/// Twice as many ranks as this machine has processors, from 4 to 16.
-fn ranks() -> usize {
-    (2 * std::thread::available_parallelism().map_or(2, usize::from)).clamp(4, 16)
+/// Ranks on [`PROCESSORS`].
+const RANKS: usize = 4;
+/// However many the machine has.
+const PROCESSORS: usize = 2;
+
+/// Runs the program on the first of the processors that this test may use.
+fn run(bench: &Bench, args: &str) -> Outcome {
+    let allowed = sched_getaffinity(None).expect("the processors of this test");
+    let mut few = CpuSet::new();
+    (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(PROCESSORS).for_each(|cpu| few.set(cpu));
+    let mut command = bench.command(args);
+    // SAFETY: between fork and exec the closure makes one system call.
+    unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &few)?)) };
+    bench.finish(command.spawn().expect("the program starts"))
 }
 
 /// Every operation over `transport`; a stall is ended by the harness and is then no success.
 fn every_operation(transport: &str) {
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
-    let ranks = ranks();
     for operation in OPERATIONS.into_iter().chain(["barrier"]) {
         let sizes = if operation == "barrier" { "" } else { "-b 1K -e 64K -f 8" };
-        let outcome = bench
-            .run(&format!("bench {operation} {sizes} -n 10 --ranks {ranks} --transport {transport}"))
-            .success();
+        let args = format!("bench {operation} {sizes} -n 10 --ranks {RANKS} --transport {transport}");
+        let outcome = run(&bench, &args).success();
         assert!(outcome.stdout.contains("# Out of bounds values : 0 OK"), "{operation}: {}", outcome.stdout);
     }
     for form in ["overlap -b 16K -e 16K -n 3", "all_reduce --calls started -b 1K -e 64K -f 8 -n 10"] {
-        bench.run(&format!("bench {form} --ranks {ranks} --transport {transport}")).success();
+        run(&bench, &format!("bench {form} --ranks {RANKS} --transport {transport}")).success();
     }
     bench.nothing_left();
 }
@@ -51,7 +62,7 @@ fn what_ucx_logs_is_no_result() {
     }
     let ended = |variable: (&str, &str)| {
         let mut command = bench.command("bench barrier -n 2 -w 0 --transport ucx --ranks 16");
-        command.env("UCX_TLS", "tcp,self,cma").env(variable.0, variable.1);
+        command.env("UCX_TLS", "tcp,self").env(variable.0, variable.1);
         bench.finish(command.spawn().expect("the program")).success()
     };
     let outcome = ended(("UCX_NOT_KNOWN", "1"));

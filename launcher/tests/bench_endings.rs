@@ -16,6 +16,9 @@ fn nonsense_is_refused_before_any_rank_starts() {
     bench.file("bad.txt", "something else");
     bench.file("run", "{}");
     bench.file("table.txt", "caravan-tuning 1\nshm 2 all_reduce 64 direct-read-all direct-rs-ag\n");
+    let huge = harness::more_than_memory();
+    // To the digit where that is the same everywhere.
+    let tebibytes = |n: u64| if huge == 1024 { format!("{n}.00 TiB") } else { "TiB".to_owned() };
     for (flags, words) in [
         ("all_reduce -b 2M -e 1M", &["-e 1048576", "-b 2097152"][..]),
         ("all_reduce -b 1022", &["-b 1022", "f32", "1024"]),
@@ -32,12 +35,16 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("barrier --min-busbw 1", &["--min-busbw", "leave it away"]),
         ("all_reduce -b 0", &["-b 0", "-i"]),
         ("all_reduce -n 0", &["-n 0"]),
-        ("all_reduce -b 1G -e 1024G", &["2 ranks would hold 4.00 TiB", "lower -e"]),
+        (&*format!("all_reduce -b 1G -e {huge}G"), &["2 ranks would hold", &tebibytes(4), "lower -e"]),
+        (&format!("all_reduce -b {huge}G"), &["2 ranks would hold", "lower -b and -e"]),
         ("all_to_all -b 1G -e 1G -m 1000 --ranks 64", &["64 ranks would hold 125.0 TiB", "-m"]),
-        ("overlap --transport threads -b 1G -e 1024G", &["2 ranks would hold 4.00 TiB", "lower -e"]),
-        ("tune -b 1G -e 1024G --ranks 3", &["3 ranks would hold", "TiB", "lower -e"]),
-        ("all_reduce -b 4 -i 4 -e 1024G --ranks 1", &["1 rank would hold 2.00 TiB"]),
-        ("all_reduce -b 4 -e 1024G -m 2 --ranks 1", &["1 rank would hold", "lower -e or -m"]),
+        (
+            &format!("overlap --transport threads -b 1G -e {huge}G"),
+            &["2 ranks would hold", &tebibytes(4), "lower -e"],
+        ),
+        (&format!("tune -b 1G -e {huge}G --ranks 3"), &["3 ranks would hold", "TiB", "lower -e"]),
+        (&format!("all_reduce -b 4 -i 4 -e {huge}G --ranks 1"), &["1 rank would hold", &tebibytes(2)]),
+        (&format!("all_reduce -b 4 -e {huge}G -m 2 --ranks 1"), &["1 rank would hold", "lower -e or -m"]),
         ("overlap -w 0 -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
         ("all_reduce -z 9", &["-z 9", "0 to 3"]),
         ("all_reduce --ranks 0", &["--ranks 0"]),
@@ -72,6 +79,12 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ("all_reduce --emulate-link width=1us", &["width is unknown", "latency, bandwidth"]),
         ("all_reduce --emulate-link latency=1us --algo native", &["--algo native"]),
         ("all_reduce --algo native", &["--algo native", "--transport mpi"]),
+        // Whether or not NCCL is here, which would then be of no use.
+        (
+            "overlap --transport nccl",
+            &["--transport nccl", "bench overlap sends none", "take --transport auto"],
+        ),
+        ("tune --transport nccl+shm", &["--transport nccl+shm", "sends none", "take --transport shm"]),
         ("overlap -d all", &["-d all"]),
         ("tune --ranks 1", &["--ranks 2"]),
         ("overlap --transport shm --tuning table.txt --json table.txt", &["--json table.txt", "overwrite"]),

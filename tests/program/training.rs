@@ -5,6 +5,34 @@ use harness::json_lines;
 use serde_json::json;
 use std::fs;
 
+/// All but the number of steps, of which the default takes minutes in a program that is not optimised.
+#[test]
+fn without_flags_it_trains_on_the_text_that_is_here() {
+    let bench = bench();
+    bench.text("text.txt", 30_000);
+    let outcome = bench.run("train --steps 3").success();
+    for words in [
+        "training baby (",
+        "on 2 ranks x ",
+        " over shm, ZeRO stage 3, bf16\n",
+        "tokens of ./text.txt, ",
+        "tokenizer bytes; 3 steps of 2 ranks x 12 sequences x 64 tokens\n",
+        "step 3/3 ",
+        "step 3  validation loss ",
+    ] {
+        assert!(outcome.stderr.contains(words), "'{words}' is not in {}", outcome.stderr);
+    }
+    assert!(
+        outcome.stdout.contains("held                                rank 0          rank 1\n"),
+        "{}",
+        outcome.stdout
+    );
+    let (_, sample) = outcome.stdout.split_once("\nsample\n").expect("a sample");
+    assert!(sample.trim().len() > 100, "{sample}");
+    assert_eq!(bench.names(), ["text.txt"]);
+    bench.nothing_left();
+}
+
 #[test]
 fn metrics_have_a_run_every_step_and_a_summary() {
     let bench = bench();

@@ -2,6 +2,7 @@
 //! any rank starts.
 
 use crate::{bench, word_tokenizer};
+use harness::OPERATIONS;
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -91,9 +92,35 @@ fn unknown_flags_and_commands_are_refused_by_name() {
         assert_eq!(outcome.code, Some(2), "{args}");
         assert!(outcome.stderr.contains(word), "{args}: {}", outcome.stderr);
     }
-    for command in ["train", "eval", "tokenize", "sbatch", "doctor"] {
-        let help = bench.run(&format!("{command} --help")).success().stdout;
-        assert!(help.contains("Examples:"), "{help}");
+}
+
+/// What a help lists as commands below it.
+fn commands(help: &str) -> Vec<String> {
+    let listed =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let first = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = first.filter_map(|line| line.split_whitespace().next().map(str::to_owned));
+    names.filter(|name| name != "help").collect()
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let bench = bench();
+    let help = |command: &str| bench.run(&format!("{command} --help")).success().stdout;
+    let all = commands(&help(""));
+    assert_eq!(all, ["train", "eval", "bench", "tokenize", "sbatch", "doctor"]);
+    let below = commands(&help("bench"));
+    assert!(
+        OPERATIONS
+            .iter()
+            .chain(&["barrier", "overlap", "tune", "kernels", "plot"])
+            .all(|name| { below.iter().any(|listed| listed == name) }),
+        "{below:?}"
+    );
+    for command in all.into_iter().chain(below.iter().map(|name| format!("bench {name}"))) {
+        let said = help(&command);
+        // Operations share theirs.
+        assert!(said.contains("Examples:\n  caravan "), "{command}: {said}");
     }
 }
 
@@ -180,8 +207,10 @@ fn added_tokens_outside_the_vocabulary_are_refused_with_the_text_that_has_one() 
 fn ranks_of_a_launcher_that_a_host_cannot_hold_are_refused() {
     let bench = bench();
     let train = "train --model llama-3.1-405b --data random --seq 64 --micro-batch 1";
+    let huge = harness::more_than_memory();
     for (local, holds) in [("4", "4 ranks would hold"), ("2", "2 ranks would hold")] {
-        for args in [train, "bench all_reduce -e 1024G", "bench overlap -e 1024G", "bench tune -e 1024G"] {
+        let bench_all = ["all_reduce", "overlap", "tune"].map(|name| format!("bench {name} -e {huge}G"));
+        for args in bench_all.iter().map(String::as_str).chain([train]) {
             let mut command = bench.command(args);
             command.envs([("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "8"), ("CARAVAN_LOCAL_SIZE", local)]);
             bench.finish(command.spawn().unwrap()).refusal(2, &[holds, "TiB", "this machine has"]);
