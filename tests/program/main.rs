@@ -6,6 +6,7 @@ mod disks;
 mod diverging;
 mod doctor;
 mod endings;
+mod help;
 mod inputs;
 mod limits;
 mod models;
