@@ -3,6 +3,7 @@
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
+use crate::pages;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use rustix::param::page_size;
 use std::alloc::Layout;
@@ -155,11 +156,11 @@ fn map(bytes: usize) -> Option<NonNull<u8>> {
         let head = raw.align_offset(HUGE);
         let used = bytes.next_multiple_of(page_size());
         if head > 0 {
-            let _ = mm::munmap(raw.cast(), head);
+            let _ = pages::unmap(raw, head);
         }
         let ptr = raw.add(head);
         if head + used < whole {
-            let _ = mm::munmap(ptr.add(used).cast(), whole - head - used);
+            let _ = pages::unmap(ptr.add(used), whole - head - used);
         }
         // Systems without huge pages refuse, and small ones work as well.
         let _ = mm::madvise(ptr.cast(), used, Advice::LinuxHugepage);
@@ -172,7 +173,7 @@ impl Drop for HostBlock {
         // SAFETY: mapped or allocated in `zeroed` with this size, freed once.
         unsafe {
             if self.bytes >= HUGE {
-                let _ = mm::munmap(self.ptr.as_ptr().cast(), self.bytes.next_multiple_of(page_size()));
+                let _ = pages::unmap(self.ptr.as_ptr(), self.bytes.next_multiple_of(page_size()));
             } else {
                 std::alloc::dealloc(self.ptr.as_ptr(), Self::layout(self.bytes));
             }

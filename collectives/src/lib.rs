@@ -13,6 +13,7 @@ mod error;
 mod ledger;
 #[doc(hidden)]
 pub mod oracle;
+mod pages;
 mod pending;
 pub mod reduce;
 pub mod schedule;

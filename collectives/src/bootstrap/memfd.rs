@@ -1,6 +1,7 @@
 //! Anonymous shared memory of fixed size: visible in no file system, gone with its last user, whoever kills whom.
 
 use crate::error::{Error, Result};
+use crate::pages;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,7 +119,7 @@ impl SharedMap {
 impl Drop for SharedMap {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`, unmapped once; nothing handed out outlives the map.
-        if let Err(e) = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.bytes) } {
+        if let Err(e) = unsafe { pages::unmap(self.ptr.as_ptr(), self.bytes) } {
             debug_assert!(false, "munmap: {e}");
         }
     }

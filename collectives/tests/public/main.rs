@@ -8,6 +8,7 @@ mod launchers;
 mod links;
 mod nodes;
 mod p2p;
+mod pages;
 mod panics;
 mod planned;
 mod protocol;

@@ -4,6 +4,7 @@
 use super::budget;
 use crate::bootstrap::memfd::SharedMap;
 use crate::error::{Error, Result};
+use crate::pages;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use std::sync::Mutex;
@@ -65,7 +66,7 @@ impl Arena {
         let bytes = self.rounded(bytes);
         let range = map.at(offset, bytes).as_ptr();
         // SAFETY: the range is this caller's alone and inside the mapping; its pages become holes that read as zero.
-        if unsafe { madvise(range.cast(), bytes, Advice::LinuxRemove) }.is_err() {
+        if unsafe { pages::remove(range, bytes) }.is_err() {
             // Without hole punching the pages stay, so the promise of zeroes has to be kept by hand.
             // SAFETY: as above.
             unsafe { range.write_bytes(0, bytes) };
