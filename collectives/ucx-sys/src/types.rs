@@ -77,10 +77,15 @@ pub const UCP_ERR_HANDLING_MODE_PEER: c_uint = 1;
 pub const UCP_EP_CLOSE_FLAG_FORCE: u32 = 1 << 0;
 /// `UCP_OP_ATTR_FIELD_FLAGS`
 pub const UCP_OP_ATTR_FIELD_FLAGS: u32 = 1 << 4;
+/// `UCP_OP_ATTR_FIELD_MEMORY_TYPE`
+pub const UCP_OP_ATTR_FIELD_MEMORY_TYPE: u32 = 1 << 6;
 /// `UCP_OP_ATTR_FLAG_NO_IMM_CMPL`
 pub const UCP_OP_ATTR_FLAG_NO_IMM_CMPL: u32 = 1 << 16;
 /// `UCP_OP_ATTR_FLAG_FAST_CMPL`
 pub const UCP_OP_ATTR_FLAG_FAST_CMPL: u32 = 1 << 17;
+
+/// `UCS_MEMORY_TYPE_HOST`
+pub const UCS_MEMORY_TYPE_HOST: c_uint = 0;
 
 /// `ucp_params_t`
 #[repr(C)]

@@ -97,12 +97,20 @@ impl Drop for Context {
 
 /// How messages are posted: constants, because what was just written to the stack is not to be read (see
 /// [`turns`](super::turns)).
-const SEND: ucp_request_param_t = ucp_request_param_t::UNSET;
-const SEND_COPIED: ucp_request_param_t =
-    ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_FAST_CMPL, ..ucp_request_param_t::UNSET };
+const SEND: ucp_request_param_t = of_host(0);
+const SEND_COPIED: ucp_request_param_t = of_host(UCP_OP_ATTR_FLAG_FAST_CMPL);
 /// UCX 1.13 fails to say how long a message was whose receive is done at once, so a request is asked for in every case.
-const RECV: ucp_request_param_t =
-    ucp_request_param_t { op_attr_mask: UCP_OP_ATTR_FLAG_NO_IMM_CMPL, ..ucp_request_param_t::UNSET };
+const RECV: ucp_request_param_t = of_host(UCP_OP_ATTR_FLAG_NO_IMM_CMPL);
+
+/// A message between memory of hosts: unless that is said, UCX looks up each buffer in what it knows of devices' memory, where
+/// there are devices.
+const fn of_host(flags: u32) -> ucp_request_param_t {
+    ucp_request_param_t {
+        op_attr_mask: flags | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        memory_type: UCS_MEMORY_TYPE_HOST,
+        ..ucp_request_param_t::UNSET
+    }
+}
 
 /// What moves the messages of a rank. One thread at a time uses it.
 pub(super) struct Worker {
