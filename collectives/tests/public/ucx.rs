@@ -4,7 +4,7 @@
 use crate::p2p;
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::UcxTransport;
-use collectives::transport::{Tag, Transport};
+use collectives::transport::{Request, Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
 use conformance::{Case, cases};
 use std::process::{Child, Command, Output, Stdio};
@@ -94,6 +94,34 @@ fn rank_process() {
         }
         "wrong_lengths" => p2p::wrong_lengths(&mut t),
         "half_a_group" => p2p::half_a_group(&mut t),
+        // What has come already is there at once; what comes instead is the error that it is anywhere.
+        "awaited" => {
+            let sent = p2p::message(0, 1, 7, 100);
+            let posted = |t: &mut UcxTransport, tag: u64, looks: u32| {
+                let mut space = vec![0u8; 60 + 40 * usize::from(tag == 7)];
+                // SAFETY: `space` stays until the wait is over.
+                let request = unsafe { t.recv_awaited(0, Tag(tag), space.as_mut_ptr(), space.len(), looks)? };
+                p2p::wait(t, &[request]).map(|()| (request == Request::DONE, space))
+            };
+            for tag in [7, 8, 8] {
+                if t.rank() == 0 {
+                    // SAFETY: `sent` stays until the wait is over.
+                    let request = unsafe { t.send(1, Tag(tag), sent.as_ptr(), sent.len()).unwrap() };
+                    p2p::wait(&mut t, &[request]).unwrap();
+                }
+            }
+            p2p::barrier(&mut t, 1);
+            if t.rank() == 1 {
+                let (at_once, space) = posted(&mut t, 7, 1000).unwrap();
+                p2p::assert_message(&space, 0, 1, 7);
+                assert!(at_once);
+                let [at_once, later] =
+                    [1000, 0].map(|looks| posted(&mut t, 8, looks).unwrap_err().to_string());
+                assert_eq!(at_once, later);
+                assert!(at_once.contains("100 bytes"), "{at_once}");
+            }
+            p2p::barrier(&mut t, 2);
+        }
         // What was sent arrives although the sender has gone, and the end of a rank in order is no loss.
         "early_leaver" => {
             let rank = t.rank();
@@ -330,6 +358,12 @@ fn messages_of_every_size_and_order_over_what_ucx_chooses() {
 fn other_lengths_are_errors() {
     passes("wrong_lengths", 2, "posix,cma");
     passes("wrong_lengths", 2, "tcp");
+}
+
+#[test]
+fn an_awaited_message_that_is_there_takes_no_request() {
+    passes("awaited", 2, "posix,cma");
+    passes("awaited", 2, "tcp");
 }
 
 #[test]

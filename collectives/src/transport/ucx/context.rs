@@ -162,6 +162,28 @@ impl Worker {
         unsafe { (self.context.ucp.ucp_worker_progress)(self.handle) != 0 }
     }
 
+    /// Looks whether something has ended, and up to `looks` times more after moving messages: nothing ends within a turn but
+    /// by that. It says whether anything moved, but not of what ends behind its back, as by an error, hence the last look.
+    #[inline(always)]
+    pub(super) fn look<E>(
+        &self,
+        looks: u32,
+        mut ended: impl FnMut() -> std::result::Result<bool, E>,
+    ) -> std::result::Result<bool, E> {
+        let mut seen = ended();
+        let mut moved = true;
+        for _ in 0..looks {
+            if !matches!(seen, Ok(false)) {
+                return seen;
+            }
+            moved = self.progress();
+            if moved {
+                seen = ended();
+            }
+        }
+        if moved { seen } else { ended() }
+    }
+
     /// Connects to `address`. With `on_failure`, a lost peer calls it once; without, UCX need not notice losses.
     pub(super) fn connect(&self, address: &[u8], on_failure: Option<ucp_err_handler_t>) -> Result<Handle> {
         let mut params = ucp_ep_params_t {

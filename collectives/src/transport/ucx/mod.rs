@@ -149,6 +149,18 @@ unsafe impl Transport for UcxTransport {
     }
 
     unsafe fn recv(&mut self, from: usize, tag: Tag, dst: *mut u8, bytes: usize) -> Result<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.recv_awaited(from, tag, dst, bytes, 0) }
+    }
+
+    unsafe fn recv_awaited(
+        &mut self,
+        from: usize,
+        tag: Tag,
+        dst: *mut u8,
+        bytes: usize,
+        looks: u32,
+    ) -> Result<Request> {
         self.members.admit("recv", from)?;
         let source = self.members.ranks[from];
         let tag = tags::message(source, self.members.number(), tag);
@@ -159,7 +171,20 @@ unsafe impl Transport for UcxTransport {
         }
         // SAFETY: the caller's promise.
         let request = unsafe { state.worker.recv(tag, tags::deciding(tag), dst, bytes)? };
-        Ok(self.requests.add(Kind::Recv { tag, dst }, request, from, bytes))
+        let kind = Kind::Recv { tag, dst };
+        if looks > 0 {
+            // SAFETY: what was just posted, and is looked at until it has ended.
+            let ended = || unsafe { requests::ended(&state.worker, kind, request, from, bytes) };
+            match state.worker.look(looks, ended) {
+                Ok(true) => return Ok(Request::DONE),
+                Ok(false) => {}
+                Err(outcome) => {
+                    drop(state);
+                    return Err(self.failed(&outcome));
+                }
+            }
+        }
+        Ok(self.requests.add(kind, request, from, bytes))
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
@@ -174,14 +199,7 @@ unsafe impl Transport for UcxTransport {
             return Err(error.clone());
         }
         let state = self.session.turn()?;
-        let mut looked = 0;
-        let done = loop {
-            match self.requests.test(&state.worker, request) {
-                Ok(false) if looked <= looks => state.worker.progress(),
-                done => break done,
-            };
-            looked += 1;
-        };
+        let done = state.worker.look(looks + 1, || self.requests.test(&state.worker, request));
         drop(state);
         match done {
             Ok(true) => Ok(true),

@@ -38,6 +38,36 @@ struct Slot {
     bytes: usize,
 }
 
+/// Whether a request is done, or how else it ended; unless it is under way, it is freed.
+///
+/// # Safety
+/// `request` is one of this `kind` that came from this worker and was not yet reported as complete.
+#[inline(always)]
+pub(super) unsafe fn ended(
+    worker: &Worker,
+    kind: Kind,
+    request: *mut c_void,
+    peer: usize,
+    bytes: usize,
+) -> Result<bool, Box<Outcome>> {
+    let mut came = ucp_tag_recv_info_t::default();
+    // SAFETY: the caller's promise.
+    let (status, expected) = unsafe {
+        match kind {
+            Kind::Send => (worker.finished(request), true),
+            Kind::Recv { tag, .. } => {
+                let status = worker.received(request, &mut came);
+                (status, came.length == bytes && came.sender_tag == tag)
+            }
+        }
+    };
+    match (status, expected) {
+        (UCS_INPROGRESS, _) => Ok(false),
+        (UCS_OK, true) => Ok(true),
+        _ => Err(Box::new(Outcome { kind, peer, bytes, status, came })),
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Requests {
     slots: Vec<Slot>,
@@ -69,32 +99,16 @@ impl Requests {
         if slot.generation != generation || slot.pointer.is_null() {
             return Ok(true);
         }
-        let mut came = ucp_tag_recv_info_t::default();
         // SAFETY: a request of this worker that was not yet reported complete.
-        let status = unsafe {
-            match slot.kind {
-                Kind::Send => worker.finished(slot.pointer),
-                Kind::Recv { .. } => worker.received(slot.pointer, &mut came),
-            }
-        };
-        if status == UCS_INPROGRESS {
+        let ended = unsafe { ended(worker, slot.kind, slot.pointer, slot.peer, slot.bytes) };
+        if let Ok(false) = ended {
             return Ok(false);
         }
         slot.pointer = std::ptr::null_mut();
         // Generations stay below that of `Request::DONE`.
         slot.generation = (generation + 1) & 0x7fff_ffff;
         self.free.push(index);
-        let expected = match slot.kind {
-            Kind::Send => true,
-            Kind::Recv { tag, .. } => came.length == slot.bytes && came.sender_tag == tag,
-        };
-        match status == UCS_OK && expected {
-            true => Ok(true),
-            false => {
-                let Slot { kind, peer, bytes, .. } = *slot;
-                Err(Box::new(Outcome { kind, peer, bytes, status, came }))
-            }
-        }
+        ended
     }
 
     /// What `request` is of, and with whom.
