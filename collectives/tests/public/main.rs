@@ -18,3 +18,4 @@ mod scratch;
 mod shm;
 mod threads;
 mod ucx;
+mod ucx_groups;

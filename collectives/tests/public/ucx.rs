@@ -1,7 +1,7 @@
 //! The UCX transport between real processes over each of UCX's transports that a machine without special hardware
 //! has. The processes are this test program again, as `rank_process`.
 
-use crate::p2p;
+use crate::{p2p, ucx_groups};
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Request, Tag, Transport};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const CASE: &str = "CARAVAN_TEST_CASE";
 
-fn available() -> bool {
+pub fn available() -> bool {
     match ucx_sys::Ucp::load() {
         Ok(_) => true,
         Err(why) => {
@@ -186,6 +186,7 @@ fn rank_process() {
                 println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, 0));
             }
         }
+        "cannot_end_a_message" => ucx_groups::cannot_end_a_message(&mut t),
         "leaves_before_sending" => {
             if t.rank() == 0 {
                 println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, 1));
@@ -389,7 +390,7 @@ fn more_calls_than_tags_tell_apart_may_follow_each_other() {
 }
 
 /// The errors that the surviving ranks of `case` print, with the time from the start to the end of all.
-fn errors(case: &str, ranks: usize, tls: &str, survivors: &[usize]) -> Vec<String> {
+pub fn errors(case: &str, ranks: usize, tls: &str, survivors: &[usize]) -> Vec<String> {
     let outputs = finish(start(case, ranks, tls));
     survivors
         .iter()

@@ -50,7 +50,7 @@ impl Hold {
     pub(super) fn turn(&mut self) -> Result<Turn<'_>> {
         let turn = self.any_turn();
         if turn.given_up {
-            return Err(given_up(&turn.worker.context));
+            return Err(given_up(&turn));
         }
         Ok(turn)
     }
@@ -75,8 +75,15 @@ impl Hold {
 }
 
 #[cold]
-fn given_up(context: &Context) -> Error {
-    context.error_text("ucp_worker_progress", "messages of a failed group could not be ended".into())
+fn given_up(state: &State) -> Error {
+    match &state.cause {
+        // As peers hear it.
+        Some(why) => why.in_another_group(),
+        None => {
+            let text = "messages of a failed group could not be ended".into();
+            state.worker.context.error_text("ucp_worker_progress", text)
+        }
+    }
 }
 
 /// The right to call UCX.

@@ -1,0 +1,34 @@
+//! Groups of a rank over UCX, which share a worker: what one of them that fails is to the others.
+
+use crate::p2p;
+use crate::ucx::{available, errors};
+use collectives::Error;
+use collectives::transport::ucx::UcxTransport;
+use collectives::transport::{Tag, Transport};
+
+/// Rank 0 gives a group up with a message that rank 1, which waits for it in another, does not take.
+pub fn cannot_end_a_message(t: &mut UcxTransport) {
+    let mut group = t.subgroup(&[0, 1], 1, p2p::PATIENCE).unwrap();
+    let message = vec![1u8; 4 << 20];
+    p2p::barrier(t, 1);
+    if t.rank() == 1 {
+        return println!("error: {}", p2p::wait_for_nothing(t, 0));
+    }
+    // SAFETY: `message` stays until the group has ended.
+    unsafe { group.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
+    group.abort(&Error::system("writing the checkpoint", "No space left on device"));
+    println!("error: {}", t.check().expect_err("given up"));
+}
+
+#[test]
+fn a_rank_that_cannot_end_a_message_says_why_in_all_its_groups() {
+    if !available() {
+        return;
+    }
+    for tls in ["posix,cma", "tcp"] {
+        for error in errors("cannot_end_a_message", 2, tls, &[0, 1]) {
+            let why = "failed in another of its groups: writing the checkpoint: No space left";
+            assert!(error.contains(why), "{tls}: {error}");
+        }
+    }
+}
