@@ -66,7 +66,7 @@ fn text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-fn passes(case: &str, ranks: usize, tls: &str) {
+pub fn passes(case: &str, ranks: usize, tls: &str) {
     if !available() {
         return;
     }
@@ -186,6 +186,7 @@ fn rank_process() {
                 println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, 0));
             }
         }
+        "too_many_groups" => ucx_groups::too_many(&mut t),
         "cannot_end_a_message" => ucx_groups::cannot_end_a_message(&mut t),
         "leaves_before_sending" => {
             if t.rank() == 0 {

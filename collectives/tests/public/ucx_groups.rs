@@ -1,10 +1,19 @@
-//! Groups of a rank over UCX, which share a worker: what one of them that fails is to the others.
+//! Groups of a rank over UCX, which share a worker: how many there can be, and what one of them that fails is to the others.
 
 use crate::p2p;
-use crate::ucx::{available, errors};
+use crate::ucx::{available, errors, passes};
 use collectives::Error;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Tag, Transport};
+
+/// As many groups as tags tell apart, and one more.
+pub fn too_many(t: &mut UcxTransport) {
+    let mut groups: Vec<_> = (1..4096).map(|i| t.subgroup(&[0], i, p2p::PATIENCE).unwrap()).collect();
+    let error = t.subgroup(&[0], 4096, p2p::PATIENCE).err().expect("tags hold no more");
+    assert!(matches!(error, Error::System { .. }) && error.to_string().contains("4096 already"), "{error}");
+    groups.pop();
+    t.subgroup(&[0], 4096, p2p::PATIENCE).expect("one has ended");
+}
 
 /// Rank 0 gives a group up with a message that rank 1, which waits for it in another, does not take.
 pub fn cannot_end_a_message(t: &mut UcxTransport) {
@@ -18,6 +27,11 @@ pub fn cannot_end_a_message(t: &mut UcxTransport) {
     unsafe { group.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
     group.abort(&Error::system("writing the checkpoint", "No space left on device"));
     println!("error: {}", t.check().expect_err("given up"));
+}
+
+#[test]
+fn more_groups_than_tags_tell_apart_are_refused() {
+    passes("too_many_groups", 1, "self");
 }
 
 #[test]

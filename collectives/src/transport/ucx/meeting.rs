@@ -21,8 +21,9 @@ impl UcxTransport {
     pub(super) fn form(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Self> {
         let rank = place_among(members, self)?;
         let Some(number) = self.session.turn()?.take_number() else {
-            let problem = format!("a rank can be in {} groups at once over UCX", tags::MOST_GROUPS);
-            return Err(Error::Argument { call: "subgroup", rank: self.members.job_rank(), problem });
+            let what = format!("rank {}: forming a group over UCX", self.members.job_rank());
+            let most = tags::MOST_GROUPS;
+            return Err(Error::system(what, format!("it is in {most} already, the most it can be in")));
         };
         match self.exchange(members, context, number, within) {
             Ok(numbers) => {
