@@ -112,6 +112,7 @@ impl UcxTransport {
         if !settled {
             // UCX cannot take back a message under way, and its memory is the caller's again from here on.
             state.stay_away();
+            state.cut(|worker| self.requests.settle(worker));
             self.requests.forget();
         }
     }
@@ -149,6 +150,16 @@ impl State {
         self.given_up = true;
     }
 
+    /// Ends the connections that UCX ends by force, until the messages of this rank have `settled`: a network card would still
+    /// fetch what a peer has announced, or a peer's put what was announced to it, in memory that has another use by then.
+    fn cut(&mut self, mut settled: impl FnMut(&Worker) -> bool) {
+        let until = Instant::now() + LINGER_FAILED;
+        let reporting = |this: &Self, peer| this.reports(peer).then_some(true);
+        if self.close_connections(until, reporting) {
+            self.wait(until, |this| settled(&this.worker));
+        }
+    }
+
     /// Whether `peer` neither sends anything more nor waits for anything of this rank.
     fn is_done_with(&mut self, peer: usize) -> bool {
         peer == self.rank || self.endpoints[peer].is_null() || self.settled[peer] || self.is_gone(peer)
@@ -169,7 +180,9 @@ impl State {
             let all = |this: &mut Self| (0..this.cards.len()).all(|peer| this.is_done_with(peer));
             self.wait(until, |this| all(this) && this.settle_outgoing());
             let until = Instant::now() + if failed { LINGER_FAILED } else { CLOSING };
-            settled = self.close_connections(until) && self.take_back_notice(until);
+            // Forcing is allowed only where losses are reported, and needed only where one was.
+            let lost = |this: &Self, peer| Some(this.failures.of(peer) != UCS_OK);
+            settled = self.close_connections(until, lost) && self.take_back_notice(until);
             settled &= self.wait(until, |this| this.settle_outgoing());
         }
         if settled {
@@ -182,16 +195,15 @@ impl State {
         }
     }
 
-    /// Closes every connection, with a flush where the peer can still take it; whether all are closed.
-    fn close_connections(&mut self, until: Instant) -> bool {
+    /// Closes the connections for which `how` says whether by force, and else with a flush; whether all are closed.
+    fn close_connections(&mut self, until: Instant, how: fn(&Self, usize) -> Option<bool>) -> bool {
         let mut closing = Vec::new();
         for peer in 0..self.endpoints.len() {
+            let Some(force) = how(self, peer) else { continue };
             let endpoint = std::mem::replace(&mut self.endpoints[peer], null_mut());
             if endpoint.is_null() {
                 continue;
             }
-            // Forcing is allowed only where losses are reported, and needed only where one was.
-            let force = self.failures.of(peer) != UCS_OK;
             if let Posted::Pending(request) = self.worker.close(endpoint, force) {
                 closing.push(request);
             }
@@ -222,5 +234,67 @@ impl State {
 impl Drop for UcxTransport {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::Tag;
+    use std::sync::mpsc::channel;
+
+    /// Says to a process that it is this test's.
+    const ROLE: &str = "CARAVAN_TEST_CUT";
+
+    #[test]
+    fn a_message_that_is_not_taken_ends_with_its_connection() {
+        if let Err(why) = ucx_sys::Ucp::load() {
+            return harness::skip(&why);
+        }
+        if std::env::var_os(ROLE).is_some() {
+            return cut_between_threads();
+        }
+        // In a process of its own: only there are variables its own.
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "transport::ucx::closing::tests::a_message_that_is_not_taken_ends_with_its_connection",
+            ])
+            .envs([(ROLE, "1"), ("UCX_TLS", "tcp"), ("UCX_WARN_UNUSED_ENV_VARS", "n")])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    }
+
+    fn cut_between_threads() {
+        let within = Duration::from_secs(30);
+        let ((to_1, from_0), (to_0, from_1)) = (channel::<Vec<u8>>(), channel::<Vec<u8>>());
+        let (ended, over) = channel::<()>();
+        // Whoever fails lets go of what the other waits for.
+        std::thread::scope(move |scope| {
+            scope.spawn(move || {
+                let mut exchange = |mine: Vec<u8>| {
+                    to_0.send(mine.clone()).unwrap();
+                    Ok(vec![from_0.recv().unwrap(), mine])
+                };
+                let _idle = UcxTransport::connect(1, 2, within, &mut exchange).unwrap();
+                let _ = over.recv();
+            });
+            let mut exchange = |mine: Vec<u8>| {
+                to_1.send(mine.clone()).unwrap();
+                Ok(vec![mine, from_1.recv().unwrap()])
+            };
+            let mut t = UcxTransport::connect(0, 2, within, &mut exchange).unwrap();
+            let message = vec![1u8; 4 << 20];
+            // SAFETY: `message` stays until it has ended.
+            unsafe { t.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
+            assert!(!t.wait(Instant::now() + LINGER_FAILED, UcxTransport::settle), "nobody takes it");
+            let mut state = t.session.turn().unwrap();
+            state.cut(|worker| t.requests.settle(worker));
+            assert!(t.requests.settle(&state.worker), "a card could still read the message");
+            drop(state);
+            ended.send(()).unwrap();
+        });
     }
 }

@@ -158,15 +158,19 @@ impl State {
         self.cards[peer].home.host == self.cards[self.rank].home.host
     }
 
+    /// Whether UCX reports the loss of `peer`. Both sides must choose alike. Shared memory cannot report losses, and asking
+    /// for reports would make UCX avoid it; on this host the processes are watched instead.
+    pub(super) fn reports(&self, peer: usize) -> bool {
+        let both_network = self.cards[peer].network_only && self.cards[self.rank].network_only;
+        !self.local(peer) || both_network
+    }
+
     /// The connection to `peer`, made now if it is the first use.
     pub(super) fn endpoint(&mut self, peer: usize) -> Result<Handle> {
         if !self.endpoints[peer].is_null() {
             return Ok(self.endpoints[peer]);
         }
-        // Both sides must choose alike. Shared memory cannot report losses, and asking for reports would make UCX
-        // avoid it; on this host the processes are watched instead.
-        let both_network = self.cards[peer].network_only && self.cards[self.rank].network_only;
-        let reports = (!self.local(peer) || both_network).then(|| self.failures.handler(peer));
+        let reports = self.reports(peer).then(|| self.failures.handler(peer));
         let endpoint =
             self.worker.connect(&self.cards[peer].address, reports).map_err(|error| match error {
                 Error::Library { library, call, rank, text } => {
@@ -242,8 +246,10 @@ impl State {
             Word::Leaving => {
                 // What it sent before has come, because messages between two ranks keep their order.
                 self.settled[from] = true;
-                // If it cannot be told, it is gone already.
-                let _ = self.say(from, Word::Confirmed, 0, "");
+                // If it cannot be told, it is gone already. Who has given up has told it, and makes no connections.
+                if !self.given_up {
+                    let _ = self.say(from, Word::Confirmed, 0, "");
+                }
             }
             Word::Confirmed => self.settled[from] = true,
             Word::Hello => self.greetings[from] += 1,
