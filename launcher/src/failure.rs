@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_norm_that_is_not_finite_names_the_flags_that_help() {
-        let failure = Failure::from(zero::Error::NotFinite { step: 3, norm: f64::NAN, dtype: DType::Bf16 });
+        let (what, value, dtype) = ("global gradient norm", f64::NAN, DType::Bf16);
+        let failure = Failure::from(zero::Error::NotFinite { step: 3, what, value, dtype });
         let words = "learning rate, a longer warmup or f32 usually helps (--lr, --warmup, --dtype)";
         assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
     }

@@ -44,18 +44,11 @@ impl Norm {
         Ok(Norm { partials: comm.alloc(plan.world * stride)?.booked(account), stride })
     }
 
-    /// The norm of the reduced gradient over all ranks, and the sum of the ranks' `loss`.
-    pub(crate) fn global<T: Float>(
-        &mut self,
-        hands: &mut Hands<'_, T>,
-        grads: &Grads<T>,
-        loss: f64,
-    ) -> Result<Global> {
-        let Hands { plan, comm, model, kernels, clock } = hands;
-        let mine = plan.rank * self.stride;
+    /// This rank's part of the norm: the sums of squares of its shards of the reduced gradient.
+    pub(crate) fn squares<T: Float>(&mut self, hands: &mut Hands<'_, T>, grads: &Grads<T>) -> Result<()> {
+        let Hands { plan, model, kernels, .. } = hands;
         let partials = &mut self.partials;
-        kernels.put(&[loss], partials.view_mut().slice(mine..mine + 1))?;
-        let mut next = mine + 1;
+        let mut next = plan.rank * self.stride + 1;
         let mut done = Ok(());
         model.install(&mut || {
             done = plan.buckets().try_for_each(|(u, b)| {
@@ -65,12 +58,21 @@ impl Norm {
                 kernels.squares(grads.shard(plan, u, b), out)
             });
         });
-        done?;
-        kernels.mark(Activity::Communication)?;
-        clock.communicate(|| comm.all_gather_in_place(&mut *partials))?;
-        kernels.mark(Activity::Optimizer)?;
+        done
+    }
 
-        let partials = kernels.numbers(partials.view())?;
+    /// The norm of the reduced gradient over all ranks, after their [`squares`](Self::squares), and the sum of the ranks'
+    /// `loss`.
+    pub(crate) fn global<T: Float>(&mut self, hands: &mut Hands<'_, T>, loss: f64) -> Result<Global> {
+        let (mine, partials) = (hands.plan.rank * self.stride, &mut self.partials);
+        hands.kernels.put(&[loss], partials.view_mut().slice(mine..mine + 1))?;
+        hands.communicate(Activity::Optimizer, |comm| Ok(comm.all_gather_in_place(&mut *partials)?))?;
+
+        let Hands { plan, comm, kernels, .. } = hands;
+        let partials = kernels.numbers(partials.view());
+        // Between devices, calls that were given up end like others, with whatever was there, and only who carries them knows.
+        comm.progress()?;
+        let partials = partials?;
         let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();
         let mut sum = 0.0;
         let mut first = 1;

@@ -14,17 +14,19 @@ pub enum Error {
         /// What was asked for, what there is, and what would work.
         problem: String,
     },
-    /// The gradient is no longer finite.
+    /// The loss or the gradient is no longer finite.
     #[error(
-        "step {step}: the global gradient norm is {norm}, so the update would destroy the model; \
+        "step {step}: the {what} is {value}, so the update would destroy the model; \
          a lower learning rate{} usually helps",
         if *dtype == DType::F32 { " or a longer warmup" } else { ", a longer warmup or f32" }
     )]
     NotFinite {
         /// The optimizer step, counted from 1.
         step: u64,
+        /// Which number: the loss, or the gradient's norm.
+        what: &'static str,
         /// NaN or infinity.
-        norm: f64,
+        value: f64,
         /// The type that the model is trained in.
         dtype: DType,
     },

@@ -23,6 +23,18 @@ impl<T: Float> Hands<'_, T> {
         Ok(self.clock.communicate(|| pending.wait())?)
     }
 
+    /// Starts or awaits what a device's queue waits for before it goes `back_to` what it did.
+    pub fn communicate<R>(
+        &mut self,
+        back_to: Activity,
+        work: impl FnOnce(&Communicator) -> Result<R>,
+    ) -> Result<R> {
+        self.kernels.mark(Activity::Communication)?;
+        let done = self.clock.communicate(|| work(self.comm))?;
+        self.kernels.mark(back_to)?;
+        Ok(done)
+    }
+
     /// Runs arithmetic that is part of computing the gradient.
     pub fn compute(&mut self, work: impl FnOnce(&mut dyn Kernels<T>) -> Result<()>) -> Result<()> {
         self.kernels.mark(Activity::Compute)?;
@@ -79,89 +91,16 @@ impl Clock {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::grads::{Borrowed, Grads, Reduced};
-    use crate::kernels::Update;
+    use crate::grads::{Borrowed, Grads};
     use crate::plan::Home;
+    use crate::recorder::{Nobody, Recorder, WORK, units};
     use crate::stage::Stage;
-    use collectives::{Account, Buffer, DType, View, ViewMut};
-    use models::{Batch, Gradients, Init, TensorSpec, Unit, Weights};
-
-    /// A model of which only the threads are asked for: none of its own.
-    struct Nobody;
-
-    impl Model<f32> for Nobody {
-        fn units(&self) -> &[Unit] {
-            &[]
-        }
-        fn begin(&mut self, _: &Batch<'_>, _: f32) {}
-        fn forward_unit(&mut self, _: usize, _: &dyn Weights<f32>) {}
-        fn backward_unit(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut dyn Gradients<f32>) {}
-        fn losses(&mut self) -> &[f32] {
-            &[]
-        }
-        fn logits(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut [f32]) {}
-    }
-
-    /// How long each piece of arithmetic takes.
-    const WORK: Duration = Duration::from_millis(2);
-
-    /// Kernels that write down what they are told to do.
-    #[derive(Default)]
-    struct Recorder {
-        marked: Option<Activity>,
-        done: Vec<(&'static str, Option<Activity>)>,
-    }
-
-    impl Recorder {
-        fn work(&mut self, what: &'static str) -> Result<()> {
-            std::thread::sleep(WORK);
-            self.done.push((what, self.marked));
-            Ok(())
-        }
-    }
-
-    impl Kernels<f32> for Recorder {
-        fn state(&mut self, len: usize) -> Result<Buffer<f32>> {
-            Ok(Buffer::zeroed(len))
-        }
-        fn clear(&mut self, _: ViewMut<'_, f32>) -> Result<()> {
-            self.work("clear")
-        }
-        fn add(&mut self, _: ViewMut<'_, f32>, _: View<'_, f32>) -> Result<()> {
-            self.work("add")
-        }
-        fn round(&mut self, _: View<'_, f32>, _: ViewMut<'_, f32>) -> Result<()> {
-            self.work("round")
-        }
-        fn squares(&mut self, _: Reduced<'_, f32>, _: ViewMut<'_, f64>) -> Result<()> {
-            self.work("squares")
-        }
-        fn update(&mut self, _: Update<'_, f32>, _: Option<Reduced<'_, f32>>) -> Result<()> {
-            self.work("update")
-        }
-        fn set(&mut self, _: &[f32], _: Option<ViewMut<'_, f32>>, _: ViewMut<'_, f32>) -> Result<()> {
-            self.work("set")
-        }
-        fn mark(&mut self, activity: Activity) -> Result<()> {
-            self.marked = Some(activity);
-            Ok(())
-        }
-        fn put(&mut self, _: &[f64], _: ViewMut<'_, f64>) -> Result<()> {
-            self.work("put")
-        }
-        fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
-            Ok(values.host())
-        }
-        fn elements<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
-            Ok(values.host())
-        }
-    }
+    use collectives::{Account, DType};
+    use models::Gradients;
 
     #[test]
     fn adding_up_micro_batches_is_computing_and_no_communication() {
-        let tensor = TensorSpec { name: "t".into(), shape: vec![1500], decay: false, init: Init::Ones };
-        let unit = Unit { name: "u".into(), tensors: vec![tensor], uses: vec![], backward_reads: true };
-        let units = vec![unit; 5];
+        let units = units(5);
         for (level, expected) in [(0, ["add", "round"]), (2, ["add", "clear"])] {
             let stage = Stage::try_from(level).unwrap();
             let config = Config { stage, accumulate: 2, ..Config::default() };
@@ -180,10 +119,11 @@ mod tests {
                 }
             }
             grads.finish(&mut hands).unwrap();
-            assert!(expected.iter().all(|what| kernels.done.iter().any(|(done, _)| done == what)));
-            let adds = kernels.done.iter().filter(|(what, _)| *what == "add").count();
+            let done = kernels.log.lock().unwrap().clone();
+            assert!(expected.iter().all(|what| done.iter().any(|(done, _)| done == what)));
+            let adds = done.iter().filter(|(what, _)| *what == "add").count();
             assert_eq!(adds, units.len());
-            for (what, marked) in &kernels.done {
+            for (what, marked) in &done {
                 assert_eq!(*marked, Some(Activity::Compute), "{what} at stage {level}");
             }
             assert_eq!(
@@ -191,7 +131,7 @@ mod tests {
                 level == 0,
                 "what was waited for last"
             );
-            assert!(clock.compute >= WORK * kernels.done.len() as u32, "{:?}", clock.compute);
+            assert!(clock.compute >= WORK * done.len() as u32, "{:?}", clock.compute);
         }
     }
 }

@@ -16,6 +16,8 @@ pub mod memory;
 mod optimizer;
 mod params;
 mod plan;
+#[cfg(test)]
+mod recorder;
 mod schedule;
 mod stage;
 mod step;

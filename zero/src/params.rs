@@ -88,6 +88,11 @@ impl<T: Float> Params<T> {
         Ok(())
     }
 
+    /// Whether the unit is whole, with nothing to wait for.
+    pub fn is_whole(&self, unit: usize) -> bool {
+        self.units[unit].iter().all(|state| matches!(state, State::Whole(_) | State::Gathered { .. }))
+    }
+
     /// The unit is not needed for a while.
     pub fn release(&mut self, plan: &Plan, unit: usize) {
         let Home::Slot(slot) = plan.weights[unit] else { return };

@@ -18,6 +18,7 @@ use crate::schedule::Action;
 use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
 use collectives::{Communicator, Float};
 use models::{Batch, Model, TensorSpec, Weights};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// One rank of a training run.
@@ -25,7 +26,7 @@ pub struct Trainer<T: Float> {
     model: Box<dyn Model<T>>,
     comm: Communicator,
     kernels: Box<dyn Kernels<T>>,
-    plan: Plan,
+    plan: Arc<Plan>,
     params: Params<T>,
     grads: Grads<T>,
     optimizer: Optimizer,
@@ -134,14 +135,15 @@ impl<T: Float> Trainer<T> {
         let norm = Norm::new(&plan, &comm, &ledger.workspace)?;
         optimizer.start(&plan, model.units(), &mut *kernels, &mut params, source)?;
         let clock = Clock::default();
+        let plan = Arc::new(plan);
         Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
     }
 
     /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
     ///
     /// # Errors
-    /// `batches` has none, a gradient is not finite, or a collective fails, as when another rank does. The trainer makes no
-    /// more steps then. Of a gradient that is not finite all ranks say so before anything is updated, so that
+    /// `batches` has none, the loss or the gradient is not finite, or a collective fails, as when another rank does. The
+    /// trainer makes no more steps then. Of what is not finite all ranks say so before anything is updated, so that
     /// [`export`](Self::export) still gives the weights of the step before.
     ///
     /// # Panics
@@ -150,34 +152,43 @@ impl<T: Float> Trainer<T> {
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock = Clock::default();
         let mut report = Step::default();
-        let micro_batches = self.plan.config.accumulate;
+        let plan = Arc::clone(&self.plan);
+        let micro_batches = plan.config.accumulate;
         let mut loss = 0.0;
         self.kernels.mark(Activity::Compute)?;
         for index in 0..micro_batches {
             let batch = batches.micro_batch(index).map_err(|why| Error::Batch { why })?;
-            report.tokens = batch.rows * batch.length * micro_batches * self.plan.world;
+            if index > 0 {
+                // The next one's are about to take its place.
+                loss += self.model.loss();
+            }
+            report.tokens = batch.rows * batch.length * micro_batches * plan.world;
             self.model.begin(&batch, (1.0 / report.tokens as f64) as f32);
             self.grads.begin(index);
-            for at in 0..self.plan.training.actions.len() {
-                let action = self.plan.training.actions[at];
-                self.kernels.mark(activity(action))?;
+            for &action in &plan.training.actions {
+                self.kernels.mark(self.activity(action))?;
                 self.perform(action)?;
             }
-            let Trainer { model, clock, .. } = self;
-            loss += clock.compute(|| model.loss());
         }
-        let Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, clock, .. } = self;
+        let Trainer { model, comm, kernels, params, grads, optimizer, norm, clock, .. } = self;
+        let plan = &*plan;
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
         grads.finish(&mut hands)?;
         hands.kernels.mark(Activity::Optimizer)?;
 
         let (update, communication) = (Instant::now(), hands.clock.communication);
-        let global = norm.global(&mut hands, grads, loss)?;
+        norm.squares(&mut hands, grads)?;
+        // A device is waited for here. Before, the reductions that go through the host would have stood still meanwhile,
+        // with the whole backward still to come; and so it has had to start what comes before the norm.
+        loss += model.loss();
+        let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
+        let global = norm.global(&mut hands, loss)?;
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
-        if !global.norm.is_finite() {
-            let (step, norm, dtype) = (optimizer.steps() + 1, global.norm, T::DTYPE);
-            return Err(Error::NotFinite { step, norm, dtype });
+        for (what, value) in [("global gradient norm", global.norm), ("loss", global.loss)] {
+            if !value.is_finite() {
+                return Err(Error::NotFinite { step: optimizer.steps() + 1, what, value, dtype: T::DTYPE });
+            }
         }
         let clip = clip::factor(global.norm, plan.config.clip);
         optimizer.update(&mut hands, params, grads, lr, clip)?;
@@ -197,6 +208,16 @@ impl<T: Float> Trainer<T> {
         report.bytes_sent = comm.stats().since(&before).bytes_sent;
         report.seconds = start.elapsed().as_secs_f64();
         Ok(report)
+    }
+
+    /// What a device does in an action, or waits for.
+    fn activity(&self, action: Action) -> Activity {
+        match action {
+            // What was started moves without the queue; what is awaited holds it up.
+            Action::Gather(unit) if !self.params.is_whole(unit) => Activity::Communication,
+            // Who opens memory for a gradient says itself that it awaits what is still reduced there.
+            _ => Activity::Compute,
+        }
     }
 
     /// One action of a pass.
@@ -233,13 +254,17 @@ impl<T: Float> Trainer<T> {
         if let Some(batch) = batch {
             self.model.begin(batch, 0.0);
         }
-        for at in 0..self.plan.evaluation.actions.len() {
-            match self.plan.evaluation.actions[at] {
+        let plan = Arc::clone(&self.plan);
+        for &action in &plan.evaluation.actions {
+            match action {
                 Action::Forward(_) if batch.is_none() => {}
                 action => self.perform(action)?,
             }
         }
-        Ok(if batch.is_some() { self.model.losses() } else { &[] })
+        let losses = if batch.is_some() { self.model.losses() } else { &[] };
+        // As the norm's numbers, they may be made of weights that never came.
+        self.comm.progress()?;
+        Ok(losses)
     }
 
     /// Logits at `position` of `batch` (row * length + column), into `out` of the vocabulary's length. Every
@@ -253,8 +278,9 @@ impl<T: Float> Trainer<T> {
     pub fn logits(&mut self, batch: &Batch<'_>, position: usize, out: &mut [f32]) -> Result<()> {
         self.model.begin(batch, 0.0);
         let head = self.model.units().len() - 1;
-        for at in 0..self.plan.evaluation.actions.len() {
-            match self.plan.evaluation.actions[at] {
+        let plan = Arc::clone(&self.plan);
+        for &action in &plan.evaluation.actions {
+            match action {
                 Action::Forward(unit) if unit == head => {
                     let Trainer { model, plan, params, .. } = self;
                     model.logits(position, &Lent { plan, params }, out);
@@ -262,7 +288,7 @@ impl<T: Float> Trainer<T> {
                 action => self.perform(action)?,
             }
         }
-        Ok(())
+        Ok(self.comm.progress()?)
     }
 
     /// Gathers every tensor in order and shows it to `sink`. Every rank calls it, and those that have a sink see the same
@@ -337,14 +363,5 @@ fn plan_for<T: Float>(
     Err(Error::Config { problem })
 }
 
-/// What a device does in an action, or waits for.
-fn activity(action: Action) -> Activity {
-    match action {
-        Action::Forward(_) | Action::Backward(_) => Activity::Compute,
-        // What was started moves without the queue; what is awaited holds it up.
-        Action::Gather(_) => Activity::Communication,
-        Action::Prefetch(_) | Action::Close(_) | Action::Release(_) => Activity::Compute,
-        // It says itself when it awaits what is still reduced in that memory.
-        Action::Open(_) => Activity::Compute,
-    }
-}
+#[cfg(test)]
+mod tests;

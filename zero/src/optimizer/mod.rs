@@ -97,7 +97,7 @@ impl Optimizer {
         lr: f32,
         clip: f32,
     ) -> Result<()> {
-        let Hands { plan, model, kernels, clock, .. } = hands;
+        let (plan, model) = (hands.plan, hands.model);
         self.steps += 1;
         let c = plan.config.adamw.coefficients(self.steps, lr, clip);
         let mut following = plan.buckets().skip(1);
@@ -118,6 +118,7 @@ impl Optimizer {
             let mut param = params.owned_mut(plan, u, b);
             let next = following.next().map(|(u, b)| grads.owned(plan, u, b));
             let mut done = Ok(());
+            let kernels = &mut *hands.kernels;
             model.install(&mut || {
                 let update = Update {
                     coefficients: &c,
@@ -132,9 +133,7 @@ impl Optimizer {
             });
             done?;
             if plan.config.stage.shards_optimizer {
-                kernels.mark(Activity::Communication)?;
-                clock.communicate(|| params.publish(u, b))?;
-                kernels.mark(Activity::Optimizer)?;
+                hands.communicate(Activity::Optimizer, |_| params.publish(u, b))?;
             }
         }
         Ok(())

@@ -1,0 +1,96 @@
+//! Kernels that write down what they are told to do, and units for them: for tests of what happens when.
+
+use crate::error::Result;
+use crate::grads::Reduced;
+use crate::kernels::{Activity, Kernels, Update};
+use collectives::{Buffer, Communicator, View, ViewMut};
+use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// So many units of one tensor.
+pub fn units(count: usize) -> Vec<Unit> {
+    let tensor = TensorSpec { name: "t".into(), shape: vec![1500], decay: false, init: Init::Ones };
+    let unit = Unit { name: "u".into(), tensors: vec![tensor], uses: vec![], backward_reads: true };
+    vec![unit; count]
+}
+
+/// A model of which only the threads are asked for: none of its own.
+pub struct Nobody;
+
+impl Model<f32> for Nobody {
+    fn units(&self) -> &[Unit] {
+        &[]
+    }
+    fn begin(&mut self, _: &Batch<'_>, _: f32) {}
+    fn forward_unit(&mut self, _: usize, _: &dyn Weights<f32>) {}
+    fn backward_unit(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut dyn Gradients<f32>) {}
+    fn losses(&mut self) -> &[f32] {
+        &[]
+    }
+    fn logits(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut [f32]) {}
+}
+
+/// How long each piece of arithmetic takes.
+pub const WORK: Duration = Duration::from_millis(2);
+
+/// What was done, and what a device was said to do meanwhile.
+pub type Log = Arc<Mutex<Vec<(&'static str, Option<Activity>)>>>;
+
+/// Kernels that write down what they are told to do.
+#[derive(Default)]
+pub struct Recorder {
+    pub marked: Option<Activity>,
+    pub log: Log,
+    /// Given up while numbers are waited for, as by the watch of a wire between devices.
+    pub loses: Option<Communicator>,
+}
+
+impl Recorder {
+    fn work(&mut self, what: &'static str) -> Result<()> {
+        std::thread::sleep(WORK);
+        self.log.lock().unwrap().push((what, self.marked));
+        Ok(())
+    }
+}
+
+impl Kernels<f32> for Recorder {
+    fn state(&mut self, len: usize) -> Result<Buffer<f32>> {
+        Ok(Buffer::zeroed(len))
+    }
+    fn clear(&mut self, _: ViewMut<'_, f32>) -> Result<()> {
+        self.work("clear")
+    }
+    fn add(&mut self, _: ViewMut<'_, f32>, _: View<'_, f32>) -> Result<()> {
+        self.work("add")
+    }
+    fn round(&mut self, _: View<'_, f32>, _: ViewMut<'_, f32>) -> Result<()> {
+        self.work("round")
+    }
+    fn squares(&mut self, _: Reduced<'_, f32>, _: ViewMut<'_, f64>) -> Result<()> {
+        self.work("squares")
+    }
+    fn update(&mut self, _: Update<'_, f32>, _: Option<Reduced<'_, f32>>) -> Result<()> {
+        self.work("update")
+    }
+    fn set(&mut self, _: &[f32], _: Option<ViewMut<'_, f32>>, _: ViewMut<'_, f32>) -> Result<()> {
+        self.work("set")
+    }
+    fn mark(&mut self, activity: Activity) -> Result<()> {
+        self.marked = Some(activity);
+        Ok(())
+    }
+    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
+        to.host().copy_from_slice(values);
+        self.work("put")
+    }
+    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
+        if let Some(comm) = &self.loses {
+            comm.abort("rank 1 is gone");
+        }
+        Ok(values.host())
+    }
+    fn elements<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
+        Ok(values.host())
+    }
+}
