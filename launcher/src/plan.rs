@@ -212,8 +212,7 @@ impl TrainPlan {
         let plan = self.sharded(zero, 0);
         let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
         let mut memory = zero::memory::predict(&plan, footprint);
-        let batches = if zero.placement.on_device() { &mut memory.host } else { &mut memory.workspace };
-        *batches += batch.token_bytes();
+        *zero.placement.of_host(&mut memory.workspace, &mut memory.host) += batch.token_bytes();
         let mut arena = zero::memory::arena(&plan, footprint);
         let mut largest_call = 0;
         if zero.placement.on_device() && self.ranks.world > 1 {

@@ -94,8 +94,7 @@ impl<'a, T: Float> Run<'a, T> {
         };
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
-        let beside = plan.zero.placement.on_device();
-        let loader = Loader::new(plan, me, if beside { &ledger.host } else { &ledger.workspace })?;
+        let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
         let trainer = device::trainer::<T>(plan, comm, ledger)?;
         Ok(Run {
             plan,

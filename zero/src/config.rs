@@ -41,6 +41,12 @@ impl Placement {
         self != Placement::Host
     }
 
+    /// Which of two is meant of memory of the host that is used in a step: beside a device it is counted apart from the
+    /// `workspace`, which is the device's, as what the `host` has.
+    pub fn of_host<C>(self, workspace: C, host: C) -> C {
+        if self.on_device() { host } else { workspace }
+    }
+
     /// Whether the optimizer's state is on a device.
     pub fn optimizer_on_device(self) -> bool {
         self == Placement::Device
@@ -57,6 +63,27 @@ impl Default for Config {
             adamw: AdamW::default(),
             clip: Some(1.0),
             placement: Placement::Host,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Ledger, Memory};
+
+    #[test]
+    fn memory_of_the_host_is_workspace_but_beside_a_device() {
+        for (placement, workspace, host) in
+            [(Placement::Host, 5, 0), (Placement::Device, 0, 5), (Placement::Offloaded, 0, 5)]
+        {
+            let mut memory = Memory::default();
+            *placement.of_host(&mut memory.workspace, &mut memory.host) += 5;
+            assert_eq!((memory.workspace, memory.host), (workspace, host), "{placement:?}");
+            // What the engine works in, too.
+            let ledger = Ledger { placement, ..Ledger::default() };
+            let _five = collectives::Buffer::<u8>::zeroed(5).booked(&ledger.engine);
+            assert_eq!(ledger.held(), memory, "{placement:?}");
         }
     }
 }

@@ -62,13 +62,8 @@ impl Memory {
             (false, true) => plan.calls().into_iter().map(staged_call).collect(),
             (false, false) => plan.calls(),
         };
-        *self.engine(plan.config.placement.on_device()) += scratch_bytes(group, &calls);
+        *plan.config.placement.of_host(&mut self.workspace, &mut self.host) += scratch_bytes(group, &calls);
         self
-    }
-
-    /// The class of what the engine works in.
-    fn engine(&mut self, beside_device: bool) -> &mut usize {
-        if beside_device { &mut self.host } else { &mut self.workspace }
     }
 }
 
@@ -155,7 +150,7 @@ pub struct Ledger {
     /// What the engine of the ranks' communicator works in.
     pub(crate) engine: Account,
     /// Whether that is beside a device.
-    pub(crate) beside_device: bool,
+    pub(crate) placement: Placement,
 }
 
 impl Ledger {
@@ -176,7 +171,7 @@ impl Ledger {
             workspace: self.workspace.bytes(),
             host: self.host.bytes(),
         };
-        *memory.engine(self.beside_device) += self.engine.bytes();
+        *self.placement.of_host(&mut memory.workspace, &mut memory.host) += self.engine.bytes();
         memory
     }
 }

@@ -127,8 +127,7 @@ impl<T: Float> Trainer<T> {
         source: &mut Source<'_>,
     ) -> Result<Self> {
         comm.reserve(&plan.calls())?;
-        let beside_device = plan.config.placement.on_device();
-        let ledger = Ledger { engine: comm.scratch(), beside_device, ..ledger };
+        let ledger = Ledger { engine: comm.scratch(), placement: plan.config.placement, ..ledger };
         let mut params = Params::new(&plan, &comm, &ledger.parameters, &ledger.buckets)?;
         let grads = Grads::new(&plan, &comm, &ledger.gradients, &ledger.buckets)?;
         let mut optimizer = Optimizer::new(&plan, &mut *kernels, &ledger.optimizer)?;
