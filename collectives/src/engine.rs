@@ -218,7 +218,11 @@ impl Engine {
         let schedule = self.cache.get(call, local, || Schedule::new(*call, group, local, forced));
         let id = self.free.pop().unwrap_or_else(|| {
             self.flights.push(Flight::new(group.size, None));
-            self.flights.len() as u32 - 1
+            // All may be under way at once, as peers come or not: no later call takes memory for that.
+            let calls = self.flights.len();
+            self.order.reserve(calls - self.order.len());
+            self.waiting.reserve(calls - self.waiting.len());
+            calls as u32 - 1
         });
         let flight = &mut self.flights[id as usize];
         let state = &mut flight.state;

@@ -10,19 +10,29 @@ use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 use zero::memory::largest_call;
 use zero::{Batches, Config, Ledger, Placement, Plan, Stage, Trainer};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-struct Fixed(Vec<u32>, usize);
+struct Fixed {
+    tokens: Vec<u32>,
+    length: usize,
+    /// How long each takes to come.
+    late: Duration,
+}
 
 impl Batches for Fixed {
     fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, String> {
-        Ok(Batch { tokens: &self.0, targets: &self.0, rows: 2, length: self.1 })
+        std::thread::sleep(self.late);
+        Ok(Batch { tokens: &self.tokens, targets: &self.tokens, rows: 2, length: self.length })
     }
 }
+
+/// How late one rank is in the steps that are counted, so that the others have all their calls under way.
+const LATE: Duration = Duration::from_millis(5);
 
 /// Groups of `world` ranks over shared memory, whose ranks meet as processes would.
 fn over_shm(world: usize) -> Vec<Communicator> {
@@ -59,7 +69,8 @@ fn count(
     let barrier = Barrier::new(world);
     let rank = |comm: Communicator| {
         let rank = comm.rank();
-        let config = LlamaConfig::preset("nano").unwrap();
+        // More buckets than a communicator has places for from the start.
+        let config = LlamaConfig { layers: 5, ..LlamaConfig::preset("nano").unwrap() };
         let ledger = Ledger::default();
         let length = config.context.min(16);
         let mut source = |spec: &TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
@@ -76,14 +87,17 @@ fn count(
         let mut trainer = match device {
             None => {
                 let model = Llama::<bf16>::new(&config, 2, length, Recompute::None, 1, &accounts).unwrap();
-                Trainer::new(Box::new(model), comm, &zero, ledger, &mut source).unwrap()
+                let trainer = Trainer::new(Box::new(model), comm, &zero, ledger, &mut source).unwrap();
+                assert!(trainer.plan().buckets().count() > 32);
+                trainer
             }
             Some((emulator, placement)) => {
                 zero.placement = placement;
                 // Fewer buckets and a smaller vocabulary: emulating takes its time.
                 zero.bucket_bytes = 64 << 10;
+                let (layers, heads, kv_heads) = (2, 2, 1);
                 let config =
-                    LlamaConfig { hidden: 32, head_dim: 16, heads: 2, kv_heads: 1, vocab: 40, ..config };
+                    LlamaConfig { hidden: 32, head_dim: 16, layers, heads, kv_heads, vocab: 40, ..config };
                 let queue = SharedQueue::new(emulator.queue(0));
                 // As the program plans it: how many calls are under way at once depends on timing.
                 let plan = Plan::new(&config.units(), DType::Bf16, &zero, rank, world);
@@ -99,13 +113,15 @@ fn count(
                 Trainer::on_device(&queue, 1, model, comm, &zero, ledger, &mut source).unwrap()
             }
         };
-        let mut batches = Fixed((0..2 * length as u32).collect(), length);
+        let tokens = (0..2 * length as u32).collect();
+        let mut batches = Fixed { tokens, length, late: Duration::ZERO };
         let mut counted = (0, 0);
         for step in 0..8 {
             if step == 3 {
                 barrier.wait();
                 counted.0 = Counting::all();
                 barrier.wait();
+                batches.late = if rank + 1 == world && world > 1 { LATE } else { Duration::ZERO };
             }
             trainer.step(&mut batches, 1e-3).unwrap();
         }
