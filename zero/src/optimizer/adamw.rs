@@ -71,12 +71,20 @@ fn product(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
     (most + rest, rest - ((most + rest) - most))
 }
 
+/// A first moment below this is zero. Of a weight whose gradient stays zero, as the embedding's of a token that does not
+/// come again, both moments would become subnormal and stay so, where rounding to nearest ends what is taken off them; and
+/// with subnormal numbers processors are many times slower.
+const LEAST: f32 = 1e-30;
+
 /// One element: the new master weight.
 #[inline(always)]
 fn element(c: &Coefficients, keep: f32, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
     let g = g * c.clip;
-    *m += (g - *m) * c.one_minus_beta1;
-    *v = *v * c.beta2 + g * g * c.one_minus_beta2;
+    let first = *m + (g - *m) * c.one_minus_beta1;
+    let second = *v * c.beta2 + g * g * c.one_minus_beta2;
+    *m = if first.abs() < LEAST { 0.0 } else { first };
+    // Not a larger one: it is what keeps a step short whose `eps` is tiny.
+    *v = if second < f32::MIN_POSITIVE { 0.0 } else { second };
     w * keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
 }
 
@@ -231,6 +239,26 @@ mod tests {
         for (got, want) in w.iter().zip(&want) {
             assert!((f64::from(*got) - want.0).abs() < 2e-6, "{got} for {}", want.0);
         }
+    }
+
+    #[test]
+    fn moments_of_what_is_not_seen_again_end_at_zero_and_are_never_subnormal() {
+        let a = AdamW { beta1: 0.9, beta2: 0.99, ..AdamW::default() };
+        let n = 37;
+        let mut w: Vec<f32> = (0..n).map(|i| i as f32 - 18.0).collect();
+        let (mut m, mut v) = (vec![0f32; n], vec![0f32; n]);
+        let sums = |x: &[f32]| x.iter().filter(|x| **x != 0.0).count();
+        for t in 1..=10_000u64 {
+            let g: Vec<f32> = (0..n).map(|i| if t == 1 { (i as f32 - 17.5) * 1e-3 } else { 0.0 }).collect();
+            let c = a.coefficients(t, 1e-4, 1.0);
+            update_single(&c, 1.0, &g, &mut m, &mut v, &mut w);
+            assert!(m.iter().chain(&v).all(|x| !x.is_subnormal()), "step {t}");
+            assert!(t != 1 || (sums(&m), sums(&v)) == (n, n));
+        }
+        assert_eq!((sums(&m), sums(&v)), (0, 0));
+        // What is not a number stays none.
+        update_single(&a.coefficients(3, 1e-4, 1.0), 1.0, &vec![f32::NAN; n], &mut m, &mut v, &mut w);
+        assert!(m.iter().chain(&v).chain(&w).all(|x| x.is_nan()));
     }
 
     #[test]

@@ -9,8 +9,10 @@ use std::ops::Range;
 /// The loop of `zero/src/optimizer/adamw.rs`.
 fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
     let g = g * c.clip;
-    *m += (g - *m) * c.one_minus_beta1;
-    *v = *v * c.beta2 + g * g * c.one_minus_beta2;
+    let first = *m + (g - *m) * c.one_minus_beta1;
+    let second = *v * c.beta2 + g * g * c.one_minus_beta2;
+    *m = if first.abs() < 1e-30 { 0.0 } else { first };
+    *v = if second < f32::MIN_POSITIVE { 0.0 } else { second };
     w * c.keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
 }
 
@@ -25,11 +27,18 @@ fn check_adamw<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, n: usize, range: Rang
         keep: 0.9997,
         clip: 0.73,
     };
-    let grad = bed.random::<G>(1, n, 0.1);
+    let mut grad = bed.random::<G>(1, n, 0.1);
+    // Elements that were last seen long ago: moments that this step makes too small to keep.
+    let unseen = || (0..n).step_by(3);
+    unseen().for_each(|i| grad.host_mut()[i] = G::from_f32(0.0));
     let start = || {
-        let mut v = bed.random::<f32>(3, n, 0.01);
+        let (mut m, mut v) = (bed.random::<f32>(2, n, 0.1), bed.random::<f32>(3, n, 0.01));
         v.host_mut().iter_mut().for_each(|v| *v = v.abs());
-        (bed.random::<f32>(4, n, 1.0), bed.random::<f32>(2, n, 0.1), v, bed.random::<T>(5, n, 1.0))
+        for i in unseen() {
+            m.host_mut()[i] = if i % 2 == 0 { 1.05e-30 } else { -1.05e-30 };
+            v.host_mut()[i] = f32::MIN_POSITIVE;
+        }
+        (bed.random::<f32>(4, n, 1.0), m, v, bed.random::<T>(5, n, 1.0))
     };
     let (mut w, mut m, mut v, mut p) = start();
     for i in range.clone() {

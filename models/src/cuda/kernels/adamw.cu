@@ -6,6 +6,8 @@ using T = ELEMENT;
 
 constexpr int THREADS = 256;
 constexpr int N = 4; // elements of a thread
+constexpr float LEAST = 1e-30f; // of first moments
+constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
 struct Coefficients {
     float one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, clip;
@@ -15,6 +17,9 @@ DEVICE float element(const Coefficients &c, float w, float g, float &m, float &v
     g = mul_rn(g, c.clip);
     m = add_rn(m, mul_rn(sub_rn(g, m), c.one_minus_beta1));
     v = add_rn(mul_rn(v, c.beta2), mul_rn(mul_rn(g, g), c.one_minus_beta2));
+    // What processors are slow with; what is not a number stays so.
+    m = -LEAST < m && m < LEAST ? 0.f : m;
+    v = v < SMALLEST_NORMAL ? 0.f : v;
     float step = div_rn(mul_rn(c.step_size, m), add_rn(mul_rn(sqrt_rn(v), c.root_correction), c.eps));
     return sub_rn(mul_rn(w, c.keep), step);
 }
