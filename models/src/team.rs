@@ -1,7 +1,8 @@
 //! Fixed tasks spread over threads: which thread runs a task never changes its result.
 
 use crate::error::{Error, Result};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use collectives::simd;
+use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,9 +15,15 @@ pub struct Team {
 impl Team {
     /// One thread is the caller's; more are a pool.
     pub(crate) fn new(threads: usize) -> Result<Self> {
+        // Threads compute with the instructions of whoever makes them.
+        let level = simd::level();
         let build = || {
-            let name = |i| format!("compute-{i}");
-            ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|e| {
+            let start = |thread: ThreadBuilder| {
+                let name = format!("compute-{}", thread.index());
+                let started = std::thread::Builder::new().name(name);
+                started.spawn(move || simd::with_level(level, || thread.run())).map(drop)
+            };
+            ThreadPoolBuilder::new().num_threads(threads).spawn_handler(start).build().map_err(|e| {
                 Error::config(format!("cannot start {threads} compute threads: {e}; fewer threads may fit"))
             })
         };
@@ -102,6 +109,14 @@ mod tests {
                 });
                 assert!(seen.into_inner().unwrap().iter().all(|&n| n == 1));
             }
+        }
+    }
+
+    #[test]
+    fn threads_compute_with_the_instructions_of_who_makes_them() {
+        for level in simd::Level::available() {
+            let threads = simd::with_level(level, || Team::new(3)).unwrap();
+            threads.each(100, |_, _| assert_eq!(simd::level(), level));
         }
     }
 

@@ -6,7 +6,7 @@ use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL};
 use collectives::{DType, Float, bf16};
 use std::ops::Range;
 
-/// Rows of the left operand packed at a time; a multiple of every kernel's `MR`.
+/// Rows of the left operand packed at a time at most; a multiple of every kernel's `MR`.
 const ROWS: usize = 168;
 /// Lanes of the right operand packed at a time: with the rows of the left, about the second cache level.
 const RIGHT: usize = 1 << 19;
@@ -19,8 +19,9 @@ const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
 } else {
     28 * NARROW_PANEL * DEPTH
 };
-/// Rows whose unfinished sums are kept when k has more than one block; a multiple of `ROWS`.
-const UNFINISHED: usize = 6 * ROWS;
+/// Unfinished sums that are kept when k has more than one block: of six times `ROWS` by as many columns as are packed then,
+/// or of fewer columns and more rows.
+const UNFINISHED: usize = 6 * ROWS * columns(DEPTH / 2);
 
 /// Lanes of both operands up to which walking across their rows is as fast as along packed ones: about half of the
 /// second cache level.
@@ -33,6 +34,13 @@ const TILE: usize = 14 * 32;
 const fn columns(depth: usize) -> usize {
     let fit = RIGHT / if depth > 0 { depth } else { 1 } / COLUMNS * COLUMNS;
     if fit > 1024 { 1024 } else { fit }
+}
+
+/// The length of equal parts of `len`, as few as there may be of at most `most`: a multiple of `step`, which divides `most`.
+#[inline(always)]
+fn part(len: usize, most: usize, step: usize) -> usize {
+    let parts = len.div_ceil(most).max(1);
+    len.div_ceil(parts).next_multiple_of(step).max(step)
 }
 
 /// What is added to a product, element by element, before the one rounding.
@@ -101,8 +109,7 @@ impl<'a> Scratch<'a> {
     /// 32-bit words that `new` needs for products whose k is at most `depth`.
     pub(super) fn words(depth: usize) -> usize {
         // Blocks along k are at least half of DEPTH deep when there are several.
-        let unfinished = if depth > DEPTH { UNFINISHED * columns(DEPTH / 2) } else { 0 };
-        LEFT + RIGHT + unfinished
+        LEFT + RIGHT + if depth > DEPTH { UNFINISHED } else { 0 }
     }
 
     /// Divides `words`.
@@ -167,13 +174,19 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
     fn run<K: Kernel>(self) {
         let Product { m, n, k, left, right, out, scratch } = self.0;
         let lanes = pack::lanes::<K>(k);
-        // Blocks along k of nearly equal depth; at least one, so that an empty k gives zeros.
-        let blocks = lanes.div_ceil(DEPTH).max(1);
-        let depth = lanes.div_ceil(blocks);
-        let stripe = if blocks > 1 { UNFINISHED } else { m.max(1) };
-        let across = columns(depth);
+        // At least one block along k, so that an empty k gives zeros.
+        let depth = part(lanes, DEPTH, 1);
+        let blocks = lanes.div_ceil(depth).max(1);
+        let across = columns(depth).min(n.next_multiple_of(K::NR)).max(K::NR);
+        // The right operand is packed again for each stripe: they are as high as there is room for their sums.
+        let stripe = match blocks {
+            1 => m.max(1),
+            _ => part(m, scratch.unfinished.len() / across / ROWS * ROWS, ROWS),
+        };
         let few = (m + n) * k <= NEAR;
         for m0 in (0..m).step_by(stripe) {
+            let end = m.min(m0 + stripe);
+            let high = part(end - m0, ROWS, K::MR);
             for n0 in (0..n).step_by(across) {
                 let columns = across.min(n - n0);
                 for block in 0..blocks {
@@ -185,8 +198,8 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
                         pack::right::<K, R>(part, k1 - k0, columns, depth * K::NR, scratch.right);
                         Right::packed::<K>(scratch.right, depth * K::NR)
                     });
-                    for i0 in (m0..m.min(m0 + stripe)).step_by(ROWS) {
-                        let rows = ROWS.min(m - i0).min(m0 + stripe - i0);
+                    for i0 in (m0..end).step_by(high) {
+                        let rows = high.min(end - i0);
                         let part = left.from(i0, k0);
                         // An odd last row would be rounded up to one that does not exist.
                         let even = m.is_multiple_of(2) && (part.column == 1 || few);
@@ -460,6 +473,27 @@ unsafe fn store<K: Kernel, O: Float>(sums: *const f32, rows: usize, columns: usi
                 *to.add(c) = O::from_f32(*sums.add(c) + more);
                 c += 1;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_equal_but_for_what_steps_leave() {
+        for (len, most, step, expected) in [
+            (0, 168, 14, 14),
+            (1, 168, 14, 14),
+            (168, 168, 14, 168),
+            (170, 168, 14, 98),
+            (1024, 168, 14, 154),
+            (1024, 512, 1, 512),
+            (1025, 512, 1, 342),
+            (2048, 1008, 168, 840),
+        ] {
+            assert_eq!(part(len, most, step), expected, "{len} in parts of at most {most}");
         }
     }
 }
