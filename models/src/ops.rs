@@ -175,7 +175,7 @@ pub trait Ops<T: Float>: Send {
     fn losses(&mut self, logits: ViewMut<'_, Self::Work>, targets: View<'_, u32>, losses: ViewMut<'_, f32>);
 
     /// The same, and the gradient of the sum of the losses times `scale` (targets, V): in the first elements of `room`, or
-    /// in the place of the logits, as on devices, where `room` may be empty.
+    /// in the place of the logits, as on devices and of f32 on a CPU, where `room` may be empty.
     fn cross_entropy<'a>(
         &mut self,
         logits: ViewMut<'a, Self::Work>,

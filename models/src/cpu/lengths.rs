@@ -12,7 +12,7 @@ fn backward(lengths: [usize; 6]) {
     let [q, k, v, out, d_out, log_sums] = lengths.map(Buffer::<f32>::zeroed);
     let (mut d_q, mut d_k, mut d_v) =
         (Buffer::zeroed(QUERIES), Buffer::<f32>::zeroed(KEYS), Buffer::<f32>::zeroed(KEYS));
-    let shape = CpuShape { threads: 1, rows: 1, hidden: 1, length: 3, width: 4, depth: 4 };
+    let shape = CpuShape { threads: 1, rows: 1, hidden: 1, length: 3, width: 4, depth: 4, backward: true };
     let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
     let a = AttentionBackward {
         q: q.view(),

@@ -15,6 +15,14 @@ collectives::simd_dispatch! {
         d_logits: &mut [T],
         scale: f32,
     ) = losses_and_gradients_body;
+
+    /// The same with the gradient in the place of the logits.
+    pub(super) fn gradients_in_place(
+        logits: &mut [f32],
+        targets: &[u32],
+        losses: &mut [f32],
+        scale: f32,
+    ) = gradients_in_place_body;
 }
 
 /// One row: its loss and the sum of its exponentials, which replace the logits.
@@ -52,5 +60,20 @@ fn losses_and_gradients_body<T: Float>(
             *d = T::from_f32(e * factor);
         }
         d_logits[target] = T::from_f32(logits[target] * factor - scale);
+    }
+}
+
+#[inline(always)]
+fn gradients_in_place_body(logits: &mut [f32], targets: &[u32], losses: &mut [f32], scale: f32) {
+    let vocab = (logits.len() / targets.len().max(1)).max(1);
+    for (logits, (&target, loss)) in logits.chunks_exact_mut(vocab).zip(targets.iter().zip(losses)) {
+        let target = target as usize;
+        let (own, sum) = row(logits, target);
+        *loss = own;
+        let (factor, right) = (scale / sum, logits[target]);
+        for e in logits.iter_mut() {
+            *e *= factor;
+        }
+        logits[target] = right * factor - scale;
     }
 }

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use crate::team::{Shared, Team};
 use collectives::{Buffer, DType, Element, Float, View, ViewMut};
+use compiled::{is, known_as};
 use kernel::Isa;
 use pack::Mat;
 use product::{Addend, Out, Product, Scratch};
@@ -46,12 +47,14 @@ pub(crate) struct CpuShape {
     pub width: usize,
     /// The largest inner dimension of a product.
     pub depth: usize,
+    /// Whether anything backward is computed.
+    pub backward: bool,
 }
 
 impl CpuShape {
     /// 32-bit words of one thread.
     fn words_per_thread(&self) -> usize {
-        Scratch::words(self.depth).max(attention::words(self.length, self.width))
+        Scratch::words(self.depth).max(attention::words(self.length, self.width, self.backward))
     }
 
     /// Length of [`CpuMemory::words`].
@@ -61,7 +64,7 @@ impl CpuShape {
 
     /// Length of [`CpuMemory::partial`].
     pub(crate) fn partial(&self) -> usize {
-        (self.rows.div_ceil(NORM_ROWS) + 1) * self.hidden
+        if self.backward { (self.rows.div_ceil(NORM_ROWS) + 1) * self.hidden } else { 0 }
     }
 }
 
@@ -69,7 +72,7 @@ impl CpuShape {
 pub(crate) struct CpuMemory {
     /// For each thread, packed operands.
     pub words: Buffer<u32>,
-    /// Partial sums of a norm's weight gradient, and one row more for their sum.
+    /// Partial sums of a norm's weight gradient, and one row more for their sum; nothing without a backward.
     pub partial: Buffer<f32>,
 }
 
@@ -105,23 +108,27 @@ impl Cpu {
         Shared(self.memory.words.view_mut().as_mut_ptr())
     }
 
-    /// The losses of rows of logits, and their gradients, if wanted.
+    /// The losses of rows of logits, and their gradients, where those go.
     fn rows_of_logits<T: Float>(
         &mut self,
         logits: ViewMut<'_, f32>,
         targets: View<'_, u32>,
         losses: ViewMut<'_, f32>,
-        d_logits: Option<ViewMut<'_, T>>,
+        gradient: Gradient<'_, T>,
         scale: f32,
     ) {
         let (logits, targets, losses) = (logits.host(), targets.host(), losses.host());
         let rows = targets.len();
         let vocab = logits.len() / rows.max(1);
         assert!(losses.len() == rows && logits.len() == rows * vocab, "a loss and a row for each target");
-        let d_logits = d_logits.map(|d| {
-            assert_eq!(d.len(), rows * vocab, "a gradient for each logit");
-            Shared(d.host().as_mut_ptr())
-        });
+        let (in_place, d_logits) = match gradient {
+            Gradient::None => (false, None),
+            Gradient::InPlace => (true, None),
+            Gradient::Into(d) => {
+                assert_eq!(d.len(), rows * vocab, "a gradient for each logit");
+                (false, Some(Shared(d.host().as_mut_ptr())))
+            }
+        };
         let (logits, losses) = (Shared(logits.as_mut_ptr()), Shared(losses.as_mut_ptr()));
         self.team.split(rows, 1, |part| {
             let elements = part.start * vocab..part.end * vocab;
@@ -133,11 +140,22 @@ impl Cpu {
                         let d = d.part(elements);
                         loss::losses_and_gradients(logits, &targets[part], losses, d, scale);
                     }
+                    None if in_place => loss::gradients_in_place(logits, &targets[part], losses, scale),
                     None => loss::losses(logits, &targets[part], losses),
                 }
             }
         });
     }
+}
+
+/// Where the gradient of logits goes.
+enum Gradient<'a, T: Element> {
+    /// There is none.
+    None,
+    /// To where the logits are.
+    InPlace,
+    /// Here.
+    Into(ViewMut<'a, T>),
 }
 
 /// How many parts to split rows and columns into for about `parts` in all, each as square as possible.
@@ -404,19 +422,25 @@ impl<T: Float> Ops<T> for Cpu {
     }
 
     fn losses(&mut self, logits: ViewMut<'_, f32>, targets: View<'_, u32>, losses: ViewMut<'_, f32>) {
-        self.rows_of_logits::<T>(logits, targets, losses, None, 0.0);
+        self.rows_of_logits::<T>(logits, targets, losses, Gradient::None, 0.0);
     }
 
+    /// Of f32 the gradient takes the logits' place.
     fn cross_entropy<'a>(
         &mut self,
-        logits: ViewMut<'a, f32>,
+        mut logits: ViewMut<'a, f32>,
         targets: View<'_, u32>,
         losses: ViewMut<'_, f32>,
         room: ViewMut<'a, T>,
         scale: f32,
     ) -> View<'a, T> {
+        if const { is::<T, f32>() } {
+            self.rows_of_logits::<T>(logits.reborrow(), targets, losses, Gradient::InPlace, scale);
+            // SAFETY: these are views of f32 both.
+            return unsafe { known_as::<View<'a, f32>, View<'a, T>>(logits.into()) };
+        }
         let mut d_logits = room.slice(0..logits.len());
-        self.rows_of_logits(logits, targets, losses, Some(d_logits.reborrow()), scale);
+        self.rows_of_logits(logits, targets, losses, Gradient::Into(d_logits.reborrow()), scale);
         d_logits.into()
     }
 }

@@ -9,7 +9,8 @@ use collectives::simd::{Level, with_level};
 use collectives::{bf16, f16};
 
 fn cpu(threads: usize) -> Cpu {
-    let shape = CpuShape { threads, rows: 300, hidden: 80, length: 1000, width: WIDEST_HEAD, depth: 3000 };
+    let (rows, hidden, length, width, depth) = (300, 80, 1000, WIDEST_HEAD, 3000);
+    let shape = CpuShape { threads, rows, hidden, length, width, depth, backward: true };
     let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
     Cpu::new(&shape, memory).unwrap()
 }
@@ -297,16 +298,21 @@ fn cross_entropy_agrees_with_its_definition() {
         for threads in [1, 2] {
             let mut cpu = cpu(threads);
             let (mut losses, mut alone) = (vec![0.0; rows], vec![0.0; rows]);
-            let mut d = vec![0f32; rows * vocab];
             let mut lost = logits.clone();
-            Ops::<f32>::cross_entropy(
-                &mut cpu,
-                lost.as_mut_slice().into(),
-                targets.as_slice().into(),
-                losses.as_mut_slice().into(),
-                d.as_mut_slice().into(),
-                0.25,
-            );
+            // Of f32 the gradient is where the logits were; of others it has a place of its own, and is rounded.
+            let (logits_view, targets_view) = (lost.as_mut_slice().into(), targets.as_slice().into());
+            let none: &mut [f32] = &mut [];
+            let d =
+                cpu.cross_entropy(logits_view, targets_view, losses.as_mut_slice().into(), none.into(), 0.25);
+            let d: Vec<f32> = d.host().to_vec();
+            assert_eq!(bits(&d), bits(&lost));
+            lost.clone_from(&logits);
+            let mut room = vec![bf16::ZERO; rows * vocab];
+            let (logits_view, room_view) = (lost.as_mut_slice().into(), room.as_mut_slice().into());
+            let rounded =
+                cpu.cross_entropy(logits_view, targets_view, alone.as_mut_slice().into(), room_view, 0.25);
+            assert!(rounded.host().iter().zip(&d).all(|(rounded, d)| *rounded == bf16::from_f32(*d)));
+            assert_eq!(losses, alone);
             lost.clone_from(&logits);
             let (lost, targets_view) = (lost.as_mut_slice().into(), targets.as_slice().into());
             Ops::<f32>::losses(&mut cpu, lost, targets_view, alone.as_mut_slice().into());

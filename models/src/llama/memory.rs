@@ -156,14 +156,17 @@ impl Shape {
     }
 
     pub(super) fn cpu(&self) -> CpuShape {
-        let inner = [self.hidden, self.q, self.kv, self.ffn, self.vocab, self.tokens];
+        // Of the forward, and of the backward, which also sums over what the forward's products make, and over tokens.
+        let inner = [self.hidden, self.q, self.ffn];
+        let backward = [self.kv, self.vocab, self.tokens].into_iter().filter(|_| self.has_backward());
         CpuShape {
             threads: self.threads,
             rows: self.tokens,
             hidden: self.hidden,
             length: self.length,
             width: self.width,
-            depth: inner.into_iter().max().unwrap_or(0),
+            depth: inner.into_iter().chain(backward).max().unwrap_or(0),
+            backward: self.has_backward(),
         }
     }
 }
@@ -376,6 +379,8 @@ pub(super) fn cpu_memory(s: &Shape, a: &mut Allocator<'_>) -> CpuMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llama::footprint;
+    use collectives::DType;
 
     fn shape(name: &str, rows: usize, length: usize, recompute: Recompute) -> Shape {
         Shape::new(&LlamaConfig::preset(name).unwrap(), rows, length, recompute, 1).unwrap()
@@ -410,5 +415,32 @@ mod tests {
         assert!(none.contains(", and copies 96 of the host, besides"), "{none}");
         assert!(none.ends_with(": a smaller micro-batch or recomputing activations needs less"), "{none}");
         assert!(full.ends_with(": a smaller micro-batch needs less"), "{full}");
+    }
+
+    #[test]
+    fn footprints_of_large_models_are_arithmetic() {
+        let config = LlamaConfig::preset("llama-3.1-405b").unwrap();
+        let of = |recompute| footprint(&config, 1, 8192, DType::Bf16, recompute, 1).unwrap();
+        let (none, full) = (of(Recompute::None), of(Recompute::Full));
+        // One residual stream for each block and one after the last; one block's own activations instead of 126.
+        let stream = 8192 * 16384 * 2;
+        let own = (none.activations - 127 * stream) / 126;
+        assert_eq!(full.activations, 127 * stream + own);
+        // One stream goes into a block, and one comes out.
+        let alone = of(Recompute::NoBackward);
+        assert_eq!(alone.activations, 2 * stream + own);
+        assert!(alone.workspace < full.workspace);
+        // Of attention and norms each thread has only what a forward works in, too.
+        let small = LlamaConfig::preset("llama-3.2-1b").unwrap();
+        let of = |recompute, threads| {
+            footprint(&small, 1, 1 << 17, DType::F32, recompute, threads).unwrap().workspace
+        };
+        let a_thread = |recompute| (of(recompute, 64) - of(recompute, 1)) / 63;
+        let [forward, both] = [Recompute::NoBackward, Recompute::Full].map(a_thread);
+        assert!(both > 250 << 20 && forward < both / 2, "{forward} and {both} bytes a thread");
+        // Attention's share grows linearly.
+        let longer = footprint(&config, 1, 16384, DType::Bf16, Recompute::None, 1).unwrap();
+        assert_eq!(longer.activations, 2 * none.activations);
+        assert!(longer.workspace < 3 * none.workspace);
     }
 }

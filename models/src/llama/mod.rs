@@ -66,13 +66,25 @@ impl<T: Float> Llama<T> {
         threads: usize,
         accounts: &Accounts,
     ) -> Result<Self> {
-        let shape = Shape::new(config, rows, length, recompute, threads)?;
+        let shape = Llama::<T>::shape(config, rows, length, recompute, threads)?;
         let mut allocator = Allocator::booking(accounts);
         let state = CpuState::new(&shape, &mut allocator);
         let memory = memory::cpu_memory(&shape, &mut allocator);
         allocator.finish(&shape)?;
         let ops = Cpu::new(&shape.cpu(), memory)?;
         Ok(Llama::with(config, shape, state, ops))
+    }
+
+    /// That of a model on the CPU, whose logits are f32: their gradient has another place only where it is not.
+    fn shape(
+        config: &LlamaConfig,
+        rows: usize,
+        length: usize,
+        recompute: Recompute,
+        threads: usize,
+    ) -> Result<Shape> {
+        let in_place = T::DTYPE == DType::F32;
+        Ok(Shape { in_place, ..Shape::new(config, rows, length, recompute, threads)? })
     }
 
     /// What [`new`](Self::new) would hold, in bytes, without taking it.
@@ -86,7 +98,7 @@ impl<T: Float> Llama<T> {
         recompute: Recompute,
         threads: usize,
     ) -> Result<Footprint> {
-        let shape = Shape::new(config, rows, length, recompute, threads)?;
+        let shape = Llama::<T>::shape(config, rows, length, recompute, threads)?;
         let mut allocator = Allocator::planning();
         let _ = (CpuState::<T>::new(&shape, &mut allocator), memory::cpu_memory(&shape, &mut allocator));
         Ok(allocator.counted())

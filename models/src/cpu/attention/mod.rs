@@ -27,54 +27,64 @@ const COLUMNS: usize = 32;
 struct Scratch<'a> {
     /// Keys as a right operand (width, length).
     keys_t: &'a mut [u32],
-    /// Values as a right operand (width, length): only backward.
-    values_t: &'a mut [u32],
     /// Values, backward keys, as a right operand (length, width).
     rows: &'a mut [u32],
     /// A left operand.
     left: &'a mut [u32],
-    /// Queries and gradients of outputs as right operands (QUERIES, width): only backward.
-    queries: &'a mut [u32],
-    d_out: &'a mut [u32],
     /// Scores, then probabilities (QUERIES, length).
     scores: &'a mut [f32],
-    /// Gradients of scores (QUERIES, length): only backward.
-    d_scores: &'a mut [f32],
     /// Sums of unfinished tiles (QUERIES, width).
     sums: &'a mut [f32],
-    /// Gradients of keys and values (length, width), in tiles: only backward.
+}
+
+/// What the backward has of it besides.
+struct BackwardScratch<'a> {
+    /// Values as a right operand (width, length).
+    values_t: &'a mut [u32],
+    /// Queries and gradients of outputs as right operands (QUERIES, width).
+    queries: &'a mut [u32],
+    d_out: &'a mut [u32],
+    /// Gradients of scores (QUERIES, length).
+    d_scores: &'a mut [f32],
+    /// Gradients of keys and values (length, width), in tiles.
     d_keys: &'a mut [f32],
     d_values: &'a mut [f32],
 }
 
+/// Elements of scores of a sequence; the last tile may reach over the end, as everywhere here.
+fn scores_of(length: usize) -> usize {
+    (QUERIES + WIDE_PANEL) * length.next_multiple_of(COLUMNS)
+}
+
+/// Takes the first of `words`, so many for each.
+fn take<'a, const N: usize>(words: &mut &'a mut [u32], sizes: [usize; N]) -> [&'a mut [u32]; N] {
+    sizes.map(|size| words.split_off_mut(..size).expect("enough words"))
+}
+
 impl<'a> Scratch<'a> {
-    fn sizes(length: usize, width: usize) -> [usize; 11] {
+    fn sizes(length: usize, width: usize) -> [usize; 5] {
         let (long, wide) = (length.next_multiple_of(COLUMNS), width.next_multiple_of(COLUMNS));
-        let tall = length.next_multiple_of(KEYS);
         let left = KEYS.max(QUERIES) * LEFT_STRIDE;
-        // The last tile may reach over the end, here and below.
-        let scores = (QUERIES + WIDE_PANEL) * long;
-        [
-            width * long,
-            width * long,
-            length * wide,
-            left,
-            QUERIES * wide,
-            QUERIES * wide,
-            scores,
-            scores,
-            (QUERIES + WIDE_PANEL) * wide,
-            tall * wide,
-            tall * wide,
-        ]
+        [width * long, length * wide, left, scores_of(length), (QUERIES + WIDE_PANEL) * wide]
     }
 
-    fn new(mut words: &'a mut [u32], length: usize, width: usize) -> Self {
-        let parts = Self::sizes(length, width).map(|size| words.split_off_mut(..size).expect("enough words"));
-        let [keys_t, values_t, rows, left, queries, d_out, scores, d_scores, sums, d_keys, d_values] = parts;
-        let (scores, d_scores, sums) = (floats(scores), floats(d_scores), floats(sums));
-        let (d_keys, d_values) = (floats(d_keys), floats(d_values));
-        Scratch { keys_t, values_t, rows, left, queries, d_out, scores, d_scores, sums, d_keys, d_values }
+    fn new(words: &mut &'a mut [u32], length: usize, width: usize) -> Self {
+        let [keys_t, rows, left, scores, sums] = take(words, Self::sizes(length, width));
+        Scratch { keys_t, rows, left, scores: floats(scores), sums: floats(sums) }
+    }
+}
+
+impl<'a> BackwardScratch<'a> {
+    fn sizes(length: usize, width: usize) -> [usize; 6] {
+        let (long, wide) = (length.next_multiple_of(COLUMNS), width.next_multiple_of(COLUMNS));
+        let tall = length.next_multiple_of(KEYS);
+        [width * long, QUERIES * wide, QUERIES * wide, scores_of(length), tall * wide, tall * wide]
+    }
+
+    fn new(words: &mut &'a mut [u32], length: usize, width: usize) -> Self {
+        let [values_t, queries, d_out, d_scores, d_keys, d_values] = take(words, Self::sizes(length, width));
+        let [d_scores, d_keys, d_values] = [d_scores, d_keys, d_values].map(floats);
+        BackwardScratch { values_t, queries, d_out, d_scores, d_keys, d_values }
     }
 }
 
@@ -83,9 +93,10 @@ fn floats(words: &mut [u32]) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }
 
-/// 32-bit words of scratch that a sequence of `length` needs.
-pub(super) fn words(length: usize, width: usize) -> usize {
-    Scratch::sizes(length, width).iter().sum()
+/// 32-bit words of scratch that a sequence of `length` needs, for its forward alone or its backward too.
+pub(super) fn words(length: usize, width: usize, backward: bool) -> usize {
+    let more = if backward { BackwardScratch::sizes(length, width).iter().sum() } else { 0 };
+    Scratch::sizes(length, width).iter().sum::<usize>() + more
 }
 
 /// Heads of one sequence inside (n, heads * width): a start and a row stride.
@@ -187,10 +198,10 @@ fn places(shape: &AttentionShape, sequence: usize) -> (Place, Place) {
 impl<T: Float> Task for Checked<Forward<'_, T>> {
     #[inline(always)]
     fn run<K: Kernel>(self) {
-        let Forward { shape, sequence, kv_head, q, k, v, out, log_sums, words } = self.0;
+        let Forward { shape, sequence, kv_head, q, k, v, out, log_sums, mut words } = self.0;
         let AttentionShape { length, heads, kv_heads, width, .. } = shape;
         let (queries, keys) = places(&shape, sequence);
-        let s = Scratch::new(words, length, width);
+        let s = Scratch::new(&mut words, length, width);
         let long = length.next_multiple_of(COLUMNS);
         let scale = 1.0 / (width as f32).sqrt();
         let keys_t = Mat::columns(keys.mat(k, 0, kv_head, width).data, keys.stride);
@@ -245,20 +256,21 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
 impl<T: Float> Task for Checked<Backward<'_, T>> {
     #[inline(always)]
     fn run<K: Kernel>(self) {
-        let Backward { shape, sequence, kv_head, q, k, v, out, log_sums, d_out, d_q, d_k, d_v, words } =
+        let Backward { shape, sequence, kv_head, q, k, v, out, log_sums, d_out, d_q, d_k, d_v, mut words } =
             self.0;
         let AttentionShape { length, heads, kv_heads, width, .. } = shape;
         let (queries, keys) = places(&shape, sequence);
-        let s = Scratch::new(words, length, width);
+        let s = Scratch::new(&mut words, length, width);
+        let own = BackwardScratch::new(&mut words, length, width);
         let long = length.next_multiple_of(COLUMNS);
         let scale = 1.0 / (width as f32).sqrt();
         let transposed = |x| Mat::columns(keys.mat(x, 0, kv_head, width).data, keys.stride);
         pack::right::<K, T>(transposed(k), width, length, width * K::NR, s.keys_t);
-        pack::right::<K, T>(transposed(v), width, length, width * K::NR, s.values_t);
+        pack::right::<K, T>(transposed(v), width, length, width * K::NR, own.values_t);
         pack::right::<K, T>(keys.mat(k, 0, kv_head, width), length, width, length * K::NR, s.rows);
         let held = length.next_multiple_of(K::MR) * width.next_multiple_of(K::NR);
-        s.d_keys[..held].fill(0.0);
-        s.d_values[..held].fill(0.0);
+        own.d_keys[..held].fill(0.0);
+        own.d_values[..held].fill(0.0);
         let group = heads / kv_heads;
         for head in kv_head * group..(kv_head + 1) * group {
             for first in (0..length).step_by(QUERIES) {
@@ -269,8 +281,8 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 unsafe {
                     let to = Scores { out: s.scores, stride: long, width, first };
                     scores::<K, T>(rows, count, s.keys_t, s.left, to);
-                    let to = Scores { out: s.d_scores, stride: long, width, first };
-                    scores::<K, f32>(d_rows, count, s.values_t, s.left, to);
+                    let to = Scores { out: own.d_scores, stride: long, width, first };
+                    scores::<K, f32>(d_rows, count, own.values_t, s.left, to);
                 }
                 let (mut log_sum, mut delta) = ([0f32; QUERIES], [0f32; QUERIES]);
                 for r in 0..count {
@@ -282,14 +294,14 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     let four = |x: &[f32; QUERIES]| std::array::from_fn(|i| x[r + i]);
                     let mut p = Abreast::new(s.scores, long, r, first + r);
                     p.mask(f32::NEG_INFINITY);
-                    let mut d = Abreast::new(s.d_scores, long, r, first + r);
+                    let mut d = Abreast::new(own.d_scores, long, r, first + r);
                     d.mask(0.0);
                     p.differentiate(&mut d, scale, four(&log_sum), four(&delta));
                 }
-                pack::right::<K, f32>(d_rows, count, width, count * K::NR, s.d_out);
-                pack::right::<K, T>(rows, count, width, count * K::NR, s.queries);
+                pack::right::<K, f32>(d_rows, count, width, count * K::NR, own.d_out);
+                pack::right::<K, T>(rows, count, width, count * K::NR, own.queries);
                 let right = Packed { packed: s.rows, length, width };
-                let d_weights = Mat::rows(&*s.d_scores, long);
+                let d_weights = Mat::rows(&*own.d_scores, long);
                 // SAFETY: as above; the matrices are (count, end), and the result is a head of this group in
                 // rows of this sequence.
                 unsafe {
@@ -297,13 +309,13 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     let to = Rows { out, stride: queries.stride, factors: &[1.0; QUERIES] };
                     weighted::<K, f32>(d_weights, first, count, right, s.left, s.sums, to);
                     let weights = Mat { data: &*s.scores, row: 1, column: long };
-                    let d_weights = Mat { data: &*s.d_scores, row: 1, column: long };
-                    add_transposed::<K>(weights, first, count, s.d_out, width, s.left, s.d_values);
-                    add_transposed::<K>(d_weights, first, count, s.queries, width, s.left, s.d_keys);
+                    let d_weights = Mat { data: &*own.d_scores, row: 1, column: long };
+                    add_transposed::<K>(weights, first, count, own.d_out, width, s.left, own.d_values);
+                    add_transposed::<K>(d_weights, first, count, own.queries, width, s.left, own.d_keys);
                 }
             }
         }
-        for (sums, out) in [(&*s.d_keys, d_k), (&*s.d_values, d_v)] {
+        for (sums, out) in [(&*own.d_keys, d_k), (&*own.d_values, d_v)] {
             for row in 0..length {
                 let at = keys.start + row * keys.stride + kv_head * width;
                 for column in (0..width).step_by(K::NR) {
