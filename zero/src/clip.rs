@@ -70,7 +70,7 @@ impl Norm {
 
         let Hands { plan, comm, kernels, .. } = hands;
         let partials = kernels.numbers(partials.view());
-        // Between devices, calls that were given up end like others, with whatever was there, and only who carries them knows.
+        // Between devices, calls that were given up end like others, with whatever was there: only who carries them knows.
         comm.progress()?;
         let partials = partials?;
         let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();

@@ -177,8 +177,8 @@ impl<T: Float> Trainer<T> {
 
         let (update, communication) = (Instant::now(), hands.clock.communication);
         norm.squares(&mut hands, grads)?;
-        // A device is waited for here. Before, the reductions that go through the host would have stood still meanwhile,
-        // with the whole backward still to come; and so it has had to start what comes before the norm.
+        // The host waits for a device here, where all that comes before the norm has been given to it: reductions that go
+        // through the host stand still while it waits for something else.
         loss += model.loss();
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
         let global = norm.global(&mut hands, loss)?;

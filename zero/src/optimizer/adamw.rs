@@ -72,8 +72,8 @@ fn product(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
 }
 
 /// A first moment below this is zero. Of a weight whose gradient stays zero, as the embedding's of a token that does not
-/// come again, both moments would become subnormal and stay so, where rounding to nearest ends what is taken off them; and
-/// with subnormal numbers processors are many times slower.
+/// come again, both moments would become subnormal and stay so, because what is taken off them is rounded away; and with
+/// subnormal numbers processors are many times slower.
 const LEAST: f32 = 1e-30;
 
 /// One element: the new master weight.
