@@ -2,9 +2,13 @@
 
 use crate::args::Precision;
 use crate::failure::{Failure, Result};
-use collectives::Communicator;
+use collectives::{Communicator, ReduceOp};
 use models::Batch;
 use models::tokens::{Tokens, Windows};
+
+/// Sums of windows that ranks add in one call: so few that the engine has room for them anyway, and a run holds no more
+/// after an evaluation than was planned for its steps.
+const AT_ONCE: usize = 8;
 
 /// Deals the windows out in batches, of as many as there is room for (tokens, and those that they predict), batch b to rank
 /// b modulo `world`, and gives the mean loss of all; a last window is shorter, `rest` tokens, and a batch of its own unless
@@ -29,13 +33,11 @@ pub fn mean_loss(
     // Where a batch's windows begin; the shorter one follows all others.
     let all = windows.count() + usize::from(rest > 0);
     let begin = |batch: usize| if batch <= whole { (batch * rows).min(windows.count()) } else { all };
-    // Of all ranks' windows in one round.
-    let most = rows.min(all);
-    let mut sums = vec![0f64; most * comm.size()];
-    let mut total = 0f64;
+    let (mut total, mut sums) = (0f64, Vec::new());
     for from in (0..batches).step_by(comm.size()) {
-        let mine = &mut sums[comm.rank() * most..][..most];
-        mine.fill(0.0);
+        let start = begin(from);
+        sums.clear();
+        sums.resize(begin(from + comm.size()) - start, 0f64);
         let batch = from + comm.rank();
         if batch < batches {
             let (first, end) = (begin(batch), begin(batch + 1));
@@ -43,12 +45,15 @@ pub fn mean_loss(
             let (inputs, targets) = (&mut inputs[..rows * length], &mut targets[..rows * length]);
             windows.read(tokens, first, length, inputs, targets).map_err(Failure::run)?;
             let batch = Batch { tokens: inputs, targets, rows, length };
-            losses(Some(&batch), Sums(&mut mine[..rows]))?;
+            losses(Some(&batch), Sums(&mut sums[first - start..end - start]))?;
         } else {
             losses(None, Sums(&mut []))?;
         }
-        // In the order of the windows, whoever had them; the zeros behind those of a batch that is not full change nothing.
-        comm.all_gather_in_place(&mut sums[..])?;
+        // Each sum is on one rank and zero on the others, so adding over ranks is exact; then the order is that of
+        // the windows, whoever had them.
+        for part in sums.chunks_mut(AT_ONCE) {
+            comm.all_reduce_in_place(part, ReduceOp::Sum)?;
+        }
         total = sums.iter().fold(total, |total, sum| total + sum);
     }
     let mean = total / (windows.count() * windows.length() + rest) as f64;
