@@ -459,7 +459,7 @@ impl Engine {
         }
         if let Some(&id) = self.order.first() {
             let peer = self.transport.job_rank(self.waited_for(id));
-            let error = self.timeout(id, ", dropped without a wait,", peer, after);
+            let error = self.timeout(id, ", dropped without a wait,", peer, after, &[]);
             self.fail(error);
         }
         false

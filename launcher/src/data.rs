@@ -6,7 +6,6 @@ use crate::human;
 use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Share, Tokenizer};
 use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
-use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -362,8 +361,7 @@ fn make(
     // Tokens take about as much as their text, and the largest text is there beside them.
     room.check(text + sizes.iter().max().unwrap_or(&0))?;
     let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
-    let fd =
-        rustix::fs::memfd_create("caravan-tokens", MemfdFlags::empty()).map_err(|e| refused(e.into()))?;
+    let fd = collectives::bootstrap::anonymous("caravan-tokens").map_err(|e| refused(e.into()))?;
     rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(|e| refused(e.into()))?;
     let mut file = File::from(fd);
     let width = match tokenizer {

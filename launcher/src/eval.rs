@@ -9,9 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine;
 use crate::out;
-use crate::plan::{
-    MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, on_hosts, tokens_in_memory,
-};
+use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, on_hosts, tokens_in_memory};
 use crate::progress::Progress;
 use crate::tokenizer::Share;
 use collectives::bootstrap::Identity;

@@ -4,7 +4,6 @@ use crate::bench::native::library;
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
-use rustix::fs::MemfdFlags;
 
 /// How the ranks of a run reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,8 +134,7 @@ impl Transport {
                 e => e.to_string(),
             }),
             Transport::Shm => {
-                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-                let refusal = rustix::fs::memfd_create("caravan-probe", flags).err()?;
+                let refusal = collectives::bootstrap::anonymous("caravan-probe").err()?;
                 Some(format!("the system grants no anonymous shared memory (memfd_create): {refusal}"))
             }
         }

@@ -8,19 +8,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// An empty file that is visible in no file system and that a program which is started does not get. Systems can refuse those
+/// that might be executed (`vm.memfd_noexec`); kernels before 6.3 do not know the flag that says that it will not be.
+///
+/// # Errors
+/// The system's own.
+pub fn anonymous(name: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        made => made,
+    }
+}
+
 /// Creates an anonymous file of `bytes` that can neither shrink (which would turn reads of it into SIGBUS) nor grow.
 /// Its pages exist only once they are written or reserved.
 pub(crate) fn create(name: &str, bytes: usize) -> Result<OwnedFd> {
     let refused = |e: rustix::io::Errno| {
         Error::system(format!("creating {bytes} bytes of shared memory ({name}) with memfd_create"), e)
     };
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Systems can refuse files that might be executed (vm.memfd_noexec); kernels before 6.3 do not know the flag.
-    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags),
-        made => made,
-    };
-    let fd = fd.map_err(refused)?;
+    let fd = anonymous(name).map_err(refused)?;
     rustix::fs::ftruncate(&fd, bytes as u64).map_err(refused)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(refused)?;
@@ -206,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_file_that_could_shrink_is_refused() {
-        let file = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC).unwrap();
+        let file = anonymous("loose").unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert!(SharedMap::new(file.as_fd()).is_err());
     }

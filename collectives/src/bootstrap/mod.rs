@@ -24,6 +24,7 @@ pub(crate) use hosts::boot_and_space;
 pub(crate) use hosts::{OF_HYDRA, pmi_socket};
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
+pub use memfd::anonymous;
 pub use processors::{cpu_quota, processors, processors_of_host};
 pub use rendezvous::Rendezvous;
 

@@ -248,7 +248,7 @@ impl Engine {
             mine: words(comparison.mine[i]),
             peer: job_rank((rank + size - 1) % size),
             theirs: words(comparison.theirs[i]),
-            past: String::new(),
+            past: self.in_words(comparison.mine[..i].iter().copied()),
         }
     }
 }

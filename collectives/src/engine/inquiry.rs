@@ -44,7 +44,7 @@ impl Engine {
         let Some((peer, through)) = self.silent_rank(id) else { return Ok(()) };
         let how =
             through.last().map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
-        let error = self.timeout(id, &how, peer, after);
+        let error = self.timeout(id, &how, peer, after, &through);
         Err(self.fail(error))
     }
 

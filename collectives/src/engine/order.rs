@@ -38,8 +38,15 @@ impl Engine {
     }
 
     /// `peer`, a rank of the job that a call waits for, `how` it is, has not taken part.
-    pub(super) fn timeout(&mut self, id: u32, how: &str, peer: usize, after: Duration) -> Error {
-        let past = self.story(id);
+    pub(super) fn timeout(
+        &mut self,
+        id: u32,
+        how: &str,
+        peer: usize,
+        after: Duration,
+        there: &[usize],
+    ) -> Error {
+        let past = self.story(id, there);
         let job_rank = |member| self.transport.job_rank(member);
         let schedule = self.flights[id as usize].schedule.as_ref();
         let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());

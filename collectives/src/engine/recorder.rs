@@ -1,5 +1,5 @@
-//! What a rank adds to the failure of a call that a peer does not make: who has come to it and who has not, as far as this
-//! rank can see, and what the group called before.
+//! What a rank adds to the failure of a call that a peer does not make: of whom something has come in it and of whom nothing,
+//! and what the group called before.
 
 use super::Engine;
 use super::diverged::in_words_of_the_job;
@@ -16,37 +16,34 @@ const TOLD: usize = 6;
 const NAMED: usize = 8;
 
 impl Engine {
-    /// Who has come to the call `id`, which is under way, and what came before it.
-    pub(super) fn story(&mut self, id: u32) -> String {
-        let (sequence, message) = {
-            let flight = &self.flights[id as usize];
-            (flight.state.sequence, flight.is_message())
+    /// Of whom something has come in the call `id`, which is under way, and what came before it. Ranks `there` are known to
+    /// wait for others.
+    pub(super) fn story(&mut self, id: u32, there: &[usize]) -> String {
+        let flight = &self.flights[id as usize];
+        let (sequence, message) = (flight.state.sequence, flight.is_message());
+        let (come, mut missing) = if message { (Vec::new(), Vec::new()) } else { self.who_has_come(id) };
+        missing.retain(|rank| !there.contains(rank));
+        let call = format!("in this call, number {sequence} of its group");
+        let text = match (names(&come), names(&missing)) {
+            (None, None) => String::new(),
+            (Some(come), None) => format!("; something of {come} has come {call}"),
+            (None, Some(missing)) => format!("; nothing of {missing} has come {call}"),
+            (Some(come), Some(missing)) => {
+                format!("; something of {come} has come {call}, and nothing of {missing}")
+            }
         };
-        let (come, missing) = self.who_has_come(id);
-        let have = |ranks: &[usize]| if ranks.len() == 1 { "has" } else { "have" };
-        let what = if message { "it".into() } else { format!("this call, number {sequence} of its group,") };
-        let mut text = match (&come[..], &missing[..]) {
-            ([], []) => String::new(),
-            (come, []) => format!("; {} {} come to {what}", names(come), have(come)),
-            ([], missing) => format!("; {} {} not come to {what}", names(missing), have(missing)),
-            (come, missing) => format!(
-                "; {} {} come to {what} and {} {} not",
-                names(come),
-                have(come),
-                names(missing),
-                have(missing)
-            ),
-        };
-        if text.ends_with(',') {
-            text.pop();
-        }
         text + &self.calls_before(sequence)
     }
 
     /// The collectives before the one of number `sequence`, the last of them last.
-    pub(super) fn calls_before(&self, sequence: u64) -> String {
+    fn calls_before(&self, sequence: u64) -> String {
+        self.in_words(self.history.last_before(sequence))
+    }
+
+    /// These calls, as fingerprints, the last of them last.
+    pub(super) fn in_words(&self, calls: impl Iterator<Item = u64>) -> String {
         let mut runs: Vec<(u64, usize)> = Vec::new();
-        for call in self.history.last_before(sequence) {
+        for call in calls {
             match runs.last_mut() {
                 Some((same, times)) if *same == call => *times += 1,
                 _ => runs.push((call, 1)),
@@ -64,10 +61,14 @@ impl Engine {
         text
     }
 
-    /// The job's ranks of which this one awaits something in a call: those of which something has come, and the others.
+    /// The job's ranks of which this one awaits something in a call: those of which something has come, and the others. The
+    /// call goes no further afterwards.
     fn who_has_come(&mut self, id: u32) -> (Vec<usize>, Vec<usize>) {
-        let flight = &self.flights[id as usize];
+        let flight = &mut self.flights[id as usize];
         let (mut come, mut missing) = (Vec::new(), Vec::new());
+        // What is waited for later may be here already.
+        let transport = &mut *self.transport;
+        flight.state.posted.retain(|p| !p.incoming || !matches!(transport.test(p.request), Ok(true)));
         let Some(schedule) = flight.schedule.as_deref() else { return (come, missing) };
         for peer in (0..self.group.size).filter(|&peer| peer != self.group.rank) {
             match flight.state.has_come(schedule, peer, &mut *self.transport) {
@@ -122,16 +123,16 @@ pub(super) fn with_past(error: Error, engine: &Engine) -> Error {
     }
 }
 
-/// `rank 3`, `ranks 1, 2 and 5`.
-fn names(ranks: &[usize]) -> String {
+/// `rank 3`, `ranks 1, 2 and 5`; nothing for none.
+fn names(ranks: &[usize]) -> Option<String> {
     let shown: Vec<String> = ranks.iter().take(NAMED).map(usize::to_string).collect();
-    match (ranks, &shown[..]) {
-        ([one], _) => format!("rank {one}"),
-        (_, shown) if shown.len() < ranks.len() => {
-            format!("ranks {} and {} more", shown.join(", "), ranks.len() - shown.len())
+    match &shown[..] {
+        [] => None,
+        [one] => Some(format!("rank {one}")),
+        shown if shown.len() < ranks.len() => {
+            Some(format!("ranks {} and {} more", shown.join(", "), ranks.len() - shown.len()))
         }
-        (_, [first @ .., last]) => format!("ranks {} and {last}", first.join(", ")),
-        (_, []) => String::new(),
+        [first @ .., last] => Some(format!("ranks {} and {last}", first.join(", "))),
     }
 }
 
@@ -141,9 +142,10 @@ mod tests {
 
     #[test]
     fn ranks_are_named_while_they_are_few() {
-        assert_eq!(names(&[3]), "rank 3");
-        assert_eq!(names(&[1, 2, 5]), "ranks 1, 2 and 5");
+        assert_eq!(names(&[]), None);
+        assert_eq!(names(&[3]).as_deref(), Some("rank 3"));
+        assert_eq!(names(&[1, 2, 5]).as_deref(), Some("ranks 1, 2 and 5"));
         let many: Vec<usize> = (0..20).collect();
-        assert_eq!(names(&many), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more");
+        assert_eq!(names(&many).as_deref(), Some("ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"));
     }
 }

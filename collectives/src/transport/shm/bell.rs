@@ -125,6 +125,8 @@ impl Sleeper {
             // However it ends (rung, too late to sleep, timeout, signal): the caller looks again.
             let _ = futex::wait(own.bell(), futex::Flags::empty(), self.epoch, Some(&timeout));
         }
+        // Who rang for the announcement before this one may have moved the bell only now; the caller looks before it sleeps.
+        self.epoch = own.bell().load(Ordering::Acquire);
         self.armed = announced(own.parked());
     }
 
@@ -197,6 +199,12 @@ mod tests {
         assert_eq!(block.bell().load(Ordering::Relaxed), 1);
         // It has not slept, and looks again before it announces itself anew.
         assert_eq!([park(), park(), park()], [(false, 0), (true, 1), (true, 1)]);
+        // A ringer was held up between both its steps.
+        block.parked().store(0, Ordering::Relaxed);
+        assert_eq!([park(), park()], [(false, 0), (true, 1)]);
+        block.bell().fetch_add(1, Ordering::Release);
+        assert_eq!([park(), park()], [(true, 1); 2]);
+        assert_eq!(sleeper.epoch, 2, "it would sleep");
         sleeper.disarm(block);
         assert_eq!(block.parked().load(Ordering::Relaxed), 0);
     }
