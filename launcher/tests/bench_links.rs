@@ -118,7 +118,7 @@ fn a_table_is_for_the_link_it_was_measured_over() {
         &[
             "t.txt",
             "threads@latency=50us,bandwidth=1GB/s with 3 ranks",
-            "'caravan bench tune --transport threads -o FILE', started as these 3 ranks are,",
+            "'caravan bench tune --ranks 3 --transport threads -o FILE' measures that",
         ],
     );
     // Without a table the link's cost decides: 52 us at 1 GB/s are worth more bytes than a machine's own latency.

@@ -61,7 +61,7 @@ impl Ranks {
         let mut ranks = Self::untuned(args, identity)?;
         if let Some(path) = tuning::named(args.tuning.as_ref()) {
             if ranks.world > 1 {
-                let tune = ranks.tune();
+                let tune = ranks.tune(identity.is_some());
                 if ranks.layers.found() {
                     ranks.by_layout = Some(ByLayout::load(&path, &ranks.label, ranks.world, tune)?);
                 } else {
@@ -188,11 +188,14 @@ impl Ranks {
         Ok(comm)
     }
 
-    /// What measures such ranks. Which nodes they get depends on more than their number: the same launcher with other
-    /// flags may lay them out otherwise.
-    fn tune(&self) -> String {
-        let flags = self.layers.flags(self.transport);
-        format!("'caravan bench tune {flags} -o FILE', started as these {} ranks are,", self.world)
+    /// What measures such ranks. Which nodes those get that something has `started` depends on more than their number: the same
+    /// launcher with other flags may lay them out otherwise.
+    fn tune(&self, started: bool) -> String {
+        let (flags, world) = (self.layers.flags(self.transport), self.world);
+        match started {
+            true => format!("'caravan bench tune {flags} -o FILE', started as these {world} ranks are,"),
+            false => format!("'caravan bench tune --ranks {world} {flags} -o FILE'"),
+        }
     }
 
     /// The transport that was asked for, as `--transport` takes it.
