@@ -27,6 +27,32 @@ fn every_launcher_and_transport_gives_the_same_bits() {
     bench.nothing_left();
 }
 
+/// Ranks with a GPU each, which the program emulates: the host carries what they exchange, by calls of other threads than the
+/// one that trains.
+#[test]
+fn devices_under_every_launcher_give_the_same_bits() {
+    if !["c++", "g++", "clang++"].iter().any(|name| harness::installed(name)) {
+        return skip("ranks on emulated GPUs under mpirun: no C++ compiler");
+    }
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let run = |mut command: Command| {
+        command.env("CARAVAN_EMULATED_DEVICE", "2,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
+        bench.finish(command.spawn().expect("it starts")).success();
+    };
+    let cuda = "--device cuda --stage 2 --threads 1";
+    run(bench.command(&traced("own", &format!("{cuda} --ranks 2 --transport shm"))));
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let name = format!("{}-{transport}", mpirun.program());
+            let args = traced(&name, &format!("{cuda} --transport {transport}"));
+            run(mpirun.run(&bench, &[(2, &format!("{CARAVAN} {args}"))]));
+            same(&bench, "own", &name);
+        }
+    }
+    bench.nothing_left();
+}
+
 /// Shared memory inside nodes and MPI between them, on one host that is taken for two nodes of two ranks.
 #[test]
 fn shared_memory_inside_nodes_and_mpi_between_them() {

@@ -49,12 +49,14 @@ fn a_model_trains_on_gpus_and_is_evaluated_there() {
     bench.run(&format!("{common} --transport threads --stage 0")).success();
     let (host, _) = losses(&bench);
     let mut first: Option<(Vec<f64>, Vec<u8>)> = None;
-    for flags in [
+    let over_ucx = bench.offers("ucx").then_some("--stage 1 --transport ucx");
+    let flags = [
         "--stage 0 --transport threads",
         "--stage 3 --transport shm",
         "--stage 2 --transport shm --offload optimizer",
         "--ranks 2 --share-gpus --stage 1 --transport threads",
-    ] {
+    ];
+    for flags in flags.into_iter().chain(over_ucx) {
         let gpus = if flags.contains("share") { "1,256M" } else { "2,256M" };
         let outcome = run(&bench, gpus, &format!("{common} --device cuda {flags}")).success();
         for word in ["emulated GPU", "on the device", "on the host", "for transfers, on the host", "sample"] {
