@@ -56,7 +56,7 @@ pub enum Error {
         peer: usize,
         /// The deadline that passed.
         after: Duration,
-        /// Who has come to the call, and what the group had called before, or nothing: `; rank 2 has come to …`.
+        /// Of whom something has come, and what the group had called before, or nothing: `; something of rank 2 has come …`.
         past: String,
     },
     /// A transport that is not built in, or whose library or device is missing.

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A process holds the lock of a file for as long as writing it takes.
+/// A process holds the locks of a file for as long as writing it takes.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a file is written.
@@ -190,10 +190,10 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
 pub fn change_whole(path: &Path, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
     let Some(file) = place(path) else { return write_whole(path, change("")?.as_bytes()) };
     let failed = |e: std::io::Error| Failure::run(format!("writing {}: {e}", path.display()));
-    let lock = locked(folder(&file), LOCK_WITHIN);
+    let lock = locked(&file, LOCK_WITHIN);
     if lock.is_none() {
         out::note(format_args!(
-            "caravan: the folder of {} cannot be locked: what another process writes there at this moment may be lost",
+            "caravan: {} cannot be locked: what another process writes there at this moment may be lost",
             file.display()
         ));
     }
@@ -204,11 +204,23 @@ pub fn change_whole(path: &Path, change: impl FnOnce(&str) -> Result<String>) ->
     write_whole(&file, change(&old)?.as_bytes())
 }
 
-/// A lock of a folder, which ends with what is returned; None where there is none to be had. That of the file itself would be
-/// of what is replaced, or has to be made first.
-fn locked(folder: &Path, within: Duration) -> Option<File> {
+/// What keeps others from changing `file`, until it is dropped; None where there are no locks to be had. The folder's is for
+/// who makes the file, and the file's own, if it is there, for hosts that share it: over NFS a folder's is known to one only.
+fn locked(file: &Path, within: Duration) -> Option<[Option<File>; 2]> {
     let give_up = Instant::now() + within;
-    let open = File::open(folder).ok()?;
+    let folder = exclusive(File::open(folder(file)).ok()?, give_up)?;
+    // Who held it before may have put another file in its place.
+    while let Ok(open) = fs::OpenOptions::new().read(true).write(true).open(file) {
+        let open = exclusive(open, give_up)?;
+        if same(&open, file) {
+            return Some([Some(folder), Some(open)]);
+        }
+    }
+    Some([Some(folder), None])
+}
+
+/// A file or folder with its lock, if that can be had in time.
+fn exclusive(open: File, give_up: Instant) -> Option<File> {
     loop {
         match flock(&open, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(open),
@@ -219,6 +231,12 @@ fn locked(folder: &Path, within: Duration) -> Option<File> {
             Err(_) => return None,
         }
     }
+}
+
+/// Whether an open file has this name.
+fn same(open: &File, name: &Path) -> bool {
+    let identity = |of: std::io::Result<fs::Metadata>| of.ok().map(|of| (of.dev(), of.ino()));
+    identity(open.metadata()) == identity(fs::metadata(name))
 }
 
 /// A whole file in the place of what was there.
@@ -274,8 +292,8 @@ mod tests {
         assert_eq!(text.lines().collect::<std::collections::HashSet<_>>().len(), 40, "{text}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         // A lock that is not to be had is said to be none.
-        let _held = locked(dir.path(), Duration::ZERO).unwrap();
-        assert!(locked(dir.path(), Duration::from_millis(20)).is_none());
+        let _held = locked(&path, Duration::ZERO).unwrap();
+        assert!(locked(&path, Duration::from_millis(20)).is_none());
     }
 
     #[test]

@@ -149,7 +149,7 @@ pub struct Ledger {
     pub host: Account,
     /// What the engine of the ranks' communicator works in.
     pub(crate) engine: Account,
-    /// Whether that is beside a device.
+    /// Where it counts as that of.
     pub(crate) placement: Placement,
 }
 

@@ -83,8 +83,8 @@ fn element(c: &Coefficients, keep: f32, w: f32, g: f32, m: &mut f32, v: &mut f32
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
     *m = if first.abs() < LEAST { 0.0 } else { first };
-    // Not a larger one: it is what keeps a step short whose `eps` is tiny.
-    *v = if second < f32::MIN_POSITIVE { 0.0 } else { second };
+    // As long as there are steps to be made, it keeps them short where `eps` is tiny, too.
+    *v = if *m == 0.0 && second < f32::MIN_POSITIVE { 0.0 } else { second };
     w * keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
 }
 
@@ -259,6 +259,18 @@ mod tests {
         // What is not a number stays none.
         update_single(&a.coefficients(3, 1e-4, 1.0), 1.0, &vec![f32::NAN; n], &mut m, &mut v, &mut w);
         assert!(m.iter().chain(&v).chain(&w).all(|x| x.is_nan()));
+    }
+
+    #[test]
+    fn steps_stay_short_whose_gradients_and_eps_are_tiny() {
+        let a = AdamW { eps: 1e-30, weight_decay: 0.0, ..AdamW::default() };
+        let (mut w, mut m, mut v) = (vec![0f32], vec![0f32], vec![0f32]);
+        for t in 1..=300 {
+            let before = w[0];
+            update_single(&a.coefficients(t, 1e-3, 1.0), 1.0, &[1e-18f32], &mut m, &mut v, &mut w);
+            assert!((w[0] - before).abs() < 2e-3, "step {t}: {}", w[0] - before);
+        }
+        assert!(v[0] > 0.0);
     }
 
     #[test]

@@ -27,7 +27,9 @@ impl Model<f32> for Scripted {
     fn units(&self) -> &[Unit] {
         &self.units
     }
-    fn begin(&mut self, _: &Batch<'_>, _: f32) {}
+    fn begin(&mut self, _: &Batch<'_>, _: f32) {
+        self.log.lock().unwrap().push(("begin", None));
+    }
     fn forward_unit(&mut self, _: usize, _: &dyn Weights<f32>) {}
     fn backward_unit(&mut self, unit: usize, _: &dyn Weights<f32>, gradients: &mut dyn Gradients<f32>) {
         gradients.ready(unit, 0);
@@ -97,7 +99,7 @@ fn a_step_s_last_loss_is_waited_for_once_everything_before_the_norm_has_begun() 
         assert_eq!(step.loss, (1.0 + 2.5) / 2.0);
         let [losses, squares, put] = ["loss", "squares", "put"].map(|name| places(&log, name));
         assert_eq!((losses.len(), squares.len(), put.len()), (2, 3, 1), "stage {level}");
-        assert!(losses[0] < places(&log, "add")[0], "before its place is taken");
+        assert!(losses[0] < places(&log, "begin")[1], "before its place is taken");
         assert!(
             squares[2] < losses[1] && losses[1] < put[0],
             "stage {level}: {losses:?} {squares:?} {put:?}"

@@ -198,7 +198,13 @@ impl<Q: Streams> Group<Q> {
             Some(id) => id,
             None => {
                 state.flights.push(Flight::new(&self.compute)?);
-                state.flights.len() as u32 - 1
+                // How many wait or copy at once depends on peers: none of the lists takes memory for it later.
+                let calls = state.flights.len();
+                state.free.reserve(calls - state.free.len());
+                state.waiting.reserve(calls - state.waiting.len());
+                state.copying.reserve(calls - state.copying.len());
+                state.exchanging.reserve(calls - state.exchanging.len());
+                calls as u32 - 1
             }
         };
         let flight = &mut state.flights[id as usize];

@@ -12,7 +12,7 @@ fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
     *m = if first.abs() < 1e-30 { 0.0 } else { first };
-    *v = if second < f32::MIN_POSITIVE { 0.0 } else { second };
+    *v = if *m == 0.0 && second < f32::MIN_POSITIVE { 0.0 } else { second };
     w * c.keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
 }
 

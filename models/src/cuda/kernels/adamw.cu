@@ -19,7 +19,7 @@ DEVICE float element(const Coefficients &c, float w, float g, float &m, float &v
     v = add_rn(mul_rn(v, c.beta2), mul_rn(mul_rn(g, g), c.one_minus_beta2));
     // What processors are slow with; what is not a number stays so.
     m = -LEAST < m && m < LEAST ? 0.f : m;
-    v = v < SMALLEST_NORMAL ? 0.f : v;
+    v = m == 0.f && v < SMALLEST_NORMAL ? 0.f : v;
     float step = div_rn(mul_rn(c.step_size, m), add_rn(mul_rn(sqrt_rn(v), c.root_correction), c.eps));
     return sub_rn(mul_rn(w, c.keep), step);
 }
