@@ -165,7 +165,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
         model.begin(batch, 0.0);
         (0..=last).for_each(|unit| model.forward_unit(unit, &weights));
         sums.set(model.losses());
-        Ok(())
+        Ok(model.check()?)
     });
     progress.finish();
     let loss = loss?;

@@ -89,6 +89,14 @@ pub trait Ops<T: Float>: Send {
         Team::default()
     }
 
+    /// Fails once anything has that was asked for: nothing that has come of it is true then, and nothing more is done.
+    ///
+    /// # Errors
+    /// What a device has refused.
+    fn check(&self) -> collectives::Result<()> {
+        Ok(())
+    }
+
     /// Copies from the host.
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>);
 

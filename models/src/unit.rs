@@ -116,6 +116,15 @@ pub trait Model<T: Float>: Send {
     /// `out` holds the vocabulary. Reads weights of the last unit and those it uses.
     fn logits(&mut self, position: usize, weights: &dyn Weights<T>, out: &mut [f32]);
 
+    /// Fails once something has failed that computes the model: nothing that has come of it since the last time is true
+    /// then. To be asked before results are used.
+    ///
+    /// # Errors
+    /// What a device has refused.
+    fn check(&self) -> collectives::Result<()> {
+        Ok(())
+    }
+
     /// Runs `work`, which is not the model's, on one of the model's compute threads if there are several: what it
     /// divides with rayon's `join` then takes all of them.
     fn install(&self, work: &mut (dyn FnMut() + Send)) {

@@ -160,6 +160,7 @@ impl<T: Float> Trainer<T> {
             if index > 0 {
                 // The next one's are about to take its place.
                 loss += self.model.loss();
+                self.model.check()?;
             }
             report.tokens = batch.rows * batch.length * micro_batches * plan.world;
             self.model.begin(&batch, (1.0 / report.tokens as f64) as f32);
@@ -180,6 +181,7 @@ impl<T: Float> Trainer<T> {
         // The host waits for a device here, where all that comes before the norm has been given to it: reductions that go
         // through the host stand still while it waits for something else.
         loss += model.loss();
+        model.check()?;
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
         let global = norm.global(&mut hands, loss)?;
         report.loss = global.loss / report.tokens as f64;
@@ -225,7 +227,10 @@ impl<T: Float> Trainer<T> {
         match action {
             Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, unit))?,
             Action::Gather(unit) => clock.communicate(|| params.gather(plan, unit))?,
-            Action::Forward(unit) => clock.compute(|| model.forward_unit(unit, &Lent { plan, params })),
+            Action::Forward(unit) => {
+                clock.compute(|| model.forward_unit(unit, &Lent { plan, params }));
+                model.check()?;
+            }
             Action::Open(unit) => {
                 let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
                 grads.open(&mut hands, unit)?;
@@ -234,6 +239,7 @@ impl<T: Float> Trainer<T> {
                 let gradients = &mut Borrowed { plan, comm, grads };
                 clock.compute(|| model.backward_unit(unit, &Lent { plan, params }, gradients));
                 clock.correct(grads.take_reducing());
+                model.check()?;
             }
             Action::Close(unit) => grads.close(unit)?,
             Action::Release(unit) => params.release(plan, unit),
@@ -260,10 +266,14 @@ impl<T: Float> Trainer<T> {
                 action => self.perform(action)?,
             }
         }
-        let losses = if batch.is_some() { self.model.losses() } else { &[] };
+        if batch.is_some() {
+            // A device is waited for here.
+            self.model.losses();
+        }
+        self.model.check()?;
         // As the norm's numbers, they may be made of weights that never came.
         self.comm.progress()?;
-        Ok(losses)
+        Ok(if batch.is_some() { self.model.losses() } else { &[] })
     }
 
     /// Logits at `position` of `batch` (row * length + column), into `out` of the vocabulary's length. Every
@@ -287,6 +297,7 @@ impl<T: Float> Trainer<T> {
                 action => self.perform(action)?,
             }
         }
+        self.model.check()?;
         Ok(self.comm.progress()?)
     }
 

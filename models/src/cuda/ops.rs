@@ -9,9 +9,8 @@ use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut}
 
 /// The kernels of a model on a queue: a GPU's stream, or the emulation.
 ///
-/// Calls return as soon as their work is queued. What a device refuses in the middle of a step (its memory is
-/// damaged, its driver is gone) is no mistake that a caller could mend: it ends the rank with a panic that says what
-/// was refused, and the launcher ends the others.
+/// Calls return as soon as their work is queued. Once a device has refused any (its memory is damaged, its driver is gone)
+/// they do nothing more, and [`check`](Ops::check) says what was refused.
 pub struct Cuda<Q> {
     queue: Q,
     by: TensorCores,
@@ -19,6 +18,8 @@ pub struct Cuda<Q> {
     delta: Buffer<f32>,
     /// Partial sums of the norms' weights.
     partials: Buffer<f32>,
+    /// What the device has refused first.
+    failed: Option<collectives::Error>,
 }
 
 /// The lengths that the workspace follows from.
@@ -78,20 +79,28 @@ impl<Q: Queue> Cuda<Q> {
     ) -> Result<Self> {
         let prepared = queue.prepare(&shape.modules::<T>(by)?).and_then(|()| queue.prepare_products());
         prepared.map_err(|e| Error::config(e.to_string()))?;
-        Ok(Cuda { queue, by, delta, partials })
+        Ok(Cuda { queue, by, delta, partials, failed: None })
     }
 
     fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
-        launches.into_iter().for_each(|launch| run(&mut self.queue, &launch));
+        launches.into_iter().for_each(|launch| self.give(|queue| queue.launch(&launch)));
+    }
+
+    /// Gives the queue something to do.
+    fn give(&mut self, work: impl FnOnce(&mut Q) -> collectives::Result<()>) {
+        give(&mut self.queue, &mut self.failed, work);
     }
 }
 
-fn run<Q: Queue>(queue: &mut Q, launch: &Launch<'_>) {
-    done(queue.launch(launch));
-}
-
-fn done<R>(result: collectives::Result<R>) -> R {
-    result.unwrap_or_else(|error| panic!("{error}"))
+/// Gives a queue something to do unless it has `failed` before.
+fn give<Q>(
+    queue: &mut Q,
+    failed: &mut Option<collectives::Error>,
+    work: impl FnOnce(&mut Q) -> collectives::Result<()>,
+) {
+    if failed.is_none() {
+        *failed = work(queue).err();
+    }
 }
 
 /// What memory holds, and whether it is the transpose of what is meant.
@@ -102,27 +111,31 @@ fn operand<'a, T: Element>(matrix: Matrix<'a, T>) -> (View<'a, T>, bool) {
 impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
     type Work = T;
 
+    fn check(&self) -> collectives::Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
     fn upload<E: Element>(&mut self, from: &[E], mut to: ViewMut<'_, E>) {
         assert_eq!(from.len(), to.len(), "as much memory as is uploaded");
         // SAFETY: the view is that long; the model keeps its buffers for as long as its queue.
-        done(unsafe { self.queue.upload(bytes_of(from), to.as_mut_ptr() as u64) });
+        self.give(|queue| unsafe { queue.upload(bytes_of(from), to.as_mut_ptr() as u64) });
     }
 
     fn fetch<E: Element>(&mut self, from: View<'_, E>, mut to: ViewMut<'_, E>) {
         assert_eq!(from.len(), to.len(), "as much memory as is fetched");
         let bytes = size_of_val(to.reborrow().host());
         // SAFETY: both are that long, and the model keeps its buffers for as long as its queue.
-        done(unsafe { self.queue.copy(from.as_ptr() as u64, to.as_mut_ptr() as u64, bytes) });
+        self.give(|queue| unsafe { queue.copy(from.as_ptr() as u64, to.as_mut_ptr() as u64, bytes) });
     }
 
     fn finish(&mut self) {
-        done(self.queue.synchronize());
+        self.give(Queue::synchronize);
     }
 
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {
         assert_eq!(from.len(), to.len(), "as much memory as is downloaded");
         // SAFETY: the view is that long.
-        done(unsafe { self.queue.download(from.as_ptr() as u64, bytes_of_mut(to)) });
+        self.give(|queue| unsafe { queue.download(from.as_ptr() as u64, bytes_of_mut(to)) });
     }
 
     fn product<L: Float, R: Float, O: Float>(
@@ -140,7 +153,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
             Plus::Old => product.plus_old(),
             Plus::Other(other) => product.plus(other),
         };
-        done(self.queue.product(&product));
+        self.give(|queue| queue.product(&product));
     }
 
     fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>) {
@@ -157,7 +170,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         if !add {
             let bytes = d_table.len() * size_of::<T>();
             // SAFETY: the view is that long, and zero is a number of every type.
-            done(unsafe { self.queue.zero(d_table.as_mut_ptr() as u64, bytes) });
+            self.give(|queue| unsafe { queue.zero(d_table.as_mut_ptr() as u64, bytes) });
         }
         self.run([embed::embed_backward(order, d_out, d_table, add)]);
     }
@@ -174,9 +187,10 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         add: bool,
         d_weight: ViewMut<'_, T>,
     ) {
-        let partials = &mut self.partials.view_mut();
+        let Cuda { queue, partials, failed, .. } = self;
+        let partials = &mut partials.view_mut();
         let launches = elementwise::norm_backward(normed, d_out, d_x, add, d_weight, partials);
-        launches.iter().for_each(|launch| run(&mut self.queue, launch));
+        launches.iter().for_each(|launch| give(queue, failed, |queue| queue.launch(launch)));
     }
 
     fn rope<E: Float>(
@@ -204,9 +218,10 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
     }
 
     fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, T>) {
-        let delta = &mut self.delta.view_mut();
-        let launches = attention::attention_backward(self.by, shape, a, delta);
-        launches.iter().for_each(|launch| run(&mut self.queue, launch));
+        let Cuda { queue, by, delta, failed, .. } = self;
+        let delta = &mut delta.view_mut();
+        let launches = attention::attention_backward(*by, shape, a, delta);
+        launches.iter().for_each(|launch| give(queue, failed, |queue| queue.launch(launch)));
     }
 
     fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>) {

@@ -188,6 +188,10 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         self.fetched_losses()
     }
 
+    fn check(&self) -> collectives::Result<()> {
+        self.ops.check()
+    }
+
     fn install(&self, work: &mut (dyn FnMut() + Send)) {
         self.ops.team().install(work);
     }

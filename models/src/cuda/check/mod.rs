@@ -98,7 +98,7 @@ impl<Q: Queue> Case<Q> {
                 return bed.outcome();
             }
         }
-        // The kernels of a model end in a panic what a device refuses in the middle of a step.
+        // Of what the case takes for granted.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(&bed))) {
             bed.refused(words(&*panic));
         }

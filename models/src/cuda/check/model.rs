@@ -80,6 +80,7 @@ fn step<T: Float, Q: Queue>(
     model.begin(&batch, 0.0);
     (0..units).for_each(|unit| model.forward_unit(unit, &weights));
     let again = model.loss();
+    model.check().map_err(|error| Error::config(error.to_string()))?;
     if let Some(queue) = queue {
         gradients = gradients.each(|tensor| copies::down(&mut queue.clone(), tensor))?;
     }
