@@ -188,7 +188,7 @@ impl Communicator {
 
     /// Sends a message to rank `to`, which receives it under the same tag; messages of one tag between two ranks
     /// arrive in order. Returns when `data` is free again, which may be before it has arrived. MPI libraries take tags up to
-    /// some number, all those below 2^20.
+    /// some number, all those below 2^17.
     pub fn send<'s, T: Element>(&self, data: impl Into<View<'s, T>>, to: usize, tag: u32) -> Result<()> {
         self.run(self.check_message(Kind::Send, Arm::input(data.into()), to, tag), Some(tag))
     }

@@ -5,14 +5,18 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::rc::Rc;
 
-/// Beyond this many different calls, the cache starts anew rather than grow without bound.
+/// Beyond this many different calls, or steps of them all, some 30 MB, the cache starts anew rather than grow without bound:
+/// those of many ranks in many rounds are long.
 const MOST: usize = 4096;
+const MOST_STEPS: usize = 1 << 19;
 
 /// Schedules are counted without atomics, which would take a tenth of a short call: they never leave the engine that has
 /// this cache.
 #[derive(Default)]
 pub(crate) struct Cache {
     known: HashMap<(Call, Local), Rc<Schedule>, BuildHasherDefault<Mix>>,
+    /// Steps and their operands.
+    steps: usize,
     /// The last of each kind: programs take turns between kinds.
     last: [Option<(Call, Local, Rc<Schedule>)>; Kind::ALL.len()],
 }
@@ -23,10 +27,16 @@ impl Cache {
         let same = |(c, l, _): &(Call, Local, Rc<Schedule>)| c == call && *l == local;
         let last = &mut self.last[call.kind as usize];
         if !last.as_ref().is_some_and(same) {
-            if self.known.len() >= MOST {
+            if self.known.len() >= MOST || self.steps >= MOST_STEPS {
                 self.known.clear();
+                self.steps = 0;
             }
-            let found = self.known.entry((*call, local)).or_insert_with(|| Rc::new(build()));
+            let steps = &mut self.steps;
+            let found = self.known.entry((*call, local)).or_insert_with(|| {
+                let built = build();
+                *steps += built.steps.len() + built.operands.len();
+                Rc::new(built)
+            });
             *last = Some((*call, local, Rc::clone(found)));
         }
         &last.as_ref().expect("just set or found").2

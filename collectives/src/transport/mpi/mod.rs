@@ -136,8 +136,11 @@ impl MpiTransport {
         let (rank, size) = messages.rank_and_size()?;
         let limit = messages.tag_limit()?;
         if limit < tags::LEAST_LIMIT {
-            let why =
-                format!("{} takes tags up to {limit}; {} are needed", session.library(), tags::LEAST_LIMIT);
+            let why = format!(
+                "{} takes tags up to {limit}; {} are needed (MPIR_CVAR_CH4_OFI_TAG_BITS gives MPICH and its like more)",
+                session.library(),
+                tags::LEAST_LIMIT
+            );
             return Err(Error::Unavailable { name: "mpi".into(), why });
         }
         // All ranks make them in the same order. They stay until MPI ends, like every communicator.

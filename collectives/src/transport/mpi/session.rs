@@ -164,7 +164,11 @@ impl Session {
 
     #[cold]
     fn given_up(&self) -> Error {
-        self.error_text("progress", "messages of a failed group could not be ended".into())
+        match self.cause() {
+            // As peers hear it.
+            Some(why) => why.in_another_group(),
+            None => self.error_text("progress", "messages of a failed group could not be ended".into()),
+        }
     }
 
     #[cold]

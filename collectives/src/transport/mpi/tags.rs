@@ -1,4 +1,4 @@
-//! How our 64-bit tags become MPI's, of which a library grants as little as 20 bits.
+//! How our 64-bit tags become MPI's, of which a library grants as little as 17 bits.
 //!
 //! The engine marks users' messages by the highest bit; they go over a communicator of their own under their own
 //! number, and a number above the library's limit is an error. A collective's tag is its number on the group, then
@@ -24,8 +24,9 @@ use std::os::raw::c_int;
 const SLOT_BITS: u32 = 16;
 /// Set in tags of users' messages.
 const USER: u64 = 1 << 63;
-/// Below this a window would be too narrow to be of use.
-pub(super) const LEAST_LIMIT: c_int = (1 << 20) - 1;
+/// Below this there would be no window: what MPICH grants over some networks. Intel MPI grants four times as much over
+/// InfiniBand.
+pub(super) const LEAST_LIMIT: c_int = (1 << (SLOT_BITS + 1)) - 1;
 
 /// Lengths that tags of exact lengths can express: multiples of [`GRAIN`] from the start.
 const EXACT: Range<usize> = 4000..4000 + (GRAIN << LENGTH_BITS);
