@@ -21,8 +21,8 @@ const SPAN_BITS: u32 = 6;
 /// So many have messages under way at most. A rank that is further ahead of those before it has the rest wait, and calls
 /// that are a window of the transport's after them.
 const POSTED: usize = 16;
-/// After so many, ranks that never wait for long look whether one is lost.
-const LOOKED_AFTER: u64 = 16;
+/// After so many collectives, some comparisons, ranks that never wait for long look whether one is lost.
+const LOOKED_AFTER: u64 = 16 * SPAN as u64;
 /// Lists for so many are kept.
 const SPARE: usize = 2;
 /// The number of these messages within their call. The first message of a call, to which others may come in its place, has
@@ -37,8 +37,6 @@ pub(super) fn number(sequence: u64) -> u64 {
 
 /// The collectives of one group.
 pub(super) struct History {
-    /// Comparisons that were begun.
-    begun: u64,
     /// Fingerprints of the last collectives, each at its number modulo [`SPAN`], and how many there were in all.
     called: [u64; SPAN],
     count: u64,
@@ -96,7 +94,6 @@ impl History {
     pub(super) fn new(size: usize) -> Self {
         let few = if size > 1 { SPARE } else { 0 };
         History {
-            begun: 0,
             called: [0; SPAN],
             count: 0,
             under_way: VecDeque::with_capacity(few),
@@ -127,9 +124,8 @@ impl History {
 
     fn begin(&mut self) {
         let mut comparison = self.spare.pop().unwrap_or_else(Comparison::new);
-        comparison.nth = self.begun;
+        comparison.nth = (self.count >> SPAN_BITS) - 1;
         comparison.mine.copy_from_slice(&self.called);
-        self.begun += 1;
         self.under_way.push_back(comparison);
     }
 }
@@ -165,7 +161,7 @@ impl Engine {
     #[cold]
     pub(super) fn begin_comparison(&mut self) -> Result<()> {
         self.history.begin();
-        if self.history.begun.is_multiple_of(LOOKED_AFTER) {
+        if self.history.count.is_multiple_of(LOOKED_AFTER) {
             self.check(None, Duration::ZERO)?;
         }
         self.compare()
