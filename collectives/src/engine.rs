@@ -134,7 +134,7 @@ impl Engine {
 
     /// Takes now what `calls` will need; see [`scratch_bytes`].
     pub fn reserve(&mut self, calls: &[Call]) -> Result<()> {
-        self.pool.reserve(scratch::piece(&self.group, calls))
+        self.pool.reserve(scratch::pieces(&self.group, calls), &mut *self.transport)
     }
 
     pub fn group(&self) -> Group {

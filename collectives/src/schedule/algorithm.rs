@@ -1,6 +1,6 @@
 //! The algorithms by name, and which of them can carry a collective.
 
-use super::{Group, KEPT, Kind};
+use super::{Group, Kind};
 use crate::transport::Nodes;
 use std::fmt;
 use std::sync::Arc;
@@ -81,10 +81,16 @@ impl Algorithm {
         }
     }
 
-    /// Whether `auto` may take it for a call of `bytes`. What copies larger inputs for peers, in memory that they can read,
-    /// needs more of it than [`scratch_bytes`](crate::scratch_bytes) counts.
-    pub fn suits(self, bytes: usize) -> bool {
-        self != Algorithm::DirectReadAll || bytes <= KEPT
+    /// Whether a call of `bytes` between so many ranks may be tried with it. Where everybody gets everybody's input, at
+    /// once in memory of its own or one after the other, that is more than anything gains from it long before it is more
+    /// than a host has.
+    pub fn suits(self, bytes: usize, ranks: usize) -> bool {
+        const MOST: usize = 64 << 20;
+        let whole = matches!(
+            self,
+            Algorithm::DirectReadAll | Algorithm::ExchangeAll | Algorithm::HierarchicalExchange
+        );
+        !whole || bytes.saturating_mul(ranks.saturating_sub(1)) <= MOST
     }
 
     /// The algorithms that can carry `kind` in some group of several ranks.

@@ -85,7 +85,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// By how much two ranks go further in sending each other everything: they send no more so than by halves and save a
+/// By how much two ranks go further in giving each other everything: they move no more so than by halves and save a
 /// step; only the reduction is done twice.
 const BY_TWO: usize = 8;
 
@@ -111,7 +111,8 @@ pub struct Tuning {
     pub piece: usize,
     /// First messages up to this many bytes travel together with the call's fingerprint.
     pub frame: usize,
-    /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`.
+    /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`; two ranks do so up to eight
+    /// times as many, and others up to as many as a rank has room for beside an input that the result replaces.
     pub read_all: usize,
     /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
     /// up to eight times as many.
@@ -182,6 +183,14 @@ impl Tuning {
         match ranks {
             2 => self.exchange_all.saturating_mul(BY_TWO),
             _ => self.exchange_all / (ranks - 1),
+        }
+    }
+
+    /// Up to how many bytes each of `ranks` ranks reads the whole inputs of all others in `all_reduce`.
+    fn read(&self, ranks: usize) -> usize {
+        match ranks {
+            2 => self.read_all.saturating_mul(BY_TWO),
+            _ => KEPT.min(self.read_all / (ranks - 1)),
         }
     }
 
@@ -267,7 +276,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             false => (rule.large, Why::MeasuredAbove(rule.up_to)),
         };
         // A table that was written by hand, or for another transport, may name what cannot be done here.
-        if candidates.contains(&algorithm) && algorithm.suits(bytes) {
+        if candidates.contains(&algorithm) && algorithm.suits(bytes, group.size) {
             return Choice { algorithm, why };
         }
     }
@@ -280,8 +289,7 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     }
     match (call.kind, group.direct) {
         (Kind::AllReduce, Some(_)) => {
-            // Larger inputs would have to be copied first by ranks whose output replaces them.
-            let limit = KEPT.min(tuning.read_all / (group.size - 1));
+            let limit = tuning.read(group.size);
             by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
         }
         (_, Some(_)) => Choice { algorithm: Algorithm::DirectRead, why: Why::Direct },

@@ -6,6 +6,8 @@ use collectives::{Buffer, Communicator, DType, Element, ReduceOp, bf16, oracle, 
 
 /// Elements of a shard: several rounds, and few enough to be quick.
 const SHARD: usize = 300_000;
+/// Elements that two ranks give each other whole: in place, and readable, that takes memory for a copy.
+const WHOLE: usize = 100_000;
 /// Calls in flight at once: more than have memory at once.
 const FLIGHTS: usize = 6;
 
@@ -26,7 +28,8 @@ pub fn rank(comm: Communicator) {
     let scatter = Call::new(Kind::ReduceScatter, DType::F32, SHARD);
     let gather = Call { in_place: true, ..Call::new(Kind::AllGather, DType::Bf16, SHARD) };
     let all = Call { in_place: true, ..Call::new(Kind::AllReduce, DType::Bf16, SHARD) };
-    let calls = [scatter, gather, all];
+    let whole = Call { in_place: true, ..Call::new(Kind::AllReduce, DType::Bf16, WHOLE) };
+    let calls = [scatter, gather, all, whole];
     let planned = scratch_bytes(&comm.group(), &calls);
     let held = comm.scratch();
     comm.reserve(&calls).expect("memory");
@@ -34,12 +37,15 @@ pub fn rank(comm: Communicator) {
     for _ in 0..2 {
         let mut scattered = Vec::new();
         let mut gathered = Vec::new();
+        let mut sums = Vec::new();
         for _ in 0..FLIGHTS {
             let recv = comm.alloc(SHARD).expect("memory");
             let pending = comm.start_reduce_scatter::<f32>(filled(&comm, SHARD * size), recv, ReduceOp::Sum);
             scattered.push(pending.expect("starts"));
             let pending = comm.start_all_gather_in_place::<bf16>(filled(&comm, SHARD * size));
             gathered.push(pending.expect("starts"));
+            let pending = comm.start_all_reduce_in_place::<bf16>(filled(&comm, WHOLE), ReduceOp::Sum);
+            sums.push(pending.expect("starts"));
         }
         let reduced = comm.start_all_reduce_in_place::<bf16>(filled(&comm, SHARD), ReduceOp::Sum);
         // Messages need no place behind collectives that wait for one: their peers may make them first.
@@ -62,6 +68,12 @@ pub fn rank(comm: Communicator) {
             let whole = pending.wait().expect("works");
             for i in (0..SHARD * size).step_by(9973) {
                 assert_eq!(whole.host()[i], oracle::sample::<bf16>(i / SHARD, i));
+            }
+        }
+        for pending in sums {
+            let whole = pending.wait().expect("works");
+            for i in (0..WHOLE).step_by(9973) {
+                assert_eq!(whole.host()[i], sum::<bf16>(size, i));
             }
         }
         for i in (0..SHARD).step_by(9973) {

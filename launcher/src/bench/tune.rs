@@ -167,7 +167,7 @@ fn measure(
         let mut seconds = vec![f64::INFINITY; algorithms.len()];
         for _ in 0..ROUNDS {
             let all = seconds.iter_mut().zip(algorithms);
-            for (best, &algorithm) in all.filter(|(_, algorithm)| algorithm.suits(asked)) {
+            for (best, &algorithm) in all.filter(|(_, algorithm)| algorithm.suits(asked, comm.size())) {
                 comm.force(operation.kind(), Some(algorithm))?;
                 *best = best.min(time(&work, &mut slot, repeats, bytes, party)?);
             }
