@@ -54,6 +54,8 @@ pub(crate) struct Engine {
     options: Options,
     flights: Vec<Flight>,
     free: Vec<u32>,
+    /// Messages that each of them has room for.
+    posted: usize,
     /// Calls in flight, in the order of their start.
     order: Vec<u32>,
     /// Those of them that have no scratch yet, likewise.
@@ -99,15 +101,17 @@ impl Engine {
         };
         let pool = Pool::default();
         let past = options.stream.map_or_else(Past::here, Past::From);
+        let posted = 2 * group.size;
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             window: transport.window(),
             history: History::new(transport.size()),
             transport,
-            flights: (0..READY).map(|_| Flight::new(group.size, Some(kept()))).collect(),
+            flights: (0..READY).map(|_| Flight::new(group.size, posted, Some(kept()))).collect(),
             group,
             options,
             free: (0..READY as u32).rev().collect(),
+            posted,
             order: Vec::with_capacity(READY),
             waiting: VecDeque::with_capacity(READY),
             cache: Cache::default(),
@@ -215,9 +219,18 @@ impl Engine {
         }
         let local = self.local(call, ends);
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
-        let schedule = self.cache.get(call, local, || Schedule::new(*call, group, local, forced));
+        let (posted, flights) = (&mut self.posted, &mut self.flights);
+        let schedule = self.cache.get(call, local, || {
+            let schedule = Schedule::new(*call, group, local, forced);
+            // In all places at once: which of them a later call of a steady step has depends on timing.
+            if schedule.posted > *posted {
+                *posted = schedule.posted;
+                flights.iter_mut().for_each(|flight| flight.state.posted.reserve(*posted));
+            }
+            schedule
+        });
         let id = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(Flight::new(group.size, None));
+            self.flights.push(Flight::new(group.size, *posted, None));
             // All may be under way at once, as peers come or not: no later call takes memory for that.
             let calls = self.flights.len();
             self.order.reserve(calls - self.order.len());

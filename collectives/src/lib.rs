@@ -1,4 +1,42 @@
-//! Typed collectives over pluggable transports.
+//! Typed collectives over pluggable transports: shared memory, MPI (feature `mpi`), UCX, threads of one process, NCCL, and
+//! combinations of one inside nodes with another between them.
+//!
+//! What it promises:
+//!
+//! - A result has the same bits on every transport, by every algorithm and however buckets are cut: the order of sums is
+//!   that of [`reduce`], and 16-bit types are added in f32.
+//! - No call blocks without a deadline ([`Options::deadline`]): one whose peer is gone, silent or has called something else
+//!   ends with an [`Error`] that names the rank.
+//! - What is in flight owns its buffers ([`Pending`]), and a steady state of calls takes no memory: [`scratch_bytes`] says
+//!   beforehand how much the engine holds.
+//!
+//! A [`Communicator`] is made of a [`transport`]; [`bootstrap`] finds a process's rank and its peers. Between threads of one
+//! process:
+//!
+//! ```
+//! use collectives::{Communicator, ReduceOp};
+//!
+//! fn rank(comm: Communicator) -> collectives::Result<()> {
+//!     // Blocking: slices go in and out.
+//!     let mine = [comm.rank() as f32 + 1.0; 4];
+//!     let mut sum = [0.0; 4];
+//!     comm.all_reduce(&mine[..], &mut sum[..], ReduceOp::Sum)?;
+//!     assert_eq!(sum, [3.0; 4]);
+//!     // Started: buffers go in, and `wait` gives them back.
+//!     let (mut send, recv) = (comm.alloc::<f32>(8)?, comm.alloc::<f32>(4)?);
+//!     send.host_mut().fill(comm.rank() as f32);
+//!     let pending = comm.start_reduce_scatter(send, recv, ReduceOp::Average)?;
+//!     let (_send, shard) = pending.wait()?;
+//!     assert_eq!(shard.host(), [0.5; 4]);
+//!     Ok(())
+//! }
+//!
+//! std::thread::scope(|scope| {
+//!     for comm in Communicator::threads(2) {
+//!         scope.spawn(|| rank(comm).expect("two ranks that call the same"));
+//!     }
+//! });
+//! ```
 #![warn(missing_docs)]
 
 pub mod bootstrap;

@@ -139,15 +139,13 @@ fn compare(header: &str, functions: &[(&str, Vec<String>)], constants: &[Constan
     if with_header.is_empty() {
         return harness::skip(&format!("there is no {header} beside CUDA's libraries"));
     }
-    if !harness::installed("c++") {
-        return harness::skip("no C++ compiler (c++)");
-    }
+    let Some(cxx) = harness::cxx(&format!("what {header} says")) else { return };
     let mut program = format!("#define __CUDA_API_VERSION_INTERNAL\n#include <{header}>\n{DESCRIBE}");
     functions.iter().for_each(|(name, _)| program += &format!("FUNCTION({name})\n"));
     constants.iter().for_each(|(name, _)| program += &format!("CONSTANT(({name}))\n"));
     program += "}\n";
     for folder in with_header {
-        let described = match describe(&program, folder, &includes) {
+        let described = match describe(&cxx, &program, folder, &includes) {
             Ok(described) => described,
             Err(why) if why.contains("No such file") => {
                 let line = why.lines().find(|line| line.contains("No such file")).unwrap_or_default();
@@ -176,8 +174,9 @@ fn compare(header: &str, functions: &[(&str, Vec<String>)], constants: &[Constan
 const TARGET: &str =
     "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(...)\n#define NV_DISPATCH_TARGET(...)\n";
 
-/// What the program says of each name, with the header of `folder` and others from `includes`; or the compiler's words.
+/// What the program that `cxx` compiles says of each name, with the header of `folder` and others from `includes`; or the compiler's words.
 fn describe(
+    cxx: &str,
     program: &str,
     folder: &Path,
     includes: &[PathBuf],
@@ -187,7 +186,7 @@ fn describe(
     std::fs::write(&source, program).expect("a file");
     std::fs::create_dir(work.path().join("nv")).expect("a folder");
     std::fs::write(work.path().join("nv/target"), TARGET).expect("a file");
-    let mut compiler = Command::new("c++");
+    let mut compiler = Command::new(cxx);
     compiler.args(["-std=c++17", "-w", "-I"]).arg(folder);
     includes.iter().for_each(|other| {
         compiler.arg("-I").arg(other);

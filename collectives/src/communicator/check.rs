@@ -88,8 +88,8 @@ impl Communicator {
             };
             if let Some(place) = places.clone().find(|place| !carrier.reaches(*place)) {
                 return refuse(format!(
-                    "a buffer is in {place:?}, and another on a device; {} takes calls with all buffers in memory \
-                     from alloc, or all in memory of the host",
+                    "a buffer is in {place:?}, which {} does not reach in a call with buffers on a device; it takes calls \
+                     with all buffers in memory from alloc, or all in memory of the host",
                     carrier.name()
                 ));
             }

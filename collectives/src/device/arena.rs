@@ -31,13 +31,13 @@ impl Arena {
     /// # Errors
     /// The arena is too small.
     pub fn take(&mut self, bytes: usize) -> Result<Memory> {
-        let end = self.used + bytes.next_multiple_of(ALIGNMENT);
-        if end > self.whole.len() {
+        let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|bytes| self.used.checked_add(bytes));
+        let Some(end) = end.filter(|&end| end <= self.whole.len()) else {
             return Err(Error::System {
                 what: format!("{bytes} bytes of an arena of {}", self.whole.len()),
                 source_text: format!("{} are in use", self.used),
             });
-        }
+        };
         let view = self.whole.view();
         let start = view.as_ptr().wrapping_add(self.used).cast_mut();
         self.used = end;
@@ -85,6 +85,10 @@ mod tests {
         arena.take(200).unwrap();
         let error = arena.take(257).err().unwrap().to_string();
         assert!(error.contains("257 bytes") && error.contains("256 are in use"), "{error}");
+        // Lengths that wrap around, with and without what is in use.
+        for bytes in [usize::MAX, usize::MAX - 255, usize::MAX - 511] {
+            assert!(arena.take(bytes).is_err());
+        }
         arena.take(256).unwrap();
     }
 }

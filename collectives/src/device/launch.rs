@@ -207,10 +207,13 @@ pub fn address<E: Element>(view: View<'_, E>) -> u64 {
 }
 
 /// The same memory for two launches that run one after the other.
-pub fn twice<'a, E: Element>(mut view: ViewMut<'a, E>) -> [ViewMut<'a, E>; 2] {
+///
+/// # Safety
+/// Both are only given to launches, of one queue.
+pub unsafe fn twice<'a, E: Element>(mut view: ViewMut<'a, E>) -> [ViewMut<'a, E>; 2] {
     let (ptr, len, place) = (view.as_mut_ptr(), view.len(), view.place());
-    // SAFETY: the exclusive borrow is consumed, and launches of one queue run in order, so that the two are never in
-    // use at once.
+    // SAFETY: the exclusive borrow is consumed, and launches of one queue run in order, so that by the caller the two are
+    // never in use at once.
     unsafe { [ViewMut::from_raw(ptr, len, place), ViewMut::from_raw(ptr, len, place)] }
 }
 

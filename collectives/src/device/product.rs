@@ -1,6 +1,6 @@
 //! A product of matrices, as a value.
 
-use super::launch::{address, together};
+use super::launch::{Range, address, together};
 use crate::buffer::{Place, View, ViewMut};
 use crate::element::{DType, Element, Float};
 use std::marker::PhantomData;
@@ -12,25 +12,25 @@ pub const PRODUCT_WORKSPACE: usize = 32 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     /// Rows of left and out.
-    pub m: usize,
+    pub(super) m: usize,
     /// Columns of right and out.
-    pub n: usize,
+    pub(super) n: usize,
     /// Columns of left, rows of right.
-    pub k: usize,
+    pub(super) k: usize,
     /// The type of left and right.
-    pub inputs: DType,
+    pub(super) inputs: DType,
     /// The type of added and out.
-    pub output: DType,
+    pub(super) output: DType,
     /// Where left is, and whether memory holds its transpose.
-    pub left: (u64, bool),
+    pub(super) left: (u64, bool),
     /// Where right is, and whether memory holds its transpose.
-    pub right: (u64, bool),
+    pub(super) right: (u64, bool),
     /// Where added is; it may be out itself.
-    pub added: Option<u64>,
+    pub(super) added: Option<u64>,
     /// Where out is.
-    pub out: u64,
+    pub(super) out: u64,
     /// Which of the ways of [`Queue::ways`](super::Queue::ways) is taken.
-    pub way: usize,
+    pub(super) way: usize,
     place: Place,
     _memory: PhantomData<&'a ()>,
 }
@@ -47,9 +47,11 @@ impl<'a> Product<'a> {
         out: ViewMut<'a, O>,
     ) -> Self {
         assert_eq!(L::DTYPE, R::DTYPE, "the inputs of a product");
-        assert_eq!(left.0.len(), m * k, "the left matrix of a product of {m} x {k} and {k} x {n}");
-        assert_eq!(right.0.len(), k * n, "the right matrix of a product of {m} x {k} and {k} x {n}");
-        assert_eq!(out.len(), m * n, "the result of a product of {m} x {k} and {k} x {n}");
+        let area =
+            |rows: usize, columns: usize| rows.checked_mul(columns).expect("a matrix that memory can hold");
+        assert_eq!(left.0.len(), area(m, k), "the left matrix of a product of {m} x {k} and {k} x {n}");
+        assert_eq!(right.0.len(), area(k, n), "the right matrix of a product of {m} x {k} and {k} x {n}");
+        assert_eq!(out.len(), area(m, n), "the result of a product of {m} x {k} and {k} x {n}");
         let inputs = together(left.0.place(), right.0.place());
         let place = inputs.and_then(|inputs| together(inputs, out.place()));
         let place = place.unwrap_or_else(|| {
@@ -105,6 +107,20 @@ impl<'a> Product<'a> {
             place,
             ..*self
         }
+    }
+
+    /// The matrices that it touches: left, right, the result, and what is added, if anything is.
+    pub fn ranges(&self) -> impl Iterator<Item = Range> + use<> {
+        let range = |start, elements: usize, dtype: DType, writable| Range {
+            start,
+            bytes: (elements * dtype.size()) as u64,
+            writable,
+            reaches: 0,
+        };
+        let left = range(self.left.0, self.m * self.k, self.inputs, 0);
+        let right = range(self.right.0, self.k * self.n, self.inputs, 0);
+        let out = range(self.out, self.m * self.n, self.output, 1);
+        [left, right, out].into_iter().chain(self.added.map(|start| Range { start, writable: 0, ..out }))
     }
 
     /// Where the result is.

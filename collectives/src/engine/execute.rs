@@ -92,8 +92,8 @@ pub(super) struct Env<'a> {
 }
 
 impl State {
-    /// Lists that need no more memory in a group of `size`.
-    pub fn empty(size: usize, kept: Option<Memory>) -> Self {
+    /// Lists that need no more memory in a group of `size` for calls that have at most `posted` messages under way.
+    pub fn empty(size: usize, posted: usize, kept: Option<Memory>) -> Self {
         State {
             send: std::ptr::null(),
             recv: std::ptr::null_mut(),
@@ -106,7 +106,7 @@ impl State {
             finished: 0,
             at: 0,
             part: 0,
-            posted: Vec::with_capacity(2 * size),
+            posted: Vec::with_capacity(posted),
             look: 0,
             peers: Vec::with_capacity(size),
             kept,
@@ -124,6 +124,11 @@ impl State {
         if rounds > 0 {
             self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), bytes: 0, staged: false });
         }
+    }
+
+    fn post(&mut self, posted: Posted) {
+        debug_assert!(self.posted.len() < self.posted.capacity(), "room for all that a schedule posts");
+        self.posted.push(posted);
     }
 
     /// Changes whenever this call gets any further: by a step, a part of one, or one of the messages that it waits for.
@@ -263,13 +268,8 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
                 let request = request.map_err(|e| in_words(e, schedule, state, env.transport, to))?;
                 if request != Request::DONE {
-                    state.posted.push(Posted {
-                        group,
-                        peer: to,
-                        incoming: false,
-                        request,
-                        fingerprint: None,
-                    });
+                    let posted = Posted { group, peer: to, incoming: false, request, fingerprint: None };
+                    state.post(posted);
                 }
             }
             Step::Recv { from, slot, group, span } => {
@@ -287,9 +287,7 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 let request = request.map_err(|e| in_words(e, schedule, state, env.transport, from))?;
                 match request {
                     Request::DONE => state.believe(from, fingerprint, env.transport)?,
-                    request => {
-                        state.posted.push(Posted { group, peer: from, incoming: true, request, fingerprint })
-                    }
+                    request => state.post(Posted { group, peer: from, incoming: true, request, fingerprint }),
                 }
             }
             Step::Wait { group } => {
@@ -482,7 +480,7 @@ mod tests {
     #[test]
     fn nothing_is_read_past_what_a_peer_shows() {
         let shown = [0u8; 64];
-        let mut state = State::empty(2, None);
+        let mut state = State::empty(2, 0, None);
         state.reset(2, 1);
         state.peers[1] = PeerAt { seen: 1, ptr: shown.as_ptr(), bytes: shown.len(), staged: false };
         let remote = Remote { peer: 1, in_place: 32, staged: 0 };

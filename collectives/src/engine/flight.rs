@@ -23,10 +23,10 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub fn new(size: usize, kept: Option<Memory>) -> Self {
+    pub fn new(size: usize, posted: usize, kept: Option<Memory>) -> Self {
         Flight {
             schedule: None,
-            state: State::empty(size, kept),
+            state: State::empty(size, posted, kept),
             stage: Stage::Free,
             priority: Priority::default(),
             blocked_on: 0,

@@ -96,6 +96,22 @@ impl<T: Holds> Guard<'_, T> {
         }
         lock.lock()
     }
+
+    /// Gives the value back while `idle` runs, and again until no other thread has it then: nobody waits for this one to have
+    /// it once more.
+    pub fn aside(self, idle: impl Fn()) -> Self {
+        let lock = self.lock;
+        drop(self);
+        let leaving = Leaving(lock);
+        let guard = loop {
+            idle();
+            if let Some(guard) = lock.try_lock() {
+                break guard;
+            }
+        };
+        std::mem::forget(leaving);
+        guard
+    }
 }
 
 /// Where what is done meanwhile panics, who waits goes with what it had under way, as if it panicked with the value.

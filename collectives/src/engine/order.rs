@@ -8,14 +8,19 @@ use std::time::Duration;
 impl Engine {
     /// The first published round of calls before `id` that this rank has not finished.
     pub(super) fn floor(&self, id: u32) -> u64 {
+        // Nothing is published where peers' memory cannot be read.
+        if self.group.direct.is_none() {
+            return u64::MAX;
+        }
         let own = self.flights[id as usize].state.base;
-        let unfinished = self.order.iter().filter_map(|&other| {
+        // A call's rounds come after those of all that were started before it: the first that has some left has the first.
+        let unfinished = self.order.iter().find_map(|&other| {
             let flight = &self.flights[other as usize];
             let rounds = flight.schedule.as_ref().map_or(0, |s| s.rounds);
             let (base, finished) = (flight.state.base, flight.state.finished);
-            (base < own && finished < rounds).then_some(base + finished as u64)
+            (finished < rounds).then_some((base, base + finished as u64))
         });
-        unfinished.min().unwrap_or(u64::MAX)
+        unfinished.filter(|&(base, _)| base < own).map_or(u64::MAX, |(_, first)| first)
     }
 
     /// Whether a collective is so many ahead of the oldest under way that the transport could take a message of the one for

@@ -24,6 +24,9 @@ pub(super) fn kept(size: usize) -> usize {
 
 /// Bytes that the engine of a rank of `group` holds once it is ready for `calls`, with buffers from the communicator's
 /// `alloc`: see [`reserve`](crate::Communicator::reserve).
+///
+/// # Panics
+/// A call that the group cannot make, as one whose root it does not have.
 pub fn scratch_bytes(group: &Group, calls: &[Call]) -> usize {
     ready_bytes(group.size) + LENT * pieces(group, calls).iter().sum::<usize>()
 }

@@ -338,7 +338,8 @@ impl Shared {
                 });
             } else {
                 let _ = engine.check(None, Duration::ZERO);
-                engine = engine.meanwhile(|| std::thread::park_timeout(NAP));
+                // Who waits for a call has the lock while it sleeps, and moves everything.
+                engine = engine.aside(|| std::thread::park_timeout(NAP));
             }
         }
     }

@@ -27,7 +27,8 @@ impl Cache {
         let same = |(c, l, _): &(Call, Local, Rc<Schedule>)| c == call && *l == local;
         let last = &mut self.last[call.kind as usize];
         if !last.as_ref().is_some_and(same) {
-            if self.known.len() >= MOST || self.steps >= MOST_STEPS {
+            let full = self.known.len() >= MOST || self.steps >= MOST_STEPS;
+            if full && !self.known.contains_key(&(*call, local)) {
                 self.known.clear();
                 self.steps = 0;
             }

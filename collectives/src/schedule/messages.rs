@@ -4,6 +4,7 @@
 use super::{Algorithm, Build, Span, Step};
 use crate::transport::Tells;
 use crate::watch::{Coded, Typed};
+use std::collections::HashMap;
 
 /// Lets what is posted together begin with its sends. Libraries announce a large message and send it once its receiver
 /// answers. A receive that finds its message announced is answered at once; then the peer's data are on their way, and
@@ -14,6 +15,24 @@ pub(super) fn send_first(steps: &mut [Step]) {
     for run in steps.chunk_by_mut(|a, b| posts(a) && posts(b)) {
         run.sort_by_key(|step| matches!(step, Step::Recv { .. }));
     }
+}
+
+/// The most messages at once between being posted and being waited for.
+pub(super) fn most_posted(steps: &[Step]) -> usize {
+    let mut posted: HashMap<usize, usize> = HashMap::new();
+    let (mut now, mut most) = (0, 0);
+    for step in steps {
+        match step {
+            Step::Send { group, .. } | Step::Recv { group, .. } => {
+                *posted.entry(*group).or_default() += 1;
+                now += 1;
+                most = most.max(now);
+            }
+            Step::Wait { group } => now -= posted.remove(group).unwrap_or(0),
+            _ => {}
+        }
+    }
+    most
 }
 
 /// What has been posted so far, per peer.

@@ -63,6 +63,8 @@ pub struct Schedule {
     pub scratch_published: bool,
     /// Rounds in which memory is published: the same number on every rank.
     pub rounds: usize,
+    /// The most messages that are posted and not yet waited for.
+    pub(crate) posted: usize,
     /// Payload in bytes that this rank sends; see [`Call::volume`].
     pub volume: usize,
     /// What peers compare.
@@ -127,6 +129,7 @@ impl Schedule {
             Kind::Recv => send_recv::build_recv(&mut build),
         }
         messages::send_first(&mut build.schedule.steps);
+        build.schedule.posted = messages::most_posted(&build.schedule.steps);
         build.schedule
     }
 
@@ -161,6 +164,7 @@ impl Schedule {
             scratch: 0,
             scratch_published: false,
             rounds: 0,
+            posted: 0,
             volume: call.volume(group.rank, group.size),
             fingerprint: Fingerprint::of(&call),
             kernel,

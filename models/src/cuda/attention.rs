@@ -205,7 +205,8 @@ pub fn attention_backward<'a, T: Float>(
     } else {
         (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width), DELTA_THREADS / 32)
     };
-    let [written, delta] = twice(delta);
+    // SAFETY: the first is of the launch that makes the deltas, the other of those that read them.
+    let [written, delta] = unsafe { twice(delta) };
     let delta = View::from(delta);
     let blocks_of_deltas = (n * heads).div_ceil(per_block_of_deltas);
     let deltas = Launch::new(of_deltas, "attention_delta", [blocks_of_deltas, 1, 1], DELTA_THREADS)

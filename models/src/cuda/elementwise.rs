@@ -83,7 +83,8 @@ pub fn norm_backward<'a, T: Float>(
     assert_eq!(d_weight.len(), width, "one gradient for each weight of a norm");
     let parts = norm_partials(rows);
     let partials = partials.reborrow().slice(0..parts * width);
-    let [partials, sums] = twice(partials);
+    // SAFETY: the first is of the launch that makes them, the other of the one that adds them.
+    let [partials, sums] = unsafe { twice(partials) };
     let module = Module::new(&sources::RMSNORM, T::DTYPE);
     let rows_launch = Launch::new(module, "rmsnorm_backward", [parts, 1, 1], row_threads::<T>(width))
         .shared(backward_shared(width))

@@ -1,6 +1,6 @@
 //! What launches and products touch, copied to the device and back, so that they run on the memory that training has.
 
-use collectives::device::{Launch, Product, Queue, SharedQueue};
+use collectives::device::{Launch, Product, Queue, Range, SharedQueue};
 use collectives::{Buffer, Memory, Result, bytes_of};
 
 /// Copies lie as far from a multiple of so many bytes as what they are of: kernels choose vectors by addresses.
@@ -12,6 +12,12 @@ struct Span {
     start: u64,
     bytes: u64,
     writable: bool,
+}
+
+impl Span {
+    fn of(range: Range) -> Self {
+        Span { start: range.start, bytes: range.bytes, writable: range.writable != 0 }
+    }
 }
 
 /// Memory of the host that overlaps, and its copy.
@@ -34,7 +40,7 @@ struct Copies<'a, Q: Queue> {
 pub(super) fn launch<Q: Queue>(queue: &mut SharedQueue<Q>, launches: &[Launch<'_>]) -> Result<()> {
     let mut spans = Vec::new();
     for range in launches.iter().flat_map(Launch::ranges) {
-        spans.push(Span { start: range.start, bytes: range.bytes, writable: range.writable != 0 });
+        spans.push(Span::of(*range));
         if range.reaches != 0 {
             // SAFETY: the launch borrows the array, which holds addresses.
             let reached = unsafe { words(range.start, range.bytes) };
@@ -66,18 +72,7 @@ pub(super) fn launch<Q: Queue>(queue: &mut SharedQueue<Q>, launches: &[Launch<'_
 
 /// The same with a product.
 pub(super) fn multiply<Q: Queue>(queue: &mut SharedQueue<Q>, product: &Product<'_>) -> Result<()> {
-    let Product { m, n, k, inputs, output, .. } = *product;
-    let span = |start, elements: usize, size: usize, writable| Span {
-        start,
-        bytes: (elements * size) as u64,
-        writable,
-    };
-    let mut spans = vec![
-        span(product.left.0, m * k, inputs.size(), false),
-        span(product.right.0, k * n, inputs.size(), false),
-        span(product.out, m * n, output.size(), true),
-    ];
-    spans.extend(product.added.map(|added| span(added, m * n, output.size(), false)));
+    let spans = product.ranges().map(Span::of).collect();
     // SAFETY: the product borrows its matrices, which are that long.
     let copies = unsafe { Copies::new(queue, spans)? };
     let place = copies.queue.place();
