@@ -385,6 +385,17 @@ pub fn installed(program: &str) -> bool {
     there
 }
 
+/// The C++ compiler that emulated devices would take, if there is one; a skip of `what` if not.
+pub fn cxx(what: &str) -> Option<String> {
+    let known = ["c++", "g++", "clang++"].map(String::from);
+    let names = std::env::var("CXX").into_iter().chain(known);
+    let found = names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
+    if found.is_none() {
+        skip(&format!("{what}: no C++ compiler ($CXX, c++, g++ or clang++)"));
+    }
+    found
+}
+
 /// Says that the current test is skipped and why, past the capture of test output; `tests/run` repeats it.
 pub fn skip(reason: &str) {
     skip_all(std::thread::current().name().unwrap_or("a test"), reason);

@@ -7,12 +7,7 @@ use std::process::Command;
 
 /// Whether there is a compiler for the emulation's kernels.
 fn can_emulate() -> bool {
-    let there = |name: &&str| Command::new(name).arg("--version").output().is_ok();
-    let found = ["c++", "g++", "clang++"].iter().any(there);
-    if !found {
-        skip("the program on emulated GPUs: no C++ compiler");
-    }
-    found
+    harness::cxx("the program on emulated GPUs").is_some()
 }
 
 /// The program's command on a machine with these GPUs, as `2,64M`.
@@ -163,7 +158,9 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
         bench.finish(command.spawn().expect("the program starts")).refusal(2, words);
     };
     refused("11040", &["--device cuda cannot be used", "CUDA 11.4", "12.0 or newer", "driver 525"]);
-    if !std::path::Path::new("/usr/local/cuda").exists() {
+    if std::path::Path::new("/usr/local/cuda").exists() {
+        skip("libraries of CUDA that are missing: /usr/local/cuda has them");
+    } else {
         refused("12040", &["--device cuda cannot be used", "was not found", "pip install"]);
     }
     bench.nothing_left();

@@ -16,7 +16,7 @@ pub enum Switch {
 /// The type of weights, activations and gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
-    /// bfloat16 weights, activations and gradients; f32 master weights and moments.
+    /// bfloat16 weights and activations, and in training gradients, beside f32 master weights and moments.
     Bf16,
     /// f32 throughout.
     F32,

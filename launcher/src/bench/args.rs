@@ -7,6 +7,12 @@ use clap::{Args, Subcommand, ValueEnum};
 use collectives::Progress;
 use std::path::PathBuf;
 
+/// Not in the help of what refuses it, or draws no bar: flags are those of all that runs ranks.
+fn without(flag: clap::Arg, hidden: &[&str]) -> clap::Arg {
+    let hide = hidden.contains(&flag.get_id().as_str());
+    if hide { flag.hide(true) } else { flag }
+}
+
 /// Flags of `bench`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:
@@ -187,6 +193,7 @@ pub enum Calls {
 Parts per rank are rounded down to 16 bytes, and bandwidths counted, as nccl-tests does. Its other flags (-g, -t, -p, \
 -y, -T, -G, -C, -x, -D, -V, -K, -M, -u) are taken where they ask for what is always so here, as -g 1 does."
 )]
+#[command(mut_args(|flag| without(flag, &["threads", "color"])))]
 pub struct CollectiveArgs {
     /// Sizes and repetitions.
     #[command(flatten)]
@@ -285,6 +292,7 @@ the wait. Two formulas of overlap, in per cent, and two costs:
              while communicating, all of the rank whose overall is largest
   Exposed  = overall - compute
   Slowdown = compute while communicating / compute")]
+#[command(mut_args(|flag| without(flag, &["threads", "color", "share_gpus"])))]
 pub struct OverlapArgs {
     /// What is overlapped [default: all of them].
     #[arg(value_enum, value_name = "OPERATION")]
@@ -360,6 +368,7 @@ pub enum Overlapped {
 A table holds for the transport, the number of ranks and the layout of nodes that it was measured with; what else is in \
 the file is kept. Each \
 algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
+#[command(mut_args(|flag| without(flag, &["threads", "color", "share_gpus", "tuning"])))]
 pub struct TuneArgs {
     /// The table to write; entries of other transports and worlds in it are kept, and comments.
     #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.txt")]

@@ -1,6 +1,6 @@
 //! The numbers among a training's flags, checked without the machine and the files that it needs.
 
-use super::usage;
+use super::{EVAL_EVERY, usage};
 use crate::args::{Order, Shape, Switch, TrainArgs};
 use crate::data;
 use crate::failure::{Failure, Result};
@@ -89,9 +89,16 @@ fn val_fraction(args: &TrainArgs) -> Result<f64> {
     let fraction = number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))?;
     let every = args.eval_every.filter(|&steps| steps > 0).map(|steps| ("--eval-every", steps));
     let asked = every.or(args.eval_tokens.map(|tokens| ("--eval-tokens", tokens)));
-    match asked.filter(|_| fraction == 0.0) {
-        Some((flag, value)) => usage(format!(
+    if let Some((flag, value)) = asked.filter(|_| fraction == 0.0) {
+        return usage(format!(
             "{flag} {value}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave {flag} away"
+        ));
+    }
+    let (every, steps) = (args.eval_every.unwrap_or(EVAL_EVERY), args.steps);
+    match args.eval_tokens.filter(|_| every == 0 || every >= steps) {
+        Some(tokens) => usage(format!(
+            "--eval-tokens {tokens}: of {steps} --steps none has an evaluation behind it but the last, which takes all \
+             that is held out: lower --eval-every, which is {every}, or leave --eval-tokens away"
         )),
         None => Ok(fraction),
     }

@@ -9,11 +9,7 @@ pub fn bench() -> Bench {
 
 /// Whether there is a compiler for the emulation's kernels.
 pub fn can_emulate() -> bool {
-    let found = ["c++", "g++", "clang++"].iter().any(|name| harness::installed(name));
-    if !found {
-        harness::skip("bench kernels on emulated GPUs: no C++ compiler");
-    }
-    found
+    harness::cxx("bench kernels on emulated GPUs").is_some()
 }
 
 /// On an emulated GPU; kernels that one test compiled serve the next.
