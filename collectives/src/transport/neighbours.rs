@@ -46,11 +46,18 @@ pub(super) struct Neighbours {
     homes: Vec<Home>,
     ended: Vec<bool>,
     any: bool,
+    /// The first that was seen to have ended, and when; of several at one look the lowest.
+    #[cfg(feature = "mpi")]
+    first: Option<(usize, Instant)>,
     next: Instant,
 }
 
 /// How long a farewell may be on its way when its sender's process has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
+/// For how long a rank that has seen another's end does not end itself, where nothing but ends can be seen: who looks more
+/// often than that sees the first one alone, and not also those that it has brought about.
+#[cfg(feature = "mpi")]
+pub(super) const SEEN_BY_ALL: Duration = Duration::from_millis(200);
 /// How often a waiting rank looks at its neighbours.
 const INTERVAL: Duration = Duration::from_millis(2);
 
@@ -81,7 +88,15 @@ impl Neighbours {
                 Err(_) => {}
             }
         }
-        Ok(Neighbours { processes, ended: vec![false; homes.len()], homes, any: false, next: Instant::now() })
+        Ok(Neighbours {
+            processes,
+            ended: vec![false; homes.len()],
+            homes,
+            any: false,
+            #[cfg(feature = "mpi")]
+            first: None,
+            next: Instant::now(),
+        })
     }
 
     /// Looks which processes have ended; once in a while only, so that it is cheap.
@@ -91,7 +106,11 @@ impl Neighbours {
             return;
         }
         self.next = now + INTERVAL;
-        self.processes.ended(|peer| (self.ended[peer], self.any) = (true, true));
+        self.processes.ended(|peer| {
+            (self.ended[peer], self.any) = (true, true);
+            #[cfg(feature = "mpi")]
+            self.first.get_or_insert((peer, now));
+        });
     }
 
     /// Whether any process had ended at the last look.
@@ -104,10 +123,12 @@ impl Neighbours {
         self.ended[peer]
     }
 
-    /// Whose processes had ended at the last look.
+    /// Looks, and says which rank ended first, once it was seen to have ended `grace` ago. Those that end after it mostly
+    /// do so because of it.
     #[cfg(feature = "mpi")]
-    pub(super) fn all_ended(&self) -> impl Iterator<Item = usize> + '_ {
-        self.ended.iter().enumerate().filter(|(_, ended)| **ended).map(|(peer, _)| peer)
+    pub(super) fn first_ended(&mut self, grace: Duration) -> Option<usize> {
+        self.look();
+        self.first.filter(|(_, seen)| seen.elapsed() >= grace).map(|(peer, _)| peer)
     }
 
     /// How `peer` was lost, whose process has ended.
@@ -159,5 +180,27 @@ mod tests {
         child.wait().unwrap();
         let Err(e) = Neighbours::of(0, homes) else { panic!("a dead rank is watched") };
         assert!(e.to_string().contains("rank 3"), "{e}");
+    }
+
+    #[cfg(feature = "mpi")]
+    #[test]
+    fn the_first_to_end_stays_the_first() {
+        let spawn = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (mut low, mut high) = (spawn(), spawn());
+        let mine = Home::of_this_process();
+        let homes = vec![mine, Home { pid: low.id(), ..mine }, Home { pid: high.id(), ..mine }];
+        let mut neighbours = Neighbours::of(0, homes).unwrap();
+        assert_eq!(neighbours.first_ended(Duration::ZERO), None);
+        let until = Instant::now() + Duration::from_secs(20);
+        for (child, rank) in [(&mut high, 2), (&mut low, 1)] {
+            child.kill().unwrap();
+            while !neighbours.ended(rank) {
+                assert!(Instant::now() < until, "the end of the process was not noticed");
+                neighbours.look();
+            }
+            child.wait().unwrap();
+        }
+        assert_eq!(neighbours.first_ended(Duration::ZERO), Some(2));
+        assert_eq!(neighbours.first_ended(Duration::from_secs(3600)), None);
     }
 }

@@ -1,9 +1,10 @@
 //! The way out of calls in which MPI waits for other ranks: its start and end, new communicators, its own collectives.
-//! Nothing gets out of one that does not return but the end of the process, which a thread beside it brings about.
+//! Nothing gets out of one that does not return but the end of the process, which a thread beside it brings about. (Until
+//! all ranks have come to the end, each looks by itself, see [`Control::end`](super::control::Control::end).)
 
 use super::session;
 use crate::error::{Error, Result};
-use crate::transport::neighbours::Neighbours;
+use crate::transport::neighbours::{Neighbours, SEEN_BY_ALL};
 use crate::watch::Waited;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,9 +49,7 @@ pub(super) enum Place {
     Start = 1,
     Communicator = 2,
     Collective = 3,
-    /// Until all ranks have come to the end.
-    Parting = 4,
-    End = 5,
+    End = 4,
 }
 
 /// What is known of the ranks that are waited for, once MPI has started.
@@ -59,6 +58,15 @@ pub(super) struct Ranks {
     /// This rank.
     pub(super) rank: usize,
     pub(super) neighbours: Arc<Mutex<Neighbours>>,
+}
+
+impl Ranks {
+    /// The loss of the rank of this host that ended first, once it was seen to have ended `grace` ago.
+    pub(super) fn lost(&self, grace: Duration) -> Option<Error> {
+        let mut neighbours = self.neighbours.lock().unwrap_or_else(|p| p.into_inner());
+        let peer = neighbours.first_ended(grace)?;
+        Some(Error::PeerLost { rank: self.rank, peer, how: neighbours.how(peer) })
+    }
 }
 
 /// Watches this process's calls of MPI from a thread of its own, while it lives. MPI is called in turns, so there is one
@@ -78,9 +86,9 @@ struct Shared {
 const CALLS: u64 = 8;
 /// How often the thread looks. A call that returns sooner is never seen.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// For how long no other rank has ended, when the end of one means that it has not come to the last barrier: who leaves
-/// that early may end long before those that share their processors have left it.
-const PARTING: Duration = Duration::from_secs(3);
+/// How often it looks during a call that it has seen: ranks that are not inside MPI may end some 20 ms after they have seen
+/// another's end.
+const OFTEN: Duration = Duration::from_millis(10);
 
 impl Watch {
     /// A watch of calls that are announced by [`enter`](Self::enter).
@@ -144,17 +152,19 @@ impl Drop for Watch {
 /// The thread: ends the process when a call has to be given up.
 fn watch(shared: &Shared, start: &Start, ranks: Option<&Ranks>) {
     let mut seen = (0, Wait::new());
+    let mut pause = INTERVAL;
     loop {
-        std::thread::park_timeout(INTERVAL);
+        std::thread::park_timeout(pause);
         if shared.over.load(Ordering::Acquire) {
             return;
         }
         let call = shared.call.load(Ordering::Acquire);
         if call != seen.0 {
-            seen = (call, Wait::new());
+            (seen, pause) = ((call, Wait::new()), INTERVAL);
             continue;
         }
         let Some(place) = Place::of(call) else { continue };
+        pause = OFTEN;
         if let Some(why) = seen.1.given_up(place, start, ranks)
             && shared.call.load(Ordering::Acquire) == call
         {
@@ -167,7 +177,7 @@ fn watch(shared: &Shared, start: &Start, ranks: Option<&Ranks>) {
 
 impl Place {
     fn of(call: u64) -> Option<Self> {
-        let places = [Place::Start, Place::Communicator, Place::Collective, Place::Parting, Place::End];
+        let places = [Place::Start, Place::Communicator, Place::Collective, Place::End];
         places.into_iter().find(|&p| p as u64 == call % CALLS)
     }
 
@@ -177,7 +187,6 @@ impl Place {
             Place::Start => "MPI_Init",
             Place::Communicator => "the making of a communicator",
             Place::Collective => "a collective of its own",
-            Place::Parting => "MPI_Barrier",
             Place::End => "MPI_Finalize",
         }
     }
@@ -188,46 +197,31 @@ struct Wait {
     began: Instant,
     /// The same, but for what this process was stopped.
     waited: Waited,
-    /// How many ranks of the host had ended at the last look, and since when it was as many.
-    ended: (usize, Instant),
     /// Ranks have been looked for.
     asked: bool,
 }
 
 impl Wait {
     fn new() -> Self {
-        let now = Instant::now();
-        Wait { began: now, waited: Waited::begin(), ended: (0, now), asked: false }
+        Wait { began: Instant::now(), waited: Waited::begin(), asked: false }
     }
 
     /// Why nothing more can be hoped for.
     fn given_up(&mut self, place: Place, start: &Start, ranks: Option<&Ranks>) -> Option<Error> {
-        let Some(Ranks { rank, neighbours }) = ranks else {
+        let Some(ranks) = ranks else {
             return self.not_started(start);
         };
-        let mut neighbours = neighbours.lock().unwrap_or_else(|p| p.into_inner());
-        neighbours.look();
-        let ended = neighbours.all_ended().count();
-        if ended != self.ended.0 {
-            self.ended = (ended, Instant::now());
+        // At the end ranks end in order, too.
+        if place != Place::End
+            && let Some(lost) = ranks.lost(SEEN_BY_ALL)
+        {
+            return Some(lost);
         }
-        // Nobody ends in order before all ranks have come to the end.
-        let grace = match place {
-            Place::Start | Place::Communicator | Place::Collective => Some(Duration::ZERO),
-            Place::Parting => Some(PARTING),
-            Place::End => None,
-        };
-        let lost =
-            neighbours.all_ended().next().filter(|_| grace.is_some_and(|g| self.ended.1.elapsed() >= g));
-        if let Some(peer) = lost {
-            return Some(Error::PeerLost { rank: *rank, peer, how: neighbours.how(peer) });
-        }
-        // A rank may have much to do by itself before it comes to the end: nobody knows how much.
-        let late = self.waited.so_far() > start.call_timeout && place != Place::Parting;
+        let late = self.waited.so_far() > start.call_timeout;
         late.then(|| Error::Library {
             library: session::library_name(),
             call: place.name(),
-            rank: *rank,
+            rank: ranks.rank,
             text: format!("it did not return within {:?}", start.call_timeout),
         })
     }

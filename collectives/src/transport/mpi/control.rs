@@ -9,6 +9,7 @@ use super::ffi;
 use super::session::Session;
 use crate::error::Result;
 use crate::transport::inbox::Inbox;
+use crate::transport::neighbours::SEEN_BY_ALL;
 use crate::transport::waits::Questions;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
@@ -21,6 +22,9 @@ const HEADER: usize = 8 + 4 + 1;
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long a process that ends without MPI's end waits until its last word has gone.
 const LAST_WORD: Duration = Duration::from_millis(300);
+/// How long ago another rank ended, when that means that it has not come to the last barrier: who leaves it early may end
+/// before those that share its processors have left it.
+const LEFT: Duration = Duration::from_secs(3);
 /// Between two looks meanwhile.
 const LOOK: Duration = Duration::from_micros(20);
 /// In place of a group: all groups, and MPI's end.
@@ -233,7 +237,10 @@ impl Control {
     /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way, of
     /// which some libraries complain otherwise, on standard output. False once a word has come that a rank has failed,
     /// which then never comes here.
-    pub(super) fn end(&mut self, session: &Session) -> bool {
+    ///
+    /// # Errors
+    /// The loss of a rank of this host that has ended without a word; MPI's.
+    pub(super) fn end(&mut self, session: &Session) -> Result<bool> {
         // What MPI reads and writes until its calls are over, which a failure leaves under way.
         let said: &'static [c_int] = Box::leak(std::mem::take(&mut self.said).into());
         let coming: &'static mut c_int = Box::leak(Box::new(0));
@@ -243,11 +250,13 @@ impl Control {
             // SAFETY: a number for each rank of the communicator, and a place for one, both for ever.
             unsafe {
                 let (number, sum) = (ffi::RSMPI_INT32_T, ffi::RSMPI_SUM);
-                ffi::MPI_Ireduce_scatter_block(from, to, 1, number, sum, comm, request)
+                let code = ffi::MPI_Ireduce_scatter_block(from, to, 1, number, sum, comm, request);
+                session.check("MPI_Ireduce_scatter_block", code)
             }
         };
-        if !self.together(session, counted) {
-            return false;
+        // Nobody ends in order before all have come to this.
+        if !self.together(session, SEEN_BY_ALL, counted)? {
+            return Ok(false);
         }
         let until = Instant::now() + LAST_WORDS;
         while (self.heard < *coming || !self.settle()) && Instant::now() < until {
@@ -255,8 +264,9 @@ impl Control {
             let _ = self.listen(session);
         }
         // SAFETY: a valid communicator and place.
-        if !self.together(session, |request| unsafe { ffi::MPI_Ibarrier(comm, request) }) {
-            return false;
+        let barrier = |request| session.check("MPI_Ibarrier", unsafe { ffi::MPI_Ibarrier(comm, request) });
+        if !self.together(session, LEFT, barrier)? {
+            return Ok(false);
         }
         if let Some(mut receive) = self.receive.take() {
             // SAFETY: a request that was posted and not yet reported complete; cancelling an unmatched receive lets the
@@ -266,26 +276,37 @@ impl Control {
                 ffi::MPI_Wait(&mut receive, ffi::RSMPI_STATUS_IGNORE);
             }
         }
-        true
+        Ok(true)
     }
 
-    /// Returns once all ranks have come to what `post` starts, or false when one of them has failed instead.
-    fn together(&mut self, session: &Session, post: impl FnOnce(*mut ffi::MPI_Request) -> c_int) -> bool {
+    /// Returns once all ranks have come to what `post` starts, or false when one of them has said that it has failed
+    /// instead. One may have much to do before: nobody knows how much. An error once one of this host was seen to have
+    /// ended `grace` ago.
+    fn together(
+        &mut self,
+        session: &Session,
+        grace: Duration,
+        post: impl FnOnce(*mut ffi::MPI_Request) -> Result<()>,
+    ) -> Result<bool> {
         // SAFETY: a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        if post(&mut request) != ffi::MPI_SUCCESS as c_int {
-            return false;
-        }
+        post(&mut request)?;
         loop {
+            // Before the rest, which then counts for more: this process may have been stopped for long.
+            let lost = session.lost(grace);
             let mut flag = 0;
             // SAFETY: a request that was posted and not yet reported complete; a valid place.
             let code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            if code != ffi::MPI_SUCCESS as c_int || flag != 0 {
-                return code == ffi::MPI_SUCCESS as c_int;
+            session.check("MPI_Test", code)?;
+            if flag != 0 {
+                return Ok(true);
             }
             let _ = self.listen(session);
             if !self.absent.is_empty() {
-                return false;
+                return Ok(false);
+            }
+            if let Some(lost) = lost {
+                return Err(lost);
             }
             std::thread::sleep(LOOK);
         }

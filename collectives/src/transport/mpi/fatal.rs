@@ -5,6 +5,7 @@
 use super::blocked::{Ranks, Start};
 use crate::error::Error;
 use crate::transport::HEARSAY;
+use crate::transport::neighbours::SEEN_BY_ALL;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -44,16 +45,12 @@ unsafe extern "C" fn hear(
     UCS_LOG_FUNC_RC_CONTINUE
 }
 
-/// Which rank of the host has ended, as soon as the system tells.
-fn lost(Ranks { rank, neighbours }: &Ranks) -> Option<Error> {
-    let until = Instant::now() + HEARSAY;
+/// Which rank of the host ended first, as soon as the system tells and all others have had time to see it.
+fn lost(ranks: &Ranks) -> Option<Error> {
+    let until = Instant::now() + HEARSAY + SEEN_BY_ALL;
     while Instant::now() < until {
-        // Another thread looks for a moment only.
-        if let Ok(mut neighbours) = neighbours.try_lock() {
-            neighbours.look();
-            if let Some(peer) = neighbours.all_ended().next() {
-                return Some(Error::PeerLost { rank: *rank, peer, how: neighbours.how(peer) });
-            }
+        if let Some(lost) = ranks.lost(SEEN_BY_ALL) {
+            return Some(lost);
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -206,6 +206,11 @@ impl Session {
         self.rank
     }
 
+    /// The loss of the rank of this host that ended first, once it was seen to have ended `grace` ago.
+    pub(super) fn lost(&self, grace: Duration) -> Option<Error> {
+        self.ranks().lost(grace)
+    }
+
     fn ranks(&self) -> Ranks {
         Ranks { rank: self.rank, neighbours: self.neighbours.clone() }
     }
@@ -282,28 +287,33 @@ impl Drop for Session {
         if failed && !self.is_given_up() && allowed {
             self.stay_away();
         }
-        // Where no thread can be had, the launcher ends what hangs.
-        let watch = self.watch().ok();
-        let part = || {
-            let _inside = watch.as_ref().map(|watch| watch.enter(Place::Parting));
-            self.control().end(self)
-        };
-        if failed || !allowed || !part() {
-            // Finalising would wait for ranks that may wait for this one, or is another thread's to do. The process ends
-            // without it, with its own message and exit code, and the launcher then ends the rest of the job.
-            self.control().abandon();
-            std::mem::forget(universe);
-        } else {
-            let _inside = watch.as_ref().map(|watch| watch.enter(Place::End));
-            if self.without_end {
-                // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged
-                // anything. All have come here, by `end`; the process ends with MPI as it is.
-                std::mem::forget(universe);
-                leave_hydra();
-            } else {
-                drop(universe);
+        let parted = if failed || !allowed { Ok(false) } else { self.control().end(self) };
+        match parted {
+            Err(why) => {
+                // Nobody is left who could be given it.
+                (self.start.tell)(&why);
+                // SAFETY: ends the process. What would run at an orderly end is MPI's too, which waits for who was lost.
+                unsafe { libc::_exit(1) };
             }
-            RUNNING.store(false, Ordering::SeqCst);
+            Ok(false) => {
+                // Finalising would wait for ranks that may wait for this one, or is another thread's to do. The process
+                // ends without it, with its own message and exit code, and the launcher then ends the rest of the job.
+                self.control().abandon();
+                std::mem::forget(universe);
+            }
+            Ok(true) => {
+                // Where no thread can be had, the launcher ends what hangs.
+                let _watch = self.watch_of(Place::End).ok();
+                if self.without_end {
+                    // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged
+                    // anything. All have come here, by `end`; the process ends with MPI as it is.
+                    std::mem::forget(universe);
+                    leave_hydra();
+                } else {
+                    drop(universe);
+                }
+                RUNNING.store(false, Ordering::SeqCst);
+            }
         }
     }
 }
