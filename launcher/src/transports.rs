@@ -4,6 +4,8 @@ use crate::bench::native::library;
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
+#[cfg(feature = "mpi")]
+use collectives::transport::mpi::{Family, family};
 
 /// How the ranks of a run reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +107,7 @@ impl Transport {
             return Ok(Transport::Shm);
         };
         // The launcher and the library must be of one kind.
-        let open_mpi = library("mpi").map(|name| name.starts_with("Open MPI"));
-        if (identity.launcher == Launcher::OpenMpi && open_mpi == Some(true))
-            || (identity.launcher == Launcher::Pmi && open_mpi == Some(false))
-        {
+        if launcher_of_mpi() == Some(identity.launcher) {
             return Ok(Transport::Mpi);
         }
         match Transport::Ucx.obstacle() {
@@ -147,17 +146,37 @@ fn on_several_hosts(identity: &Identity) -> bool {
     identity.local_size.map_or(identity.rendezvous.is_some(), |local| local < identity.world)
 }
 
+/// The launcher of the MPI that is built in, where that is known.
+#[cfg(feature = "mpi")]
+fn launcher_of_mpi() -> Option<Launcher> {
+    match family() {
+        Family::OpenMpi => Some(Launcher::OpenMpi),
+        Family::Mpich | Family::CrayMpich => Some(Launcher::Pmi),
+        Family::Unknown => None,
+    }
+}
+
+/// The launcher of the MPI that is built in: none is.
+#[cfg(not(feature = "mpi"))]
+fn launcher_of_mpi() -> Option<Launcher> {
+    None
+}
+
 /// The plugin with which srun starts ranks of the MPI that is built in.
+#[cfg(feature = "mpi")]
 pub fn plugin() -> Option<&'static str> {
-    let library = library("mpi")?;
-    Some(if library.starts_with("Open MPI") {
-        "pmix"
-    } else if library.contains("CRAY") {
-        "cray_shasta"
-    } else {
-        // All others are relatives of MPICH.
-        "pmi2"
+    Some(match family() {
+        Family::OpenMpi => "pmix",
+        Family::CrayMpich => "cray_shasta",
+        // What most others can be started by.
+        Family::Mpich | Family::Unknown => "pmi2",
     })
+}
+
+/// The plugin with which srun starts ranks of the MPI that is built in: none is.
+#[cfg(not(feature = "mpi"))]
+pub fn plugin() -> Option<&'static str> {
+    None
 }
 
 /// Whether srun started this process with a plugin, by what that gives every rank.

@@ -1,7 +1,7 @@
 //! Starts ranks under the launcher of the library that is built in, and says how they ended.
 
 use crate::p2p;
-use collectives::transport::mpi::library;
+use collectives::transport::mpi::{Family, family, library};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ pub const FOLDER: &str = "CARAVAN_TEST_FOLDER";
 
 /// The launcher that belongs to the library, with what it needs to start any number of ranks here.
 fn launcher() -> Option<Command> {
-    let (names, flags): (&[&str], &[&str]) = match library() {
-        l if l.starts_with("Open MPI") => {
+    let (names, flags): (&[&str], &[&str]) = match family() {
+        Family::OpenMpi => {
             (&["mpirun.openmpi", "mpirun"], &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"])
         }
-        l if l.starts_with("MPICH") => (&["mpirun.mpich", "mpirun"], &[]),
-        l => {
-            harness::skip(&format!("no launcher is known for {l}"));
+        Family::Mpich | Family::CrayMpich => (&["mpirun.mpich", "mpirun"], &[]),
+        Family::Unknown => {
+            harness::skip(&format!("no launcher is known for {}", library()));
             return None;
         }
     };
@@ -108,7 +108,7 @@ pub fn passes_over_ucx(case: &str, ranks: usize) {
         "OMPI_MCA_pml_ucx_tls=any",
         "OMPI_MCA_pml_ucx_devices=any",
     ];
-    if !library().starts_with("Open MPI") {
+    if family() != Family::OpenMpi {
         return;
     }
     let known = Command::new("ompi_info").output();

@@ -2,7 +2,7 @@
 //! Nothing gets out of one that does not return but the end of the process, which a thread beside it brings about. (Until
 //! all ranks have come to the end, each looks by itself, see [`Control::end`](super::control::Control::end).)
 
-use super::session;
+use super::library::library;
 use crate::error::{Error, Result};
 use crate::transport::neighbours::{Neighbours, SEEN_BY_ALL};
 use crate::watch::Waited;
@@ -219,7 +219,7 @@ impl Wait {
         }
         let late = self.waited.so_far() > start.call_timeout;
         late.then(|| Error::Library {
-            library: session::library_name(),
+            library: library(),
             call: place.name(),
             rank: ranks.rank,
             text: format!("it did not return within {:?}", start.call_timeout),

@@ -8,6 +8,7 @@
 use super::blocked::{Place, Watch};
 use super::comm::Comm;
 use super::ffi;
+use super::library::{SMALL_HANDLES, is_mpich_4_0};
 use crate::buffer::Buffer;
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
@@ -16,22 +17,20 @@ use std::ffi::c_void;
 use std::os::raw::c_int;
 use std::time::Duration;
 
+/// `MPI_IN_PLACE`, a macro, which the bindings lack. There are two binary interfaces with their values of it.
+const IN_PLACE: *const c_void = if SMALL_HANDLES { -1isize } else { 1 } as *const c_void;
+
 /// MPI's collectives on one group.
 pub struct Native {
     comm: Comm,
     watch: Watch,
     rank: usize,
     size: usize,
-    /// `MPI_IN_PLACE`, where this library is known.
-    in_place: Option<*const c_void>,
     /// The library takes unsigned integers for signed ones in minimum and maximum, as MPICH 4.0.2 does.
     signed_only: bool,
     /// The library ends the process in a reduce in place to another root than rank 0, as MPICH 4.0.2 does.
     root_zero_only: bool,
 }
-
-// SAFETY: `in_place` is a number that only looks like a pointer; the communicator is Send.
-unsafe impl Send for Native {}
 
 /// A collective under way, with its buffers.
 pub struct Started<'n, T: Element> {
@@ -52,17 +51,9 @@ struct Arguments {
 
 impl Native {
     pub(super) fn new(comm: Comm, rank: usize, size: usize, watch: Watch) -> Self {
-        // The bindings lack MPI_IN_PLACE, which is a macro; these are the two values that exist.
-        let library = comm.session().library();
-        let in_place = match library {
-            l if l.starts_with("Open MPI") => Some(1isize),
-            l if l.starts_with("MPICH") || l.starts_with("Intel") || l.starts_with("MVAPICH") => Some(-1),
-            _ => None,
-        };
-        let root_zero_only = library.starts_with("MPICH 4.0");
-        let in_place = in_place.map(|v| v as *const c_void);
+        let root_zero_only = is_mpich_4_0(comm.session().library());
         let signed_only = comm.session().turn().is_ok_and(|_turn| takes_unsigned_for_signed());
-        Native { in_place, signed_only, root_zero_only, comm, watch, rank, size }
+        Native { signed_only, root_zero_only, comm, watch, rank, size }
     }
 
     /// What has to be done otherwise than asked, because this library cannot.
@@ -99,8 +90,7 @@ impl Native {
     /// this rank's part, as ours does; `all_gather` takes that part. See also [`caveat`](Self::caveat).
     ///
     /// # Errors
-    /// As [`run`](Self::run); also where the value of `MPI_IN_PLACE` in this library is not known, and for kinds that
-    /// have no such form.
+    /// As [`run`](Self::run), and for kinds that have no such form.
     pub fn run_in_place<T: Element>(&self, call: Call, data: &mut [T]) -> Result<()> {
         if call.kind == Kind::Reduce && call.root > 0 && call.root == self.rank && self.root_zero_only {
             let copy = data.get(..call.count).unwrap_or(data).to_vec();
@@ -178,13 +168,7 @@ impl Native {
             Kind::Broadcast | Kind::Barrier => {}
             Kind::Reduce if self.rank != call.root => {}
             Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce | Kind::AllToAll | Kind::Reduce => {
-                arguments.send = self.in_place.ok_or_else(|| {
-                    let library = self.comm.session().library();
-                    self.refuse(
-                        call,
-                        format!("in place over {library}, whose MPI_IN_PLACE is not known here"),
-                    )
-                })?;
+                arguments.send = IN_PLACE;
             }
             _ => return Err(self.refuse(call, "MPI's form of it is out of place here".into())),
         }

@@ -5,7 +5,7 @@
 use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
 use super::fatal;
-use super::ffi;
+use super::{ffi, library};
 use crate::bootstrap::{OF_HYDRA, pmi_socket};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::{Home, Neighbours};
@@ -93,7 +93,7 @@ impl Session {
         // reason would not be told.
         let universe = ManuallyDrop::new(universe);
         ENDED.store(true, Ordering::SeqCst);
-        let library = library_name();
+        let library = library::library();
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialised, and the places are valid.
         let control = unsafe {
@@ -114,7 +114,7 @@ impl Session {
         let neighbours = Arc::new(Mutex::new(Neighbours::of(rank as usize, homes)?));
         let one_host = ranks_here() == Some(size);
         drop(watch);
-        let without_end = library.starts_with("MPICH 4.0") && !one_host;
+        let without_end = library::is_mpich_4_0(&library) && !one_host;
         let one = start.one_thread || granted < Threading::Serialized;
         let only = one.then(|| std::thread::current().id());
         SELF.set(only);
@@ -371,11 +371,6 @@ fn ranks_here() -> Option<c_int> {
     }
 }
 
-/// The library's name and version; MPI need not be started.
-pub(super) fn library_name() -> String {
-    library(&mpi::environment::library_version().unwrap_or_default())
-}
-
 /// MPI's text for an error code.
 pub(super) fn text(code: c_int) -> String {
     let mut buffer = [0 as c_char; 4096];
@@ -397,15 +392,6 @@ pub(super) fn is_truncation(code: c_int) -> bool {
     // SAFETY: a valid place.
     let known = unsafe { ffi::MPI_Error_class(code, &mut class) };
     known == ffi::MPI_SUCCESS as c_int && class == ffi::MPI_ERR_TRUNCATE as c_int
-}
-
-/// `Open MPI v4.1.4, package: …` as `Open MPI 4.1.4`, `MPICH Version:\t4.0.2\n…` as `MPICH 4.0.2`, others by their
-/// first line.
-fn library(version: &str) -> String {
-    let first = version.split(['\n', ',']).next().unwrap_or_default();
-    let words: Vec<&str> = first.split_whitespace().filter(|&w| w != "Version:").collect();
-    let name = words.join(" ").replace("Open MPI v", "Open MPI ");
-    if name.is_empty() { "MPI".into() } else { name }
 }
 
 /// After a panic's own message: the job ends, because the other ranks would wait for this one for ever.
@@ -448,22 +434,5 @@ fn let_launcher_read() {
     let (out, err) = (std::io::stdout(), std::io::stderr());
     while (unread(out.as_fd()) || unread(err.as_fd())) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::library;
-
-    #[test]
-    fn versions_are_short() {
-        let ompi = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022";
-        assert_eq!(library(ompi), "Open MPI 4.1.4");
-        assert_eq!(library("MPICH Version:\t4.0.2\nMPICH Release date:\tThu Apr  7"), "MPICH 4.0.2");
-        assert_eq!(
-            library("Intel(R) MPI Library 2021.9 for Linux* OS\n"),
-            "Intel(R) MPI Library 2021.9 for Linux* OS"
-        );
-        assert_eq!(library(""), "MPI");
     }
 }
