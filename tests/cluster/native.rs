@@ -121,6 +121,23 @@ fn what_mpi_cannot_do_is_refused_by_name() {
     }
 }
 
+/// Not after minutes of rows that are then written nowhere.
+#[test]
+fn more_elements_than_mpi_counts_are_refused_before_the_first_row() {
+    let Some(mpirun) = launcher() else { return };
+    let bench = bench();
+    let line = format!(
+        "{CARAVAN} bench broadcast -d int8 -b 525K -e 2100M -f 4096 -n 1 -w 0 -c 0 --transport mpi --algo native"
+    );
+    let outcome = bench.finish(mpirun.run(&bench, &[(1, &line)]).spawn().unwrap());
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    assert!(!outcome.stdout.contains("# Collective test"), "before the table: {}", outcome.stdout);
+    for words in ["elements; MPI's own collectives take up to 2147483647", "-e", "--algo auto"] {
+        assert!(outcome.stderr.contains(words), "'{words}' is not in: {}", outcome.stderr);
+    }
+    bench.nothing_left();
+}
+
 #[test]
 fn all_types_and_reductions_leave_out_what_mpi_lacks() {
     let Some(mpirun) = launcher() else { return };

@@ -89,6 +89,13 @@ pub fn collectives(t: &MpiTransport) {
         (native.run(Call { root: n, ..call(Kind::Reduce, 1) }, one, &mut [0.0]), "root"),
         (native.run(call(Kind::Send, 1), one, &mut [0.0]), "not a collective of MPI"),
     ];
+    // What would be refused can be asked before anything is there for it.
+    let unasked = native.check(&call(Kind::AllGather, 1 << 31)).expect_err("too many").to_string();
+    assert!(
+        unasked.contains("2147483648 elements") && unasked.contains("take up to 2147483647"),
+        "{unasked}"
+    );
+    native.check(&call(Kind::AllGather, (1 << 31) - 1)).unwrap();
     for (result, words) in refused {
         let text = result.expect_err(words).to_string();
         assert!(text.contains(words), "{text}");

@@ -37,7 +37,7 @@ impl Cases {
         }
         match first {
             Some(why) if of.is_empty() => {
-                Err(Failure::usage(format!("--algo native: {why} (-d, -o, --algo auto)")))
+                Err(Failure::usage(format!("--algo native: {why} (-d, -o, -e, --algo auto)")))
             }
             _ => Ok(Cases { of, skipped }),
         }
@@ -83,7 +83,7 @@ mod tests {
             ("-d all -o avg", "no average"),
         ] {
             let e = cases(&format!("all_reduce {flags}")).err().expect(flags);
-            let said = format!("--algo native: {why} (-d, -o, --algo auto)");
+            let said = format!("--algo native: {why} (-d, -o, -e, --algo auto)");
             assert_eq!((e.code(), e.to_string()), (2, said));
         }
     }

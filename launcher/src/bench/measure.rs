@@ -53,8 +53,11 @@ pub fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
 /// # Errors
 /// None of them.
 pub fn cases(plan: &Plan, party: &Party) -> Result<Cases> {
+    let largest = plan.repeats.sweep.largest();
     Cases::new(plan, &|dtype, op| {
-        let call = Call { op: op.unwrap_or(ReduceOp::Sum), ..Call::new(plan.operation.kind(), dtype, 1) };
+        // What a library takes of few elements it may not take of the most.
+        let count = plan.operation.counts(largest, dtype.size(), party.comm.size()).count;
+        let call = Call { op: op.unwrap_or(ReduceOp::Sum), ..Call::new(plan.operation.kind(), dtype, count) };
         match &party.native {
             Some(native) => native::obstacle(native, &call),
             None if plan.check == 0 => None,

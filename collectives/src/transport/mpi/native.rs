@@ -66,8 +66,10 @@ impl Native {
     /// Whether MPI has what `call` does, on elements of its type.
     ///
     /// # Errors
-    /// [`Error::Argument`] for 16-bit floats that are reduced, averages, and what this library gets wrong.
+    /// [`Error::Argument`] for 16-bit floats that are reduced, averages, more than 2^31-1 elements, and what this library
+    /// gets wrong.
     pub fn check(&self, call: &Call) -> Result<()> {
+        self.count(call)?;
         self.dtype(call)?;
         self.op(call).map(drop)
     }
@@ -129,13 +131,7 @@ impl Native {
         if call.root >= self.size {
             return Err(self.refuse(call, format!("root {} of {} ranks", call.root, self.size)));
         }
-        let count = c_int::try_from(call.count).map_err(|_| {
-            self.refuse(
-                call,
-                format!("{} elements; MPI's own collectives take up to {}", call.count, c_int::MAX),
-            )
-        })?;
-        let (dtype, op) = (self.dtype(call)?, self.op(call)?);
+        let (count, dtype, op) = (self.count(call)?, self.dtype(call)?, self.op(call)?);
         let (send, recv) = (std::ptr::null(), std::ptr::null_mut());
         Ok(Arguments { send, recv, count, dtype, op, root: call.root as c_int })
     }
@@ -190,6 +186,13 @@ impl Native {
             Kind::Scatter => (if at_root { all } else { 0 }, one),
             Kind::Barrier | Kind::Send | Kind::Recv => (0, 0),
         }
+    }
+
+    fn count(&self, call: &Call) -> Result<c_int> {
+        c_int::try_from(call.count).map_err(|_| {
+            let problem = format!("{} elements; MPI's own collectives take up to {}", call.count, c_int::MAX);
+            self.refuse(call, problem)
+        })
     }
 
     fn dtype(&self, call: &Call) -> Result<ffi::MPI_Datatype> {
