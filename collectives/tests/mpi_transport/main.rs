@@ -1,7 +1,7 @@
 //! The MPI transport under the mpirun of the library that this is built against. The ranks are this test program
-//! again, as `rank_process`. Needs the feature `mpi`; both libraries are tested by building twice:
-//! `MPICC=mpicc.openmpi cargo test --features mpi` and `MPICC=mpicc.mpich cargo test --features mpi`, each with a
-//! target folder of its own.
+//! again, as `rank_process`. Needs the feature `mpi`; both libraries are tested by building twice, as `tests/run` does:
+//! `MPICC=mpicc.openmpi cargo test -p caravan-collectives --features mpi --test mpi_transport`, and the same with
+//! `mpicc.mpich`, each with a target folder of its own.
 #![cfg(feature = "mpi")]
 
 mod launch;
@@ -11,6 +11,7 @@ mod p2p;
 #[path = "../public/planned.rs"]
 mod planned;
 mod rank;
+mod strict;
 
 use collectives::transport::mpi::library;
 use conformance::cases;
@@ -179,6 +180,11 @@ fn mpi_explains_itself_in_its_own_words() {
 #[test]
 fn leaving_early_loses_nothing() {
     passes("early_leaver", 3);
+}
+
+#[test]
+fn who_leaves_does_not_wait_until_busy_peers_have_heard_of_it() {
+    passes("busy_peers", 3);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What one rank does in each case; the tests start the ranks and look at how they end.
 
 use crate::launch::FOLDER;
-use crate::{native, p2p, planned};
+use crate::{native, p2p, planned, strict};
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
@@ -82,6 +82,7 @@ pub fn plays(case: &str) {
             p2p::barrier(&mut t, 1);
         }
         "early_leaver" => return early_leaver(t),
+        "busy_peers" => busy_peers(t),
         "stays_away" => return stays_away(t, false),
         "stays_away_from_a_message" => return stays_away(t, true),
         // The last rank dies without a word; the launcher must end the others, who wait for it.
@@ -326,6 +327,24 @@ fn in_rounds(t: MpiTransport) {
     let mut all = mine;
     comm.all_reduce_in_place(&mut all[..], ReduceOp::Sum).unwrap();
     assert!(all.iter().all(|&x| x == right));
+}
+
+/// A rank leaves a group whose other members do not look at MPI for long, and so do not take its farewell.
+fn busy_peers(mut t: MpiTransport) {
+    const BUSY: Duration = Duration::from_secs(4);
+    strict::sends_wait_for_receivers();
+    let all: Vec<usize> = (0..t.size()).collect();
+    let mut group = t.subgroup(&all, 3, p2p::PATIENCE).unwrap();
+    p2p::barrier(&mut *group, 1);
+    let since = Instant::now();
+    if t.rank() > 0 {
+        std::thread::sleep(BUSY);
+    }
+    drop(group);
+    assert!(t.rank() > 0 || since.elapsed() < BUSY / 2, "{:?}", since.elapsed());
+    // What has gone by now was no loss.
+    t.check().unwrap();
+    p2p::barrier(&mut t, 2);
 }
 
 /// A group that a rank leaves: what it sent arrives, its end is no loss, and who waits for more learns that it left.

@@ -21,7 +21,8 @@ pub struct Start {
     pub within: Duration,
     /// Says within so long which ranks have not come, where MPI does not; asked when half of `within` has gone.
     pub missing: Option<Arc<dyn Fn(Duration) -> Option<String> + Send + Sync>>,
-    /// How long a call may take that makes a communicator, is one of MPI's own collectives or ends MPI.
+    /// How long a call may take that makes a communicator, is one of MPI's own collectives or ends MPI, and how long a rank
+    /// that leaves a group waits for its peers to take what it sent.
     pub call_timeout: Duration,
     /// Whether a panic of the calling thread is caught and becomes an error; any other ends the job.
     pub caught: fn() -> bool,

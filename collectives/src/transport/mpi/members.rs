@@ -9,9 +9,7 @@ use crate::watch::Waited;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
-/// How long a rank that leaves waits for its peers to take what it sent.
-const LINGER: Duration = Duration::from_secs(30);
-/// How long a rank that failed does so.
+/// How long a rank that failed waits for its peers to take what it sent.
 const LINGER_FAILED: Duration = Duration::from_millis(300);
 
 impl MpiTransport {
@@ -180,10 +178,11 @@ impl MpiTransport {
         let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();
         // Where another thread has to call MPI, to wait here moves nothing.
         let refused = self.session().turn().is_err();
+        let call_timeout = self.session().call_timeout();
         let linger = |failed: bool| match (refused, failed) {
             (true, _) => Instant::now(),
             (_, true) => Instant::now() + LINGER_FAILED,
-            (_, false) => Instant::now() + LINGER,
+            (_, false) => Instant::now() + call_timeout,
         };
         if let Ok(_turn) = self.session().turn() {
             self.requests.cancel_receives();
@@ -192,11 +191,14 @@ impl MpiTransport {
             // A peer that gives up now must not be waited for.
             this.settle_requests() || this.lost.is_none() && this.check().is_err()
         });
-        if !failed(self) {
-            // Only now, because what was sent before must not come after the farewell.
+        let settled = if failed(self) {
+            self.wait(linger(true), |this| this.settle_requests() && this.settle_words())
+        } else {
+            // Only now, because what was sent before must not come after the farewell. A peer may compute for long before
+            // it takes that, whose memory is not this group's.
             self.tell_peers(Kind::Farewell, "");
-        }
-        let settled = self.wait(linger(failed(self)), |this| this.settle_requests() && this.settle_words());
+            self.settle_requests()
+        };
         if !settled {
             self.session().give_up();
         }

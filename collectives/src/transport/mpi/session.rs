@@ -206,6 +206,11 @@ impl Session {
         self.rank
     }
 
+    /// How long a call may take.
+    pub(super) fn call_timeout(&self) -> Duration {
+        self.start.call_timeout
+    }
+
     /// The loss of the rank of this host that ended first, once it was seen to have ended `grace` ago.
     pub(super) fn lost(&self, grace: Duration) -> Option<Error> {
         self.ranks().lost(grace)
