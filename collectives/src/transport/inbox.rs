@@ -29,6 +29,12 @@ impl<W> Inbox<W> {
         self.words.remove(at)
     }
 
+    /// How many words are kept.
+    #[cfg(feature = "mpi")]
+    pub(super) fn len(&self) -> usize {
+        self.words.len()
+    }
+
     /// Forgets all words that are not `wanted`.
     pub(super) fn retain(&mut self, wanted: impl Fn(&W) -> bool) {
         self.words.retain(wanted);

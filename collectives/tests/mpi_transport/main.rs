@@ -44,10 +44,12 @@ fn other_threads_are_refused() {
 }
 
 #[test]
-fn memory_of_a_message_that_cannot_be_ended_is_not_written_to() {
-    let Some(output) = run("awaited_elsewhere", 2) else { return };
-    let all = text(&output);
-    assert_eq!(all.matches("rank done").count(), 2, "{all}");
+fn a_message_that_another_thread_awaits_ends_all_use_of_mpi_and_its_memory_is_not_written_to() {
+    for case in ["sent_too_late", "awaited_elsewhere"] {
+        let Some(output) = run(case, 2) else { return };
+        let all = text(&output);
+        assert_eq!(all.matches("rank done").count(), 2, "{case}: {all}");
+    }
 }
 
 #[test]
@@ -185,6 +187,11 @@ fn leaving_early_loses_nothing() {
 #[test]
 fn who_leaves_does_not_wait_until_busy_peers_have_heard_of_it() {
     passes("busy_peers", 3);
+}
+
+#[test]
+fn words_for_groups_that_are_gone_are_not_kept() {
+    passes("groups_in_turn", 3);
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub fn plays(case: &str) {
     match case {
         "one_thread" => return one_thread(),
         "awaited_elsewhere" => return awaited_elsewhere(),
+        "sent_too_late" => return sent_too_late(),
         _ => {}
     }
     let call_timeout = if case.ends_with("late") { LATE } else { Start::default().call_timeout };
@@ -83,6 +84,7 @@ pub fn plays(case: &str) {
         }
         "early_leaver" => return early_leaver(t),
         "busy_peers" => busy_peers(t),
+        "groups_in_turn" => groups_in_turn(t),
         "stays_away" => return stays_away(t, false),
         "stays_away_from_a_message" => return stays_away(t, true),
         // The last rank dies without a word; the launcher must end the others, who wait for it.
@@ -165,6 +167,65 @@ fn awaited_elsewhere() {
     let text = MpiTransport::world(&Start::default()).err().expect("MPI was given up").to_string();
     assert!(text.contains("cannot be started again"), "{text}");
     all_are_done(rank, size);
+}
+
+/// A group is given up on a thread that may not call MPI while it receives: what is sent then does not come, because the
+/// memory for it is given back.
+fn sent_too_late() {
+    let mut t = MpiTransport::world(&Start { one_thread: true, ..Start::default() }).unwrap();
+    let (rank, size) = (t.rank(), t.size());
+    let mut group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+    p2p::barrier(&mut *group, 1);
+    let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
+    let say = |word: &str| std::fs::write(folder.join(word), "").unwrap();
+    let await_word = |word: &str| {
+        let until = Instant::now() + p2p::PATIENCE;
+        while !folder.join(word).exists() {
+            assert!(Instant::now() < until, "'{word}' was not said");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let mut space = [if rank == 0 { 7u8 } else { 1 }; 100];
+    if rank == 0 {
+        // SAFETY: `space` stays until the process ends.
+        unsafe { group.recv(1, Tag(3), space.as_mut_ptr(), 100).unwrap() };
+        std::thread::spawn(move || drop(group)).join().unwrap();
+        say("given up");
+        await_word("sent");
+        // Each look at what peers say would move the message, too.
+        let until = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < until {
+            let _ = t.check();
+        }
+        // SAFETY: MPI may have written there since.
+        let now = unsafe { space.as_ptr().cast::<[u8; 100]>().read_volatile() };
+        assert_eq!(now, [7; 100]);
+        t.check().expect_err("given up");
+    } else {
+        await_word("given up");
+        // SAFETY: `space` stays until the process ends.
+        unsafe { group.send(0, Tag(3), space.as_ptr(), 100).unwrap() };
+        say("sent");
+    }
+    all_are_done(rank, size);
+}
+
+/// Groups that their ranks leave one after the other, so that farewells come to who has left before: none is kept.
+fn groups_in_turn(mut t: MpiTransport) {
+    let all: Vec<usize> = (0..t.size()).collect();
+    for number in 0..10 {
+        let mut group = t.subgroup(&all, number, p2p::PATIENCE).unwrap();
+        p2p::barrier(&mut *group, 1);
+        std::thread::sleep(Duration::from_millis((t.rank() as u64 + number) % 3 * 5));
+        drop(group);
+    }
+    p2p::barrier(&mut t, 1);
+    // The last may still be on their way.
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        t.check().unwrap();
+    }
+    assert_eq!(t.untaken_words(), 0);
 }
 
 /// The first rank fails, perhaps `sending` what nobody takes, while the others, who have left in order, wait for it where

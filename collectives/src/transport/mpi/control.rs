@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::SEEN_BY_ALL;
 use crate::transport::waits::Questions;
+use std::collections::HashSet;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,8 @@ pub(super) struct Control {
     /// The posted receive of the next word from anybody.
     receive: Option<ffi::MPI_Request>,
     inbox: Inbox<Word>,
+    /// Groups that this process has left: nobody takes what still comes for them.
+    left: HashSet<u64>,
     /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
     questions: Questions,
@@ -115,6 +118,7 @@ impl Control {
             space: vec![0; LARGEST].into(),
             receive: None,
             inbox: Inbox::empty(),
+            left: HashSet::new(),
             absent: Vec::new(),
             questions: Questions::default(),
             outgoing: Vec::new(),
@@ -147,6 +151,18 @@ impl Control {
         while self.listen(session)? {}
         self.settle();
         Ok(self.inbox.take(|w| w.group == group && wanted(w)))
+    }
+
+    /// This process has left a group, or not come to be in it: what has come for it is forgotten, and what still comes is
+    /// not kept. No later group has this number.
+    pub(super) fn forget(&mut self, group: u64) {
+        self.inbox.retain(|word| word.group != group);
+        self.left.insert(group);
+    }
+
+    /// How many words nobody has taken.
+    pub(super) fn untaken(&self) -> usize {
+        self.inbox.len()
     }
 
     /// A rank that has left MPI without its end, with what it said then: the first of the job that `member` knows, by the
@@ -217,6 +233,7 @@ impl Control {
                 (JOB, Kind::Ask) => self.questions.askers.push(word.from),
                 (JOB, Kind::Answer) => self.questions.answered(word.from, &word.text, self.said.len()),
                 (JOB, _) => self.absent.push(word),
+                (group, _) if self.left.contains(&group) => {}
                 _ => self.inbox.put(word),
             }
         }

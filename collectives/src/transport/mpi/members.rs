@@ -1,7 +1,7 @@
 //! Coming together, giving up and leaving: what the ranks of a group tell each other beside their messages.
 
-use super::MpiTransport;
 use super::control::{Kind, Word};
+use super::{MpiTransport, WORLD};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 use crate::transport::neighbours::last_words;
@@ -201,6 +201,9 @@ impl MpiTransport {
         };
         if !settled {
             self.session().give_up();
+        }
+        if self.identity != WORLD {
+            self.session().control().forget(self.identity);
         }
     }
 }

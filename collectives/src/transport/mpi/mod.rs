@@ -38,6 +38,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tags::{Mapped, Tags};
 
+/// Tells the words of the group of all ranks, which may be made again, from those of others.
+const WORLD: u64 = 1;
 /// Bytes of one of MPI's messages at most: its counts are `int`.
 const CHUNK: usize = 1 << 30;
 /// Up to this many bytes Open MPI sends at once over every network that it has, and a longer message than was posted
@@ -83,7 +85,7 @@ impl MpiTransport {
         // SAFETY: a predefined communicator.
         let messages = Comm::duplicate(&session, unsafe { ffi::RSMPI_COMM_WORLD })?;
         let (_, size) = messages.rank_and_size()?;
-        Self::over(messages, (0..size as c_int).collect(), 1)
+        Self::over(messages, (0..size as c_int).collect(), WORLD)
     }
 
     /// The name that MPI has for this host.
@@ -125,6 +127,12 @@ impl MpiTransport {
     #[doc(hidden)]
     pub fn forgive(&self) {
         self.session().forgive();
+    }
+
+    /// How many words of other ranks nobody has taken yet; for tests of what would else take many groups.
+    #[doc(hidden)]
+    pub fn untaken_words(&self) -> usize {
+        self.session().control().untaken()
     }
 
     fn over(messages: Comm, members: Vec<c_int>, identity: u64) -> Result<Self> {
@@ -344,7 +352,10 @@ unsafe impl Transport for MpiTransport {
         let times = self.formed.entry(same).or_insert(0);
         *times += 1;
         let identity = digest([same, *times]);
-        self.meet(members, identity, within)?;
+        if let Err(e) = self.meet(members, identity, within) {
+            self.session().control().forget(identity);
+            return Err(e);
+        }
         let _watch = self.session().watch_of(Place::Communicator)?;
         let mut group = Self::over(Comm::of_members(self.session(), &in_job, identity)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
