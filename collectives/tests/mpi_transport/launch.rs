@@ -91,6 +91,26 @@ fn run_in(shell: &[&str], case: &str, ranks: usize) -> Option<Output> {
     Some(Output { status, stdout: out.join().unwrap().unwrap(), stderr: err.join().unwrap().unwrap() })
 }
 
+/// The same over an MPI that finds out which ranks have ended, on whichever host (see `ulfm.c`); nothing where no compiler for
+/// the library is there.
+pub fn run_over_ulfm(case: &str, ranks: usize) -> Option<Output> {
+    let usual = if family() == Family::OpenMpi { "mpicc.openmpi" } else { "mpicc.mpich" };
+    let compiler = std::env::var("MPICC").unwrap_or(usual.into());
+    let folder = tempfile::tempdir().unwrap();
+    let made = folder.path().join("libulfm.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi_transport/ulfm.c");
+    match Command::new(&compiler).args(["-shared", "-fPIC", "-o"]).arg(&made).arg(source).status() {
+        Err(e) => {
+            harness::skip(&format!("{compiler} is not there: {e}"));
+            None
+        }
+        Ok(status) => {
+            assert!(status.success(), "{compiler} cannot compile {source}");
+            run_in(&["env", &format!("LD_PRELOAD={}", made.display())], case, ranks)
+        }
+    }
+}
+
 pub fn text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

@@ -15,7 +15,7 @@ mod strict;
 
 use collectives::transport::mpi::library;
 use conformance::cases;
-use launch::{CASE, passes, passes_over_ucx, run, run_unseen, text};
+use launch::{CASE, passes, passes_over_ucx, run, run_over_ulfm, run_unseen, text};
 use rank::NODES;
 use std::time::{Duration, Instant};
 
@@ -198,6 +198,16 @@ fn words_for_groups_that_are_gone_are_not_kept() {
 fn a_killed_rank_ends_the_job() {
     let Some(output) = run("killed", 3) else { return };
     assert!(!output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn a_rank_that_mpi_itself_finds_to_have_ended_is_named() {
+    for case in ["found by MPI", "found by MPI at its end"] {
+        let Some(output) = run_over_ulfm(case, 3) else { return };
+        let all = text(&output);
+        assert!(!output.status.success() && !all.contains("got out"), "{case}: {all}");
+        assert!(all.contains("rank 2 ended without leaving the group, as MPI has found"), "{case}: {all}");
+    }
 }
 
 #[test]

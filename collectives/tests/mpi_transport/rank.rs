@@ -98,6 +98,7 @@ pub fn plays(case: &str) {
         }
         // Ended or asleep while the others are inside MPI, which says nothing of it.
         case if case.starts_with("inside MPI") => return inside(case, t),
+        case if case.starts_with("found by MPI") => return found_by_mpi(case, t),
         "panics" => {
             if t.rank() == 1 {
                 p2p::barrier(&mut t, 1);
@@ -269,6 +270,27 @@ fn inside(case: &str, mut t: MpiTransport) {
         let _ = native.start(call, Buffer::<f32>::zeroed(8), Buffer::zeroed(8)).unwrap().wait();
     } else {
         let _ = native.run(call, &[0f32; 8], &mut [0f32; 8]);
+    }
+    println!("got out");
+}
+
+/// MPI says that the last rank has ended, which here only stays away; the others fail as they would of a rank of another host.
+fn found_by_mpi(case: &str, mut t: MpiTransport) {
+    p2p::barrier(&mut t, 1);
+    if t.rank() == t.size() - 1 {
+        let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
+        std::thread::sleep(Duration::from_millis(300));
+        std::fs::write(folder.join("ended"), "").unwrap();
+        std::thread::sleep(p2p::PATIENCE);
+        return;
+    }
+    if case.ends_with("at its end") {
+        drop(t);
+    } else {
+        let other = 1 - t.rank();
+        eprintln!("error: {}", p2p::wait_for_nothing(&mut t, other));
+        drop(t);
+        std::process::exit(1);
     }
     println!("got out");
 }

@@ -5,9 +5,9 @@
 //! could reach a rank that is done with the group; Open MPI keeps such a message for the next communicator of the same
 //! number, where it takes the place of a message that is then lost.
 
-use super::ffi;
 use super::session::Session;
-use crate::error::Result;
+use super::{failures, ffi};
+use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::SEEN_BY_ALL;
 use crate::transport::waits::Questions;
@@ -92,6 +92,8 @@ pub(super) struct Control {
     left: HashSet<u64>,
     /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
+    /// Ranks of the job that have ended without a word, as far as MPI knows.
+    ended: Vec<usize>,
     questions: Questions,
     /// Words said so far to each rank of the job, and words that have come.
     said: Vec<c_int>,
@@ -120,6 +122,7 @@ impl Control {
             inbox: Inbox::empty(),
             left: HashSet::new(),
             absent: Vec::new(),
+            ended: Vec::new(),
             questions: Questions::default(),
             outgoing: Vec::new(),
         }
@@ -171,6 +174,24 @@ impl Control {
         self.absent.iter().find_map(|word| Some((member(word.from)?, word.text.clone())))
     }
 
+    /// A rank that has ended without a word, as far as MPI knows: the first of the job that `member` knows, by the rank that
+    /// it gives, and how it was lost.
+    pub(super) fn ended(&self, member: impl Fn(usize) -> Option<usize>) -> Option<(usize, String)> {
+        let how = "ended without leaving the group, as MPI has found";
+        self.ended.iter().find_map(|&rank| Some((member(rank)?, how.into())))
+    }
+
+    /// What MPI refuses where it may have found that a rank has ended; nothing if it says which one for the first time.
+    fn refused(&mut self, session: &Session, call: &'static str, code: c_int) -> Result<()> {
+        if code == ffi::MPI_SUCCESS as c_int {
+            return Ok(());
+        }
+        let known = self.ended.len();
+        let found = failures::acknowledge(self.comm);
+        self.ended.extend(found.into_iter().filter(|rank| !self.ended.contains(rank)).collect::<Vec<_>>());
+        if self.ended.len() > known { Ok(()) } else { session.check(call, code) }
+    }
+
     /// Says something of this process to a rank of the job. Who cannot be told is ended by the launcher.
     fn say_of_all(&mut self, session: &Session, to: usize, kind: Kind, text: &str) {
         let word = Word { group: JOB, kind, from: session.rank(), text: text.to_owned() };
@@ -219,13 +240,19 @@ impl Control {
         let (mut flag, mut length) = (0, 0);
         let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
         // SAFETY: a request that was posted and not yet reported complete; valid places.
-        unsafe {
-            session.check("MPI_Test", ffi::MPI_Test(receive, &mut flag, status.as_mut_ptr()))?;
-            if flag == 0 {
-                return Ok(false);
+        let code = unsafe { ffi::MPI_Test(receive, &mut flag, status.as_mut_ptr()) };
+        if code != ffi::MPI_SUCCESS as c_int {
+            // SAFETY: a constant of the library.
+            if *receive == unsafe { ffi::RSMPI_REQUEST_NULL } {
+                self.receive = None;
             }
-            ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut length);
+            return self.refused(session, "MPI_Test", code).map(|()| false);
         }
+        if flag == 0 {
+            return Ok(false);
+        }
+        // SAFETY: MPI_Test has filled the status.
+        unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut length) };
         self.receive = None;
         self.heard += 1;
         if let Some(word) = Word::from_bytes(&self.space[..(length.max(0) as usize).min(LARGEST)]) {
@@ -314,19 +341,25 @@ impl Control {
             let mut flag = 0;
             // SAFETY: a request that was posted and not yet reported complete; a valid place.
             let code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            session.check("MPI_Test", code)?;
-            if flag != 0 {
+            self.refused(session, "MPI_Test", code)?;
+            if flag != 0 && code == ffi::MPI_SUCCESS as c_int {
                 return Ok(true);
             }
             let _ = self.listen(session);
             if !self.absent.is_empty() {
                 return Ok(false);
             }
-            if let Some(lost) = lost {
+            if let Some(lost) = lost.or_else(|| self.lost(session)) {
                 return Err(lost);
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// The loss of a rank that MPI has found.
+    fn lost(&self, session: &Session) -> Option<Error> {
+        let (peer, how) = self.ended(Some)?;
+        Some(Error::PeerLost { rank: session.rank(), peer, how })
     }
 
     /// Tells all ranks of the job why this one calls MPI no more: they may wait for it in any group, and at MPI's end.

@@ -54,9 +54,15 @@ impl MpiTransport {
             let peer = self.members.iter().position(|&member| member as usize == from);
             peer.filter(|&peer| !self.farewells.has_left(peer))
         };
-        let absent = session.control().absent(member);
+        let (absent, ended) = {
+            let control = session.control();
+            (control.absent(member), control.ended(member))
+        };
         if let Some((peer, why)) = absent {
             self.lose(peer, format!("gave up: {why}"));
+        }
+        if let Some((peer, how)) = ended {
+            self.lose(peer, how);
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ mod aside;
 mod blocked;
 mod comm;
 mod control;
+mod failures;
 mod fatal;
 mod library;
 mod members;
