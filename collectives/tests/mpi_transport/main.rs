@@ -242,6 +242,16 @@ fn a_panicking_rank_ends_the_job_with_its_message() {
 }
 
 #[test]
+fn a_panic_that_its_rank_does_not_see_ends_the_job_with_its_message() {
+    let since = Instant::now();
+    let Some(output) = run("panics elsewhere", 3) else { return };
+    let all = text(&output);
+    assert!(!output.status.success() && all.contains("something impossible"), "{all}");
+    // All ranks would else wait for this long.
+    assert!(since.elapsed() < p2p::PATIENCE / 2, "{:?}", since.elapsed());
+}
+
+#[test]
 fn a_failing_rank_ends_the_job_with_its_reason() {
     let Some(output) = run("fails", 3) else { return };
     let all = text(&output);

@@ -106,6 +106,15 @@ pub fn plays(case: &str) {
             }
             println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, 1));
         }
+        // On a thread that nobody joins, while all ranks wait for each other.
+        "panics elsewhere" => {
+            p2p::barrier(&mut t, 1);
+            if t.rank() == 1 {
+                std::thread::spawn(|| panic!("something impossible"));
+            }
+            let next = (t.rank() + 1) % t.size();
+            println!("error: {}", p2p::wait_for_nothing(&mut t, next));
+        }
         // An error that unwinds as errors do: told to the peers, then the transport goes, then a code for the launcher.
         "fails" => {
             let code = if t.rank() == 1 {
