@@ -336,12 +336,12 @@ impl Control {
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         post(&mut request)?;
         loop {
-            // Before the rest, which then counts for more: this process may have been stopped for long.
+            // Before MPI is asked, whose answer counts for more: this process may have been stopped meanwhile.
             let lost = session.lost(grace);
             let mut flag = 0;
             // SAFETY: a request that was posted and not yet reported complete; a valid place.
             let code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            self.refused(session, "MPI_Test", code)?;
+            self.refused(session, "MPI_Test", code).map_err(|e| self.lost(session).unwrap_or(e))?;
             if flag != 0 && code == ffi::MPI_SUCCESS as c_int {
                 return Ok(true);
             }
