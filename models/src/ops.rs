@@ -103,7 +103,7 @@ pub trait Ops<T: Float>: Send {
     /// Copies to memory of the host, which is there after [`finish`](Self::finish) and stays until then.
     fn fetch<E: Element>(&mut self, from: View<'_, E>, to: ViewMut<'_, E>);
 
-    /// Returns when everything is done.
+    /// Returns when what was fetched last is there; what was asked for later may go on.
     fn finish(&mut self);
 
     /// Copies to the host, after everything before is done.

@@ -34,6 +34,9 @@ use crate::error::Result;
 /// Memory that a call was given must stay, and not be used otherwise, until a later [`synchronize`](Self::synchronize)
 /// or whatever else the queue offers to order work has shown that the call is done.
 pub trait Queue: Send {
+    /// A moment of a queue: everything that it had been given when the event was recorded.
+    type Event: Send + Sync;
+
     /// Where its memory lies.
     fn place(&self) -> Place;
 
@@ -101,6 +104,23 @@ pub trait Queue: Send {
 
     /// Waits until everything is done.
     fn synchronize(&mut self) -> Result<()>;
+
+    /// An event for queues of this device; nothing has to be waited for yet.
+    fn event(&self) -> Result<Self::Event>;
+
+    /// Makes `event` the moment after everything that was given so far.
+    fn record(&mut self, event: &Self::Event) -> Result<()>;
+
+    /// Whether it has happened; so has an event that was never recorded.
+    fn happened(event: &Self::Event) -> Result<bool>;
+
+    /// Waits on the host until it has happened, and no longer.
+    fn reach(event: &Self::Event) -> Result<()> {
+        while !Self::happened(event)? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 }
 
 /// Which queues of a device go first where several have work.
@@ -116,14 +136,8 @@ pub enum Urgency {
 
 /// Queues of one device, which order their work by events and do it side by side otherwise.
 pub trait Streams: Queue + Sized + 'static {
-    /// A moment of a queue: everything that it had been given when the event was recorded.
-    type Event: Send + Sync;
-
     /// Another queue of the same device, apart from this one.
     fn sibling(&self, urgency: Urgency) -> Result<Self>;
-
-    /// An event for queues of this device; nothing has to be waited for yet.
-    fn event(&self) -> Result<Self::Event>;
 
     /// An event that also knows when it happened.
     fn timed_event(&self) -> Result<Self::Event>;
@@ -131,12 +145,6 @@ pub trait Streams: Queue + Sized + 'static {
     /// Seconds from one event to another; both are timed and have happened.
     fn seconds(from: &Self::Event, to: &Self::Event) -> Result<f64>;
 
-    /// Makes `event` the moment after everything that was given so far.
-    fn record(&mut self, event: &Self::Event) -> Result<()>;
-
     /// What is given from now on starts after `event`. An event that was never recorded is no obstacle.
     fn after(&mut self, event: &Self::Event) -> Result<()>;
-
-    /// Whether it has happened; so has an event that was never recorded.
-    fn happened(event: &Self::Event) -> Result<bool>;
 }

@@ -58,6 +58,8 @@ impl<Q: Queue> SharedQueue<Q> {
 }
 
 impl<Q: Queue> Queue for SharedQueue<Q> {
+    type Event = Q::Event;
+
     fn place(&self) -> Place {
         self.inner.place
     }
@@ -119,6 +121,18 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
     fn synchronize(&mut self) -> Result<()> {
         self.lock().synchronize()
     }
+
+    fn event(&self) -> Result<Q::Event> {
+        self.lock().event()
+    }
+
+    fn record(&mut self, event: &Q::Event) -> Result<()> {
+        self.lock().record(event)
+    }
+
+    fn happened(event: &Q::Event) -> Result<bool> {
+        Q::happened(event)
+    }
 }
 
 /// A sibling is a queue of its own, with memory from the same arena.
@@ -147,7 +161,7 @@ impl<Q: Streams> SharedQueue<Q> {
         self.lock().timed_event()
     }
 
-    /// See [`Streams::record`].
+    /// See [`Queue::record`].
     ///
     /// # Errors
     /// The device's.

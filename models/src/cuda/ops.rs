@@ -11,9 +11,11 @@ use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut}
 ///
 /// Calls return as soon as their work is queued. Once a device has refused any (its memory is damaged, its driver is gone)
 /// they do nothing more, and [`check`](Ops::check) says what was refused.
-pub struct Cuda<Q> {
+pub struct Cuda<Q: Queue> {
     queue: Q,
     by: TensorCores,
+    /// What was fetched last is there.
+    fetched: Q::Event,
     /// Attention's delta (rows, heads, length).
     delta: Buffer<f32>,
     /// Partial sums of the norms' weights.
@@ -78,8 +80,8 @@ impl<Q: Queue> Cuda<Q> {
         partials: Buffer<f32>,
     ) -> Result<Self> {
         let prepared = queue.prepare(&shape.modules::<T>(by)?).and_then(|()| queue.prepare_products());
-        prepared.map_err(|e| Error::config(e.to_string()))?;
-        Ok(Cuda { queue, by, delta, partials, failed: None })
+        let fetched = prepared.and_then(|()| queue.event()).map_err(|e| Error::config(e.to_string()))?;
+        Ok(Cuda { queue, by, fetched, delta, partials, failed: None })
     }
 
     fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
@@ -126,10 +128,13 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         let bytes = size_of_val(to.reborrow().host());
         // SAFETY: both are that long, and the model keeps its buffers for as long as its queue.
         self.give(|queue| unsafe { queue.copy(from.as_ptr() as u64, to.as_mut_ptr() as u64, bytes) });
+        let Cuda { queue, fetched, failed, .. } = self;
+        give(queue, failed, |queue| queue.record(fetched));
     }
 
     fn finish(&mut self) {
-        self.give(Queue::synchronize);
+        let Cuda { queue, fetched, failed, .. } = self;
+        give(queue, failed, |_| Q::reach(fetched));
     }
 
     fn download<E: Element>(&mut self, from: View<'_, E>, to: &mut [E]) {

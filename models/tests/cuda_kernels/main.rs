@@ -8,6 +8,7 @@
 
 mod emulator;
 mod faults;
+mod losses;
 mod mistakes;
 mod speed;
 

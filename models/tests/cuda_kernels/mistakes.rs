@@ -37,6 +37,8 @@ impl Faulty {
 }
 
 impl Queue for Faulty {
+    type Event = <EmulatedQueue as Queue>::Event;
+
     fn place(&self) -> Place {
         self.queue.place()
     }
@@ -105,6 +107,18 @@ impl Queue for Faulty {
 
     fn synchronize(&mut self) -> Result<()> {
         self.queue.synchronize()
+    }
+
+    fn event(&self) -> Result<Self::Event> {
+        self.queue.event()
+    }
+
+    fn record(&mut self, event: &Self::Event) -> Result<()> {
+        self.queue.record(event)
+    }
+
+    fn happened(event: &Self::Event) -> Result<bool> {
+        EmulatedQueue::happened(event)
     }
 }
 

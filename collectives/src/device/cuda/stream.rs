@@ -209,6 +209,8 @@ impl Stream {
 }
 
 impl Queue for Stream {
+    type Event = Event;
+
     fn place(&self) -> Place {
         Place::Device(self.gpu.ordinal())
     }
@@ -309,17 +311,27 @@ impl Queue for Stream {
         // SAFETY: a live stream.
         self.gpu.check("waiting for a stream", unsafe { (self.gpu.driver().stream_synchronize)(handle) })
     }
-}
-
-impl Streams for Stream {
-    type Event = Event;
-
-    fn sibling(&self, urgency: Urgency) -> Result<Self> {
-        Stream::new(&self.gpu, urgency)
-    }
 
     fn event(&self) -> Result<Event> {
         Event::new(&self.gpu)
+    }
+
+    fn record(&mut self, event: &Event) -> Result<()> {
+        Stream::record(self, event)
+    }
+
+    fn happened(event: &Event) -> Result<bool> {
+        event.happened()
+    }
+
+    fn reach(event: &Event) -> Result<()> {
+        event.wait()
+    }
+}
+
+impl Streams for Stream {
+    fn sibling(&self, urgency: Urgency) -> Result<Self> {
+        Stream::new(&self.gpu, urgency)
     }
 
     fn timed_event(&self) -> Result<Event> {
@@ -330,16 +342,8 @@ impl Streams for Stream {
         to.seconds_since(from)
     }
 
-    fn record(&mut self, event: &Event) -> Result<()> {
-        Stream::record(self, event)
-    }
-
     fn after(&mut self, event: &Event) -> Result<()> {
         Stream::after(self, event)
-    }
-
-    fn happened(event: &Event) -> Result<bool> {
-        event.happened()
     }
 }
 

@@ -48,6 +48,8 @@ impl EmulatedQueue {
 }
 
 impl Queue for EmulatedQueue {
+    type Event = EmulatedEvent;
+
     fn place(&self) -> Place {
         Place::Device(0)
     }
@@ -120,6 +122,22 @@ impl Queue for EmulatedQueue {
     fn synchronize(&mut self) -> Result<()> {
         self.device.finish(self.number)
     }
+
+    fn event(&self) -> Result<EmulatedEvent> {
+        Ok(EmulatedEvent(Arc::default(), self.device.clone()))
+    }
+
+    fn record(&mut self, event: &EmulatedEvent) -> Result<()> {
+        let number = event.0.recorded.fetch_add(1, Ordering::Relaxed) + 1;
+        self.device.give(self.number, Task::Record(event.0.clone(), number))
+    }
+
+    fn happened(event: &EmulatedEvent) -> Result<bool> {
+        if !event.has_happened() {
+            event.1.step()?;
+        }
+        Ok(event.has_happened())
+    }
 }
 
 /// A moment of an emulated queue.
@@ -136,14 +154,8 @@ impl EmulatedEvent {
 }
 
 impl Streams for EmulatedQueue {
-    type Event = EmulatedEvent;
-
     fn sibling(&self, _: Urgency) -> Result<Self> {
         Ok(EmulatedQueue { device: self.device.clone(), number: self.device.add_queue(), lent: None })
-    }
-
-    fn event(&self) -> Result<EmulatedEvent> {
-        Ok(EmulatedEvent(Arc::default(), self.device.clone()))
     }
 
     fn timed_event(&self) -> Result<EmulatedEvent> {
@@ -160,20 +172,8 @@ impl Streams for EmulatedQueue {
         }
     }
 
-    fn record(&mut self, event: &EmulatedEvent) -> Result<()> {
-        let number = event.0.recorded.fetch_add(1, Ordering::Relaxed) + 1;
-        self.device.give(self.number, Task::Record(event.0.clone(), number))
-    }
-
     fn after(&mut self, event: &EmulatedEvent) -> Result<()> {
         self.device.give(self.number, Task::After(event.0.clone(), event.recorded()))
-    }
-
-    fn happened(event: &EmulatedEvent) -> Result<bool> {
-        if !event.has_happened() {
-            event.1.step()?;
-        }
-        Ok(event.has_happened())
     }
 }
 

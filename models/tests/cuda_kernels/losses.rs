@@ -1,0 +1,48 @@
+//! That a loss is awaited, and nothing of what the device was given after it.
+
+use crate::emulator::emulator;
+use collectives::device::emulation::EmulatedQueue;
+use collectives::device::{Queue, SharedQueue};
+use collectives::{Buffer, View, bf16};
+use models::{Accounts, Batch, Llama, LlamaConfig, Model, Recompute, Unit, Weights};
+
+/// Weights that are all zero, in memory of the device.
+struct Zeros(Vec<Vec<Buffer<bf16>>>);
+
+impl Zeros {
+    fn new(units: &[Unit], queue: &mut SharedQueue<EmulatedQueue>) -> Self {
+        let mut tensor = |len: usize| Buffer::from_memory(queue.memory(len * size_of::<bf16>()).unwrap());
+        let unit = |unit: &Unit| unit.tensors.iter().map(|spec| tensor(spec.len())).collect();
+        Zeros(units.iter().map(unit).collect())
+    }
+}
+
+impl Weights<bf16> for Zeros {
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, bf16> {
+        self.0[unit][tensor].view()
+    }
+}
+
+#[test]
+fn a_loss_is_there_before_what_was_asked_for_later_is_done() {
+    let Some(emulator) = emulator() else { return };
+    // A queue that does nothing before somebody waits for it.
+    let mut queue = SharedQueue::new(emulator.late_queue(1));
+    let config = LlamaConfig { layers: 1, ..LlamaConfig::preset("nano").unwrap() };
+    let accounts = Accounts::default();
+    let made = Llama::<bf16, _>::on_device(&config, 1, 4, Recompute::NoBackward, queue.clone(), &accounts);
+    let mut model = made.unwrap();
+    let (units, weights) = (model.units().len(), Zeros::new(model.units(), &mut queue));
+    model.begin(&Batch { tokens: &[1; 4], targets: &[2; 4], rows: 1, length: 4 }, 0.0);
+    (0..units).for_each(|unit| model.forward_unit(unit, &weights));
+    // As the backward of the other units, which takes the device longer than all before.
+    (0..100).for_each(|_| model.forward_unit(1, &weights));
+    let end = queue.event().unwrap();
+    queue.record(&end).unwrap();
+    let loss = model.loss();
+    model.check().unwrap();
+    assert!((loss - 4.0 * (config.vocab as f64).ln()).abs() < 0.1, "{loss}");
+    assert!(!EmulatedQueue::happened(&end).unwrap(), "the queue still has work");
+    queue.synchronize().unwrap();
+    assert!(EmulatedQueue::happened(&end).unwrap());
+}
