@@ -80,8 +80,10 @@ impl<T: Float, Q: Streams> Offloaded<T, Q> {
         })
     }
 
-    /// Starts to copy a gradient down, unless it is on its way.
-    fn fetch(&mut self, at: usize, gradient: Reduced<'_, T>) -> Result<()> {
+    /// Starts to copy a gradient down, unless it is on its way. A step's first one comes after everything that the compute
+    /// queue has been given, and so after the reductions of all of them: what that queue is given later, above all to wait
+    /// for parameters on their way up, none of them has to wait for.
+    fn fetch(&mut self, at: usize, gradient: Reduced<'_, T>, first: bool) -> Result<()> {
         let (from, bytes) = match gradient {
             Reduced::Stored(g) => (g.as_ptr() as u64, g.len() * size_of::<T>()),
             Reduced::Wide(g) => (g.as_ptr() as u64, g.len() * size_of::<f32>()),
@@ -90,8 +92,10 @@ impl<T: Float, Q: Streams> Offloaded<T, Q> {
         if place.holds == Some(from) {
             return Ok(());
         }
-        self.compute.record(&self.ready)?;
-        self.down.after(&self.ready)?;
+        if first {
+            self.compute.record(&self.ready)?;
+            self.down.after(&self.ready)?;
+        }
         let to = place.gradient.view_mut().as_mut_ptr() as u64;
         // SAFETY: the gradient stays as it is during the update, and the place is as long as the largest.
         unsafe { self.down.copy(from, to, bytes)? };
@@ -99,14 +103,6 @@ impl<T: Float, Q: Streams> Offloaded<T, Q> {
         place.holds = Some(from);
         Ok(())
     }
-}
-
-/// Waits on the host.
-fn await_event<Q: Streams>(event: &Q::Event) -> Result<()> {
-    while !Q::happened(event)? {
-        std::thread::yield_now();
-    }
-    Ok(())
 }
 
 impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
@@ -117,14 +113,15 @@ impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
     fn update(&mut self, bucket: Update<'_, T>, next: Option<Reduced<'_, T>>) -> Result<()> {
         let at = self.turn;
         self.turn = (at + 1) % UNDER_WAY;
-        self.fetch(at, bucket.gradient)?;
+        // Every other bucket's gradient is on its way since the one before.
+        self.fetch(at, bucket.gradient, true)?;
         if let Some(next) = next {
-            self.fetch(self.turn, next)?;
+            self.fetch(self.turn, next, false)?;
         }
         let Offloaded { compute, up, ready, places, threads, .. } = self;
         let place = &mut places[at];
-        await_event::<Q>(&place.raised)?;
-        await_event::<Q>(&place.lowered)?;
+        Q::reach(&place.raised)?;
+        Q::reach(&place.lowered)?;
         place.holds = None;
 
         let Update { coefficients, gradient, master, m, v, mut param, ranges } = bucket;
@@ -204,4 +201,53 @@ fn seen_as<G: Float>(bytes: View<'_, f32>, len: usize) -> &[G] {
     assert!(len * size_of::<G>() <= size_of_val(host), "a place as long as the gradient");
     // SAFETY: long enough, aligned for f32 and so for every float, and any bits are a number; the borrow is kept.
     unsafe { std::slice::from_raw_parts(host.as_ptr().cast(), len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::AdamW;
+    use collectives::device::emulation::{EmulatedQueue, Emulator};
+
+    #[test]
+    fn a_gradient_comes_down_while_parameters_are_still_on_their_way_up() {
+        const LEN: usize = 1024;
+        let folder = std::env::current_exe().unwrap().with_file_name("emulated");
+        let Some(emulator) = Emulator::build(&[], &folder).unwrap() else {
+            return harness::skip("an offloaded optimizer on an emulated device: no C++ compiler");
+        };
+        // Queues that do things only while somebody waits.
+        let mut queue = SharedQueue::new(emulator.late_queue(1));
+        let needs = Needs { numbers: 1, bucket: LEN, gradient: size_of::<f32>() };
+        let account = Account::default();
+        let device = Device::new::<f32>(queue.clone(), &needs, &account).unwrap();
+        let mut offloaded = Offloaded::<f32, EmulatedQueue>::new(device, &needs, 1, &account).unwrap();
+        let mut on_device = || Buffer::<f32>::from_memory(queue.memory(LEN * size_of::<f32>()).unwrap());
+        let (gradients, mut params) = ([(); 3].map(|()| on_device()), [(); 2].map(|()| on_device()));
+        // Parameters in so many pieces that they take longest.
+        let ranges: Vec<_> = (0..LEN).map(|i| (i..i + 1, 1.0)).collect();
+        let coefficients = AdamW::default().coefficients(1, 1e-3, 1.0);
+        // Memory that goes ends what may still use it.
+        let mut states = [(); 2].map(|()| [(); 3].map(|()| offloaded.state(LEN).unwrap()));
+        for (bucket, (param, [master, m, v])) in params.iter_mut().zip(&mut states).enumerate() {
+            let [gradient, next] = [0, 1].map(|i| Reduced::Stored(gradients[bucket + i].view()));
+            let update = Update {
+                coefficients: &coefficients,
+                gradient,
+                master: Some(master.view_mut()),
+                m: m.view_mut(),
+                v: v.view_mut(),
+                param: param.view_mut(),
+                ranges: &ranges,
+            };
+            offloaded.update(update, Some(next)).unwrap();
+        }
+        offloaded.down.synchronize().unwrap();
+        let raised = &offloaded.places[0].raised;
+        assert!(
+            !EmulatedQueue::happened(raised).unwrap(),
+            "the third gradient waited for the first parameters"
+        );
+        EmulatedQueue::reach(raised).unwrap();
+    }
 }
