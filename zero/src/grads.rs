@@ -103,7 +103,8 @@ impl<T: Float> Grads<T> {
                 self.settle(hands, other)?;
             }
         }
-        if plan.config.accumulate > 1 {
+        // The first micro-batch is reduced into the sums themselves.
+        if plan.config.accumulate > 1 && self.micro_batch > 0 {
             let sharing = |u: &usize| plan.partial_slot[*u] == plan.partial_slot[unit];
             for other in (0..plan.layout.len()).filter(sharing) {
                 self.settle(hands, other)?;
@@ -292,5 +293,40 @@ impl<T: Float> Gradients<T> for Borrowed<'_, T> {
             self.grads.failed = self.grads.reduce(self.plan, self.comm, unit, b).err();
             self.grads.reducing += start.elapsed();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::hands::Clock;
+    use crate::recorder::{Nobody, Recorder, units};
+    use crate::stage::Stage;
+    use collectives::DType;
+
+    #[test]
+    fn reductions_of_the_first_micro_batch_are_awaited_for_no_place_that_they_do_not_take() {
+        let (units, config) = (units(8), Config { stage: Stage::ALL[0], accumulate: 2, ..Config::default() });
+        let plan = &Plan::new(&units, DType::F32, &config, 0, 1);
+        assert!(
+            plan.partial_slots.len() < units.len(),
+            "units share places for a shard on its way to the sum"
+        );
+        let comm = &Communicator::threads(1).remove(0);
+        let mut grads = Grads::<f32>::new(plan, comm, &Account::default(), &Account::default()).unwrap();
+        let (mut kernels, mut clock) = (Recorder::default(), Clock::default());
+        let mut hands = Hands { plan, comm, model: &Nobody, kernels: &mut kernels, clock: &mut clock };
+        // How many units' reductions are under way after each micro-batch.
+        let under_way = [0, 1].map(|micro_batch| {
+            grads.begin(micro_batch);
+            for unit in (0..units.len()).rev() {
+                grads.open(&mut hands, unit).unwrap();
+                Borrowed { plan, comm, grads: &mut grads }.ready(unit, 0);
+                grads.close(unit).unwrap();
+            }
+            grads.units.iter().filter(|unit| matches!(unit[0].state, State::Wide(_))).count()
+        });
+        assert_eq!(under_way, [units.len(), plan.partial_slots.len()]);
     }
 }
