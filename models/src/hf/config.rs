@@ -136,7 +136,7 @@ fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
     check_rotated(fields)?;
     let theta = fields.number("rope_theta")?;
     let object = |key, inside| match fields.object(key)?.filter(|map| !map.is_empty()) {
-        Some(map) => parse_rope_object(fields, inside, map, theta, context).map(Some),
+        Some(map) => parse_rope_object(fields, inside, map, context).map(Some),
         None => Ok(None),
     };
     match (object("rope_scaling", "rope_scaling.")?, object("rope_parameters", "rope_parameters.")?) {
@@ -166,7 +166,6 @@ fn parse_rope_object(
     outer: &Fields<'_>,
     inside: &str,
     map: &Map<String, Value>,
-    outer_theta: Option<f64>,
     context: usize,
 ) -> Result<Rope> {
     let fields = Fields { path: outer.path, inside, map };
@@ -187,26 +186,15 @@ fn parse_rope_object(
             factor: required("factor")?,
             low_freq_factor: required("low_freq_factor")?,
             high_freq_factor: required("high_freq_factor")?,
-            original_context: original_context(&fields, outer)?.unwrap_or(context),
+            original_context: fields.or_beside(outer, ORIGINAL, Fields::size)?.unwrap_or(context),
         },
         Some(other) => {
             let wanted = "only default, linear and llama3 are supported";
             return Err(fields.wrong(key, &json!(other), wanted));
         }
     };
-    Ok(Rope { theta: fields.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA), scaling })
-}
-
-/// In the object, or beside it, as in transformers 5; versions differ about which of two they take.
-fn original_context(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Option<usize>> {
-    match (fields.size(ORIGINAL)?, outer.size(ORIGINAL)?) {
-        (Some(inner), Some(beside)) if inner != beside => Err(fields.wrong(
-            ORIGINAL,
-            &json!(inner),
-            &format!("beside it stands {beside}: one of them must go"),
-        )),
-        (inner, beside) => Ok(inner.or(beside)),
-    }
+    let theta = fields.or_beside(outer, "rope_theta", Fields::number)?.unwrap_or(DEFAULT_THETA);
+    Ok(Rope { theta, scaling })
 }
 
 /// Whether transformers, 4 and 5, load a model of this shape. What only 4 does can be read and trained here.
@@ -402,6 +390,10 @@ mod tests {
                 json!({ORIGINAL: 4096, "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                        "high_freq_factor": 4.0, ORIGINAL: 8192}}),
                 "original_max_position_embeddings is 8192: beside it stands 4096",
+            ),
+            (
+                json!({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}),
+                "rope_parameters.rope_theta is 500000.0: beside it stands 10000.0: one of them must go",
             ),
             (json!({"hidden_size": null}), "hidden_size is missing"),
             (json!({"hidden_size": "64"}), "hidden_size is \"64\""),

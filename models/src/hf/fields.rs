@@ -50,6 +50,23 @@ impl<'a> Fields<'a> {
         value.as_f64().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a number"))
     }
 
+    /// What these fields have under `key`, or those `beside` them: versions of transformers differ about which of two they
+    /// take.
+    pub fn or_beside<T: PartialEq + Copy + Into<Value>>(
+        &self,
+        beside: &Fields<'a>,
+        key: &str,
+        read: fn(&Fields<'a>, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        match (read(self, key)?, read(beside, key)?) {
+            (Some(inner), Some(other)) if inner != other => {
+                let wanted = format!("beside it stands {}: one of them must go", Into::<Value>::into(other));
+                Err(self.wrong(key, &inner.into(), &wanted))
+            }
+            (inner, other) => Ok(inner.or(other)),
+        }
+    }
+
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.wrong(key, value, "it must be true or false"))

@@ -28,6 +28,8 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 const HEADER_LIMIT: u64 = 100_000_000;
 /// Bytes read and converted at once: stays in the first-level cache's neighbourhood.
 const CHUNK: usize = 64 << 10;
+/// Bytes that are compared at once.
+const RAW: usize = 1 << 20;
 /// The head of a model that is not tied.
 const HEAD: &str = "lm_head.weight";
 
@@ -270,6 +272,41 @@ impl Checkpoint {
 
     /// A tied model has no head of its own: one that is stored all the same is the embedding.
     fn check_head(&self, embedding: &TensorSpec) -> Result<()> {
+        let (head, own) = (&self.tensors[HEAD], &self.tensors[&embedding.name]);
+        let same = match head.dtype == own.dtype {
+            true => self.have_the_same_bytes(head, own)?,
+            false => self.have_the_same_values(embedding)?,
+        };
+        if same {
+            return Ok(());
+        }
+        let text = format!(
+            "config.json ties the head to {}, and {HEAD} is another: set tie_word_embeddings to false, or remove {HEAD}",
+            embedding.name
+        );
+        Err(Error::format(&self.dir, text))
+    }
+
+    /// Whether two weights of one type and length are one: every rank asks, so nothing is converted for it.
+    fn have_the_same_bytes(&self, a: &Stored, b: &Stored) -> Result<bool> {
+        let bytes = a.shape.iter().product::<usize>() * a.dtype.size();
+        let mut parts = [vec![0u8; RAW], vec![0u8; RAW]];
+        for start in (0..bytes).step_by(RAW) {
+            let here = RAW.min(bytes - start);
+            for (part, stored) in parts.iter_mut().zip([a, b]) {
+                let (path, file) = &self.files[stored.file];
+                file.read_exact_at(&mut part[..here], stored.offset + start as u64)
+                    .map_err(|e| Error::system(format!("read {} from", stored.name), path, e))?;
+            }
+            if parts[0][..here] != parts[1][..here] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The same of types that differ.
+    fn have_the_same_values(&self, embedding: &TensorSpec) -> Result<bool> {
         let mut parts = [vec![0f32; CHUNK], vec![0f32; CHUNK]];
         for start in (0..embedding.len()).step_by(CHUNK) {
             let range = start..embedding.len().min(start + CHUNK);
@@ -278,15 +315,10 @@ impl Checkpoint {
                 self.read_range(name, range.clone(), part)?;
             }
             if parts[0].iter().zip(&parts[1]).any(|(a, b)| a.to_bits() != b.to_bits()) {
-                let text = format!(
-                    "config.json ties the head to {}, and {HEAD} is another: set tie_word_embeddings to false, or \
-                     remove {HEAD}",
-                    embedding.name
-                );
-                return Err(Error::format(&self.dir, text));
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

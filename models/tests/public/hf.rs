@@ -250,6 +250,19 @@ fn a_tied_model_with_another_head_is_refused() {
     });
     let text = refusal(&dir);
     assert!(text.contains("lm_head.weight is another") && text.contains("tie_word_embeddings"), "{text}");
+    // Stored as other types they are compared as numbers: here the embedding as the upper halves of the head's.
+    rewrite(&dir.join("model.safetensors"), |list| {
+        let head = list.iter_mut().find(|t| t.0 == "lm_head.weight").unwrap();
+        head.3.chunks_exact_mut(4).for_each(|value| value[..2].fill(0));
+        let upper = head.3.chunks_exact(4).flat_map(|value| [value[2], value[3]]).collect();
+        let embedding = list.iter_mut().find(|t| t.0 == EMBEDDING).unwrap();
+        (embedding.1, embedding.3) = (safetensors::Dtype::BF16, upper);
+    });
+    Checkpoint::open(&dir).unwrap();
+    rewrite(&dir.join("model.safetensors"), |list| {
+        *list.iter_mut().find(|t| t.0 == EMBEDDING).unwrap().3.last_mut().unwrap() ^= 1;
+    });
+    assert!(refusal(&dir).contains("lm_head.weight is another"));
 }
 
 #[test]
