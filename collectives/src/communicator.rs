@@ -120,6 +120,11 @@ impl Communicator {
         &self.transport
     }
 
+    /// What it was made with.
+    pub fn options(&self) -> Options {
+        self.handle.shared.lock().options()
+    }
+
     /// Which ranks share a node; None where the transport makes no difference between nodes.
     pub fn nodes(&self) -> Option<&Nodes> {
         self.nodes.as_deref()
@@ -282,7 +287,7 @@ impl Communicator {
 
     /// How long a peer may be silent.
     pub(crate) fn deadline(&self) -> std::time::Duration {
-        self.handle.shared.lock().options().deadline
+        self.options().deadline
     }
 
     pub(crate) fn argument(&self, call: &'static str, problem: String) -> Error {

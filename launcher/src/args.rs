@@ -2,7 +2,9 @@
 
 mod choices;
 
-pub use choices::{Attention, Colour, DeviceKind, Offload, Order, Precision, Recompute, Shape, Switch};
+pub use choices::{
+    Attention, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Shape, Switch,
+};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -237,6 +239,11 @@ pub struct TrainArgs {
     /// Gather the next unit's parameters while this one computes. The bits are the same either way.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub prefetch: Switch,
+    /// Who moves calls forward while ranks compute. A thread is one more beside the --threads of each rank, which should
+    /// leave it a processor: over messages it sends and fetches the next, over shm it copies and adds. The bits are the
+    /// same either way.
+    #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Inline)]
+    pub progress: Mover,
     /// Bytes of a bucket, the piece of a unit that is reduced at once; suffixes K, M, G. The bits are the same
     /// for every size.
     #[arg(long, value_name = "BYTES", default_value = "64M")]

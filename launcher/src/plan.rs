@@ -11,7 +11,7 @@ pub use model::{MicroBatch, ModelChoice};
 pub use numbers::at_least_one;
 pub use ranks::{Ranks, with_ranks};
 
-use crate::args::{DeviceKind, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
+use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::bench::tuning;
 use crate::data::{self, Feed, Input};
 use crate::device::{self, Device, Need};
@@ -76,6 +76,8 @@ pub struct TrainPlan {
     pub batches: BatchPlan,
     /// The order of windows.
     pub order: Order,
+    /// Who moves calls forward while ranks compute.
+    pub progress: Mover,
     /// Steps between evaluations; 0 means at the end only.
     pub eval_every: usize,
     /// Tokens of each but the last, which takes all.
@@ -96,7 +98,8 @@ impl TrainPlan {
     /// # Errors
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
-        let ranks = Ranks::plan(&args.ranks, identity)?;
+        let mut ranks = Ranks::plan(&args.ranks, identity)?;
+        ranks.options.progress = args.progress.options();
         let device = Device::plan(&args.device, &ranks, identity)?;
         check_device(args)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
@@ -169,6 +172,7 @@ impl TrainPlan {
             rate,
             seed: args.seed,
             order: args.order,
+            progress: args.progress,
             eval_every: args.eval_every.unwrap_or(EVAL_EVERY),
             eval_tokens: args.eval_tokens.unwrap_or(EVAL_TOKENS),
             val_fraction,

@@ -54,13 +54,14 @@ pub struct Unit {
     pub backward_reads: bool,
 }
 
-/// Weights as lent to the model: tensor `tensor` of unit `unit`, row-major.
+/// Weights as lent to the model: tensor `tensor` of unit `unit`, row-major. The model asks for each when it comes to it,
+/// between two computations, so that who lends may do something small meanwhile.
 pub trait Weights<T: Element>: Sync {
     /// Only the current unit and those it `uses` may be asked for.
     fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T>;
 }
 
-/// Gradients as lent to the model.
+/// Gradients as lent to the model, which asks for them as for [`Weights`].
 pub trait Gradients<T: Element>: Send {
     /// Only the current unit and those it `uses` may be asked for. A unit's first contribution in a backward
     /// pass overwrites (`=`), later ones add (`+=`); what is there before the first is arbitrary.

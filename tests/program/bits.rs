@@ -9,6 +9,8 @@ fn trace(bench: &Bench, flags: &str) -> (Vec<String>, Vec<u8>) {
     let fixed = "train --seq 16 --steps 4 --warmup 1 --sample 0 --eval-every 0 --quiet";
     bench.run(&format!("{fixed} --metrics m.jsonl --save saved {flags}")).success();
     let lines = json_lines(&bench.path("m.jsonl"));
+    let threaded = flags.contains("--progress thread");
+    assert_eq!(lines[0]["run"]["progress"], if threaded { "thread" } else { "inline" });
     let shown = |l: &serde_json::Value| format!("{} {}", l["loss"], l["grad_norm"]);
     let mut steps: Vec<String> = lines.iter().filter(|l| l["step"].is_u64()).map(shown).collect();
     assert_eq!(steps.len(), 4);
@@ -59,6 +61,25 @@ const LAYERS: [&str; 4] = [
 #[test]
 fn nodes_and_links() {
     compare("--ranks 3 --micro-batch 1", &LAYERS);
+}
+
+/// Who moves messages on, and how often, over messages as over shared memory.
+#[test]
+fn progress_of_calls() {
+    let mut variants = vec![
+        "--stage 3 --transport threads --progress thread --threads 2",
+        "--stage 2 --transport shm --progress thread --bucket-size 20K",
+        "--stage 1 --transport shm+shm --ranks-per-node 2 --progress thread --bucket-size 4K",
+    ];
+    if bench().offers("ucx") {
+        variants.extend([
+            "--stage 0 --transport ucx --bucket-size 20K",
+            "--stage 2 --transport ucx --progress thread --bucket-size 4K",
+            "--stage 3 --transport ucx --threads 2",
+            "--stage 3 --transport shm+ucx --ranks-per-node 2 --progress thread",
+        ]);
+    }
+    compare("--ranks 3 --micro-batch 1", &variants);
 }
 
 #[test]

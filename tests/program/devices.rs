@@ -47,7 +47,7 @@ fn a_model_trains_on_gpus_and_is_evaluated_there() {
     let over_ucx = bench.offers("ucx").then_some("--stage 1 --transport ucx");
     let flags = [
         "--stage 0 --transport threads",
-        "--stage 3 --transport shm",
+        "--stage 3 --transport shm --progress thread",
         "--stage 2 --transport shm --offload optimizer",
         "--ranks 2 --share-gpus --stage 1 --transport threads",
     ];

@@ -6,13 +6,12 @@
 //! [`finish`](Grads::finish) where the gradient is always whole, else by the reader ([`Reduced::Wide`]).
 
 use crate::error::Result;
-use crate::hands::Hands;
+use crate::hands::{Hands, Meanwhile};
 use crate::params::alloc_slots;
 use crate::plan::{Home, Plan};
 use collectives::{Account, Buffer, Communicator, Float, Pending, ReduceOp, View, ViewMut};
 use models::Gradients;
 use std::mem;
-use std::time::{Duration, Instant};
 
 /// One rank's gradients.
 pub struct Grads<T: Float> {
@@ -25,8 +24,6 @@ pub struct Grads<T: Float> {
     micro_batch: usize,
     /// A reduction that could not start: kept until the model's backward has returned.
     failed: Option<collectives::Error>,
-    /// Time that the model's backward spent in starting reductions.
-    reducing: Duration,
 }
 
 struct Bucket<T: Float> {
@@ -85,7 +82,6 @@ impl<T: Float> Grads<T> {
             partials: alloc_slots(comm, &plan.partial_slots, slots)?,
             micro_batch: 0,
             failed: None,
-            reducing: Duration::ZERO,
         })
     }
 
@@ -139,11 +135,6 @@ impl<T: Float> Grads<T> {
             "unit {unit} declared every tensor ready"
         );
         Ok(())
-    }
-
-    /// Time spent in starting reductions since this was last asked.
-    pub(crate) fn take_reducing(&mut self) -> Duration {
-        mem::take(&mut self.reducing)
     }
 
     /// Starts the reduction of a bucket whose tensors are all final.
@@ -268,17 +259,18 @@ impl<T: Float> State<T> {
 }
 
 /// Gradients as the model's backward sees them.
-pub struct Borrowed<'a, T: Float> {
+pub(crate) struct Borrowed<'a, T: Float> {
     /// Where each tensor is.
     pub plan: &'a Plan,
     /// Who reduces.
-    pub comm: &'a Communicator,
+    pub meanwhile: &'a Meanwhile<'a>,
     /// The values.
     pub grads: &'a mut Grads<T>,
 }
 
 impl<T: Float> Gradients<T> for Borrowed<'_, T> {
     fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
+        self.meanwhile.look();
         let (bucket, range) = self.plan.layout[unit].locate(tensor);
         let whole = self.grads.units[unit][bucket].state.whole_mut();
         whole.expect("gradients are written between open and ready").view_mut().slice(range)
@@ -289,10 +281,10 @@ impl<T: Float> Gradients<T> for Borrowed<'_, T> {
         let bucket = &mut self.grads.units[unit][b];
         bucket.awaited -= 1;
         if bucket.awaited == 0 && self.grads.failed.is_none() {
-            let start = Instant::now();
-            self.grads.failed = self.grads.reduce(self.plan, self.comm, unit, b).err();
-            self.grads.reducing += start.elapsed();
+            let Borrowed { plan, meanwhile, grads } = self;
+            grads.failed = meanwhile.communicate(|comm| grads.reduce(plan, comm, unit, b)).err();
         }
+        self.meanwhile.look();
     }
 }
 
@@ -322,7 +314,8 @@ mod tests {
             grads.begin(micro_batch);
             for unit in (0..units.len()).rev() {
                 grads.open(&mut hands, unit).unwrap();
-                Borrowed { plan, comm, grads: &mut grads }.ready(unit, 0);
+                let meanwhile = &Meanwhile::new(comm);
+                Borrowed { plan, meanwhile, grads: &mut grads }.ready(unit, 0);
                 grads.close(unit).unwrap();
             }
             grads.units.iter().filter(|unit| matches!(unit[0].state, State::Wide(_))).count()

@@ -3,8 +3,9 @@
 use crate::error::Result;
 use crate::kernels::{Activity, Kernels};
 use crate::plan::Plan;
-use collectives::{Communicator, Float, Pending};
+use collectives::{Communicator, Float, Pending, Progress};
 use models::Model;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Where everything is, who the ranks are, what computes, and the clock.
@@ -80,10 +81,48 @@ impl Clock {
         result
     }
 
-    /// Part of what was booked as compute was communication.
-    pub fn correct(&mut self, communication: Duration) {
+    /// Runs the model's forward or backward, in the midst of which collectives are started and moved on.
+    pub fn compute_beside<R>(&mut self, comm: &Communicator, f: impl FnOnce(&Meanwhile<'_>) -> R) -> R {
+        let meanwhile = Meanwhile::new(comm);
+        let result = self.compute(|| f(&meanwhile));
+        let communication = Duration::from_nanos(meanwhile.nanoseconds.into_inner());
         self.compute = self.compute.saturating_sub(communication);
         self.communication += communication;
+        result
+    }
+}
+
+/// What is done for collectives while the model computes, and how long that takes. The model asks for tensors on whichever
+/// of its threads it is.
+pub(crate) struct Meanwhile<'a> {
+    comm: &'a Communicator,
+    /// Whether messages stand still unless this rank looks at them.
+    looks: bool,
+    nanoseconds: AtomicU64,
+}
+
+impl<'a> Meanwhile<'a> {
+    /// Of calls of `comm`. A thread of its own looks at them by itself, and the host of a device is through with a unit long
+    /// before the device is: what it does between units is enough.
+    pub fn new(comm: &'a Communicator) -> Self {
+        let looks = comm.options().progress == Progress::Inline && comm.carrier().is_none();
+        Meanwhile { comm, looks, nanoseconds: AtomicU64::new(0) }
+    }
+
+    /// Does something for collectives.
+    pub fn communicate<R>(&self, f: impl FnOnce(&Communicator) -> R) -> R {
+        let start = Instant::now();
+        let result = f(self.comm);
+        self.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    }
+
+    /// Moves on what was started, between two computations: of a long collective the next messages are posted only as those
+    /// before them are found to have come. What fails is told by the next call.
+    pub fn look(&self) {
+        if self.looks {
+            let _ = self.communicate(Communicator::progress);
+        }
     }
 }
 
@@ -114,7 +153,8 @@ mod tests {
                 grads.begin(micro_batch);
                 for unit in (0..units.len()).rev() {
                     grads.open(&mut hands, unit).unwrap();
-                    Borrowed { plan, comm, grads: &mut grads }.ready(unit, 0);
+                    let meanwhile = &Meanwhile::new(comm);
+                    Borrowed { plan, meanwhile, grads: &mut grads }.ready(unit, 0);
                     grads.close(unit).unwrap();
                 }
             }

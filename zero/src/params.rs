@@ -6,6 +6,7 @@
 //! | yes | this rank's shard | all-gather the shards into a slot | the slot is free again | nothing |
 
 use crate::error::Result;
+use crate::hands::Meanwhile;
 use crate::plan::{Home, Plan};
 use collectives::{Account, Buffer, Communicator, Float, Pending, Priority, View, ViewMut};
 use models::Weights;
@@ -140,15 +141,18 @@ pub(crate) fn alloc_slots<T: Float>(
 }
 
 /// Parameters as the model sees them.
-pub struct Lent<'a, T: Float> {
+pub(crate) struct Lent<'a, T: Float> {
     /// Where each tensor is.
     pub plan: &'a Plan,
     /// The values.
     pub params: &'a Params<T>,
+    /// What goes on as the model asks for them.
+    pub meanwhile: &'a Meanwhile<'a>,
 }
 
 impl<T: Float> Weights<T> for Lent<'_, T> {
     fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
+        self.meanwhile.look();
         let (bucket, range) = self.plan.layout[unit].locate(tensor);
         match &self.params.units[unit][bucket] {
             State::Whole(whole) | State::Gathered { whole, .. } => whole.view().slice(range),

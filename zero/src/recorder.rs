@@ -44,6 +44,8 @@ pub struct Recorder {
     pub log: Log,
     /// Given up while numbers are waited for, as by the watch of a wire between devices.
     pub loses: Option<Communicator>,
+    /// Done in each bucket's update.
+    pub updating: Option<Box<dyn FnMut() + Send>>,
 }
 
 impl Recorder {
@@ -71,6 +73,9 @@ impl Kernels<f32> for Recorder {
         self.work("squares")
     }
     fn update(&mut self, _: Update<'_, f32>, _: Option<Reduced<'_, f32>>) -> Result<()> {
+        if let Some(updating) = &mut self.updating {
+            updating();
+        }
         self.work("update")
     }
     fn set(&mut self, _: &[f32], _: Option<ViewMut<'_, f32>>, _: ViewMut<'_, f32>) -> Result<()> {

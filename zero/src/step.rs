@@ -8,7 +8,7 @@ use crate::clip::{self, Norm};
 use crate::config::{Config, Placement};
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
-use crate::hands::{Clock, Hands};
+use crate::hands::{Clock, Hands, Meanwhile};
 use crate::kernels::{Activity, Device, Elapsed, Host, Kernels, Needs, Offloaded, PART};
 use crate::memory::Ledger;
 use crate::optimizer::{Optimizer, Source};
@@ -228,7 +228,9 @@ impl<T: Float> Trainer<T> {
             Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, unit))?,
             Action::Gather(unit) => clock.communicate(|| params.gather(plan, unit))?,
             Action::Forward(unit) => {
-                clock.compute(|| model.forward_unit(unit, &Lent { plan, params }));
+                clock.compute_beside(comm, |meanwhile| {
+                    model.forward_unit(unit, &Lent { plan, params, meanwhile });
+                });
                 model.check()?;
             }
             Action::Open(unit) => {
@@ -236,9 +238,10 @@ impl<T: Float> Trainer<T> {
                 grads.open(&mut hands, unit)?;
             }
             Action::Backward(unit) => {
-                let gradients = &mut Borrowed { plan, comm, grads };
-                clock.compute(|| model.backward_unit(unit, &Lent { plan, params }, gradients));
-                clock.correct(grads.take_reducing());
+                clock.compute_beside(comm, |meanwhile| {
+                    let gradients = &mut Borrowed { plan, meanwhile, grads };
+                    model.backward_unit(unit, &Lent { plan, params, meanwhile }, gradients);
+                });
                 model.check()?;
             }
             Action::Close(unit) => grads.close(unit)?,
@@ -291,8 +294,8 @@ impl<T: Float> Trainer<T> {
         for &action in &plan.evaluation.actions {
             match action {
                 Action::Forward(unit) if unit == head => {
-                    let Trainer { model, plan, params, .. } = self;
-                    model.logits(position, &Lent { plan, params }, out);
+                    let Trainer { model, comm, plan, params, .. } = self;
+                    model.logits(position, &Lent { plan, params, meanwhile: &Meanwhile::new(comm) }, out);
                 }
                 action => self.perform(action)?,
             }
@@ -323,7 +326,8 @@ impl<T: Float> Trainer<T> {
     /// Shows every tensor of a gathered unit.
     fn show(&mut self, unit: usize, sink: &mut Sink<'_, T>) -> Result<()> {
         for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
-            let lent = Lent { plan: &self.plan, params: &self.params };
+            let meanwhile = &Meanwhile::new(&self.comm);
+            let lent = Lent { plan: &self.plan, params: &self.params, meanwhile };
             let all = lent.tensor(unit, tensor);
             for start in (0..all.len()).step_by(PART) {
                 let values = self.kernels.elements(all.slice(start..all.len().min(start + PART)))?;

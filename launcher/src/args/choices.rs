@@ -1,7 +1,7 @@
 //! What flags choose among, by name.
 
 use clap::ValueEnum;
-use collectives::DType;
+use collectives::{DType, Progress};
 use models::cuda::TensorCores;
 
 /// On or off.
@@ -88,6 +88,33 @@ pub enum Recompute {
     None,
     /// All of a block's but its input.
     Full,
+}
+
+/// Who moves started calls forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mover {
+    /// A thread of each rank.
+    Thread,
+    /// The computing thread, as it starts them, looks at them and waits for them.
+    Inline,
+}
+
+impl Mover {
+    /// As `--progress` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mover::Thread => "thread",
+            Mover::Inline => "inline",
+        }
+    }
+
+    /// As the communicator takes it.
+    pub fn options(self) -> Progress {
+        match self {
+            Mover::Thread => Progress::Thread { cpu: None },
+            Mover::Inline => Progress::Inline,
+        }
+    }
 }
 
 /// What ranks compute on.

@@ -2,9 +2,8 @@
 
 use super::foreign::ForeignArgs;
 use super::operation::Operation;
-use crate::args::RankArgs;
+use crate::args::{Mover, RankArgs};
 use clap::{Args, Subcommand, ValueEnum};
-use collectives::Progress;
 use std::path::PathBuf;
 
 /// Not in the help of what refuses it, or draws no bar: flags are those of all that runs ranks.
@@ -315,33 +314,6 @@ pub struct OverlapArgs {
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
-}
-
-/// Who moves started calls forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Mover {
-    /// A thread of each rank.
-    Thread,
-    /// The computing thread, at the start, in tests and in the wait.
-    Inline,
-}
-
-impl Mover {
-    /// As `--progress` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mover::Thread => "thread",
-            Mover::Inline => "inline",
-        }
-    }
-
-    /// As the communicator takes it.
-    pub fn options(self) -> Progress {
-        match self {
-            Mover::Thread => Progress::Thread { cpu: None },
-            Mover::Inline => Progress::Inline,
-        }
-    }
 }
 
 /// What `bench overlap` can overlap.

@@ -50,6 +50,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--metrics", files::wanted(plan.metrics.as_deref())),
         ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
+        ("--progress", plan.progress.name().to_owned()),
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
         ("--sample", plan.sample.to_string()),
     ]
@@ -175,6 +176,7 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "order": plan.order.name(),
         "recompute": recompute(plan),
         "prefetch": plan.zero.prefetch,
+        "progress": plan.progress.name(),
         "bucket_bytes": plan.zero.bucket_bytes,
         "eval_every": plan.eval_every,
         "eval_tokens": plan.eval_tokens,

@@ -133,7 +133,11 @@ impl Optimizer {
             });
             done?;
             if plan.config.stage.shards_optimizer {
-                hands.communicate(Activity::Optimizer, |_| params.publish(u, b))?;
+                // What was published before moves on only when someone looks.
+                hands.communicate(Activity::Optimizer, |comm| {
+                    params.publish(u, b)?;
+                    Ok(comm.progress()?)
+                })?;
             }
         }
         Ok(())

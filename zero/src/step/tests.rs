@@ -1,10 +1,15 @@
 //! What a step asks for when, and what it does not believe.
 
 use super::*;
+use crate::plan::Home;
 use crate::recorder::{Log, Recorder, units};
 use crate::stage::Stage;
+use collectives::schedule::{Algorithm, Kind, Tuning};
+use collectives::{DType, ReduceOp};
 use models::{Gradients, Unit};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// A model whose micro-batches have these losses, and which writes down when it was asked for them.
 struct Scripted {
@@ -145,4 +150,115 @@ fn weights_that_are_there_are_not_waited_for() {
         }
         assert!(all().all(|gather| trainer.activity(gather) == Activity::Compute), "stage {level}");
     }
+}
+
+/// A model that computes for long: rank 0 is in the backward of the last unit until rank 1 is in that of unit `far`.
+struct Busy {
+    units: Vec<Unit>,
+    rank: usize,
+    far: usize,
+    ahead: Arc<AtomicBool>,
+}
+
+impl Model<f32> for Busy {
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+    fn begin(&mut self, _: &Batch<'_>, _: f32) {}
+    fn forward_unit(&mut self, _: usize, _: &dyn Weights<f32>) {}
+    fn backward_unit(&mut self, unit: usize, weights: &dyn Weights<f32>, gradients: &mut dyn Gradients<f32>) {
+        gradients.tensor(unit, 0).host().fill(1.0);
+        gradients.ready(unit, 0);
+        if self.rank == 1 && unit == self.far {
+            self.ahead.store(true, Ordering::Release);
+        }
+        let start = Instant::now();
+        while self.rank == 0 && unit + 1 == self.units.len() && !self.ahead.load(Ordering::Acquire) {
+            assert!(start.elapsed() < Duration::from_secs(20), "messages move while this rank computes");
+            weights.tensor(unit, 0);
+            std::thread::yield_now();
+        }
+    }
+    fn losses(&mut self) -> &[f32] {
+        &[]
+    }
+    fn logits(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut [f32]) {}
+}
+
+/// Rank 1 comes to the backward of a unit whose gradient takes the last one's place only when that one's reduction is over,
+/// which takes more rounds than are begun at once; and rank 0 waits for nothing meanwhile.
+#[test]
+fn a_reduction_of_many_rounds_goes_on_while_a_unit_computes() {
+    let ahead = Arc::new(AtomicBool::new(false));
+    let progress = [collectives::Progress::Inline, collectives::Progress::Thread { cpu: None }];
+    for progress in progress {
+        let tuning = Tuning { round: 512, window: 512, windowed: 512, piece: 64, ..Tuning::default() };
+        let options = collectives::Options { progress, tuning, ..Default::default() };
+        ahead.store(false, Ordering::Release);
+        let ranks = Communicator::threads_with(2, options).unwrap();
+        std::thread::scope(|scope| {
+            for comm in ranks {
+                let ahead = Arc::clone(&ahead);
+                scope.spawn(move || {
+                    comm.force(Kind::ReduceScatter, Some(Algorithm::Pairwise)).unwrap();
+                    let (config, units) = (Config { stage: Stage::ALL[2], ..Config::default() }, units(8));
+                    let gradients = Plan::new(&units, DType::F32, &config, comm.rank(), 2).gradients;
+                    let far = gradients[..7].iter().rposition(|place| *place == gradients[7]).unwrap();
+                    assert_ne!(gradients[7], Home::Whole);
+                    let model = Box::new(Busy { units, rank: comm.rank(), far, ahead });
+                    let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+                    let mut trainer = Trainer::new(model, comm, &config, Ledger::default(), source).unwrap();
+                    trainer.step(&mut Ones, 1e-3).unwrap();
+                });
+            }
+        });
+    }
+}
+
+/// A call of another group of the same family stands for what was published before: it moves only when somebody looks.
+#[test]
+fn what_is_under_way_goes_on_while_buckets_are_updated() {
+    const BUCKETS: usize = 24;
+    let tuning = Tuning { round: 512, window: 512, windowed: 512, piece: 64, ..Tuning::default() };
+    let options = collectives::Options { tuning, ..Default::default() };
+    let over = Arc::new(AtomicBool::new(false));
+    let rank = |comm: Communicator| {
+        comm.force(Kind::ReduceScatter, Some(Algorithm::Pairwise)).unwrap();
+        let alone = comm.split(Some(comm.rank() as u32), 0).unwrap().expect("a group of this rank");
+        let [input, output] = [2048, 1024].map(|n| comm.alloc::<f32>(n).unwrap());
+        if comm.rank() == 1 {
+            comm.start_reduce_scatter(input, output, ReduceOp::Sum).unwrap().wait().unwrap();
+            return over.store(true, Ordering::Release);
+        }
+        let (mut buffers, mut updates, over) = (Some((input, output)), 0, Arc::clone(&over));
+        let mut pending = None;
+        let updating = move || {
+            updates += 1;
+            if let Some((input, output)) = buffers.take() {
+                pending = Some(comm.start_reduce_scatter(input, output, ReduceOp::Sum).unwrap());
+            }
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(300) && !over.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert!(updates < BUCKETS || over.load(Ordering::Acquire), "it is over by the last update");
+            if updates == BUCKETS {
+                pending.take().expect("was started").wait().unwrap();
+            }
+        };
+        let recorder = Box::new(Recorder { updating: Some(Box::new(updating)), ..Recorder::default() });
+        let (units, losses) = (units(BUCKETS), VecDeque::from([1.0]));
+        let model = Scripted { units, losses, log: Log::default(), loses: None };
+        let config = Config { stage: Stage::ALL[1], ..Config::default() };
+        let plan = plan_for(&model, &config, false, &alone).unwrap();
+        let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+        let made = Trainer::with(recorder, plan, Box::new(model), alone, Ledger::default(), source);
+        made.unwrap().step(&mut Ones, 1e-3).unwrap();
+    };
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        for comm in Communicator::threads_with(2, options).unwrap() {
+            scope.spawn(move || rank(comm));
+        }
+    });
 }
