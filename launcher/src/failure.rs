@@ -93,10 +93,15 @@ impl From<zero::Error> for Failure {
         match e {
             zero::Error::Collective(e) => e.into(),
             // All ranks find it in what they have added up.
-            zero::Error::NotFinite { dtype: DType::F32, .. } => {
-                Failure::Verdict(format!("{e} (--lr, --warmup)"))
+            zero::Error::NotFinite { step, dtype, .. } => {
+                let flags = match (step, dtype) {
+                    (1, DType::F32) => "--model",
+                    (1, _) => "--model, --dtype",
+                    (_, DType::F32) => "--lr, --warmup",
+                    _ => "--lr, --warmup, --dtype",
+                };
+                Failure::Verdict(format!("{e} ({flags})"))
             }
-            zero::Error::NotFinite { .. } => Failure::Verdict(format!("{e} (--lr, --warmup, --dtype)")),
             e => Failure::run(e),
         }
     }
@@ -156,6 +161,10 @@ mod tests {
         let (what, value, dtype) = ("global gradient norm", f64::NAN, DType::Bf16);
         let failure = Failure::from(zero::Error::NotFinite { step: 3, what, value, dtype });
         let words = "learning rate, a longer warmup or f32 usually helps (--lr, --warmup, --dtype)";
+        assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
+        // Nothing has been learnt that could have been learnt more slowly.
+        let failure = Failure::from(zero::Error::NotFinite { step: 1, what, value, dtype });
+        let words = "the weights are not all finite, or too large for bf16 (--model, --dtype)";
         assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
     }
 

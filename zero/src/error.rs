@@ -14,12 +14,8 @@ pub enum Error {
         /// What was asked for, what there is, and what would work.
         problem: String,
     },
-    /// The loss or the gradient is no longer finite.
-    #[error(
-        "step {step}: the {what} is {value}, so the update would destroy the model; \
-         a lower learning rate{} usually helps",
-        if *dtype == DType::F32 { " or a longer warmup" } else { ", a longer warmup or f32" }
-    )]
+    /// The loss or the gradient is not finite: from the start, or no longer.
+    #[error("step {step}: the {what} is {value}{}", why_not_finite(*step, *dtype))]
     NotFinite {
         /// The optimizer step, counted from 1.
         step: u64,
@@ -56,3 +52,16 @@ pub enum Error {
 
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// What makes such a number, and what helps. What comes before the first update only the weights have made.
+fn why_not_finite(step: u64, dtype: DType) -> String {
+    match (step, dtype) {
+        (1, dtype) => {
+            format!(" before any update: the weights are not all finite, or too large for {dtype}")
+        }
+        (_, DType::F32) => format!("{DESTROYS} or a longer warmup usually helps"),
+        _ => format!("{DESTROYS}, a longer warmup or f32 usually helps"),
+    }
+}
+
+const DESTROYS: &str = ", so the update would destroy the model; a lower learning rate";
