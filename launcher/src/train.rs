@@ -233,7 +233,13 @@ impl<'a, T: Float> Run<'a, T> {
             }
             (told, _) => told,
         };
-        written.and(told)?;
+        match (written, told) {
+            // What could not be kept may have been worth nothing.
+            (Err(refused), Err(ruin @ Failure::Verdict(_))) => {
+                return Err(Failure::Run(format!("{refused}; {ruin}")));
+            }
+            (written, told) => written.and(told)?,
+        }
         let text = sample::generate(&mut self.trainer, self.plan)?.filter(|_| lead);
         text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))?;
         self.record.end()

@@ -166,6 +166,24 @@ fn a_file_that_may_not_grow_leaves_nothing() {
     }
 }
 
+/// Whoever makes room and trains again should know what would come of it.
+#[test]
+fn a_model_that_cannot_be_saved_and_is_ruined_is_told_as_both() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let train =
+        "train --model nano --data text.txt --steps 1 --micro-batch 1 --lr 1e38 --clip 0 --sample 0 --quiet";
+    for ranks in ["--ranks 2", "--ranks 1"] {
+        let mut command = Command::new("bash");
+        let run = format!("exec {CARAVAN} {train} --transport threads {ranks} --save out");
+        command.args(["-c", &format!("ulimit -c 0 -f 64; {run}")]);
+        bench.prepare(&mut command);
+        let words = ["--save", "File too large", "; the loss of nano after step 1 is NaN", "--lr"];
+        bench.finish(command.spawn().unwrap()).refusal(1, &words);
+        bench.nothing_left();
+    }
+}
+
 #[test]
 fn a_disk_without_room_is_found_before_training() {
     let bench = bench();
