@@ -225,24 +225,28 @@ fn norms_agree_with_their_definition_and_differences() {
 
 #[test]
 fn swiglu_agrees_with_its_definition_and_derivatives() {
-    for len in [1, 7, 33, 1000] {
+    // Whose parts several threads take, too.
+    for len in [1, 7, 33, 1000, 3 * 4096 + 7] {
         let scale = |x: Vec<f32>| x.into_iter().map(|x| x * 9.0).collect::<Vec<f32>>();
         let (gate, up, d) = (scale(values(len, 1)), values::<f32>(len, 2), values::<f32>(len, 3));
         let mut results = Vec::new();
         at_each_level(|_| {
-            let mut cpu = cpu(1);
-            let mut out = vec![0.0; len];
-            cpu.swiglu(gate.as_slice().into(), up.as_slice().into(), out.as_mut_slice().into());
-            let (mut d_gate, mut d_up, mut again) = (gate.clone(), up.clone(), d.clone());
-            cpu.swiglu_backward(
-                d_gate.as_mut_slice().into(),
-                d_up.as_mut_slice().into(),
-                again.as_mut_slice().into(),
-            );
-            assert_eq!(again, out);
-            results.push([out, d_gate, d_up]);
+            for threads in [1, 3] {
+                let mut cpu = cpu(threads);
+                let mut out = vec![0.0; len];
+                cpu.swiglu(gate.as_slice().into(), up.as_slice().into(), out.as_mut_slice().into());
+                let (mut d_gate, mut d_up, mut again) = (gate.clone(), up.clone(), d.clone());
+                cpu.swiglu_backward(
+                    d_gate.as_mut_slice().into(),
+                    d_up.as_mut_slice().into(),
+                    again.as_mut_slice().into(),
+                );
+                assert_eq!(again, out);
+                results.push([out, d_gate, d_up]);
+            }
         });
-        assert!(results.windows(2).all(|r| r[0] == r[1]), "the same bits everywhere");
+        let all_bits = |r: &[Vec<f32>; 3]| r.each_ref().map(|x| bits(x));
+        assert!(results.windows(2).all(|r| all_bits(&r[0]) == all_bits(&r[1])), "the same bits everywhere");
         let of = |f: fn(f64, f64, f64) -> f64| -> Vec<f64> {
             (0..len).map(|i| f(f64::from(gate[i]), f64::from(up[i]), f64::from(d[i]))).collect()
         };
@@ -334,28 +338,32 @@ fn cross_entropy_agrees_with_its_definition() {
 
 #[test]
 fn embedding_gradients_are_summed_by_token() {
-    let (vocab, hidden) = (11, 70);
     let tokens = [3u32, 0, 3, 10, 3, 7, 0];
     let mut order: Vec<u64> =
         tokens.iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
     order.sort_unstable();
-    let d = values::<f32>(tokens.len() * hidden, 1);
-    for (threads, add) in [(1, false), (1, true), (3, true), (3, false)] {
-        let mut table = values::<f32>(vocab * hidden, 2);
-        let mut exact = if add { wide(&table) } else { vec![0.0; vocab * hidden] };
-        for (i, &t) in tokens.iter().enumerate() {
-            for c in 0..hidden {
-                exact[t as usize * hidden + c] += f64::from(d[i * hidden + c]);
+    // Columns that one thread has alone, and that three divide.
+    for ((vocab, hidden), add) in [((11, 70), false), ((11, 600), false), ((11, 600), true)] {
+        let d = values::<f32>(tokens.len() * hidden, 1);
+        let sums = [1, 3].map(|threads| {
+            let mut table = values::<f32>(vocab * hidden, 2);
+            let mut exact = if add { wide(&table) } else { vec![0.0; vocab * hidden] };
+            for (i, &t) in tokens.iter().enumerate() {
+                for c in 0..hidden {
+                    exact[t as usize * hidden + c] += f64::from(d[i * hidden + c]);
+                }
             }
-        }
-        let table_view = table.as_mut_slice().into();
-        cpu(threads).embed_backward(
-            order.as_slice().into(),
-            View::<f32>::from(d.as_slice()),
-            table_view,
-            add,
-        );
-        assert!(distance(&table, &exact) < 1e-6);
+            let table_view = table.as_mut_slice().into();
+            cpu(threads).embed_backward(
+                order.as_slice().into(),
+                View::<f32>::from(d.as_slice()),
+                table_view,
+                add,
+            );
+            assert!(distance(&table, &exact) < 1e-6);
+            bits(&table)
+        });
+        assert_eq!(sums[0], sums[1], "threads change no bit of {hidden} columns");
     }
 }
 
