@@ -153,6 +153,20 @@ impl Isa {
 
     /// Runs `task` compiled for this kernel.
     pub(super) fn run(self, task: impl Task) {
+        #[cfg(target_arch = "x86_64")]
+        if self == Isa::Avx512Bf16 {
+            assert!(self.available(), "{self:?} on a processor without it");
+            // SAFETY: available, as asserted.
+            return unsafe { x86::avx512bf16(task) };
+        }
+        self.run_widened(task);
+    }
+
+    /// The same for a task that widens everything to f32, which is not compiled for another kernel.
+    ///
+    /// # Panics
+    /// The kernel is not one of [`single`](Self::single).
+    pub(super) fn run_widened(self, task: impl Task) {
         assert!(self.available(), "{self:?} on a processor without it");
         match self {
             Isa::Portable => task.run::<portable::Portable>(),
@@ -162,9 +176,8 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::avx512(task) },
-            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => unsafe { x86::avx512bf16(task) },
+            Isa::Avx512Bf16 => unreachable!("a kernel of bf16 for a task of f32"),
         }
     }
 }

@@ -12,7 +12,10 @@ fn backward(lengths: [usize; 6]) {
     let [q, k, v, out, d_out, log_sums] = lengths.map(Buffer::<f32>::zeroed);
     let (mut d_q, mut d_k, mut d_v) =
         (Buffer::zeroed(QUERIES), Buffer::<f32>::zeroed(KEYS), Buffer::<f32>::zeroed(KEYS));
-    let shape = CpuShape { threads: 1, rows: 1, hidden: 1, length: 3, width: 4, depth: 4, backward: true };
+    let (threads, rows, hidden, sequences, length) = (1, 1, 1, 2, 3);
+    let (heads, kv_heads, width, depth, backward) = (2, 1, 4, 4, true);
+    let shape =
+        CpuShape { threads, rows, hidden, sequences, length, heads, kv_heads, width, depth, backward };
     let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
     let a = AttentionBackward {
         q: q.view(),

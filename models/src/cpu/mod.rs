@@ -41,8 +41,14 @@ pub(crate) struct CpuShape {
     pub rows: usize,
     /// Their length.
     pub hidden: usize,
+    /// Sequences of attention as long as the longest.
+    pub sequences: usize,
     /// The longest sequence of attention.
     pub length: usize,
+    /// Query heads of attention.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
     /// Width of an attention head.
     pub width: usize,
     /// The largest inner dimension of a product.
@@ -52,14 +58,14 @@ pub(crate) struct CpuShape {
 }
 
 impl CpuShape {
-    /// 32-bit words of one thread.
-    fn words_per_thread(&self) -> usize {
-        Scratch::words(self.depth).max(attention::words(self.length, self.width, self.backward))
-    }
-
-    /// Length of [`CpuMemory::words`].
+    /// Length of [`CpuMemory::words`]: of so many tasks as there are at once, which of attention may be fewer than threads.
     pub(crate) fn words(&self) -> usize {
-        self.threads * self.words_per_thread()
+        let attention = |heads: usize, backward| {
+            self.threads.min(self.sequences * heads) * attention::words(self.length, self.width, backward)
+        };
+        let products = self.threads * Scratch::words(self.depth);
+        let backward = if self.backward { attention(self.kv_heads, true) } else { 0 };
+        products.max(attention(self.heads, false)).max(backward)
     }
 
     /// Length of [`CpuMemory::partial`].
@@ -70,7 +76,7 @@ impl CpuShape {
 
 /// The workspace of [`Cpu`].
 pub(crate) struct CpuMemory {
-    /// For each thread, packed operands.
+    /// For each task at once, packed operands.
     pub words: Buffer<u32>,
     /// Partial sums of a norm's weight gradient, and one row more for their sum; nothing without a backward.
     pub partial: Buffer<f32>,
@@ -80,7 +86,7 @@ pub(crate) struct CpuMemory {
 pub struct Cpu {
     memory: CpuMemory,
     team: Team,
-    /// Words of one thread.
+    /// Words of one thread's product.
     words: usize,
     /// The kernel of bf16 products.
     half: Isa,
@@ -93,7 +99,7 @@ impl Cpu {
     /// The threads cannot be started.
     pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
         let team = Team::new(shape.threads)?;
-        Ok(Cpu { memory, team, words: shape.words_per_thread(), half: Isa::half() })
+        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half() })
     }
 
     fn isa<T: Element>(&self) -> Isa {
@@ -106,6 +112,21 @@ impl Cpu {
     /// Every thread's words.
     fn scratch(&mut self) -> Shared<u32> {
         Shared(self.memory.words.view_mut().as_mut_ptr())
+    }
+
+    /// Runs `task(i, words)` for each i below `tasks`, each with `words` words of its own: as many at once as there are
+    /// words for, where those are fewer than threads.
+    fn each_with_words(&mut self, tasks: usize, words: usize, task: impl Fn(usize, &mut [u32]) + Sync) {
+        let (places, scratch) = (self.memory.words.len() / words, self.scratch());
+        assert!(places > 0, "words of a task");
+        // SAFETY: a place belongs to one running task at a time, and all are inside the memory.
+        let of = |place: usize| unsafe { scratch.part(place * words..(place + 1) * words) };
+        if places >= self.team.count() {
+            return self.team.each(tasks, |i, thread| task(i, of(thread)));
+        }
+        for start in (0..tasks).step_by(places) {
+            self.team.each(places.min(tasks - start), |i, _| task(start + i, of(i)));
+        }
     }
 
     /// The losses of rows of logits, and their gradients, where those go.
@@ -335,17 +356,19 @@ impl<T: Float> Ops<T> for Cpu {
         assert!(k.len() == n * kv_heads * width && v.len() == k.len(), "keys and values of attention");
         assert_eq!(log_sums.len(), n * heads, "one logarithm for each query and head");
         let (out, log_sums) = (Shared(out.as_mut_ptr()), Shared(log_sums.as_mut_ptr()));
-        let (per_thread, words) = (self.words, self.scratch());
-        self.team.each(rows * kv_heads, |task, thread| {
-            let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
+        // Each task packs its keys and values, so query heads that share those are apart only where threads would be idle.
+        let group = heads / kv_heads;
+        let pieces = self.team.count().div_ceil(rows * kv_heads).min(group);
+        let words = attention::words(length, width, false);
+        self.each_with_words(rows * kv_heads * pieces, words, |task, words| {
+            let (piece, kv_head) = (task % pieces, task / pieces % kv_heads);
+            let (sequence, first) = (task / pieces / kv_heads, kv_head * group);
+            let heads = first + group * piece / pieces..first + group * (piece + 1) / pieces;
             let (out, log_sums) = (&out, &log_sums);
-            // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
-            // are asserted above.
+            // SAFETY: each task has its own heads of one sequence; the lengths are asserted above.
             unsafe {
-                let words = words.part(thread * per_thread..(thread + 1) * per_thread);
                 let (out, log_sums) = (out.0, log_sums.0);
-                attention::Forward { shape, sequence, kv_head, q, k, v, out, log_sums, words }
-                    .run(Isa::single());
+                attention::Forward { shape, sequence, heads, q, k, v, out, log_sums, words }.run();
             }
         });
     }
@@ -366,14 +389,12 @@ impl<T: Float> Ops<T> for Cpu {
         assert!(d_q.len() == queries, "gradients of queries");
         assert!(d_k.len() == n * kv_heads * width && d_v.len() == d_k.len(), "gradients of keys and values");
         let (d_q, d_k, d_v) = (Shared(d_q.as_mut_ptr()), Shared(d_k.as_mut_ptr()), Shared(d_v.as_mut_ptr()));
-        let (per_thread, words) = (self.words, self.scratch());
-        self.team.each(rows * kv_heads, |task, thread| {
+        let words = attention::words(length, width, true);
+        self.each_with_words(rows * kv_heads, words, |task, words| {
             let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
             let (d_q, d_k, d_v) = (&d_q, &d_k, &d_v);
-            // SAFETY: each thread has its own words, and each task its own heads of one sequence; the lengths
-            // are asserted above.
+            // SAFETY: each task has its own heads of one sequence; the lengths are asserted above.
             unsafe {
-                let words = words.part(thread * per_thread..(thread + 1) * per_thread);
                 let (d_q, d_k, d_v) = (d_q.0, d_k.0, d_v.0);
                 attention::Backward {
                     shape,
@@ -390,7 +411,7 @@ impl<T: Float> Ops<T> for Cpu {
                     d_v,
                     words,
                 }
-                .run(Isa::single());
+                .run();
             }
         });
     }

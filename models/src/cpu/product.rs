@@ -157,7 +157,6 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
             f32 f32 bf16,
             f32 bf16 f32,
             f32 bf16 bf16,
-            bf16 f32 f32,
             bf16 f32 bf16,
             bf16 bf16 f32,
             bf16 bf16 bf16

@@ -10,7 +10,9 @@ use collectives::{bf16, f16};
 
 fn cpu(threads: usize) -> Cpu {
     let (rows, hidden, length, width, depth) = (300, 80, 1000, WIDEST_HEAD, 3000);
-    let shape = CpuShape { threads, rows, hidden, length, width, depth, backward: true };
+    let (sequences, heads, kv_heads, backward) = (1, 2, 1, true);
+    let shape =
+        CpuShape { threads, rows, hidden, sequences, length, heads, kv_heads, width, depth, backward };
     let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
     Cpu::new(&shape, memory).unwrap()
 }
@@ -122,6 +124,9 @@ fn attention_agrees_with_its_definition() {
         shape(1, 1, 1, 1, 2),
         shape(2, 7, 4, 2, 6),
         shape(1, 65, 2, 1, 34),
+        // Query heads of one key/value head by several threads, evenly and not.
+        shape(1, 20, 6, 2, 8),
+        shape(1, 33, 5, 1, 6),
         shape(3, 15, 3, 3, 16),
         shape(1, 250, 2, 1, 32),
         shape(1, 113, 1, 1, 80),
@@ -153,6 +158,24 @@ fn attention_agrees_with_its_definition() {
             }
         }
     }
+}
+
+/// Of which a model has as many at once as it was built for, and more only if they are shorter.
+#[test]
+fn attention_with_less_memory_than_threads_has_the_same_bits() {
+    let (threads, rows, hidden, sequences, length) = (3, 1, 1, 1, 1000);
+    let (heads, kv_heads, width, depth, backward) = (1, 1, WIDEST_HEAD, 1, true);
+    let shape =
+        CpuShape { threads, rows, hidden, sequences, length, heads, kv_heads, width, depth, backward };
+    let memory = CpuMemory { words: Buffer::zeroed(shape.words()), partial: Buffer::zeroed(shape.partial()) };
+    let mut scarce = Cpu::new(&shape, memory).unwrap();
+    let shape = AttentionShape { rows: 3, length: 300, heads: 2, kv_heads: 1, width };
+    let places = scarce.memory.words.len() / attention::words(shape.length, width, true);
+    assert!((1..3).contains(&places), "memory for {places} of 3 threads at once");
+    let (got, log_sums, _) = attention_of::<f32>(&mut scarce, shape);
+    let (expected, expected_sums, _) = attention_of::<f32>(&mut cpu(1), shape);
+    assert_eq!(got.each_ref().map(|x| bits(x)), expected.each_ref().map(|x| bits(x)));
+    assert_eq!(bits(&log_sums), bits(&expected_sums));
 }
 
 /// A central difference of `f` at `x` along `direction`.

@@ -163,7 +163,10 @@ impl Shape {
             threads: self.threads,
             rows: self.tokens,
             hidden: self.hidden,
+            sequences: self.rows,
             length: self.length,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
             width: self.width,
             depth: inner.into_iter().chain(backward).max().unwrap_or(0),
             backward: self.has_backward(),
@@ -432,12 +435,16 @@ mod tests {
         assert!(alone.workspace < full.workspace);
         // Of attention and norms each thread has only what a forward works in, too.
         let small = LlamaConfig::preset("llama-3.2-1b").unwrap();
-        let of = |recompute, threads| {
-            footprint(&small, 1, 1 << 17, DType::F32, recompute, threads).unwrap().workspace
+        let of = |recompute, rows, threads| {
+            footprint(&small, rows, 1 << 17, DType::F32, recompute, threads).unwrap().workspace
         };
-        let a_thread = |recompute| (of(recompute, 64) - of(recompute, 1)) / 63;
+        let a_thread = |recompute| (of(recompute, 8, 64) - of(recompute, 8, 1)) / 63;
         let [forward, both] = [Recompute::NoBackward, Recompute::Full].map(a_thread);
         assert!(both > 250 << 20 && forward < both / 2, "{forward} and {both} bytes a thread");
+        // And nothing where there are more threads than query heads.
+        for recompute in [Recompute::NoBackward, Recompute::Full] {
+            assert_eq!(of(recompute, 1, 64), of(recompute, 1, 32));
+        }
         // Attention's share grows linearly.
         let longer = footprint(&config, 1, 16384, DType::Bf16, Recompute::None, 1).unwrap();
         assert_eq!(longer.activations, 2 * none.activations);

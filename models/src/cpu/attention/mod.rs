@@ -1,4 +1,4 @@
-//! Causal softmax attention of one sequence and one key/value head, and its backward.
+//! Causal softmax attention of one sequence and query heads of one key/value head, and its backward.
 //!
 //! Queries are taken [`QUERIES`] at a time: their scores against all keys up to the last of them are the only
 //! thing that is quadratic, and only that much of it exists at once. Tiles above the diagonal are skipped. The
@@ -14,6 +14,7 @@ use super::pack::{self, LEFT_STRIDE, Mat, WIDE_PANEL};
 use crate::ops::AttentionShape;
 use abreast::{ABREAST, Abreast};
 use collectives::{Float, bf16};
+use std::ops::Range;
 use triangles::{Packed, Rows, Scores, add_transposed, scores, tile_at, weighted};
 
 /// Queries of one step: eight tiles of the widest kernel.
@@ -112,22 +113,23 @@ impl Place {
     }
 }
 
-/// The forward of one sequence and key/value head.
+/// The forward of one sequence and some of the query heads of one key/value head: which are computed together changes no bit.
 pub(super) struct Forward<'a, T> {
     pub shape: AttentionShape,
     pub sequence: usize,
-    pub kv_head: usize,
+    /// Not none.
+    pub heads: Range<usize>,
     pub q: &'a [T],
     pub k: &'a [T],
     pub v: &'a [T],
-    /// (n, Q): the columns of this group's heads of this sequence are written.
+    /// (n, Q): the columns of these heads of this sequence are written.
     pub out: *mut T,
-    /// (rows, heads, length): the rows of this sequence and group are written.
+    /// (rows, heads, length): the rows of this sequence and these heads are written.
     pub log_sums: *mut f32,
     pub words: &'a mut [u32],
 }
 
-/// The backward of one sequence and key/value head.
+/// The backward of one sequence and key/value head, whose gradient is one sum over all its query heads.
 pub(super) struct Backward<'a, T> {
     pub shape: AttentionShape,
     pub sequence: usize,
@@ -146,19 +148,19 @@ pub(super) struct Backward<'a, T> {
 
 /// Runs a piece of work by code of this crate where models have its type.
 macro_rules! run {
-    ($work:ident, $task:ident, $isa:ident) => {
-        run!($work, $task, $isa, f32);
-        run!($work, $task, $isa, bf16);
-        $isa.run(Checked($task));
+    ($work:ident, $task:ident) => {
+        run!($work, $task, f32);
+        run!($work, $task, bf16);
+        Isa::single().run_widened(Checked($task));
     };
-    ($work:ident, $task:ident, $isa:ident, $type:ident) => {
+    ($work:ident, $task:ident, $type:ident) => {
         if const { is::<T, $type>() } {
             #[inline(never)]
-            fn compiled(task: $work<'_, $type>, isa: Isa) {
-                isa.run(Checked(task));
+            fn compiled(task: $work<'_, $type>) {
+                Isa::single().run_widened(Checked(task));
             }
             // SAFETY: this is its type.
-            return compiled(unsafe { known_as($task) }, $isa);
+            return compiled(unsafe { known_as($task) });
         }
     };
 }
@@ -168,8 +170,8 @@ impl<T: Float> Forward<'_, T> {
     ///
     /// # Safety
     /// `out` and `log_sums` reach as far as the shape says, and nobody else touches what this writes.
-    pub(super) unsafe fn run(self, isa: Isa) {
-        run!(Forward, self, isa);
+    pub(super) unsafe fn run(self) {
+        run!(Forward, self);
     }
 }
 
@@ -178,8 +180,8 @@ impl<T: Float> Backward<'_, T> {
     ///
     /// # Safety
     /// `d_q`, `d_k` and `d_v` reach as far as the shape says, and nobody else touches what this writes.
-    pub(super) unsafe fn run(self, isa: Isa) {
-        run!(Backward, self, isa);
+    pub(super) unsafe fn run(self) {
+        run!(Backward, self);
     }
 }
 
@@ -198,8 +200,9 @@ fn places(shape: &AttentionShape, sequence: usize) -> (Place, Place) {
 impl<T: Float> Task for Checked<Forward<'_, T>> {
     #[inline(always)]
     fn run<K: Kernel>(self) {
-        let Forward { shape, sequence, kv_head, q, k, v, out, log_sums, mut words } = self.0;
+        let Forward { shape, sequence, heads: own, q, k, v, out, log_sums, mut words } = self.0;
         let AttentionShape { length, heads, kv_heads, width, .. } = shape;
+        let kv_head = own.start / (heads / kv_heads);
         let (queries, keys) = places(&shape, sequence);
         let s = Scratch::new(&mut words, length, width);
         let long = length.next_multiple_of(COLUMNS);
@@ -207,8 +210,7 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
         let keys_t = Mat::columns(keys.mat(k, 0, kv_head, width).data, keys.stride);
         pack::right::<K, T>(keys_t, width, length, width * K::NR, s.keys_t);
         pack::right::<K, T>(keys.mat(v, 0, kv_head, width), length, width, length * K::NR, s.rows);
-        let group = heads / kv_heads;
-        for head in kv_head * group..(kv_head + 1) * group {
+        for head in own {
             for first in (0..length).step_by(QUERIES) {
                 let count = QUERIES.min(length - first);
                 let rows = queries.mat(q, first, head, width);
@@ -230,7 +232,7 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                     largest[r..r + ABREAST].copy_from_slice(&most);
                     sums[r..r + ABREAST].copy_from_slice(&rows.exp_sum(scale, most));
                 }
-                // SAFETY: rows of this sequence and group.
+                // SAFETY: rows of this sequence and this head.
                 let log_sums = unsafe {
                     let index = (sequence * heads + head) * length + first;
                     std::slice::from_raw_parts_mut(log_sums.add(index), count)
@@ -241,8 +243,8 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                 let inverse = sums.map(|sum| 1.0 / sum);
                 let weights = Mat::rows(&*s.scores, long);
                 let right = Packed { packed: s.rows, length, width };
-                // SAFETY: as above; the probabilities are (count, first + count), and the result is a head of
-                // this group in rows of this sequence.
+                // SAFETY: as above; the probabilities are (count, first + count), and the result is one of
+                // these heads in rows of this sequence.
                 unsafe {
                     let out = out.add(queries.start + first * queries.stride + head * width);
                     let to = Rows { out, stride: queries.stride, factors: &inverse };
