@@ -248,7 +248,7 @@ pub struct TrainArgs {
     /// for every size.
     #[arg(long, value_name = "BYTES", default_value = "64M")]
     pub bucket_size: String,
-    /// Tokens of generated text to show at the end; 0 for none.
+    /// Tokens of generated text to show at the end, or as many as are made in 30 s; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 240)]
     pub sample: usize,
 }

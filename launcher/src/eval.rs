@@ -152,14 +152,14 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let last = model.units().len() - 1;
     let (windows, rest) = (&plan.windows, plan.windows.rest());
     let rounds = rounds(windows, plan.rows, rest, comm.size());
-    let mut progress = Progress::of_evaluation(rounds, plan.quiet || comm.rank() > 0, plan.colour);
+    let mut progress = Progress::of_rounds(rounds, plan.quiet || comm.rank() > 0, plan.colour);
     let mut round = 0;
     let whose = (plan.model.name.as_str(), plan.dtype);
     let room = || Buffer::<u32>::try_zeroed(plan.rows * length);
     let (mut inputs, mut targets) = (room()?, room()?);
     let room = [inputs.host_mut(), targets.host_mut()];
     let loss = mean_loss(plan.feed.tokens(), windows, rest, room, whose, comm, |batch, sums| {
-        progress.evaluating(round, rounds);
+        progress.round("evaluating", round, rounds);
         round += 1;
         let Some(batch) = batch else { return Ok(()) };
         model.begin(batch, 0.0);

@@ -43,8 +43,8 @@ pub enum Progress {
     Quiet,
     /// A bar of the run's steps that is redrawn.
     Bar(ProgressBar),
-    /// One of the rounds of an evaluation by itself.
-    Evaluation(ProgressBar),
+    /// One of the rounds of something by itself.
+    Rounds(ProgressBar),
     /// Now and then a line.
     Lines(Lines),
 }
@@ -55,9 +55,9 @@ impl Progress {
         Self::shown(Progress::Bar, steps, quiet, colour)
     }
 
-    /// For an evaluation by itself, of so many `rounds`.
-    pub fn of_evaluation(rounds: usize, quiet: bool, colour: Colour) -> Self {
-        Self::shown(Progress::Evaluation, rounds, quiet, colour)
+    /// For something by itself, of so many `rounds`.
+    pub fn of_rounds(rounds: usize, quiet: bool, colour: Colour) -> Self {
+        Self::shown(Progress::Rounds, rounds, quiet, colour)
     }
 
     fn shown(bar: impl FnOnce(ProgressBar) -> Self, length: usize, quiet: bool, colour: Colour) -> Self {
@@ -81,7 +81,7 @@ impl Progress {
     pub fn tick(&mut self, tick: &Tick) {
         match self {
             Progress::Quiet => {}
-            Progress::Bar(bar) | Progress::Evaluation(bar) => {
+            Progress::Bar(bar) | Progress::Rounds(bar) => {
                 bar.set_position(tick.step as u64);
                 bar.set_message(tick.text());
             }
@@ -89,16 +89,17 @@ impl Progress {
         }
     }
 
-    /// So many rounds of an evaluation are done: where a bar's place is the run's, it is told in words.
-    pub fn evaluating(&mut self, rounds: usize, of: usize) {
+    /// So many rounds of an evaluation, or tokens of a sample, are done: where a bar's place is the run's, it is told in
+    /// words.
+    pub fn round(&mut self, what: &'static str, rounds: usize, of: usize) {
         match self {
             Progress::Quiet => {}
-            Progress::Bar(bar) => bar.set_message(format!("evaluating {rounds}/{of}")),
-            Progress::Evaluation(bar) => {
+            Progress::Bar(bar) => bar.set_message(format!("{what} {rounds}/{of}")),
+            Progress::Rounds(bar) => {
                 bar.set_position(rounds as u64);
-                bar.set_message("evaluating");
+                bar.set_message(what);
             }
-            Progress::Lines(lines) => note(lines.evaluating(rounds, of, Instant::now())),
+            Progress::Lines(lines) => note(lines.round(what, rounds, of, Instant::now())),
         }
     }
 
@@ -106,7 +107,7 @@ impl Progress {
     pub fn line(&self, text: &str) {
         match self {
             Progress::Quiet => {}
-            Progress::Bar(bar) | Progress::Evaluation(bar) => bar.suspend(|| out::note(text)),
+            Progress::Bar(bar) | Progress::Rounds(bar) => bar.suspend(|| out::note(text)),
             Progress::Lines(_) => out::note(text),
         }
     }
@@ -121,7 +122,7 @@ impl Progress {
 
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
-        if let Progress::Bar(bar) | Progress::Evaluation(bar) = self {
+        if let Progress::Bar(bar) | Progress::Rounds(bar) = self {
             bar.finish_and_clear();
         }
     }
@@ -158,12 +159,12 @@ impl Lines {
         Some(format!("step {}/{}  {}", tick.step, self.steps, tick.text()))
     }
 
-    /// The line of an evaluation's round, if it has one.
-    fn evaluating(&mut self, rounds: usize, of: usize, now: Instant) -> Option<String> {
+    /// The line of a round, if it has one.
+    fn round(&mut self, what: &str, rounds: usize, of: usize, now: Instant) -> Option<String> {
         let due = self.pause_over(now);
         due.then(|| {
             self.last = now;
-            format!("evaluating {rounds}/{of}")
+            format!("{what} {rounds}/{of}")
         })
     }
 
@@ -225,10 +226,10 @@ mod tests {
             steps.iter().map(|line| &line[..8]).collect::<Vec<_>>(),
             ["step 1/4", "step 2/4", "step 4/4"]
         );
-        assert_eq!(lines.evaluating(5, 90, start + PAUSE / 2), None);
-        assert_eq!(lines.evaluating(9, 90, start + PAUSE).as_deref(), Some("evaluating 9/90"));
-        assert_eq!(lines.evaluating(10, 90, start + PAUSE), None);
-        assert_eq!(lines.evaluating(19, 90, start + 2 * PAUSE).as_deref(), Some("evaluating 19/90"));
+        assert_eq!(lines.round("evaluating", 5, 90, start + PAUSE / 2), None);
+        assert_eq!(lines.round("evaluating", 9, 90, start + PAUSE).as_deref(), Some("evaluating 9/90"));
+        assert_eq!(lines.round("evaluating", 10, 90, start + PAUSE), None);
+        assert_eq!(lines.round("sampling", 19, 90, start + 2 * PAUSE).as_deref(), Some("sampling 19/90"));
         let mut lines = Lines::new(90, start);
         assert!([1, 2].into_iter().all(|step| lines.step(&tick(step), start).is_some()));
         assert_eq!(lines.step(&tick(3), start), None);

@@ -2,8 +2,10 @@
 
 use crate::failure::Result;
 use crate::plan::TrainPlan;
-use collectives::Float;
+use crate::progress::Progress;
+use collectives::{Communicator, Float, ReduceOp};
 use models::Batch;
+use std::time::{Duration, Instant};
 use zero::Trainer;
 
 /// Divides logits before sampling: below 1, likely tokens become likelier.
@@ -11,9 +13,37 @@ const TEMPERATURE: f32 = 0.8;
 /// What the text starts from.
 const START: &str = "\n";
 
-/// Generates `plan.sample` tokens and gives their text. Every rank calls it: on stage 3 they hold the model
-/// together. None when no sample was asked for, or nobody knows which text tokens are.
-pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<Option<String>> {
+/// How long a sample may take: each token is a forward of the whole model, which ranks may have to gather for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a model writes.
+pub struct Sample {
+    /// Its text.
+    pub text: String,
+    /// How many tokens that is.
+    tokens: usize,
+}
+
+impl Sample {
+    /// What is said of a sample that is shorter than `asked`.
+    pub fn remark(&self, asked: usize) -> String {
+        match self.tokens < asked {
+            true => format!(" ({} of {asked} tokens: more take longer than {PATIENCE:?})", self.tokens),
+            false => String::new(),
+        }
+    }
+}
+
+/// Generates `plan.sample` tokens, or as many as are made in [`PATIENCE`], and gives their text. Every rank calls it: on
+/// stage 3 they hold the model together. None when no sample was asked for, or nobody knows which text tokens are.
+///
+/// # Errors
+/// A collective fails, as when another rank does.
+pub fn generate<T: Float>(
+    trainer: &mut Trainer<T>,
+    plan: &TrainPlan,
+    progress: &mut Progress,
+) -> Result<Option<Sample>> {
     let Some(tokenizer) = plan.tokenizer.as_ref().filter(|_| plan.sample > 0) else { return Ok(None) };
     let vocab = plan.model.config.vocab;
     // Whatever this tokenizer has against it: a trained model is there.
@@ -28,14 +58,27 @@ pub fn generate<T: Float>(trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<
     let targets = vec![0; plan.batch.length];
     // Tokens that the tokenizer does not know cannot be shown, and some that it has the model may lack.
     let known = tokenizer.vocab().min(vocab);
-    for _ in 0..plan.sample {
+    let began = Instant::now();
+    for made in 0..plan.sample {
+        progress.round("sampling", made, plan.sample);
+        if made > 0 && enough(trainer.comm(), began.elapsed())? {
+            break;
+        }
         let window = &tokens[tokens.len().saturating_sub(plan.batch.length)..];
         let length = window.len();
         let batch = Batch { tokens: window, targets: &targets[..length], rows: 1, length };
         trainer.logits(&batch, length - 1, &mut logits)?;
         tokens.push(choose(&logits[..known], random.uniform()));
     }
-    Ok(Some(tokenizer.decode(&tokens[start..])))
+    let made = &tokens[start..];
+    Ok(Some(Sample { text: tokenizer.decode(made), tokens: made.len() }))
+}
+
+/// Whether ranks have sampled for long enough, by rank 0's clock: all go on together, or none does.
+fn enough(comm: &Communicator, sampled: Duration) -> Result<bool> {
+    let mut over = [u32::from(comm.rank() == 0 && sampled > PATIENCE)];
+    comm.all_reduce_in_place(&mut over[..], ReduceOp::Max)?;
+    Ok(over[0] > 0)
 }
 
 /// The token at which the cumulative probability passes `uniform`.
@@ -68,6 +111,24 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_stop_together_when_rank_0_has_sampled_for_long() {
+        let late = 2 * PATIENCE;
+        for (sampled, expected) in [([late, Duration::ZERO], true), ([Duration::ZERO, late], false)] {
+            std::thread::scope(|scope| {
+                for comm in Communicator::threads(2) {
+                    scope.spawn(move || assert_eq!(enough(&comm, sampled[comm.rank()]).unwrap(), expected));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_sample_that_was_cut_short_says_so() {
+        let of = |tokens| Sample { text: String::new(), tokens }.remark(240);
+        assert_eq!((of(7), of(240)), (" (7 of 240 tokens: more take longer than 30s)".into(), String::new()));
+    }
 
     #[test]
     fn tokens_come_as_often_as_their_probability_says() {

@@ -164,7 +164,7 @@ impl<'a, T: Float> Run<'a, T> {
         let whose = (model.as_str(), plan.dtype);
         let loss =
             mean_loss(plan.feed.tokens(), windows, rest, self.loader.room(), whose, &comm, |batch, sums| {
-                self.progress.evaluating(round, rounds);
+                self.progress.round("evaluating", round, rounds);
                 round += 1;
                 sums.set(self.trainer.evaluate(batch)?);
                 Ok(())
@@ -240,8 +240,12 @@ impl<'a, T: Float> Run<'a, T> {
             }
             (written, told) => written.and(told)?,
         }
-        let text = sample::generate(&mut self.trainer, self.plan)?.filter(|_| lead);
-        text.map_or(Ok(()), |text| out::line(format_args!("sample\n{}", indent(&text))))?;
+        let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
+        let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
+        progress.finish();
+        if let Some(sample) = sample?.filter(|_| lead) {
+            out::line(format_args!("sample{}\n{}", sample.remark(self.plan.sample), indent(&sample.text)))?;
+        }
         self.record.end()
     }
 
