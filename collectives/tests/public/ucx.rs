@@ -274,6 +274,14 @@ fn conformance_suite_over_shared_memory() {
 }
 
 #[test]
+fn calls_in_flight_with_progress_threads() {
+    for ranks in [2, 3] {
+        passes("threads", ranks, "self,posix,cma");
+        passes("threads", ranks, "self,tcp");
+    }
+}
+
+#[test]
 fn conformance_suite_where_something_goes_wrong() {
     for case in cases().iter().filter(|c| c.fails) {
         passes(&job_name(case.name), 3, "self,posix,cma");
