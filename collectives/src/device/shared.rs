@@ -133,6 +133,10 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
     fn happened(event: &Q::Event) -> Result<bool> {
         Q::happened(event)
     }
+
+    fn reach(event: &Q::Event) -> Result<()> {
+        Q::reach(event)
+    }
 }
 
 /// A sibling is a queue of its own, with memory from the same arena.
