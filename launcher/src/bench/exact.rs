@@ -14,9 +14,9 @@
 //!   ranks at most, 3, 5 or 7, within the range of exponents.
 //! - Min, max: any value but zero (whose sign an order may choose) and NaN.
 
-use super::operation::Operation;
+use super::operation::{Counts, Operation};
 use collectives::{DType, Element, ReduceOp, bf16, f16};
-use std::iter::once;
+use std::iter::{once, repeat};
 
 /// Elements after which contributions repeat.
 pub const TILE: usize = 65521;
@@ -312,112 +312,76 @@ impl<T: Exact> Tile<T> {
         Self::of(count, |i| data.contribution(i, rank))
     }
 
-    /// What the reduction comes to over a range of up to `count` elements.
-    pub fn reduced(data: &Data, count: usize) -> Self {
-        Self::of(count, |i| data.reduced(i))
-    }
-
-    /// The pieces of `0..len` that start at sequence index `start`, each with its part of the tile.
-    fn pieces(&self, start: usize, len: usize) -> impl Iterator<Item = (std::ops::Range<usize>, &[T])> {
-        let period = self.0.len().max(1);
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            let from = (start + at) % period;
-            let n = (period - from).min(len - at);
-            let piece = (n > 0).then(|| (at..at + n, &self.0[from..from + n]));
-            at += n;
-            piece
-        })
-    }
-
-    /// Writes elements `start..start + out.len()` of the sequence.
-    pub fn fill(&self, start: usize, out: &mut [T]) {
-        for (range, part) in self.pieces(start, out.len()) {
-            out[range].copy_from_slice(part);
+    /// Writes the sequence from its start on.
+    pub fn fill(&self, out: &mut [T]) {
+        for (to, tile) in out.chunks_mut(self.0.len().max(1)).zip(repeat(&self.0)) {
+            to.copy_from_slice(&tile[..to.len()]);
         }
     }
 
-    /// How many of `found` differ in any bit from elements `start..` of the sequence.
-    pub fn wrong(&self, start: usize, found: &[T]) -> u64 {
-        let pieces = self.pieces(start, found.len());
-        pieces
-            .map(|(range, part)| {
-                found[range].iter().zip(part).filter(|(a, b)| a.bits() != b.bits()).count() as u64
-            })
-            .sum()
+    /// How many of `found` differ in any bit from the sequence.
+    fn wrong(&self, found: &[T]) -> u64 {
+        let differ = |a: &[T]| a.iter().zip(&self.0).filter(|(a, b)| a.bits() != b.bits()).count() as u64;
+        found.chunks(self.0.len().max(1)).map(differ).sum()
     }
 }
 
-/// What one rank passes in and must get back, for one call. What others pass in and what all come to is made when it is
-/// compared, which `-c 0` never does.
+/// What one rank passes in and must get back, for one call. What it is compared with is made then and only for the elements
+/// that are compared, which `-c 0` never does.
 pub struct Expectation<T> {
     operation: Operation,
     data: Data,
     rank: usize,
     root: usize,
-    /// Of a tile, as many as are needed.
-    elements: usize,
     /// What this rank contributes.
     own: Tile<T>,
 }
 
-/// The elements of a tile for a call whose buffers hold at most `longest` elements.
-fn elements(operation: Operation, longest: usize, ranks: usize) -> usize {
-    let elements = match operation {
-        Operation::AllGather | Operation::Gather => longest / ranks,
-        _ => longest,
-    };
-    elements.min(TILE)
-}
-
-/// Bytes that a rank needs to tell what is right: its own tile, and the one that it compares with.
-pub fn footprint(operation: Operation, longest: usize, element: usize, ranks: usize) -> u64 {
-    2 * (elements(operation, longest, ranks) * element) as u64
+/// Bytes that a rank needs to tell what is right: its own tile, and the one that it compares with, of a part where it
+/// compares by parts.
+pub fn footprint(operation: Operation, counts: Counts, element: usize) -> u64 {
+    let compared = if operation.parted() { counts.count } else { counts.receive };
+    ((counts.send.min(TILE) + compared.min(TILE)) * element) as u64
 }
 
 impl<T: Exact> Expectation<T> {
-    /// For calls whose buffers hold at most `longest` elements.
-    pub fn new(operation: Operation, data: &Data, rank: usize, root: usize, longest: usize) -> Self {
-        let elements = elements(operation, longest, data.ranks);
-        let own = Tile::contribution(data, rank, elements);
-        Expectation { operation, data: *data, rank, root, elements, own }
+    /// For a call of these counts.
+    pub fn new(operation: Operation, data: &Data, rank: usize, root: usize, counts: Counts) -> Self {
+        let own = Tile::contribution(data, rank, counts.send);
+        Expectation { operation, data: *data, rank, root, own }
     }
 
     /// Fills what this rank passes in: `send` has the elements of the call's send side.
     pub fn fill(&self, send: &mut [T]) {
-        self.own.fill(0, send);
+        self.own.fill(send);
     }
 
     /// Counts wrong elements in what this rank got back; what is undefined on this rank is not looked at.
     pub fn wrong(&self, received: &[T]) -> u64 {
-        let (data, ranks) = (&self.data, self.data.ranks);
-        let part = received.len() / ranks.max(1);
-        let from = |rank: usize, start: usize, found: &[T]| match rank == self.rank {
-            true => self.own.wrong(start, found),
-            false => Tile::contribution(data, rank, self.elements).wrong(start, found),
+        let (data, ranks, rank) = (&self.data, self.data.ranks, self.rank);
+        // Elements from `start` on of what one rank gives, or of what all come to.
+        let from = |giver: usize, start: usize, found: &[T]| {
+            Tile::of(found.len(), |i| data.contribution(start + i, giver)).wrong(found)
         };
-        let reduced =
-            |start: usize| data.op.map_or(0, |_| Tile::reduced(data, self.elements).wrong(start, received));
+        let reduced = |start: usize| {
+            data.op.map_or(0, |_| Tile::of(received.len(), |i| data.reduced(start + i)).wrong(received))
+        };
+        let parts = |start: usize| {
+            let each = received.chunks((received.len() / ranks).max(1)).enumerate();
+            each.map(|(giver, found)| from(giver, start, found)).sum()
+        };
         match self.operation {
             Operation::AllReduce => reduced(0),
-            Operation::Reduce if self.rank == self.root => reduced(0),
-            Operation::ReduceScatter => reduced(self.rank * received.len()),
+            Operation::Reduce if rank == self.root => reduced(0),
+            Operation::ReduceScatter => reduced(rank * received.len()),
             Operation::Broadcast => from(self.root, 0, received),
-            Operation::Scatter => from(self.root, self.rank * received.len(), received),
-            Operation::SendRecv => from(previous(self.rank, ranks), 0, received),
-            Operation::AllGather => self.parts(received, part).map(|(r, found)| from(r, 0, found)).sum(),
-            Operation::Gather if self.rank == self.root => {
-                self.parts(received, part).map(|(r, found)| from(r, 0, found)).sum()
-            }
-            Operation::AllToAll => {
-                self.parts(received, part).map(|(r, found)| from(r, self.rank * part, found)).sum()
-            }
+            Operation::Scatter => from(self.root, rank * received.len(), received),
+            Operation::SendRecv => from(previous(rank, ranks), 0, received),
+            Operation::AllGather => parts(0),
+            Operation::Gather if rank == self.root => parts(0),
+            Operation::AllToAll => parts(rank * (received.len() / ranks)),
             Operation::Reduce | Operation::Gather | Operation::Barrier => 0,
         }
-    }
-
-    fn parts<'a>(&self, received: &'a [T], part: usize) -> impl Iterator<Item = (usize, &'a [T])> {
-        (0..self.data.ranks).map(move |r| (r, &received[r * part..(r + 1) * part]))
     }
 }
 

@@ -76,7 +76,7 @@ pub fn footprint(plan: &Plan, native: bool, ranks: usize) -> u64 {
         let all = works(plan, largest, element, native, ranks);
         let counts = plan.operation.counts(largest, element, ranks);
         // What a check compares with, on each rank.
-        let expected = exact::footprint(plan.operation, counts.send.max(counts.receive), element, ranks);
+        let expected = exact::footprint(plan.operation, counts, element);
         calls::footprint(&all, element, ranks).saturating_add(expected.saturating_mul(ranks as u64))
     };
     let most = plan.dtypes.iter().map(|dtype| of(dtype.size())).max();
@@ -209,12 +209,11 @@ impl<T: Exact> Bench<'_, T> {
     fn fill(&mut self, work: &Work, op: Option<ReduceOp>) -> Result<Vec<Expectation<T>>> {
         let party = self.party;
         let (rank, ranks) = (party.comm.rank(), party.comm.size());
-        let longest = work.counts.send.max(work.counts.receive);
         let seed = &mut self.seed;
         let fill = |slot: &mut Slot<T>| {
             *seed += 1;
             let data = Data { seed: *seed, ranks, op, foreign: party.foreign() };
-            let expected = Expectation::new(work.operation, &data, rank, work.root, longest);
+            let expected = Expectation::new(work.operation, &data, rank, work.root, work.counts);
             slot.fill(work, rank, party.queue(), &expected)?;
             Ok(expected)
         };

@@ -97,8 +97,7 @@ fn operations(args: &OverlapArgs) -> Vec<Operation> {
 fn footprint(args: &OverlapArgs, repeats: &Repeats, dtype: DType, ranks: usize) -> u64 {
     let of = |operation| {
         let work = Work::new(operation, Calls::Started, repeats.sweep.largest(), dtype.size(), ranks);
-        let longest = work.counts.send.max(work.counts.receive);
-        let expected = exact::footprint(operation, longest, dtype.size(), ranks);
+        let expected = exact::footprint(operation, work.counts, dtype.size());
         calls::footprint(&[work], dtype.size(), ranks).saturating_add(expected.saturating_mul(ranks as u64))
     };
     operations(args).into_iter().map(of).max().unwrap_or(0)
@@ -184,8 +183,7 @@ impl<T: Exact> Bench<'_, T> {
         let comm = &self.party.comm;
         let op = work.operation.reduces().then_some(ReduceOp::Sum);
         let data = Data { seed: bytes as u64 + 1, ranks: comm.size(), op, foreign: false };
-        let longest = work.counts.send.max(work.counts.receive);
-        let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
+        let expected = Expectation::new(work.operation, &data, comm.rank(), 0, work.counts);
         self.slot.fit(work, comm.rank());
         self.slot.fill(work, comm.rank(), None, &expected)?;
         for _ in 0..self.repeats.warmup(bytes) {
@@ -203,7 +201,7 @@ impl<T: Exact> Bench<'_, T> {
         drop(expected);
         // With other data, or what an earlier call left would pass for this one's.
         let data = Data { seed: bytes as u64 + 2, ..data };
-        let expected = Expectation::new(work.operation, &data, comm.rank(), 0, longest);
+        let expected = Expectation::new(work.operation, &data, comm.rank(), 0, work.counts);
         self.slot.fill(work, comm.rank(), None, &expected)?;
         self.overlapped(work, products)?;
         let mine = self.slot.wrong(work, comm.rank(), None, &expected)?;

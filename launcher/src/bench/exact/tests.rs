@@ -147,7 +147,8 @@ fn every_rank_and_most_elements_count() {
 fn a_single_wrong_bit_is_counted() {
     let data = Data { seed: 5, ranks: 3, op: Some(ReduceOp::Sum), foreign: false };
     let len = TILE + 1000;
-    let expectation = Expectation::<f32>::new(Operation::ReduceScatter, &data, 2, 0, 3 * len);
+    let counts = Counts { send: 3 * len, receive: len, count: len };
+    let expectation = Expectation::<f32>::new(Operation::ReduceScatter, &data, 2, 0, counts);
     let mut received: Vec<f32> = (2 * len..3 * len).map(|i| data.reduced(i)).collect();
     assert_eq!(expectation.wrong(&received), 0);
     received[TILE + 1] = f32::from_bits(received[TILE + 1].to_bits() ^ 1);
@@ -160,12 +161,15 @@ fn a_single_wrong_bit_is_counted() {
 #[test]
 fn each_operation_expects_its_own_layout() {
     let data = Data { seed: 9, ranks: 3, op: None, foreign: false };
-    let part = 10;
+    let part = 12;
     let given: Vec<Vec<i32>> =
         (0..3).map(|r| (0..3 * part).map(|i| data.contribution(i, r)).collect()).collect();
     let rank = 1;
     let root = 2;
-    let of = |operation| Expectation::<i32>::new(operation, &data, rank, root, 3 * part);
+    let at = |operation: Operation, rank| {
+        Expectation::<i32>::new(operation, &data, rank, root, operation.counts(4 * 3 * part, 4, 3))
+    };
+    let of = |operation| at(operation, rank);
     let gathered: Vec<i32> = given.iter().flat_map(|g| g[..part].to_vec()).collect();
     let exchanged: Vec<i32> = given.iter().flat_map(|g| g[rank * part..(rank + 1) * part].to_vec()).collect();
     for (operation, right) in [
@@ -181,11 +185,34 @@ fn each_operation_expects_its_own_layout() {
     }
     // Gather's result is undefined but on the root.
     assert_eq!(of(Operation::Gather).wrong(&gathered[..0]), 0);
-    let at_root = Expectation::<i32>::new(Operation::Gather, &data, root, root, 3 * part);
-    assert_eq!((at_root.wrong(&gathered), at_root.wrong(&[0; 30])), (0, 30));
+    let at_root = at(Operation::Gather, root);
+    assert_eq!((at_root.wrong(&gathered), at_root.wrong(&[0; 36])), (0, 36));
     let mut send = vec![0; part];
     of(Operation::AllGather).fill(&mut send);
     assert_eq!(send, given[rank][..part]);
+}
+
+#[test]
+fn only_what_is_compared_is_made() {
+    // Of 4096 elements over 128 ranks each compares with 32 at once, where it has parts.
+    let bytes = |operation: Operation| footprint(operation, operation.counts(4 * 4096, 4, 128), 4) / 4;
+    for (operation, own, compared) in [
+        (Operation::AllReduce, 4096, 4096),
+        (Operation::ReduceScatter, 4096, 32),
+        (Operation::AllToAll, 4096, 32),
+        (Operation::Scatter, 4096, 32),
+        (Operation::AllGather, 32, 32),
+        (Operation::Gather, 32, 32),
+    ] {
+        assert_eq!(bytes(operation), own + compared, "{operation:?}");
+    }
+    // A call that gets few elements far behind a tile's end asks for those alone, and they are of another period.
+    let data = Data { seed: 5, ranks: 3, op: Some(ReduceOp::Sum), foreign: false };
+    let counts = Counts { send: 3 * TILE, receive: 8, count: 8 };
+    let at = |rank| Expectation::<u64>::new(Operation::ReduceScatter, &data, rank, 0, counts);
+    let received = |start: usize| (start..start + 8).map(|i| data.reduced(i)).collect::<Vec<u64>>();
+    assert_eq!((at(2).wrong(&received(16)), at(2).wrong(&received(16 + TILE))), (0, 0));
+    assert_eq!(at(2).wrong(&received(15)), 8);
 }
 
 #[test]
