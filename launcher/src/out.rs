@@ -18,11 +18,18 @@ pub fn text(text: impl Display) -> Result<()> {
 /// # Errors
 /// As [`text`].
 pub fn written(printed: std::io::Result<()>) -> Result<()> {
+    heard(printed).map(drop)
+}
+
+/// The same, and whether there still is a reader.
+///
+/// # Errors
+/// As [`text`].
+pub fn heard(printed: std::io::Result<()>) -> Result<bool> {
     match printed.and_then(|()| std::io::stdout().flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::run(format!("writing to standard output: {e}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::run(format!("writing to standard output: {e}"))),
     }
 }
 

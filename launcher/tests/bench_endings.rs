@@ -2,6 +2,7 @@
 
 use harness::{Bench, signal};
 use rustix::process::Signal;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -235,7 +236,7 @@ fn ranks_that_cannot_see_each_others_processes_meet() {
 
 #[test]
 fn an_interrupt_leaves_nothing() {
-    for command in ["all_reduce -N 1000000 -n 100", "overlap -n 1000000", "tune -n 1000000"] {
+    for command in ["all_reduce -N 0 -n 100", "overlap -n 1000000", "tune -n 1000000"] {
         let bench = bench();
         let child = bench.command(&format!("bench {command} --ranks 3 -b 64K")).spawn().unwrap();
         let child = bench.until(child, "three ranks are there", || bench.ranks().len() == 3);
@@ -295,5 +296,14 @@ fn a_reader_that_goes_away_is_no_failure() {
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
     let code = child.wait().unwrap().code();
     assert_eq!((code, said.as_str()), (Some(0), ""));
+    bench.nothing_left();
+    // Nor does what has no end go on for nobody.
+    let mut child =
+        bench.command("bench all_reduce -b 1K -e 1K -n 3 -N 0").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.by_ref().filter(|line| !line.starts_with('#')).take(5).count(), 5);
+    drop(lines);
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(0), ""));
     bench.nothing_left();
 }

@@ -216,7 +216,7 @@ pub struct CollectiveArgs {
     /// with -z 1 and 2 one after the other.
     #[arg(short = 'm', long = "agg-iters", alias = "agg_iters", value_name = "N", default_value = "1")]
     pub aggregate: String,
-    /// Times that the sweep is repeated and printed.
+    /// Times that the sweep is repeated and printed; 0 goes on until it is interrupted or nobody reads it.
     #[arg(short = 'N', long = "run-cycles", alias = "run_cycles", value_name = "N", default_value = "1")]
     pub cycles: String,
     /// 0 back to back; 1 a barrier after each call, inside the time; 2 back to back, each call waited for;

@@ -17,11 +17,12 @@ use collectives::schedule::Call;
 use collectives::{Communicator, ReduceOp};
 use std::time::Instant;
 
-/// Measures everything that `plan` asks for, in these cases. `row` is called on rank 0 as soon as a row is complete.
+/// Measures everything that `plan` asks for, in these cases. `row` is called on rank 0 as soon as a row is complete, and says
+/// whether anybody sees it.
 ///
 /// # Errors
 /// What a call or the transport said.
-pub fn run(plan: &Plan, cases: &Cases, party: &Party, row: &mut dyn FnMut(Row)) -> Result<()> {
+pub fn run(plan: &Plan, cases: &Cases, party: &Party, row: &mut dyn FnMut(Row) -> bool) -> Result<()> {
     for (dtype, ops) in &cases.of {
         with_type!(*dtype, T => typed::<T>(plan, ops, party, row)?);
     }
@@ -102,7 +103,7 @@ fn typed<T: Exact>(
     plan: &Plan,
     ops: &[Option<ReduceOp>],
     party: &Party,
-    row: &mut dyn FnMut(Row),
+    row: &mut dyn FnMut(Row) -> bool,
 ) -> Result<()> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
@@ -125,12 +126,13 @@ fn typed<T: Exact>(
     let mut bench = Bench { plan, party, slots: slots.collect::<Result<Vec<_>>>()?, seed: 0 };
     for &op in ops {
         for &root in &roots {
-            for _ in 0..plan.cycles {
+            let (mut done, mut seen) = (0, true);
+            while again(plan, comm, done, seen)? {
+                done += 1;
                 for bytes in sweep.sizes() {
-                    let halves = placements.map(|p| bench.half(bytes, &work(bytes, op, root, p), op));
+                    let mut half = |place| bench.half(bytes, &work(bytes, op, root, place), op);
+                    let (out_of_place, in_place) = (half(placements[0])?, half(placements[1])?);
                     let counts = plan.operation.counts(bytes, size_of::<T>(), ranks);
-                    let [out_of_place, in_place] = halves;
-                    let (out_of_place, in_place) = (out_of_place?, in_place?);
                     let label = Label {
                         bytes: counts.bytes(size_of::<T>()),
                         count: counts.count,
@@ -139,13 +141,24 @@ fn typed<T: Exact>(
                         root: root.map_or(-1, |r| r as i64),
                     };
                     if rank == 0 {
-                        row(Row { label, out_of_place, in_place, printed: now() });
+                        seen = row(Row { label, out_of_place, in_place, printed: now() });
                     }
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Whether the sweep, which was gone through so many times, is once more: as often as was asked for, or else as long as
+/// anybody sees what rank 0 prints.
+fn again(plan: &Plan, comm: &Communicator, done: usize, seen: bool) -> Result<bool> {
+    let Some(cycles) = plan.cycles else {
+        let mut goes_on = [u8::from(seen)];
+        comm.broadcast(&mut goes_on[..], 0)?;
+        return Ok(goes_on[0] == 1);
+    };
+    Ok(done < cycles)
 }
 
 struct Bench<'a, T: Exact> {
@@ -194,6 +207,8 @@ impl<T: Exact> Bench<'_, T> {
             }
         };
         let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;
+        // Of a long run they would be all memory.
+        let (times, slowest) = if plan.json { (times, slowest) } else { (Vec::new(), None) };
         Ok(Measured {
             half: Half { seconds, algorithm_bandwidth, bus_bandwidth, wrong, per_call },
             times,

@@ -43,8 +43,9 @@ use cases::Cases;
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
-use record::{Row, Run};
+use record::{Found, Row, Run};
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::Path;
 use sweep::Step;
 use verdict::Verdict;
@@ -223,14 +224,17 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
         ranks: comm.size(),
         about: Value::Null,
         rows: Vec::new(),
+        found: Found::default(),
     };
     let quiet = args.ranks.quiet || comm.rank() != 0;
     let mut out = Out::new(quiet);
     out.text(&header(plan, &cases, party, &who));
-    let rows = &mut run.rows;
+    // A long run has more rows than memory, which files alone need once they are printed.
+    let kept = !asked_for(args).is_empty();
     measure::run(plan, &cases, party, &mut |row| {
         out.text(&line(plan, &row));
-        rows.push(row);
+        run.add(row, kept);
+        out.is_heard()
     })?;
     if comm.rank() != 0 {
         return Ok(None);
@@ -255,25 +259,31 @@ fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
 /// Standard output, whose loss (a full disk) must not stop a rank in the middle of a collective.
 pub struct Out {
     quiet: bool,
-    printed: Result<()>,
+    /// Whether anybody reads it.
+    printed: Result<bool>,
 }
 
 impl Out {
     /// Where a rank that is not `quiet` prints.
     pub fn new(quiet: bool) -> Self {
-        Out { quiet, printed: Ok(()) }
+        Out { quiet, printed: Ok(true) }
     }
 
     /// Prints unless this rank is quiet.
     pub fn text(&mut self, text: &str) {
-        if !self.quiet && self.printed.is_ok() {
-            self.printed = out::text(text);
+        if !self.quiet && self.is_heard() {
+            self.printed = out::heard(std::io::stdout().lock().write_all(text.as_bytes()));
         }
+    }
+
+    /// Whether there still is a use in printing, or nothing is to be printed.
+    pub fn is_heard(&self) -> bool {
+        self.printed.as_ref().is_ok_and(|&heard| heard)
     }
 
     /// The first thing that went wrong.
     pub fn end(self) -> Result<()> {
-        self.printed
+        self.printed.map(drop)
     }
 }
 
@@ -367,28 +377,11 @@ fn line(plan: &Plan, row: &Row) -> String {
 
 /// What follows the rows.
 fn footer(plan: &Plan, run: &Run) -> String {
-    let average = run.average_bus_bandwidth();
+    let average = run.found.average_bus_bandwidth();
     let passed = plan.min_busbw.map(|least| average >= least);
-    algorithms(&run.rows)
-        + &table::footer(run.failures(), average, passed)
+    run.found.algorithms.concat()
+        + &table::footer(run.found.failures, average, passed)
         + &format!("# Collective test concluded: {}\n#\n\n", plan.operation.name())
-}
-
-/// Which algorithm carried which sizes, and why: a comment line for each run of rows with the same answer.
-fn algorithms(rows: &[Row]) -> String {
-    let mut text = String::new();
-    let mut last = None;
-    for (row, name, m) in
-        rows.iter().flat_map(|r| [(r, "out-of-place", &r.out_of_place), (r, "in-place", &r.in_place)])
-    {
-        let answer = (&m.algorithm, &m.why);
-        if last != Some(answer) {
-            text +=
-                &format!("# Algorithm from {} bytes {name}: {}, {}\n", row.label.bytes, m.algorithm, m.why);
-            last = Some(answer);
-        }
-    }
-    text
 }
 
 fn algo_name(algo: &Algo) -> &str {
@@ -409,7 +402,7 @@ fn signature(plan: &Plan, nccl: bool) -> Signature {
         ("-o", list(plan.ops.iter().map(|o| table::op_name(*o)).collect())),
         ("-c", plan.check.to_string()),
         ("-m", plan.aggregate.to_string()),
-        ("-N", plan.cycles.to_string()),
+        ("-N", plan.cycles.unwrap_or(0).to_string()),
         ("-z", format!("{:?}", plan.blocking).to_lowercase()),
         ("-a", average_name(plan.average).to_owned()),
         ("--calls", format!("{:?}", plan.calls).to_lowercase()),

@@ -12,7 +12,7 @@ use crate::plan::with_ranks;
 use collectives::schedule::Algorithm;
 use collectives::{DType, ReduceOp};
 
-/// More timed calls of a size than this are a typing error.
+/// More calls of a size than this, timed or not, are a typing error.
 const MOST_CALLS: usize = 10_000_000;
 
 /// A sweep with its repetitions, and where ranks run meanwhile.
@@ -50,6 +50,11 @@ impl Repeats {
             text.as_deref().map(|text| whole(flag, text, "such as 100")).transpose()
         };
         let (iterations, warmup) = (count("-n", &args.iterations)?, count("-w", &args.warmup)?);
+        if let Some(count) = warmup.filter(|&count| count > MOST_CALLS) {
+            return Err(Failure::usage(format!(
+                "-w {count}: up to {MOST_CALLS} calls go before those that are timed"
+            )));
+        }
         if let Some(count) = iterations.filter(|count| !(1..=MOST_CALLS).contains(count)) {
             return Err(Failure::usage(format!(
                 "-n {count}: from 1 to {MOST_CALLS} calls are timed, and every time is kept"
@@ -143,7 +148,8 @@ pub struct Plan {
     pub check: usize,
     pub average: Average,
     pub aggregate: usize,
-    pub cycles: usize,
+    /// Times that the sweep is gone through; None: until somebody ends it.
+    pub cycles: Option<usize>,
     pub blocking: Blocking,
     pub calls: Calls,
     /// Messages go from even ranks to odd ones only.
@@ -199,11 +205,13 @@ impl Plan {
                 operation.name()
             )));
         }
-        let cycles = whole("-N", &args.cycles, "at least 1")?;
-        if cycles == 0 {
-            return Err(Failure::usage(
-                "-N 0 asks nccl-tests to go on for ever, and here a run ends: give at least 1",
-            ));
+        let cycles =
+            Some(whole("-N", &args.cycles, "or 0 to go on until it is interrupted")?).filter(|&n| n > 0);
+        let check = whole("-c", &args.check, "at least 0")?;
+        if check > MOST_CALLS {
+            return Err(Failure::usage(format!(
+                "-c {check}: up to {MOST_CALLS} calls of a size are checked"
+            )));
         }
         let register = match args.register.as_deref() {
             Some("2") => {
@@ -216,14 +224,14 @@ impl Plan {
         let min_busbw = args.min_busbw.as_deref().map(least_bandwidth).transpose()?;
         let columns =
             Columns { per_call: switch("-I", &args.per_call)?, timestamps: switch("-S", &args.timestamps)? };
-        Ok(Plan {
+        let plan = Plan {
             operation,
             repeats,
             dtypes,
             ops,
             unused_op: (operation == Operation::SendRecv).then(|| args.op.parse().unwrap_or(ReduceOp::Sum)),
             roots,
-            check: whole("-c", &args.check, "at least 0")?,
+            check,
             average: *choice(
                 "-a",
                 &args.average,
@@ -244,7 +252,38 @@ impl Plan {
             min_busbw,
             plot: args.plot.is_some(),
             json: args.json.is_some(),
-        })
+        };
+        plan.check_end(args)?;
+        Ok(plan)
+    }
+
+    /// Refuses what comes at the end, or after it, of what has none.
+    fn check_end(&self, args: &CollectiveArgs) -> Result<()> {
+        if self.cycles.is_some() {
+            return Ok(());
+        }
+        let at_end = [
+            ("--json", args.json.is_some()),
+            ("--csv", args.csv.is_some()),
+            ("--plot", args.plot.is_some()),
+            ("--min-busbw", args.min_busbw.is_some()),
+        ];
+        if let Some((flag, _)) = at_end.into_iter().find(|(_, asked)| *asked) {
+            return Err(Failure::usage(format!(
+                "-N 0 goes on until it is interrupted, and {flag} is for the end of a run: leave it away or give -N 1 or more"
+            )));
+        }
+        let in_turn = [
+            ("-d all", self.dtypes.len() > 1),
+            ("-o all", self.ops.len() > 1),
+            ("-r all", self.operation.rooted() && self.roots == Roots::All),
+        ];
+        match in_turn.into_iter().find(|(_, several)| *several) {
+            Some((flag, _)) => Err(Failure::usage(format!(
+                "-N 0 goes on with the first of {flag} until it is interrupted: name one, or give -N 1 or more"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Checks what depends on the number of ranks, which something else has `started` or will.

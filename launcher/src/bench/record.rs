@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub half: Half,
-    /// Seconds of each timed call, over ranks as `-a` says.
+    /// Seconds of each timed call, over ranks as `-a` says; empty where nobody writes them.
     pub times: Vec<f64>,
     /// Over these.
     pub calls: Summary,
-    /// Seconds of each timed call on its slowest rank; None where single calls are not asked for.
+    /// Seconds of each timed call on its slowest rank; None where single calls are not asked for, or nobody writes them.
     pub slowest: Option<Vec<f64>>,
     /// The same on each of several ranks; empty where nobody writes them.
     pub each: Vec<Vec<f64>>,
@@ -41,33 +41,67 @@ pub struct Run {
     pub ranks: usize,
     /// Flags and machine, as JSON.
     pub about: Value,
+    /// Those that files are made of.
     pub rows: Vec<Row>,
+    pub found: Found,
+}
+
+/// What all rows come to, also those that nobody keeps.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Halves of rows.
+    pub halves: u64,
+    /// Wrong elements.
+    pub wrong: u64,
+    /// The footer's first number: halves of rows with anything wrong.
+    pub failures: u64,
+    /// Of all halves together, in GB/s.
+    bus_bandwidth: f64,
+    /// Which algorithm carried which sizes, and why: a comment line for each run of rows with the same answer, once.
+    pub algorithms: Vec<String>,
+    /// The last answer.
+    last: Option<(String, String)>,
+}
+
+impl Found {
+    /// The mean bus bandwidth over both halves of all rows, in GB/s.
+    pub fn average_bus_bandwidth(&self) -> f64 {
+        self.bus_bandwidth / self.halves.max(1) as f64
+    }
+
+    fn add(&mut self, row: &Row) {
+        for (placement, m) in [("out-of-place", &row.out_of_place), ("in-place", &row.in_place)] {
+            let wrong = m.half.wrong.unwrap_or(0);
+            self.halves += 1;
+            self.wrong += wrong;
+            self.failures += u64::from(wrong > 0);
+            self.bus_bandwidth += m.half.bus_bandwidth;
+            if self.last.as_ref().is_some_and(|(algorithm, why)| (algorithm, why) == (&m.algorithm, &m.why)) {
+                continue;
+            }
+            self.last = Some((m.algorithm.clone(), m.why.clone()));
+            let bytes = row.label.bytes;
+            let line = format!("# Algorithm from {bytes} bytes {placement}: {}, {}\n", m.algorithm, m.why);
+            // A sweep that is repeated has the same answers.
+            if !self.algorithms.contains(&line) {
+                self.algorithms.push(line);
+            }
+        }
+    }
 }
 
 impl Run {
-    /// Wrong elements over all rows.
-    pub fn wrong(&self) -> u64 {
-        self.halves().filter_map(|h| h.wrong).sum()
-    }
-
-    /// The footer's first number: halves of rows with anything wrong.
-    pub fn failures(&self) -> u64 {
-        self.halves().filter(|h| h.wrong.is_some_and(|w| w > 0)).count() as u64
-    }
-
-    /// The mean bus bandwidth over both halves of all rows, in GB/s.
-    pub fn average_bus_bandwidth(&self) -> f64 {
-        let n = self.halves().count().max(1) as f64;
-        self.halves().map(|h| h.bus_bandwidth).sum::<f64>() / n
-    }
-
-    fn halves(&self) -> impl Iterator<Item = &Half> {
-        self.rows.iter().flat_map(|r| [&r.out_of_place.half, &r.in_place.half])
+    /// Takes a row into account, and keeps it if it is asked for.
+    pub fn add(&mut self, row: Row, keep: bool) {
+        self.found.add(&row);
+        if keep {
+            self.rows.push(row);
+        }
     }
 
     /// nccl-tests' JSON (its keys, types and units: microseconds, GB/s) with ours beside it.
     pub fn json(&self, min_busbw: Option<f64>) -> Value {
-        let average = self.average_bus_bandwidth();
+        let (average, failures) = (self.found.average_bus_bandwidth(), self.found.failures);
         let mut all = self.about.clone();
         all["operation"] = json!(self.operation.name());
         all["transport"] = json!(self.transport);
@@ -75,7 +109,7 @@ impl Run {
         all["results"] = self.rows.iter().map(Row::json).collect();
         // A rank that meets one writes no file.
         all["errors"] = json!([]);
-        all["out_of_bounds"] = json!({"count": self.failures(), "okay": told(self.failures() == 0)});
+        all["out_of_bounds"] = json!({"count": failures, "okay": told(failures == 0)});
         all["average_bus_bandwidth"] = json!({
             "bandwidth": average,
             "okay": min_busbw.map_or("unchecked", |least| told(average >= least)),
@@ -237,13 +271,17 @@ pub mod tests {
             in_place: measured(bytes, seconds, None),
             printed: now(),
         };
-        Run {
-            operation: Operation::AllGather,
-            transport: transport.into(),
-            ranks: 2,
-            about: json!({"version": 1}),
-            rows: points.iter().map(row).collect(),
-        }
+        of_rows(transport, points.iter().map(row).collect())
+    }
+
+    /// A run with these rows, which are kept.
+    pub fn of_rows(transport: &str, rows: Vec<Row>) -> Run {
+        let about = json!({"version": 1});
+        let (transport, found) = (transport.into(), Found::default());
+        let mut run =
+            Run { operation: Operation::AllGather, transport, ranks: 2, about, rows: Vec::new(), found };
+        rows.into_iter().for_each(|row| run.add(row, true));
+        run
     }
 
     #[test]
@@ -302,12 +340,33 @@ pub mod tests {
     #[test]
     fn anything_wrong_counts_once_per_half() {
         let mut run = example("shm", &[(1024, 1e-6), (2048, 1e-6)]);
-        assert_eq!((run.wrong(), run.failures()), (0, 0));
+        assert_eq!((run.found.wrong, run.found.failures, run.found.halves), (0, 0, 4));
         assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 0, "okay": "true"}));
         run.rows[0].in_place.half.wrong = Some(7);
         run.rows[1].out_of_place.half.wrong = Some(5);
-        assert_eq!((run.wrong(), run.failures()), (12, 2));
+        let run = of_rows("shm", run.rows);
+        assert_eq!((run.found.wrong, run.found.failures), (12, 2));
         assert_eq!(run.json(None)["out_of_bounds"], json!({"count": 2, "okay": "false"}));
+    }
+
+    #[test]
+    fn rows_that_nobody_keeps_count_and_say_their_algorithm_once() {
+        let mut run = example("shm", &[(1024, 1e-6), (2048, 1e-6)]);
+        run.rows[1].out_of_place.algorithm = "pairwise".into();
+        let rows = std::mem::take(&mut run.rows);
+        run.found = Found::default();
+        for _ in 0..1000 {
+            rows.iter().for_each(|row| run.add(row.clone(), false));
+        }
+        assert_eq!((run.rows.len(), run.found.halves), (0, 4000));
+        assert!((run.found.average_bus_bandwidth() - 0.768).abs() < 1e-9);
+        let said = [
+            "1024 bytes out-of-place: direct",
+            "2048 bytes out-of-place: pair",
+            "2048 bytes in-place: direct",
+        ];
+        assert_eq!(run.found.algorithms.len(), said.len(), "{:?}", run.found.algorithms);
+        assert!(run.found.algorithms.iter().zip(said).all(|(line, words)| line.contains(words)));
     }
 
     #[test]

@@ -14,14 +14,14 @@ pub type Verdict = Option<String>;
 
 /// What makes a run of an operation no success.
 pub fn of(plan: &Plan, run: &Run) -> Verdict {
-    let (wrong, average) = (run.wrong(), run.average_bus_bandwidth());
+    let (wrong, average) = (run.found.wrong, run.found.average_bus_bandwidth());
     if wrong > 0 {
         return Some(format!(
             "{wrong} elements of {} over {} were wrong, in {} of {} measurements",
             plan.operation.name(),
             run.transport,
-            run.failures(),
-            2 * run.rows.len()
+            run.found.failures,
+            run.found.halves
         ));
     }
     match plan.min_busbw {
@@ -53,7 +53,7 @@ pub mod tests {
     use crate::args::{Cli, Command};
     use crate::bench::args::BenchArgs;
     use crate::bench::calls::Party;
-    use crate::bench::record::tests::example;
+    use crate::bench::record::tests::{example, of_rows};
     use crate::bench::{footer, rank};
     use collectives::Result;
     use collectives::transport::threads::{self, Threads};
@@ -179,8 +179,9 @@ pub mod tests {
         let (operation, args) = args.command.collective().unwrap();
         let plan = Plan::new(operation, args).unwrap();
         let right = example("shm", &[(1 << 20, 1e-6), (1 << 20, 1e-6)]);
-        let mut wrong = right.clone();
-        wrong.rows[1].out_of_place.half.wrong = Some(3);
+        let mut rows = right.rows.clone();
+        rows[1].out_of_place.half.wrong = Some(3);
+        let wrong = of_rows("shm", rows);
         let slow = example("shm", &[(1024, 1.0)]);
         for (run, out_of_bounds, words) in [
             (right, "0 OK", None),

@@ -19,12 +19,13 @@ fn flags_of_nccl_tests_mean_what_they_mean_there() {
     assert_eq!(p.repeats.sweep, Sweep { begin: 8, end: 128 << 20, step: Step::Factor(2) });
     assert_eq!((p.repeats.iterations(8), p.repeats.warmup(8)), (50, 5));
     assert_eq!((p.dtypes, p.ops), (vec![DType::Bf16], vec![Some(ReduceOp::Average)]));
-    assert_eq!((p.average, p.blocking, p.check, p.cycles), (Average::Max, Blocking::Barrier, 0, 3));
+    assert_eq!((p.average, p.blocking, p.check, p.cycles), (Average::Max, Blocking::Barrier, 0, Some(3)));
     assert_eq!((p.aggregate, p.calls), (2, Calls::Started));
     let long =
         plan("reduce_scatter --minbytes 1M --maxbytes 4M --stepbytes 1M --warmup_iters 1 --agg_iters 1");
     assert_eq!(long.unwrap().repeats.sweep.sizes().count(), 4);
     // Of a flag that is given again the last holds.
+    assert_eq!(plan("gather -N 0 -r 1 --quiet").unwrap().cycles, None);
     let again = plan("send_recv -n 1 -b 8 -d half --one-way -n 7 --minbytes 64 -d float --one-way").unwrap();
     assert_eq!((again.repeats.iterations(8), again.repeats.sweep.begin), (7, 64));
     assert_eq!(again.dtypes, [DType::F32]);
@@ -83,13 +84,22 @@ fn nonsense_is_named_with_its_flag() {
         ("all_reduce -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
         ("all_reduce -n 1.5", &["-n 1.5", "whole"]),
         ("all_reduce -w -1", &["-w -1", "whole"]),
+        ("all_reduce -w 18446744073709551615", &["-w 18446744073709551615", "up to 10000000"]),
+        ("all_reduce -c 10000001", &["-c 10000001", "up to 10000000"]),
         ("all_reduce -m 0", &["-m 0"]),
         ("all_reduce -m -2", &["-m -2", "from 1 to 1024"]),
         ("all_reduce -c -1", &["-c -1", "at least 0"]),
         ("broadcast -r -2", &["-r -2", "a rank such as 0"]),
         ("all_reduce -a -1", &["-a -1", "0 to 3"]),
         ("all_reduce -b -1", &["-b '-1'", "whole number of bytes"]),
-        ("all_reduce -N 0", &["-N 0", "for ever", "at least 1"]),
+        ("all_reduce -N 0 --json x", &["-N 0", "--json is for the end", "give -N 1"]),
+        ("all_reduce -N 0 --csv x", &["-N 0", "--csv is for the end"]),
+        ("all_reduce -N 0 --plot x.svg", &["-N 0", "--plot is for the end"]),
+        ("all_reduce -N 0 --min-busbw 1", &["-N 0", "--min-busbw is for the end"]),
+        ("all_reduce -N 0 -d all", &["-N 0", "-d all", "name one"]),
+        ("all_reduce -N 0 -o all", &["-N 0", "-o all", "name one"]),
+        ("broadcast -N 0 -r -1", &["-N 0", "-r all", "name one"]),
+        ("all_reduce -N many", &["-N many", "0 to go on"]),
         ("all_reduce -R 2", &["-R 2", "symmetric", "leave it away"]),
         ("all_reduce -f 1.5", &["-f 1.5", "whole number", "-i"]),
         ("barrier -b many", &["-b", "'many'"]),
