@@ -35,19 +35,28 @@ pub(super) fn build(b: &mut Build) {
             let mut m = Messages::new(size);
             let (per_round, rounds) = pieces(b);
             let cut = |peer: usize, k: usize| cut(peer, block, k, per_round);
-            for k in 0..rounds {
+            let post = |b: &mut Build, m: &mut Messages, k: usize| {
                 for i in 1..size {
                     let from = (rank + size - i) % size;
                     let range = cut(from, k);
-                    b.recv(&mut m, from, Span::recv(range.start, range.len()), 0);
+                    b.recv(m, from, Span::recv(range.start, range.len()), k);
                 }
                 for to in b.others() {
                     let range = cut(to, k);
-                    b.send(&mut m, to, Span::send(range.start, range.len()), 0);
+                    b.send(m, to, Span::send(range.start, range.len()), k);
                 }
+            };
+            // Two rounds are under way at once: many ranks in many rounds would have more messages than libraries take well.
+            post(b, &mut m, 0);
+            for k in 0..rounds {
+                if k + 1 < rounds {
+                    post(b, &mut m, k + 1);
+                }
+                if k == 0 {
+                    b.copy(own, place);
+                }
+                b.wait(&mut m, k);
             }
-            b.copy(own, place);
-            b.wait(&mut m, 0);
         }
     }
 }

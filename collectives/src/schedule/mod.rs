@@ -26,6 +26,8 @@ mod reduce;
 mod reduce_scatter;
 mod scatter;
 mod send_recv;
+#[cfg(test)]
+mod simulation;
 mod step;
 mod table;
 mod tuner;

@@ -200,6 +200,11 @@ unsafe impl Transport for Hierarchical {
         }
         self.ways[index] = Way::Free;
         self.free.push(index as u32);
+        if self.free.len() == self.ways.len() {
+            // Or each look would go through as many as were ever under way at once.
+            self.free.clear();
+            self.ways.clear();
+        }
         done
     }
 
@@ -254,5 +259,40 @@ unsafe impl Transport for Hierarchical {
         if let Some(inner) = &mut self.inner {
             inner.abort(why);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::threads;
+
+    #[test]
+    fn requests_that_are_over_leave_no_places() {
+        let (inner, outer) = (threads::group(2), threads::group(2));
+        let mut ranks: Vec<Hierarchical> = inner
+            .into_iter()
+            .zip(outer)
+            .map(|(inner, outer)| {
+                let nodes = Nodes::blocks(2, 2).unwrap();
+                Hierarchical::new("both", Some(Box::new(inner)), Box::new(outer), nodes).unwrap()
+            })
+            .collect();
+        let (given, mut got) = ([7u8; 100], [0u8; 100]);
+        let mut under_way = Vec::new();
+        for i in 0..100 {
+            let tag = Tag(i as u64);
+            // SAFETY: both arrays are left alone until the requests below are over.
+            unsafe {
+                under_way.push((0, ranks[0].send(1, tag, given.as_ptr().add(i), 1).unwrap()));
+                under_way.push((1, ranks[1].recv(0, tag, got.as_mut_ptr().add(i), 1).unwrap()));
+            }
+        }
+        let places = ranks[1].ways.len();
+        while !under_way.is_empty() {
+            under_way.retain(|&(rank, request)| !ranks[rank].test(request).unwrap());
+        }
+        assert_eq!((places, got), (100, given));
+        assert!(ranks.iter().all(|rank| rank.ways.is_empty() && rank.free.is_empty()));
     }
 }
