@@ -21,7 +21,7 @@ use crate::element::Element;
 use crate::engine::{Family, Handle, Options, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Call, Group, Kind, Schedule};
+use crate::schedule::{Algorithm, Call, Choice, Group, Kind, Schedule};
 use crate::transport::{Nodes, Transport, threads};
 use crate::watch::MAX_SIZE;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -236,6 +236,15 @@ impl Communicator {
     pub fn explain(&self, call: Call, registered: bool) -> Result<Schedule> {
         self.possible(&call)?;
         Ok(self.handle.shared.lock().explain(call, registered))
+    }
+
+    /// Which algorithm carries `call` here, and why: what [`explain`](Self::explain) says, without its steps.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a call that cannot be made here.
+    pub fn choice(&self, call: &Call) -> Result<Choice> {
+        self.possible(call)?;
+        Ok(self.handle.shared.lock().choice(call))
     }
 
     /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank

@@ -24,7 +24,7 @@ mod work;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Cache, Call, Group, Kind, Local, Schedule};
+use crate::schedule::{Algorithm, Cache, Call, Choice, Group, Kind, Local, Schedule, choose};
 use crate::transport::Transport;
 use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
@@ -195,6 +195,11 @@ impl Engine {
     pub fn explain(&self, call: Call, registered: bool) -> Schedule {
         let local = Local { send_registered: registered, recv_registered: registered };
         Schedule::new(call, &self.group, local, self.forced[call.kind as usize])
+    }
+
+    /// What carries `call`, and why.
+    pub fn choice(&self, call: &Call) -> Choice {
+        choose(call, &self.group, self.forced[call.kind as usize])
     }
 
     /// Starts a call and does what can be done at once, or within up to `looks` further looks at what peers do if nothing

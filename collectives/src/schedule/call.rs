@@ -39,7 +39,7 @@ impl Kind {
     }
 
     /// Whether a call's count is that of one rank's part of the data, not of all.
-    pub fn counts_a_part(self) -> bool {
+    pub const fn counts_a_part(self) -> bool {
         use Kind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         matches!(self, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
     }

@@ -41,6 +41,7 @@ pub use call::{Call, Kind, part};
 use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
 pub use table::TuningTable;
+pub(crate) use tuner::choose;
 pub use tuner::{Choice, Rule, Tuning, Why};
 
 /// Bytes of scratch that every call has, without asking for memory, if its peers need not reach it.
@@ -114,7 +115,7 @@ pub struct Local {
 impl Schedule {
     /// The schedule of this rank for `call`, by the tuner's choice or by `forced`.
     pub fn new(call: Call, group: &Group, local: Local, forced: Option<Algorithm>) -> Schedule {
-        let choice = tuner::choose(&call, group, forced);
+        let choice = choose(&call, group, forced);
         let mut build =
             Build { call, group: group.clone(), local, schedule: Schedule::empty(call, group, choice) };
         match call.kind {

@@ -9,7 +9,7 @@ use crate::failure::Result;
 use crate::gpus::RankGpu;
 use collectives::device::SharedQueue;
 use collectives::device::cuda::Stream;
-use collectives::schedule::{Call, Kind};
+use collectives::schedule::Call;
 use collectives::{Buffer, Communicator, Element, Order, Pending, ReduceOp, View, ViewMut};
 
 /// Where the result of a call goes.
@@ -66,22 +66,6 @@ impl Operation {
             (Operation::SendRecv | Operation::Barrier, _) => [Out, Out],
             (Operation::Gather | Operation::Scatter, _) | (_, Calls::Started) if native => [Out, Out],
             _ => [Out, In],
-        }
-    }
-
-    /// The collective that carries it.
-    pub fn kind(self) -> Kind {
-        match self {
-            Operation::AllReduce => Kind::AllReduce,
-            Operation::ReduceScatter => Kind::ReduceScatter,
-            Operation::AllGather => Kind::AllGather,
-            Operation::Broadcast => Kind::Broadcast,
-            Operation::Reduce => Kind::Reduce,
-            Operation::Gather => Kind::Gather,
-            Operation::Scatter => Kind::Scatter,
-            Operation::AllToAll => Kind::AllToAll,
-            Operation::SendRecv => Kind::Send,
-            Operation::Barrier => Kind::Barrier,
         }
     }
 }

@@ -202,7 +202,7 @@ impl<T: Exact> Bench<'_, T> {
                 (algorithm.to_owned(), why.to_owned())
             }
             None => {
-                let choice = comm.explain(work.call::<T>(comm), plan.registered(false))?.choice;
+                let choice = comm.choice(&work.call::<T>(comm))?;
                 (choice.algorithm.to_string(), choice.why.of(work.operation.kind()))
             }
         };

@@ -1,5 +1,7 @@
 //! The operations that `bench` measures: what each counts, moves and is divided by, as in nccl-tests.
 
+use collectives::schedule::Kind;
+
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -42,36 +44,43 @@ impl Operation {
         Operation::Barrier,
     ];
 
+    /// The collective that carries it.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Operation::AllReduce => Kind::AllReduce,
+            Operation::ReduceScatter => Kind::ReduceScatter,
+            Operation::AllGather => Kind::AllGather,
+            Operation::Broadcast => Kind::Broadcast,
+            Operation::Reduce => Kind::Reduce,
+            Operation::Gather => Kind::Gather,
+            Operation::Scatter => Kind::Scatter,
+            Operation::AllToAll => Kind::AllToAll,
+            Operation::SendRecv => Kind::Send,
+            Operation::Barrier => Kind::Barrier,
+        }
+    }
+
     /// The name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
-            Operation::AllReduce => "all_reduce",
-            Operation::ReduceScatter => "reduce_scatter",
-            Operation::AllGather => "all_gather",
-            Operation::Broadcast => "broadcast",
-            Operation::Reduce => "reduce",
-            Operation::Gather => "gather",
-            Operation::Scatter => "scatter",
-            Operation::AllToAll => "all_to_all",
             Operation::SendRecv => "send_recv",
-            Operation::Barrier => "barrier",
+            other => other.kind().name(),
         }
     }
 
     /// Whether ranks' contributions are combined, so that `-o` means something.
     pub const fn reduces(self) -> bool {
-        matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce)
+        self.kind().reduces()
     }
 
     /// Whether one rank is special, so that `-r` means something.
     pub const fn rooted(self) -> bool {
-        matches!(self, Operation::Broadcast | Operation::Reduce | Operation::Gather | Operation::Scatter)
+        self.kind().rooted()
     }
 
     /// Whether the operation exchanges one part per rank, and so rounds each part down to 16 bytes.
     pub const fn parted(self) -> bool {
-        use Operation::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
-        matches!(self, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
+        self.kind().counts_a_part()
     }
 
     /// What `bytes` of elements of `element` bytes mean over `ranks`, rounded as nccl-tests rounds.

@@ -208,7 +208,7 @@ impl<T: Exact> Bench<'_, T> {
         let mut wrong = [0];
         comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
         let times = Times { pure, compute, overlapped };
-        let choice = comm.explain(work.call::<T>(comm), true)?.choice;
+        let choice = comm.choice(&work.call::<T>(comm))?;
         Ok(Row {
             bytes: work.counts.bytes(size_of::<T>()),
             products,
