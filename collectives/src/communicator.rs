@@ -21,7 +21,7 @@ use crate::element::Element;
 use crate::engine::{Family, Handle, Options, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
-use crate::schedule::{Algorithm, Call, Choice, Group, Kind, Schedule};
+use crate::schedule::{Algorithm, Call, Choice, Group, Kind, Schedule, Tuning};
 use crate::transport::{Nodes, Transport, threads};
 use crate::watch::MAX_SIZE;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -248,7 +248,8 @@ impl Communicator {
     }
 
     /// A communicator for all ranks that gave the same color, ordered by key and then by rank; `None` for a rank
-    /// that gave no color. Every rank of this communicator takes part. Over MPI, which forms one group at a time, the
+    /// that gave no color. Every rank of this communicator takes part. A tuning table's rules stay with a group of as many
+    /// ranks on the same nodes. Over MPI, which forms one group at a time, the
     /// threads of a rank come to their groups in the same order on all ranks.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         self.split_into(self.handle.shared.family(), color, key)
@@ -289,8 +290,12 @@ impl Communicator {
         members.sort_by_key(|&r| (rows[r][2], r));
         let mut engine = self.handle.shared.lock();
         let transport = engine.subgroup(&members, context)?;
-        let options = engine.options();
+        let mut options = engine.options();
         drop(engine);
+        if members.len() != self.size || transport.nodes() != self.nodes() {
+            // What was measured is of other ranks.
+            options.tuning.measured = Tuning::default().measured;
+        }
         Communicator::among(family, transport, options).map(Some)
     }
 

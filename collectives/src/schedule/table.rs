@@ -160,6 +160,8 @@ mod tests {
     use super::super::{Call, Group};
     use super::*;
     use crate::element::DType;
+    use crate::transport::Nodes;
+    use std::sync::Arc;
 
     fn sample() -> TuningTable {
         let mut table = TuningTable::default();
@@ -218,6 +220,48 @@ mod tests {
         let messages = Group { direct: None, ..group.clone() };
         let choice = choose(&Call::new(Kind::AllReduce, DType::U8, 64), &messages, None);
         assert_eq!(choice.algorithm, Algorithm::ExchangeAll);
+    }
+
+    #[test]
+    fn sums_of_16_bits_go_over_nodes_only_where_they_pay_themselves() {
+        let units = Algorithm::Hierarchical;
+        let rule = Rule { small: Algorithm::HierarchicalExchange, up_to: 4096, large: units };
+        let tuned = |size, block| {
+            let mut table = TuningTable::default();
+            for kind in [Kind::AllReduce, Kind::Reduce] {
+                table.set("shm+ucx", size, kind, rule);
+            }
+            for kind in [Kind::ReduceScatter, Kind::AllGather] {
+                table.set("shm+ucx", size, kind, Rule { small: units, ..rule });
+            }
+            let tuning = table.apply("shm+ucx", size, Tuning::default()).unwrap();
+            let nodes = Some(Arc::new(Nodes::blocks(size, block).unwrap()));
+            Group { nodes, tuning, ..Group::plain(0, size) }
+        };
+        let of = |kind, dtype: DType, bytes, group: &Group| {
+            choose(&Call::new(kind, dtype, bytes / dtype.size()), group, None)
+        };
+        let measured = |why| matches!(why, Why::MeasuredUpTo(_) | Why::MeasuredAbove(_));
+        // Nodes have to save more than half: eight unrounded bf16 in one do, and four do not.
+        for (size, block, pays) in [(8, 4, false), (16, 8, true)] {
+            let group = tuned(size, block);
+            for kind in [Kind::ReduceScatter, Kind::Reduce, Kind::AllReduce] {
+                for bytes in [64, 1 << 20] {
+                    let holds = |dtype| measured(of(kind, dtype, bytes, &group).why);
+                    // Large sums of all ranks are made without nodes then, and gathered with them.
+                    let anyway = kind == Kind::AllReduce && bytes > 4096;
+                    assert_eq!(holds(DType::Bf16), pays || anyway, "{kind} of {bytes} over {size}");
+                    assert_eq!(holds(DType::F16), pays || anyway, "{kind} of {bytes} over {size}");
+                    assert!(holds(DType::F32) && holds(DType::F64) && holds(DType::I8), "{kind} of {bytes}");
+                }
+            }
+            assert!(
+                measured(of(Kind::AllGather, DType::Bf16, 1 << 20, &group).why),
+                "what is moved has no other length"
+            );
+        }
+        let choice = of(Kind::ReduceScatter, DType::Bf16, 1 << 20, &tuned(8, 4));
+        assert_eq!((choice.algorithm, choice.why), (Algorithm::Pairwise, Why::Ranks));
     }
 
     #[test]

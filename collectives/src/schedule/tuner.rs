@@ -4,6 +4,7 @@
 use super::broadcast::chain_above;
 use super::{Algorithm, Call, Group, KEPT, Kind, hierarchical};
 use crate::element::DType;
+use crate::reduce::accumulator;
 use std::fmt;
 use std::time::Duration;
 
@@ -117,11 +118,13 @@ pub struct Tuning {
     /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
     /// up to eight times as many.
     pub exchange_all: usize,
-    /// What a link carries while a step takes. Up to this many bytes the root alone reduces in `reduce`, and what a node
-    /// sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks. In
-    /// `broadcast` it counts how many more steps a chain takes than a tree.
+    /// What a link carries while a step takes. Up to this many bytes a root reduces what nodes send it in `reduce`, and what
+    /// a node sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks. In
+    /// `broadcast` it counts how many more steps a chain takes than a tree, and without nodes in `reduce` what it saves that
+    /// the root alone reduces.
     pub tree: usize,
-    /// What a link carries while a rank deals with one message: what each piece of a `broadcast` costs besides.
+    /// What a link carries while a rank deals with one message: what each piece of a `broadcast` costs besides, and each
+    /// part of a `reduce` that not the root alone reduces.
     pub handled: usize,
     /// Above this many bytes a rank, a reduction goes through such windows, but for one to the root of two ranks in one
     /// memory, which takes the other's input at once.
@@ -155,8 +158,7 @@ impl Tuning {
     /// - Sending everything to everybody saves an `all_reduce` of n ranks one step. Of B bytes sent per rank it sends
     ///   (1 - 2/n) B more than is needed, and reduces the rest of B/(n-1) only once all is there, at some 8 GB/s. It
     ///   pays up to the B at which both together take as long as the step.
-    /// - A root that reduces alone takes fewer steps than all together, which pays about up to what the link carries
-    ///   while a step takes. A tree has fewer steps than a chain, of which each link carries everything once: see
+    /// - A root that reduces alone takes fewer steps than all together, and receives more: see `reduced_alone`. A tree has fewer steps than a chain, of which each link carries everything once: see
     ///   `chain_above` beside them.
     /// - Rounds must be longer than that for the next to be under way while one is reduced.
     pub fn for_link(self, ranks: usize, latency: Duration, bandwidth: f64) -> Tuning {
@@ -192,6 +194,13 @@ impl Tuning {
             2 => self.read_all.saturating_mul(BY_TWO),
             _ => KEPT.min(self.read_all / (ranks - 1)),
         }
+    }
+
+    /// Up to how many bytes a root alone reduces those of n `ranks` in `reduce`. Of B bytes each it receives (n - 1) B, and
+    /// where all reduce their parts 2 (n - 1) B/n one after the other, in a step more and n - 1 messages more.
+    fn reduced_alone(&self, ranks: usize) -> usize {
+        let (n, saved) = (ranks as f64, self.tree as f64 + (ranks - 1) as f64 * self.handled as f64);
+        ((saved / ((n - 1.0) * (1.0 - 2.0 / n))) as usize).min(self.tree)
     }
 
     /// How contributions of at most `largest` bytes each, of `peers` ranks at once, are cut into rounds.
@@ -259,6 +268,18 @@ fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
     }
 }
 
+/// Whether what was measured, with elements of 32 bits, holds for `call`: partial results of 16-bit elements are twice as long
+/// as contributions, so that nodes have to pay by what they send less.
+fn holds(call: &Call, group: &Group, algorithm: Algorithm) -> bool {
+    match (call.kind, algorithm) {
+        _ if !call.kind.reduces() || accumulator(call.dtype).size() == call.dtype.size() => true,
+        // It reduces without nodes where they do not pay.
+        (Kind::AllReduce, Algorithm::Hierarchical) => true,
+        (_, Algorithm::Hierarchical | Algorithm::HierarchicalExchange) => sums_pay(group, call.dtype),
+        _ => true,
+    }
+}
+
 /// The algorithm for `call` in `group`.
 pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     if let Some(algorithm) = forced {
@@ -276,7 +297,10 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             false => (rule.large, Why::MeasuredAbove(rule.up_to)),
         };
         // A table that was written by hand, or for another transport, may name what cannot be done here.
-        if candidates.contains(&algorithm) && algorithm.suits(bytes, group.size) {
+        if candidates.contains(&algorithm)
+            && algorithm.suits(bytes, group.size)
+            && holds(call, group, algorithm)
+        {
             return Choice { algorithm, why };
         }
     }
@@ -303,7 +327,8 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
         // Two ranks would send more if both reduced.
         (Kind::Reduce, None) if group.size == 2 => Choice { algorithm: Algorithm::Linear, why: Why::Least },
         (Kind::Reduce, None) => {
-            by_size(bytes, tuning.tree, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
+            let limit = tuning.reduced_alone(group.size);
+            by_size(bytes, limit, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
         }
         // What follows is of nodes that are no units for this call; without nodes it has one candidate.
         (Kind::ReduceScatter, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Ranks },
@@ -401,6 +426,30 @@ mod tests {
         assert_eq!([4, 64, 65].map(|mib| rounds(&of(true, 2), mib)), [1, 1, 2]);
         assert_eq!([2, 4].map(|mib| rounds(&of(false, 2), mib)), [1, 8]);
         assert!(rounds(&of(true, 3), 4) > 1);
+    }
+
+    #[test]
+    fn a_root_reduces_fewer_bytes_alone_the_more_ranks_there_are() {
+        let plain = Tuning::default();
+        assert_eq!([3, 4, 8, 64].map(|ranks| plain.reduced_alone(ranks)), [65536, 65536, 34_328, 17_986]);
+        for (tuning, ranks) in [plain, plain.for_link(64, Duration::from_micros(20), 1.25e9)]
+            .into_iter()
+            .flat_map(|t| (3..200).map(move |n| (t, n)))
+        {
+            // In bytes that the link carries meanwhile: what the root receives, and what it waits for besides.
+            let others = (ranks - 1) as f64;
+            let alone = |bytes: f64| others * bytes;
+            let together = |bytes: f64| {
+                2.0 * others * bytes / ranks as f64 + tuning.tree as f64 + others * tuning.handled as f64
+            };
+            let limit = tuning.reduced_alone(ranks);
+            assert!(
+                alone(0.99 * limit as f64) < together(0.99 * limit as f64),
+                "{ranks} ranks, {limit} bytes"
+            );
+            let above = 1.01 * limit as f64;
+            assert!(limit == tuning.tree || alone(above) > together(above), "{ranks} ranks, {limit} bytes");
+        }
     }
 
     #[test]

@@ -338,7 +338,7 @@ pub enum Overlapped {
   CARAVAN_TUNING=tuning.txt caravan train
 
 A table holds for the transport, the number of ranks and the layout of nodes that it was measured with; what else is in \
-the file is kept. Each \
+the file is kept. It is measured with f32; sums of 16-bit types go over nodes only where they save more than half. Each \
 algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
 #[command(mut_args(|flag| without(flag, &["threads", "color", "share_gpus", "tuning"])))]
 pub struct TuneArgs {
