@@ -423,10 +423,14 @@ pub fn shared(name: &str) -> Option<PathBuf> {
 
 /// GiB beyond the memory of this machine; 1024 on most.
 pub fn more_than_memory() -> u64 {
+    (memory() >> 20).next_power_of_two().max(512) * 2
+}
+
+/// KiB of this machine's memory.
+pub fn memory() -> u64 {
     let told = fs::read_to_string("/proc/meminfo").expect("/proc/meminfo");
     let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
-    let kibibytes: u64 = total.and_then(|text| text.parse().ok()).expect("MemTotal in /proc/meminfo");
-    (kibibytes >> 20).next_power_of_two().max(512) * 2
+    total.and_then(|text| text.parse().ok()).expect("MemTotal in /proc/meminfo")
 }
 
 /// Whether this process may do what only root may.

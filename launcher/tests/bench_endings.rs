@@ -126,6 +126,27 @@ fn an_algorithm_that_cannot_carry_the_operation_names_those_that_can() {
 }
 
 #[test]
+fn inputs_of_all_others_that_do_not_fit_are_refused() {
+    let bench = bench();
+    let limit = collectives::transport::shm::memory_limit().map_or(u64::MAX, |bytes| bytes >> 10);
+    let kibibytes = harness::memory().min(limit);
+    // 24 ranks have two buffers each, together half of the memory, and 23 inputs of others.
+    let flags = "--transport threads --ranks 24 --algo exchange-all -n 1 -w 0 -c 0";
+    let run = format!(
+        "ulimit -v {}; exec {} bench all_reduce -b {}K {flags}",
+        kibibytes / 20 * 19,
+        env!("CARGO_BIN_EXE_caravan"),
+        kibibytes / 100
+    );
+    let mut command = Command::new("bash");
+    command.args(["-c", &run]);
+    bench.prepare(&mut command);
+    let words = ["24 ranks would hold", "lower -b and -e or --ranks", "take --algo auto"];
+    bench.finish(command.spawn().unwrap()).refusal(2, &words);
+    bench.nothing_left();
+}
+
+#[test]
 fn a_bandwidth_below_the_gate_fails_after_the_table() {
     let bench = bench();
     for transport in ["shm", "threads"] {

@@ -81,16 +81,22 @@ impl Algorithm {
         }
     }
 
-    /// Whether a call of `bytes` between so many ranks may be tried with it. Where everybody gets everybody's input, at
+    /// Whether a call of `bytes` between so many ranks may be tried with it.
+    pub fn suits(self, bytes: usize, ranks: usize) -> bool {
+        bytes <= self.most(ranks)
+    }
+
+    /// The most bytes of a call between so many ranks that may be tried with it. Where everybody gets everybody's input, at
     /// once in memory of its own or one after the other, that is more than anything gains from it long before it is more
     /// than a host has.
-    pub fn suits(self, bytes: usize, ranks: usize) -> bool {
+    pub fn most(self, ranks: usize) -> usize {
         const MOST: usize = 64 << 20;
-        let whole = matches!(
-            self,
-            Algorithm::DirectReadAll | Algorithm::ExchangeAll | Algorithm::HierarchicalExchange
-        );
-        !whole || bytes.saturating_mul(ranks.saturating_sub(1)) <= MOST
+        match self {
+            Algorithm::DirectReadAll | Algorithm::ExchangeAll | Algorithm::HierarchicalExchange => {
+                MOST / ranks.saturating_sub(1).max(1)
+            }
+            _ => usize::MAX,
+        }
     }
 
     /// The algorithms that can carry `kind` in some group of several ranks.

@@ -13,8 +13,8 @@ use super::statistics::Summary;
 use super::table::{Half, Label, dtype_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
-use collectives::schedule::Call;
-use collectives::{Communicator, ReduceOp};
+use collectives::schedule::{Call, Local, Schedule};
+use collectives::{Communicator, DType, ReduceOp};
 use std::time::Instant;
 
 /// Measures everything that `plan` asks for, in these cases. `row` is called on rank 0 as soon as a row is complete, and says
@@ -82,6 +82,30 @@ pub fn footprint(plan: &Plan, native: bool, ranks: usize) -> u64 {
     };
     let most = plan.dtypes.iter().map(|dtype| of(dtype.size())).max();
     most.unwrap_or(0).saturating_mul(plan.aggregate as u64)
+}
+
+/// Bytes that all ranks together have in the largest call beside their buffers: contributions and messages on their way.
+/// Algorithms by which everybody gets everybody's input have all of them at once.
+///
+/// # Errors
+/// A call's.
+pub fn scratch(plan: &Plan, comm: &Communicator) -> Result<u64> {
+    let (largest, group, registered) = (plan.repeats.sweep.largest(), comm.group(), plan.registered(false));
+    let local = Local { send_registered: registered, recv_registered: registered };
+    let forced = match plan.algo {
+        Algo::Named(algorithm) => Some(algorithm),
+        Algo::Auto | Algo::Native => None,
+    };
+    let of = |dtype: &DType| {
+        let works = works(plan, largest, dtype.size(), false, comm.size());
+        let calls = works.iter().map(|work| with_type!(*dtype, T => work.call::<T>(comm)));
+        calls.map(|call| Schedule::new(call, &group, local, forced).scratch).max()
+    };
+    let most = plan.dtypes.iter().filter_map(of).max().unwrap_or(0);
+    // However many are in flight, two at most have such memory.
+    let mut all = [most as u64 * plan.aggregate.min(2) as u64];
+    comm.all_reduce_in_place(&mut all[..], ReduceOp::Sum)?;
+    Ok(all[0])
 }
 
 /// All calls of this size.
@@ -351,4 +375,42 @@ pub fn remark(operation: Operation, calls: Calls, native: bool) -> Option<String
         Operation::SendRecv => "send_recv needs two buffers: both halves measure that".to_owned(),
         _ => "MPI's form of it here is out of place: both halves measure that".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Bytes beside their buffers of so many ranks with these flags.
+    fn beside(flags: &str, ranks: usize) -> Vec<u64> {
+        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        let (operation, args) = bench.command.collective().expect(flags);
+        let plan = &Plan::new(operation, args).expect(flags);
+        std::thread::scope(|scope| {
+            let ranks = Communicator::threads(ranks).into_iter();
+            let all: Vec<_> = ranks.map(|comm| scope.spawn(move || scratch(plan, &comm).unwrap())).collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn whole_inputs_of_all_others_count() {
+        let inputs = |ranks: u64| ranks * (ranks - 1) * (8 << 20);
+        for (flags, most) in [("", 1), ("-m 8", 2)] {
+            let flags = format!("all_reduce -b 8M -e 8M --algo exchange-all {flags}");
+            for found in beside(&flags, 5) {
+                assert!(
+                    (most * inputs(5)..most * inputs(5) + (1 << 16)).contains(&found),
+                    "{flags}: {found}"
+                );
+            }
+        }
+        for flags in
+            ["all_reduce -b 8M -e 8M --algo pairwise-rs-ag", "all_reduce -e 8M", "barrier", "send_recv"]
+        {
+            assert!(beside(flags, 5).iter().all(|&found| found < inputs(5) / 4), "{flags}");
+        }
+    }
 }

@@ -168,16 +168,19 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     // What copies to and from devices has threads of its own.
     ranks.one_caller = !over_nccl;
     ranks.native = plan.algo == Algo::Native && !over_nccl;
-    if !over_nccl {
-        let bytes = measure::footprint(&plan, ranks.native, ranks.world);
-        let fewer = ranks.fewer(if operation == Operation::SendRecv { 2 } else { 1 }, identity.as_ref());
-        let lower = human::either([
-            (plan.repeats.sweep.end_flags(), true),
-            ("-m", plan.aggregate > 1),
-            ("--ranks", fewer),
-        ]);
-        machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
-    }
+    let (world, fewest) = (ranks.world, if operation == Operation::SendRecv { 2 } else { 1 });
+    let lower = human::either([
+        (plan.repeats.sweep.end_flags(), true),
+        ("-m", plan.aggregate > 1),
+        ("--ranks", ranks.fewer(fewest, identity.as_ref())),
+    ]);
+    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
+    let room = |scratch: u64| {
+        let other = if scratch > 0 && plan.algo != Algo::Auto { ", or take --algo auto" } else { "" };
+        let bytes = buffers.saturating_add(scratch);
+        machine::check_memory(world, identity.as_ref(), bytes, &format!("lower {lower}{other}"))
+    };
+    room(0)?;
     let asked = asked_for(args);
     let writable = || {
         files::check_outputs(&asked)?;
@@ -191,10 +194,10 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
         lead(identity.as_ref(), &comm, writable)?;
         if !over_nccl {
-            return rank(&plan, args, &Party { comm, native, device: None });
+            return rank(&plan, args, &Party { comm, native, device: None }, &room);
         }
         let (comm, gpus) = device::join(&plan, &ranks, identity.as_ref(), comm)?;
-        rank(&plan, args, &Party { comm, native, device: Some(gpus) })
+        rank(&plan, args, &Party { comm, native, device: Some(gpus) }, &room)
     })
 }
 
@@ -208,13 +211,21 @@ fn asked_for(args: &CollectiveArgs) -> Vec<(&'static str, &Path)> {
     outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect()
 }
 
-/// One rank's part; rank 0 shows, writes and judges.
-fn rank(plan: &Plan, args: &CollectiveArgs, party: &Party) -> Result<Verdict> {
+/// One rank's part, if there is `room` for what ranks have beside their buffers; rank 0 shows, writes and judges.
+fn rank(
+    plan: &Plan,
+    args: &CollectiveArgs,
+    party: &Party,
+    room: &dyn Fn(u64) -> Result<()>,
+) -> Result<Verdict> {
     let comm = &party.comm;
     let mut signature = signature(plan, party.device.is_some());
     signature.extend(outputs(args).map(|(flag, path)| (flag, files::wanted(path))));
     agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
+    if party.device.is_none() && party.native.is_none() {
+        room(measure::scratch(plan, comm)?)?;
+    }
     let cases = measure::cases(plan, party)?;
     let started = record::now();
     let who = agree::exchange(comm, &introduce(party))?;

@@ -160,8 +160,9 @@ pub mod tests {
             let (operation, args) = args.command.collective().unwrap();
             let plan = Plan::new(operation, args).unwrap();
             let ranks = Ranks::plan(&args.ranks, None).unwrap();
-            let failure =
-                of_spoiled(&ranks, &|comm| rank(&plan, args, &Party { comm, native: None, device: None }));
+            let failure = of_spoiled(&ranks, &|comm| {
+                rank(&plan, args, &Party { comm, native: None, device: None }, &|_| Ok(()))
+            });
             let text = failure.to_string();
             let words = [
                 &format!(" elements of {} over threads were wrong", operation.name()),
