@@ -277,8 +277,8 @@ fn every_type_and_reduction_is_exact_on_every_transport() {
 #[test]
 fn each_algorithm_can_be_asked_for_and_is_reported() {
     for (operation, algorithms) in [
-        ("all_reduce", &["direct-read-all", "direct-rs-ag", "exchange-all", "pairwise-rs-ag"][..]),
-        ("all_gather", &["direct-read", "pairwise"]),
+        ("all_reduce", &["direct-read-all", "direct-rs-ag", "exchange-all", "bruck", "pairwise-rs-ag"][..]),
+        ("all_gather", &["direct-read", "pairwise", "bruck"]),
         ("broadcast", &["direct-read", "binomial", "chain"]),
     ] {
         for algorithm in algorithms {

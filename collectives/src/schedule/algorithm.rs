@@ -20,6 +20,8 @@ pub enum Algorithm {
     Pairwise,
     /// Each rank sends its whole input to every other.
     ExchangeAll,
+    /// Each rank passes on what it has of all inputs, in steps at doubling distance (Bruck's).
+    Bruck,
     /// Pairwise reduce-scatter, then pairwise all-gather.
     PairwiseReduceScatterAllGather,
     /// Pairwise reduce-scatter, then the parts go to the root.
@@ -42,13 +44,14 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 15] = [
+    pub const ALL: [Algorithm; 16] = [
         Algorithm::Local,
         Algorithm::DirectRead,
         Algorithm::DirectReadAll,
         Algorithm::DirectReduceScatterAllGather,
         Algorithm::Pairwise,
         Algorithm::ExchangeAll,
+        Algorithm::Bruck,
         Algorithm::PairwiseReduceScatterAllGather,
         Algorithm::PairwiseReduceScatterGather,
         Algorithm::Binomial,
@@ -69,6 +72,7 @@ impl Algorithm {
             Algorithm::DirectReduceScatterAllGather => "direct-rs-ag",
             Algorithm::Pairwise => "pairwise",
             Algorithm::ExchangeAll => "exchange-all",
+            Algorithm::Bruck => "bruck",
             Algorithm::PairwiseReduceScatterAllGather => "pairwise-rs-ag",
             Algorithm::PairwiseReduceScatterGather => "pairwise-rs-gather",
             Algorithm::Binomial => "binomial",
@@ -86,15 +90,16 @@ impl Algorithm {
         bytes <= self.most(ranks)
     }
 
-    /// The most bytes of a call between so many ranks that may be tried with it. Where everybody gets everybody's input, at
-    /// once in memory of its own or one after the other, that is more than anything gains from it long before it is more
-    /// than a host has.
+    /// The most bytes of a call, as [`Call::bytes`](super::Call::bytes) counts them, between so many ranks that may be tried
+    /// with it. Where everybody gets everybody's input, at once in memory of its own or one after the other, that is more
+    /// than anything gains from it long before it is more than a host has.
     pub fn most(self, ranks: usize) -> usize {
         const MOST: usize = 64 << 20;
         match self {
-            Algorithm::DirectReadAll | Algorithm::ExchangeAll | Algorithm::HierarchicalExchange => {
-                MOST / ranks.saturating_sub(1).max(1)
-            }
+            Algorithm::DirectReadAll
+            | Algorithm::ExchangeAll
+            | Algorithm::HierarchicalExchange
+            | Algorithm::Bruck => MOST / ranks.saturating_sub(1).max(1),
             _ => usize::MAX,
         }
     }
@@ -117,10 +122,12 @@ impl Algorithm {
         if let (true, None) = (group.nodes.is_some(), group.direct) {
             match kind {
                 Kind::Send | Kind::Recv => {}
-                Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll => return &[Pairwise, Hierarchical],
+                Kind::ReduceScatter | Kind::AllToAll => return &[Pairwise, Hierarchical],
+                Kind::AllGather => return &[Pairwise, Bruck, Hierarchical],
                 Kind::AllReduce => {
                     return &[
                         ExchangeAll,
+                        Bruck,
                         PairwiseReduceScatterAllGather,
                         HierarchicalExchange,
                         Hierarchical,
@@ -136,12 +143,18 @@ impl Algorithm {
         }
         match (kind, group.direct.is_some()) {
             (Kind::Send | Kind::Recv, _) => &[Message],
-            (Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll, true) => &[DirectRead, Pairwise],
-            (Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll, false) => &[Pairwise],
-            (Kind::AllReduce, true) => {
-                &[DirectReadAll, DirectReduceScatterAllGather, ExchangeAll, PairwiseReduceScatterAllGather]
-            }
-            (Kind::AllReduce, false) => &[ExchangeAll, PairwiseReduceScatterAllGather],
+            (Kind::ReduceScatter | Kind::AllToAll, true) => &[DirectRead, Pairwise],
+            (Kind::ReduceScatter | Kind::AllToAll, false) => &[Pairwise],
+            (Kind::AllGather, true) => &[DirectRead, Pairwise, Bruck],
+            (Kind::AllGather, false) => &[Pairwise, Bruck],
+            (Kind::AllReduce, true) => &[
+                DirectReadAll,
+                DirectReduceScatterAllGather,
+                ExchangeAll,
+                Bruck,
+                PairwiseReduceScatterAllGather,
+            ],
+            (Kind::AllReduce, false) => &[ExchangeAll, Bruck, PairwiseReduceScatterAllGather],
             (Kind::Broadcast, true) => &[DirectRead, Binomial, Chain],
             (Kind::Broadcast, false) => &[Binomial, Chain],
             (Kind::Reduce, true) => &[DirectRead, Linear, PairwiseReduceScatterGather],

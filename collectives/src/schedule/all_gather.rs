@@ -2,7 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
+use super::{Algorithm, Build, Peers, Span, Step, bruck, hierarchical};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -14,6 +14,7 @@ pub(super) fn build(b: &mut Build) {
     match b.algorithm() {
         Algorithm::Local => b.copy(own, place),
         Algorithm::DirectRead => direct(b, own, &parts, |b| b.copy(own, place)),
+        Algorithm::Bruck => bruck::all_gather(b, own, place),
         Algorithm::Hierarchical => {
             let mut m = Messages::new(size);
             hierarchical::all_gather(b, &mut m, own, &parts, 0, |b| b.copy(own, place));

@@ -4,8 +4,8 @@ use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
 use super::{
-    Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, hierarchical, part, reduce_scatter,
-    tuner,
+    Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, bruck, hierarchical, part,
+    reduce_scatter, tuner,
 };
 use std::ops::Range;
 
@@ -27,6 +27,7 @@ pub(super) fn build(b: &mut Build) {
             all_gather::direct(b, own, &parts, |_| ());
         }
         Algorithm::ExchangeAll => exchange_all(b),
+        Algorithm::Bruck => bruck::all_reduce(b),
         Algorithm::HierarchicalExchange => hierarchical::exchange(b, &(0..size).collect::<Vec<usize>>()),
         Algorithm::Hierarchical => {
             let mut m = Messages::new(size);

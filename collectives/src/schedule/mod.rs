@@ -12,6 +12,7 @@ mod all_reduce;
 mod all_to_all;
 mod barrier;
 mod broadcast;
+mod bruck;
 mod cache;
 mod call;
 mod canonical;

@@ -277,7 +277,7 @@ mod tests {
             ("caravan-tuning 1\nshm 2 reduce 1 linear fastest", "'fastest'"),
             (
                 "caravan-tuning 1\nshm 2 all_gather 1 pairwise binomial",
-                "line 2: binomial cannot carry all_gather: direct-read, pairwise, hierarchical can",
+                "line 2: binomial cannot carry all_gather: direct-read, pairwise, bruck, hierarchical can",
             ),
         ] {
             let error = text.parse::<TuningTable>().unwrap_err();

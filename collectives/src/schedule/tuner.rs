@@ -28,6 +28,8 @@ pub enum Why {
     Direct,
     /// So few bytes that the number of steps counts: at most this many.
     Latency(usize),
+    /// So few bytes that the number of messages counts: at most this many.
+    Messages(usize),
     /// So many bytes that their volume counts: more than this.
     Bandwidth(usize),
     /// Nothing takes fewer steps, and nothing sends less.
@@ -51,6 +53,9 @@ impl Why {
             Why::Forced => "as asked for".into(),
             Why::Direct => "because peers' memory can be read: one pass, no messages".into(),
             Why::Latency(limit) => format!("because up to {limit} {bytes} the number of steps decides"),
+            Why::Messages(limit) => {
+                format!("because up to {limit} {bytes} the number of messages decides")
+            }
             Why::Bandwidth(limit) => format!("because above {limit} {bytes} the volume decides"),
             Why::Least => "because nothing takes fewer steps or sends less".into(),
             Why::Ranks => "because sums inside nodes would not halve what crosses between them".into(),
@@ -123,8 +128,8 @@ pub struct Tuning {
     /// `broadcast` it counts how many more steps a chain takes than a tree, and without nodes in `reduce` what it saves that
     /// the root alone reduces.
     pub tree: usize,
-    /// What a link carries while a rank deals with one message: what each piece of a `broadcast` costs besides, and each
-    /// part of a `reduce` that not the root alone reduces.
+    /// What a link carries while a rank deals with one message: what each piece of a `broadcast` costs besides, each part of
+    /// a `reduce` that not the root alone reduces, and each message to another rank of those that are passed on instead.
     pub handled: usize,
     /// Above this many bytes a rank, a reduction goes through such windows, but for one to the root of two ranks in one
     /// memory, which takes the other's input at once.
@@ -158,8 +163,10 @@ impl Tuning {
     /// - Sending everything to everybody saves an `all_reduce` of n ranks one step. Of B bytes sent per rank it sends
     ///   (1 - 2/n) B more than is needed, and reduces the rest of B/(n-1) only once all is there, at some 8 GB/s. It
     ///   pays up to the B at which both together take as long as the step.
-    /// - A root that reduces alone takes fewer steps than all together, and receives more: see `reduced_alone`. A tree has fewer steps than a chain, of which each link carries everything once: see
-    ///   `chain_above` beside them.
+    /// - A root that reduces alone takes fewer steps than all together, and receives more: see `reduced_alone`. A tree
+    ///   has fewer steps than a chain, of which each link carries everything once: see `chain_above` beside them.
+    /// - To pass on what many ranks have, at doubling distance, takes more steps than to send it to all, and fewer
+    ///   messages: see `doubled`.
     /// - Rounds must be longer than that for the next to be under way while one is reduced.
     pub fn for_link(self, ranks: usize, latency: Duration, bandwidth: f64) -> Tuning {
         const SOFTWARE: f64 = 2e-6;
@@ -194,6 +201,15 @@ impl Tuning {
             2 => self.read_all.saturating_mul(BY_TWO),
             _ => KEPT.min(self.read_all / (ranks - 1)),
         }
+    }
+
+    /// Up to how many bytes of each of n `ranks` are passed on at doubling distance instead of sent to all others: as many
+    /// as a rank receives while it would deal with the messages that this saves, less the steps that it takes more. As many
+    /// bytes are sent either way, but some of them are copied first.
+    fn doubled(&self, ranks: usize) -> usize {
+        let steps = ranks.next_power_of_two().trailing_zeros() as usize;
+        let saved = self.handled.saturating_mul((ranks - 1).saturating_sub(steps));
+        saved.saturating_sub(self.tree.saturating_mul(steps.saturating_sub(1))) / (ranks - 1).max(1)
     }
 
     /// Up to how many bytes a root alone reduces those of n `ranks` in `reduce`. Of B bytes each it receives (n - 1) B, and
@@ -311,14 +327,19 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     if let Some(choice) = over_nodes(call, group) {
         return choice;
     }
+    // Nodes pass on less between them.
+    let doubled = if group.nodes.is_none() { tuning.doubled(group.size) } else { 0 };
     match (call.kind, group.direct) {
         (Kind::AllReduce, Some(_)) => {
             let limit = tuning.read(group.size);
             by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
         }
         (_, Some(_)) => Choice { algorithm: Algorithm::DirectRead, why: Why::Direct },
+        (Kind::AllReduce | Kind::AllGather, None) if doubled > 0 && bytes <= doubled => {
+            Choice { algorithm: Algorithm::Bruck, why: Why::Messages(doubled) }
+        }
         (Kind::AllReduce, None) => {
-            let limit = tuning.exchanged(group.size);
+            let limit = tuning.exchanged(group.size).max(doubled);
             by_size(bytes, limit, Algorithm::ExchangeAll, Algorithm::PairwiseReduceScatterAllGather)
         }
         (Kind::Broadcast, None) => {
@@ -330,13 +351,15 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             let limit = tuning.reduced_alone(group.size);
             by_size(bytes, limit, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
         }
+        (Kind::AllGather, None) if doubled == 0 => Choice { algorithm: Algorithm::Pairwise, why: Why::Least },
+        (Kind::AllGather, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Bandwidth(doubled) },
         // What follows is of nodes that are no units for this call; without nodes it has one candidate.
         (Kind::ReduceScatter, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Ranks },
         (Kind::Gather | Kind::Scatter | Kind::AllToAll, None) => {
             Choice { algorithm: candidates[0], why: Why::Bandwidth(joined(group)) }
         }
         // Always units over nodes, or messages between two ranks.
-        (Kind::AllGather | Kind::Barrier | Kind::Send | Kind::Recv, None) => {
+        (Kind::Barrier | Kind::Send | Kind::Recv, None) => {
             Choice { algorithm: candidates[0], why: Why::Only }
         }
     }
@@ -348,149 +371,4 @@ fn joined(group: &Group) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::transport::Nodes;
-    use std::sync::Arc;
-
-    fn all_reduce(group: &Group, bytes: usize) -> Choice {
-        choose(&Call::new(Kind::AllReduce, DType::U8, bytes), group, None)
-    }
-
-    #[test]
-    fn a_link_moves_the_sizes_at_which_algorithms_change() {
-        let group = |ranks, link: Option<(u64, f64)>| {
-            let plain = Tuning::default();
-            let tuning = link.map_or(plain, |(us, b)| plain.for_link(ranks, Duration::from_micros(us), b));
-            Group { tuning, ..Group::plain(0, ranks) }
-        };
-        // 22 us at 1.25 GB/s are 27500 bytes. With 4 ranks half of what is sent is too much, which takes 0.4 ns a
-        // byte; the quarter that is reduced late takes 0.03: 22000 / 0.43125 bytes are sent at most, by 3 messages.
-        let cluster = group(4, Some((20, 1.25e9)));
-        assert_eq!((cluster.tuning.tree, cluster.tuning.exchange_all), (27_500, 51_014));
-        assert_eq!(all_reduce(&cluster, 17_004).algorithm, Algorithm::ExchangeAll);
-        assert_eq!(all_reduce(&cluster, 17_005).algorithm, Algorithm::PairwiseReduceScatterAllGather);
-        assert_eq!(all_reduce(&group(4, None), 17_004).algorithm, Algorithm::PairwiseReduceScatterAllGather);
-        // Two ranks send no more than is needed: 22 us of reducing.
-        let two = group(2, Some((20, 1.25e9)));
-        assert_eq!(two.tuning.exchanged(2), 352_000);
-        assert_eq!(all_reduce(&two, 352_000).algorithm, Algorithm::ExchangeAll);
-        assert_eq!(all_reduce(&two, 352_001).algorithm, Algorithm::PairwiseReduceScatterAllGather);
-        assert_eq!(all_reduce(&group(2, None), 128 << 10).algorithm, Algorithm::ExchangeAll);
-        assert_eq!(
-            all_reduce(&group(2, None), (128 << 10) + 1).algorithm,
-            Algorithm::PairwiseReduceScatterAllGather
-        );
-        // Over a continent a round must fill 50 ms.
-        let far = group(4, Some((50_000, 1e9))).tuning;
-        assert!(far.round >= 64 << 20 && far.exchange_all == 4 << 20, "{far:?}");
-        assert_eq!(group(2, Some((1, f64::INFINITY))).tuning.tree, 4 << 20);
-    }
-
-    #[test]
-    fn nodes_are_units_where_that_sends_less_between_them() {
-        let group = |size, block| Group {
-            nodes: Some(Arc::new(Nodes::blocks(size, block).unwrap())),
-            ..Group::plain(0, size)
-        };
-        let of = |kind, dtype, count, group: &Group| choose(&Call::new(kind, dtype, count), group, None);
-        let large = 1 << 20;
-        for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::Reduce] {
-            let choice = of(kind, DType::F32, large, &group(8, 4));
-            assert_eq!((choice.algorithm, choice.why), (Algorithm::Hierarchical, Why::Nodes(4)), "{kind}");
-        }
-        assert_eq!(all_reduce(&group(8, 4), 64).algorithm, Algorithm::HierarchicalExchange);
-        let small = |kind| of(kind, DType::F32, 4, &group(8, 4)).algorithm;
-        assert_eq!(small(Kind::Reduce), Algorithm::HierarchicalExchange);
-        for kind in [Kind::Broadcast, Kind::Gather, Kind::Scatter, Kind::AllToAll, Kind::Barrier] {
-            assert_eq!(small(kind), Algorithm::Hierarchical, "{kind}");
-        }
-        // Nodes must save more than half: 8 unrounded bf16 in one do, 4 do not, nor 3 f32 in two.
-        let of_sums =
-            |dtype, size, block| of(Kind::ReduceScatter, dtype, large, &group(size, block)).algorithm;
-        assert_eq!(of_sums(DType::Bf16, 16, 8), Algorithm::Hierarchical);
-        assert_eq!(of_sums(DType::Bf16, 8, 4), Algorithm::Pairwise);
-        assert_eq!(of_sums(DType::F32, 9, 3), Algorithm::Pairwise);
-        assert_eq!(of_sums(DType::F32, 8, 2), Algorithm::Pairwise);
-        // Gathering saves in any case, also as the second half of an all_reduce.
-        assert_eq!(of(Kind::AllGather, DType::Bf16, large, &group(8, 2)).algorithm, Algorithm::Hierarchical);
-        assert_eq!(of(Kind::AllReduce, DType::Bf16, large, &group(8, 2)).algorithm, Algorithm::Hierarchical);
-        assert_eq!(of(Kind::AllReduce, DType::Bf16, 64, &group(8, 2)).algorithm, Algorithm::ExchangeAll);
-        assert_eq!(of(Kind::AllToAll, DType::F32, large, &group(8, 4)).algorithm, Algorithm::Pairwise);
-    }
-
-    #[test]
-    fn a_root_copies_all_of_one_other_input_at_once() {
-        let of = |one_memory, size| Group { one_memory, ..Group::plain(0, size) };
-        let rounds = |group: &Group, mib: usize| group.tuning.cut_for_root(group, mib << 20).1;
-        assert_eq!([4, 64, 65].map(|mib| rounds(&of(true, 2), mib)), [1, 1, 2]);
-        assert_eq!([2, 4].map(|mib| rounds(&of(false, 2), mib)), [1, 8]);
-        assert!(rounds(&of(true, 3), 4) > 1);
-    }
-
-    #[test]
-    fn a_root_reduces_fewer_bytes_alone_the_more_ranks_there_are() {
-        let plain = Tuning::default();
-        assert_eq!([3, 4, 8, 64].map(|ranks| plain.reduced_alone(ranks)), [65536, 65536, 34_328, 17_986]);
-        for (tuning, ranks) in [plain, plain.for_link(64, Duration::from_micros(20), 1.25e9)]
-            .into_iter()
-            .flat_map(|t| (3..200).map(move |n| (t, n)))
-        {
-            // In bytes that the link carries meanwhile: what the root receives, and what it waits for besides.
-            let others = (ranks - 1) as f64;
-            let alone = |bytes: f64| others * bytes;
-            let together = |bytes: f64| {
-                2.0 * others * bytes / ranks as f64 + tuning.tree as f64 + others * tuning.handled as f64
-            };
-            let limit = tuning.reduced_alone(ranks);
-            assert!(
-                alone(0.99 * limit as f64) < together(0.99 * limit as f64),
-                "{ranks} ranks, {limit} bytes"
-            );
-            let above = 1.01 * limit as f64;
-            assert!(limit == tuning.tree || alone(above) > together(above), "{ranks} ranks, {limit} bytes");
-        }
-    }
-
-    #[test]
-    fn what_is_said_of_a_choice_is_true() {
-        let plain = Tuning::default();
-        let far = |ranks| plain.for_link(ranks, Duration::from_micros(500), 1e9);
-        let groups = (1..=9).flat_map(|size| {
-            let nodes = |block| Some(Arc::new(Nodes::blocks(size, block).unwrap()));
-            let mut places = vec![(Some(0), None), (None, None), (Some(0), nodes(size))];
-            // Nodes make a difference where there are several, of several ranks.
-            places.extend([2, 4].into_iter().filter(|&block| block < size).map(|block| (None, nodes(block))));
-            places.into_iter().flat_map(move |(direct, nodes)| {
-                [(plain, false), (plain, true), (far(size), false)].map(|(tuning, one_memory)| {
-                    let nodes = nodes.clone();
-                    Group { direct, nodes, one_memory, tuning, ..Group::plain(0, size) }
-                })
-            })
-        });
-        for group in groups {
-            for kind in Kind::ALL {
-                let candidates = Algorithm::candidates(kind, &group);
-                for dtype in [DType::U8, DType::Bf16, DType::F32] {
-                    let at =
-                        |bytes: usize| choose(&Call::new(kind, dtype, bytes / dtype.size()), &group, None);
-                    for bytes in (0..40).step_by(2).map(|bits| (1usize << bits) / 4 * 4) {
-                        let Choice { algorithm, why } = at(bytes);
-                        let what =
-                            format!("{kind} of {bytes} bytes of {dtype}, {group:?}: {algorithm}, {why:?}");
-                        assert!(candidates.contains(&algorithm), "{what}");
-                        assert_eq!(why == Why::Only, candidates.len() == 1, "{what}");
-                        let (small, large) = match why {
-                            Why::Latency(limit) => (bytes, limit + dtype.size()),
-                            Why::Bandwidth(limit) => (limit, bytes),
-                            _ => continue,
-                        };
-                        // The limit is in reach, and the choice changes there.
-                        assert!(small < large && large < 1 << 41, "{what}");
-                        assert_ne!(at(small).algorithm, at(large).algorithm, "{what}");
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -40,9 +40,10 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
             Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);
         calls::footprint(&[work], size_of::<f32>(), ranks.world)
     };
-    // One operation follows the other. Of what is tried some gives everybody all inputs at once, which then stay.
-    let tried = repeats.sweep.largest().min(Algorithm::ExchangeAll.most(ranks.world)) as u64;
-    let inputs = tried * (ranks.world * (ranks.world - 1)) as u64;
+    // One operation follows the other. Of what is tried some gives everybody all inputs at once, and packs some of them
+    // into messages; their memory stays.
+    let tried = repeats.sweep.largest().min(Algorithm::Bruck.most(ranks.world)) as u64;
+    let inputs = 2 * tried * (ranks.world * ranks.world) as u64;
     let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0).saturating_add(inputs);
     let lower =
         human::either([(repeats.sweep.end_flags(), true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);

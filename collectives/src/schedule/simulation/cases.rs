@@ -172,7 +172,7 @@ fn suite(size: usize, groups: &[Group], all: bool) {
                 };
                 for dtype in dtypes {
                     turn += 1;
-                    let few = [1, 5][turn % 2];
+                    let few = [0, 1, 5][turn / 3 % 3];
                     let many = if kind.counts_a_part() { 35 } else { 7 * size + 3 };
                     for (count, in_place) in [(few, turn % 4 < 2), (many, turn % 4 >= 2)] {
                         let count = if kind == Kind::Barrier { 0 } else { count };
