@@ -95,6 +95,48 @@ fn an_interrupt_ends_every_rank() {
     }
 }
 
+/// A UCX that starts a thread as it is loaded, as one with FUSE does, and in which ranks then stand still.
+const WITH_A_THREAD: &str = "
+#include <pthread.h>
+#include <unistd.h>
+static void *sleeps(void *nothing) { for (;;) pause(); }
+__attribute__((constructor)) static void begin(void) { pthread_t thread; pthread_create(&thread, 0, sleeps, 0); }
+void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release) { *major = 1; *minor = 18; *release = 0; }
+int ucp_config_read(void *prefix, void *file, void **config) { for (;;) pause(); }
+void ucs_log_push_handler(void *handler) {}
+#define UNUSED(name) void name(void) {}
+UNUSED(ucp_config_modify) UNUSED(ucp_config_release) UNUSED(ucp_init_version) UNUSED(ucp_cleanup)
+UNUSED(ucp_worker_create) UNUSED(ucp_worker_destroy) UNUSED(ucp_worker_get_address)
+UNUSED(ucp_worker_release_address) UNUSED(ucp_worker_progress) UNUSED(ucp_ep_create) UNUSED(ucp_ep_close_nbx)
+UNUSED(ucp_tag_send_nbx) UNUSED(ucp_tag_recv_nbx) UNUSED(ucp_request_check_status)
+UNUSED(ucp_tag_recv_request_test) UNUSED(ucp_request_cancel) UNUSED(ucp_request_free) UNUSED(ucs_status_string)
+";
+
+/// A signal to a process goes to any of its threads that does not block it.
+#[test]
+fn threads_of_ucx_take_no_signal_of_the_supervisor() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let source = bench.file("ucx.c", WITH_A_THREAD);
+    for name in ["libucp.so.0", "libucs.so.0"] {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-pthread", "-Wl,-z,nodelete"]).arg(&source);
+        match compiler.arg("-o").arg(bench.path(name)).status() {
+            Ok(status) => assert!(status.success(), "{compiler:?}"),
+            Err(_) => return skip("threads of UCX and signals: no C compiler"),
+        }
+    }
+    for (name, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let mut command = bench.command(&format!("{ENDLESS} --ranks 2 --transport ucx"));
+        command.env("LD_LIBRARY_PATH", bench.path("."));
+        let run = command.spawn().expect("the program starts");
+        let run = bench.until(run, "its ranks have started", || bench.ranks().len() == 2);
+        signal(run.id(), name);
+        bench.finish(run).refusal(code, &["interrupted by signal", "all 2 ranks have ended"]);
+    }
+    bench.nothing_left();
+}
+
 /// Lines of metrics that a run has written.
 fn steps(bench: &Bench) -> usize {
     fs::read_to_string(bench.path("m.jsonl")).unwrap().lines().count()

@@ -1,6 +1,7 @@
 //! A UCX context and one worker of it: owners of the library's handles, and errors in UCX's own words.
 
 use super::{defaults, log};
+use crate::bootstrap::spawn::unsignalled;
 use crate::error::{Error, Result};
 use crate::simd;
 use std::ffi::c_void;
@@ -21,9 +22,10 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// See [`super::library`].
+/// See [`super::library`]. A UCX with FUSE starts a thread as it is loaded, which must not be the one that gets the signals that
+/// a supervisor catches.
 pub(super) fn library() -> Result<String> {
-    let ucp = Ucp::load().map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
+    let ucp = unsignalled(Ucp::load).map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
     let (major, minor, release) = ucp.version();
     Ok(format!("UCX {major}.{minor}.{release}"))
 }
