@@ -409,6 +409,7 @@ mod tests {
                 announced: None,
                 interrupted,
                 killed: Vec::new(),
+                left: Vec::new(),
             })
         };
         for (ending, code) in [

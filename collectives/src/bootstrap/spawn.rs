@@ -1,19 +1,27 @@
 //! Own spawn: one parent starts the ranks of a job on this host, watches them, and leaves nothing behind.
 
+mod signals;
+
 use super::board::{Board, Ending};
 use super::identity::variables;
 use crate::error::{Error, Result};
 use crate::watch::MAX_SIZE;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use signals::{Signals, stop_here};
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+pub(crate) use signals::unsignalled;
+
 /// How long the other ranks may take to end by themselves, with their own message, once one has failed.
 pub const GRACE: Duration = Duration::from_secs(3);
+
+/// How long ranks may take to end that were killed: one gives back all its memory first, and what a device has pinned of it.
+const LEAVING: Duration = Duration::from_secs(30);
 
 /// Whether this process was started by [`supervise`], which has looked at all that it will look at.
 pub fn supervised() -> bool {
@@ -33,6 +41,8 @@ pub struct Report {
     pub interrupted: Option<i32>,
     /// Ranks that had to be killed because they did not end by themselves in time.
     pub killed: Vec<usize>,
+    /// Those of them that have not ended even so, as one that waits for a disk that does not answer.
+    pub left: Vec<usize>,
 }
 
 impl Report {
@@ -55,20 +65,40 @@ impl Report {
     /// One sentence for the user, unless everything went well.
     pub fn sentence(&self) -> Option<String> {
         if let Some(signal) = self.interrupted {
-            return Some(format!(
-                "interrupted by signal {signal}; all {} ranks have ended",
-                self.endings.len()
-            ));
+            return Some(match self.stays() {
+                None => {
+                    format!("interrupted by signal {signal}; all {} ranks have ended", self.endings.len())
+                }
+                Some(stays) => format!("interrupted by signal {signal}; {stays}"),
+            });
         }
         let (rank, how) = self.first_failure.as_ref()?;
         let rest = match self.endings.len() - 1 {
+            _ if !self.left.is_empty() => self.stays().map_or(String::new(), |stays| format!("; {stays}")),
             0 => String::new(),
             _ if !self.killed.is_empty() => {
-                format!("; {} did not end by itself and was killed", super::hosts::list(&self.killed))
+                let (itself, was) = match self.killed.len() {
+                    1 => ("itself", "was"),
+                    _ => ("themselves", "were"),
+                };
+                format!("; {} did not end by {itself} and {was} killed", super::hosts::list(&self.killed))
             }
             _ => "; the other ranks were stopped".into(),
         };
         Some(format!("rank {rank} {how}{rest}"))
+    }
+
+    /// Who is still there, if anybody is.
+    fn stays(&self) -> Option<String> {
+        let (was, it) = match self.left.len() {
+            0 => return None,
+            1 => ("was killed and has", "it"),
+            _ => ("were killed and have", "them"),
+        };
+        let left = super::hosts::list(&self.left);
+        Some(format!(
+            "{left} {was} not ended after {LEAVING:?}: the system waits for a disk or a device in {it} (state D in ps)"
+        ))
     }
 }
 
@@ -195,18 +225,17 @@ struct Family {
 impl Family {
     fn watch(mut self, signals: &Signals) -> Report {
         let mut deadline: Option<Instant> = None;
-        let (mut interrupted, mut killed) = (None, Vec::new());
+        let (mut interrupted, mut killed, mut left) = (None, Vec::new(), Vec::new());
         while !self.reap() {
             if deadline.is_none() && self.board.first_failure().is_some() {
                 deadline = Some(Instant::now() + GRACE);
             }
             if deadline.is_some_and(|d| Instant::now() >= d) {
                 killed = self.alive();
-                self.signal_all(Signal::KILL);
-                self.reap_blocking();
+                left = self.kill(Some(signals), LEAVING, &mut interrupted);
                 break;
             }
-            match self.wait(signals, deadline) {
+            match self.wait(Some(signals), deadline) {
                 None => {}
                 Some(Signal::TSTP) => {
                     self.signal_all(Signal::STOP);
@@ -220,18 +249,25 @@ impl Family {
                 }
             }
         }
-        let endings: Vec<Ending> = self.members.iter().filter_map(|m| m.ending).collect();
+        // Who stays was killed, too, and will end by that.
+        let endings: Vec<Ending> =
+            self.members.iter().map(|m| m.ending.unwrap_or(Ending::Killed(9))).collect();
         let first = self.board.first_failure();
-        let first_failure = first.map(|r| (r, self.board.how(r).unwrap_or_else(|| endings[r].to_string())));
         let announced = first.and_then(|r| self.board.announced(r));
-        Report { endings, first_failure, announced, interrupted, killed }
+        let how = |rank| match &announced {
+            // What it said of itself, and not how it was ended for not ending.
+            Some(text) if killed.contains(&rank) => format!("failed: {text}"),
+            _ => self.board.how(rank).unwrap_or_else(|| endings[rank].to_string()),
+        };
+        let first_failure = first.map(|rank| (rank, how(rank)));
+        Report { endings, first_failure, announced, interrupted, killed, left }
     }
 
     /// Sleeps until a rank has ended, a signal came or the deadline passed.
-    fn wait(&self, signals: &Signals, deadline: Option<Instant>) -> Option<Signal> {
+    fn wait(&self, signals: Option<&Signals>, deadline: Option<Instant>) -> Option<Signal> {
         let running = self.members.iter().filter(|m| m.ending.is_none());
         let blind = running.clone().any(|m| m.pidfd.is_none());
-        let mut fds = vec![PollFd::new(&signals.fd, PollFlags::IN)];
+        let mut fds: Vec<_> = signals.iter().map(|s| PollFd::new(&s.fd, PollFlags::IN)).collect();
         fds.extend(running.filter_map(|m| m.pidfd.as_ref()).map(|fd| PollFd::new(fd, PollFlags::IN)));
         // A rank announces its failure on the board without waking us, so look now and then.
         let most = if blind { BLIND } else { Duration::from_millis(250) };
@@ -242,7 +278,7 @@ impl Family {
             // The kernel has no memory for it now, or a limit of open files has sunk: look at intervals instead.
             Err(_) => std::thread::sleep(left.min(BLIND)),
         }
-        signals.next()
+        signals.and_then(Signals::next)
     }
 
     /// Collects who has ended; true when all have. When several ended since the last look, one that a signal
@@ -263,12 +299,24 @@ impl Family {
         self.members.iter().all(|m| m.ending.is_some())
     }
 
-    fn reap_blocking(&mut self) {
-        for (rank, member) in self.members.iter_mut().enumerate().filter(|(_, m)| m.ending.is_none()) {
-            let ending = member.child.wait().map_or(Ending::Killed(9), ending_of);
-            member.ending = Some(ending);
-            self.board.record(rank, ending);
+    /// Kills who still runs, and returns once all have ended or nobody need wait for them any more: a process whose disk or
+    /// device does not answer may never end. Gives those. A signal meanwhile is kept as what interrupted, and shortens that.
+    fn kill(
+        &mut self,
+        signals: Option<&Signals>,
+        patience: Duration,
+        interrupted: &mut Option<i32>,
+    ) -> Vec<usize> {
+        self.signal_all(Signal::KILL);
+        let mut deadline = Instant::now() + patience;
+        while !self.reap() && Instant::now() < deadline {
+            if let Some(signal) = self.wait(signals, Some(deadline)).filter(|&signal| signal != Signal::TSTP)
+            {
+                *interrupted = interrupted.or(Some(signal.as_raw()));
+                deadline = deadline.min(Instant::now() + GRACE);
+            }
         }
+        self.alive()
     }
 
     fn alive(&self) -> Vec<usize> {
@@ -282,156 +330,11 @@ impl Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
-        self.signal_all(Signal::KILL);
-        self.reap_blocking();
-    }
-}
-
-/// The signals that the supervisor passes on, blocked and read from a descriptor for as long as this lives.
-struct Signals {
-    fd: OwnedFd,
-    before: libc::sigset_t,
-    /// This process was started to ignore the end of its children: the kernel would say of none how it ended.
-    childless: bool,
-}
-
-/// Does `work`; threads that it starts never get a signal that ends a job or stops it.
-pub(crate) fn unsignalled<T>(work: impl FnOnce() -> T) -> T {
-    let blocked = block(&Signals::CAUGHT);
-    let done = work();
-    if let Ok((_, before)) = blocked {
-        // SAFETY: the set that was there before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
-    }
-    done
-}
-
-/// Keeps signals from this thread, and from those that it starts; their set, and what was kept from it before.
-fn block(signals: &[libc::c_int]) -> Result<(libc::sigset_t, libc::sigset_t)> {
-    // SAFETY: plain libc calls on sets that live here; a zeroed sigset_t is what sigemptyset expects.
-    unsafe {
-        let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        for &signal in signals {
-            libc::sigaddset(&mut set, signal);
-        }
-        match libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) {
-            0 => Ok((set, before)),
-            failed => Err(Error::system("blocking signals", std::io::Error::from_raw_os_error(failed))),
-        }
-    }
-}
-
-/// Stops this process as Ctrl-Z does, and returns once it goes on. Where nobody could let it go on, as in `ssh -t host
-/// caravan` without a shell that minds its jobs, the kernel discards a stop from the terminal (not a SIGSTOP), and this
-/// returns at once. The signal is one that this thread blocks.
-fn stop_here() {
-    // SAFETY: plain libc calls on structures that live here, of which a zeroed one is valid, and as an action the
-    // default; what was there before is put back.
-    unsafe {
-        let (mut stop, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-        let (default, mut action): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
-        libc::sigemptyset(&mut stop);
-        libc::sigaddset(&mut stop, libc::SIGTSTP);
-        libc::sigaction(libc::SIGTSTP, &default, &mut action);
-        libc::raise(libc::SIGTSTP);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &stop, &mut before);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        libc::sigaction(libc::SIGTSTP, &action, std::ptr::null_mut());
-    }
-}
-
-impl Signals {
-    const CAUGHT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP];
-
-    fn catch() -> Result<Self> {
-        // A descriptor gets ignored signals too. nohup has a job stay when its terminal goes, and a script what it started
-        // in the background when Ctrl-C ends the script.
-        let caught = Self::CAUGHT.into_iter().filter(|&signal| !ignored(signal));
-        let (set, before) = block(&caught.collect::<Vec<_>>())?;
-        // SAFETY: plain libc calls on sets that live here.
-        unsafe {
-            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-            if fd < 0 {
-                let error = std::io::Error::last_os_error();
-                libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-                return Err(Error::system("signalfd", error));
-            }
-            let childless = ignored(libc::SIGCHLD);
-            if childless {
-                libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-            }
-            Ok(Signals { fd: OwnedFd::from_raw_fd(fd), before, childless })
-        }
-    }
-
-    fn next(&self) -> Option<Signal> {
-        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-        match rustix::io::read(&self.fd, &mut info) {
-            // The signal's number is the structure's first field.
-            Ok(n) if n == info.len() => {
-                Signal::from_named_raw(i32::from_ne_bytes(info[..4].try_into().expect("four bytes")))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Whether this process was started to ignore a signal.
-fn ignored(signal: libc::c_int) -> bool {
-    // SAFETY: it only asks; a zeroed structure is valid, and is filled where the call succeeds.
-    unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        // SAFETY: restores what `catch` found.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut());
-            if self.childless {
-                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
-            }
+        if !self.reap() {
+            self.kill(None, LEAVING, &mut None);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::alone::alone;
-    use super::*;
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-    #[test]
-    fn ranks_of_a_process_that_ignores_its_children_are_watched() {
-        if !alone("bootstrap::spawn::tests::ranks_of_a_process_that_ignores_its_children_are_watched") {
-            return;
-        }
-        // SAFETY: a disposition, which this process has for itself.
-        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-        let (board, _) = Board::create(1).unwrap();
-        let (signals, mut sh) = (Signals::catch().unwrap(), Command::new("sh"));
-        let child = sh.args(["-c", "sleep 0.05; exit 7"]).spawn().unwrap();
-        let family = Family { board, members: vec![Member::new(child)] };
-        assert_eq!(family.watch(&signals).endings, [Ending::Exited(7)]);
-        drop(signals);
-        assert!(ignored(libc::SIGCHLD));
-    }
-
-    #[test]
-    fn ranks_are_watched_where_the_kernel_refuses_to() {
-        if !alone("bootstrap::spawn::tests::ranks_are_watched_where_the_kernel_refuses_to") {
-            return;
-        }
-        let (board, _) = Board::create(1).unwrap();
-        let (signals, mut sleep) = (Signals::catch().unwrap(), Command::new("sleep"));
-        let family = Family { board, members: vec![Member::new(sleep.arg("0.05").spawn().unwrap())] };
-        // As many descriptors as are to be watched are then too many.
-        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
-        let report = family.watch(&signals);
-        assert_eq!((report.endings, report.first_failure), (vec![Ending::Exited(0)], None));
-    }
-}
+mod tests;
