@@ -161,15 +161,45 @@ pub(super) fn pmi_abort(code: u8) {
     }
 }
 
-/// `1, 2 and 5`.
+/// `rank 3`, `ranks 1, 2 and 5`, `ranks 1, 128-255 and 300`: of ranks in their order.
 pub(super) fn list(ranks: &[usize]) -> String {
-    match ranks {
-        [] => "none".into(),
-        [one] => format!("rank {one}"),
-        [first @ .., last] => {
-            let first: Vec<String> = first.iter().map(usize::to_string).collect();
-            format!("ranks {} and {last}", first.join(", "))
+    let neighbours = ranks.chunk_by(|a, b| a + 1 == *b);
+    let parts: Vec<String> = neighbours
+        .flat_map(|run| match run {
+            [first, _, .., last] => vec![format!("{first}-{last}")],
+            few => few.iter().map(usize::to_string).collect(),
+        })
+        .collect();
+    match (ranks, &parts[..]) {
+        ([], _) => "none".into(),
+        ([one], _) => format!("rank {one}"),
+        (_, parts) => format!("ranks {}", prose(parts)),
+    }
+}
+
+/// More hosts than this are not listed one by one.
+const MOST_LISTED: usize = 8;
+
+/// The names of hosts, each once, in the order in which they come first: `node1 and node2`, or some and how many more.
+pub(super) fn places<'a>(homes: impl Iterator<Item = &'a str>) -> String {
+    let (mut seen, mut names) = (std::collections::HashSet::new(), Vec::new());
+    for home in homes.filter(|&home| seen.insert(home)) {
+        if names.len() < MOST_LISTED {
+            names.push(home.to_owned());
         }
+    }
+    if seen.len() > names.len() {
+        names.push(format!("{} more", seen.len() - names.len()));
+    }
+    prose(&names)
+}
+
+/// `1, 2 and 5`.
+fn prose(parts: &[String]) -> String {
+    match parts {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
     }
 }
 
@@ -241,5 +271,17 @@ mod tests {
     fn ranks_read_as_prose() {
         assert_eq!(list(&[3]), "rank 3");
         assert_eq!(list(&[1, 2, 5]), "ranks 1, 2 and 5");
+        assert_eq!(list(&[0, 1, 2]), "ranks 0-2");
+        let many: Vec<usize> = [1].into_iter().chain(128..256).chain([300, 301]).collect();
+        assert_eq!(list(&many), "ranks 1, 128-255, 300 and 301");
+    }
+
+    #[test]
+    fn hosts_read_as_prose() {
+        assert_eq!(places(["a", "a"].into_iter()), "a");
+        assert_eq!(places(["b", "a", "b"].into_iter()), "b and a");
+        let many: Vec<String> = (0..30).map(|i| format!("n{}", i / 2)).collect();
+        let said = places(many.iter().map(String::as_str));
+        assert_eq!(said, "n0, n1, n2, n3, n4, n5, n6, n7 and 7 more");
     }
 }

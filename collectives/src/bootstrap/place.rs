@@ -2,15 +2,17 @@
 
 use super::wire::{Stream, Wait};
 use crate::error::{Error, Result};
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::net::{Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections that may wait to be taken: many ranks come at once.
 const BACKLOG: i32 = 4096;
+/// How long what a name stands for is kept: thousands of ranks would ask a name server at every look.
+const NAMED_FOR: Duration = Duration::from_secs(5);
 
 /// Where a star meets.
 #[derive(Clone, Debug)]
@@ -144,50 +146,74 @@ fn both_families(port: u16) -> std::io::Result<TcpListener> {
 /// What a look at a place found.
 pub(super) enum Found {
     Somebody(Stream),
-    /// Nobody whom we look for listens yet, or nothing has the name yet, and then why.
-    Nobody(Option<Error>),
+    /// Nobody whom we look for listens yet.
+    Nobody(Why),
 }
 
-/// Connects to who listens at `place` and is the one that `greet` looks for: where it gives nothing back, whoever listens
-/// at the next address may be. On Unix sockets the kernel says which user listens: a stranger there hears nothing, least of
-/// all the job's secret.
-pub(super) fn connect(
-    place: &Place,
-    wait: &Wait<'_>,
-    mut greet: impl FnMut(Stream) -> Result<Option<Stream>>,
-) -> Result<Found> {
-    let refused = |e: std::io::Error| Error::system(format!("connecting to {place}"), e);
-    match place {
-        Place::Unix(name) => {
-            let address = SocketAddr::from_abstract_name(name).map_err(refused)?;
-            let Ok(stream) = UnixStream::connect_addr(&address) else { return Ok(Found::Nobody(None)) };
-            stream.set_nonblocking(true).map_err(refused)?;
-            let peer = peer_of(stream.as_fd()).map_err(refused)?;
-            if peer.uid != rustix::process::geteuid().as_raw() {
-                return Err(Error::Launch(format!(
-                    "user {} listens at {place}, where rank 0 of this job should: set CARAVAN_JOB to another name for all \
-                     ranks",
-                    peer.uid
-                )));
-            }
-            Ok(greet(Stream::Unix(stream))?.map_or(Found::Nobody(None), Found::Somebody))
-        }
-        Place::Tcp(address) => {
-            let (hosts, port) = hosts_and_port(address).map_err(refused)?;
-            let (mut resolved, mut failed) = (Vec::new(), None);
-            for host in hosts.split(',') {
-                match wait.blocked(|| format!("{host}:{port}").to_socket_addrs()) {
-                    Ok(addresses) => resolved.extend(addresses),
-                    Err(e) => failed = failed.or(Some(e)),
+/// Why nobody was found.
+pub(super) enum Why {
+    /// Nothing has the name yet.
+    Unnamed(Error),
+    /// Nobody took the connection; what the system says of that, where it says more than that nobody is there.
+    Unanswered(Option<String>),
+}
+
+/// Looks for who listens at a place, as often as it takes.
+pub(super) struct Search<'a> {
+    place: &'a Place,
+    /// What its names stood for, and since when that is known.
+    named: Option<(Vec<std::net::SocketAddr>, Instant)>,
+}
+
+impl<'a> Search<'a> {
+    pub fn new(place: &'a Place) -> Self {
+        Search { place, named: None }
+    }
+
+    /// Connects to who listens there and is the one that `greet` looks for: where it gives nothing back, whoever listens at
+    /// the next address may be. On Unix sockets the kernel says which user listens: a stranger there hears nothing, least of
+    /// all the job's secret.
+    pub fn look(
+        &mut self,
+        wait: &Wait<'_>,
+        mut greet: impl FnMut(Stream) -> Result<Option<Stream>>,
+    ) -> Result<Found> {
+        let place = self.place;
+        let refused = |e: std::io::Error| Error::system(format!("connecting to {place}"), e);
+        match place {
+            Place::Unix(name) => {
+                let stream = match connect_here(name).map_err(refused)? {
+                    Ok(stream) => stream,
+                    Err(why) => return Ok(Found::Nobody(Why::Unanswered(why))),
+                };
+                let peer = peer_of(stream.as_fd()).map_err(refused)?;
+                if peer.uid != rustix::process::geteuid().as_raw() {
+                    return Err(Error::Launch(format!(
+                        "user {} listens at {place}, where rank 0 of this job should: set CARAVAN_JOB to another name for \
+                         all ranks",
+                        peer.uid
+                    )));
                 }
+                let met = greet(Stream::Unix(stream))?;
+                Ok(met.map_or(Found::Nobody(Why::Unanswered(None)), Found::Somebody))
             }
-            // A name may come with the host that has it.
-            if let (true, Some(e)) = (resolved.is_empty(), failed) {
-                return Ok(Found::Nobody(Some(refused(e))));
-            }
-            for address in resolved {
-                let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(1));
-                if let Ok(stream) = wait.blocked(connect) {
+            Place::Tcp(address) => {
+                let (hosts, port) = hosts_and_port(address).map_err(refused)?;
+                let addresses = match self.resolve(hosts, port, wait) {
+                    Ok(addresses) => addresses,
+                    // A name may come with the host that has it.
+                    Err(e) => return Ok(Found::Nobody(Why::Unnamed(refused(e)))),
+                };
+                let mut last = None;
+                for address in addresses {
+                    let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(1));
+                    let stream = match wait.blocked(connect) {
+                        Ok(stream) => stream,
+                        Err(e) => {
+                            last = Some(format!("{address} says: {e}"));
+                            continue;
+                        }
+                    };
                     // Where nobody listens and the kernel picks that very port for this end, it joins both ends.
                     if stream.local_addr().ok() == Some(address) {
                         continue;
@@ -198,10 +224,51 @@ pub(super) fn connect(
                         return Ok(Found::Somebody(stream));
                     }
                 }
+                Ok(Found::Nobody(Why::Unanswered(last)))
             }
-            Ok(Found::Nobody(None))
         }
     }
+
+    /// The addresses of `hosts`, which are names or addresses with commas between them.
+    fn resolve(
+        &mut self,
+        hosts: &str,
+        port: u16,
+        wait: &Wait<'_>,
+    ) -> std::io::Result<Vec<std::net::SocketAddr>> {
+        if let Some((addresses, since)) = &self.named
+            && since.elapsed() < NAMED_FOR
+        {
+            return Ok(addresses.clone());
+        }
+        let (mut addresses, mut failed) = (Vec::new(), None);
+        for host in hosts.split(',') {
+            match wait.blocked(|| format!("{host}:{port}").to_socket_addrs()) {
+                Ok(found) => addresses.extend(found),
+                Err(e) => failed = failed.or(Some(e)),
+            }
+        }
+        match failed {
+            Some(e) if addresses.is_empty() => return Err(e),
+            // Who is missing may come.
+            Some(_) => self.named = None,
+            None => self.named = Some((addresses.clone(), Instant::now())),
+        }
+        Ok(addresses)
+    }
+}
+
+/// Connects to who listens at this name on this host, or says why nobody takes the connection. It does not wait for room
+/// among those that are to be taken: that has no end if nobody takes them.
+fn connect_here(name: &str) -> std::io::Result<std::result::Result<UnixStream, Option<String>>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(match net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
+        Ok(()) => Ok(socket.into()),
+        Err(rustix::io::Errno::CONNREFUSED) => Err(None),
+        Err(rustix::io::Errno::AGAIN) => Err(Some("who listens there takes no connections".into())),
+        Err(e) => Err(Some(format!("the system says: {}", std::io::Error::from(e)))),
+    })
 }
 
 #[cfg(test)]
@@ -211,7 +278,7 @@ mod tests {
 
     /// Whoever listens there.
     fn connect(place: &Place) -> Result<Found> {
-        super::connect(place, &Wait::new(Duration::from_secs(600), 1, None), |stream| Ok(Some(stream)))
+        Search::new(place).look(&Wait::new(Duration::from_secs(600), 1, None), |stream| Ok(Some(stream)))
     }
 
     #[test]
@@ -243,8 +310,55 @@ mod tests {
     #[test]
     fn a_name_may_come_with_its_host() {
         let found = connect(&Place::Tcp("no-such-host.invalid:4000".into())).unwrap();
-        let Found::Nobody(Some(why)) = found else { panic!("somebody there, or no reason") };
+        let Found::Nobody(Why::Unnamed(why)) = found else { panic!("somebody there, or no reason") };
         assert!(why.to_string().contains("no-such-host.invalid:4000"), "{why}");
+    }
+
+    #[test]
+    fn a_name_is_asked_for_again_once_it_is_old() {
+        let wait = Wait::new(Duration::from_secs(600), 1, None);
+        let place = Place::Tcp("localhost:4000".into());
+        let mut search = Search::new(&place);
+        let known = search.resolve("localhost", 4000, &wait).unwrap();
+        assert!(!known.is_empty());
+        // What is known is not asked for: this has no address.
+        assert_eq!(search.resolve("no-such-host.invalid", 4000, &wait).unwrap(), known);
+        search.named.as_mut().unwrap().1 -= NAMED_FOR;
+        assert!(search.resolve("no-such-host.invalid", 4000, &wait).is_err());
+    }
+
+    #[test]
+    fn what_the_system_says_of_a_host_that_does_not_answer_is_kept() {
+        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+        let Found::Nobody(Why::Unanswered(Some(said))) = connect(&Place::Tcp(free.to_string())).unwrap()
+        else {
+            panic!("somebody there, or no reason")
+        };
+        assert!(said.contains(&free.to_string()) && said.contains("refused"), "{said}");
+    }
+
+    #[test]
+    fn nobody_waits_for_who_takes_no_connections() {
+        let name = format!("caravan-test-full-{}", std::process::id());
+        let listener = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        net::listen(&listener, 0).unwrap();
+        let place = Place::Unix(name);
+        let (whole, looked) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // Whom it has room for stay.
+            let mut taken = Vec::new();
+            let said = loop {
+                match connect(&place).unwrap() {
+                    Found::Somebody(stream) => taken.push(stream),
+                    Found::Nobody(Why::Unanswered(said)) => break said,
+                    Found::Nobody(Why::Unnamed(error)) => panic!("{error}"),
+                }
+            };
+            whole.send(said).unwrap();
+        });
+        let said = looked.recv_timeout(Duration::from_secs(60)).expect("no wait").expect("a reason");
+        assert!(said.contains("takes no connections"), "{said}");
     }
 
     #[test]

@@ -1,38 +1,18 @@
-//! A star of sockets: member 0 in the middle, the others connected to it. How they find each other, and the
-//! exchanges that run over it.
+//! A star of sockets: member 0 in the middle, the others connected to it, and the exchanges that run over it.
+
+mod meeting;
 
 use super::hosts;
-use super::place::{self, Found, Listener, Place};
-use super::wire::{self, Kind, Partial, Stream, Trouble, Wait};
+use super::place::Place;
+use super::wire::{self, Kind, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
-use crate::watch::Waited;
-use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-const MAGIC: &[u8; 8] = b"caravan1";
-const LONGEST_HELLO: usize = 4096;
-/// Who connects and then says nothing is sent away after this.
-const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// More strangers than this at once are not let in.
-const MOST_PENDING: usize = 1024;
 /// A leaf gives the middle this much longer, so that it hears from it who is missing.
 const EXTRA: Duration = Duration::from_secs(2);
 /// More than anybody waits, and what can be added to a clock.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
-/// Who has listened, was not or no longer the middle, and is gone for so long was the middle.
-const GONE_FOR: Duration = Duration::from_secs(5);
-/// Between two looks whether somebody listens.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-
-/// What helps where one name stands for several jobs, as that of Hydra's in containers without each other's processes does.
-const OF_SEVERAL_JOBS: &str =
-    "if these are several jobs, set CARAVAN_JOB for all ranks of this one to a name of its own";
-
-/// What helps where ranks do not meet on one host.
-const OF_ONE_HOST: &str = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different processes \
-                           start need CARAVAN_JOB, the same for all";
 
 /// One member as it introduces itself.
 pub(super) struct Member<'a> {
@@ -45,41 +25,6 @@ pub(super) struct Member<'a> {
     pub job: &'a str,
 }
 
-struct Hello {
-    index: usize,
-    world: usize,
-    pid: u32,
-    token: Vec<u8>,
-    host: String,
-}
-
-impl Hello {
-    fn encode(member: &Member<'_>) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
-        for number in [member.index, member.world, std::process::id() as usize, member.token.len()] {
-            bytes.extend_from_slice(&(number as u32).to_le_bytes());
-        }
-        bytes.extend_from_slice(member.token.as_bytes());
-        bytes.extend_from_slice(hosts::host_name().as_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Hello> {
-        let rest = bytes.strip_prefix(MAGIC)?;
-        let number =
-            |i: usize| Some(u32::from_le_bytes(rest.get(4 * i..4 * i + 4)?.try_into().ok()?) as usize);
-        let (index, world, pid, len) = (number(0)?, number(1)?, number(2)?, number(3)?);
-        let token = rest.get(16..16usize.checked_add(len)?)?.to_vec();
-        let host = String::from_utf8_lossy(&rest[16 + len..]).into_owned();
-        Some(Hello { index, world, pid: pid as u32, token, host })
-    }
-}
-
-/// Compares without stopping at the first difference, so that time says nothing about how far a guess was right.
-fn same_secret(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |d, (x, y)| d | (x ^ y)) == 0
-}
-
 /// The connected star.
 pub(super) struct Star {
     /// World ranks of the members.
@@ -87,6 +32,8 @@ pub(super) struct Star {
     pub index: usize,
     /// In the middle: one per other member, by index - 1. Elsewhere: the one to the middle.
     links: Vec<Stream>,
+    /// In the middle: the name of the host of each of them.
+    homes: Vec<String>,
 }
 
 impl Star {
@@ -99,12 +46,12 @@ impl Star {
     ) -> Result<Star> {
         let timeout = timeout.min(LONGEST);
         let wait = Wait::new(timeout, me.ranks[me.index], board);
-        let links = match (me.ranks.len(), me.index) {
-            (1, _) => Vec::new(),
-            (_, 0) => gather(place, me, timeout, &wait)?,
-            _ => vec![connect(place, me, timeout, &wait)?],
+        let (links, homes) = match (me.ranks.len(), me.index) {
+            (1, _) => Default::default(),
+            (_, 0) => meeting::gather(place, me, timeout, &wait)?,
+            _ => (vec![meeting::connect(place, me, timeout, &wait)?], Vec::new()),
         };
-        Ok(Star { ranks: me.ranks.to_vec(), index: me.index, links })
+        Ok(Star { ranks: me.ranks.to_vec(), index: me.index, links, homes })
     }
 
     /// All members' blobs, by index.
@@ -121,7 +68,7 @@ impl Star {
         }
         if self.index > 0 {
             wire::write(&self.links[0], Kind::Data, blob, &wait)
-                .map_err(|t| self.lost(0, t, "exchange", timeout))?;
+                .map_err(|t| self.lost(0, wire::heard(&self.links[0], t, &wait), "exchange", timeout))?;
             let all = self.answer(Kind::Data, &wait, timeout, "exchange")?;
             return unpack(&all, self.ranks.len())
                 .ok_or_else(|| Error::Launch("the rendezvous sent a malformed exchange".into()));
@@ -137,14 +84,16 @@ impl Star {
                         self.ranks[i + 1]
                     ))));
                 }
-                Err(Trouble::Late) => late.push(self.ranks[i + 1]),
+                Err(Trouble::Late) => late.push(i),
                 Err(trouble) => return Err(self.tell(self.lost(i + 1, trouble, "exchange", timeout))),
             }
         }
         if !late.is_empty() {
+            let ranks: Vec<usize> = late.iter().map(|&i| self.ranks[i + 1]).collect();
+            let homes = hosts::places(late.iter().map(|&i| self.homes[i].as_str()));
             return Err(self.tell(Error::Launch(format!(
-                "exchange: {} of {} did not answer within {timeout:?}",
-                hosts::list(&late),
+                "exchange: {} of {}, on {homes}, did not answer within {timeout:?}",
+                hosts::list(&ranks),
                 self.ranks.len()
             ))));
         }
@@ -170,7 +119,8 @@ impl Star {
         let (wait, each, what) = (self.wait(timeout, board), fds.len(), "exchange of descriptors");
         if self.index > 0 {
             let link = &self.links[0];
-            wire::send_fds(link, fds, &wait).map_err(|t| self.lost(0, t, what, timeout))?;
+            wire::send_fds(link, fds, &wait)
+                .map_err(|t| self.lost(0, wire::heard(link, t, &wait), what, timeout))?;
             let all = wire::recv_fds(link, each * self.ranks.len(), &wait)
                 .map_err(|t| self.lost(0, t, what, timeout))?;
             return Ok(by_member(all, each));
@@ -261,227 +211,6 @@ fn answer(
         Ok((Kind::Refused, payload)) => Err(wire::refusal(&payload, rank)),
         Ok((kind, _)) => Err(lost(Trouble::Gone(format!("it sent {kind:?} where {due:?} was due")))),
         Err(trouble) => Err(lost(trouble)),
-    }
-}
-
-/// What the middle says when it can open no connection more.
-fn out_of_files(rank: usize, (come, of): (usize, usize), error: &std::io::Error) -> Error {
-    let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".into(), |limit| limit.to_string());
-    Error::Launch(format!(
-        "rank {rank}, to which every rank connects, can open no more connections ({error}): {come} of {of} ranks have come, \
-         and its limit of open files (ulimit -n) is {limit}"
-    ))
-}
-
-/// The middle: takes in the others until all are there.
-fn gather(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Vec<Stream>> {
-    let listener = Listener::bind(place).map_err(|e| {
-        let hint = match place {
-            Place::Unix(_) => {
-                format!(
-                    "another process may listen there for this job already, or for another; {OF_SEVERAL_JOBS}"
-                )
-            }
-            Place::Tcp(_) => {
-                "if another job uses the port, set CARAVAN_RENDEZVOUS=host:port to a free one".to_owned()
-            }
-        };
-        Error::system(format!("listening for the other ranks at {place} ({hint})"), e)
-    })?;
-    let mut joined: Vec<Option<(Stream, Hello)>> = (1..me.ranks.len()).map(|_| None).collect();
-    let mut pending: Vec<(Stream, Partial, Waited)> = Vec::new();
-    let outcome = loop {
-        if joined.iter().all(Option::is_some) {
-            break Ok(());
-        }
-        let mut fds = vec![PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN)];
-        fds.extend(pending.iter().map(|(s, ..)| PollFd::from_borrowed_fd(s.fd(), PollFlags::IN)));
-        match wait.poll(&mut fds) {
-            Ok(()) => {}
-            Err(Trouble::Late) => break Err(missing(place, me, &joined, timeout)),
-            Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
-        }
-        let (mut fatal, mut full) = (None, None);
-        while pending.len() < MOST_PENDING {
-            match listener.accept() {
-                Ok(Some(stream)) => pending.push((stream, Partial::default(), Waited::begin())),
-                Ok(None) => break,
-                Err(error) => {
-                    let come = 1 + joined.iter().flatten().count();
-                    let error = out_of_files(wait.rank, (come, me.ranks.len()), &error);
-                    // Strangers may hold what is missing.
-                    *(if pending.is_empty() { &mut fatal } else { &mut full }) = Some(error);
-                    break;
-                }
-            }
-        }
-        let mut waiting = Vec::new();
-        for (stream, mut partial, mut since) in pending {
-            match partial.advance(&stream, LONGEST_HELLO) {
-                Ok(None) if since.so_far() < HELLO_WITHIN => waiting.push((stream, partial, since)),
-                Ok(Some((Kind::Hello, bytes))) => match admit(me, &joined, &bytes) {
-                    Admission::Welcome(hello) => {
-                        let slot = hello.index - 1;
-                        joined[slot] = Some((stream, hello));
-                    }
-                    Admission::Foreign(error) => wire::refuse(std::iter::once(&stream), &error, wait.rank),
-                    Admission::Stranger => {
-                        // Goes at once, or to nobody.
-                        let _ = wire::write(&stream, Kind::Stranger, &[], wait);
-                    }
-                    Admission::Fatal(error) => {
-                        wire::refuse(std::iter::once(&stream), &error, wait.rank);
-                        fatal = fatal.or(Some(error));
-                    }
-                },
-                // Silent, foreign or gone: not one of us, and no reason to fail.
-                _ => {}
-            }
-        }
-        if let (Some(error), false) = (full, waiting.is_empty()) {
-            // Who has been silent for longest makes room.
-            wire::refuse(std::iter::once(&waiting.remove(0).0), &error, wait.rank);
-        }
-        pending = waiting;
-        if let Some(error) = fatal {
-            break Err(error);
-        }
-    };
-    // Closed before anybody is welcomed, so that the next rendezvous of the same job cannot reach this one.
-    drop(listener);
-    if let Err(error) = outcome {
-        wire::refuse(joined.iter().flatten().map(|(s, _)| s), &error, wait.rank);
-        return Err(error);
-    }
-    let links: Vec<Stream> = joined.into_iter().flatten().map(|(stream, _)| stream).collect();
-    for (i, link) in links.iter().enumerate() {
-        if let Err(trouble) = wire::write(link, Kind::Welcome, &[], wait) {
-            let error = lost(wait.rank, me.ranks[i + 1], trouble, "rendezvous", timeout);
-            wire::refuse(links.iter(), &error, wait.rank);
-            return Err(error);
-        }
-    }
-    Ok(links)
-}
-
-enum Admission {
-    Welcome(Hello),
-    /// Speaks another language; the job goes on waiting.
-    Foreign(Error),
-    /// Has another secret; the job goes on waiting.
-    Stranger,
-    /// One of us, and wrong: the job cannot start.
-    Fatal(Error),
-}
-
-fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> Admission {
-    let Some(hello) = Hello::decode(bytes) else {
-        return Admission::Foreign(Error::Launch("not a hello of this version of caravan".into()));
-    };
-    if !same_secret(&hello.token, me.token.as_bytes()) {
-        return Admission::Stranger;
-    }
-    // Indices beyond the group have no rank here; name them as they name themselves.
-    let name = me.ranks.get(hello.index).copied().unwrap_or(hello.index);
-    if hello.world != me.world {
-        return Admission::Fatal(Error::Launch(format!(
-            "rank {} was started for {} ranks but rank {name} (process {} on {}) for {}; \
-             give all processes of job {} the same number",
-            me.ranks[0], me.world, hello.pid, hello.host, hello.world, me.job
-        )));
-    }
-    match joined.get(hello.index.wrapping_sub(1)) {
-        Some(None) => Admission::Welcome(hello),
-        Some(Some((_, first))) => Admission::Fatal(Error::Launch(format!(
-            "two processes are rank {name} of job {}: process {} on {} and process {} on {}; {OF_SEVERAL_JOBS}",
-            me.job, first.pid, first.host, hello.pid, hello.host
-        ))),
-        None => Admission::Fatal(Error::Launch(format!(
-            "process {} on {} says it is rank {} of {} in job {}, where rank {} already is this one",
-            hello.pid, hello.host, hello.index, hello.world, me.job, me.ranks[0]
-        ))),
-    }
-}
-
-fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], timeout: Duration) -> Error {
-    let gone: Vec<usize> =
-        joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
-    let they = if gone.len() == 1 { "it" } else { "they" };
-    let hint = match place {
-        Place::Unix(_) => OF_ONE_HOST.to_owned(),
-        Place::Tcp(_) => format!(
-            "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
-        ),
-    };
-    Error::Launch(format!(
-        "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}",
-        me.job,
-        hosts::list(&gone),
-        me.ranks.len()
-    ))
-}
-
-/// Everyone else: finds the middle, and waits to be welcomed.
-fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &Wait<'_>) -> Result<Stream> {
-    let what = format!("rendezvous of job {} at {place}", me.job);
-    let middle = me.ranks[0];
-    let mut pause = Duration::from_millis(5);
-    // Why who listened last was not the middle, and since when nobody does.
-    let mut other: Option<(String, Waited)> = None;
-    loop {
-        wait.job()?;
-        let greeted = |stream| match greet(stream, place, me, timeout, wait.board) {
-            // Any program may have the port, and close or say what it says to everybody.
-            Err(Trouble::Gone(why)) if matches!(place, Place::Tcp(_)) => {
-                other = Some((why, Waited::begin()));
-                Ok(None)
-            }
-            Err(trouble) => Err(lost(wait.rank, middle, trouble, &what, timeout)),
-            Ok(stream) => Ok(Some(stream)),
-        };
-        let why = match place::connect(place, wait, greeted)? {
-            Found::Somebody(stream) => return Ok(stream),
-            Found::Nobody(why) => why,
-        };
-        let late = wait.left().is_zero();
-        if let Some((why, _)) = other.take_if(|(_, since)| late || since.so_far() > GONE_FOR) {
-            return Err(lost(wait.rank, middle, Trouble::Gone(why), &what, timeout));
-        }
-        if late {
-            let hint = match place {
-                Place::Unix(_) => OF_ONE_HOST.to_owned(),
-                Place::Tcp(_) => format!("CARAVAN_RENDEZVOUS=host:port says where rank {middle} is"),
-            };
-            let what = format!("{what} ({hint})");
-            return Err(why.unwrap_or_else(|| lost(wait.rank, middle, Trouble::Late, &what, timeout)));
-        }
-        std::thread::sleep(pause);
-        // Each look may ask a name server, and thousands of ranks may look.
-        pause = (pause + pause / 8).min(LONGEST_PAUSE);
-    }
-}
-
-/// Says hello to who listens there, and waits for the welcome.
-fn greet(
-    stream: Stream,
-    place: &Place,
-    me: &Member<'_>,
-    timeout: Duration,
-    board: Option<&super::Board>,
-) -> std::result::Result<Stream, Trouble> {
-    // The middle came before this moment and gives up within its own timeout, then names who is missing.
-    let wait = Wait::new(timeout + EXTRA, me.ranks[me.index], board);
-    wire::write(&stream, Kind::Hello, &Hello::encode(me), &wait)?;
-    match wire::read(&stream, &wait)? {
-        (Kind::Welcome, _) => Ok(stream),
-        (Kind::Refused, payload) => Err(Trouble::Job(wire::refusal(&payload, wait.rank))),
-        (Kind::Stranger, _) => Err(Trouble::Job(Error::Launch(format!(
-            "the secret of this process, of job {}, is not that of the job at {place}: give all ranks one CARAVAN_JOB and \
-             one CARAVAN_TOKEN, or none; if that is another job, set CARAVAN_RENDEZVOUS=host:port with a free port for all \
-             ranks of this one",
-            me.job
-        )))),
-        (kind, _) => Err(Trouble::Gone(format!("it sent {kind:?} where {:?} was due", Kind::Welcome))),
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 use std::cell::Cell;
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +19,8 @@ use std::time::Duration;
 
 /// No frame is longer: blobs are addresses and the like. A stranger's length must not make us allocate.
 pub(super) const LONGEST_FRAME: usize = 64 << 20;
+/// Bytes before a payload: its kind and its length.
+const HEADER: usize = 5;
 /// The kernel takes at most 253 descriptors at once.
 const FDS_AT_ONCE: usize = 128;
 
@@ -57,13 +59,6 @@ impl Stream {
         match self {
             Stream::Unix(s) => (&*s).read(into),
             Stream::Tcp(s) => (&*s).read(into),
-        }
-    }
-
-    fn write(&self, from: &[u8]) -> std::io::Result<usize> {
-        match self {
-            Stream::Unix(s) => (&*s).write(from),
-            Stream::Tcp(s) => (&*s).write(from),
         }
     }
 
@@ -161,23 +156,41 @@ pub(super) fn write(
     payload: &[u8],
     wait: &Wait<'_>,
 ) -> std::result::Result<(), Trouble> {
-    let mut frame = Vec::with_capacity(payload.len() + 5);
-    frame.push(kind as u8);
-    frame.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-    frame.extend_from_slice(payload);
-    let mut rest = &frame[..];
-    while !rest.is_empty() {
-        match stream.write(rest) {
+    let mut header = [kind as u8; HEADER];
+    header[1..].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    let mut sent = 0;
+    while sent < HEADER + payload.len() {
+        // What is left of both, without a copy: the middle of a star sends one payload to thousands.
+        let left = [
+            IoSlice::new(&header[sent.min(HEADER)..]),
+            IoSlice::new(&payload[sent.saturating_sub(HEADER)..]),
+        ];
+        let none = &mut SendAncillaryBuffer::default();
+        match rustix::net::sendmsg(stream.fd(), &left, none, SendFlags::NOSIGNAL) {
             Ok(0) => return Err(Trouble::Gone("the connection closed".into())),
-            Ok(n) => rest = &rest[n..],
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+            Ok(n) => sent += n,
+            Err(rustix::io::Errno::AGAIN) => {
                 wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::OUT)])?;
             }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(Trouble::Gone(e.to_string())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Trouble::Gone(std::io::Error::from(e).to_string())),
         }
     }
     Ok(())
+}
+
+/// The cause of `trouble` that writing to `stream` had, at whose other end nothing has been read: who has gone may have said
+/// why before, which lies there.
+pub(super) fn heard(stream: &Stream, trouble: Trouble, wait: &Wait<'_>) -> Trouble {
+    if !matches!(trouble, Trouble::Gone(_)) {
+        return trouble;
+    }
+    // It is there already, or never comes.
+    let soon = Wait::new(Duration::from_millis(200), wait.rank, None);
+    match read(stream, &soon) {
+        Ok((Kind::Refused, payload)) => Trouble::Job(refusal(&payload, wait.rank)),
+        _ => trouble,
+    }
 }
 
 /// Reads one frame.
@@ -232,10 +245,19 @@ pub(super) fn refusal(payload: &[u8], rank: usize) -> Error {
 /// A frame that is arriving.
 #[derive(Default)]
 pub(super) struct Partial {
-    bytes: Vec<u8>,
+    header: [u8; HEADER],
+    /// As long as the header says, once that is there.
+    payload: Vec<u8>,
+    /// Bytes of both that have come.
+    come: usize,
 }
 
 impl Partial {
+    /// One whose first byte has come.
+    fn begun(first: u8) -> Self {
+        Partial { header: [first, 0, 0, 0, 0], come: 1, ..Partial::default() }
+    }
+
     /// Reads what is there, never beyond this frame; the frame when it is complete.
     pub fn advance(
         &mut self,
@@ -243,26 +265,27 @@ impl Partial {
         longest: usize,
     ) -> std::result::Result<Option<(Kind, Vec<u8>)>, String> {
         loop {
-            let want = if self.bytes.len() < 5 {
-                5
-            } else {
-                let kind = Kind::of(self.bytes[0]).ok_or("it does not speak the rendezvous protocol")?;
-                let len = u32::from_le_bytes(self.bytes[1..5].try_into().expect("four bytes")) as usize;
+            if self.come >= HEADER {
+                let kind = Kind::of(self.header[0]).ok_or("it does not speak the rendezvous protocol")?;
+                let len = u32::from_le_bytes(self.header[1..].try_into().expect("four bytes")) as usize;
                 if len > longest {
                     return Err(format!("it announced a frame of {len} bytes"));
                 }
-                if self.bytes.len() == 5 + len {
-                    return Ok(Some((kind, self.bytes.split_off(5))));
+                if self.come == HEADER {
+                    // The system gives pages of it as they are written: a length alone takes none.
+                    self.payload = vec![0; len];
                 }
-                5 + len
+                if self.come == HEADER + len {
+                    return Ok(Some((kind, std::mem::take(&mut self.payload))));
+                }
+            }
+            let into = match self.come.checked_sub(HEADER) {
+                None => &mut self.header[self.come..],
+                Some(had) => &mut self.payload[had..],
             };
-            let had = self.bytes.len();
-            self.bytes.resize(want, 0);
-            let got = stream.read(&mut self.bytes[had..]);
-            self.bytes.truncate(had + *got.as_ref().unwrap_or(&0));
-            match got {
+            match stream.read(into) {
                 Ok(0) => return Err("the connection closed".into()),
-                Ok(_) => {}
+                Ok(n) => self.come += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e.to_string()),
@@ -337,7 +360,7 @@ pub(super) fn recv_fds(
                 }
                 if all.len() == had {
                     // Who has failed says so in a frame.
-                    return Err(match read_on(Partial { bytes: byte.to_vec() }, stream, wait)? {
+                    return Err(match read_on(Partial::begun(byte[0]), stream, wait)? {
                         (Kind::Refused, payload) => Trouble::Job(refusal(&payload, wait.rank)),
                         (kind, _) => Trouble::Gone(format!("it sent {kind:?} where descriptors were due")),
                     });

@@ -1,7 +1,8 @@
+use super::meeting::Hello;
 use super::*;
 use crate::bootstrap::alone::alone;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
-use rustix::process::{Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::AsRawFd;
 
 #[test]
@@ -132,4 +133,55 @@ fn other_programs_at_the_address_of_rank_0_are_passed_by() {
     let zero = member(0);
     one.join().unwrap().expect("it finds rank 0");
     zero.join().unwrap().expect("it is found");
+}
+
+#[test]
+fn who_comes_late_to_an_exchange_hears_why_it_has_failed() {
+    let name = format!("caravan-test-late-{}", std::process::id());
+    let member = |index| {
+        let place = Place::Unix(name.clone());
+        std::thread::spawn(move || {
+            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "late" };
+            Star::meet(&place, &me, Duration::from_secs(600), None).unwrap()
+        })
+    };
+    for descriptors in [false, true] {
+        let [zero, one] = [0, 1].map(member).map(|thread| thread.join().unwrap());
+        let said = zero.exchange(b"here", Duration::from_millis(10), None).unwrap_err().to_string();
+        let home = hosts::host_name();
+        let words = format!("exchange: rank 1 of 2, on {home}, did not answer within 10ms");
+        assert!(said.contains(&words), "{said}");
+        drop(zero);
+        let own = [one.links[0].fd()];
+        let error = match descriptors {
+            false => one.exchange(b"late", Duration::from_secs(600), None).unwrap_err(),
+            true => one.exchange_fds(&own, Duration::from_secs(600), None).unwrap_err(),
+        };
+        assert!(error.to_string().contains(&words), "{error}");
+    }
+}
+
+#[test]
+fn blobs_of_any_length_reach_every_member() {
+    let name = format!("caravan-test-blobs-{}", std::process::id());
+    let member = |index| {
+        let place = Place::Unix(name.clone());
+        std::thread::spawn(move || {
+            let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "blobs" };
+            let star = Star::meet(&place, &me, Duration::from_secs(600), None).unwrap();
+            // More than a socket takes at once, and nothing.
+            [3_000_000, 0, 1].map(|bytes| {
+                let blob: Vec<u8> = (0..bytes).map(|i| (i * (index + 1) % 251) as u8).collect();
+                star.exchange(&blob, Duration::from_secs(600), None).unwrap()
+            })
+        })
+    };
+    for all in [0, 1, 2].map(member).map(|thread| thread.join().unwrap()) {
+        for (blobs, bytes) in all.iter().zip([3_000_000, 0, 1]) {
+            for (index, blob) in blobs.iter().enumerate() {
+                assert!(blob.len() == bytes, "{} bytes of {bytes} from {index}", blob.len());
+                assert!((0..bytes).all(|i| blob[i] == (i * (index + 1) % 251) as u8), "those of {index}");
+            }
+        }
+    }
 }
