@@ -20,6 +20,7 @@ use collectives::transport::Transport as _;
 use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
+use std::cell::RefCell;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 #[cfg(feature = "mpi")]
@@ -187,9 +188,11 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         )));
     }
     let options = bootstrap::Options { timeout: ranks.rendezvous_timeout, ..Default::default() };
+    // Who have met, and know who shares a host.
+    let mut met = None;
     let (transport, native): (Box<dyn collectives::transport::Transport>, _) = match ranks.transport {
         Transport::Shm | Transport::Threads => {
-            let group = bootstrap::shm_over(&mut meet(ranks, identity, &options)?, &options);
+            let group = bootstrap::shm_over(met.insert(meet(ranks, identity, &options)?), &options);
             let with_flag = |e| match Failure::from(e) {
                 Failure::Usage(text) => Failure::usage(format!("{text} (--transport)")),
                 other => other,
@@ -197,7 +200,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             (group.map_err(with_flag)?, None)
         }
         Transport::Ucx => {
-            let mut rendezvous = meet(ranks, identity, &options)?;
+            let rendezvous = met.insert(meet(ranks, identity, &options)?);
             let exchange = &mut |card: Vec<u8>| rendezvous.exchange(&card);
             (Box::new(UcxTransport::connect(identity.rank, identity.world, options.timeout, exchange)?), None)
         }
@@ -212,11 +215,18 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             mpi(ranks, identity, &options, meets)?
         }
     };
+    let (met, per_node) = (RefCell::new(met), ranks.layers.per_node);
     let transport = ranks.layers.over(
         &ranks.label,
         transport,
-        |outer| Ok(bootstrap::nodes_of(outer, &options, ranks.layers.per_node)?),
-        |outer, nodes| Ok(bootstrap::shm_inside(outer, identity, &options, nodes)?),
+        |outer| match &*met.borrow() {
+            Some(rendezvous) => Ok(rendezvous.nodes(per_node)?),
+            None => Ok(bootstrap::nodes_of(outer, &options, per_node)?),
+        },
+        |outer, nodes| match &mut *met.borrow_mut() {
+            Some(rendezvous) => Ok(rendezvous.shm_inside(nodes, &options)?),
+            None => Ok(bootstrap::shm_inside(outer, identity, &options, nodes)?),
+        },
     )?;
     Ok((ranks.communicator(transport)?, native))
 }
@@ -224,7 +234,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
 /// Meets the other ranks, whose calls must fit this one's.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
     let mut rendezvous = Rendezvous::join(identity, options)?;
-    agree::check_by(|blob| rendezvous.exchange(blob), &ranks.signature())?;
+    agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())?;
     Ok(rendezvous)
 }
 
@@ -272,7 +282,7 @@ fn mpi(
     }
     if !have_met {
         let exchange = |blob: &[u8]| bootstrap::exchange(&mut transport, blob, options.timeout);
-        agree::check_by(exchange, &ranks.signature())?;
+        agree::check_by(rank, exchange, &ranks.signature())?;
     }
     let native = ranks.native.then(|| transport.native()).transpose()?;
     Ok((Box::new(transport), native))

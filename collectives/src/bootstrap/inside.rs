@@ -1,5 +1,6 @@
-//! Nodes of a job whose ranks already reach each other: what ranks say of themselves, who shares a node, and shared memory
-//! inside it.
+//! Nodes of a job whose ranks have not met but reach each other already, as over MPI: what ranks say of themselves, who
+//! shares a node, and shared memory inside it. Every rank sends to every other for that; ranks that have met know it from
+//! their [`Rendezvous`].
 
 use super::identity::Identity;
 use super::rendezvous::{Hosts, Rendezvous};
@@ -18,18 +19,7 @@ use std::time::Duration;
 pub fn nodes_of(outer: &mut dyn Transport, options: &Options, per_node: Option<PerNode>) -> Result<Nodes> {
     let mine = format!("{}\n{}", hosts::host_key(), hosts::host_name());
     let all = exchange(outer, mine.as_bytes(), options.timeout)?;
-    let hosts = Hosts::of(&all);
-    let Some(per_node) = per_node else { return Ok(Nodes::of(&hosts.of)) };
-    let nodes = Nodes::by_hand(outer.size(), per_node)?;
-    let mut neighbours = nodes.all().iter().flat_map(|ranks| ranks.windows(2));
-    match neighbours.find(|pair| hosts.of[pair[0]] != hosts.of[pair[1]]) {
-        None => Ok(nodes),
-        Some(pair) => Err(Error::Launch(format!(
-            "nodes of {per_node} ranks were asked for, but rank {} runs on {} and rank {} on {}: nodes can be smaller \
-             than hosts, not larger",
-            pair[0], hosts.names[hosts.of[pair[0]]], pair[1], hosts.names[hosts.of[pair[1]]]
-        ))),
-    }
+    Hosts::of(&all).nodes(per_node)
 }
 
 /// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks call

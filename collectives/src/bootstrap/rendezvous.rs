@@ -7,6 +7,9 @@ use super::star::{Member, Star};
 use super::{Options, hosts};
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use crate::transport::shm::ShmTransport;
+use crate::transport::{Nodes, PerNode, Transport};
+use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +20,11 @@ pub struct Rendezvous {
     /// The same star when all ranks share a host; otherwise one per host, for descriptors.
     local: Option<Star>,
     hosts: Hosts,
+    /// The name for the job by which the ranks of this host meet, and the secret that they share.
+    local_job: String,
+    token: String,
+    /// Ranks in the job.
+    job_size: usize,
     timeout: Duration,
     board: Option<Arc<Board>>,
 }
@@ -42,7 +50,8 @@ impl Rendezvous {
         let board = board(identity)?;
         let Identity { rank, world, .. } = *identity;
         let job = identity.job_name();
-        let token = secret(identity);
+        let token = identity.token.clone().unwrap_or_default();
+        let secret = secret(identity);
         let place = match &identity.rendezvous {
             Some(address) => Place::Tcp(address.clone()),
             None if identity.local_size.is_some_and(|local| local < world) => {
@@ -55,26 +64,29 @@ impl Rendezvous {
             None => Place::Unix(socket_name(&job, "world")),
         };
         let ranks: Vec<usize> = (0..world).collect();
-        let me = Member { ranks: &ranks, index: rank, world, token: &token, job: &job };
+        let me = Member { ranks: &ranks, index: rank, world, token: &secret, job: &job };
         let star = Star::meet(&place, &me, options.timeout, board.as_deref())?;
         let (key, name) = (hosts::host_key(), hosts::host_name());
         let mut joined = Rendezvous {
             star,
             local: None,
             hosts: Hosts { of: vec![0; world], names: vec![name.clone()] },
+            local_job: job,
+            token,
+            job_size: world,
             timeout: options.timeout,
             board,
         };
         if let Place::Tcp(_) = place {
-            let all = joined.exchange(format!("{key}\n{name}").as_bytes())?;
+            let all = joined.exchange(format!("{key}\n{name}\n{}", joined.local_job).as_bytes())?;
             joined.hosts = Hosts::of(&all);
             let local = joined.local_ranks();
             // Its ranks may have been started by different processes, and so have different names for the job.
-            let jobs = joined.exchange(job.as_bytes())?;
-            let job = String::from_utf8_lossy(&jobs[local[0]]);
+            joined.local_job = Hosts::job_of(&all[local[0]]);
             let index = local.iter().position(|&r| r == rank).unwrap_or(0);
-            let place = Place::Unix(socket_name(&job, &format!("host of {}", local[0])));
-            let me = Member { ranks: &local, index, world, token: &token, job: &job };
+            let job = &joined.local_job;
+            let place = Place::Unix(socket_name(job, &format!("host of {}", local[0])));
+            let me = Member { ranks: &local, index, world, token: &secret, job };
             joined.local = Some(Star::meet(&place, &me, joined.timeout, joined.board.as_deref())?);
         }
         Ok(joined)
@@ -86,16 +98,37 @@ impl Rendezvous {
     /// # Errors
     /// As [`join`](Self::join).
     pub fn among(identity: &Identity, job: &str, options: &Options, node: &[usize]) -> Result<Self> {
-        let board = board(identity)?;
         let token = identity.token.clone().unwrap_or_default();
-        let index = node.iter().position(|&r| r == identity.rank).ok_or_else(|| {
-            Error::Launch(format!("rank {} is not one of the ranks {node:?} of its node", identity.rank))
-        })?;
-        let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
-        let me = Member { ranks: node, index, world: identity.world, token: &token, job };
-        let star = Star::meet(&place, &me, options.timeout, board.as_deref())?;
-        let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
-        Ok(Rendezvous { star, local: None, hosts, timeout: options.timeout, board })
+        meet_node((identity.rank, identity.world), (job, token), node, options.timeout, board(identity)?)
+    }
+
+    /// Which ranks share a node: those of one host, or as `per_node` says, for smaller nodes than there are (a cluster's
+    /// shape can be tried on one machine).
+    ///
+    /// # Errors
+    /// [`Error::Launch`] when nodes by hand would span hosts.
+    pub fn nodes(&self, per_node: Option<PerNode>) -> Result<Nodes> {
+        self.hosts.nodes(per_node)
+    }
+
+    /// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks of a
+    /// host call it together, with the same nodes, none of which spans hosts. Ranks of different hosts have nothing to say to
+    /// each other for that.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join), and those of [`ShmTransport::connect`].
+    pub fn shm_inside(&mut self, nodes: &Nodes, options: &Options) -> Result<Option<Box<dyn Transport>>> {
+        let rank = self.rank();
+        let node = nodes.with(rank);
+        if node.len() == 1 {
+            return Ok(None);
+        }
+        if node == self.local_ranks() {
+            return Ok(Some(Box::new(ShmTransport::connect(self, options)?)));
+        }
+        let named = (self.local_job.as_str(), self.token.clone());
+        let mut inside = meet_node((rank, self.job_size), named, node, options.timeout, self.board.clone())?;
+        Ok(Some(Box::new(ShmTransport::connect(&mut inside, options)?)))
     }
 
     /// This rank of the job.
@@ -165,23 +198,61 @@ impl Rendezvous {
 }
 
 impl Hosts {
-    /// From each rank's `key\nname`.
+    /// From each rank's `key\nname`, after which more may stand in a line of its own.
     pub(super) fn of(all: &[Vec<u8>]) -> Self {
-        let (mut keys, mut names, mut of) = (Vec::<&[u8]>::new(), Vec::new(), Vec::new());
+        let (mut keys, mut names, mut of) = (HashMap::<&[u8], usize>::new(), Vec::new(), Vec::new());
         for blob in all {
-            let (key, name) = match blob.iter().position(|&b| b == b'\n') {
-                Some(at) => (&blob[..at], &blob[at + 1..]),
-                None => (&blob[..], &blob[..]),
-            };
-            let index = keys.iter().position(|&k| k == key).unwrap_or_else(|| {
-                keys.push(key);
-                names.push(String::from_utf8_lossy(name).into_owned());
-                keys.len() - 1
-            });
-            of.push(index);
+            let mut lines = blob.split(|&b| b == b'\n');
+            let key = lines.next().unwrap_or_default();
+            of.push(*keys.entry(key).or_insert_with(|| {
+                names.push(String::from_utf8_lossy(lines.next().unwrap_or(key)).into_owned());
+                names.len() - 1
+            }));
         }
         Hosts { of, names }
     }
+
+    /// What stands after the key and the name.
+    fn job_of(blob: &[u8]) -> String {
+        let job = blob.splitn(3, |&b| b == b'\n').nth(2).unwrap_or_default();
+        String::from_utf8_lossy(job).into_owned()
+    }
+
+    /// See [`Rendezvous::nodes`].
+    pub(super) fn nodes(&self, per_node: Option<PerNode>) -> Result<Nodes> {
+        let Some(per_node) = per_node else { return Ok(Nodes::of(&self.of)) };
+        let nodes = Nodes::by_hand(self.of.len(), per_node)?;
+        let mut neighbours = nodes.all().iter().flat_map(|ranks| ranks.windows(2));
+        match neighbours.find(|pair| self.of[pair[0]] != self.of[pair[1]]) {
+            None => Ok(nodes),
+            Some(pair) => Err(Error::Launch(format!(
+                "nodes of {per_node} ranks were asked for, but rank {} runs on {} and rank {} on {}: nodes can be smaller \
+                 than hosts, not larger",
+                pair[0], self.names[self.of[pair[0]]], pair[1], self.names[self.of[pair[1]]]
+            ))),
+        }
+    }
+}
+
+/// The ranks of one node, of which `rank` of a job of `world` is one, by a name for the job that all of them have, and with
+/// the job's secret.
+fn meet_node(
+    (rank, world): (usize, usize),
+    (job, token): (&str, String),
+    node: &[usize],
+    timeout: Duration,
+    board: Option<Arc<Board>>,
+) -> Result<Rendezvous> {
+    let index = node
+        .iter()
+        .position(|&r| r == rank)
+        .ok_or_else(|| Error::Launch(format!("rank {rank} is not one of the ranks {node:?} of its node")))?;
+    let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
+    let me = Member { ranks: node, index, world, token: &token, job };
+    let star = Star::meet(&place, &me, timeout, board.as_deref())?;
+    let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
+    let local_job = job.to_owned();
+    Ok(Rendezvous { star, local: None, hosts, local_job, token, job_size: world, timeout, board })
 }
 
 /// What only ranks of this job have: jobs that chance brings to one address tell each other apart by their names, where the
@@ -220,9 +291,19 @@ mod tests {
 
     #[test]
     fn hosts_are_numbered_by_their_first_rank() {
-        let all = [b"k1\na".to_vec(), b"k2\nb".to_vec(), b"k1\na".to_vec()];
+        let all = [b"k1\na".to_vec(), b"k2\nb\njob\nof two lines".to_vec(), b"k1\na".to_vec()];
         let hosts = Hosts::of(&all);
+        assert_eq!(Hosts::job_of(&all[1]), "job\nof two lines");
         assert_eq!((hosts.of, hosts.names), (vec![0, 1, 0], vec!["a".to_owned(), "b".to_owned()]));
+    }
+
+    #[test]
+    fn nodes_by_hand_do_not_span_hosts() {
+        let hosts = Hosts { of: vec![0, 0, 0, 1], names: vec!["a".into(), "b".into()] };
+        assert_eq!(hosts.nodes(None).unwrap(), Nodes::of(&[0, 0, 0, 1]));
+        assert_eq!(hosts.nodes(Some(PerNode::Block(1))).unwrap(), Nodes::apart(4));
+        let text = hosts.nodes(Some(PerNode::Block(2))).unwrap_err().to_string();
+        assert!(text.contains("rank 2 runs on a and rank 3 on b"), "{text}");
     }
 
     #[test]
@@ -244,6 +325,10 @@ mod tests {
             text.contains("rank 1 of 2 did not arrive") && text.contains("; it may have failed before"),
             "{text}"
         );
+        let one = Identity { rank: 1, world: 2, rendezvous: Some(free.to_string()), ..Identity::alone() };
+        let options = Options { timeout: Duration::from_millis(100), ..Default::default() };
+        let text = Rendezvous::join(&one, &options).err().unwrap().to_string();
+        assert!(text.contains(&format!("{free} says: ")) && text.contains("where rank 0 is"), "{text}");
     }
 
     #[test]

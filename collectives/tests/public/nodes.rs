@@ -35,10 +35,9 @@ fn slow_ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
 type Shape = &'static [usize];
 
 fn nodes(outer: Outer, shape: Shape) -> Result<Box<dyn Transport>> {
-    let identity = identity();
-    let mut outer = outer(&mut Rendezvous::join(&identity, &options())?)?;
-    let nodes = Nodes::of(shape);
-    let inner = shm_inside(&mut *outer, &identity, &options(), &nodes)?;
+    let mut rendezvous = Rendezvous::join(&identity(), &options())?;
+    let (outer, nodes) = (outer(&mut rendezvous)?, Nodes::of(shape));
+    let inner = rendezvous.shm_inside(&nodes, &options())?;
     Ok(Box::new(Hierarchical::new("nodes", inner, outer, nodes)?))
 }
 
@@ -194,12 +193,14 @@ fn a_killed_outsider_over_ucx() {
 #[test]
 fn hosts_are_nodes() {
     let reports = job(this_test!(), &[3], || {
-        let mut outer = shm(&mut Rendezvous::join(&identity(), &options()).expect("meets")).expect("a group");
-        let nodes = nodes_of(&mut *outer, &options(), None).expect("nodes");
-        assert_eq!(nodes, Nodes::of(&[0, 0, 0]));
-        let nodes = nodes_of(&mut *outer, &options(), Some(PerNode::Block(2))).expect("nodes");
-        assert_eq!(nodes, Nodes::of(&[0, 0, 1]));
-        assert!(nodes_of(&mut *outer, &options(), Some(PerNode::Block(0))).is_err());
+        let mut rendezvous = Rendezvous::join(&identity(), &options()).expect("meets");
+        let mut outer = shm(&mut rendezvous).expect("a group");
+        for (per_node, of) in [(None, [0, 0, 0]), (Some(PerNode::Block(2)), [0, 0, 1])] {
+            assert_eq!(nodes_of(&mut *outer, &options(), per_node).expect("nodes"), Nodes::of(&of));
+            assert_eq!(rendezvous.nodes(per_node).expect("nodes"), Nodes::of(&of));
+        }
+        let none = Some(PerNode::Block(0));
+        assert!(nodes_of(&mut *outer, &options(), none).is_err() && rendezvous.nodes(none).is_err());
     });
     assert!(reports.iter().all(|report| report.exit_code() == 0), "{:?}", reports[0].sentence());
 }

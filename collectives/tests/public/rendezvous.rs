@@ -2,8 +2,8 @@
 
 use crate::ranks::{identity, is_rank, rank_of, this_test};
 use collectives::bootstrap::{Options, Rendezvous, shm_group};
-use collectives::transport::Transport;
 use collectives::transport::shm::ShmTransport;
+use collectives::transport::{Nodes, PerNode, Transport};
 use std::io::Write;
 use std::process::{Child, Command, Stdio, exit};
 use std::time::Duration;
@@ -219,6 +219,14 @@ fn meet_across_hosts() {
     let mut group = ShmTransport::connect(&mut meeting, &options).expect("the host's group");
     assert_eq!((group.size(), local[group.rank()]), (local.len(), me.rank));
     assert!(group.alloc(1000).is_ok());
+    assert_eq!(meeting.nodes(None).expect("nodes"), Nodes::of(&[0, 1, 0, 1, 1]));
+    let text = meeting.nodes(Some(PerNode::Block(2))).expect_err("they span hosts").to_string();
+    assert!(text.contains("rank 0 runs on") && text.contains("rank 1 on"), "{text}");
+    // A node that is its host, and nodes that are smaller, of which one rank is alone.
+    for (nodes, sizes) in [([0, 1, 0, 1, 1], [2, 3, 2, 3, 3]), ([0, 1, 0, 2, 2], [2, 1, 2, 2, 2])] {
+        let inside = meeting.shm_inside(&Nodes::of(&nodes), &options).expect("the node's group");
+        assert_eq!(inside.map_or(1, |inside| inside.size()), sizes[me.rank], "rank {} of {nodes:?}", me.rank);
+    }
     meeting.barrier().expect("all");
     drop((group, meeting));
     let Err(error) = shm_group(&me, &options) else { panic!("shared memory between hosts") };
