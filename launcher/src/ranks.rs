@@ -215,6 +215,11 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             mpi(ranks, identity, &options, meets)?
         }
     };
+    let knowing = met.as_ref().map(|met| ranks.met(met.local_ranks().len(), identity));
+    if let (Some((_, Some(advice))), 0) = (&knowing, identity.rank) {
+        out::note(format_args!("caravan: {advice}"));
+    }
+    let ranks = knowing.as_ref().map_or(ranks, |(ranks, _)| ranks);
     let (met, per_node) = (RefCell::new(met), ranks.layers.per_node);
     let transport = ranks.layers.over(
         &ranks.label,

@@ -33,6 +33,8 @@ pub struct Ranks {
     pub label: String,
     /// Compute threads of each.
     pub threads: usize,
+    /// Whether those are each rank's share of its host's processors, and not what was asked for.
+    shared: bool,
     /// How long they wait for each other at the start.
     pub rendezvous_timeout: Duration,
     /// How their communicators behave.
@@ -103,7 +105,7 @@ impl Ranks {
         let here = identity.and_then(|i| i.local_size).unwrap_or(world).max(1);
         let processors = bootstrap::processors_of_host(identity);
         let crowded = Some(here > processors);
-        let threads = args.threads.unwrap_or_else(|| (processors / here).clamp(1, bootstrap::processors()));
+        let threads = args.threads.unwrap_or_else(|| share(processors, here));
         let asked = Asked::new(args, world)?;
         let Asked { nccl, transport, mut layers, rendezvous_timeout, deadline } = asked;
         if nccl && let Some(why) = gpus::obstacle() {
@@ -123,6 +125,7 @@ impl Ranks {
             layers,
             label,
             threads,
+            shared: args.threads.is_none(),
             rendezvous_timeout,
             options: collectives::Options { crowded, deadline, tuning, ..Default::default() },
             by_layout: None,
@@ -132,6 +135,27 @@ impl Ranks {
             nccl,
             share_gpus: args.share_gpus,
         })
+    }
+
+    /// The same for ranks of a launcher that has not said how many of them a host has, once this one has met the others and
+    /// `here` are on its host: until then, that might have been all. What it computes with was planned by then; also gives
+    /// what helps where that is less than its share.
+    pub fn met(&self, here: usize, identity: &Identity) -> (Self, Option<String>) {
+        let mut ranks = self.clone();
+        if identity.local_size.is_some() {
+            return (ranks, None);
+        }
+        let processors = bootstrap::processors_of_host(Some(identity));
+        ranks.options.crowded = Some(here > processors);
+        let (threads, share) = (self.threads, share(processors, here));
+        let advice = (self.shared && share > threads).then(|| {
+            format!(
+                "ranks compute with --threads {threads}, as if all {} shared a host, for nothing said how many do (here \
+                 {here}): set CARAVAN_LOCAL_SIZE and CARAVAN_LOCAL_RANK for each, or take --threads {share}",
+                self.world
+            )
+        });
+        (ranks, advice)
     }
 
     /// Whether there can be fewer ranks, of which there have to be `least`: others that started these have chosen.
@@ -224,6 +248,11 @@ impl Ranks {
     }
 }
 
+/// The threads of one of `ranks` that have so many processors between them.
+fn share(processors: usize, ranks: usize) -> usize {
+    (processors / ranks).clamp(1, bootstrap::processors())
+}
+
 /// How to get so many ranks: those that something else has `started`, or will, are not `caravan`'s to choose.
 pub fn with_ranks(ranks: u64, started: bool) -> String {
     if started { format!("start {ranks} ranks") } else { format!("take --ranks {ranks}") }
@@ -281,6 +310,31 @@ mod tests {
             let words = [&format!("--ranks {ranks}:"), "from 1 to 1024", "up to 16384"];
             assert!(words.iter().all(|w| text.contains(w)), "{text}");
         }
+    }
+
+    #[test]
+    fn ranks_whose_hosts_nobody_named_learn_from_each_other_who_shares_one() {
+        let processors = bootstrap::processors();
+        let world = 2 * processors;
+        let there = Identity { world, launcher: Launcher::Caravan, ..Identity::alone() };
+        let unknown = Identity { local_size: None, ..there.clone() };
+        let plan = |flags: &str, identity: &Identity| Ranks::plan(&args(flags), Some(identity)).unwrap();
+        let ranks = plan("", &unknown);
+        assert_eq!((ranks.options.crowded, ranks.threads), (Some(true), 1));
+        let (met, advice) = ranks.met(1, &unknown);
+        assert_eq!(met.options.crowded, Some(1 > bootstrap::processors_of_host(Some(&unknown))));
+        assert_eq!(advice.is_some(), processors > 1, "{advice:?}");
+        if let Some(advice) = advice {
+            let words = ["--threads 1, as if all", "(here 1)", &format!("--threads {processors}")];
+            assert!(words.iter().all(|word| advice.contains(word)), "{advice}");
+        }
+        // What was asked for stays, and so does what was right, and what a launcher has said.
+        assert_eq!(plan("--threads 1", &unknown).met(1, &unknown).1, None);
+        let (met, advice) = ranks.met(world, &unknown);
+        assert_eq!((met.options.crowded, advice), (Some(true), None));
+        let known = Identity { local_size: Some(world), ..there };
+        let (met, advice) = plan("", &known).met(1, &known);
+        assert_eq!((met.options.crowded, advice), (Some(true), None));
     }
 
     #[test]
