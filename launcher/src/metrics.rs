@@ -3,6 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::progress::Progress;
+use rustix::io::Errno;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
@@ -50,6 +51,21 @@ impl Metrics {
             }
         }
     }
+
+    /// Returns once the lines are on the disk, of which a file system in a network may say only then that it is full.
+    ///
+    /// # Errors
+    /// What was written is not all there.
+    fn settle(&self) -> Result<()> {
+        match rustix::fs::fdatasync(&self.file) {
+            // Pipes, terminals and devices keep nothing.
+            Err(e) if ![Errno::INVAL, Errno::ROFS].contains(&e) => Err(Failure::run(format!(
+                "metrics written to {} may be incomplete: the system says {e}",
+                self.path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The metrics of a run under way, on the rank that writes them. A disk that fills up costs no model: the first line that
@@ -81,15 +97,16 @@ impl Record {
         }
     }
 
-    /// Whether all lines were written.
+    /// Whether all lines were written and are kept.
     ///
     /// # Errors
     /// Why the others are missing, of a run that has gone through.
     pub fn end(self) -> Result<()> {
-        match self.failure {
-            None => Ok(()),
-            Some(e) => Err(Failure::Verdict(format!("{e}; the run has gone through without them"))),
+        if let Some(e) = self.failure {
+            return Err(Failure::Verdict(format!("{e}; the run has gone through without them")));
         }
+        let settled = self.metrics.map_or(Ok(()), |metrics| metrics.settle());
+        settled.map_err(|e| Failure::Verdict(format!("{e}; the run has gone through")))
     }
 }
 
@@ -111,6 +128,27 @@ mod tests {
             assert!(text.ends_with('\n'));
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn metrics_that_are_not_kept_are_no_success() {
+        let end = |path: &str, file| {
+            let metrics = Metrics { file, path: path.into(), whole: None };
+            Record { metrics: Some(metrics), failure: None }.end()
+        };
+        let (_, pipe) = std::io::pipe().unwrap();
+        end("/dev/stdout", std::os::fd::OwnedFd::from(pipe).into()).unwrap();
+        end("/dev/null", File::options().write(true).open("/dev/null").unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        end("m.jsonl", File::create(&path).unwrap()).unwrap();
+        // A descriptor of which the system refuses that.
+        let unkept = rustix::fs::open(&path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let e = end("m.jsonl", unkept.into()).unwrap_err();
+        assert!(
+            matches!(e, Failure::Verdict(_)) && e.to_string().contains("m.jsonl may be incomplete"),
+            "{e}"
+        );
     }
 
     #[test]
