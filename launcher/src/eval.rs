@@ -65,7 +65,7 @@ impl EvalPlan {
         let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?;
         let windows = feed.windows(length)?;
         let length = windows.length();
-        check_tokens(&feed)?;
+        check_tokens(&feed, identity)?;
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
         let (dtype, json, quiet, colour) = (args.dtype, args.json, args.ranks.quiet, args.ranks.color);

@@ -112,6 +112,7 @@ fn train(args: &TrainArgs) -> Result<()> {
     let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &train::signature(&plan))?;
+        plan::lead_tokens(&plan.feed, identity.as_ref(), &comm)?;
         ranks::lead(identity.as_ref(), &comm, || plan.check_outputs())?;
         match plan.dtype {
             Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
@@ -134,6 +135,7 @@ fn eval(args: &EvalArgs) -> Result<()> {
     let plan = EvalPlan::new(args, identity.as_ref())?;
     ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &eval::signature(&plan))?;
+        plan::lead_tokens(&plan.feed, identity.as_ref(), &comm)?;
         match plan.dtype {
             Precision::Bf16 => eval::rank::<bf16>(&plan, &comm),
             Precision::F32 => eval::rank::<f32>(&plan, &comm),

@@ -19,9 +19,11 @@ use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
 use crate::machine;
+use crate::ranks::lead;
 use crate::rate::Rate;
 use crate::save;
 use crate::tokenizer::{Share, Tokenizer};
+use collectives::Communicator;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
 use collectives::schedule::Group;
@@ -141,7 +143,7 @@ impl TrainPlan {
         let feed = feed.hold_out(val_fraction)?;
         check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
         feed.check_held_out(val_fraction, length)?;
-        check_tokens(&feed)?;
+        check_tokens(&feed, identity)?;
         let order = match args.order {
             Order::Sequential => tokens::Order::Sequential,
             Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
@@ -293,9 +295,18 @@ pub fn tokens_in_memory(feed: &Feed, ranks: usize, identity: Option<&Identity>) 
     feed.in_memory().saturating_mul(copies as u64)
 }
 
-/// Finds tokens that the model does not know, unless the parent of this rank has looked.
-pub fn check_tokens(feed: &Feed) -> Result<()> {
-    if spawn::supervised() { Ok(()) } else { feed.check_tokens() }
+/// Finds tokens that the model does not know, before any rank starts: of those that something else has started, rank 0 looks
+/// once they have met and know that all have the same data ([`lead_tokens`]).
+pub fn check_tokens(feed: &Feed, identity: Option<&Identity>) -> Result<()> {
+    if identity.is_some() { Ok(()) } else { feed.check_tokens() }
+}
+
+/// The same of ranks that have met, unless the parent of this one has looked.
+///
+/// # Errors
+/// The first token that the model does not know, on rank 0, of whose failure the others hear.
+pub fn lead_tokens(feed: &Feed, identity: Option<&Identity>, comm: &Communicator) -> Result<()> {
+    if spawn::supervised() { Ok(()) } else { lead(identity, comm, || feed.check_tokens()) }
 }
 
 /// What can be said of a training by `world` ranks on any machine, whatever its files hold.

@@ -86,6 +86,28 @@ fn text_out_of_a_pipe_is_read_once_and_trains_as_that_of_a_file() {
     bench.nothing_left();
 }
 
+/// All of them would read the same files for that before they meet, and each say the same.
+#[test]
+fn of_ranks_that_others_start_rank_0_finds_tokens_that_the_model_does_not_know() {
+    let bench = bench();
+    let mut bytes = [20240520i32, 1, 4000].map(i32::to_le_bytes).concat();
+    bytes.resize(1024, 0);
+    bytes.extend((0..4000u16).flat_map(|i| if i == 77 { 300 } else { i % 256 }.to_le_bytes()));
+    bench.file("large.bin", bytes);
+    let start = |rank: &str| {
+        let mut command =
+            bench.command("train --model nano --data large.bin --steps 9 --micro-batch 1 --quiet");
+        let job = format!("unknown-{}", std::process::id());
+        command.envs([("CARAVAN_RANK", rank), ("CARAVAN_WORLD", "2"), ("CARAVAN_JOB", &job)]);
+        command.spawn().unwrap()
+    };
+    let [zero, one] = ["0", "1"].map(start);
+    let words = ["token 77", "large.bin", "300", "256"];
+    bench.finish(zero).refusal(2, &words);
+    bench.finish(one).refusal(1, &[&["rank 0"][..], &words].concat());
+    bench.nothing_left();
+}
+
 #[test]
 fn a_dash_is_no_name_of_a_stream() {
     let bench = bench();

@@ -152,26 +152,32 @@ impl Tokens {
         Ok(())
     }
 
-    /// Reads the tokens of files that may hold some outside the vocabulary, so that none is met after hours: of each file
-    /// up to 2^26, and of a larger one parts all over it.
+    /// Reads the tokens of files that may hold some outside the vocabulary, so that none is met after hours: up to 2^26, and
+    /// where there are more of them parts all over them, at least one of each file.
     ///
     /// # Errors
     /// Those of [`read`](Self::read).
     pub fn check(&self) -> Result<()> {
-        const PART: usize = 1 << 16;
-        const PARTS: usize = 1 << 10;
-        let mut some = vec![0; PART];
-        for (source, bounds) in self.sources.iter().zip(self.starts.windows(2)) {
-            let range = bounds[0]..bounds[1];
-            if source.may_pass(self.vocab) {
-                let every = range.len().div_ceil(PART * PARTS).max(1);
-                for start in range.clone().step_by(PART * every) {
-                    let count = PART.min(range.end - start);
-                    self.read(start, &mut some[..count])?;
-                }
-            }
-        }
-        Ok(())
+        let mut some = vec![0; Self::PART];
+        self.parts().try_for_each(|part| self.read(part.start, &mut some[..part.len()]))
+    }
+
+    /// Tokens that are looked at without a gap, and how many such parts are looked at beside the first of each file.
+    const PART: usize = 1 << 16;
+    const PARTS: usize = 1 << 10;
+
+    /// What [`check`](Self::check) looks at.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+        let bounds = self.starts.windows(2).map(|bounds| bounds[0]..bounds[1]);
+        let unsure: Vec<Range<usize>> = (self.sources.iter().zip(bounds))
+            .filter_map(|(source, bounds)| source.may_pass(self.vocab).then_some(bounds))
+            .collect();
+        let all: usize = unsure.iter().map(Range::len).sum();
+        let every = all.div_ceil(Self::PART * Self::PARTS).max(1);
+        unsure.into_iter().flat_map(move |bounds| {
+            let starts = bounds.clone().step_by(Self::PART * every);
+            starts.map(move |start| start..bounds.end.min(start + Self::PART))
+        })
     }
 
     /// The first part for training, the last `fraction` (0 to below 1) held out for validation.
@@ -225,6 +231,28 @@ mod tests {
         assert!(text.contains("token 1 of a.txt is 5") && text.contains("vocabulary is 5"), "{text}");
         assert_eq!(tokens.check().unwrap_err().to_string(), text);
         Tokens::new(vec![memory(&[0, 1]), memory(&vec![4; 100_000])], 5).check().unwrap();
+    }
+
+    #[test]
+    fn the_look_at_tokens_is_bounded_over_all_files() {
+        let random = |len| Source::Random { seed: 3, vocab: 10, len };
+        let known = Source::Random { seed: 3, vocab: 5, len: 100 };
+        let parts = |sources| Tokens::new(sources, 5).parts().collect::<Vec<_>>();
+        // All of what is small, but for what cannot pass.
+        let small = parts(vec![random(100_000), known, random(10)]);
+        assert_eq!(small, [0..65_536, 65_536..100_000, 100_100..100_110]);
+        // And of a hundred large files no more than of one, in parts all over them.
+        for files in [1, 100] {
+            let large = (0..files).map(|_| random(1 << 34)).chain([random(10)]).collect();
+            let parts = parts(large);
+            let looked: usize = parts.iter().map(Range::len).sum();
+            assert!(
+                (1 << 25..=(1 << 26) + (files + 1) * Tokens::PART).contains(&looked),
+                "{looked} of {files}"
+            );
+            assert!((0..files).all(|file| parts.iter().any(|part| part.start == file << 34)), "of {files}");
+            assert_eq!(parts.last(), Some(&(files << 34..(files << 34) + 10)));
+        }
     }
 
     #[test]
