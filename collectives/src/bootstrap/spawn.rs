@@ -97,7 +97,7 @@ impl Report {
         };
         let left = super::hosts::list(&self.left);
         Some(format!(
-            "{left} {was} not ended after {LEAVING:?}: the system waits for a disk or a device in {it} (state D in ps)"
+            "{left} {was} not ended: the system waits for a disk or a device in {it} (state D in ps)"
         ))
     }
 }
@@ -249,9 +249,7 @@ impl Family {
                 }
             }
         }
-        // Who stays was killed, too, and will end by that.
-        let endings: Vec<Ending> =
-            self.members.iter().map(|m| m.ending.unwrap_or(Ending::Killed(9))).collect();
+        let endings: Vec<Ending> = self.members.iter().filter_map(|m| m.ending).collect();
         let first = self.board.first_failure();
         let announced = first.and_then(|r| self.board.announced(r));
         let how = |rank| match &announced {
@@ -300,7 +298,8 @@ impl Family {
     }
 
     /// Kills who still runs, and returns once all have ended or nobody need wait for them any more: a process whose disk or
-    /// device does not answer may never end. Gives those. A signal meanwhile is kept as what interrupted, and shortens that.
+    /// device does not answer may never end. Gives those, for whom nobody waits again: they will end by being killed. A signal
+    /// meanwhile is kept as what interrupted, and shortens that.
     fn kill(
         &mut self,
         signals: Option<&Signals>,
@@ -316,7 +315,9 @@ impl Family {
                 deadline = deadline.min(Instant::now() + GRACE);
             }
         }
-        self.alive()
+        let left = self.alive();
+        left.iter().for_each(|&rank| self.members[rank].ending = Some(Ending::Killed(9)));
+        left
     }
 
     fn alive(&self) -> Vec<usize> {
