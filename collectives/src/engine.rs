@@ -228,10 +228,8 @@ impl Engine {
         let schedule = self.cache.get(call, local, || {
             let schedule = Schedule::new(*call, group, local, forced);
             // In all places at once: which of them a later call of a steady step has depends on timing.
-            if schedule.posted > *posted {
-                *posted = schedule.posted;
-                flights.iter_mut().for_each(|flight| flight.state.posted.reserve(*posted));
-            }
+            *posted = schedule.posted.max(*posted);
+            flights.iter_mut().for_each(|flight| flight.state.posted.reserve(*posted));
             schedule
         });
         let id = self.free.pop().unwrap_or_else(|| {

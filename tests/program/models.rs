@@ -222,3 +222,19 @@ fn what_is_saved_loads_in_transformers_and_has_the_same_loss() {
         }
     }
 }
+
+#[test]
+fn a_model_with_dropout_is_evaluated_and_not_trained() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench
+        .run("train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --save m --quiet")
+        .success();
+    let path = bench.path("m/config.json");
+    let config = fs::read_to_string(&path).unwrap();
+    let changed = config.replace("\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1");
+    assert_ne!(config, changed);
+    fs::write(path, changed).unwrap();
+    bench.run("eval --model m --data text.txt").success();
+    bench.run("train --model m --data text.txt").refusal(2, &["--model m", "attention_dropout 0.1"]);
+}

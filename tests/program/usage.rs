@@ -389,22 +389,6 @@ fn a_tokenizer_that_its_library_cannot_use_is_refused() {
 }
 
 #[test]
-fn a_model_with_dropout_is_evaluated_and_not_trained() {
-    let bench = bench();
-    bench.text("text.txt", 8000);
-    bench
-        .run("train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --save m --quiet")
-        .success();
-    let path = bench.path("m/config.json");
-    let config = fs::read_to_string(&path).unwrap();
-    let changed = config.replace("\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1");
-    assert_ne!(config, changed);
-    fs::write(path, changed).unwrap();
-    bench.run("eval --model m --data text.txt").success();
-    bench.run("train --model m --data text.txt").refusal(2, &["--model m", "attention_dropout 0.1"]);
-}
-
-#[test]
 fn what_only_other_commands_take_is_told_so() {
     let bench = bench();
     bench.text("text.txt", 20_000);
