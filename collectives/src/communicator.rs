@@ -168,7 +168,8 @@ impl Communicator {
         Communicator { priority, ..self.clone() }
     }
 
-    /// Moves started calls forward without waiting for anything, also those of groups made from this one or with it.
+    /// Moves started calls forward without waiting for anything, also those of groups made from this one or with it; those
+    /// of a group with [`Progress::Thread`](crate::Progress::Thread) are that thread's.
     /// Fails when this communicator has failed, or a peer is gone.
     pub fn progress(&self) -> Result<()> {
         if let Some(carrier) = &self.carrier {

@@ -181,9 +181,14 @@ fn wide_sums_of_the_library_and_kernels_that_are_missing_are_errors() {
         drop(comm.start_all_gather_in_place(buffer(8)).unwrap());
     });
     ranks(2, standard(), |comm, gpu, queue| {
-        let comm = connected(comm, &gpu, &queue, Order::Canonical);
-        let started = comm.start_all_reduce_in_place(comm.alloc::<f32>(8).unwrap(), ReduceOp::Sum);
-        let error = started.and_then(|started| started.wait().map(drop)).unwrap_err().to_string();
+        let wire = Nccl::connect(&comm, &gpu, Duration::from_secs(20)).expect("NCCL");
+        // The peer may have come to its sum, and failed there, before this rank has its carrier.
+        let carrier = Wired::new(&comm, queue.clone(), wire, Order::Canonical);
+        let summed = carrier.and_then(|carrier| {
+            let comm = comm.with_carrier(Arc::new(carrier));
+            comm.start_all_reduce_in_place(comm.alloc::<f32>(8)?, ReduceOp::Sum)?.wait().map(drop)
+        });
+        let error = summed.unwrap_err().to_string();
         // The compiler of kernels may be missing, or what it made cannot be loaded here; the peer tells the same.
         assert!(error.contains("fake driver") || error.contains("NVRTC"), "{error}");
     });

@@ -239,8 +239,8 @@ pub struct TrainArgs {
     /// Gather the next unit's parameters while this one computes. The bits are the same either way.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub prefetch: Switch,
-    /// Who moves calls forward while ranks compute. A thread is one more beside the --threads of each rank, which should
-    /// leave it a processor: over messages it sends and fetches the next, over shm it copies and adds. The bits are the
+    /// Who moves calls forward while ranks compute. A thread is one more beside the --threads of each rank, which by
+    /// default leave it a processor: over messages it sends and fetches the next, over shm it copies and adds. The bits are the
     /// same either way.
     #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Inline)]
     pub progress: Mover,

@@ -1,7 +1,7 @@
 //! `caravan eval`: mean loss of a model directory on given tokens.
 
 use crate::agree::Signature;
-use crate::args::{Colour, EvalArgs, Precision};
+use crate::args::{Colour, DeviceKind, EvalArgs, Precision};
 use crate::data::{Feed, Input};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
@@ -54,8 +54,9 @@ impl EvalPlan {
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
         on_hosts("eval", &args.ranks)?;
-        let ranks = Ranks::plan(&args.ranks, identity)?;
+        let mut ranks = Ranks::plan(&args.ranks, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
+        ranks.shared = args.ranks.threads.is_none() && args.device.device == DeviceKind::Cpu;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;

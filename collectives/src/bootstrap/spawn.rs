@@ -232,7 +232,7 @@ impl Family {
             }
             if deadline.is_some_and(|d| Instant::now() >= d) {
                 killed = self.alive();
-                left = self.kill(Some(signals), LEAVING, &mut interrupted);
+                left = self.kill(Some(signals), LEAVING);
                 break;
             }
             match self.wait(Some(signals), deadline) {
@@ -299,20 +299,18 @@ impl Family {
 
     /// Kills who still runs, and returns once all have ended or nobody need wait for them any more: a process whose disk or
     /// device does not answer may never end. Gives those, for whom nobody waits again: they will end by being killed. A signal
-    /// meanwhile is kept as what interrupted, and shortens that.
-    fn kill(
-        &mut self,
-        signals: Option<&Signals>,
-        patience: Duration,
-        interrupted: &mut Option<i32>,
-    ) -> Vec<usize> {
+    /// meanwhile shortens that: what ended the job was before it.
+    fn kill(&mut self, signals: Option<&Signals>, patience: Duration) -> Vec<usize> {
         self.signal_all(Signal::KILL);
         let mut deadline = Instant::now() + patience;
         while !self.reap() && Instant::now() < deadline {
-            if let Some(signal) = self.wait(signals, Some(deadline)).filter(|&signal| signal != Signal::TSTP)
-            {
-                *interrupted = interrupted.or(Some(signal.as_raw()));
+            let running = self.alive().len();
+            if self.wait(signals, Some(deadline)).is_some_and(|signal| signal != Signal::TSTP) {
                 deadline = deadline.min(Instant::now() + GRACE);
+            }
+            // The end of one that only a debugger may collect wakes this at once, every time.
+            if !self.reap() && self.alive().len() == running {
+                std::thread::sleep(BLIND);
             }
         }
         let left = self.alive();
@@ -332,7 +330,7 @@ impl Family {
 impl Drop for Family {
     fn drop(&mut self) {
         if !self.reap() {
-            self.kill(None, LEAVING, &mut None);
+            self.kill(None, LEAVING);
         }
     }
 }

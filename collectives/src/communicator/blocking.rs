@@ -94,6 +94,9 @@ impl Communicator {
     }
 
     /// The same in one buffer.
+    ///
+    /// Two ranks that read each other's memory copy up to 256 KiB for that, to memory that [`reserve`](Self::reserve) takes
+    /// beforehand.
     pub fn all_reduce_in_place<'d, T: Element>(
         &self,
         data: impl Into<ViewMut<'d, T>>,

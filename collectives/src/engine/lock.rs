@@ -98,15 +98,17 @@ impl<T: Holds> Guard<'_, T> {
     }
 
     /// Gives the value back while `idle` runs, and again until no other thread has it then: nobody waits for this one to have
-    /// it once more.
-    pub fn aside(self, idle: impl Fn()) -> Self {
+    /// it once more, unless `idle` says that it has to.
+    pub fn aside(self, idle: impl Fn() -> bool) -> Self {
         let lock = self.lock;
         drop(self);
         let leaving = Leaving(lock);
         let guard = loop {
-            idle();
-            if let Some(guard) = lock.try_lock() {
-                break guard;
+            let needed = idle();
+            match lock.try_lock() {
+                Some(guard) => break guard,
+                None if needed => break lock.lock(),
+                None => {}
             }
         };
         std::mem::forget(leaving);

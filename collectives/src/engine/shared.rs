@@ -283,11 +283,14 @@ impl Shared {
         engine.flights[id as usize].stage != Stage::Running
     }
 
-    /// Moves every call as far as it goes without waiting, and notices peers that are gone.
+    /// Moves every call as far as it goes without waiting, and notices peers that are gone. What a thread moves is left to it:
+    /// this one has something else to compute.
     pub fn progress(&self) -> Result<()> {
         self.family.serve_others(self);
         let mut engine = self.lock();
-        engine.poll(None)?;
+        if !self.driven() {
+            engine.poll(None)?;
+        }
         engine.check(None, Duration::ZERO)?;
         match engine.failure() {
             Some(error) => Err(error.clone()),
@@ -339,7 +342,10 @@ impl Shared {
             } else {
                 let _ = engine.check(None, Duration::ZERO);
                 // Who waits for a call has the lock while it sleeps, and moves everything.
-                engine = engine.aside(|| std::thread::park_timeout(NAP));
+                engine = engine.aside(|| {
+                    std::thread::park_timeout(NAP);
+                    self.stopped.load(Ordering::Acquire)
+                });
             }
         }
     }

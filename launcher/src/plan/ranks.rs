@@ -33,8 +33,8 @@ pub struct Ranks {
     pub label: String,
     /// Compute threads of each.
     pub threads: usize,
-    /// Whether those are each rank's share of its host's processors, and not what was asked for.
-    shared: bool,
+    /// Whether ranks compute with those, which nobody asked for: each with its share of its host's processors.
+    pub shared: bool,
     /// How long they wait for each other at the start.
     pub rendezvous_timeout: Duration,
     /// How their communicators behave.
@@ -125,7 +125,7 @@ impl Ranks {
             layers,
             label,
             threads,
-            shared: args.threads.is_none(),
+            shared: false,
             rendezvous_timeout,
             options: collectives::Options { crowded, deadline, tuning, ..Default::default() },
             by_layout: None,
@@ -319,7 +319,7 @@ mod tests {
         let there = Identity { world, launcher: Launcher::Caravan, ..Identity::alone() };
         let unknown = Identity { local_size: None, ..there.clone() };
         let plan = |flags: &str, identity: &Identity| Ranks::plan(&args(flags), Some(identity)).unwrap();
-        let ranks = plan("", &unknown);
+        let ranks = Ranks { shared: true, ..plan("", &unknown) };
         assert_eq!((ranks.options.crowded, ranks.threads), (Some(true), 1));
         let (met, advice) = ranks.met(1, &unknown);
         assert_eq!(met.options.crowded, Some(1 > bootstrap::processors_of_host(Some(&unknown))));
@@ -328,12 +328,12 @@ mod tests {
             let words = ["--threads 1, as if all", "(here 1)", &format!("--threads {processors}")];
             assert!(words.iter().all(|word| advice.contains(word)), "{advice}");
         }
-        // What was asked for stays, and so does what was right, and what a launcher has said.
-        assert_eq!(plan("--threads 1", &unknown).met(1, &unknown).1, None);
+        // What was asked for stays or is of no use, and so does what was right, and what a launcher has said.
+        assert_eq!(plan("", &unknown).met(1, &unknown).1, None);
         let (met, advice) = ranks.met(world, &unknown);
         assert_eq!((met.options.crowded, advice), (Some(true), None));
         let known = Identity { local_size: Some(world), ..there };
-        let (met, advice) = plan("", &known).met(1, &known);
+        let (met, advice) = Ranks { shared: true, ..plan("", &known) }.met(1, &known);
         assert_eq!((met.options.crowded, advice), (Some(true), None));
     }
 

@@ -179,6 +179,13 @@ enum Gradient<'a, T: Element> {
     Into(ViewMut<'a, T>),
 }
 
+/// In how many pieces the heads of `groups` groups of `group` heads are computed by `threads` threads: so that the one with
+/// most to do has least, and no more of them than that takes.
+fn pieces(groups: usize, group: usize, threads: usize) -> usize {
+    let longest = |pieces: &usize| (groups * pieces).div_ceil(threads) * group.div_ceil(*pieces);
+    (1..=group).min_by_key(longest).unwrap_or(1)
+}
+
 /// How many parts to split rows and columns into for about `parts` in all, each as square as possible.
 fn grid(rows: usize, columns: usize, parts: usize) -> (usize, usize) {
     let fits = |across: usize| across.min(columns.div_ceil(32)).max(1);
@@ -358,7 +365,7 @@ impl<T: Float> Ops<T> for Cpu {
         let (out, log_sums) = (Shared(out.as_mut_ptr()), Shared(log_sums.as_mut_ptr()));
         // Each task packs its keys and values, so query heads that share those are apart only where threads would be idle.
         let group = heads / kv_heads;
-        let pieces = self.team.count().div_ceil(rows * kv_heads).min(group);
+        let pieces = pieces(rows * kv_heads, group, self.team.count());
         let words = attention::words(length, width, false);
         self.each_with_words(rows * kv_heads * pieces, words, |task, words| {
             let (piece, kv_head) = (task % pieces, task / pieces % kv_heads);

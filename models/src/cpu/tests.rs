@@ -160,6 +160,16 @@ fn attention_agrees_with_its_definition() {
     }
 }
 
+#[test]
+fn heads_are_divided_so_that_the_busiest_thread_has_least() {
+    // Groups of heads, heads of a group, threads: pieces of each group.
+    for (groups, group, threads, expected) in
+        [(64, 4, 2, 1), (8, 4, 12, 4), (8, 4, 16, 2), (8, 4, 64, 4), (1, 32, 7, 7), (3, 1, 16, 1)]
+    {
+        assert_eq!(super::pieces(groups, group, threads), expected, "{groups} x {group} on {threads}");
+    }
+}
+
 /// Of which a model has as many at once as it was built for, and more only if they are shorter.
 #[test]
 fn attention_with_less_memory_than_threads_has_the_same_bits() {

@@ -185,6 +185,8 @@ fn suite(size: usize, groups: &[Group], all: bool) {
                         let most = all.ranks.iter().map(|rank| rank.most).max().unwrap_or(0);
                         let rounds = matches!(kind, Kind::AllToAll | Kind::ReduceScatter)
                             && algorithm == Algorithm::Pairwise;
+                        let counted = all.ranks.iter().all(|rank| rank.most <= rank.schedule.posted);
+                        assert!(counted, "messages of {call} that are under way are counted");
                         assert!(!rounds || most <= 6 * (size - 1), "{most} messages of {call} at once");
                     }
                 }

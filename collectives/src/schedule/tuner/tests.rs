@@ -103,15 +103,24 @@ fn a_root_reduces_fewer_bytes_alone_the_more_ranks_there_are() {
 fn many_ranks_pass_few_bytes_on_instead_of_sending_them_to_all() {
     let plain = Tuning::default();
     // Of 63 messages 57 are saved, each as long as 16 KiB, and 5 steps more take as long as 320 KiB.
-    assert_eq!([2, 3, 16, 22, 23, 64].map(|ranks| plain.doubled(ranks)), [0, 0, 0, 0, 744, 9622]);
+    let limits = |reduces| [2, 3, 16, 22, 23, 64].map(|ranks| plain.doubled(ranks, reduces));
+    assert_eq!(limits(false), [0, 0, 0, 0, 744, 9622]);
+    // To reduce all inputs takes about as long as to receive them.
+    assert_eq!(limits(true), [0, 0, 0, 0, 364, 4736]);
+    // And longer than that where a link carries more than a rank reduces.
+    let fast = plain.for_link(64, Duration::from_micros(2), 50e9);
+    assert!(fast.doubled(64, true) * 4 < fast.doubled(64, false));
+    let endless = plain.for_link(64, Duration::from_micros(2), 1e12);
+    assert!(Algorithm::Bruck.suits(endless.doubled(64, false), 64));
     let of = |kind, ranks, bytes| {
         let group = Group::plain(0, ranks);
         choose(&Call::new(kind, DType::U8, bytes), &group, None).algorithm
     };
-    for (kind, large) in
-        [(Kind::AllGather, Algorithm::Pairwise), (Kind::AllReduce, Algorithm::PairwiseReduceScatterAllGather)]
-    {
-        assert_eq!((of(kind, 64, 9622), of(kind, 64, 9623)), (Algorithm::Bruck, large), "{kind}");
+    for (kind, limit, large) in [
+        (Kind::AllGather, 9622, Algorithm::Pairwise),
+        (Kind::AllReduce, 4736, Algorithm::PairwiseReduceScatterAllGather),
+    ] {
+        assert_eq!((of(kind, 64, limit), of(kind, 64, limit + 1)), (Algorithm::Bruck, large), "{kind}");
         assert_ne!(of(kind, 16, 0), Algorithm::Bruck, "{kind}");
     }
     for (tuning, ranks) in [plain, plain.for_link(64, Duration::from_micros(5), 1.25e9)]
@@ -122,8 +131,8 @@ fn many_ranks_pass_few_bytes_on_instead_of_sending_them_to_all() {
         let steps = f64::from(ranks.next_power_of_two().trailing_zeros());
         let all = tuning.tree as f64 + (ranks - 1) as f64 * tuning.handled as f64;
         let doubled = steps * (tuning.tree + tuning.handled) as f64;
-        assert!(tuning.doubled(ranks) == 0 || doubled < all, "{ranks} ranks");
-        assert!(tuning.doubled(ranks) > 0 || doubled > all - ranks as f64, "{ranks} ranks");
+        assert!(tuning.doubled(ranks, false) == 0 || doubled < all, "{ranks} ranks");
+        assert!(tuning.doubled(ranks, false) > 0 || doubled > all - ranks as f64, "{ranks} ranks");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::SEEN_BY_ALL;
 use crate::transport::waits::Questions;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,8 @@ pub(super) struct Control {
     inbox: Inbox<Word>,
     /// Groups that this process has left: nobody takes what still comes for them.
     left: HashSet<u64>,
+    /// How often each group was formed out of another, by both: no number comes again.
+    formed: HashMap<u64, u64>,
     /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
     /// Ranks of the job that have ended without a word, as far as MPI knows.
@@ -121,6 +123,7 @@ impl Control {
             receive: None,
             inbox: Inbox::empty(),
             left: HashSet::new(),
+            formed: HashMap::new(),
             absent: Vec::new(),
             ended: Vec::new(),
             questions: Questions::default(),
@@ -267,6 +270,13 @@ impl Control {
         Ok(true)
     }
 
+    /// How often this process has come to form `group` out of another, with this time: all that form it have as often.
+    pub(super) fn forms(&mut self, group: u64) -> u64 {
+        let times = self.formed.entry(group).or_insert(0);
+        *times += 1;
+        *times
+    }
+
     /// Forgets the words that have gone; whether none is under way.
     pub(super) fn settle(&mut self) -> bool {
         self.outgoing.retain_mut(|(_, request)| {
@@ -294,12 +304,11 @@ impl Control {
             // SAFETY: a number for each rank of the communicator, and a place for one, both for ever.
             unsafe {
                 let (number, sum) = (ffi::RSMPI_INT32_T, ffi::RSMPI_SUM);
-                let code = ffi::MPI_Ireduce_scatter_block(from, to, 1, number, sum, comm, request);
-                session.check("MPI_Ireduce_scatter_block", code)
+                ffi::MPI_Ireduce_scatter_block(from, to, 1, number, sum, comm, request)
             }
         };
         // Nobody ends in order before all have come to this.
-        if !self.together(session, SEEN_BY_ALL, counted)? {
+        if !self.together(session, SEEN_BY_ALL, ("MPI_Ireduce_scatter_block", counted))? {
             return Ok(false);
         }
         let until = Instant::now() + LAST_WORDS;
@@ -308,8 +317,8 @@ impl Control {
             let _ = self.listen(session);
         }
         // SAFETY: a valid communicator and place.
-        let barrier = |request| session.check("MPI_Ibarrier", unsafe { ffi::MPI_Ibarrier(comm, request) });
-        if !self.together(session, LEFT, barrier)? {
+        let barrier = |request: *mut ffi::MPI_Request| unsafe { ffi::MPI_Ibarrier(comm, request) };
+        if !self.together(session, LEFT, ("MPI_Ibarrier", barrier))? {
             return Ok(false);
         }
         if let Some(mut receive) = self.receive.take() {
@@ -323,18 +332,20 @@ impl Control {
         Ok(true)
     }
 
-    /// Returns once all ranks have come to what `post` starts, or false when one of them has said that it has failed
+    /// Returns once all ranks have come to what `post`, by its name, starts, or false when one of them has said that it has failed
     /// instead. One may have much to do before: nobody knows how much. An error once one of this host was seen to have
     /// ended `grace` ago.
     fn together(
         &mut self,
         session: &Session,
         grace: Duration,
-        post: impl FnOnce(*mut ffi::MPI_Request) -> Result<()>,
+        (name, post): (&'static str, impl FnOnce(*mut ffi::MPI_Request) -> c_int),
     ) -> Result<bool> {
         // SAFETY: a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        post(&mut request)?;
+        let posted = post(&mut request);
+        let refused = self.refused(session, name, posted).and_then(|()| session.check(name, posted));
+        refused.map_err(|e| self.lost(session).unwrap_or(e))?;
         loop {
             // Before MPI is asked, whose answer counts for more: this process may have been stopped meanwhile.
             let lost = session.lost(grace);

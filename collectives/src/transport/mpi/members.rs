@@ -160,6 +160,11 @@ impl MpiTransport {
         }
     }
 
+    /// Whether every rank that a message under way is for has left the group: nobody takes it any more.
+    fn is_done_with_all(&self) -> bool {
+        self.requests.peers().all(|peer| self.farewells.is_done_with(peer))
+    }
+
     /// Whether everything that this process has said has gone.
     fn settle_words(&mut self) -> bool {
         let session = self.session();
@@ -194,8 +199,9 @@ impl MpiTransport {
             self.requests.cancel_receives();
         }
         self.wait(linger(failed(self)), |this| {
-            // A peer that gives up now must not be waited for.
-            this.settle_requests() || this.lost.is_none() && this.check().is_err()
+            // A peer that gives up now must not be waited for, nor those that have left without taking anything more.
+            this.settle_requests()
+                || this.lost.is_none() && (this.check().is_err() || this.is_done_with_all())
         });
         let settled = if failed(self) {
             self.wait(linger(true), |this| this.settle_requests() && this.settle_words())

@@ -33,7 +33,6 @@ pub use library::{Family, family, library};
 use mpi::ffi;
 use requests::{Comms, Kind, Outcome, Requests, Route};
 use session::Session;
-use std::collections::HashMap;
 use std::os::raw::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,8 +62,6 @@ pub struct MpiTransport {
     /// Set by the first loss; nothing new is posted from then on.
     lost: Option<Error>,
     farewells: Farewells,
-    /// How often each group was formed out of this one, by its hash.
-    formed: HashMap<u64, u64>,
     /// No message is under way any more, and none will be.
     closed: bool,
 }
@@ -165,7 +162,6 @@ impl MpiTransport {
             requests: Requests::new(Tags::new(limit, guarded), rank, [collectives, users], CHUNK),
             lost: None,
             farewells: Farewells::none(size),
-            formed: HashMap::new(),
             closed: false,
         })
     }
@@ -349,10 +345,7 @@ unsafe impl Transport for MpiTransport {
         // Any number that differs between groups.
         let in_job: Vec<c_int> = members.iter().map(|&m| self.members[m]).collect();
         let same = digest([self.identity, context].into_iter().chain(in_job.iter().map(|&m| m as u64)));
-        // Its members have formed it equally often.
-        let times = self.formed.entry(same).or_insert(0);
-        *times += 1;
-        let identity = digest([same, *times]);
+        let identity = digest([same, self.session().control().forms(same)]);
         if let Err(e) = self.meet(members, identity, within) {
             self.session().control().forget(identity);
             return Err(e);

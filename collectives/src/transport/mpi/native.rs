@@ -8,7 +8,7 @@
 use super::blocked::{Place, Watch};
 use super::comm::Comm;
 use super::ffi;
-use super::library::{SMALL_HANDLES, is_mpich_4_0};
+use super::library::{Family, SMALL_HANDLES, family, is_mpich_4_0};
 use crate::buffer::Buffer;
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
@@ -28,6 +28,8 @@ pub struct Native {
     size: usize,
     /// The library takes unsigned integers for signed ones in minimum and maximum, as MPICH 4.0.2 does.
     signed_only: bool,
+    /// The library's `MPI_IN_PLACE` is one of the two.
+    in_place_known: bool,
     /// The library ends the process in a reduce in place to another root than rank 0, as MPICH 4.0.2 does.
     root_zero_only: bool,
 }
@@ -53,7 +55,9 @@ impl Native {
     pub(super) fn new(comm: Comm, rank: usize, size: usize, watch: Watch) -> Self {
         let root_zero_only = is_mpich_4_0(comm.session().library());
         let signed_only = comm.session().turn().is_ok_and(|_turn| takes_unsigned_for_signed());
-        Native { signed_only, root_zero_only, comm, watch, rank, size }
+        // One that wraps another may have a value of its own.
+        let in_place_known = family() != Family::Unknown;
+        Native { in_place_known, signed_only, root_zero_only, comm, watch, rank, size }
     }
 
     /// What has to be done otherwise than asked, because this library cannot.
@@ -164,7 +168,13 @@ impl Native {
             Kind::Broadcast | Kind::Barrier => {}
             Kind::Reduce if self.rank != call.root => {}
             Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce | Kind::AllToAll | Kind::Reduce => {
-                arguments.send = IN_PLACE;
+                arguments.send = self.in_place_known.then_some(IN_PLACE).ok_or_else(|| {
+                    let library = self.comm.session().library();
+                    self.refuse(
+                        call,
+                        format!("in place over {library}, whose MPI_IN_PLACE is not known here"),
+                    )
+                })?;
             }
             _ => return Err(self.refuse(call, "MPI's form of it is out of place here".into())),
         }

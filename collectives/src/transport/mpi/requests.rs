@@ -448,6 +448,11 @@ impl Requests {
         }
     }
 
+    /// With whom the messages that are under way are.
+    pub(super) fn peers(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().filter(|slot| slot.active).map(|slot| slot.peer)
+    }
+
     /// Whether no message is under way.
     pub(super) fn none(&self) -> bool {
         self.active == 0
