@@ -1,7 +1,7 @@
 //! `caravan eval`: mean loss of a model directory on given tokens.
 
 use crate::agree::Signature;
-use crate::args::{Colour, DeviceKind, EvalArgs, Precision};
+use crate::args::{Colour, EvalArgs, Precision};
 use crate::data::{Feed, Input};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
@@ -56,7 +56,7 @@ impl EvalPlan {
         on_hosts("eval", &args.ranks)?;
         let mut ranks = Ranks::plan(&args.ranks, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
-        ranks.shared = args.ranks.threads.is_none() && args.device.device == DeviceKind::Cpu;
+        ranks.compute_on(args.device.device, args.ranks.threads);
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;

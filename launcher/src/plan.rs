@@ -103,11 +103,7 @@ impl TrainPlan {
         let mut ranks = Ranks::plan(&args.ranks, identity)?;
         ranks.options.progress = args.progress.options();
         let device = Device::plan(&args.device, &ranks, identity)?;
-        ranks.shared = args.ranks.threads.is_none() && args.device.device == DeviceKind::Cpu;
-        if ranks.shared && args.progress == Mover::Thread {
-            // The thread that moves calls has a processor, too.
-            ranks.threads = (ranks.threads - 1).max(1);
-        }
+        ranks.compute_on(args.device.device, args.ranks.threads);
         check_device(args)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::hands::Clock;
-    use crate::recorder::{Nobody, Recorder, units};
+    use crate::recorder::{Nobody, Recorder, backward, units};
     use crate::stage::Stage;
     use collectives::DType;
 
@@ -311,13 +311,7 @@ mod tests {
         let mut hands = Hands { plan, comm, model: &Nobody, kernels: &mut kernels, clock: &mut clock };
         // How many units' reductions are under way after each micro-batch.
         let under_way = [0, 1].map(|micro_batch| {
-            grads.begin(micro_batch);
-            for unit in (0..units.len()).rev() {
-                grads.open(&mut hands, unit).unwrap();
-                let meanwhile = &Meanwhile::new(comm);
-                Borrowed { plan, meanwhile, grads: &mut grads }.ready(unit, 0);
-                grads.close(unit).unwrap();
-            }
+            backward(&mut grads, &mut hands, micro_batch);
             grads.units.iter().filter(|unit| matches!(unit[0].state, State::Wide(_))).count()
         });
         assert_eq!(under_way, [units.len(), plan.partial_slots.len()]);

@@ -60,11 +60,25 @@ impl<T: Float> Hands<'_, T> {
 /// Where the wall time of this thread goes.
 #[derive(Default)]
 pub(crate) struct Clock {
+    /// Whether messages stand still unless this rank looks at them.
+    looks: bool,
     pub compute: Duration,
     pub communication: Duration,
 }
 
 impl Clock {
+    /// Of a rank of `comm`. A thread of its own looks at calls by itself, and the host of a device is through with a unit long
+    /// before the device is: what it does between units is enough.
+    pub fn of(comm: &Communicator) -> Self {
+        let looks = comm.options().progress == Progress::Inline && comm.carrier().is_none();
+        Clock { looks, ..Clock::default() }
+    }
+
+    /// Forgets where the time went.
+    pub fn restart(&mut self) {
+        *self = Clock { looks: self.looks, ..Clock::default() };
+    }
+
     /// Runs what computes the model, or adds up its gradients.
     pub fn compute<R>(&mut self, f: impl FnOnce() -> R) -> R {
         let start = Instant::now();
@@ -83,7 +97,7 @@ impl Clock {
 
     /// Runs the model's forward or backward, in the midst of which collectives are started and moved on.
     pub fn compute_beside<R>(&mut self, comm: &Communicator, f: impl FnOnce(&Meanwhile<'_>) -> R) -> R {
-        let meanwhile = Meanwhile::new(comm);
+        let meanwhile = Meanwhile { looks: self.looks, ..Meanwhile::new(comm) };
         let result = self.compute(|| f(&meanwhile));
         let communication = Duration::from_nanos(meanwhile.nanoseconds.into_inner());
         self.compute = self.compute.saturating_sub(communication);
@@ -96,17 +110,14 @@ impl Clock {
 /// of its threads it is.
 pub(crate) struct Meanwhile<'a> {
     comm: &'a Communicator,
-    /// Whether messages stand still unless this rank looks at them.
     looks: bool,
     nanoseconds: AtomicU64,
 }
 
 impl<'a> Meanwhile<'a> {
-    /// Of calls of `comm`. A thread of its own looks at them by itself, and the host of a device is through with a unit long
-    /// before the device is: what it does between units is enough.
+    /// Of calls of `comm`, which nobody looks at.
     pub fn new(comm: &'a Communicator) -> Self {
-        let looks = comm.options().progress == Progress::Inline && comm.carrier().is_none();
-        Meanwhile { comm, looks, nanoseconds: AtomicU64::new(0) }
+        Meanwhile { comm, looks: false, nanoseconds: AtomicU64::new(0) }
     }
 
     /// Does something for collectives.
@@ -130,12 +141,11 @@ impl<'a> Meanwhile<'a> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::grads::{Borrowed, Grads};
+    use crate::grads::Grads;
     use crate::plan::Home;
-    use crate::recorder::{Nobody, Recorder, WORK, units};
+    use crate::recorder::{Nobody, Recorder, WORK, backward, units};
     use crate::stage::Stage;
     use collectives::{Account, DType};
-    use models::Gradients;
 
     #[test]
     fn adding_up_micro_batches_is_computing_and_no_communication() {
@@ -149,15 +159,7 @@ mod tests {
             let mut grads = Grads::<f32>::new(plan, comm, &Account::default(), &Account::default()).unwrap();
             let (mut kernels, mut clock) = (Recorder::default(), Clock::default());
             let mut hands = Hands { plan, comm, model: &Nobody, kernels: &mut kernels, clock: &mut clock };
-            for micro_batch in 0..2 {
-                grads.begin(micro_batch);
-                for unit in (0..units.len()).rev() {
-                    grads.open(&mut hands, unit).unwrap();
-                    let meanwhile = &Meanwhile::new(comm);
-                    Borrowed { plan, meanwhile, grads: &mut grads }.ready(unit, 0);
-                    grads.close(unit).unwrap();
-                }
-            }
+            (0..2).for_each(|micro_batch| backward(&mut grads, &mut hands, micro_batch));
             grads.finish(&mut hands).unwrap();
             let done = kernels.log.lock().unwrap().clone();
             assert!(expected.iter().all(|what| done.iter().any(|(done, _)| done == what)));

@@ -1,7 +1,8 @@
 //! Kernels that write down what they are told to do, and units for them: for tests of what happens when.
 
 use crate::error::Result;
-use crate::grads::Reduced;
+use crate::grads::{Borrowed, Grads, Reduced};
+use crate::hands::{Hands, Meanwhile};
 use crate::kernels::{Activity, Kernels, Update};
 use collectives::{Buffer, Communicator, View, ViewMut};
 use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
@@ -13,6 +14,17 @@ pub fn units(count: usize) -> Vec<Unit> {
     let tensor = TensorSpec { name: "t".into(), shape: vec![1500], decay: false, init: Init::Ones };
     let unit = Unit { name: "u".into(), tensors: vec![tensor], uses: vec![], backward_reads: true };
     vec![unit; count]
+}
+
+/// One micro-batch of a model whose units have one tensor each, from the last to the first.
+pub fn backward(grads: &mut Grads<f32>, hands: &mut Hands<'_, f32>, micro_batch: usize) {
+    grads.begin(micro_batch);
+    for unit in (0..hands.plan.layout.len()).rev() {
+        grads.open(hands, unit).unwrap();
+        let meanwhile = &Meanwhile::new(hands.comm);
+        Borrowed { plan: hands.plan, meanwhile, grads }.ready(unit, 0);
+        grads.close(unit).unwrap();
+    }
 }
 
 /// A model of which only the threads are asked for: none of its own.

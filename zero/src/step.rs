@@ -133,7 +133,7 @@ impl<T: Float> Trainer<T> {
         let mut optimizer = Optimizer::new(&plan, &mut *kernels, &ledger.optimizer)?;
         let norm = Norm::new(&plan, &comm, &ledger.workspace)?;
         optimizer.start(&plan, model.units(), &mut *kernels, &mut params, source)?;
-        let clock = Clock::default();
+        let clock = Clock::of(&comm);
         let plan = Arc::new(plan);
         Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
     }
@@ -149,7 +149,7 @@ impl<T: Float> Trainer<T> {
     /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
         let (start, before) = (Instant::now(), self.comm.stats());
-        self.clock = Clock::default();
+        self.clock.restart();
         let mut report = Step::default();
         let plan = Arc::clone(&self.plan);
         let micro_batches = plan.config.accumulate;

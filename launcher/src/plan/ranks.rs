@@ -2,7 +2,7 @@
 
 use super::{Asked, usage};
 use crate::agree::Signature;
-use crate::args::RankArgs;
+use crate::args::{DeviceKind, RankArgs};
 use crate::bench::tuning::{self, ByLayout};
 use crate::bind::Binding;
 use crate::failure::Result;
@@ -13,7 +13,7 @@ use crate::transports::Transport;
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::Kind;
 use collectives::transport::{self, Nodes};
-use collectives::{Communicator, MAX_SIZE};
+use collectives::{Communicator, MAX_SIZE, Progress};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct Ranks {
     /// Compute threads of each.
     pub threads: usize,
     /// Whether ranks compute with those, which nobody asked for: each with its share of its host's processors.
-    pub shared: bool,
+    shared: bool,
     /// How long they wait for each other at the start.
     pub rendezvous_timeout: Duration,
     /// How their communicators behave.
@@ -137,6 +137,22 @@ impl Ranks {
         })
     }
 
+    /// Ranks that compute on the host take their share of its processors, unless `asked` for others.
+    pub fn compute_on(&mut self, device: DeviceKind, asked: Option<usize>) {
+        self.shared = device == DeviceKind::Cpu && asked.is_none();
+        if self.shared {
+            self.threads = self.computing(self.threads);
+        }
+    }
+
+    /// How many of a rank's `processors` compute: a thread that moves calls has one of them.
+    fn computing(&self, processors: usize) -> usize {
+        match self.options.progress {
+            Progress::Inline => processors,
+            Progress::Thread { .. } => (processors - 1).max(1),
+        }
+    }
+
     /// The same for ranks of a launcher that has not said how many of them a host has, once this one has met the others and
     /// `here` are on its host: until then, that might have been all. What it computes with was planned by then; also gives
     /// what helps where that is less than its share.
@@ -147,7 +163,7 @@ impl Ranks {
         }
         let processors = bootstrap::processors_of_host(Some(identity));
         ranks.options.crowded = Some(here > processors);
-        let (threads, share) = (self.threads, share(processors, here));
+        let (threads, share) = (self.threads, self.computing(share(processors, here)));
         let advice = (self.shared && share > threads).then(|| {
             format!(
                 "ranks compute with --threads {threads}, as if all {} shared a host, for nothing said how many do (here \
