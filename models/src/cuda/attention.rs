@@ -34,25 +34,46 @@ impl TensorCores {
     }
 }
 
-/// Tiles of the kernels on tensor cores, as in their sources.
+/// The tiles of one of the kernels on tensor cores, as in its source.
 struct Tiles {
-    /// Queries of a block of the forward; rows of either backward.
+    /// Rows that a block owns.
     rows: usize,
-    forward_threads: usize,
-    /// Stages, and keys of one, of the forward.
-    keys: [usize; 2],
-    backward_threads: usize,
-    /// Stages, and rows of one, of the backward.
+    /// Of a block.
+    threads: usize,
+    /// Stages of the rows that pass by, and rows of one.
     others: [usize; 2],
 }
 
-fn tiles(by: TensorCores, width: usize) -> Tiles {
-    let (forward_threads, keys, backward_threads, others) = match (by, width) {
-        (TensorCores::Mma, 64) => (128, [2, 64], 128, [2, 64]),
-        (TensorCores::Mma, _) => (128, [2, 48], 256, [2, 64]),
-        (TensorCores::Wgmma, _) => (256, [3, 64], 256, [3, 64]),
+/// The kernels on tensor cores: the forward, which owns queries, and the backwards for queries, and for keys and values.
+#[derive(Clone, Copy)]
+enum Tiled {
+    Forward,
+    Queries,
+    Keys,
+}
+
+fn tiles(by: TensorCores, kernel: Tiled, width: usize) -> Tiles {
+    let (rows, threads, others) = match (by, kernel, width) {
+        (TensorCores::Mma, Tiled::Forward, 64) => (128, 128, [2, 64]),
+        (TensorCores::Mma, Tiled::Forward, _) => (128, 128, [2, 48]),
+        (TensorCores::Mma, _, 64) => (128, 128, [2, 64]),
+        (TensorCores::Mma, ..) => (128, 256, [2, 64]),
+        (TensorCores::Wgmma, Tiled::Forward | Tiled::Queries, 64) => (128, 256, [3, 64]),
+        (TensorCores::Wgmma, Tiled::Forward | Tiled::Queries, _) => (192, 384, [3, 64]),
+        (TensorCores::Wgmma, Tiled::Keys, 64) => (192, 384, [3, 64]),
+        (TensorCores::Wgmma, Tiled::Keys, _) => (128, 256, [3, 64]),
     };
-    Tiles { rows: 128, forward_threads, keys, backward_threads, others }
+    Tiles { rows, threads, others }
+}
+
+/// Bytes of shared memory of a block: the tiles that it owns (the forward one, the backwards two), and stages of two that pass
+/// by; with keys and values owned, stages also hold what belongs to the rows of queries.
+fn shared(by: TensorCores, kernel: Tiled, element: DType, width: usize) -> usize {
+    let Tiles { rows, others: [stages, others], .. } = tiles(by, kernel, width);
+    let owned = if matches!(kernel, Tiled::Forward) { rows } else { 2 * rows };
+    let passing = stages * others;
+    let of_rows = if matches!(kernel, Tiled::Keys) { 2 * passing * size_of::<f32>() } else { 0 };
+    (owned + 2 * passing) * width * element.size() + of_rows
 }
 
 /// The forward's source, and the backward's.
@@ -91,27 +112,13 @@ pub(super) fn modules(by: TensorCores, element: DType, width: usize) -> Vec<Modu
         return vec![module(&sources::ATTENTION_PLAIN, plain_shared(width))];
     }
     let [forward, backward] = tiled_sources(by);
-    let mut modules = vec![
-        module(forward, forward_shared(by, element, width)),
-        module(backward, backward_shared(by, element, width)[1]),
-    ];
+    let of = |kernel| shared(by, kernel, element, width);
+    let mut modules =
+        vec![module(forward, of(Tiled::Forward)), module(backward, of(Tiled::Queries).max(of(Tiled::Keys)))];
     if by == TensorCores::Wgmma {
         modules.push(module(&sources::ATTENTION_BACKWARD, 0)); // for its deltas
     }
     modules
-}
-
-/// Bytes of shared memory of a block of the forward: its queries, and stages of keys and values.
-fn forward_shared(by: TensorCores, element: DType, width: usize) -> usize {
-    let Tiles { rows, keys: [stages, keys], .. } = tiles(by, width);
-    (rows + 2 * stages * keys) * width * element.size()
-}
-
-/// The same of the backwards for queries, and for keys and values, which also hold what belongs to the others' rows.
-fn backward_shared(by: TensorCores, element: DType, width: usize) -> [usize; 2] {
-    let Tiles { rows, others: [stages, others], .. } = tiles(by, width);
-    let tiles = (2 * rows + 2 * stages * others) * width * element.size();
-    [tiles, tiles + 2 * stages * others * size_of::<f32>()]
 }
 
 fn check<T: Float>(shape: AttentionShape, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) {
@@ -149,13 +156,13 @@ pub fn attention<'a, T: Float>(
     let fast = on_tensor_cores::<T>(width, &[address(q), address(k), address(v), address(out.as_view())]);
     let launch = if fast {
         let module = Module::with_head(tiled_sources(by)[0], T::DTYPE, width);
-        let Tiles { rows: per_block, forward_threads, .. } = tiles(by, width);
-        let grid = [heads, rows, length.div_ceil(per_block)];
-        let shared = forward_shared(by, T::DTYPE, width);
-        Launch::new(module, "attention_forward", grid, forward_threads).shared(shared)
+        let Tiles { rows: per_block, threads, .. } = tiles(by, Tiled::Forward, width);
+        let grid = [heads, length.div_ceil(per_block), rows];
+        let shared = shared(by, Tiled::Forward, T::DTYPE, width);
+        Launch::new(module, "attention_forward", grid, threads).shared(shared)
     } else {
         let module = Module::with_head(&sources::ATTENTION_PLAIN, T::DTYPE, width);
-        let grid = [heads, rows, length.div_ceil(PLAIN_ROWS)];
+        let grid = [heads, length.div_ceil(PLAIN_ROWS), rows];
         Launch::new(module, "attention_forward", grid, PLAIN_THREADS).shared(plain_shared(width))
     };
     // The kernel on tensor cores keeps scores in powers of two.
@@ -198,13 +205,7 @@ pub fn attention_backward<'a, T: Float>(
     let source = if fast { &sources::ATTENTION_BACKWARD } else { &sources::ATTENTION_PLAIN };
     let of_deltas = Module::with_head(source, T::DTYPE, width);
     let module = if fast { Module::with_head(tiled_sources(by)[1], T::DTYPE, width) } else { of_deltas };
-    let (per_block, threads, shared_q, shared_kv, per_block_of_deltas) = if fast {
-        let Tiles { rows, backward_threads, .. } = tiles(by, width);
-        let [shared_q, shared_kv] = backward_shared(by, T::DTYPE, width);
-        (rows, backward_threads, shared_q, shared_kv, DELTA_THREADS / (width / 8))
-    } else {
-        (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width), plain_shared(width), DELTA_THREADS / 32)
-    };
+    let per_block_of_deltas = DELTA_THREADS / if fast { width / 8 } else { 32 };
     // SAFETY: the first is of the launch that makes the deltas, the other of those that read them.
     let [written, delta] = unsafe { twice(delta) };
     let delta = View::from(delta);
@@ -230,14 +231,17 @@ pub fn attention_backward<'a, T: Float>(
             .int(kv_heads * width)
             .float(scale(width))
     };
-    let blocks = length.div_ceil(per_block);
-    let queries = Launch::new(module, "attention_backward_q", [heads, rows, blocks], threads)
-        .shared(shared_q)
-        .write(a.d_q);
-    let keys = Launch::new(module, "attention_backward_kv", [kv_heads, rows, blocks], threads)
-        .shared(shared_kv)
-        .write(a.d_k)
-        .write(a.d_v);
+    let walk = |kernel: Tiled, name, heads: usize| {
+        let (per_block, threads, shared) = if fast {
+            let Tiles { rows, threads, .. } = tiles(by, kernel, width);
+            (rows, threads, shared(by, kernel, T::DTYPE, width))
+        } else {
+            (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width))
+        };
+        Launch::new(module, name, [heads, length.div_ceil(per_block), rows], threads).shared(shared)
+    };
+    let queries = walk(Tiled::Queries, "attention_backward_q", heads).write(a.d_q);
+    let keys = walk(Tiled::Keys, "attention_backward_kv", kv_heads).write(a.d_k).write(a.d_v);
     [deltas, common(queries), common(keys)]
 }
 

@@ -100,7 +100,7 @@ DEVICE int block_x() { return emulation::place.block[0]; }
 DEVICE int block_y() { return emulation::place.block[1]; }
 DEVICE int block_z() { return emulation::place.block[2]; }
 DEVICE int grid_x() { return emulation::place.grid[0]; }
-DEVICE int grid_z() { return emulation::place.grid[2]; }
+DEVICE int grid_y() { return emulation::place.grid[1]; }
 
 DEVICE void barrier() { emulation::block_barrier(); }
 DEVICE void warp_barrier() {
@@ -141,6 +141,12 @@ template <class T> DEVICE void shared_store(T *p, T value) {
 
 DEVICE u32 shared_address(const void *p) { return emulation::shared_address(p); }
 DEVICE float shared_load_float(u32 at) { return shared_load((const float *)emulation::shared_pointer(at)); }
+DEVICE void shared_load_floats(u32 at, float &first, float &second) {
+    struct alignas(8) Both {
+        float first, second;
+    } both = shared_load((const Both *)emulation::shared_pointer(at));
+    first = both.first, second = both.second;
+}
 DEVICE Words shared_load_words(u32 at) { return shared_load((const Words *)emulation::shared_pointer(at)); }
 DEVICE void shared_store_word(u32 at, u32 word) { shared_store((u32 *)emulation::shared_pointer(at), word); }
 

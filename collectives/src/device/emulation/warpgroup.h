@@ -27,6 +27,7 @@ template <class T> float widen_bits(u16 bits) { return widen(T{bits}); }
 
 #define SHARED_TILES(name) SHARED_MEMORY(name)
 
+DEVICE int warpgroup_index() { return thread_index() / 128; }
 DEVICE void proxy_fence() { emulation::proxy_fence(); }
 DEVICE void warpgroup_fence() { emulation::warpgroup_fence(); }
 DEVICE void warpgroup_commit() { emulation::warpgroup_commit(); }

@@ -37,7 +37,7 @@ DEVICE int block_x() { return blockIdx.x; }
 DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int grid_x() { return gridDim.x; }
-DEVICE int grid_z() { return gridDim.z; }
+DEVICE int grid_y() { return gridDim.y; }
 
 // All threads of the block arrive before any goes on; orders shared memory.
 DEVICE void barrier() { __syncthreads(); }
@@ -102,6 +102,10 @@ DEVICE float shared_load_float(u32 address) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
     return x;
+}
+// Two neighbours, from a multiple of 8 bytes.
+DEVICE void shared_load_floats(u32 address, float &first, float &second) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
 }
 DEVICE Words shared_load_words(u32 address) {
     Words v;

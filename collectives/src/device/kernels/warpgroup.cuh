@@ -9,8 +9,12 @@
 // Where a matrix of 16-bit elements lies in shared memory, for products: rows of 128 bytes whose 16-byte chunks are
 // permuted by the row's number modulo 8 (the 128-byte swizzle), eight rows after eight rows. PTX calls it a matrix
 // descriptor: the address, the distance of what lies beside the first 128 bytes (there is none), that of the next eight
-// rows, and the kind of swizzle. `address` lies within a swizzled tile, which starts at a multiple of 1024 bytes.
-DEVICE u64 matrix_at(u32 address) { return (u64)(1u << 30 | 1024 / 16) << 32 | 1u << 16 | (address & 0x3ffff) / 16; }
+// rows, and the kind of swizzle. The matrix begins `offset` bytes behind `address`, within a swizzled tile, which starts at a
+// multiple of 1024 bytes; what all matrices of a tile have in common is then computed once, and shared memory ends below
+// 2^18 bytes, beyond which addresses would be cut.
+DEVICE u64 matrix_at(u32 address, int offset = 0) {
+    return (u64)(1u << 30 | 1024 / 16) << 32 | ((1u << 16 | address / 16) + offset / 16);
+}
 
 #if !defined(__CUDACC__)
 #include "warpgroup.h"
@@ -22,6 +26,9 @@ DEVICE u64 matrix_at(u32 address) { return (u64)(1u << 30 | 1024 / 16) << 32 | 1
 
 // The block's dynamic shared memory, from an address where swizzling begins anew.
 #define SHARED_TILES(name) extern __shared__ __align__(1024) u8 name[]
+
+// Which warpgroup of the block this thread is in; the compiler knows that it is the same for all lanes.
+DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 
 // Makes what this thread has written to shared memory, copies that it has waited for included, visible to products that
 // start after the next barrier.

@@ -48,14 +48,14 @@ DEVICE void soften(float (&s)[KEYS / 8][4], Online (&rows)[2], float scale, floa
     }
 }
 
-// Grid (heads, rows, tiles of queries). `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
+// Grid (heads, tiles of queries, rows). `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
 KERNEL(THREADS, 2, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v, int length, int group,
        int q_stride, int kv_stride, float scale) {
     SHARED_MEMORY(memory);
     u32 queries = shared_address(memory), stages = queries + TILE_BYTES<QUERIES>;
-    int head = block_x(), heads = grid_x(), row = block_y();
+    int head = block_x(), heads = grid_x(), row = block_z();
     // Late queries have the most work: they start first.
-    int first = (grid_z() - block_z() - 1) * QUERIES;
+    int first = (grid_y() - block_y() - 1) * QUERIES;
     int mine = warp_index() * ROWS_OF_WARP; // this warp's first query, within the tile
     int g = lane_index() / 4, t = 2 * (lane_index() % 4);
 

@@ -6,7 +6,8 @@
 
 using T = ELEMENT;
 
-constexpr int WARPGROUPS = 2, THREADS = WARPGROUPS * WARPGROUP;
+// Of a block, of which a multiprocessor has so many: what registers have room for.
+constexpr int WARPGROUPS = HEAD == 64 ? 2 : 3, BLOCKS = HEAD == 64 ? 2 : 1, THREADS = WARPGROUPS * WARPGROUP;
 constexpr int QUERIES = WARPGROUPS * OWNED;
 constexpr int KEYS = PASSING; // of a tile
 constexpr float LN_2 = 0.6931471805599453f;
@@ -46,15 +47,15 @@ DEVICE void soften(float (&s)[8][4], Online (&rows)[2], float scale, float (&shr
     }
 }
 
-// Grid (heads, rows, tiles of queries). `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
-KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v,
+// Grid (heads, tiles of queries, rows). `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
+KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v,
        int length, int group, int q_stride, int kv_stride, float scale) {
     SHARED_TILES(memory);
     u32 queries = shared_address(memory), stages = queries + TILE_BYTES<QUERIES>;
-    int head = block_x(), heads = grid_x(), row = block_y();
+    int head = block_x(), heads = grid_x(), row = block_z();
     // Late queries have the most work: they start first.
-    int first = (grid_z() - block_z() - 1) * QUERIES;
-    int own = thread_index() / WARPGROUP * OWNED; // this warpgroup's first query, within the tile
+    int first = (grid_y() - block_y() - 1) * QUERIES;
+    int own = warpgroup_index() * OWNED; // this warpgroup's first query, within the tile
     int mine = warp_index() * 16;                 // this warp's
     int g = lane_index() / 4, t = 2 * (lane_index() % 4);
 
@@ -66,8 +67,7 @@ KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, 
     auto copy_stage = [&](int tile) {
         u32 stage = stages + tile % STAGES * STAGE;
         i64 from = (start + tile * KEYS) * kv_stride + here(kv_column);
-        copy_rows<KEYS, THREADS>(stage, k + from, kv_stride, length - tile * KEYS);
-        copy_rows<KEYS, THREADS>(stage + TILE_BYTES<KEYS>, v + from, kv_stride, length - tile * KEYS);
+        copy_passing(stage, k + from, kv_stride, v + from, kv_stride, length - tile * KEYS);
         copy_commit();
     };
     // Waits for a tile and starts copying the next one.
@@ -83,8 +83,7 @@ KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, 
 
     float o[HALVES][8][4] = {}, s[8][4], shrink[2];
     Online online[2] = {{-infinity(), 0.f}, {-infinity(), 0.f}};
-    InRegisters<QUERIES> held;
-    u32 p[4][4];
+    u32 rows = queries + own * 128, p[4][4];
     // Scores of later keys do not count.
     auto mask = [&](int key) {
         if (key + KEYS - 1 <= first + mine) return;
@@ -98,9 +97,8 @@ KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, 
     };
 
     u32 stage = take_stage(0);
-    held.take(queries);
     warpgroup_fence();
-    held.against(s, stage, T{});
+    against<QUERIES>(s, rows, stage, T{});
     warpgroup_commit();
     warpgroup_wait<0>(s);
     mask(0);
@@ -113,7 +111,7 @@ KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, 
         int key = tile * KEYS;
         if (key >= first + own + OWNED) continue; // later than all of this warpgroup's queries
         warpgroup_fence();
-        held.against(s, stage, T{});
+        against<QUERIES>(s, rows, stage, T{});
         warpgroup_commit();
         accumulate<T>(o, p, values);
         warpgroup_commit();
@@ -122,10 +120,13 @@ KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, 
         soften(s, online, scale, shrink);
         UNROLL
         for (int half = 0; half < HALVES; half++) warpgroup_wait<0>(o[half]);
-        UNROLL
-        for (int n = 0; n < HEAD / 8; n++) {
+        // Late tiles seldom have a higher score than all before.
+        if (any_lane(shrink[0] != 1.f || shrink[1] != 1.f)) {
             UNROLL
-            for (int c = 0; c < 4; c++) o[n / 8][n % 8][c] *= shrink[c / 2];
+            for (int n = 0; n < HEAD / 8; n++) {
+                UNROLL
+                for (int c = 0; c < 4; c++) o[n / 8][n % 8][c] *= shrink[c / 2];
+            }
         }
         as_weights<T>(p, s);
         values = stage + TILE_BYTES<KEYS>;
@@ -151,8 +152,7 @@ KERNEL(THREADS, HEAD == 64 ? 2 : 1, attention_forward, T *out, float *log_sums, 
         if (t == 0 && query < length)
             store(log_sums + ((i64)row * heads + head) * length + query, (r.most * scale + log2_fast(sum)) * LN_2);
     }
-    // Only this warp reads its queries: their place in shared memory is free, once all lanes are here.
-    warp_barrier();
+    barrier(); // the queries' place in shared memory is free
     int o_stride = heads * HEAD;
     write<QUERIES>(out + (start + first + mine) * o_stride + head * HEAD, o_stride, queries, mine, length - first - mine, o);
 }

@@ -61,12 +61,12 @@ DEVICE void write_row(T *to, const float (&sums)[PARTS], float factor) {
     }
 }
 
-// Grid (heads, rows, groups of WARPS queries).
+// Grid (heads, groups of WARPS queries, rows).
 KERNEL(THREADS, 1, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v, int length, int group,
        int q_stride, int kv_stride, float scale) {
     SHARED_MEMORY(memory);
     Memory m = divide_memory(memory);
-    int head = block_x(), heads = grid_x(), row = block_y(), first = block_z() * WARPS, query = first + warp_index();
+    int head = block_x(), heads = grid_x(), row = block_z(), first = block_y() * WARPS, query = first + warp_index();
     i64 start = (i64)row * length, kv_start = start * kv_stride + head / group * HEAD;
     int seen = first + WARPS < length ? first + WARPS : length;
     fill_row(m.rows[0], q + (start + query) * q_stride + head * HEAD, query < length);
@@ -106,12 +106,12 @@ KERNEL(THREADS, 1, attention_delta, float *delta, const T *out, const T *d_out, 
     if (lane_index() == 0) store(delta + (row * heads + item - token * heads) * length + token - row * length, sum);
 }
 
-// Grid (heads, rows, groups of WARPS queries).
+// Grid (heads, groups of WARPS queries, rows).
 KERNEL(THREADS, 1, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out, const float *log_sums,
        const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
     SHARED_MEMORY(memory);
     Memory m = divide_memory(memory);
-    int head = block_x(), heads = grid_x(), row = block_y(), first = block_z() * WARPS, query = first + warp_index();
+    int head = block_x(), heads = grid_x(), row = block_z(), first = block_y() * WARPS, query = first + warp_index();
     i64 start = (i64)row * length, kv_start = start * kv_stride + head / group * HEAD;
     int seen = first + WARPS < length ? first + WARPS : length;
     bool exists = query < length;
@@ -135,12 +135,12 @@ KERNEL(THREADS, 1, attention_backward_q, T *d_q, const T *q, const T *k, const T
     if (exists) write_row(d_q + (start + query) * q_stride + head * HEAD, dq, scale);
 }
 
-// Grid (kv_heads, rows, groups of WARPS keys). Sums over the queries of all heads that share the keys.
+// Grid (kv_heads, groups of WARPS keys, rows). Sums over the queries of all heads that share the keys.
 KERNEL(THREADS, 1, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
        const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
     SHARED_MEMORY(memory);
     Memory m = divide_memory(memory);
-    int kv_head = block_x(), heads = grid_x() * group, row = block_y(), first = block_z() * WARPS;
+    int kv_head = block_x(), heads = grid_x() * group, row = block_z(), first = block_y() * WARPS;
     int key = first + warp_index(), o_stride = heads * HEAD;
     i64 start = (i64)row * length, at = (start + key) * kv_stride + kv_head * HEAD;
     bool exists = key < length;

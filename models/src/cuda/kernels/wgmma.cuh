@@ -32,41 +32,27 @@ template <int ROWS, int THREADS, class T> DEVICE void copy_rows(u32 tile, const 
     }
 }
 
-// Where columns 16 * step + 0..16 of rows of a tile begin, of which the first one's number is a multiple of 8.
-template <int ROWS> DEVICE u64 columns_at(u32 tile, int row, int step) {
-    return matrix_at(tile + (step / 4 * ROWS + row) * 128 + step % 4 * 32);
+// Starts copying two passing tiles to a stage. Of a block's warpgroups the first two do so, to which rows can be dealt evenly.
+template <class T> DEVICE void copy_passing(u32 stage, const T *first, int stride, const T *second, int second_stride, int valid) {
+    if (warpgroup_index() >= 2) return;
+    copy_rows<PASSING, 2 * WARPGROUP>(stage, first, stride, valid);
+    copy_rows<PASSING, 2 * WARPGROUP>(stage + TILE_BYTES<PASSING>, second, second_stride, valid);
 }
 
-// Rows that a warpgroup owns, as the left operand of products: in registers, from where they do not take the way that
-// passing tiles have to take, or in shared memory.
-template <int ROWS> struct InRegisters {
-    u32 held[STEPS][4];
-    METHOD void take(u32 tile) {
-        int row = warp_index() * 16 + lane_index() % 16;
-        UNROLL
-        for (int step = 0; step < STEPS; step++)
-            load_matrices(held[step], swizzled<ROWS>(tile, row, step * 2 + lane_index() / 16));
-    }
-    // Starts c (64 x 64) = the rows * those of a passing tile, transposed.
-    template <class T> METHOD void against(float (&c)[8][4], u32 passing, T element) const {
-        warpgroup_multiply<false, false>(c, held[0], columns_at<PASSING>(passing, 0, 0), element);
-        UNROLL
-        for (int step = 1; step < STEPS; step++)
-            warpgroup_multiply<false, true>(c, held[step], columns_at<PASSING>(passing, 0, step), element);
-    }
-};
-template <int ROWS> struct InSharedMemory {
-    u32 tile;
-    METHOD void take(u32 from) { tile = from; }
-    template <class T> METHOD void against(float (&c)[8][4], u32 passing, T element) const {
-        int row = here((u32)thread_index()) / WARPGROUP * OWNED;
-        warpgroup_multiply<false, false>(c, columns_at<ROWS>(tile, row, 0), columns_at<PASSING>(passing, 0, 0), element);
-        UNROLL
-        for (int step = 1; step < STEPS; step++)
-            warpgroup_multiply<false, true>(c, columns_at<ROWS>(tile, row, step), columns_at<PASSING>(passing, 0, step),
-                                            element);
-    }
-};
+// Columns 16 * step + 0..16 of rows of a tile of ROWS, of which the first, at `rows`, has a number that is a multiple of 8.
+template <int ROWS> DEVICE u64 columns_at(u32 rows, int step) {
+    return matrix_at(rows, step / 4 * ROWS * 128 + step % 4 * 32);
+}
+
+// Starts c (64 x 64) = the rows that a warpgroup owns, which begin at `owned` within a tile of ROWS, * those of a passing tile,
+// transposed. Both are read in shared memory: assemblers up to that of CUDA 13.0 have given registers with rows to others
+// although a loop's next round was to read them again.
+template <int ROWS, class T> DEVICE void against(float (&c)[8][4], u32 owned, u32 passing, T element) {
+    warpgroup_multiply<false, false>(c, columns_at<ROWS>(owned, 0), columns_at<PASSING>(passing, 0), element);
+    UNROLL
+    for (int step = 1; step < STEPS; step++)
+        warpgroup_multiply<false, true>(c, columns_at<ROWS>(owned, step), columns_at<PASSING>(passing, step), element);
+}
 
 // Starts sums (64 x HEAD) += weights (64 x 64) * the rows of a passing tile.
 template <class T> DEVICE void accumulate(float (&sums)[HALVES][8][4], const u32 (&weights)[4][4], u32 passing) {
@@ -74,7 +60,7 @@ template <class T> DEVICE void accumulate(float (&sums)[HALVES][8][4], const u32
     for (int step = 0; step < 4; step++) {
         UNROLL
         for (int half = 0; half < HALVES; half++)
-            warpgroup_multiply<true, true>(sums[half], weights[step], matrix_at(passing + half * PASSING * 128 + step * 2048),
+            warpgroup_multiply<true, true>(sums[half], weights[step], matrix_at(passing, half * PASSING * 128 + step * 2048),
                                            T{});
     }
 }
