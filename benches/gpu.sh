@@ -2,23 +2,24 @@
 # What a machine with NVIDIA GPUs shows, which may have neither network nor Rust: that kernels and training on the GPU
 # are right, how fast they are, and what NCCL does. It needs the program and this repository, and ends within 8 minutes.
 #
-#   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks*.json, kernels*.json, metrics.jsonl, each of
-#                                which is true at any moment: nobody knows how long the machine is there
+#   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks*.json, kernels.json, metrics.jsonl, each of
+#                                which is true at any moment, as nobody knows how long the machine is there, and at the end
+#                                gpu_NAME_DATE.md, for benches/results
 #
 # CARAVAN is the program, by default target/release/caravan; to be carried to the machine it is best stripped, which makes it
 # much smaller, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed kernels torch nccl graphs torch-bf16 large wgmma. BUDGET is the time in
+# out), ONLY some of the parts: check train speed kernels torch nccl graphs torch-bf16 mma large. BUDGET is the time in
 # seconds (455); what it does not suffice for is skipped. CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is
 # in the path or in /usr/local/cuda*/bin, the first check that fails is repeated under it.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
-# What matters most comes first. At the end what may hang: only Hopper has the instructions of wgmma, and no GPU has run it.
-parts="check train speed kernels torch nccl graphs torch-bf16 large wgmma"
+# What matters most comes first.
+parts="check train speed kernels torch nccl graphs torch-bf16 mma large"
 wire=${WIRE:-nccl}
 # Seconds for all, and after which a check of one kernel counts as hanging.
 budget=${BUDGET:-455} patience=${PATIENCE:-60}
@@ -327,19 +328,12 @@ over_nccl() {
         train 40 nccl $small --steps 20 --ranks 2 --stage 3 --device cuda --share-gpus --transport nccl && same nccl shm
 }
 
-# Attention by Hopper's products of warpgroups: its checks, its training beside the other's, its times.
-with_wgmma() {
-    local refusable=yes
-    checks checks-wgmma 90 wgmma || return
-    verdict "ok     kernels of wgmma agree with their definitions"
-    # Not every model has the heads for them.
-    if train 60 wgmma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
-        --threads "$(nproc)" --device cuda --attention wgmma; then
-        speed wgmma
-        [ ! -f "$work/timed.jsonl" ] || close wgmma timed 1e-2 1e-2
-    fi
-    step 30 "$caravan" bench kernels attention_wgmma --model "$model" --micro-batch "$rows" --seq "$length" \
-        --json "$results/kernels-wgmma.json"
+# Attention by products of warps, which every GPU has, beside what was timed: on Hopper that has products of warpgroups.
+with_mma() {
+    train 60 mma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
+        --threads "$(nproc)" --device cuda --attention mma || return
+    speed mma
+    [ ! -f "$work/timed.jsonl" ] || close mma timed 1e-2 1e-2
 }
 
 run() {
@@ -356,7 +350,7 @@ run() {
     for part in ${ONLY:-$parts}; do
         case $part in
         check)
-            checks checks 150 --without wgmma && verdict "ok     every kernel but those of wgmma agrees with its definition"
+            checks checks 150 && verdict "ok     every kernel agrees with its definition"
             ;;
         train)
             # shellcheck disable=SC2086
@@ -395,7 +389,7 @@ run() {
         # Less work and less precise than ours: the fastest that PyTorch can be.
         torch-bf16) against_torch bf16 ;;
         kernels)
-            step 60 "$caravan" bench kernels --without wgmma --model "$model" --micro-batch "$rows" --seq "$length" \
+            step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
                 --json "$results/kernels.json"
             ;;
         large)
@@ -406,7 +400,7 @@ run() {
             ;;
         graphs) with_graphs ;;
         nccl) over_nccl ;;
-        wgmma) with_wgmma ;;
+        mma) with_mma ;;
         *)
             echo "gpu.sh: ONLY names parts of: $parts" >&2
             return 2
@@ -466,4 +460,5 @@ status=$?
 [ -z "$warming" ] || kill "$warming" 2>/dev/null
 exec 3>&-
 wait "$tee"
+record
 exit $status

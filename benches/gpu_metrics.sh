@@ -30,7 +30,7 @@ same() {
 }
 
 # close NAME NAME LIMIT LIMIT: losses whose relative difference is below the first limit at every step, and gradient norms
-# whose is below the second one in the first five: nothing can be learned from random tokens, so that losses say little of
+# whose is below the second one in the first three: nothing can be learned from random tokens, so that losses say little of
 # gradients, and later roundings have led to other weights, with norms of their own.
 close() {
     local text
@@ -39,7 +39,7 @@ close() {
         awk -v limit="$3" -v norm_limit="$4" -v what="$1 and $2" '
         function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
         NF == 4 { n++; d = apart($1, $2); if (d > most) most = d
-                  if (n <= 5) { d = apart($3, $4); if (d > norm) norm = d } }
+                  if (n <= 3) { d = apart($3, $4); if (d > norm) norm = d } }
         NF != 4 { uneven = 1 }
         END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s; ", what, n, most, limit
               printf "gradient norms of the first: %.2e, below %s\n", norm, norm_limit
@@ -82,4 +82,26 @@ memory() {
     else
         wrong "memory of $1: $text"
     fi
+}
+
+# record: what was shown as a file for benches/results, with what it was made by and all of it.
+record() {
+    local name text
+    name=$(sed -n 's/.*"gpus":\[{"name":"\([^"]*\)".*/\1/p' <<<"$facts" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+    text=$results/gpu_${name:-emulated}_$(date -u +%F).md
+    {
+        printf '# What one GPU shows\n\nMade by `%sbenches/gpu.sh`' "${ONLY:+ONLY=\"$ONLY\" }"
+        printf ' with the program of %s.\n\n```\n' "${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo 'no known commit')}"
+        cat "$results/gpu.txt"
+        printf '```\n\n## Each step of training\n\n'
+        printf '| run | step | loss | norm of the gradient | seconds | tokens/s |\n|---|---|---|---|---|---|\n'
+        awk '/^{"file"/ { split($0, word, "\""); run = word[4]; sub(/\.jsonl$/, "", run) }
+            /"step":/ && /"grad_norm":/ {
+                line = $0; row = "| " run
+                for (i = split("step loss grad_norm seconds tokens_per_second", keys, " "); i > 0; i--) {
+                    match(line, "\"" keys[i] "\":[^,}]*"); value[keys[i]] = substr(line, RSTART, RLENGTH); sub(/.*:/, "", value[keys[i]])
+                }
+                printf "| %s | %s | %s | %s | %s | %.0f |\n", run, value["step"], value["loss"], value["grad_norm"], value["seconds"], value["tokens_per_second"]
+            }' "$results/metrics.jsonl"
+    } >"$text"
 }

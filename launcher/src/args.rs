@@ -80,7 +80,7 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
     /// The instructions by which attention multiplies on GPUs. Sums are made in another order, so bits differ.
-    #[arg(long, value_enum, default_value_t = Attention::Mma)]
+    #[arg(long, value_enum, default_value_t = Attention::Auto)]
     pub attention: Attention,
 }
 

@@ -48,6 +48,11 @@ pub struct EvalPlan {
 }
 
 impl EvalPlan {
+    /// As `--attention` names the kernels of attention; none on the processor.
+    pub fn attention(&self) -> Option<&'static str> {
+        self.device.attention(self.dtype.dtype(), self.model.config.head_dim)
+    }
+
     /// Checks every flag of `eval`.
     ///
     /// # Errors
@@ -138,7 +143,7 @@ pub fn signature(plan: &EvalPlan) -> Signature {
         ("--micro-batch", plan.rows.to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
         ("--device", plan.device.name().to_owned()),
-        ("--attention", plan.device.attention().unwrap_or("none").to_owned()),
+        ("--attention", plan.attention().unwrap_or("none").to_owned()),
     ]
 }
 
@@ -189,7 +194,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
             "ranks": plan.ranks.world,
             "transport": plan.ranks.label,
             "device": plan.device.name(),
-            "attention": plan.device.attention(),
+            "attention": plan.attention(),
             "seconds": seconds,
         }))?;
     } else if plan.quiet {

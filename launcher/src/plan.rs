@@ -235,6 +235,11 @@ impl TrainPlan {
         Ok(Need { memory, arena, largest_call })
     }
 
+    /// As `--attention` names the kernels of attention; none on the processor.
+    pub fn attention(&self) -> Option<&'static str> {
+        self.device.attention(self.dtype.dtype(), self.model.config.head_dim)
+    }
+
     /// As `--offload` names it.
     pub fn offload(&self) -> &'static str {
         match self.zero.placement {

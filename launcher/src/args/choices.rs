@@ -129,6 +129,8 @@ pub enum DeviceKind {
 /// The instructions by which attention multiplies on a GPU's tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Attention {
+    /// wgmma where GPUs, elements and heads are for it, else mma.
+    Auto,
     /// Products of warps, on any GPU.
     Mma,
     /// Products of warpgroups, on Hopper (sm_90): bf16, heads of 64 and 128.
@@ -136,19 +138,14 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// As `--attention` names it.
-    pub fn name(self) -> &'static str {
+    /// The kernels for such elements and heads, where GPUs are all Hopper's or not.
+    pub fn kernels(self, hopper: bool, element: DType, width: usize) -> TensorCores {
         match self {
-            Attention::Mma => "mma",
-            Attention::Wgmma => "wgmma",
-        }
-    }
-
-    /// The kernels.
-    pub fn kernels(self) -> TensorCores {
-        match self {
-            Attention::Mma => TensorCores::Mma,
             Attention::Wgmma => TensorCores::Wgmma,
+            Attention::Auto if hopper && TensorCores::Wgmma.check(element, width).is_ok() => {
+                TensorCores::Wgmma
+            }
+            Attention::Auto | Attention::Mma => TensorCores::Mma,
         }
     }
 }

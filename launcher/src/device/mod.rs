@@ -13,10 +13,12 @@ use crate::gpus;
 use crate::human;
 use crate::plan::Ranks;
 use collectives::Communicator;
+use collectives::DType;
 use collectives::bootstrap::Identity;
 use collectives::device::Machine;
-use collectives::device::cuda::{Gpu, Survey};
+use collectives::device::cuda::{Gpu, Properties, Survey};
 use collectives::device::emulation::Emulator;
+use models::cuda::TensorCores;
 
 /// Says how many GPUs an emulation has, and how much memory each, as `2,64M`: `--device cuda` then runs on kernels that
 /// are compiled for the processor. For tests of the whole path on machines without a GPU.
@@ -40,8 +42,10 @@ pub struct Gpus {
     pub each: Vec<(String, usize)>,
     /// Whether ranks may share one.
     pub share: bool,
-    /// How attention multiplies on them.
+    /// How attention is to multiply on them.
     pub attention: Attention,
+    /// Whether all are Hopper's, with its own instructions.
+    pub hopper: bool,
     /// Who this process is among the ranks, if something has started several.
     identity: Option<Identity>,
 }
@@ -77,14 +81,18 @@ impl Device {
             return Ok(Device::Cpu);
         }
         let (share, attention) = (ranks.share_gpus, args.attention);
-        let of = |each| Gpus { each, share, attention, identity: identity.cloned() };
+        let of = |each, hopper| Gpus { each, share, attention, hopper, identity: identity.cloned() };
         let device = match emulation()? {
-            Some(each) => Device::Emulated(of(each)),
-            None => Device::Cuda(of(real(args.attention).map_err(|why| {
-                Failure::usage(format!(
-                    "--device cuda cannot be used: {why}; --device cpu needs none of that"
-                ))
-            })?)),
+            Some(each) => Device::Emulated(of(each, false)),
+            None => {
+                let gpus = real(args.attention).map_err(|why| {
+                    Failure::usage(format!(
+                        "--device cuda cannot be used: {why}; --device cpu needs none of that"
+                    ))
+                })?;
+                let hopper = gpus.iter().all(|gpu| gpu.machine == Machine::HOPPER);
+                Device::Cuda(of(gpus.into_iter().map(|gpu| (gpu.name, gpu.memory)).collect(), hopper))
+            }
         };
         if let (Device::Emulated(_), true) = (&device, ranks.nccl) {
             return Err(Failure::usage(
@@ -121,9 +129,12 @@ impl Device {
         }
     }
 
-    /// As `--attention` names the kernels of attention; none on the processor.
-    pub fn attention(&self) -> Option<&'static str> {
-        self.gpus().map(|gpus| gpus.attention.name())
+    /// As `--attention` names the kernels of attention for such elements and heads; none on the processor.
+    pub fn attention(&self, element: DType, width: usize) -> Option<&'static str> {
+        self.gpus().map(|gpus| match gpus.kernels(element, width) {
+            TensorCores::Mma => "mma",
+            TensorCores::Wgmma => "wgmma",
+        })
     }
 
     /// As `--device` names it, and reports do.
@@ -146,6 +157,11 @@ impl Device {
 }
 
 impl Gpus {
+    /// The kernels of attention for such elements and heads.
+    pub fn kernels(&self, element: DType, width: usize) -> TensorCores {
+        self.attention.kernels(self.hopper, element, width)
+    }
+
     /// Which of them rank `rank` of the run has.
     pub fn of(&self, rank: usize) -> usize {
         gpus::dealt(rank, self.identity.as_ref(), self.each.len())
@@ -225,7 +241,7 @@ pub fn alone() -> Result<Place> {
 }
 
 /// The GPUs of this machine, once everything that training needs beside them is found.
-fn real(attention: Attention) -> std::result::Result<Vec<(String, usize)>, String> {
+fn real(attention: Attention) -> std::result::Result<Vec<Properties>, String> {
     let survey = Survey::without_nccl();
     let gpus = survey.gpus?;
     for found in [survey.nvrtc, survey.cublaslt] {
@@ -250,7 +266,7 @@ fn real(attention: Attention) -> std::result::Result<Vec<(String, usize)>, Strin
             Machine::HOPPER
         ));
     }
-    Ok(gpus.iter().map(|gpu| (gpu.name.clone(), gpu.memory)).collect())
+    Ok(gpus)
 }
 
 /// The GPUs of the emulation, if it was asked for.
@@ -275,7 +291,7 @@ mod tests {
 
     fn gpus(n: usize) -> Gpus {
         let each = vec![("H200".into(), 1 << 37); n];
-        Gpus { each, share: false, attention: Attention::Mma, identity: None }
+        Gpus { each, share: false, attention: Attention::Auto, hopper: true, identity: None }
     }
 
     #[test]

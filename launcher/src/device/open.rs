@@ -148,7 +148,8 @@ fn model<T: Float, Q: Streams>(
     accounts: &Accounts,
 ) -> Result<Box<dyn Model<T>>> {
     let MicroBatch { rows, length, recompute, .. } = *batch;
-    let (by, config) = (gpus.attention.kernels(), &choice.config);
+    let config = &choice.config;
+    let by = gpus.kernels(T::DTYPE, config.head_dim);
     let made = Llama::<T, _>::on_tensor_cores(by, config, rows, length, recompute, compute.clone(), accounts);
     Ok(Box::new(made.map_err(Failure::run)?))
 }

@@ -129,7 +129,7 @@ impl ModelChoice {
         let footprint = match device {
             Device::Cpu => models::footprint(config, rows, length, dtype, recompute, threads),
             Device::Cuda(gpus) | Device::Emulated(gpus) => {
-                let takes = gpus.attention.kernels().check(dtype, config.head_dim);
+                let takes = gpus.kernels(dtype, config.head_dim).check(dtype, config.head_dim);
                 takes.and_then(|()| models::device_footprint(config, rows, length, dtype, recompute))
             }
         };
