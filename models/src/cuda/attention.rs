@@ -44,6 +44,14 @@ struct Tiles {
     others: [usize; 2],
 }
 
+/// Sequences whose tiles come together in the kernels on tensor cores, as in their sources.
+const TOGETHER: usize = 4;
+
+/// Their grid: a block for each tile of each head of each sequence.
+fn tiled_grid(heads: usize, tiles: usize, rows: usize) -> [usize; 3] {
+    [heads, TOGETHER * tiles, rows.div_ceil(TOGETHER)]
+}
+
 /// The kernels on tensor cores: the forward, which owns queries, and the backwards for queries, and for keys and values.
 #[derive(Clone, Copy)]
 enum Tiled {
@@ -157,7 +165,7 @@ pub fn attention<'a, T: Float>(
     let launch = if fast {
         let module = Module::with_head(tiled_sources(by)[0], T::DTYPE, width);
         let Tiles { rows: per_block, threads, .. } = tiles(by, Tiled::Forward, width);
-        let grid = [heads, length.div_ceil(per_block), rows];
+        let grid = tiled_grid(heads, length.div_ceil(per_block), rows);
         let shared = shared(by, Tiled::Forward, T::DTYPE, width);
         Launch::new(module, "attention_forward", grid, threads).shared(shared)
     } else {
@@ -167,7 +175,7 @@ pub fn attention<'a, T: Float>(
     };
     // The kernel on tensor cores keeps scores in powers of two.
     let scale = if fast { scale(width) * std::f32::consts::LOG2_E } else { scale(width) };
-    launch
+    let launch = launch
         .write(out)
         .write(log_sums)
         .read(q)
@@ -177,7 +185,8 @@ pub fn attention<'a, T: Float>(
         .int(heads / kv_heads)
         .int(heads * width)
         .int(kv_heads * width)
-        .float(scale)
+        .float(scale);
+    if fast { launch.int(rows) } else { launch }
 }
 
 /// Backward of [`attention`]; `delta` (rows, heads, length) is workspace. To be run in order.
@@ -218,7 +227,7 @@ pub fn attention_backward<'a, T: Float>(
         .int(length)
         .int(heads);
     let common = |launch: Launch<'a>| {
-        launch
+        let launch = launch
             .read(a.q)
             .read(a.k)
             .read(a.v)
@@ -229,16 +238,18 @@ pub fn attention_backward<'a, T: Float>(
             .int(heads / kv_heads)
             .int(heads * width)
             .int(kv_heads * width)
-            .float(scale(width))
+            .float(scale(width));
+        if fast { launch.int(rows) } else { launch }
     };
     let walk = |kernel: Tiled, name, heads: usize| {
-        let (per_block, threads, shared) = if fast {
-            let Tiles { rows, threads, .. } = tiles(by, kernel, width);
-            (rows, threads, shared(by, kernel, T::DTYPE, width))
+        if fast {
+            let Tiles { rows: per_block, threads, .. } = tiles(by, kernel, width);
+            let grid = tiled_grid(heads, length.div_ceil(per_block), rows);
+            Launch::new(module, name, grid, threads).shared(shared(by, kernel, T::DTYPE, width))
         } else {
-            (PLAIN_ROWS, PLAIN_THREADS, plain_shared(width))
-        };
-        Launch::new(module, name, [heads, length.div_ceil(per_block), rows], threads).shared(shared)
+            let grid = [heads, length.div_ceil(PLAIN_ROWS), rows];
+            Launch::new(module, name, grid, PLAIN_THREADS).shared(plain_shared(width))
+        }
     };
     let queries = walk(Tiled::Queries, "attention_backward_q", heads).write(a.d_q);
     let keys = walk(Tiled::Keys, "attention_backward_kv", kv_heads).write(a.d_k).write(a.d_v);

@@ -101,13 +101,14 @@ DEVICE void write(T *to, i64 stride, u32 tile, int row, int valid, float (&sums)
 constexpr int STAGE = 2 * TILE_BYTES<OTHERS>;
 constexpr int STAGE_WITH_ROWS = STAGE + 2 * OTHERS * 4;
 
-// Grid (heads, tiles of queries, rows). `scale` is that of the scores.
+// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores.
 KERNEL(THREADS, BLOCKS, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out,
-       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
     SHARED_MEMORY(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
-    int head = block_x(), heads = grid_x(), row = block_z();
-    int first = (grid_y() - 1 - block_y()) * ROWS; // late queries have the most work: they start first
+    int head = block_x(), heads = grid_x(), row = sequence_index();
+    if (row >= rows) return;
+    int first = (tile_count() - 1 - tile_index()) * ROWS; // late queries have the most work: they start first
     int mine = warp_index() * STRIPS * 16;
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
     i64 start = (i64)row * length;
@@ -188,13 +189,14 @@ KERNEL(THREADS, BLOCKS, attention_backward_q, T *d_q, const T *q, const T *k, co
     write(d_q + (start + first) * q_stride + head * HEAD, q_stride, owned, mine, length - first, dq, scale);
 }
 
-// Grid (kv_heads, tiles of keys, rows). Sums over the queries of all heads that share the keys.
+// A block for each tile of keys of each key/value head of `rows` sequences. Sums over the queries of all heads that share the keys.
 KERNEL(THREADS, BLOCKS, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
-       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
     SHARED_MEMORY(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
-    int kv_head = block_x(), heads = grid_x() * group, row = block_z();
-    int first = block_y() * ROWS; // early keys have the most work: they start first
+    int kv_head = block_x(), heads = grid_x() * group, row = sequence_index();
+    if (row >= rows) return;
+    int first = tile_index() * ROWS; // early keys have the most work: they start first
     int mine = warp_index() * STRIPS * 16;
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
     i64 start = (i64)row * length;
@@ -234,7 +236,7 @@ KERNEL(THREADS, BLOCKS, attention_backward_kv, T *d_k, T *d_v, const T *q, const
         next = stages + (stage == stages ? STAGE_WITH_ROWS : 0);
         // What this warp's first key is after the tile's first query. Found again for each tile, as are the columns: no
         // register is left to keep them in.
-        int ahead = (int)here((u32)block_y()) * ROWS + (int)here((u32)warp_index()) * STRIPS * 16 - tile * OTHERS;
+        int ahead = (int)here((u32)tile_index()) * ROWS + (int)here((u32)warp_index()) * STRIPS * 16 - tile * OTHERS;
         if (++tile == tiles) head++, tile = before;
         if (head < (kv_head + 1) * group) copy_stage(next, head, tile * OTHERS);
         u32 rows_t = lane_rows_t(stage), rows = lane_rows(stage); // of queries; those of d_out follow

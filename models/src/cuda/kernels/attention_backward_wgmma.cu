@@ -29,14 +29,15 @@ DEVICE void scale_by(float (&sums)[HALVES][8][4], float factor) {
     }
 }
 
-// Grid (heads, tiles of queries, rows). `scale` is that of the scores.
+// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores.
 KERNEL(WARPGROUPS_Q * WARPGROUP, BLOCKS_Q, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out, const float *log_sums,
-       const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
+       const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
     constexpr int ROWS = WARPGROUPS_Q * OWNED, THREADS = WARPGROUPS_Q * WARPGROUP;
     SHARED_TILES(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
-    int head = block_x(), heads = grid_x(), row = block_z();
-    int first = (grid_y() - 1 - block_y()) * ROWS; // late queries have the most work: they start first
+    int head = block_x(), heads = grid_x(), row = sequence_index();
+    if (row >= rows) return;
+    int first = (tile_count() - 1 - tile_index()) * ROWS; // late queries have the most work: they start first
     int own = warpgroup_index() * OWNED;           // this warpgroup's first query, within the tile
     int mine = warp_index() * 16;                  // this warp's
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
@@ -47,7 +48,7 @@ KERNEL(WARPGROUPS_Q * WARPGROUP, BLOCKS_Q, attention_backward_q, T *d_q, const T
 
     auto copy_stage = [&](int tile) {
         u32 stage = stages + tile % STAGES * STAGE;
-        i64 from = (start + tile * PASSING) * kv_stride + here(kv_column);
+        i64 from = (start + tile * PASSING) * kv_stride + kv_column;
         copy_passing(stage, k + from, kv_stride, v + from, kv_stride, length - tile * PASSING);
         copy_commit();
     };
@@ -114,15 +115,16 @@ KERNEL(WARPGROUPS_Q * WARPGROUP, BLOCKS_Q, attention_backward_q, T *d_q, const T
     write<ROWS>(d_q + (start + first + mine) * q_stride + head * HEAD, q_stride, owned, mine, length - first - mine, dq);
 }
 
-// Grid (kv_heads, tiles of keys, rows). Sums over the queries of all heads that share the keys.
+// A block for each tile of keys of each key/value head of `rows` sequences. Sums over the queries of all heads that share the keys.
 KERNEL(WARPGROUPS_KV * WARPGROUP, 1, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
-       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale) {
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
     constexpr int ROWS = WARPGROUPS_KV * OWNED, THREADS = WARPGROUPS_KV * WARPGROUP;
     SHARED_TILES(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
     u32 rows_of_stages = stages + STAGES * STAGE;
-    int kv_head = block_x(), heads = grid_x() * group, row = block_z();
-    int first = block_y() * ROWS; // early keys have the most work: they start first
+    int kv_head = block_x(), heads = grid_x() * group, row = sequence_index();
+    if (row >= rows) return;
+    int first = tile_index() * ROWS; // early keys have the most work: they start first
     int own = warpgroup_index() * OWNED, mine = warp_index() * 16;
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
     i64 start = (i64)row * length;
@@ -174,13 +176,14 @@ KERNEL(WARPGROUPS_KV * WARPGROUP, 1, attention_backward_kv, T *d_k, T *d_v, cons
         warpgroup_fence();
         against<ROWS>(dp, v_rows, stage + TILE_BYTES<PASSING>, T{});
         warpgroup_commit();
+        float lse[8][2]; // of columns t and t + 1; loaded while the products are made
+        UNROLL
+        for (int n = 0; n < 8; n++) shared_load_floats(logarithms + n * 32, lse[n][0], lse[n][1]);
         warpgroup_wait<1>(s);
         UNROLL
         for (int n = 0; n < 8; n++) {
-            float lse[2];
-            shared_load_floats(logarithms + n * 32, lse[0], lse[1]);
             UNROLL
-            for (int c = 0; c < 4; c++) s[n][c] = exp2_fast(s[n][c] * (scale * LOG2_E) - lse[c % 2] * LOG2_E);
+            for (int c = 0; c < 4; c++) s[n][c] = exp2_fast(s[n][c] * (scale * LOG2_E) - lse[n][c % 2] * LOG2_E);
         }
         int ahead = first + mine - query; // what this warp's first key is after the tile's first query
         if (ahead + 15 > 0) {

@@ -47,14 +47,15 @@ DEVICE void soften(float (&s)[8][4], Online (&rows)[2], float scale, float (&shr
     }
 }
 
-// Grid (heads, tiles of queries, rows). `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
+// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
 KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v,
-       int length, int group, int q_stride, int kv_stride, float scale) {
+       int length, int group, int q_stride, int kv_stride, float scale, int rows) {
     SHARED_TILES(memory);
     u32 queries = shared_address(memory), stages = queries + TILE_BYTES<QUERIES>;
-    int head = block_x(), heads = grid_x(), row = block_z();
+    int head = block_x(), heads = grid_x(), row = sequence_index();
+    if (row >= rows) return;
     // Late queries have the most work: they start first.
-    int first = (grid_y() - block_y() - 1) * QUERIES;
+    int first = (tile_count() - tile_index() - 1) * QUERIES;
     int own = warpgroup_index() * OWNED; // this warpgroup's first query, within the tile
     int mine = warp_index() * 16;                 // this warp's
     int g = lane_index() / 4, t = 2 * (lane_index() % 4);
@@ -66,7 +67,7 @@ KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, 
     u32 kv_column = head / group * HEAD;
     auto copy_stage = [&](int tile) {
         u32 stage = stages + tile % STAGES * STAGE;
-        i64 from = (start + tile * KEYS) * kv_stride + here(kv_column);
+        i64 from = (start + tile * KEYS) * kv_stride + kv_column;
         copy_passing(stage, k + from, kv_stride, v + from, kv_stride, length - tile * KEYS);
         copy_commit();
     };
@@ -83,7 +84,7 @@ KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, 
 
     float o[HALVES][8][4] = {}, s[8][4], shrink[2];
     Online online[2] = {{-infinity(), 0.f}, {-infinity(), 0.f}};
-    u32 rows = queries + own * 128, p[4][4];
+    u32 own_rows = queries + own * 128, p[4][4];
     // Scores of later keys do not count.
     auto mask = [&](int key) {
         if (key + KEYS - 1 <= first + mine) return;
@@ -98,7 +99,7 @@ KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, 
 
     u32 stage = take_stage(0);
     warpgroup_fence();
-    against<QUERIES>(s, rows, stage, T{});
+    against<QUERIES>(s, own_rows, stage, T{});
     warpgroup_commit();
     warpgroup_wait<0>(s);
     mask(0);
@@ -111,7 +112,7 @@ KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, 
         int key = tile * KEYS;
         if (key >= first + own + OWNED) continue; // later than all of this warpgroup's queries
         warpgroup_fence();
-        against<QUERIES>(s, rows, stage, T{});
+        against<QUERIES>(s, own_rows, stage, T{});
         warpgroup_commit();
         accumulate<T>(o, p, values);
         warpgroup_commit();

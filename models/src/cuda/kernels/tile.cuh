@@ -91,3 +91,11 @@ template <int ROWS, class T> DEVICE void store_rows(T *to, i64 stride, u32 tile,
         }
     }
 }
+
+// Which sequence and which of its tiles a block has, of a grid (heads, TOGETHER * tiles, sequences / TOGETHER). Blocks that
+// run at the same time read the same rows, which the second cache then has; with the tiles of several sequences together the
+// last blocks to start are short ones, as those with most work come first.
+constexpr int TOGETHER = 4;
+DEVICE int sequence_index() { return block_z() * TOGETHER + block_y() % TOGETHER; }
+DEVICE int tile_index() { return block_y() / TOGETHER; }
+DEVICE int tile_count() { return grid_y() / TOGETHER; }

@@ -16,19 +16,19 @@ template <int ROWS> DEVICE u32 swizzled(u32 tile, int row, int chunk) {
     return tile + (chunk / 8 * ROWS + row) * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-// As copy_tile.
+// Starts copying ROWS rows, of which the first `valid` exist, to a tile; the others become zeros. The block's first THREADS
+// threads take one chunk of every so many rows.
 template <int ROWS, int THREADS, class T> DEVICE void copy_rows(u32 tile, const T *from, int stride, int valid) {
     constexpr int AT_ONCE = THREADS / CHUNKS; // rows
     static_assert(AT_ONCE % 8 == 0, "the same permutation in each round");
     static_assert(ROWS % AT_ONCE == 0, "the same work for each thread");
-    int thread = here((u32)thread_index()), row = thread / CHUNKS, chunk = thread % CHUNKS;
-    i64 step = here((i64)stride);
-    from += row * step + chunk * 8;
+    int row = thread_index() / CHUNKS, chunk = thread_index() % CHUNKS;
+    from += (i64)row * stride + chunk * 8;
     u32 to = swizzled<ROWS>(tile, row, chunk);
     UNROLL
     for (int i = 0; i < ROWS; i += AT_ONCE) {
         copy_async16(to + i * 128, from, i < valid - row);
-        from += AT_ONCE * step;
+        from += (i64)AT_ONCE * stride;
     }
 }
 
