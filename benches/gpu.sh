@@ -11,7 +11,7 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed kernels torch nccl graphs torch-bf16 mma large. BUDGET is the time in
+# out), ONLY some of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in
 # seconds (455); what it does not suffice for is skipped. CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is
 # in the path or in /usr/local/cuda*/bin, the first check that fails is repeated under it.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
@@ -19,7 +19,7 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
 # What matters most comes first.
-parts="check train speed kernels torch nccl graphs torch-bf16 mma large"
+parts="check train speed kernels torch nccl graphs mma large torch-bf16"
 wire=${WIRE:-nccl}
 # Seconds for all, and after which a check of one kernel counts as hanging.
 budget=${BUDGET:-455} patience=${PATIENCE:-60}

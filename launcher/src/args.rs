@@ -162,9 +162,9 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = Offload::None)]
     pub offload: Offload,
     /// Launch sequences of kernels that come again as CUDA graphs, so that the host need not launch each kernel. The bits
-    /// are the same either way.
-    #[arg(long, value_enum, default_value_t = Switch::Off)]
-    pub cuda_graphs: Switch,
+    /// are the same either way. By default they are, on GPUs that are not emulated.
+    #[arg(long, value_enum)]
+    pub cuda_graphs: Option<Switch>,
     /// ZeRO stage: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "0..3", default_value = "3")]
     pub stage: String,

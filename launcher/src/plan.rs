@@ -399,7 +399,9 @@ fn check_device(args: &TrainArgs) -> Result<()> {
              --device cuda, or leave --offload away"
                 .into(),
         ),
-        (DeviceKind::Cpu, _, Switch::On) => usage("--cuda-graphs on is for GPUs: add --device cuda".into()),
+        (DeviceKind::Cpu, _, Some(Switch::On)) => {
+            usage("--cuda-graphs on is for GPUs: add --device cuda".into())
+        }
         _ => Ok(()),
     }
 }
@@ -416,9 +418,9 @@ fn placement(args: &TrainArgs, device: &Device) -> zero::Placement {
 /// Whether kernels are launched as graphs.
 fn cuda_graphs(args: &TrainArgs, device: &Device) -> Result<bool> {
     match (device, args.cuda_graphs) {
-        (_, Switch::Off) | (Device::Cpu, _) => Ok(false),
-        (Device::Cuda(_), Switch::On) => Ok(true),
-        (Device::Emulated(_), Switch::On) => {
+        (_, Some(Switch::Off)) | (Device::Cpu, _) | (Device::Emulated(_), None) => Ok(false),
+        (Device::Cuda(_), None | Some(Switch::On)) => Ok(true),
+        (Device::Emulated(_), Some(Switch::On)) => {
             usage("--cuda-graphs on is for GPUs, and emulated ones have no graphs: leave it away".into())
         }
     }

@@ -63,7 +63,7 @@ fn the_run_for_gpu_machines_goes_through_on_an_emulated_one() {
     }
     assert!(text.contains("product logits"), "{text}");
     let runs = json_lines(&bench.path("results/metrics.jsonl"));
-    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 15, "fifteen runs");
+    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 16, "sixteen runs");
     let names = std::fs::read_dir(bench.path("results")).expect("results").count();
     assert_eq!(names, 5, "gpu.txt, checks, kernels, metrics, and all of it for benches/results");
     bench.nothing_left();
