@@ -87,12 +87,13 @@ memory() {
 # record: what was shown as a file for benches/results, with what it was made by and all of it.
 record() {
     local name text
-    name=$(sed -n 's/.*"gpus":\[{"name":"\([^"]*\)".*/\1/p' <<<"$facts" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+    name=$(sed -n 's/.*"gpus":\[{[^}]*"name":"\([^"]*\)".*/\1/p' <<<"$facts" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
     text=$results/gpu_${name:-emulated}_$(date -u +%F).md
     {
         printf '# What one GPU shows\n\nMade by `%sbenches/gpu.sh`' "${ONLY:+ONLY=\"$ONLY\" }"
         printf ' with the program of %s.\n\n```\n' "${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo 'no known commit')}"
-        cat "$results/gpu.txt"
+        # Where things lay says nothing to others.
+        sed -e "s|$results|RESULTS|g" -e "s|$work|WORK|g" -e 's|(/[^ )]*/site-packages/|(site-packages/|' "$results/gpu.txt"
         printf '```\n\n## Each step of training\n\n'
         printf '| run | step | loss | norm of the gradient | seconds | tokens/s |\n|---|---|---|---|---|---|\n'
         awk '/^{"file"/ { split($0, word, "\""); run = word[4]; sub(/\.jsonl$/, "", run) }
