@@ -361,7 +361,7 @@ pub struct TuneArgs {
   caravan bench kernels attention norm --model llama-3.1-8b --micro-batch 1 --json times.json
   caravan bench kernels --check
       every kernel against its definition on the processor; exit code 1 if one is wrong
-  caravan bench kernels --check --without wgmma
+  caravan bench kernels --check --without attention
       the same without the kernels for Hopper alone
 
 A word that is the whole name of a kernel or a case chooses only that; another one all that have it in their names. What the \

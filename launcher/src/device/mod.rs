@@ -307,6 +307,22 @@ mod tests {
     }
 
     #[test]
+    fn attention_takes_what_hopper_alone_has_where_it_can() {
+        let by =
+            |hopper, attention, element, width| Gpus { hopper, attention, ..gpus(1) }.kernels(element, width);
+        assert_eq!(by(true, Attention::Auto, DType::Bf16, 64), TensorCores::Wgmma);
+        assert_eq!(by(true, Attention::Auto, DType::Bf16, 128), TensorCores::Wgmma);
+        for (hopper, element, width) in
+            [(false, DType::Bf16, 64), (true, DType::F32, 64), (true, DType::Bf16, 32)]
+        {
+            assert_eq!(by(hopper, Attention::Auto, element, width), TensorCores::Mma);
+        }
+        assert_eq!(by(true, Attention::Mma, DType::Bf16, 64), TensorCores::Mma);
+        // Refused later, with the reason.
+        assert_eq!(by(true, Attention::Wgmma, DType::F32, 64), TensorCores::Wgmma);
+    }
+
+    #[test]
     fn what_the_kernels_do_not_take_is_refused_before_any_rank_starts() {
         let nano = models::LlamaConfig::preset("nano").unwrap();
         let batch = |rows| MicroBatch { rows, length: 8, recompute: models::Recompute::Full, threads: 1 };
