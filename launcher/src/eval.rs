@@ -59,7 +59,8 @@ impl EvalPlan {
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
         on_hosts("eval", &args.ranks)?;
-        let mut ranks = Ranks::plan(&args.ranks, identity)?;
+        let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
+        let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
         at_least_one("--micro-batch", args.micro_batch)?;

@@ -9,7 +9,7 @@ mod ranks;
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::at_least_one;
-pub use ranks::{Ranks, with_ranks};
+pub use ranks::{Ranks, UNASKED, with_ranks};
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::bench::tuning;
@@ -100,7 +100,8 @@ impl TrainPlan {
     /// # Errors
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
-        let mut ranks = Ranks::plan(&args.ranks, identity)?;
+        let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
+        let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         ranks.options.progress = args.progress.options();
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);

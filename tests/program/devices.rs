@@ -87,6 +87,22 @@ fn a_model_trains_on_gpus_and_is_evaluated_there() {
 }
 
 #[test]
+fn a_rank_is_started_for_each_gpu_where_nobody_says_how_many() {
+    if !can_emulate() {
+        return;
+    }
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    for (gpus, ranks) in [("1,256M", 1), ("3,256M", 3)] {
+        let flags = format!("{TRAIN} --seq 16 --micro-batch 2 --metrics m.jsonl --device cuda");
+        run(&bench, gpus, &flags).success();
+        let (_, summary) = losses(&bench);
+        assert_eq!(summary["ranks"].as_array().map(Vec::len), Some(ranks), "{summary}");
+    }
+    bench.nothing_left();
+}
+
+#[test]
 fn what_does_not_fit_a_gpu_is_refused_with_what_would() {
     let bench = bench();
     bench.text("text.txt", 6000);

@@ -35,7 +35,7 @@ use crate::human;
 use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
-use crate::plan::{Asked, Ranks, on_hosts};
+use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
 use crate::ranks::{identity, lead};
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
@@ -158,7 +158,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let identity = identity()?;
     args.foreign.check(identity.as_ref().map(|identity| identity.world))?;
     let plan = Plan::new(operation, args)?;
-    let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
+    let mut ranks = Ranks::plan(&args.ranks, UNASKED, identity.as_ref())?;
     plan.check(ranks.world, identity.is_some())?;
     let over_nccl = ranks.nccl;
     check_together(&plan, args, over_nccl, &ranks.label)?;

@@ -19,7 +19,7 @@ use crate::files::{self, Way};
 use crate::human;
 use crate::layers;
 use crate::machine;
-use crate::plan::{Ranks, on_hosts};
+use crate::plan::{Ranks, UNASKED, on_hosts};
 use crate::ranks::{identity, lead};
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
@@ -38,7 +38,7 @@ const MOST_TESTS: usize = 1_000_000;
 pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let identity = identity()?;
     on_hosts("bench overlap", &args.ranks)?;
-    let mut ranks = Ranks::plan(&args.ranks, identity.as_ref())?;
+    let mut ranks = Ranks::plan(&args.ranks, UNASKED, identity.as_ref())?;
     unshared(&args.ranks)?;
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
@@ -282,7 +282,7 @@ mod tests {
     fn wrong_elements_after_an_overlapped_call_end_in_exit_code_1() {
         let args = bench("overlap -b 64K -e 64K -n 2 -q --transport threads");
         let BenchCommand::Overlap(args) = args.command else { panic!("no overlap") };
-        let mut ranks = Ranks::plan(&args.ranks, None).unwrap();
+        let mut ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
         ranks.options.progress = args.progress.options();
         let (repeats, dtype) = check(&args, ranks.world).unwrap();
         let failure = of_spoiled(&ranks, &|comm| rank(&args, &repeats, dtype, comm));

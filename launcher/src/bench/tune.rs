@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::human;
 use crate::machine;
-use crate::plan::{Ranks, on_hosts, with_ranks};
+use crate::plan::{Ranks, UNASKED, on_hosts, with_ranks};
 use crate::ranks;
 use collectives::schedule::{Algorithm, Rule, TuningTable};
 use collectives::{Communicator, DType};
@@ -32,7 +32,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let identity = ranks::identity()?;
     on_hosts("bench tune", &args.ranks)?;
     // The environment may name the table that is still to be written.
-    let mut ranks = Ranks::untuned(&args.ranks, identity.as_ref())?;
+    let mut ranks = Ranks::untuned(&args.ranks, UNASKED, identity.as_ref())?;
     unshared(&args.ranks)?;
     let repeats = check(args, ranks.world, identity.is_some())?;
     let of = |operation| {

@@ -159,7 +159,7 @@ pub mod tests {
             let args = bench(&flags);
             let (operation, args) = args.command.collective().unwrap();
             let plan = Plan::new(operation, args).unwrap();
-            let ranks = Ranks::plan(&args.ranks, None).unwrap();
+            let ranks = Ranks::plan(&args.ranks, crate::plan::UNASKED, None).unwrap();
             let failure = of_spoiled(&ranks, &|comm| {
                 rank(&plan, args, &Party { comm, native: None, device: None }, &|_| Ok(()))
             });

@@ -7,11 +7,11 @@ pub use fit::{Need, check, check_evaluation};
 pub use open::{evaluation, trainer};
 
 use crate::agree;
-use crate::args::{Attention, DeviceArgs, DeviceKind};
+use crate::args::{Attention, DeviceArgs, DeviceKind, RankArgs};
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::human;
-use crate::plan::Ranks;
+use crate::plan::{Ranks, UNASKED};
 use collectives::Communicator;
 use collectives::DType;
 use collectives::bootstrap::Identity;
@@ -68,6 +68,19 @@ pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()
         }
         DeviceKind::Cpu => Ok(()),
     }
+}
+
+/// Ranks that are started where nobody says how many: with --device cuda one for each GPU of this machine.
+pub fn ranks_unasked(args: &DeviceArgs, ranks: &RankArgs, identity: Option<&Identity>) -> usize {
+    let gpus = match (args.device, ranks.ranks, identity) {
+        (DeviceKind::Cuda, None, None) => match emulation() {
+            Ok(Some(each)) => each.len(),
+            // Whoever looks closer says why there is none.
+            _ => Gpu::count().unwrap_or(0),
+        },
+        _ => 0,
+    };
+    if gpus == 0 { UNASKED } else { gpus }
 }
 
 impl Device {

@@ -17,6 +17,9 @@ use collectives::{Communicator, MAX_SIZE, Progress};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Ranks that are started where nobody says how many, and nothing else does.
+pub const UNASKED: usize = 2;
+
 /// More ranks than this that one machine is to start are a typing error.
 const MOST_HERE: usize = 1024;
 
@@ -55,12 +58,12 @@ pub struct Ranks {
 
 impl Ranks {
     /// Checks the flags, and reads the tuning table if there is one. `identity` is this process's place among the ranks,
-    /// if something has started those.
+    /// if something has started those; if nothing has, and nobody says how many there are to be, there are `unasked`.
     ///
     /// # Errors
     /// No ranks, too many, a transport that cannot be used, or a table that says nothing about it.
-    pub fn plan(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
-        let mut ranks = Self::untuned(args, identity)?;
+    pub fn plan(args: &RankArgs, unasked: usize, identity: Option<&Identity>) -> Result<Self> {
+        let mut ranks = Self::untuned(args, unasked, identity)?;
         if let Some(path) = tuning::named(args.tuning.as_ref()) {
             if ranks.world > 1 {
                 let tune = ranks.tune(identity.is_some());
@@ -83,7 +86,7 @@ impl Ranks {
     ///
     /// # Errors
     /// As [`plan`](Self::plan).
-    pub fn untuned(args: &RankArgs, identity: Option<&Identity>) -> Result<Self> {
+    pub fn untuned(args: &RankArgs, unasked: usize, identity: Option<&Identity>) -> Result<Self> {
         let world = match (args.ranks, identity) {
             (Some(asked), Some(there)) if asked != there.world => {
                 return usage(elsewhere(asked, there));
@@ -93,7 +96,7 @@ impl Ranks {
                 return usage(format!("{launcher} started {world} ranks: a run has at most {MAX_SIZE}"));
             }
             (_, Some(there)) => there.world,
-            (asked, None) => asked.unwrap_or(2),
+            (asked, None) => asked.unwrap_or(unasked),
         };
         if identity.is_none() && (world == 0 || world > MOST_HERE) {
             return usage(format!(
@@ -303,7 +306,7 @@ mod tests {
     }
 
     fn plan(flags: &str) -> Result<Ranks> {
-        Ranks::plan(&args(flags), None)
+        Ranks::plan(&args(flags), UNASKED, None)
     }
 
     #[test]
@@ -315,7 +318,7 @@ mod tests {
                 "SLURM_JOB_ID" | "SLURM_STEP_ID" => Some("1".to_owned()),
                 _ => None,
             };
-            Ranks::plan(&args(flags), Identity::from_lookup(launched).unwrap().as_ref())
+            Ranks::plan(&args(flags), UNASKED, Identity::from_lookup(launched).unwrap().as_ref())
         };
         assert_eq!(at("--transport shm", MAX_SIZE).unwrap().world, MAX_SIZE);
         let text = at("--transport shm", MAX_SIZE + 1).unwrap_err().to_string();
@@ -334,7 +337,8 @@ mod tests {
         let world = 2 * processors;
         let there = Identity { world, launcher: Launcher::Caravan, ..Identity::alone() };
         let unknown = Identity { local_size: None, ..there.clone() };
-        let plan = |flags: &str, identity: &Identity| Ranks::plan(&args(flags), Some(identity)).unwrap();
+        let plan =
+            |flags: &str, identity: &Identity| Ranks::plan(&args(flags), UNASKED, Some(identity)).unwrap();
         let ranks = Ranks { shared: true, ..plan("", &unknown) };
         assert_eq!((ranks.options.crowded, ranks.threads), (Some(true), 1));
         let (met, advice) = ranks.met(1, &unknown);
@@ -359,7 +363,7 @@ mod tests {
             [(1, "start 4 with it, or"), (8, "one of 8 ranks that srun started: leave --ranks away")]
         {
             let there = Identity { world, launcher: Launcher::Slurm, ..Identity::alone() };
-            let text = Ranks::plan(&args("--ranks 4"), Some(&there)).unwrap_err().to_string();
+            let text = Ranks::plan(&args("--ranks 4"), UNASKED, Some(&there)).unwrap_err().to_string();
             let words = ["--ranks 4", words, "take 'env", "caravan ...', which starts them itself"];
             assert!(words.iter().all(|w| text.contains(w)), "{text}");
         }

@@ -1,6 +1,7 @@
 //! A device, its context, and the functions loaded into it.
 
 use super::memory::Kept;
+use crate::bootstrap::spawn::unsignalled;
 use crate::device::cache::Cache;
 use crate::device::compile::{Compiler, Machine, missing};
 use crate::device::launch::Launch;
@@ -122,16 +123,18 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// How many GPUs there are.
+    /// How many GPUs there are. Threads that the driver starts for that take no signals: those are for this process.
     ///
     /// # Errors
     /// There is no driver.
     pub fn count() -> Result<usize> {
-        let driver = Driver::load().map_err(missing)?;
-        let mut count: c_int = 0;
-        // SAFETY: a valid place to write to.
-        unsafe { check(&driver, "counting GPUs", (driver.device_count)(&mut count))? };
-        Ok(count.max(0) as usize)
+        unsignalled(|| {
+            let driver = Driver::load().map_err(missing)?;
+            let mut count: c_int = 0;
+            // SAFETY: a valid place to write to.
+            unsafe { check(&driver, "counting GPUs", (driver.device_count)(&mut count))? };
+            Ok(count.max(0) as usize)
+        })
     }
 
     /// What GPU number `ordinal` is, without using it.
