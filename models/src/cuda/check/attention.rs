@@ -122,7 +122,7 @@ fn check<T: Float, Q: Queue>(
 
 fn heads_of_64<Q: Queue>(bed: &Bed<Q>, by: TensorCores) {
     for (rows, length, heads, kv_heads) in
-        [(2, 1, 1, 1), (1, 7, 2, 1), (1, 63, 1, 1), (2, 65, 3, 1), (1, 200, 4, 2)]
+        [(2, 1, 1, 1), (1, 7, 2, 1), (1, 63, 1, 1), (5, 65, 3, 1), (1, 200, 4, 2), (1, 400, 2, 1)]
     {
         check::<bf16, Q>(bed, by, rows, length, heads, kv_heads, 64);
     }
@@ -131,7 +131,7 @@ fn heads_of_64<Q: Queue>(bed: &Bed<Q>, by: TensorCores) {
 
 fn heads_of_128<Q: Queue>(bed: &Bed<Q>, by: TensorCores) {
     for (rows, length, heads, kv_heads) in
-        [(1, 1, 2, 2), (2, 7, 1, 1), (1, 63, 2, 1), (1, 65, 1, 1), (1, 200, 2, 1)]
+        [(1, 1, 2, 2), (5, 7, 1, 1), (1, 63, 2, 1), (1, 65, 1, 1), (1, 200, 2, 1), (1, 400, 1, 1)]
     {
         check::<bf16, Q>(bed, by, rows, length, heads, kv_heads, 128);
     }
