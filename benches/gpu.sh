@@ -10,14 +10,14 @@
 # much smaller, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
-# timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH and LARGE choose other models (an empty LARGE leaves it
-# out), ONLY some of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in
+# timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH, LARGE and LARGE_ROWS choose other models (an empty LARGE
+# leaves it out), ONLY some of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in
 # seconds (455); what it does not suffice for is skipped. CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is
 # in the path or in /usr/local/cuda*/bin, the first check that fails is repeated under it.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
+model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b} large_rows=${LARGE_ROWS:-8}
 # What matters most comes first.
 parts="check train speed kernels torch nccl graphs mma large torch-bf16"
 wire=${WIRE:-nccl}
@@ -395,7 +395,7 @@ run() {
         large)
             [ -n "$large" ] || continue
             # A machine may have too little memory for the optimizer's state, and be slow to lock so much of it.
-            refusable=yes spare=100 train "$budget" large --model "$large" --seq "$length" --micro-batch 1 --steps 4 --ranks 1 --stage 0 \
+            refusable=yes spare=100 train "$budget" large --model "$large" --seq "$length" --micro-batch "$large_rows" --steps 4 --ranks 1 --stage 0 \
                 --threads "$(nproc)" --device cuda --recompute full --offload optimizer && speed large && memory large
             ;;
         graphs) with_graphs ;;
