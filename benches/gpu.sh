@@ -11,13 +11,15 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH, LARGE and LARGE_ROWS choose other models (an empty LARGE
-# leaves it out), ONLY some of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in
-# seconds (455); what it does not suffice for is skipped. CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is
-# in the path or in /usr/local/cuda*/bin, the first check that fails is repeated under it.
+# leaves it out), STEPS how many of the small one are compared (20), ONLY some of the parts: check train speed kernels torch
+# nccl graphs mma large torch-bf16. BUDGET is the time in seconds (455); what it does not suffice for is skipped.
+# CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is in the path or in /usr/local/cuda*/bin, the first check
+# that fails is repeated under it.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b} large_rows=${LARGE_ROWS:-8}
+model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
+large_rows=${LARGE_ROWS:-8} steps=${STEPS:-20}
 # What matters most comes first.
 parts="check train speed kernels torch nccl graphs mma large torch-bf16"
 wire=${WIRE:-nccl}
@@ -215,7 +217,7 @@ memcheck() {
 # evaluated: the mean loss of the saved model on the GPU and on the processor, which agree to four digits.
 evaluated() {
     local device text losses=()
-    head -c 4000 "$here/../README.md" >"$work/text.txt"
+    head -c $((16 * ${SMALL_LENGTH:-128})) "$here/../README.md" >"$work/text.txt"
     for device in cpu cuda; do
         into=$work/eval.json step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" \
             --seq "${SMALL_LENGTH:-128}" --tokenizer bytes --dtype f32 --ranks 1 --device "$device" --json || return
@@ -354,10 +356,10 @@ run() {
             ;;
         train)
             # shellcheck disable=SC2086
-            train 60 cpu $small --steps 20 --ranks 1 --stage 0
+            train 60 cpu $small --steps "$steps" --ranks 1 --stage 0
             for stage in 0 1 2 3; do
                 # shellcheck disable=SC2086
-                train 60 "stage-$stage" $small --steps 20 --ranks 1 --stage "$stage" --device cuda
+                train 60 "stage-$stage" $small --steps "$steps" --ranks 1 --stage "$stage" --device cuda
             done
             close stage-0 cpu 1e-2 1e-2
             for stage in 1 2 3; do same "stage-$stage" stage-0; done
@@ -365,7 +367,7 @@ run() {
             # One rank shards nothing, so these are the same program. Two ranks do, here with what goes through the host.
             for stage in 0 1 2 3; do
                 # shellcheck disable=SC2086
-                train 40 "two-$stage" $small --steps 10 --ranks 2 --stage "$stage" --device cuda --share-gpus --transport shm
+                train 40 "two-$stage" $small --steps $((steps / 2)) --ranks 2 --stage "$stage" --device cuda --share-gpus --transport shm
             done
             for stage in 1 2 3; do same "two-$stage" two-0; done
             for stage in 0 3; do memory "two-$stage"; done
