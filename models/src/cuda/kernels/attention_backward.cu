@@ -101,13 +101,14 @@ DEVICE void write(T *to, i64 stride, u32 tile, int row, int valid, float (&sums)
 constexpr int STAGE = 2 * TILE_BYTES<OTHERS>;
 constexpr int STAGE_WITH_ROWS = STAGE + 2 * OTHERS * 4;
 
-// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores.
+// A block for each tile of queries of each head of each sequence. `scale` is that of the scores.
 KERNEL(THREADS, BLOCKS, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out,
-       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale,
+       int sequences) {
     SHARED_MEMORY(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
     int head = block_x(), heads = grid_x(), row = sequence_index();
-    if (row >= rows) return;
+    if (row >= sequences) return;
     int first = (tile_count() - 1 - tile_index()) * ROWS; // late queries have the most work: they start first
     int mine = warp_index() * STRIPS * 16;
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
@@ -189,13 +190,15 @@ KERNEL(THREADS, BLOCKS, attention_backward_q, T *d_q, const T *q, const T *k, co
     write(d_q + (start + first) * q_stride + head * HEAD, q_stride, owned, mine, length - first, dq, scale);
 }
 
-// A block for each tile of keys of each key/value head of `rows` sequences. Sums over the queries of all heads that share the keys.
+// A block for each tile of keys of each key/value head of each sequence. Sums over the queries of all heads that
+// share the keys.
 KERNEL(THREADS, BLOCKS, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
-       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale,
+       int sequences) {
     SHARED_MEMORY(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
     int kv_head = block_x(), heads = grid_x() * group, row = sequence_index();
-    if (row >= rows) return;
+    if (row >= sequences) return;
     int first = tile_index() * ROWS; // early keys have the most work: they start first
     int mine = warp_index() * STRIPS * 16;
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;

@@ -29,17 +29,18 @@ DEVICE void scale_by(float (&sums)[HALVES][8][4], float factor) {
     }
 }
 
-// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores.
-KERNEL(WARPGROUPS_Q * WARPGROUP, BLOCKS_Q, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out, const float *log_sums,
-       const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
+// A block for each tile of queries of each head of each sequence. `scale` is that of the scores.
+KERNEL(WARPGROUPS_Q * WARPGROUP, BLOCKS_Q, attention_backward_q, T *d_q, const T *q, const T *k, const T *v, const T *d_out,
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale,
+       int sequences) {
     constexpr int ROWS = WARPGROUPS_Q * OWNED, THREADS = WARPGROUPS_Q * WARPGROUP;
     SHARED_TILES(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
     int head = block_x(), heads = grid_x(), row = sequence_index();
-    if (row >= rows) return;
+    if (row >= sequences) return;
     int first = (tile_count() - 1 - tile_index()) * ROWS; // late queries have the most work: they start first
-    int own = warpgroup_index() * OWNED;           // this warpgroup's first query, within the tile
-    int mine = warp_index() * 16;                  // this warp's
+    int own = warpgroup_index() * OWNED; // this warpgroup's first query, within the tile
+    int mine = warp_index() * 16;        // this warp's
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;
     i64 start = (i64)row * length;
     int seen = first + ROWS < length ? first + ROWS : length;
@@ -115,15 +116,17 @@ KERNEL(WARPGROUPS_Q * WARPGROUP, BLOCKS_Q, attention_backward_q, T *d_q, const T
     write<ROWS>(d_q + (start + first + mine) * q_stride + head * HEAD, q_stride, owned, mine, length - first - mine, dq);
 }
 
-// A block for each tile of keys of each key/value head of `rows` sequences. Sums over the queries of all heads that share the keys.
+// A block for each tile of keys of each key/value head of each sequence. Sums over the queries of all heads that
+// share the keys.
 KERNEL(WARPGROUPS_KV * WARPGROUP, 1, attention_backward_kv, T *d_k, T *d_v, const T *q, const T *k, const T *v, const T *d_out,
-       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale, int rows) {
+       const float *log_sums, const float *delta, int length, int group, int q_stride, int kv_stride, float scale,
+       int sequences) {
     constexpr int ROWS = WARPGROUPS_KV * OWNED, THREADS = WARPGROUPS_KV * WARPGROUP;
     SHARED_TILES(memory);
     u32 owned = shared_address(memory), stages = owned + 2 * TILE_BYTES<ROWS>;
     u32 rows_of_stages = stages + STAGES * STAGE;
     int kv_head = block_x(), heads = grid_x() * group, row = sequence_index();
-    if (row >= rows) return;
+    if (row >= sequences) return;
     int first = tile_index() * ROWS; // early keys have the most work: they start first
     int own = warpgroup_index() * OWNED, mine = warp_index() * 16;
     int g = lane_index() / 4, t = 2 * (lane_index() % 4), o_stride = heads * HEAD;

@@ -48,13 +48,14 @@ DEVICE void soften(float (&s)[KEYS / 8][4], Online (&rows)[2], float scale, floa
     }
 }
 
-// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
+// A block for each tile of queries of each head of each sequence. `scale` is that of the scores times log2(e). log_sums
+// (sequences, heads, length).
 KERNEL(THREADS, 2, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v, int length, int group,
-       int q_stride, int kv_stride, float scale, int rows) {
+       int q_stride, int kv_stride, float scale, int sequences) {
     SHARED_MEMORY(memory);
     u32 queries = shared_address(memory), stages = queries + TILE_BYTES<QUERIES>;
     int head = block_x(), heads = grid_x(), row = sequence_index();
-    if (row >= rows) return;
+    if (row >= sequences) return;
     // Late queries have the most work: they start first.
     int first = (tile_count() - tile_index() - 1) * QUERIES;
     int mine = warp_index() * ROWS_OF_WARP; // this warp's first query, within the tile

@@ -47,17 +47,18 @@ DEVICE void soften(float (&s)[8][4], Online (&rows)[2], float scale, float (&shr
     }
 }
 
-// A block for each tile of queries of each head of `rows` sequences. `scale` is that of the scores times log2(e). log_sums (rows, heads, length).
+// A block for each tile of queries of each head of each sequence. `scale` is that of the scores times log2(e). log_sums
+// (sequences, heads, length).
 KERNEL(THREADS, BLOCKS, attention_forward, T *out, float *log_sums, const T *q, const T *k, const T *v,
-       int length, int group, int q_stride, int kv_stride, float scale, int rows) {
+       int length, int group, int q_stride, int kv_stride, float scale, int sequences) {
     SHARED_TILES(memory);
     u32 queries = shared_address(memory), stages = queries + TILE_BYTES<QUERIES>;
     int head = block_x(), heads = grid_x(), row = sequence_index();
-    if (row >= rows) return;
+    if (row >= sequences) return;
     // Late queries have the most work: they start first.
     int first = (tile_count() - tile_index() - 1) * QUERIES;
     int own = warpgroup_index() * OWNED; // this warpgroup's first query, within the tile
-    int mine = warp_index() * 16;                 // this warp's
+    int mine = warp_index() * 16;        // this warp's
     int g = lane_index() / 4, t = 2 * (lane_index() % 4);
 
     i64 start = (i64)row * length;

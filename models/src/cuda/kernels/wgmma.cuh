@@ -32,8 +32,10 @@ template <int ROWS, int THREADS, class T> DEVICE void copy_rows(u32 tile, const 
     }
 }
 
-// Starts copying two passing tiles to a stage. Of a block's warpgroups the first two do so, to which rows can be dealt evenly.
-template <class T> DEVICE void copy_passing(u32 stage, const T *first, int stride, const T *second, int second_stride, int valid) {
+// Starts copying two passing tiles to a stage. Of a block's warpgroups the first two do so, to which rows can be dealt
+// evenly.
+template <class T>
+DEVICE void copy_passing(u32 stage, const T *first, int stride, const T *second, int second_stride, int valid) {
     if (warpgroup_index() >= 2) return;
     copy_rows<PASSING, 2 * WARPGROUP>(stage, first, stride, valid);
     copy_rows<PASSING, 2 * WARPGROUP>(stage + TILE_BYTES<PASSING>, second, second_stride, valid);
