@@ -11,8 +11,8 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH, LARGE and LARGE_ROWS choose other models (an empty LARGE
-# leaves it out), STEPS how many of the small one are compared (20), ONLY some of the parts: check train speed kernels torch
-# nccl graphs mma large torch-bf16. BUDGET is the time in seconds (455); what it does not suffice for is skipped.
+# leaves it out), STEPS how many of the small one are compared (20), TEXT how many bytes it is evaluated on (4000), ONLY some
+# of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in seconds (455); what it does not suffice for is skipped.
 # CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is in the path or in /usr/local/cuda*/bin, the first check
 # that fails is repeated under it.
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
@@ -217,7 +217,7 @@ memcheck() {
 # evaluated: the mean loss of the saved model on the GPU and on the processor, which agree to four digits.
 evaluated() {
     local device text losses=()
-    head -c $((16 * ${SMALL_LENGTH:-128})) "$here/../README.md" >"$work/text.txt"
+    head -c "${TEXT:-4000}" "$here/../README.md" >"$work/text.txt"
     for device in cpu cuda; do
         into=$work/eval.json step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" \
             --seq "${SMALL_LENGTH:-128}" --tokenizer bytes --dtype f32 --ranks 1 --device "$device" --json || return
@@ -335,7 +335,7 @@ with_mma() {
     train 60 mma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
         --threads "$(nproc)" --device cuda --attention mma || return
     speed mma
-    [ ! -f "$work/timed.jsonl" ] || close mma timed 1e-2 1e-2
+    [ ! -f "$work/timed.jsonl" ] || close mma timed 1e-2 1e-2 3
 }
 
 run() {

@@ -29,17 +29,17 @@ same() {
     fi
 }
 
-# close NAME NAME LIMIT LIMIT: losses whose relative difference is below the first limit at every step, and gradient norms
-# whose is below the second one in the first three: nothing can be learned from random tokens, so that losses say little of
+# close NAME NAME LIMIT LIMIT [STEPS]: losses whose relative difference is below the first limit at every step, and gradient norms
+# whose is below the second one in the first five or so many: nothing can be learned from random tokens, so that losses say little of
 # gradients, and later roundings have led to other weights, with norms of their own.
 close() {
     local text
     ran "$1" "$2" || return
     if text=$(paste <(field "$1" loss) <(field "$2" loss) <(field "$1" grad_norm) <(field "$2" grad_norm) |
-        awk -v limit="$3" -v norm_limit="$4" -v what="$1 and $2" '
+        awk -v limit="$3" -v norm_limit="$4" -v first="${5:-5}" -v what="$1 and $2" '
         function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
         NF == 4 { n++; d = apart($1, $2); if (d > most) most = d
-                  if (n <= 3) { d = apart($3, $4); if (d > norm) norm = d } }
+                  if (n <= first) { d = apart($3, $4); if (d > norm) norm = d } }
         NF != 4 { uneven = 1 }
         END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s; ", what, n, most, limit
               printf "gradient norms of the first: %.2e, below %s\n", norm, norm_limit
@@ -98,7 +98,7 @@ record() {
         printf '| run | step | loss | norm of the gradient | seconds | tokens/s |\n|---|---|---|---|---|---|\n'
         awk '/^{"file"/ { split($0, word, "\""); run = word[4]; sub(/\.jsonl$/, "", run) }
             /"step":/ && /"grad_norm":/ {
-                line = $0; row = "| " run
+                line = $0
                 for (i = split("step loss grad_norm seconds tokens_per_second", keys, " "); i > 0; i--) {
                     match(line, "\"" keys[i] "\":[^,}]*"); value[keys[i]] = substr(line, RSTART, RLENGTH); sub(/.*:/, "", value[keys[i]])
                 }

@@ -25,6 +25,7 @@ fn script(bench: &Bench) -> Command {
     command
         .env("LARGE", "nano")
         .env("STEPS", "6")
+        .env("TEXT", "400")
         .env("PEAK", "989e12")
         .env("PYTHON", "/nowhere")
         .env_remove("ONLY");

@@ -55,6 +55,7 @@ pub mod tests {
     use crate::bench::calls::Party;
     use crate::bench::record::tests::{example, of_rows};
     use crate::bench::{footer, rank};
+    use crate::plan::UNASKED;
     use collectives::Result;
     use collectives::transport::threads::{self, Threads};
     use collectives::transport::{Request, Tag, Transport};
@@ -159,7 +160,7 @@ pub mod tests {
             let args = bench(&flags);
             let (operation, args) = args.command.collective().unwrap();
             let plan = Plan::new(operation, args).unwrap();
-            let ranks = Ranks::plan(&args.ranks, crate::plan::UNASKED, None).unwrap();
+            let ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
             let failure = of_spoiled(&ranks, &|comm| {
                 rank(&plan, args, &Party { comm, native: None, device: None }, &|_| Ok(()))
             });

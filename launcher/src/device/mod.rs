@@ -12,12 +12,11 @@ use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::human;
 use crate::plan::{Ranks, UNASKED};
-use collectives::Communicator;
-use collectives::DType;
 use collectives::bootstrap::Identity;
 use collectives::device::Machine;
 use collectives::device::cuda::{Gpu, Properties, Survey};
 use collectives::device::emulation::Emulator;
+use collectives::{Communicator, DType};
 use models::cuda::TensorCores;
 
 /// Says how many GPUs an emulation has, and how much memory each, as `2,64M`: `--device cuda` then runs on kernels that
