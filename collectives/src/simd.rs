@@ -73,6 +73,28 @@ pub fn copies_fast() -> bool {
     false
 }
 
+/// Whether the processor multiplies tiles of bf16 (AMX), and the system lets this process do so.
+pub fn tiles() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::sync::LazyLock;
+        static ALLOWED: LazyLock<bool> = LazyLock::new(|| {
+            let leaf = |number| std::arch::x86_64::__cpuid_count(number, 0);
+            let (bf16, tiles) = (1 << 22, 1 << 24);
+            if leaf(0).eax < 7 || leaf(7).edx & (bf16 | tiles) != bf16 | tiles {
+                return false;
+            }
+            // ARCH_REQ_XCOMP_PERM for the tiles' data: Linux keeps their 8 KiB only for those that have asked.
+            const ASK: (libc::c_int, libc::c_ulong) = (0x1023, 18);
+            // SAFETY: asks for what all threads of this process may use; no memory is touched.
+            unsafe { libc::syscall(libc::SYS_arch_prctl, ASK.0, ASK.1) == 0 }
+        });
+        *ALLOWED
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// The [`vendor`] of AMD's processors.
 pub const AMD: [u8; 12] = *b"AuthenticAMD";
 

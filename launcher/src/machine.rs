@@ -140,6 +140,7 @@ fn simd() -> Vec<&'static str> {
         ("avx512f", is_x86_feature_detected!("avx512f")),
         ("avx512bw", is_x86_feature_detected!("avx512bw")),
         ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+        ("amx", collectives::simd::tiles()),
     ];
     found.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
 }

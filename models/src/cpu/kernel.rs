@@ -2,9 +2,13 @@
 //!
 //! Operands are packed into 32-bit lanes: one f32, or two bf16 that are neighbours along k. Every element of a
 //! result is one chain of fused multiply-adds over k in ascending order, so all f32 kernels give the same bits
-//! on every machine, for every blocking and however the work is split. Only the kernel of native bf16
-//! instructions, which adds two products at a time, has bits of its own.
+//! on every machine, for every blocking and however the work is split. The kernels of native bf16 instructions and of AMX,
+//! which add two products at a time, have bits of their own, which no blocking changes either.
 
+#[cfg(target_arch = "x86_64")]
+use super::amx::{Amx, Tiles};
+use super::pack::{self, LEFT_STRIDE, Mat};
+use super::product::Left;
 use collectives::{DType, Float, bf16, simd};
 
 /// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
@@ -15,6 +19,12 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     const NR: usize;
     /// Elements along k in one lane.
     const STEP: usize;
+    /// Rows of the left operand packed at a time at most; a multiple of `MR`.
+    const ROWS: usize = 168;
+    /// Packed lanes along k are a multiple of this, the last ones zeros.
+    const LANES: usize = 1;
+    /// Numbers whose sum a packed element is.
+    const PARTS: usize = 1;
 
     /// `ends.out[r][c] = ends.start[r][c] + sum over k of a[r][k] * b[k][c] + ends.add[r][c]`, in lanes along k.
     /// Element `a[r][k]` is at `r * stride + k`, or at `r + k * stride` if `ACROSS`; `b[k][c]` at
@@ -32,6 +42,37 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
         b_stride: usize,
         ends: Ends,
     );
+
+    /// Packs rows `0..rows`, columns `0..k` of a left operand into `depth` lanes along k.
+    ///
+    /// # Safety
+    /// The processor has this kernel's instructions.
+    #[inline(always)]
+    unsafe fn pack_left<'a, E: Float>(
+        a: Mat<'_, E>,
+        rows: usize,
+        k: usize,
+        depth: usize,
+        out: &'a mut [u32],
+    ) -> Left<'a> {
+        if a.column == 1 {
+            pack::left_along::<Self, E>(a, rows, k, out);
+            Left::Along(out, LEFT_STRIDE)
+        } else {
+            pack::left_across::<Self, E>(a, rows, k, out);
+            Left::across::<Self>(out, depth)
+        }
+    }
+
+    /// Packs rows `0..k`, columns `0..n` of a right operand into panels of `NR` columns, with `depth` lanes along k of `PARTS`
+    /// parts.
+    ///
+    /// # Safety
+    /// The processor has this kernel's instructions.
+    #[inline(always)]
+    unsafe fn pack_right<E: Float>(b: Mat<'_, E>, k: usize, n: usize, depth: usize, out: &mut [u32]) {
+        pack::right::<Self, E>(b, k, n, depth * Self::NR, out);
+    }
 
     /// Transposes a block of 16 x 16 lanes: lane i of row r, which starts at `source + r * row` elements, goes
     /// to `out[i * NR + r]`.
@@ -112,6 +153,12 @@ pub(super) enum Isa {
     /// AVX-512 with dot products of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    /// AMX, for operands of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+    /// AMX, for operands of f32.
+    #[cfg(target_arch = "x86_64")]
+    AmxOfParts,
 }
 
 impl Isa {
@@ -126,9 +173,22 @@ impl Isa {
         }
     }
 
+    /// The kernel for products of f32.
+    pub(super) fn full() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::AmxOfParts.available() {
+            return Isa::AmxOfParts;
+        }
+        Isa::single()
+    }
+
     /// The kernel for bf16 operands. Native dot products only where they are twice as fast as f32: AMD's run
     /// two a cycle; Intel's one every other cycle, half the speed of widening the operands to f32.
     pub(super) fn half() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::Amx.available() {
+            return Isa::Amx;
+        }
         #[cfg(target_arch = "x86_64")]
         if Isa::Avx512Bf16.available() && simd::vendor() == simd::AMD {
             return Isa::Avx512Bf16;
@@ -148,18 +208,26 @@ impl Isa {
             Isa::Avx512Bf16 => {
                 simd::level() >= simd::Level::Avx512 && std::is_x86_feature_detected!("avx512bf16")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx | Isa::AmxOfParts => Isa::Avx512Bf16.available() && simd::tiles(),
         }
     }
 
     /// Runs `task` compiled for this kernel.
     pub(super) fn run(self, task: impl Task) {
-        #[cfg(target_arch = "x86_64")]
-        if self == Isa::Avx512Bf16 {
-            assert!(self.available(), "{self:?} on a processor without it");
+        assert!(self.available(), "{self:?} on a processor without it");
+        match self {
             // SAFETY: available, as asserted.
-            return unsafe { x86::avx512bf16(task) };
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => unsafe { x86::avx512bf16(task) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => unsafe { x86::amx::<1>(task) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxOfParts => unsafe { x86::amx::<3>(task) },
+            _ => self.run_widened(task),
         }
-        self.run_widened(task);
     }
 
     /// The same for a task that widens everything to f32, which is not compiled for another kernel.
@@ -177,7 +245,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::avx512(task) },
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => unreachable!("a kernel of bf16 for a task of f32"),
+            _ => unreachable!("a kernel of bf16 for a task of f32"),
         }
     }
 }
@@ -266,7 +334,7 @@ mod portable {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::transpose;
-    use super::{Ends, Kernel, Task};
+    use super::{Amx, Ends, Kernel, Task, Tiles};
     use collectives::Float;
     use std::arch::x86_64::*;
 
@@ -283,6 +351,13 @@ mod x86 {
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
     pub(super) fn avx512bf16(task: impl Task) {
         task.run::<Avx512Bf16>();
+    }
+
+    #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
+    pub(super) fn amx<const PARTS: usize>(task: impl Task) {
+        // SAFETY: whoever calls this has looked for AMX.
+        let _tiles = unsafe { Tiles::new() };
+        task.run::<Amx<PARTS>>();
     }
 
     /// Defines the loop over k once for each kernel: only the vector type and the step differ.

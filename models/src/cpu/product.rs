@@ -6,7 +6,7 @@ use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL};
 use collectives::{DType, Float, bf16};
 use std::ops::Range;
 
-/// Rows of the left operand packed at a time at most; a multiple of every kernel's `MR`.
+/// Rows of the left operand that any kernel packs at a time at most.
 const ROWS: usize = 168;
 /// Lanes of the right operand packed at a time: with the rows of the left, about the second cache level.
 const RIGHT: usize = 1 << 19;
@@ -28,9 +28,9 @@ const UNFINISHED: usize = 6 * ROWS * columns(DEPTH / 2);
 const NEAR: usize = 1 << 18;
 
 /// Sums of the largest kernel's tile.
-const TILE: usize = 14 * 32;
+const TILE: usize = 32 * 32;
 
-/// Columns packed at a time when k has blocks of this many lanes.
+/// Columns packed at a time when each takes this many lanes.
 const fn columns(depth: usize) -> usize {
     let fit = RIGHT / if depth > 0 { depth } else { 1 } / COLUMNS * COLUMNS;
     if fit > 1024 { 1024 } else { fit }
@@ -172,20 +172,20 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
     #[inline(always)]
     fn run<K: Kernel>(self) {
         let Product { m, n, k, left, right, out, scratch } = self.0;
-        let lanes = pack::lanes::<K>(k);
+        let lanes = pack::lanes::<K>(k).next_multiple_of(K::LANES);
         // At least one block along k, so that an empty k gives zeros.
-        let depth = part(lanes, DEPTH, 1);
+        let depth = part(lanes, DEPTH, K::LANES);
         let blocks = lanes.div_ceil(depth).max(1);
-        let across = columns(depth).min(n.next_multiple_of(K::NR)).max(K::NR);
+        let across = columns(depth * K::PARTS).min(n.next_multiple_of(K::NR)).max(K::NR);
         // The right operand is packed again for each stripe: they are as high as there is room for their sums.
         let stripe = match blocks {
             1 => m.max(1),
-            _ => part(m, scratch.unfinished.len() / across / ROWS * ROWS, ROWS),
+            _ => part(m, scratch.unfinished.len() / across / K::ROWS * K::ROWS, K::ROWS),
         };
         let few = (m + n) * k <= NEAR;
         for m0 in (0..m).step_by(stripe) {
             let end = m.min(m0 + stripe);
-            let high = part(end - m0, ROWS, K::MR);
+            let high = part(end - m0, K::ROWS, K::MR);
             for n0 in (0..n).step_by(across) {
                 let columns = across.min(n - n0);
                 for block in 0..blocks {
@@ -194,8 +194,9 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
                     let (k0, k1) = (lane0 * K::STEP, k.min((lane0 + depth) * K::STEP));
                     let part = right.from(k0, n0);
                     let right = Right::in_place::<K, R>(part, columns).filter(|_| few).unwrap_or_else(|| {
-                        pack::right::<K, R>(part, k1 - k0, columns, depth * K::NR, scratch.right);
-                        Right::packed::<K>(scratch.right, depth * K::NR)
+                        // SAFETY: this is compiled and called for the kernel's processor.
+                        unsafe { K::pack_right::<R>(part, k1 - k0, columns, depth, scratch.right) };
+                        Right::packed::<K>(scratch.right, depth * K::PARTS * K::NR)
                     });
                     for i0 in (m0..end).step_by(high) {
                         let rows = high.min(end - i0);
@@ -203,13 +204,8 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
                         // An odd last row would be rounded up to one that does not exist.
                         let even = m.is_multiple_of(2) && (part.column == 1 || few);
                         let left = Left::in_place::<K, L>(part).filter(|_| even).unwrap_or_else(|| {
-                            if part.column == 1 {
-                                pack::left_along::<K, L>(part, rows, k1 - k0, scratch.left);
-                                Left::Along(scratch.left, LEFT_STRIDE)
-                            } else {
-                                pack::left_across::<K, L>(part, rows, k1 - k0, scratch.left);
-                                Left::across::<K>(scratch.left, depth)
-                            }
+                            // SAFETY: as above.
+                            unsafe { K::pack_left::<L>(part, rows, k1 - k0, depth, scratch.left) }
                         });
                         let sweep = Sweep { rows, columns, right };
                         let unfinished = match blocks {

@@ -93,11 +93,28 @@ unsafe fn sixteen<K: Kernel, E: Float>(source: *const E) -> __m512i {
 pub(super) unsafe fn avx512<K: Kernel, E: Float>(source: *const E, row: usize, out: *mut u32) {
     // SAFETY: the caller's promise covers every address.
     unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (r, lanes) in rows.iter_mut().enumerate() {
+            *lanes = sixteen::<K, E>(source.add(r * row));
+        }
+        for (i, column) in transpose(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(out.add(i * K::NR).cast(), column);
+        }
+    }
+}
+
+/// The columns of sixteen rows of lanes.
+///
+/// # Safety
+/// AVX-512 F.
+#[inline(always)]
+pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: the caller's promise.
+    unsafe {
         // Within each quarter of a register: the 4 x 4 blocks.
         let mut quads = [[_mm512_setzero_si512(); 4]; 4];
-        for (g, quad) in quads.iter_mut().enumerate() {
-            let row = |r: usize| sixteen::<K, E>(source.add((4 * g + r) * row));
-            let (r0, r1, r2, r3) = (row(0), row(1), row(2), row(3));
+        for (quad, rows) in quads.iter_mut().zip(rows.as_chunks::<4>().0) {
+            let [r0, r1, r2, r3] = *rows;
             let (low01, high01) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpackhi_epi32(r0, r1));
             let (low23, high23) = (_mm512_unpacklo_epi32(r2, r3), _mm512_unpackhi_epi32(r2, r3));
             quad[0] = _mm512_unpacklo_epi64(low01, low23);
@@ -107,20 +124,17 @@ pub(super) unsafe fn avx512<K: Kernel, E: Float>(source: *const E, row: usize, o
         }
         // Then the quarters: row group g, quarter l of quads[g][c] holds column 4 * l + c.
         let [q0, q1, q2, q3] = quads;
+        let mut columns = rows;
         for c in 0..4 {
             let even01 = _mm512_shuffle_i32x4::<0x88>(q0[c], q1[c]);
             let odd01 = _mm512_shuffle_i32x4::<0xdd>(q0[c], q1[c]);
             let even23 = _mm512_shuffle_i32x4::<0x88>(q2[c], q3[c]);
             let odd23 = _mm512_shuffle_i32x4::<0xdd>(q2[c], q3[c]);
-            let columns = [
-                _mm512_shuffle_i32x4::<0x88>(even01, even23),
-                _mm512_shuffle_i32x4::<0x88>(odd01, odd23),
-                _mm512_shuffle_i32x4::<0xdd>(even01, even23),
-                _mm512_shuffle_i32x4::<0xdd>(odd01, odd23),
-            ];
-            for (l, column) in columns.into_iter().enumerate() {
-                _mm512_storeu_si512(out.add((4 * l + c) * K::NR).cast(), column);
-            }
+            columns[c] = _mm512_shuffle_i32x4::<0x88>(even01, even23);
+            columns[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd01, odd23);
+            columns[8 + c] = _mm512_shuffle_i32x4::<0xdd>(even01, even23);
+            columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd01, odd23);
         }
+        columns
     }
 }

@@ -51,7 +51,7 @@ fn product_of<T: Float, L: Float, R: Float, O: Float>(
 /// Kernels that widen bf16 operands, which have the same bits at every level.
 fn widening(threads: usize) -> Cpu {
     let mut cpu = cpu(threads);
-    cpu.half = Isa::single();
+    (cpu.half, cpu.full) = (Isa::single(), Isa::single());
     cpu
 }
 
@@ -104,30 +104,55 @@ fn products_of_f16() {
     check_products::<f16, f16, f16, f32>(2e-6);
 }
 
+/// Kernels of a model of bf16, or of f32, that have bits of their own.
+#[cfg(target_arch = "x86_64")]
+fn own(isa: Isa, threads: usize) -> Cpu {
+    let mut cpu = cpu(threads);
+    (cpu.half, cpu.full) = (isa, isa);
+    cpu
+}
+
+#[cfg(target_arch = "x86_64")]
+fn check_own<T: Float, L: Float, R: Float, O: Float>(isa: Isa, tolerance: f64) {
+    for shape in SHAPES {
+        for layout in 0..4 {
+            for plus in 0..3 {
+                let at =
+                    format!("{isa:?} {} x {} -> {} {shape:?} {layout} {plus}", L::DTYPE, R::DTYPE, O::DTYPE);
+                let (out, exact) = product_of::<T, L, R, O>(&mut own(isa, 1), shape, layout, plus);
+                let far = distance(&out, &exact);
+                assert!(far < tolerance, "{at}: {far}");
+                let (threaded, _) = product_of::<T, L, R, O>(&mut own(isa, 3), shape, layout, plus);
+                assert_eq!(bits(&threaded), bits(&out), "{at} with three threads");
+            }
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn native_bf16_products_where_the_processor_has_them() {
-    if !Isa::Avx512Bf16.available() {
-        return harness::skip("this processor has no avx512_bf16");
-    }
-    for shape in SHAPES {
-        for layout in 0..4 {
-            let [mut cpu, mut team] = [1, 3].map(|threads| {
-                let mut cpu = cpu(threads);
-                cpu.half = Isa::Avx512Bf16;
-                cpu
-            });
-            let (out, exact) = product_of::<bf16, bf16, bf16, f32>(&mut cpu, shape, layout, 2);
-            assert!(distance(&out, &exact) < 2e-6, "{shape:?} {layout}");
-            let (threaded, _) = product_of::<bf16, bf16, bf16, f32>(&mut team, shape, layout, 2);
-            assert_eq!(bits(&threaded), bits(&out), "{shape:?} {layout} with three threads");
-            // f32 is rounded on the way.
-            let (out, exact) = product_of::<bf16, f32, bf16, f32>(&mut cpu, shape, layout, 2);
-            assert!(distance(&out, &exact) < 5e-3, "{shape:?} {layout}");
-            let (out, exact) = product_of::<bf16, bf16, f32, f32>(&mut cpu, shape, layout, 2);
-            assert!(distance(&out, &exact) < 5e-3, "{shape:?} {layout}");
+    for isa in [Isa::Avx512Bf16, Isa::Amx] {
+        if !isa.available() {
+            harness::skip(&format!("this processor has no {isa:?}"));
+            continue;
         }
+        check_own::<bf16, bf16, bf16, f32>(isa, 2e-6);
+        // f32 is rounded on the way.
+        check_own::<bf16, f32, bf16, f32>(isa, 5e-3);
+        check_own::<bf16, bf16, f32, f32>(isa, 5e-3);
+        check_own::<bf16, bf16, bf16, bf16>(isa, 5e-3);
+        check_own::<bf16, f32, bf16, bf16>(isa, 5e-3);
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn f32_products_of_parts_where_the_processor_has_them() {
+    if !Isa::AmxOfParts.available() {
+        return harness::skip("this processor has no AMX");
+    }
+    check_own::<f32, f32, f32, f32>(Isa::AmxOfParts, 2e-6);
 }
 
 #[test]
