@@ -117,6 +117,10 @@ fn check_own<T: Float, L: Float, R: Float, O: Float>(isa: Isa, tolerance: f64) {
     for shape in SHAPES {
         for layout in 0..4 {
             for plus in 0..3 {
+                // What blocks do is the same for every addend.
+                if shape.0 * shape.1 * shape.2 > 1_000_000 && plus != layout % 3 {
+                    continue;
+                }
                 let at =
                     format!("{isa:?} {} x {} -> {} {shape:?} {layout} {plus}", L::DTYPE, R::DTYPE, O::DTYPE);
                 let (out, exact) = product_of::<T, L, R, O>(&mut own(isa, 1), shape, layout, plus);
