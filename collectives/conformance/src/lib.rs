@@ -32,6 +32,25 @@ pub struct Case {
     pub fails: bool,
 }
 
+impl Case {
+    /// Whether its ranks wait until a deadline: that takes seconds, and no processor.
+    pub fn waits(&self) -> bool {
+        (self.options)().deadline < standard().deadline
+    }
+}
+
+/// Runs these cases one after the other, and at the end, all at once, those that wait.
+pub fn each<'a>(cases: impl IntoIterator<Item = &'a Case>, run: impl Fn(&Case) + Sync) {
+    let (waiting, others): (Vec<&Case>, Vec<&Case>) = cases.into_iter().partition(|case| case.waits());
+    others.into_iter().for_each(&run);
+    std::thread::scope(|scope| {
+        for case in waiting {
+            let run = &run;
+            scope.spawn(move || run(case));
+        }
+    });
+}
+
 /// Every case.
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();

@@ -5,7 +5,7 @@ use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::{Nodes, Transport, threads};
 use collectives::{Communicator, Options, Progress};
-use conformance::{Case, cases};
+use conformance::{Case, cases, each};
 use std::time::Instant;
 
 /// The node of each rank.
@@ -62,15 +62,13 @@ fn run(case: &Case, wrap: Wrap, shape: Shape, options: Options) {
 /// Every case with nodes of every shape.
 fn suite(what: &str, wrap: Wrap, shapes: &[Shape]) {
     for &shape in shapes {
-        for case in cases() {
-            // Who waits for a node waits for the rank that speaks for it: with more ranks a silent one is not named.
-            if case.fails && !(2..=3).contains(&shape.len()) {
-                continue;
-            }
+        // Who waits for a node waits for the rank that speaks for it: with more ranks a silent one is not named.
+        let failing = (2..=3).contains(&shape.len());
+        each(cases().iter().filter(|c| !c.fails || failing), |case| {
             let start = Instant::now();
-            run(&case, wrap, shape, (case.options)());
+            run(case, wrap, shape, (case.options)());
             println!("{what} {shape:?}, {}: {:.2?}", case.name, start.elapsed());
-        }
+        });
     }
 }
 
@@ -111,10 +109,12 @@ fn nodes_with_a_network_between_them() {
 
 #[test]
 fn with_progress_threads() {
-    for case in cases().iter().filter(|c| c.fails || c.name.contains("flight") || c.name.contains("large")) {
+    let all = cases();
+    let chosen = all.iter().filter(|c| c.fails || c.name.contains("flight") || c.name.contains("large"));
+    each(chosen, |case| {
         let options = Options { progress: Progress::Thread { cpu: None }, ..(case.options)() };
         run(case, nodes, &[0, 0, 1], options);
-    }
+    });
 }
 
 /// Deeper trees, whose nodes have no power of two of ranks.

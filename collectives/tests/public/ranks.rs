@@ -4,7 +4,7 @@ use collectives::bootstrap::spawn::{Report, supervise};
 use collectives::bootstrap::{Ending, Identity, Options, shm_group};
 use collectives::transport::{Request, Transport};
 use collectives::{Communicator, Result};
-use conformance::{Case, cases};
+use conformance::{Case, cases, each};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ pub fn failures(test: &str, sizes: &[usize], connect: impl FnOnce() -> Result<Bo
         (case.run)(Communicator::new(transport, (case.options)()).expect("a communicator"));
         std::process::exit(0);
     }
-    for case in failing {
+    each(&failing, |case| {
         for &n in sizes {
             let start = Instant::now();
             let with_case = |_| {
@@ -81,7 +81,7 @@ pub fn failures(test: &str, sizes: &[usize], connect: impl FnOnce() -> Result<Bo
             assert!(fine, "{} with {n} ranks: {:?}", case.name, report.sentence());
             println!("{n} ranks, {}: {:.2?}", case.name, start.elapsed());
         }
-    }
+    });
 }
 
 /// The transport of this rank.

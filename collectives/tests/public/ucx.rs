@@ -6,7 +6,7 @@ use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Request, Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
-use conformance::{Case, cases};
+use conformance::{Case, cases, each};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -285,10 +285,10 @@ fn calls_in_flight_with_progress_threads() {
 
 #[test]
 fn conformance_suite_where_something_goes_wrong() {
-    for case in cases().iter().filter(|c| c.fails) {
+    each(cases().iter().filter(|c| c.fails), |case| {
         passes(&job_name(case.name), 3, "self,posix,cma");
         passes(&job_name(case.name), 2, "self,tcp");
-    }
+    });
 }
 
 #[test]
