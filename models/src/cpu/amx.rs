@@ -2,8 +2,8 @@
 //!
 //! Sums are f32, of pairs of products. In a model of f32 an operand is the sum of three bf16, which hold its 24 bits, and a
 //! product the six of nine products of such parts that an f32 can tell: what is left out is below 2^-26 of it. That is as
-//! close to the exact result as a chain of f32 multiply-adds, and three times as fast; its bits are others. Numbers below
-//! 2^-126, also as a part, are zero to these units.
+//! close to the exact result as a chain of f32 multiply-adds, and faster; its bits are others. Numbers below 2^-126, also as a
+//! part, are zero to these units, and those that bf16 rounds to infinity (from 3.39e38 on) no numbers.
 
 mod pack;
 

@@ -182,7 +182,7 @@ impl Isa {
         Isa::single()
     }
 
-    /// The kernel for bf16 operands. Native dot products only where they are twice as fast as f32: AMD's run
+    /// The kernel for bf16 operands: AMX before all others. Native dot products only where they are twice as fast as f32: AMD's run
     /// two a cycle; Intel's one every other cycle, half the speed of widening the operands to f32.
     pub(super) fn half() -> Isa {
         #[cfg(target_arch = "x86_64")]
