@@ -1,9 +1,6 @@
 //! Products by AMX, the units of Intel's processors that multiply tiles of 16 rows of 32 bf16.
 //!
-//! Sums are f32, of pairs of products. In a model of f32 an operand is the sum of three bf16, which hold its 24 bits, and a
-//! product the six of nine products of such parts that an f32 can tell: what is left out is below 2^-26 of it. That is as
-//! close to the exact result as a chain of f32 multiply-adds, and faster; its bits are others. Numbers below 2^-126, also as a
-//! part, are zero to these units, and those that bf16 rounds to infinity (from 3.39e38 on) no numbers.
+//! Sums are f32, of pairs of products. Numbers below 2^-126 are zero to these units.
 
 mod pack;
 
@@ -19,18 +16,17 @@ const SIDE: usize = 32;
 /// Lanes of a tile along k.
 const LANES: usize = 16;
 
-/// The kernel of operands of `PARTS` bf16 each, 1 or 3.
+/// The kernel.
 #[derive(Clone, Copy)]
-pub(super) struct Amx<const PARTS: usize>;
+pub(super) struct Amx;
 
-impl<const PARTS: usize> Kernel for Amx<PARTS> {
+impl Kernel for Amx {
     const MR: usize = SIDE;
     const NR: usize = SIDE;
     const STEP: usize = 2;
     // In the memory that other kernels have for a left operand.
-    const ROWS: usize = if PARTS == 1 { 160 } else { 64 };
+    const ROWS: usize = 160;
     const LANES: usize = LANES;
-    const PARTS: usize = PARTS;
 
     #[inline(always)]
     unsafe fn tile<const ACROSS: bool>(
@@ -43,9 +39,9 @@ impl<const PARTS: usize> Kernel for Amx<PARTS> {
         ends: Ends,
     ) {
         assert!(!ACROSS, "left operands are packed along k");
-        debug_assert!(k.is_multiple_of(LANES) && stride == PARTS * k && b_stride == SIDE);
-        // SAFETY: the caller's promise; the parts of both operands are where the packing put them.
-        unsafe { tile::<PARTS>(rows, k, a, b, ends) }
+        debug_assert!(k.is_multiple_of(LANES) && stride == k && b_stride == SIDE);
+        // SAFETY: the caller's promise; both operands are where the packing put them.
+        unsafe { tile(rows, k, a, b, ends) }
     }
 
     #[inline(always)]
@@ -57,14 +53,14 @@ impl<const PARTS: usize> Kernel for Amx<PARTS> {
         out: &'a mut [u32],
     ) -> Left<'a> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { pack::left::<PARTS, E>(a, rows, k, depth, out) };
-        Left::Along(out, PARTS * depth)
+        unsafe { pack::left(a, rows, k, depth, out) };
+        Left::Along(out, depth)
     }
 
     #[inline(always)]
     unsafe fn pack_right<E: Float>(b: Mat<'_, E>, k: usize, n: usize, depth: usize, out: &mut [u32]) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { pack::right::<PARTS, E>(b, k, n, depth, out) };
+        unsafe { pack::right(b, k, n, depth, out) };
     }
 }
 
@@ -104,50 +100,18 @@ impl Drop for Tiles {
     }
 }
 
-/// Four products of tiles, sums in 0 to 3: of the left ones in 4 and 5, and the right ones in 6 and 7.
-macro_rules! multiply {
-    () => {
-        "tdpbf16ps tmm0, tmm4, tmm6
-         tdpbf16ps tmm1, tmm4, tmm7
-         tdpbf16ps tmm2, tmm5, tmm6
-         tdpbf16ps tmm3, tmm5, tmm7
-        "
-    };
-}
-
-/// Two tiles of the left operand, of the part that is so many bytes after the first.
-macro_rules! left {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm4, [{a} + {row} + ",
-            $part,
-            "]
-             tileloadd tmm5, [{a} + {row} + 1024 + ",
-            $part,
-            "]
-            "
-        )
-    };
-}
-
-/// The same of the right one.
-macro_rules! right {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm6, [{b} + {row} + ",
-            $part,
-            "]
-             tileloadd tmm7, [{b} + {row} + 1024 + ",
-            $part,
-            "]
-            "
-        )
-    };
-}
-
-/// From where sums start, through all steps along k, each of them `$body`, to where they go.
-macro_rules! steps {
-    ($body:expr, $a:expr, $b:expr, $step:expr, $steps:expr, $start:expr, $out:expr, $stride:expr) => {
+/// A tile of the result, as [`Kernel::tile`] says, of operands where [`pack`] puts them.
+///
+/// # Safety
+/// As for [`Kernel::tile`], within the life of [`Tiles`]; operands can be read as far as whole tiles reach.
+unsafe fn tile(rows: usize, k: usize, a: *const u32, b: *const u32, ends: Ends) {
+    let mut own = MaybeUninit::<[f32; SIDE * SIDE]>::uninit();
+    let whole = rows == SIDE && ends.add.is_null();
+    let (out, stride) = if whole { (ends.out, ends.stride) } else { (own.as_mut_ptr().cast(), SIDE) };
+    // SAFETY: the caller's promise: sums start from a whole tile or nothing, operands hold k lanes for 32 rows and columns, and
+    // what they give is written to a whole tile, of the result or of our own.
+    unsafe {
+        // Sums are in 0 to 3, tiles of the left operand in 4 and 5, of the right one in 6 and 7.
         asm!(
             "test {start}, {start}",
             "jz 2f",
@@ -165,9 +129,16 @@ macro_rules! steps {
             "test {steps}, {steps}",
             "jz 5f",
             "4:",
-            $body,
-            "add {a}, {step}",
-            "add {b}, {step}",
+            "tileloadd tmm4, [{a} + {row}]",
+            "tileloadd tmm5, [{a} + {row} + 1024]",
+            "tileloadd tmm6, [{b} + {row}]",
+            "tileloadd tmm7, [{b} + {row} + 1024]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 2048",
+            "add {b}, 2048",
             "dec {steps}",
             "jnz 4b",
             "5:",
@@ -175,64 +146,18 @@ macro_rules! steps {
             "tilestored [{out} + {stride} + 64], tmm1",
             "tilestored [{below} + {stride}], tmm2",
             "tilestored [{below} + {stride} + 64], tmm3",
-            a = inout(reg) $a => _,
-            b = inout(reg) $b => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
             row = in(reg) 64usize,
-            step = const $step,
-            steps = inout(reg) $steps => _,
-            start = in(reg) $start,
-            out = in(reg) $out,
-            below = in(reg) $out.add(16 * $stride),
-            stride = in(reg) 4 * $stride,
+            steps = inout(reg) k / LANES => _,
+            start = in(reg) ends.start,
+            out = in(reg) out,
+            below = in(reg) out.add(16 * stride),
+            stride = in(reg) 4 * stride,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
-        )
-    };
-}
-
-/// A tile of the result, as [`Kernel::tile`] says, of operands where [`pack`] puts them.
-///
-/// # Safety
-/// As for [`Kernel::tile`], within the life of [`Tiles`]; operands can be read as far as whole tiles reach.
-unsafe fn tile<const PARTS: usize>(rows: usize, k: usize, a: *const u32, b: *const u32, ends: Ends) {
-    let mut own = MaybeUninit::<[f32; SIDE * SIDE]>::uninit();
-    let whole = rows == SIDE && ends.add.is_null();
-    let (out, stride) = if whole { (ends.out, ends.stride) } else { (own.as_mut_ptr().cast(), SIDE) };
-    let (steps, start) = (k / LANES, ends.start);
-    // SAFETY: the caller's promise: sums start from a whole tile or nothing, operands hold k lanes for 32 rows and columns, and
-    // what they give is written to a whole tile, of the result or of our own.
-    unsafe {
-        if PARTS == 1 {
-            steps!(concat!(left!("0"), right!("0"), multiply!()), a, b, 2048, steps, start, out, stride);
-        } else {
-            // Parts of the left operand by those of the right: 1 by 1, 2, 3; 2 by 2, 1; 3 by 1.
-            steps!(
-                concat!(
-                    left!("0"),
-                    right!("0"),
-                    multiply!(),
-                    right!("2048"),
-                    multiply!(),
-                    right!("4096"),
-                    multiply!(),
-                    left!("2048"),
-                    right!("2048"),
-                    multiply!(),
-                    right!("0"),
-                    multiply!(),
-                    left!("4096"),
-                    multiply!()
-                ),
-                a,
-                b,
-                3 * 2048,
-                steps,
-                start,
-                out,
-                stride
-            );
-        }
+        );
         if !whole {
             let own = own.as_ptr().cast::<f32>();
             for r in 0..rows {

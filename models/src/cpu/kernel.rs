@@ -23,8 +23,6 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     const ROWS: usize = 168;
     /// Packed lanes along k are a multiple of this, the last ones zeros.
     const LANES: usize = 1;
-    /// Numbers whose sum a packed element is.
-    const PARTS: usize = 1;
 
     /// `ends.out[r][c] = ends.start[r][c] + sum over k of a[r][k] * b[k][c] + ends.add[r][c]`, in lanes along k.
     /// Element `a[r][k]` is at `r * stride + k`, or at `r + k * stride` if `ACROSS`; `b[k][c]` at
@@ -64,8 +62,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Packs rows `0..k`, columns `0..n` of a right operand into panels of `NR` columns, with `depth` lanes along k of `PARTS`
-    /// parts.
+    /// Packs rows `0..k`, columns `0..n` of a right operand into panels of `NR` columns, with `depth` lanes along k.
     ///
     /// # Safety
     /// The processor has this kernel's instructions.
@@ -153,12 +150,9 @@ pub(super) enum Isa {
     /// AVX-512 with dot products of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
-    /// AMX, for operands of bf16.
+    /// AMX.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// AMX, for operands of f32.
-    #[cfg(target_arch = "x86_64")]
-    AmxOfParts,
 }
 
 impl Isa {
@@ -171,15 +165,6 @@ impl Isa {
             simd::Level::Avx2 => Isa::Avx2,
             _ => Isa::Portable,
         }
-    }
-
-    /// The kernel for products of f32.
-    pub(super) fn full() -> Isa {
-        #[cfg(target_arch = "x86_64")]
-        if Isa::AmxOfParts.available() {
-            return Isa::AmxOfParts;
-        }
-        Isa::single()
     }
 
     /// The kernel for bf16 operands: AMX before all others. Native dot products only where they are twice as fast as f32: AMD's run
@@ -209,7 +194,7 @@ impl Isa {
                 simd::level() >= simd::Level::Avx512 && std::is_x86_feature_detected!("avx512bf16")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::AmxOfParts => Isa::Avx512Bf16.available() && simd::tiles(),
+            Isa::Amx => Isa::Avx512Bf16.available() && simd::tiles(),
         }
     }
 
@@ -222,10 +207,7 @@ impl Isa {
             Isa::Avx512Bf16 => unsafe { x86::avx512bf16(task) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => unsafe { x86::amx::<1>(task) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::AmxOfParts => unsafe { x86::amx::<3>(task) },
+            Isa::Amx => unsafe { x86::amx(task) },
             _ => self.run_widened(task),
         }
     }
@@ -354,10 +336,10 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
-    pub(super) fn amx<const PARTS: usize>(task: impl Task) {
+    pub(super) fn amx(task: impl Task) {
         // SAFETY: whoever calls this has looked for AMX.
         let _tiles = unsafe { Tiles::new() };
-        task.run::<Amx<PARTS>>();
+        task.run::<Amx>();
     }
 
     /// Defines the loop over k once for each kernel: only the vector type and the step differ.

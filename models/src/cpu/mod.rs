@@ -92,8 +92,6 @@ pub struct Cpu {
     words: usize,
     /// The kernel of bf16 products.
     half: Isa,
-    /// The kernel of f32 products.
-    full: Isa,
 }
 
 impl Cpu {
@@ -103,13 +101,12 @@ impl Cpu {
     /// The threads cannot be started.
     pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
         let team = Team::new(shape.threads)?;
-        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half(), full: Isa::full() })
+        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half() })
     }
 
     fn isa<T: Element>(&self) -> Isa {
         match T::DTYPE {
             DType::Bf16 if self.half.available() => self.half,
-            DType::F32 if self.full.available() => self.full,
             _ => Isa::single(),
         }
     }

@@ -30,7 +30,7 @@ const NEAR: usize = 1 << 18;
 /// Sums of the largest kernel's tile.
 const TILE: usize = 32 * 32;
 
-/// Columns packed at a time when each takes this many lanes.
+/// Columns packed at a time when k has blocks of this many lanes.
 const fn columns(depth: usize) -> usize {
     let fit = RIGHT / if depth > 0 { depth } else { 1 } / COLUMNS * COLUMNS;
     if fit > 1024 { 1024 } else { fit }
@@ -176,7 +176,7 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
         // At least one block along k, so that an empty k gives zeros.
         let depth = part(lanes, DEPTH, K::LANES);
         let blocks = lanes.div_ceil(depth).max(1);
-        let across = columns(depth * K::PARTS).min(n.next_multiple_of(K::NR)).max(K::NR);
+        let across = columns(depth).min(n.next_multiple_of(K::NR)).max(K::NR);
         // The right operand is packed again for each stripe: they are as high as there is room for their sums.
         let stripe = match blocks {
             1 => m.max(1),
@@ -196,7 +196,7 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
                     let right = Right::in_place::<K, R>(part, columns).filter(|_| few).unwrap_or_else(|| {
                         // SAFETY: this is compiled and called for the kernel's processor.
                         unsafe { K::pack_right::<R>(part, k1 - k0, columns, depth, scratch.right) };
-                        Right::packed::<K>(scratch.right, depth * K::PARTS * K::NR)
+                        Right::packed::<K>(scratch.right, depth * K::NR)
                     });
                     for i0 in (m0..end).step_by(high) {
                         let rows = high.min(end - i0);

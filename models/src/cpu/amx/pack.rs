@@ -1,7 +1,6 @@
 //! Packing of operands into tiles of bf16, in the order in which they are read.
 //!
-//! A panel is 32 rows of a left operand or 32 columns of a right one. Step by step along k it has the two tiles of its first
-//! part, then those of the next. A tile has 16 rows of 16 lanes, pairs along k: of a left operand a row is the operand's, of a
+//! A panel is 32 rows of a left operand or 32 columns of a right one. Step by step along k it has two tiles. A tile has 16 rows of 16 lanes, pairs along k: of a left operand a row is the operand's, of a
 //! right one its columns stand beside each other. What is past the end of k is zero.
 
 use super::{LANES, SIDE};
@@ -48,21 +47,12 @@ fn widened(half: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
 }
 
-/// The parts of 32 numbers, in their order: each the bf16 nearest to what those before it leave. What is no number or is rounded
-/// to infinity leaves what is no number.
+/// 32 numbers rounded, in their order.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn parts<const PARTS: usize>(mut low: __m512, mut high: __m512) -> [__m512i; PARTS] {
-    let mut parts = [_mm512_setzero_si512(); PARTS];
-    for (p, part) in parts.iter_mut().enumerate() {
-        // SAFETY: both types are 64 bytes.
-        *part = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) };
-        if p + 1 < PARTS {
-            low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(*part)));
-            high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(*part)));
-        }
-    }
-    parts
+fn rounded(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: both types are 64 bytes.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
 /// Sixteen lanes of a row: of 32 neighbours along k, of which `count` are there.
@@ -71,14 +61,14 @@ fn parts<const PARTS: usize>(mut low: __m512, mut high: __m512) -> [__m512i; PAR
 /// So many elements to read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn along<const PARTS: usize, E: Float>(source: *const E, count: usize) -> [__m512i; PARTS] {
+unsafe fn along<E: Float>(source: *const E, count: usize) -> __m512i {
     // SAFETY: the caller's promise; nothing is read past `count`.
     unsafe {
-        if PARTS == 1 && E::DTYPE == DType::Bf16 {
+        if E::DTYPE == DType::Bf16 {
             let there = if count < 32 { (1 << count) - 1 } else { u32::MAX };
-            return [_mm512_maskz_loadu_epi16(there, source.cast()); PARTS];
+            return _mm512_maskz_loadu_epi16(there, source.cast());
         }
-        parts(load(source, count), load(source.wrapping_add(16), count.saturating_sub(16)))
+        rounded(load(source, count), load(source.wrapping_add(16), count.saturating_sub(16)))
     }
 }
 
@@ -88,12 +78,7 @@ unsafe fn along<const PARTS: usize, E: Float>(source: *const E, count: usize) ->
 /// So many elements to read at both places.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn across<const PARTS: usize, E: Float>(
-    source: *const E,
-    low: usize,
-    next: *const E,
-    high: usize,
-) -> [__m512i; PARTS] {
+unsafe fn across<E: Float>(source: *const E, low: usize, next: *const E, high: usize) -> __m512i {
     const PAIRS: [u16; 32] = {
         let mut pairs = [0; 32];
         let mut i = 0;
@@ -105,18 +90,14 @@ unsafe fn across<const PARTS: usize, E: Float>(
     };
     // SAFETY: the caller's promise; nothing is read past `low` and `high`.
     unsafe {
-        let mut words = if PARTS == 1 && E::DTYPE == DType::Bf16 {
+        let words = if E::DTYPE == DType::Bf16 {
             let low = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(first(low), source.cast()));
             let high = _mm256_maskz_loadu_epi16(first(high), next.cast());
-            [_mm512_inserti64x4::<1>(low, high); PARTS]
+            _mm512_inserti64x4::<1>(low, high)
         } else {
-            parts(load(source, low), load(next, high))
+            rounded(load(source, low), load(next, high))
         };
-        let pairs = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-        for words in &mut words {
-            *words = _mm512_permutexvar_epi16(pairs, *words);
-        }
-        words
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(PAIRS.as_ptr().cast()), words)
     }
 }
 
@@ -130,25 +111,25 @@ struct Source<E, const ALONG: bool> {
 }
 
 impl<E: Float, const ALONG: bool> Source<E, ALONG> {
-    /// Writes the tile of sixteen lanes from lane s0 on of sixteen columns from c0 on, and those of its other parts: a row is a
-    /// column's if `left`, or else a lane's.
+    /// Writes the tile of sixteen lanes from lane s0 on of sixteen columns from c0 on: a row is a column's if `left`, or
+    /// else a lane's.
     ///
     /// # Safety
     /// The matrix can be read, and `out` written so far.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn tiles<const PARTS: usize>(&self, (s0, c0): (usize, usize), left: bool, out: *mut u32) {
-        let mut block = [[_mm512_setzero_si512(); PARTS]; 16];
+    unsafe fn tile(&self, (s0, c0): (usize, usize), left: bool, out: *mut u32) {
+        let mut rows = [_mm512_setzero_si512(); 16];
         let Source { start, step, k, n } = *self;
         let (k0, columns) = (2 * s0, n - c0);
         // SAFETY: the caller's promise: what is not in the matrix is not read.
         unsafe {
-            for (i, parts) in block.iter_mut().enumerate() {
-                *parts = if ALONG {
+            for (i, lanes) in rows.iter_mut().enumerate() {
+                *lanes = if ALONG {
                     if i >= columns {
                         break;
                     }
-                    along::<PARTS, E>(start.add((c0 + i) * step + k0), k - k0)
+                    along(start.add((c0 + i) * step + k0), k - k0)
                 } else {
                     let row = start.wrapping_add((k0 + 2 * i) * step + c0);
                     let next = row.wrapping_add(step);
@@ -157,20 +138,14 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
                     fetch(next.wrapping_add(2 * LANES * step));
                     match k.saturating_sub(k0 + 2 * i) {
                         0 => break,
-                        1 => across::<PARTS, E>(row, columns, row, 0),
-                        _ => across::<PARTS, E>(row, columns, next, columns),
+                        1 => across(row, columns, row, 0),
+                        _ => across(row, columns, next, columns),
                     }
                 };
             }
-            for p in 0..PARTS {
-                let mut rows = [_mm512_setzero_si512(); 16];
-                for (row, parts) in rows.iter_mut().zip(&block) {
-                    *row = parts[p];
-                }
-                let rows = if left == ALONG { rows } else { transpose(rows) };
-                for (i, row) in rows.iter().enumerate() {
-                    _mm512_storeu_si512(out.add(p * SIDE * LANES + i * LANES).cast(), *row);
-                }
+            let rows = if left == ALONG { rows } else { transpose(rows) };
+            for (i, row) in rows.iter().enumerate() {
+                _mm512_storeu_si512(out.add(i * LANES).cast(), *row);
             }
         }
     }
@@ -181,17 +156,11 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn left<const PARTS: usize, E: Float>(
-    a: Mat<'_, E>,
-    m: usize,
-    k: usize,
-    depth: usize,
-    out: &mut [u32],
-) {
+pub(super) unsafe fn left<E: Float>(a: Mat<'_, E>, m: usize, k: usize, depth: usize, out: &mut [u32]) {
     // The columns of its transpose.
     let turned = Mat { data: a.data, row: a.column, column: a.row };
     // SAFETY: the caller's promise.
-    unsafe { panels::<PARTS, E>(turned, k, m, depth, true, out) }
+    unsafe { panels(turned, k, m, depth, true, out) }
 }
 
 /// Packs rows `0..k`, columns `0..n` of a right operand.
@@ -199,15 +168,9 @@ pub(super) unsafe fn left<const PARTS: usize, E: Float>(
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn right<const PARTS: usize, E: Float>(
-    b: Mat<'_, E>,
-    k: usize,
-    n: usize,
-    depth: usize,
-    out: &mut [u32],
-) {
+pub(super) unsafe fn right<E: Float>(b: Mat<'_, E>, k: usize, n: usize, depth: usize, out: &mut [u32]) {
     // SAFETY: the caller's promise.
-    unsafe { panels::<PARTS, E>(b, k, n, depth, false, out) }
+    unsafe { panels(b, k, n, depth, false, out) }
 }
 
 /// Packs rows `0..k`, columns `0..n` of a matrix, whose columns become rows of tiles if `left`.
@@ -216,7 +179,7 @@ pub(super) unsafe fn right<const PARTS: usize, E: Float>(
 /// The processor has the instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn panels<const PARTS: usize, E: Float>(
+unsafe fn panels<E: Float>(
     matrix: Mat<'_, E>,
     k: usize,
     n: usize,
@@ -225,25 +188,25 @@ unsafe fn panels<const PARTS: usize, E: Float>(
     out: &mut [u32],
 ) {
     assert!(k <= 2 * depth && depth.is_multiple_of(LANES), "whole tiles of all that there is along k");
-    assert!(n.next_multiple_of(SIDE) * PARTS * depth <= out.len(), "room for whole panels");
+    assert!(n.next_multiple_of(SIDE) * depth <= out.len(), "room for whole panels");
     let (start, len) = (matrix.data.as_ptr(), matrix.data.len());
     let reaches = |rows: usize, step: usize, columns: usize| {
         rows == 0 || columns == 0 || (rows - 1) * step + columns <= len
     };
     for s0 in (0..depth).step_by(LANES) {
         for c0 in (0..n).step_by(16) {
-            let at = (c0 / SIDE * depth + s0) * PARTS * SIDE + c0 % SIDE * LANES;
-            // SAFETY: the matrix can be read so far, as asserted, and at the place there is room for the tiles of a step.
+            let at = (c0 / SIDE * depth + s0) * SIDE + c0 % SIDE * LANES;
+            // SAFETY: the matrix can be read so far, as asserted, and at the place there is room for a tile.
             unsafe {
                 let out = out.as_mut_ptr().add(at);
                 if matrix.column == 1 {
                     assert!(reaches(k, matrix.row, n), "the rows of an operand");
                     let source = Source::<E, false> { start, step: matrix.row, k, n };
-                    source.tiles::<PARTS>((s0, c0), left, out);
+                    source.tile((s0, c0), left, out);
                 } else {
                     assert!(reaches(n, matrix.column, k), "the columns of an operand");
                     let source = Source::<E, true> { start, step: matrix.column, k, n };
-                    source.tiles::<PARTS>((s0, c0), left, out);
+                    source.tile((s0, c0), left, out);
                 }
             }
         }
