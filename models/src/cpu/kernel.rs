@@ -201,15 +201,15 @@ impl Isa {
     /// Runs `task` compiled for this kernel.
     pub(super) fn run(self, task: impl Task) {
         assert!(self.available(), "{self:?} on a processor without it");
+        #[cfg(target_arch = "x86_64")]
         match self {
             // SAFETY: available, as asserted.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => unsafe { x86::avx512bf16(task) },
+            Isa::Avx512Bf16 => return unsafe { x86::avx512bf16(task) },
             // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => unsafe { x86::amx(task) },
-            _ => self.run_widened(task),
+            Isa::Amx => return unsafe { x86::amx(task) },
+            _ => {}
         }
+        self.run_widened(task);
     }
 
     /// The same for a task that widens everything to f32, which is not compiled for another kernel.
@@ -227,7 +227,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::avx512(task) },
             #[cfg(target_arch = "x86_64")]
-            _ => unreachable!("a kernel of bf16 for a task of f32"),
+            Isa::Avx512Bf16 | Isa::Amx => unreachable!("a kernel of bf16 for a task of f32"),
         }
     }
 }
