@@ -133,7 +133,8 @@ def main():
             for cell, (_, e, s) in zip(cells, named):
                 cell.append(f"{middle(e, s, 'tok_s') / most:.2f}")
             said += (f" The limit is {most:.0f} tokens/s, {most / fastest:.2f} times the fastest peer: the products' "
-                     f"{FLOPS / 1e6:.0f} MFLOP a token at the rate of multiply-adds on registers.")
+                     f"{FLOPS / 1e6:.0f} MFLOP a token at the rate of multiply-adds on registers (where there is AMX, "
+                     "ours makes them of bf16 instead).")
         parts += [f"## {dtype}", said, "", sbs.table(header, cells), ""]
     parts = [*summary, "## Targets", "", sbs.table(["target", "worst found", "holds"], targets), "", *parts]
     failed = [f"{row['engine']} stage {row['stage']} in {row['dtype']} ({row['failed_before']})" for row in rows

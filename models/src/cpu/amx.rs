@@ -1,14 +1,17 @@
 //! Products by AMX, the units of Intel's processors that multiply tiles of 16 rows of 32 bf16.
 //!
-//! Sums are f32, of pairs of products. Numbers below 2^-126 are zero to these units.
+//! Sums are f32, of pairs of products. In a model of f32 an operand is the sum of three bf16, which hold its 24 bits, and a
+//! product the six of nine products of such parts that an f32 can tell: what is left out is below 2^-26 of it. That is as
+//! close to the exact result as a chain of f32 multiply-adds, and faster; its bits are others. Numbers below 2^-126, also as a
+//! part, are zero to these units, and those that bf16 rounds to infinity (from 3.39e38 on) no numbers.
 
 mod pack;
 
 use super::kernel::{Ends, Kernel};
-use super::pack::Mat;
+use super::pack::{Mat, fetch};
 use super::product::Left;
 use collectives::Float;
-use std::arch::asm;
+use std::arch::{asm, x86_64::*};
 use std::mem::MaybeUninit;
 
 /// Rows and columns of what one call computes: two tiles each way, so that each one loaded is used twice.
@@ -16,17 +19,21 @@ const SIDE: usize = 32;
 /// Lanes of a tile along k.
 const LANES: usize = 16;
 
-/// The kernel.
+/// The kernel of operands of `PARTS` bf16 each, 1 or 3.
 #[derive(Clone, Copy)]
-pub(super) struct Amx;
+pub(super) struct Amx<const PARTS: usize>;
 
-impl Kernel for Amx {
+impl<const PARTS: usize> Kernel for Amx<PARTS> {
     const MR: usize = SIDE;
     const NR: usize = SIDE;
     const STEP: usize = 2;
-    // In the memory that other kernels have for a left operand.
-    const ROWS: usize = 160;
+    // Tiles wait for each line of theirs that the second cache level does not have: 0.4 MiB of left operands and 0.75 MiB of right
+    // ones stay there.
+    const ROWS: usize = if PARTS == 1 { 384 } else { 256 };
+    const DEPTH: usize = if PARTS == 1 { 256 } else { 128 };
+    const RIGHT: usize = 3 << 16;
     const LANES: usize = LANES;
+    const PARTS: usize = PARTS;
 
     #[inline(always)]
     unsafe fn tile<const ACROSS: bool>(
@@ -39,9 +46,9 @@ impl Kernel for Amx {
         ends: Ends,
     ) {
         assert!(!ACROSS, "left operands are packed along k");
-        debug_assert!(k.is_multiple_of(LANES) && stride == k && b_stride == SIDE);
-        // SAFETY: the caller's promise; both operands are where the packing put them.
-        unsafe { tile(rows, k, a, b, ends) }
+        debug_assert!(k.is_multiple_of(LANES) && stride == PARTS * k && b_stride == SIDE);
+        // SAFETY: the caller's promise; the parts of both operands are where the packing put them.
+        unsafe { tile::<PARTS>(rows, k, a, b, ends) }
     }
 
     #[inline(always)]
@@ -53,14 +60,14 @@ impl Kernel for Amx {
         out: &'a mut [u32],
     ) -> Left<'a> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { pack::left(a, rows, k, depth, out) };
-        Left::Along(out, depth)
+        unsafe { pack::left::<PARTS, E>(a, rows, k, depth, out) };
+        Left::Along(out, PARTS * depth)
     }
 
     #[inline(always)]
     unsafe fn pack_right<E: Float>(b: Mat<'_, E>, k: usize, n: usize, depth: usize, out: &mut [u32]) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { pack::right(b, k, n, depth, out) };
+        unsafe { pack::right::<PARTS, E>(b, k, n, depth, out) };
     }
 }
 
@@ -100,77 +107,148 @@ impl Drop for Tiles {
     }
 }
 
-/// A tile of the result, as [`Kernel::tile`] says, of operands where [`pack`] puts them.
-///
-/// # Safety
-/// As for [`Kernel::tile`], within the life of [`Tiles`]; operands can be read as far as whole tiles reach.
-unsafe fn tile(rows: usize, k: usize, a: *const u32, b: *const u32, ends: Ends) {
-    let mut own = MaybeUninit::<[f32; SIDE * SIDE]>::uninit();
-    let whole = rows == SIDE && ends.add.is_null();
-    let (out, stride) = if whole { (ends.out, ends.stride) } else { (own.as_mut_ptr().cast(), SIDE) };
-    // SAFETY: the caller's promise: sums start from a whole tile or nothing, operands hold k lanes for 32 rows and columns, and
-    // what they give is written to a whole tile, of the result or of our own.
-    unsafe {
-        // Sums are in 0 to 3, tiles of the left operand in 4 and 5, of the right one in 6 and 7.
+/// Four products of tiles, sums in 0 to 3: of the left ones in 4 and 5, and the right ones in 6 and 7.
+macro_rules! multiply {
+    () => {
+        "tdpbf16ps tmm0, tmm4, tmm6
+         tdpbf16ps tmm1, tmm4, tmm7
+         tdpbf16ps tmm2, tmm5, tmm6
+         tdpbf16ps tmm3, tmm5, tmm7
+        "
+    };
+}
+
+/// Two tiles of the left operand, of the part that is so many bytes after the first.
+macro_rules! left {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm4, [{a} + {row} + ",
+            $part,
+            "]
+             tileloadd tmm5, [{a} + {row} + 1024 + ",
+            $part,
+            "]
+            "
+        )
+    };
+}
+
+/// The same of the right one.
+macro_rules! right {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm6, [{b} + {row} + ",
+            $part,
+            "]
+             tileloadd tmm7, [{b} + {row} + 1024 + ",
+            $part,
+            "]
+            "
+        )
+    };
+}
+
+/// All steps along k, each of them `$body`, from zero to rows of 32 sums.
+macro_rules! steps {
+    ($body:expr, $a:expr, $b:expr, $step:expr, $steps:expr, $out:expr, $stride:expr) => {
         asm!(
-            "test {start}, {start}",
-            "jz 2f",
-            "tileloadd tmm0, [{start} + 2 * {row}]",
-            "tileloadd tmm1, [{start} + 2 * {row} + 64]",
-            "tileloadd tmm2, [{start} + 2 * {row} + 2048]",
-            "tileloadd tmm3, [{start} + 2 * {row} + 2112]",
-            "jmp 3f",
-            "2:",
             "tilezero tmm0",
             "tilezero tmm1",
             "tilezero tmm2",
             "tilezero tmm3",
-            "3:",
             "test {steps}, {steps}",
-            "jz 5f",
-            "4:",
-            "tileloadd tmm4, [{a} + {row}]",
-            "tileloadd tmm5, [{a} + {row} + 1024]",
-            "tileloadd tmm6, [{b} + {row}]",
-            "tileloadd tmm7, [{b} + {row} + 1024]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 2048",
-            "add {b}, 2048",
+            "jz 3f",
+            "2:",
+            $body,
+            "add {a}, {step}",
+            "add {b}, {step}",
             "dec {steps}",
-            "jnz 4b",
-            "5:",
+            "jnz 2b",
+            "3:",
             "tilestored [{out} + {stride}], tmm0",
             "tilestored [{out} + {stride} + 64], tmm1",
             "tilestored [{below} + {stride}], tmm2",
             "tilestored [{below} + {stride} + 64], tmm3",
-            a = inout(reg) a => _,
-            b = inout(reg) b => _,
+            a = inout(reg) $a => _,
+            b = inout(reg) $b => _,
             row = in(reg) 64usize,
-            steps = inout(reg) k / LANES => _,
-            start = in(reg) ends.start,
-            out = in(reg) out,
-            below = in(reg) out.add(16 * stride),
-            stride = in(reg) 4 * stride,
+            step = const $step,
+            steps = inout(reg) $steps => _,
+            out = in(reg) $out,
+            below = in(reg) $out.add(16 * $stride),
+            stride = in(reg) 4 * $stride,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
-        );
-        if !whole {
-            let own = own.as_ptr().cast::<f32>();
-            for r in 0..rows {
-                let from = own.add(r * SIDE).cast::<[f32; SIDE]>();
-                let at = r * ends.stride;
-                let mut sums = *from;
-                if !ends.add.is_null() {
-                    let add = ends.add.add(at).cast::<[f32; SIDE]>();
-                    for (sum, add) in sums.iter_mut().zip(*add) {
-                        *sum += add;
-                    }
+        )
+    };
+}
+
+/// A tile of the result, as [`Kernel::tile`] says, of operands where [`pack`] puts them. What there is to start from is added to
+/// the sum of this block, so that it may come from far while that is made.
+///
+/// # Safety
+/// As for [`Kernel::tile`], within the life of [`Tiles`]; operands can be read as far as whole tiles reach.
+#[target_feature(enable = "avx512f")]
+unsafe fn tile<const PARTS: usize>(rows: usize, k: usize, a: *const u32, b: *const u32, ends: Ends) {
+    let mut own = MaybeUninit::<[f32; SIDE * SIDE]>::uninit();
+    let whole = rows == SIDE && ends.add.is_null() && ends.start.is_null();
+    let (out, stride) = if whole { (ends.out, ends.stride) } else { (own.as_mut_ptr().cast(), SIDE) };
+    let steps = k / LANES;
+    for r in 0..rows {
+        for c in [0, 16] {
+            fetch(ends.out.wrapping_add(r * ends.stride + c));
+            if !ends.start.is_null() {
+                fetch(ends.start.wrapping_add(r * SIDE + c));
+            }
+        }
+    }
+    // SAFETY: the caller's promise: operands hold k lanes for 32 rows and columns, what they give is written to a whole tile, of
+    // the result or of our own, and what is added to that and written has `rows` rows.
+    unsafe {
+        if PARTS == 1 {
+            steps!(concat!(left!("0"), right!("0"), multiply!()), a, b, 2048, steps, out, stride);
+        } else {
+            // Parts of the left operand by those of the right: 1 by 1, 2, 3; 2 by 2, 1; 3 by 1.
+            steps!(
+                concat!(
+                    left!("0"),
+                    right!("0"),
+                    multiply!(),
+                    right!("2048"),
+                    multiply!(),
+                    right!("4096"),
+                    multiply!(),
+                    left!("2048"),
+                    right!("2048"),
+                    multiply!(),
+                    right!("0"),
+                    multiply!(),
+                    left!("4096"),
+                    multiply!()
+                ),
+                a,
+                b,
+                3 * 2048,
+                steps,
+                out,
+                stride
+            );
+        }
+        if whole {
+            return;
+        }
+        let own = own.as_ptr().cast::<f32>();
+        for r in 0..rows {
+            for c in [0, 16] {
+                let mut sums = _mm512_loadu_ps(own.add(r * SIDE + c));
+                if !ends.start.is_null() {
+                    sums = _mm512_add_ps(sums, _mm512_loadu_ps(ends.start.add(r * SIDE + c)));
                 }
-                *ends.out.add(at).cast::<[f32; SIDE]>() = sums;
+                if !ends.add.is_null() {
+                    sums = _mm512_add_ps(sums, _mm512_loadu_ps(ends.add.add(r * ends.stride + c)));
+                }
+                _mm512_storeu_ps(ends.out.add(r * ends.stride + c), sums);
             }
         }
     }

@@ -1,14 +1,15 @@
 //! Register tiles of the matrix product, one per instruction set.
 //!
 //! Operands are packed into 32-bit lanes: one f32, or two bf16 that are neighbours along k. Every element of a
-//! result is one chain of fused multiply-adds over k in ascending order, so all f32 kernels give the same bits
-//! on every machine, for every blocking and however the work is split. The kernels of native bf16 instructions and of AMX,
-//! which add two products at a time, have bits of their own, which no blocking changes either.
+//! result is one chain of fused multiply-adds over k in ascending order, so all kernels that
+//! widen give the same bits on every machine, for every blocking and however the work is split. The kernels of native bf16
+//! instructions and of AMX, which add two products at a time, and AMX's sums of blocks along k, have bits of their own; they
+//! depend on k, and not on where in a result an element is or on how the work is split.
 
 #[cfg(target_arch = "x86_64")]
 use super::amx::{Amx, Tiles};
 use super::pack::{self, LEFT_STRIDE, Mat};
-use super::product::Left;
+use super::product::{self, Left};
 use collectives::{DType, Float, bf16, simd};
 
 /// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
@@ -21,8 +22,14 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     const STEP: usize;
     /// Rows of the left operand packed at a time at most; a multiple of `MR`.
     const ROWS: usize = 168;
+    /// Lanes along k packed at a time at most; at least 256 elements.
+    const DEPTH: usize = pack::DEPTH;
+    /// Lanes of the right operand packed at a time at most: with the rows of the left, about the second cache level.
+    const RIGHT: usize = product::RIGHT;
     /// Packed lanes along k are a multiple of this, the last ones zeros.
     const LANES: usize = 1;
+    /// Numbers whose sum a packed element is.
+    const PARTS: usize = 1;
 
     /// `ends.out[r][c] = ends.start[r][c] + sum over k of a[r][k] * b[k][c] + ends.add[r][c]`, in lanes along k.
     /// Element `a[r][k]` is at `r * stride + k`, or at `r + k * stride` if `ACROSS`; `b[k][c]` at
@@ -62,7 +69,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Packs rows `0..k`, columns `0..n` of a right operand into panels of `NR` columns, with `depth` lanes along k.
+    /// Packs rows `0..k`, columns `0..n` of a right operand into panels of `NR` columns, with `depth` lanes along k of `PARTS`
+    /// parts.
     ///
     /// # Safety
     /// The processor has this kernel's instructions.
@@ -150,9 +158,12 @@ pub(super) enum Isa {
     /// AVX-512 with dot products of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
-    /// AMX.
+    /// AMX, for operands of bf16.
     #[cfg(target_arch = "x86_64")]
     Amx,
+    /// AMX, for operands of f32.
+    #[cfg(target_arch = "x86_64")]
+    AmxOfParts,
 }
 
 impl Isa {
@@ -165,6 +176,15 @@ impl Isa {
             simd::Level::Avx2 => Isa::Avx2,
             _ => Isa::Portable,
         }
+    }
+
+    /// The kernel for products of f32.
+    pub(super) fn full() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::AmxOfParts.available() {
+            return Isa::AmxOfParts;
+        }
+        Isa::single()
     }
 
     /// The kernel for bf16 operands: AMX before all others. Native dot products only where they are twice as fast as f32: AMD's run
@@ -194,7 +214,7 @@ impl Isa {
                 simd::level() >= simd::Level::Avx512 && std::is_x86_feature_detected!("avx512bf16")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512Bf16.available() && simd::tiles(),
+            Isa::Amx | Isa::AmxOfParts => Isa::Avx512Bf16.available() && simd::tiles(),
         }
     }
 
@@ -206,7 +226,9 @@ impl Isa {
             // SAFETY: available, as asserted.
             Isa::Avx512Bf16 => return unsafe { x86::avx512bf16(task) },
             // SAFETY: as above.
-            Isa::Amx => return unsafe { x86::amx(task) },
+            Isa::Amx => return unsafe { x86::amx::<1>(task) },
+            // SAFETY: as above.
+            Isa::AmxOfParts => return unsafe { x86::amx::<3>(task) },
             _ => {}
         }
         self.run_widened(task);
@@ -227,7 +249,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::avx512(task) },
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 | Isa::Amx => unreachable!("a kernel of bf16 for a task of f32"),
+            Isa::Avx512Bf16 | Isa::Amx | Isa::AmxOfParts => {
+                unreachable!("a kernel of bf16 for a task of f32")
+            }
         }
     }
 }
@@ -267,10 +291,10 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
-    pub(super) fn amx(task: impl Task) {
+    pub(super) fn amx<const PARTS: usize>(task: impl Task) {
         // SAFETY: whoever calls this has looked for AMX.
         let _tiles = unsafe { Tiles::new() };
-        task.run::<Amx>();
+        task.run::<Amx<PARTS>>();
     }
 
     /// Defines the loop over k once for each kernel: only the vector type and the step differ.

@@ -92,6 +92,8 @@ pub struct Cpu {
     words: usize,
     /// The kernel of bf16 products.
     half: Isa,
+    /// The kernel of f32 products.
+    full: Isa,
 }
 
 impl Cpu {
@@ -101,12 +103,13 @@ impl Cpu {
     /// The threads cannot be started.
     pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
         let team = Team::new(shape.threads)?;
-        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half() })
+        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half(), full: Isa::full() })
     }
 
     fn isa<T: Element>(&self) -> Isa {
         match T::DTYPE {
             DType::Bf16 if self.half.available() => self.half,
+            DType::F32 if self.full.available() => self.full,
             _ => Isa::single(),
         }
     }

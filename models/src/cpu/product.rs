@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// Rows of the left operand that any kernel packs at a time at most.
 const ROWS: usize = 168;
-/// Lanes of the right operand packed at a time: with the rows of the left, about the second cache level.
-const RIGHT: usize = 1 << 19;
+/// Lanes of the right operand that any kernel packs at a time at most.
+pub(super) const RIGHT: usize = 1 << 19;
 /// Columns of the right operand packed at a time are a multiple of this, and of every kernel's `NR`.
 const COLUMNS: usize = 64;
 /// Lanes of a packed left operand: rows along k, or the most panels that any kernel makes of them (28 of six
@@ -21,7 +21,9 @@ const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
 };
 /// Unfinished sums that are kept when k has more than one block: of six times `ROWS` by as many columns as are packed then,
 /// or of fewer columns and more rows.
-const UNFINISHED: usize = 6 * ROWS * columns(DEPTH / 2);
+const UNFINISHED: usize = 6 * ROWS * columns(RIGHT, DEPTH / 2);
+/// Elements along k that are one block for every kernel.
+const SHALLOW: usize = 256;
 
 /// Lanes of both operands up to which walking across their rows is as fast as along packed ones: about half of the
 /// second cache level.
@@ -30,9 +32,9 @@ const NEAR: usize = 1 << 18;
 /// Sums of the largest kernel's tile.
 const TILE: usize = 32 * 32;
 
-/// Columns packed at a time when k has blocks of this many lanes.
-const fn columns(depth: usize) -> usize {
-    let fit = RIGHT / if depth > 0 { depth } else { 1 } / COLUMNS * COLUMNS;
+/// Columns packed at a time at most, into so many lanes, when each takes this many.
+const fn columns(room: usize, depth: usize) -> usize {
+    let fit = room / if depth > 0 { depth } else { 1 } / COLUMNS * COLUMNS;
     if fit > 1024 { 1024 } else { fit }
 }
 
@@ -108,8 +110,7 @@ pub(super) struct Scratch<'a> {
 impl<'a> Scratch<'a> {
     /// 32-bit words that `new` needs for products whose k is at most `depth`.
     pub(super) fn words(depth: usize) -> usize {
-        // Blocks along k are at least half of DEPTH deep when there are several.
-        LEFT + RIGHT + if depth > DEPTH { UNFINISHED } else { 0 }
+        LEFT + RIGHT + if depth > SHALLOW { UNFINISHED } else { 0 }
     }
 
     /// Divides `words`.
@@ -174,9 +175,9 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
         let Product { m, n, k, left, right, out, scratch } = self.0;
         let lanes = pack::lanes::<K>(k).next_multiple_of(K::LANES);
         // At least one block along k, so that an empty k gives zeros.
-        let depth = part(lanes, DEPTH, K::LANES);
+        let depth = part(lanes, K::DEPTH, K::LANES);
         let blocks = lanes.div_ceil(depth).max(1);
-        let across = columns(depth).min(n.next_multiple_of(K::NR)).max(K::NR);
+        let across = part(n, columns(K::RIGHT, depth * K::PARTS), K::NR);
         // The right operand is packed again for each stripe: they are as high as there is room for their sums.
         let stripe = match blocks {
             1 => m.max(1),
@@ -196,7 +197,7 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
                     let right = Right::in_place::<K, R>(part, columns).filter(|_| few).unwrap_or_else(|| {
                         // SAFETY: this is compiled and called for the kernel's processor.
                         unsafe { K::pack_right::<R>(part, k1 - k0, columns, depth, scratch.right) };
-                        Right::packed::<K>(scratch.right, depth * K::NR)
+                        Right::packed::<K>(scratch.right, depth * K::PARTS * K::NR)
                     });
                     for i0 in (m0..end).step_by(high) {
                         let rows = high.min(end - i0);

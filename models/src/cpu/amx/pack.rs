@@ -1,6 +1,7 @@
 //! Packing of operands into tiles of bf16, in the order in which they are read.
 //!
-//! A panel is 32 rows of a left operand or 32 columns of a right one. Step by step along k it has two tiles. A tile has 16 rows of 16 lanes, pairs along k: of a left operand a row is the operand's, of a
+//! A panel is 32 rows of a left operand or 32 columns of a right one. Step by step along k it has the two tiles of its first
+//! part, then those of the next. A tile has 16 rows of 16 lanes, pairs along k: of a left operand a row is the operand's, of a
 //! right one its columns stand beside each other. What is past the end of k is zero.
 
 use super::{LANES, SIDE};
@@ -17,21 +18,22 @@ fn first(count: usize) -> __mmask16 {
 
 // Closures and functions without the features would call each instruction as a function: there are none here.
 
-/// The first `count` of sixteen elements as f32, the others zero.
+/// Sixteen elements as f32, all of them if `WHOLE`, or else the first `count` and zeros.
 ///
 /// # Safety
 /// So many elements to read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn load<E: Float>(source: *const E, count: usize) -> __m512 {
+unsafe fn load<E: Float, const WHOLE: bool>(source: *const E, count: usize) -> __m512 {
+    let there = if WHOLE { 0xffff } else { first(count) };
     // SAFETY: the caller's promise; the type says how wide an element is.
     unsafe {
         match E::DTYPE {
-            DType::F32 => _mm512_maskz_loadu_ps(first(count), source.cast()),
-            DType::Bf16 => widened(_mm256_maskz_loadu_epi16(first(count), source.cast())),
+            DType::F32 => _mm512_maskz_loadu_ps(there, source.cast()),
+            DType::Bf16 => widened(_mm256_maskz_loadu_epi16(there, source.cast())),
             _ => {
                 let mut elements = [0f32; 16];
-                for (i, element) in elements.iter_mut().enumerate().take(count) {
+                for (i, element) in elements.iter_mut().enumerate().take(if WHOLE { 16 } else { count }) {
                     *element = (*source.add(i)).to_f32();
                 }
                 _mm512_loadu_ps(elements.as_ptr())
@@ -47,38 +49,57 @@ fn widened(half: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
 }
 
-/// 32 numbers rounded, in their order.
+/// The parts of 32 numbers, in their order: each the bf16 nearest to what those before it leave. What is no number or is rounded
+/// to infinity leaves what is no number.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn rounded(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: both types are 64 bytes.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+fn parts<const PARTS: usize>(mut low: __m512, mut high: __m512) -> [__m512i; PARTS] {
+    let mut parts = [_mm512_setzero_si512(); PARTS];
+    for (p, part) in parts.iter_mut().enumerate() {
+        // SAFETY: both types are 64 bytes.
+        *part = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) };
+        if p + 1 < PARTS {
+            low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(*part)));
+            high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(*part)));
+        }
+    }
+    parts
 }
 
-/// Sixteen lanes of a row: of 32 neighbours along k, of which `count` are there.
+/// Sixteen lanes of a row: of 32 neighbours along k, of which `count` are there, or all if `WHOLE`.
 ///
 /// # Safety
 /// So many elements to read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn along<E: Float>(source: *const E, count: usize) -> __m512i {
+unsafe fn along<const PARTS: usize, const WHOLE: bool, E: Float>(
+    source: *const E,
+    count: usize,
+) -> [__m512i; PARTS] {
     // SAFETY: the caller's promise; nothing is read past `count`.
     unsafe {
-        if E::DTYPE == DType::Bf16 {
-            let there = if count < 32 { (1 << count) - 1 } else { u32::MAX };
-            return _mm512_maskz_loadu_epi16(there, source.cast());
+        if PARTS == 1 && E::DTYPE == DType::Bf16 {
+            let there = if WHOLE || count >= 32 { u32::MAX } else { (1 << count) - 1 };
+            return [_mm512_maskz_loadu_epi16(there, source.cast()); PARTS];
         }
-        rounded(load(source, count), load(source.wrapping_add(16), count.saturating_sub(16)))
+        let low = load::<E, WHOLE>(source, count);
+        parts(low, load::<E, WHOLE>(source.wrapping_add(16), count.saturating_sub(16)))
     }
 }
 
-/// A lane of each of sixteen neighbours across k, of which `low` are there, and `high` of those of the next element along k.
+/// A lane of each of sixteen neighbours across k, of which `low` are there, and `high` of those of the next element along k;
+/// or all if `WHOLE`.
 ///
 /// # Safety
 /// So many elements to read at both places.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn across<E: Float>(source: *const E, low: usize, next: *const E, high: usize) -> __m512i {
+unsafe fn across<const PARTS: usize, const WHOLE: bool, E: Float>(
+    source: *const E,
+    low: usize,
+    next: *const E,
+    high: usize,
+) -> [__m512i; PARTS] {
     const PAIRS: [u16; 32] = {
         let mut pairs = [0; 32];
         let mut i = 0;
@@ -90,14 +111,19 @@ unsafe fn across<E: Float>(source: *const E, low: usize, next: *const E, high: u
     };
     // SAFETY: the caller's promise; nothing is read past `low` and `high`.
     unsafe {
-        let words = if E::DTYPE == DType::Bf16 {
-            let low = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(first(low), source.cast()));
-            let high = _mm256_maskz_loadu_epi16(first(high), next.cast());
-            _mm512_inserti64x4::<1>(low, high)
+        let mut words = if PARTS == 1 && E::DTYPE == DType::Bf16 {
+            let (low, high) = if WHOLE { (0xffff, 0xffff) } else { (first(low), first(high)) };
+            let low = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(low, source.cast()));
+            let high = _mm256_maskz_loadu_epi16(high, next.cast());
+            [_mm512_inserti64x4::<1>(low, high); PARTS]
         } else {
-            rounded(load(source, low), load(next, high))
+            parts(load::<E, WHOLE>(source, low), load::<E, WHOLE>(next, high))
         };
-        _mm512_permutexvar_epi16(_mm512_loadu_si512(PAIRS.as_ptr().cast()), words)
+        let pairs = _mm512_loadu_si512(PAIRS.as_ptr().cast());
+        for words in &mut words {
+            *words = _mm512_permutexvar_epi16(pairs, *words);
+        }
+        words
     }
 }
 
@@ -111,25 +137,59 @@ struct Source<E, const ALONG: bool> {
 }
 
 impl<E: Float, const ALONG: bool> Source<E, ALONG> {
-    /// Writes the tile of sixteen lanes from lane s0 on of sixteen columns from c0 on: a row is a column's if `left`, or
-    /// else a lane's.
+    /// Writes the tile of sixteen lanes from lane s0 on of sixteen columns from c0 on, and those of its other parts: a row is a
+    /// column's if `left`, or else a lane's.
     ///
     /// # Safety
     /// The matrix can be read, and `out` written so far.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn tile(&self, (s0, c0): (usize, usize), left: bool, out: *mut u32) {
-        let mut rows = [_mm512_setzero_si512(); 16];
+    unsafe fn tiles<const PARTS: usize>(&self, (s0, c0): (usize, usize), left: bool, out: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if 2 * (s0 + LANES) <= self.k && c0 + 16 <= self.n {
+                self.rows::<PARTS, true>(s0, c0, out);
+            } else {
+                self.rows::<PARTS, false>(s0, c0, out);
+            }
+            if left == ALONG {
+                return;
+            }
+            for part in 0..PARTS {
+                let out = out.add(part * SIDE * LANES);
+                let mut rows = [_mm512_setzero_si512(); 16];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_si512(out.add(i * LANES).cast());
+                }
+                for (i, row) in transpose(rows).iter().enumerate() {
+                    _mm512_storeu_si512(out.add(i * LANES).cast(), *row);
+                }
+            }
+        }
+    }
+
+    /// Writes the tiles with a row for what is contiguous; all of it is there if `WHOLE`.
+    ///
+    /// # Safety
+    /// As for `tiles`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn rows<const PARTS: usize, const WHOLE: bool>(&self, s0: usize, c0: usize, out: *mut u32) {
         let Source { start, step, k, n } = *self;
         let (k0, columns) = (2 * s0, n - c0);
         // SAFETY: the caller's promise: what is not in the matrix is not read.
         unsafe {
-            for (i, lanes) in rows.iter_mut().enumerate() {
-                *lanes = if ALONG {
-                    if i >= columns {
-                        break;
+            for i in 0..16 {
+                let parts = if ALONG {
+                    let row = start.wrapping_add((c0 + i) * step + k0);
+                    // Past the end nothing is fetched.
+                    for line in 0..32 * size_of::<E>() / 64 {
+                        fetch(row.wrapping_add(64).cast::<u8>().wrapping_add(line * 64));
                     }
-                    along(start.add((c0 + i) * step + k0), k - k0)
+                    match WHOLE || i < columns {
+                        true => along::<PARTS, WHOLE, E>(row, k - k0),
+                        false => [_mm512_setzero_si512(); PARTS],
+                    }
                 } else {
                     let row = start.wrapping_add((k0 + 2 * i) * step + c0);
                     let next = row.wrapping_add(step);
@@ -137,15 +197,15 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
                     fetch(row.wrapping_add(2 * LANES * step));
                     fetch(next.wrapping_add(2 * LANES * step));
                     match k.saturating_sub(k0 + 2 * i) {
-                        0 => break,
-                        1 => across(row, columns, row, 0),
-                        _ => across(row, columns, next, columns),
+                        _ if WHOLE => across::<PARTS, true, E>(row, 16, next, 16),
+                        0 => [_mm512_setzero_si512(); PARTS],
+                        1 => across::<PARTS, false, E>(row, columns, row, 0),
+                        _ => across::<PARTS, false, E>(row, columns, next, columns),
                     }
                 };
-            }
-            let rows = if left == ALONG { rows } else { transpose(rows) };
-            for (i, row) in rows.iter().enumerate() {
-                _mm512_storeu_si512(out.add(i * LANES).cast(), *row);
+                for (p, lanes) in parts.iter().enumerate() {
+                    _mm512_storeu_si512(out.add(p * SIDE * LANES + i * LANES).cast(), *lanes);
+                }
             }
         }
     }
@@ -156,11 +216,17 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn left<E: Float>(a: Mat<'_, E>, m: usize, k: usize, depth: usize, out: &mut [u32]) {
+pub(super) unsafe fn left<const PARTS: usize, E: Float>(
+    a: Mat<'_, E>,
+    m: usize,
+    k: usize,
+    depth: usize,
+    out: &mut [u32],
+) {
     // The columns of its transpose.
     let turned = Mat { data: a.data, row: a.column, column: a.row };
     // SAFETY: the caller's promise.
-    unsafe { panels(turned, k, m, depth, true, out) }
+    unsafe { panels::<PARTS, E>(turned, k, m, depth, true, out) }
 }
 
 /// Packs rows `0..k`, columns `0..n` of a right operand.
@@ -168,9 +234,15 @@ pub(super) unsafe fn left<E: Float>(a: Mat<'_, E>, m: usize, k: usize, depth: us
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn right<E: Float>(b: Mat<'_, E>, k: usize, n: usize, depth: usize, out: &mut [u32]) {
+pub(super) unsafe fn right<const PARTS: usize, E: Float>(
+    b: Mat<'_, E>,
+    k: usize,
+    n: usize,
+    depth: usize,
+    out: &mut [u32],
+) {
     // SAFETY: the caller's promise.
-    unsafe { panels(b, k, n, depth, false, out) }
+    unsafe { panels::<PARTS, E>(b, k, n, depth, false, out) }
 }
 
 /// Packs rows `0..k`, columns `0..n` of a matrix, whose columns become rows of tiles if `left`.
@@ -179,7 +251,7 @@ pub(super) unsafe fn right<E: Float>(b: Mat<'_, E>, k: usize, n: usize, depth: u
 /// The processor has the instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn panels<E: Float>(
+unsafe fn panels<const PARTS: usize, E: Float>(
     matrix: Mat<'_, E>,
     k: usize,
     n: usize,
@@ -188,26 +260,31 @@ unsafe fn panels<E: Float>(
     out: &mut [u32],
 ) {
     assert!(k <= 2 * depth && depth.is_multiple_of(LANES), "whole tiles of all that there is along k");
-    assert!(n.next_multiple_of(SIDE) * depth <= out.len(), "room for whole panels");
+    assert!(n.next_multiple_of(SIDE) * PARTS * depth <= out.len(), "room for whole panels");
     let (start, len) = (matrix.data.as_ptr(), matrix.data.len());
     let reaches = |rows: usize, step: usize, columns: usize| {
         rows == 0 || columns == 0 || (rows - 1) * step + columns <= len
     };
-    for s0 in (0..depth).step_by(LANES) {
-        for c0 in (0..n).step_by(16) {
-            let at = (c0 / SIDE * depth + s0) * SIDE + c0 % SIDE * LANES;
-            // SAFETY: the matrix can be read so far, as asserted, and at the place there is room for a tile.
-            unsafe {
-                let out = out.as_mut_ptr().add(at);
-                if matrix.column == 1 {
-                    assert!(reaches(k, matrix.row, n), "the rows of an operand");
-                    let source = Source::<E, false> { start, step: matrix.row, k, n };
-                    source.tile((s0, c0), left, out);
-                } else {
-                    assert!(reaches(n, matrix.column, k), "the columns of an operand");
-                    let source = Source::<E, true> { start, step: matrix.column, k, n };
-                    source.tile((s0, c0), left, out);
-                }
+    // Memory is walked along its rows.
+    let (steps, columns) = (depth / LANES, n.div_ceil(16));
+    for i in 0..steps * columns {
+        let (s0, c0) = if matrix.column == 1 {
+            (i / columns * LANES, i % columns * 16)
+        } else {
+            (i % steps * LANES, i / steps * 16)
+        };
+        let at = (c0 / SIDE * depth + s0) * PARTS * SIDE + c0 % SIDE * LANES;
+        // SAFETY: the matrix can be read so far, as asserted, and at the place there is room for the tiles of a step.
+        unsafe {
+            let out = out.as_mut_ptr().add(at);
+            if matrix.column == 1 {
+                assert!(reaches(k, matrix.row, n), "the rows of an operand");
+                let source = Source::<E, false> { start, step: matrix.row, k, n };
+                source.tiles::<PARTS>((s0, c0), left, out);
+            } else {
+                assert!(reaches(n, matrix.column, k), "the columns of an operand");
+                let source = Source::<E, true> { start, step: matrix.column, k, n };
+                source.tiles::<PARTS>((s0, c0), left, out);
             }
         }
     }

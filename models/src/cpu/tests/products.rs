@@ -51,7 +51,7 @@ fn product_of<T: Float, L: Float, R: Float, O: Float>(
 /// Kernels that widen bf16 operands, which have the same bits at every level.
 fn widening(threads: usize) -> Cpu {
     let mut cpu = cpu(threads);
-    cpu.half = Isa::single();
+    (cpu.half, cpu.full) = (Isa::single(), Isa::single());
     cpu
 }
 
@@ -104,11 +104,11 @@ fn products_of_f16() {
     check_products::<f16, f16, f16, f32>(2e-6);
 }
 
-/// Kernels of bf16 that have bits of their own.
+/// Kernels of a model of bf16, or of f32, that have bits of their own.
 #[cfg(target_arch = "x86_64")]
 fn own(isa: Isa, threads: usize) -> Cpu {
     let mut cpu = cpu(threads);
-    cpu.half = isa;
+    (cpu.half, cpu.full) = (isa, isa);
     cpu
 }
 
@@ -148,6 +148,15 @@ fn native_bf16_products_where_the_processor_has_them() {
         check_own::<bf16, bf16, bf16, bf16>(isa, 5e-3);
         check_own::<bf16, f32, bf16, bf16>(isa, 5e-3);
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn f32_products_of_parts_where_the_processor_has_them() {
+    if !Isa::AmxOfParts.available() {
+        return harness::skip("this processor has no AMX");
+    }
+    check_own::<f32, f32, f32, f32>(Isa::AmxOfParts, 2e-6);
 }
 
 #[test]
