@@ -4,9 +4,10 @@
 //! With the feature `mpi` the same tests run over MPI, under the launcher of the library that was built in.
 
 mod across_hosts;
+// By their names among the first to begin, because the longest of all is there.
+mod allocations;
 mod launchers;
 mod native;
-mod slurm;
 
 use harness::{Bench, json_lines};
 use std::fs;
