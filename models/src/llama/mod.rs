@@ -21,7 +21,7 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::ops::{AttentionShape, Ops};
 use crate::unit::{Batch, Gradients, Model, Unit, Weights};
-use collectives::{DType, Float};
+use collectives::{DType, Float, bf16};
 use memory::{Allocator, Shape, State};
 
 /// A Llama whose elements are stored as `T` and computed as f32 by the kernels `O`.
@@ -205,6 +205,14 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
     }
 }
 
+/// Where crates share generic code, as in the tests' profile, what these need is compiled here, and not in every program that
+/// has a model.
+#[cfg(debug_assertions)]
+#[used]
+static COMPILED: (Seen<f32>, Seen<bf16>) = (|model| model, |model| model);
+#[cfg(debug_assertions)]
+type Seen<T> = fn(&Llama<T>) -> &dyn Model<T>;
+
 /// [`Llama::footprint`] for an element type known at run time.
 ///
 /// # Errors
@@ -219,7 +227,7 @@ pub fn footprint(
 ) -> Result<Footprint> {
     match dtype {
         DType::F32 => Llama::<f32>::footprint(config, rows, length, recompute, threads),
-        DType::Bf16 => Llama::<collectives::bf16>::footprint(config, rows, length, recompute, threads),
+        DType::Bf16 => Llama::<bf16>::footprint(config, rows, length, recompute, threads),
         other => Err(crate::error::Error::config(format!("a model of {other}: f32 and bf16 are possible"))),
     }
 }

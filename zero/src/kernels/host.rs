@@ -5,10 +5,17 @@ use crate::error::Result;
 use crate::grads::Reduced;
 use crate::optimizer::adamw::Part;
 use crate::plan::NORM_BLOCK;
-use collectives::{Buffer, Float, View, ViewMut};
+use collectives::{Buffer, Float, View, ViewMut, bf16};
 
 /// Everything in memory of the host.
 pub struct Host;
+
+/// As the models', for those that share generic code.
+#[cfg(debug_assertions)]
+#[used]
+static COMPILED: (Seen<f32>, Seen<bf16>) = (|host| host, |host| host);
+#[cfg(debug_assertions)]
+type Seen<T> = fn(&Host) -> &dyn Kernels<T>;
 
 impl<T: Float> Kernels<T> for Host {
     fn state(&mut self, len: usize) -> Result<Buffer<f32>> {
