@@ -118,7 +118,8 @@ pub struct RankArgs {
     /// Seconds that ranks wait for each other at the start.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub rendezvous_timeout: f64,
-    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it.
+    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. More than its
+    /// largest message takes over the slowest link.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
     /// Colours of the bar that train and eval draw.
@@ -145,7 +146,8 @@ pub struct TrainArgs {
     pub model: PathBuf,
     /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
     /// directories, target, node_modules, __pycache__), pipes of text such as /dev/stdin, or 'random' [default: text files
-    /// of at most 128 KiB below here].
+    /// of at most 128 KiB below here]. Of token files 2^26 tokens, all over them, are compared with the model's vocabulary
+    /// before the first step, the others as they are read.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
@@ -284,7 +286,7 @@ pub struct EvalArgs {
     /// Tokens of a sequence; the last may be shorter [default: the model's context, at most 1024].
     #[arg(long, value_name = "T")]
     pub seq: Option<usize>,
-    /// Print one JSON object with every digit.
+    /// Print one JSON object with every digit; a perplexity above every number is null.
     #[arg(long)]
     pub json: bool,
 }

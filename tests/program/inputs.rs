@@ -119,6 +119,8 @@ fn a_dash_is_no_name_of_a_stream() {
         ("train --model nano --data text.txt --metrics -", ["--metrics -:", "/dev/stdout"]),
         ("bench all_reduce --json -", ["--json -:", "/dev/stdout"]),
         ("bench tune -o -", ["-o -:", "/dev/stdout"]),
+        ("sbatch -- bench overlap --json -", ["--json -:", "/dev/stdout"]),
+        ("sbatch -- bench tune -o -", ["-o -:", "/dev/stdout"]),
         ("sbatch -- bench all_reduce --csv -", ["--csv -:", "./-"]),
         ("sbatch -- train --metrics -", ["--metrics -:", "./-"]),
     ] {

@@ -89,11 +89,13 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
         BenchCommand::Overlap(flags) => {
             on_hosts("bench overlap", &flags.ranks)?;
             unshared(&flags.ranks)?;
+            flags.json.iter().try_for_each(|path| files::check_distinct(&[("--json", path)]))?;
             overlap::check(flags, world).map(drop)
         }
         BenchCommand::Tune(flags) => {
             on_hosts("bench tune", &flags.ranks)?;
             unshared(&flags.ranks)?;
+            files::check_distinct(&[("-o", &flags.out)])?;
             tune::check(flags, world, true).map(drop)
         }
         _ => Ok(()),

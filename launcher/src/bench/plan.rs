@@ -305,11 +305,11 @@ impl Plan {
         for &dtype in &self.dtypes {
             self.repeats.sweep.check(self.operation, dtype, ranks).map_err(Failure::usage)?;
         }
-        self.check_data(ranks)
+        self.check_data(ranks, started)
     }
 
     /// Refuses what is drawn or judged by bytes where no call moves any.
-    fn check_data(&self, ranks: usize) -> Result<()> {
+    fn check_data(&self, ranks: usize, started: bool) -> Result<()> {
         let largest = self.repeats.sweep.largest();
         let moves =
             |dtype: &DType| self.operation.counts(largest, dtype.size(), ranks).bytes(dtype.size()) > 0;
@@ -320,6 +320,12 @@ impl Plan {
                 self.operation.name(),
                 if self.operation == Operation::Barrier { "leave it away" } else { "raise -e" }
             ))),
+            _ if self.min_busbw > Some(0.0) && self.operation.bus_factor(ranks) == 0.0 => {
+                let (name, way) = (self.operation.name(), with_ranks(2, started));
+                Err(Failure::usage(format!(
+                    "--min-busbw: {name} of one rank has no bus bandwidth: {way} or more"
+                )))
+            }
             _ => Ok(()),
         }
     }

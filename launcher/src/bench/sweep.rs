@@ -33,7 +33,7 @@ impl Sweep {
             return Err(format!("-e {end} is below -b {begin}: a sweep goes up from -b to -e"));
         }
         match step {
-            Step::Factor(factor) if factor < 2 => Err(format!(
+            Step::Factor(factor) if factor < 2 && begin < end => Err(format!(
                 "-f {factor} never grows: give a factor of at least 2, or -i with a step in bytes"
             )),
             Step::Factor(_) if begin == 0 && end > 0 => {
@@ -167,6 +167,9 @@ mod tests {
             let text = Sweep::new(begin, end, step).unwrap_err();
             assert!(words.iter().all(|w| text.contains(w)), "{text}");
         }
+        // One size need not grow: -f 1 is nccl-tests' own default.
+        let one = Sweep::new(8, 8, Step::Factor(1)).unwrap();
+        assert!(one.sizes().eq([8]) && one.largest() == 8);
     }
 
     #[test]

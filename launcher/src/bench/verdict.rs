@@ -3,6 +3,7 @@
 use super::native::Native;
 use super::plan::Plan;
 use super::record::Run;
+use super::table::significant;
 use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use crate::ranks;
@@ -26,8 +27,9 @@ pub fn of(plan: &Plan, run: &Run) -> Verdict {
     }
     match plan.min_busbw {
         Some(least) if average < least => Some(format!(
-            "the average bus bandwidth of {} is {average:.3} GB/s, below --min-busbw {least}",
-            plan.operation.name()
+            "the average bus bandwidth of {} is {} GB/s, below --min-busbw {least}",
+            plan.operation.name(),
+            significant(average, 6)
         )),
         _ => None,
     }
@@ -188,7 +190,7 @@ pub mod tests {
         for (run, out_of_bounds, words) in [
             (right, "0 OK", None),
             (wrong, "1 FAILED", Some("3 elements of all_gather over shm were wrong, in 1 of 4")),
-            (slow, "0 OK", Some("below --min-busbw 1")),
+            (slow, "0 OK", Some("is 5.12e-07 GB/s, below --min-busbw 1")),
         ] {
             let (text, verdict) = (footer(&plan, &run), of(&plan, &run));
             assert!(text.contains(&format!("# Out of bounds values : {out_of_bounds}\n")), "{text}");

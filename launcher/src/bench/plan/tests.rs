@@ -115,6 +115,14 @@ fn nonsense_is_named_with_its_flag() {
     }
     let e = plan("broadcast -r 2").unwrap().check(2, false).unwrap_err().to_string();
     assert!(e.contains("-r 2") && e.contains("2 ranks"), "{e}");
+    let gate = |flags: &str, ranks| plan(flags).unwrap().check(ranks, false).map_err(|e| e.to_string());
+    let e = gate("all_reduce --min-busbw 1", 1).unwrap_err();
+    assert!(e.contains("all_reduce of one rank") && e.contains("take --ranks 2 or more"), "{e}");
+    for (flags, ranks) in
+        [("all_reduce --min-busbw 0", 1), ("broadcast --min-busbw 1", 1), ("all_reduce --min-busbw 1", 2)]
+    {
+        assert_eq!(gate(flags, ranks), Ok(()), "{flags}");
+    }
     assert!(
         plan("all_reduce -b 6").unwrap().check(2, false).unwrap_err().to_string().contains("does not divide")
     );
