@@ -14,6 +14,7 @@ mod inquiry;
 mod lock;
 mod options;
 mod order;
+mod posted;
 mod recorder;
 mod scratch;
 mod shared;
@@ -297,6 +298,9 @@ impl Engine {
     fn run(&mut self, id: u32, looks: u32, quantum: usize) -> Result<bool> {
         let others = self.order.len() > 1 || self.history.busy();
         if self.window < u64::MAX && others && self.is_too_far(id) {
+            return Ok(false);
+        }
+        if others && self.overtakes(id) {
             return Ok(false);
         }
         if !self.waiting.is_empty() && !self.equip(id)? {

@@ -118,8 +118,8 @@ pub struct RankArgs {
     /// Seconds that ranks wait for each other at the start.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub rendezvous_timeout: f64,
-    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. More than its
-    /// largest message takes over the slowest link.
+    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. More than 32 MiB
+    /// take over the slowest link, or with --algo native all that a call sends.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
     /// Colours of the bar that train and eval draw.

@@ -46,6 +46,16 @@ pub(super) const CASES: &[Failing] = &[
         standard,
     ),
     (
+        "a long message for a short one",
+        |c| diverge(c, "a message of 11 f32", "a message of 9000 f32", long_for_short),
+        small,
+    ),
+    (
+        "a long call for a short one",
+        |c| diverge(c, "all_gather of 9000 f32", "all_gather of 11 f32", long_counts),
+        small,
+    ),
+    (
         "a message of nothing",
         |c| diverge(c, "a message of 3000 f32", "a message of 0 f32", nothing_for_something),
         standard,
@@ -62,7 +72,8 @@ pub(super) const CASES: &[Failing] = &[
     ),
     ("different kinds in a part", kinds_in_a_part, small),
     ("a rank that leaves", leaves, small),
-    ("a rank that leaves messages", leaves_messages, small),
+    // Pieces of a message would go at once, however long it is.
+    ("a rank that leaves messages", leaves_messages, standard),
     ("a rank that leaves a part", |c| leaves_part(c, gather), small),
     ("a rank that leaves messages of a part", |c| leaves_part(c, receive), small),
     ("a failure in another group", another_group, small),
@@ -147,6 +158,20 @@ fn lengths(comm: &Communicator, odd: bool) -> Result<()> {
         _ if odd => comm.send(&[1f32; 10][..], 0, 3),
         _ => Ok(()),
     }
+}
+
+/// What goes in pieces, where what goes whole is waited for. Of the opposite some libraries drop all, as above.
+fn long_for_short(comm: &Communicator, odd: bool) -> Result<()> {
+    match comm.rank() {
+        0 => comm.recv(&mut [0f32; 11][..], comm.size() - 1, 3),
+        _ if odd => comm.send(&[1f32; 9000][..], 0, 3),
+        _ => Ok(()),
+    }
+}
+
+fn long_counts(comm: &Communicator, odd: bool) -> Result<()> {
+    let count = if odd { 11 } else { 9000 };
+    comm.all_gather(&vec![1f32; count][..], &mut vec![0f32; count * comm.size()][..])
 }
 
 /// Of a message of nothing only the fingerprint comes, where fingerprints travel; what is to follow it never does.

@@ -115,16 +115,18 @@ fn messages(comm: Communicator) {
             let kept = sent.wait().expect("works");
             assert_eq!(kept.len(), len, "message {i}");
         }
-        // Messages of one tag arrive in order.
+        // Messages of one tag arrive in order, long or short, awaited in any.
         let (next, before) = ((rank + 1) % n, (rank + n - 1) % n);
         if n > 1 {
-            let pending: Vec<_> = (0..5u64)
-                .map(|i| comm.start_send(keep.buffer(&comm, &vec![i; len]), next, 9).expect("starts"))
+            let content = |from: usize, i: usize| data::<u64>(from * 8 + i, i, [len, 3][i % 2]);
+            let pending: Vec<_> = (0..6)
+                .map(|i| comm.start_send(keep.buffer(&comm, &content(rank, i)), next, 9).expect("starts"))
                 .collect();
-            for i in 0..5u64 {
-                let mut buffer = vec![0u64; len];
-                comm.recv(&mut buffer[..], before, 9).expect("works");
-                same(&buffer, &vec![i; len], "order");
+            let start = |i: usize| comm.start_recv(keep.empty::<u64>(&comm, [len, 3][i % 2]), before, 9);
+            let mut started: Vec<_> = (0..6).map(|i| Some(start(i).expect("starts"))).collect();
+            for i in [5, 1, 0, 3, 2, 4] {
+                let came = started[i].take().expect("waited for once").wait().expect("works");
+                same(came.host(), &content(before, i), format_args!("{len}, message {i} of its tag"));
             }
             for p in pending {
                 p.wait().expect("works");

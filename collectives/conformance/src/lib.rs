@@ -88,6 +88,7 @@ pub fn small() -> Options {
         window: 512,
         piece: 128,
         frame: 256,
+        longest: 10_000,
         read_all: 512,
         exchange_all: 512,
         tree: 512,

@@ -97,7 +97,7 @@ fn first_of(
         }
         state.posted.retain(|posted| {
             posted.peer != peer
-                || match transport.test(posted.request) {
+                || match posted.is_over(transport) {
                     Ok(done) => !done,
                     // Another message of the peer's that has another length.
                     Err(Error::Diverged { .. }) => false,

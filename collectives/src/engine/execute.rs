@@ -1,6 +1,7 @@
 //! One call in flight: runs the steps of its schedule until it is done or has to wait for a peer.
 
-use super::diverged::{differs, in_words, published_less};
+use super::diverged::{differs, published_less};
+use super::posted::{Message, Posted};
 use super::scratch::Scratch;
 use super::stats::Stats;
 use super::stream::Past;
@@ -8,7 +9,7 @@ use super::work;
 use crate::buffer::Memory;
 use crate::error::Result;
 use crate::schedule::{KEPT, Operand, Peers, Remote, Schedule, Space, Span, Step};
-use crate::transport::{Direct, Request, Tag, Transport};
+use crate::transport::{Direct, Tag, Transport};
 use crate::watch::Fingerprint;
 
 /// How often to look at messages again at once: each look calls a library.
@@ -37,21 +38,12 @@ pub(super) struct State {
     pub part: usize,
     pub posted: Vec<Posted>,
     /// Which of them to look at first.
-    look: usize,
+    pub look: usize,
+    /// Messages, and pieces of long ones, that are through.
+    pub through: u64,
     pub peers: Vec<PeerAt>,
     /// The scratch of calls that need little; only some have it.
     kept: Option<Memory>,
-}
-
-/// A message under way.
-#[derive(Clone, Copy)]
-pub(super) struct Posted {
-    group: usize,
-    pub peer: usize,
-    pub incoming: bool,
-    pub request: Request,
-    /// Where in scratch it brings the peer's fingerprint, if it does.
-    fingerprint: Option<usize>,
 }
 
 /// What a peer has published for this call.
@@ -108,6 +100,7 @@ impl State {
             part: 0,
             posted: Vec::with_capacity(posted),
             look: 0,
+            through: 0,
             peers: Vec::with_capacity(size),
             kept,
         }
@@ -120,20 +113,17 @@ impl State {
         self.part = 0;
         self.posted.clear();
         self.look = 0;
+        self.through = 0;
         self.peers.clear();
         if rounds > 0 {
             self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), bytes: 0, staged: false });
         }
     }
 
-    fn post(&mut self, posted: Posted) {
-        debug_assert!(self.posted.len() < self.posted.capacity(), "room for all that a schedule posts");
-        self.posted.push(posted);
-    }
-
-    /// Changes whenever this call gets any further: by a step, a part of one, or one of the messages that it waits for.
+    /// Changes whenever this call gets any further: by a step, a part of one, a message that it waits for or
+    /// a piece of one.
     pub fn progress_mark(&self) -> u64 {
-        ((self.at as u64) << 40).wrapping_add((self.part + self.posted.len()) as u64)
+        ((self.at as u64) << 40).wrapping_add(self.part as u64).wrapping_add(self.through)
     }
 
     /// The number of a collective in its tags.
@@ -160,17 +150,6 @@ impl State {
         // SAFETY: schedules stay inside the buffers whose lengths the communicator checked and inside the
         // scratch that they asked for.
         unsafe { base.add(offset) }
-    }
-
-    /// Compares the fingerprint that a message of `peer` has brought, before anything else that it sends is waited for: it
-    /// may have called what sends nothing more.
-    #[inline(always)]
-    fn believe(&self, peer: usize, fingerprint: Option<usize>, transport: &dyn Transport) -> Result<()> {
-        let Some(at) = fingerprint else { return Ok(()) };
-        let header = self.read(Space::Scratch, at).cast::<u64>();
-        // SAFETY: the schedule reserved these eight bytes, and they have arrived.
-        let theirs = Fingerprint::from_bits(unsafe { header.read_unaligned() });
-        if theirs == self.fingerprint { Ok(()) } else { Err(differs(self, transport, peer, theirs)) }
     }
 
     pub(super) fn write(&self, span: Span) -> *mut u8 {
@@ -262,37 +241,27 @@ pub(super) fn run(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> 
                 }
             }
             Step::Send { to, slot, group, span } => {
-                let tag = Tag(state.tag + slot as u64);
-                let src = state.read(span.space, span.offset);
-                // SAFETY: the buffers live and stay as they are until the call is done, which `Wait` precedes.
-                let request = unsafe { env.transport.send(to, tag, src, span.bytes) };
-                let request = request.map_err(|e| in_words(e, schedule, state, env.transport, to))?;
-                if request != Request::DONE {
-                    let posted = Posted { group, peer: to, incoming: false, request, fingerprint: None };
-                    state.post(posted);
-                }
+                let (tag, at) =
+                    (Tag(state.tag + slot as u64), state.read(span.space, span.offset).cast_mut());
+                let message = Message { incoming: false, peer: to, tag, at, bytes: span.bytes };
+                state.post(message, group, (None, 0), schedule, env.transport)?;
             }
             Step::Recv { from, slot, group, span } => {
-                let tag = Tag(state.tag + slot as u64);
-                let (dst, fingerprint) = (state.write(span), step.fingerprint_at());
+                let (tag, at, fingerprint) =
+                    (Tag(state.tag + slot as u64), state.write(span), step.fingerprint_at());
                 if fingerprint.is_some() {
                     // If anything of the peer's arrives here, it is told from what was here before.
                     // SAFETY: the schedule reserved the eight bytes of a fingerprint.
-                    unsafe { dst.cast::<u64>().write_unaligned(0) };
+                    unsafe { at.cast::<u64>().write_unaligned(0) };
                 }
                 let awaited = state.posted.is_empty() && is_waited_for(&schedule.steps[state.at + 1..]);
                 let looks = if awaited { env.looks.min(RECV_LOOKS) } else { 0 };
-                // SAFETY: as for a send; nothing else touches the span until `Wait`.
-                let request = unsafe { env.transport.recv_awaited(from, tag, dst, span.bytes, looks) };
-                let request = request.map_err(|e| in_words(e, schedule, state, env.transport, from))?;
-                match request {
-                    Request::DONE => state.believe(from, fingerprint, env.transport)?,
-                    request => state.post(Posted { group, peer: from, incoming: true, request, fingerprint }),
-                }
+                let message = Message { incoming: true, peer: from, tag, at, bytes: span.bytes };
+                state.post(message, group, (fingerprint, looks), schedule, env.transport)?;
             }
             Step::Wait { group } => {
                 let looks = env.looks.min(MESSAGE_LOOKS);
-                if let Some(peer) = under_way(schedule, state, env.transport, group, looks)? {
+                if let Some(peer) = state.under_way(group, looks, schedule, env.transport)? {
                     return Ok(Outcome::Blocked(peer));
                 }
             }
@@ -406,36 +375,10 @@ fn is_waited_for(rest: &[Step]) -> bool {
 
 /// Between two parts of a copy or a reduction: moves messages on; whether the next part comes at once.
 fn goes_on(schedule: &Schedule, state: &mut State, env: &mut Env<'_>) -> Result<bool> {
-    if let Some(&Posted { group, .. }) = state.posted.first() {
-        under_way(schedule, state, env.transport, group, 0)?;
+    if let Some(group) = state.first_under_way() {
+        state.under_way(group, 0, schedule, env.transport)?;
     }
     Ok(env.worked < env.quantum)
-}
-
-/// Moves the messages of a group on; the peer of one that is not through yet after `looks` further looks. It looks at one
-/// such only, and the next time at the one after it: each look moves what the library moves by itself, which may give up
-/// the processor in it, but of what a transport has yet to ask the library for only this. So each has to have its turn:
-/// ranks that look at what they send alone wait for each other.
-fn under_way(
-    schedule: &Schedule,
-    state: &mut State,
-    transport: &mut dyn Transport,
-    group: usize,
-    looks: u32,
-) -> Result<Option<usize>> {
-    loop {
-        let (from, count) = (state.look.min(state.posted.len()), state.posted.len());
-        let mut turns = (from..count).chain(0..from);
-        let Some(at) = turns.find(|&at| state.posted[at].group == group) else { return Ok(None) };
-        let Posted { peer, request, fingerprint, .. } = state.posted[at];
-        let tested = transport.test_often(request, looks);
-        if !tested.map_err(|e| in_words(e, schedule, state, transport, peer))? {
-            state.look = at + 1;
-            return Ok(Some(peer));
-        }
-        state.posted.swap_remove(at);
-        state.believe(peer, fingerprint, transport)?;
-    }
 }
 
 /// Takes note of what peers have published for a round; the first of them that has not.

@@ -3,8 +3,9 @@
 use super::execute::State;
 use super::inquiry::Inquiry;
 use super::options::Priority;
+use super::posted::Posted;
 use crate::buffer::Memory;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Step};
 use std::any::Any;
 use std::rc::Rc;
 
@@ -38,6 +39,13 @@ impl Flight {
     /// Whether its call is between two ranks, apart from the order of collectives.
     pub fn is_message(&self) -> bool {
         self.schedule.as_ref().is_some_and(|schedule| schedule.call.kind.is_message())
+    }
+
+    /// Whether all messages of its call are posted.
+    pub fn is_posted(&self) -> bool {
+        let steps = self.schedule.as_ref().map_or(&[][..], |schedule| &schedule.steps);
+        let posts = |step: &Step| matches!(step, Step::Send { .. } | Step::Recv { .. });
+        !steps.iter().skip(self.state.at).any(posts) && self.state.posted.iter().all(Posted::is_whole)
     }
 }
 

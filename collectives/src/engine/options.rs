@@ -32,8 +32,8 @@ pub struct Options {
     /// Who makes progress while nobody waits.
     pub progress: Progress,
     /// How long a peer may be silent, while this rank waits, before the call fails. As long as any call of this rank gets
-    /// further, nobody is silent. It gets further by each message that ends, not by a part of one: this has to be longer than
-    /// the largest message takes, which may be a rank's whole part (`all_gather`, `gather`, `scatter`, users' messages).
+    /// further, nobody is silent. It gets further by each message that ends, and a long one goes in
+    /// several: this has to be longer than two of [`Tuning::longest`] bytes take.
     pub deadline: Duration,
     /// Whether ranks share processors, so that a waiting rank soon leaves its own to others; by default where the group
     /// has more ranks than this process may use processors. A launcher that binds ranks leaves few to each:

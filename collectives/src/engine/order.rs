@@ -42,6 +42,26 @@ impl Engine {
         peer.is_some()
     }
 
+    /// Whether a user's message that is not begun would go before one that was begun earlier between the same ranks under the same tag, of which
+    /// not all is posted: transports tell them apart by their order only.
+    pub(super) fn overtakes(&mut self, id: u32) -> bool {
+        let flight = &self.flights[id as usize];
+        if flight.state.at > 0 || !flight.is_message() {
+            return false;
+        }
+        let same = |other: &Flight| {
+            let call = |flight: &Flight| flight.schedule.as_ref().map(|s| (s.call.kind, s.call.root));
+            other.state.tag == flight.state.tag && call(other) == call(flight)
+        };
+        let before = self.order.iter().take_while(|&&other| other != id);
+        let first = before
+            .map(|&other| &self.flights[other as usize])
+            .find(|other| same(other) && !other.is_posted());
+        let Some(peer) = first.map(|first| first.blocked_on) else { return false };
+        self.flights[id as usize].blocked_on = peer;
+        true
+    }
+
     /// `peer`, a rank of the job that a call waits for, `how` it is, has not taken part.
     pub(super) fn timeout(
         &mut self,

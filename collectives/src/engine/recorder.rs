@@ -68,7 +68,7 @@ impl Engine {
         let (mut come, mut missing) = (Vec::new(), Vec::new());
         // What is waited for later may be here already.
         let transport = &mut *self.transport;
-        flight.state.posted.retain(|p| !p.incoming || !matches!(transport.test(p.request), Ok(true)));
+        flight.state.posted.retain(|p| !p.incoming || !matches!(p.is_over(transport), Ok(true)));
         let Some(schedule) = flight.schedule.as_deref() else { return (come, missing) };
         for peer in (0..self.group.size).filter(|&peer| peer != self.group.rank) {
             match flight.state.has_come(schedule, peer, &mut *self.transport) {

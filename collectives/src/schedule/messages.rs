@@ -74,8 +74,12 @@ impl Build {
 
     /// The slot of a message of `bytes` that carries all of the call between two ranks, where the transport tells calls
     /// apart: then no fingerprint travels. What it cannot tell from tag, length and direction, it needs not tell: in
-    /// these algorithms the root is one of the two, and no rank sends another more than the call's count.
+    /// these algorithms the root is one of the two, and no rank sends another more than the call's count. The length says
+    /// nothing of a message that goes in pieces.
     fn coded(&self, bytes: usize) -> Option<usize> {
+        if bytes > self.group.tuning.longest {
+            return None;
+        }
         if self.call.kind.is_message() {
             return (self.group.tells == Tells::Everything).then(|| Typed::of(self.call.dtype) as usize);
         }

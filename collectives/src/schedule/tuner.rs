@@ -120,6 +120,8 @@ pub struct Tuning {
     pub piece: usize,
     /// First messages up to this many bytes travel together with the call's fingerprint.
     pub frame: usize,
+    /// A longer message goes in several, of which two are under way: nothing is seen of a peer meanwhile but what is through.
+    pub longest: usize,
     /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`; two ranks do so up to eight
     /// times as many, and others up to as many as a rank has room for beside an input that the result replaces.
     pub read_all: usize,
@@ -149,6 +151,7 @@ impl Default for Tuning {
             window: 512 << 10,
             piece: 32 << 10,
             frame: 8 << 10,
+            longest: 16 << 20,
             read_all: 32 << 10,
             exchange_all: 16 << 10,
             tree: 64 << 10,

@@ -109,6 +109,43 @@ fn collectives_take_as_long_as_their_bytes() {
     assert!(last >= Duration::from_millis(16), "{last:?}");
 }
 
+/// A second's bytes in one call, over a link at which a silent peer is given up much earlier.
+#[test]
+fn a_peer_in_the_midst_of_a_long_message_is_not_silent() {
+    type Calls = fn(&Communicator, &mut [u8], &mut [u8]) -> collectives::Result<()>;
+    let calls: [(&str, Calls); 6] = [
+        ("all_gather", |comm, one, all| comm.all_gather(&one[..], all)),
+        ("gather", |comm, one, all| comm.gather(&one[..], (comm.rank() == 1).then(|| all.into()), 1)),
+        ("scatter", |comm, one, all| comm.scatter((comm.rank() == 1).then(|| (&all[..]).into()), one, 1)),
+        ("broadcast", |comm, one, _| comm.broadcast(one, 1)),
+        ("all_to_all", |comm, one, all| {
+            one.fill(7);
+            let sent = [&one[..], &one[..]].concat();
+            comm.all_to_all(&sent[..], all)
+        }),
+        ("send and recv", |comm, one, _| match comm.rank() {
+            0 => comm.send(&one[..], 1, 5),
+            _ => comm.recv(one, 0, 5),
+        }),
+    ];
+    let mut options = Options { deadline: Duration::from_millis(200), ..Options::default() };
+    options.tuning.longest = 1 << 20;
+    std::thread::scope(|scope| {
+        for (name, call) in calls {
+            scope.spawn(move || {
+                let took = on_ranks(2, "bandwidth=20MB/s", |t| {
+                    let comm = Communicator::new(Box::new(t), options).expect("a communicator");
+                    let (mut one, mut all) = (vec![0u8; 20_000_000], vec![0u8; 40_000_000]);
+                    let start = Instant::now();
+                    call(&comm, &mut one, &mut all).unwrap_or_else(|error| panic!("{name}: {error}"));
+                    start.elapsed()
+                });
+                assert!(took.iter().max() >= Some(&Duration::from_millis(990)), "{name}: {took:?}");
+            });
+        }
+    });
+}
+
 #[test]
 fn memory_is_not_read_directly_and_nodes_are_told() {
     let mut all = threads::group(4);

@@ -78,9 +78,11 @@ pub(super) fn called(tag: u64, bytes: usize, from: usize, to: usize) -> Option<F
     }
 }
 
-/// Whether a message of this tag begins with a fingerprint.
+/// Whether a message of this tag begins with a fingerprint, if it is the first: of users' messages long ones do, which have no
+/// type.
 pub(super) fn is_framed(tag: u64) -> bool {
-    !is_user(tag) && tag & SLOT == 0
+    let bits = if is_user(tag) { Typed::MASK } else { SLOT };
+    tag & bits == 0
 }
 
 fn is_user(tag: u64) -> bool {
@@ -151,7 +153,11 @@ mod tests {
         assert!(
             meet(user(DType::F32, 9), user(DType::F64, 9)) && !meet(user(DType::F32, 9), user(DType::F32, 8))
         );
-        assert!(!meet(of(9), user(DType::F32, 9)) && !is_framed(user(DType::F32, 0)));
+        assert!(
+            !meet(of(9), user(DType::F32, 9))
+                && !is_framed(user(DType::F32, 0))
+                && is_framed(of(1 << 63 | 9))
+        );
         let sent = Fingerprint::of(&Call::new(Kind::Send, DType::F64, 5));
         assert_eq!(called(user(DType::F64, 9), 40, 3, 1), Some(sent));
     }
