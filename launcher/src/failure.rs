@@ -102,6 +102,7 @@ impl From<zero::Error> for Failure {
                 };
                 Failure::Verdict(format!("{e} ({flags})"))
             }
+            zero::Error::Batch { .. } => Failure::Verdict(e.to_string()),
             e => Failure::run(e),
         }
     }

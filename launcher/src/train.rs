@@ -75,6 +75,8 @@ struct Run<'a, T: Float> {
     saving: Duration,
     last: Step,
     validation: Option<f64>,
+    /// It ends early, and its weights are worth what they were.
+    sound: bool,
 }
 
 impl<'a, T: Float> Run<'a, T> {
@@ -111,6 +113,7 @@ impl<'a, T: Float> Run<'a, T> {
             saving: Duration::ZERO,
             last: Step::default(),
             validation: None,
+            sound: false,
         })
     }
 
@@ -118,7 +121,9 @@ impl<'a, T: Float> Run<'a, T> {
         let began = Instant::now();
         let lr = self.plan.rate.at(step);
         self.loader.start(step);
-        let done = self.trainer.step(&mut self.loader, lr as f32)?;
+        let done = self.trainer.step(&mut self.loader, lr as f32).inspect_err(|e| {
+            self.sound = matches!(e, zero::Error::Batch { .. });
+        })?;
         let seconds = began.elapsed().as_secs_f64();
         self.account.compute += done.compute_seconds;
         self.account.exposed += done.exposed_communication_seconds;
@@ -188,7 +193,8 @@ impl<'a, T: Float> Run<'a, T> {
         if steps == 0 {
             return remark(failure, "nothing was trained, so nothing was saved");
         }
-        let saved = match self.save(Wanted::Rescued) {
+        let wanted = if self.sound { Wanted::Any } else { Wanted::Rescued };
+        let saved = match self.save(wanted) {
             Ok(saved) => saved,
             // Of ranks that no longer stand together nobody can say more.
             Err(e) => return e,
@@ -199,8 +205,9 @@ impl<'a, T: Float> Run<'a, T> {
                 remark(failure, &format!("{}: nothing was saved", self.ruin(lost, steps)))
             }
             Saved { kept: true, .. } => {
-                let told = format!("the weights after step {steps} were saved to {}", dir.display());
-                remark(failure, &format!("{told}, and may be of no use"))
+                let worth = if self.sound { "" } else { ", and may be of no use" };
+                let told = format!("the weights after step {steps} were saved to {}{worth}", dir.display());
+                remark(failure, &told)
             }
             Saved { .. } => {
                 let told =

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use rustix::system::uname;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -349,5 +349,29 @@ fn a_signal_while_a_model_is_written_leaves_nothing() {
     signal(run.id(), Signal::KILL);
     assert_eq!(bench.finish(run).code, None);
     assert_eq!(bench.names(), [""; 0]);
+    bench.nothing_left();
+}
+
+/// Of so many tokens only parts are looked at before the start: what lies between is met on the way, and all that was learnt
+/// until then is kept.
+#[test]
+fn a_rank_that_cannot_read_its_tokens_ends_the_run_and_keeps_its_model() {
+    let bench = bench();
+    let (count, bad) = ((1usize << 26) + (1 << 16), (1 << 16) + 9000);
+    let header = [20240520i32, 1, count as i32].map(i32::to_le_bytes).concat();
+    bench.file("large.bin", header);
+    let file = fs::OpenOptions::new().write(true).open(bench.path("large.bin")).unwrap();
+    file.set_len(1024 + 2 * count as u64).unwrap();
+    file.write_all_at(&300u16.to_le_bytes(), 1024 + 2 * bad).unwrap();
+    let train = "train --model nano --data large.bin --val-fraction 0 --order sequential --micro-batch 192 \
+                 --schedule constant --warmup 0 --sample 0 --quiet";
+    let words = ["has no tokens to train on", "token 74536", "large.bin", "300", "256", "saved to kept"];
+    let told = bench.run(&format!("{train} --ranks 2 --steps 9 --save kept")).refusal(1, &words);
+    assert!(!told.stderr.contains("failed") && !told.stderr.contains("no use"), "{}", told.stderr);
+    // As after as many steps that were all that was asked for.
+    let steps: usize = told.stderr.split("after step ").nth(1).unwrap()[..1].parse().unwrap();
+    bench.run(&format!("{train} --ranks 2 --steps {steps} --save whole")).success();
+    let weights = |dir: &str| fs::read(bench.path(dir).join("model.safetensors")).unwrap();
+    assert!(steps > 0 && weights("kept") == weights("whole"));
     bench.nothing_left();
 }

@@ -19,10 +19,15 @@ pub struct Norm {
     stride: usize,
 }
 
+/// The loss of a rank that has none: no number, and none that a computation gives.
+pub const NO_LOSS: f64 = f64::from_bits(0x7ff8_6e6f_6c6f_7373);
+
 /// What the ranks found together.
 pub struct Global {
     /// The sum of what each rank gave as its loss.
     pub loss: f64,
+    /// The first rank that gave [`NO_LOSS`].
+    pub without: Option<usize>,
     /// The Euclidean norm of the whole gradient.
     pub norm: f64,
 }
@@ -73,7 +78,9 @@ impl Norm {
         // Between devices, calls that were given up end like others, with whatever was there: only who carries them knows.
         comm.progress()?;
         let partials = partials?;
-        let loss = (0..plan.world).map(|r| partials[r * self.stride]).sum();
+        let losses = partials.iter().step_by(self.stride);
+        let without = losses.clone().position(|loss| loss.to_bits() == NO_LOSS.to_bits());
+        let loss = losses.sum();
         let mut sum = 0.0;
         let mut first = 1;
         for (u, b) in plan.buckets() {
@@ -94,7 +101,7 @@ impl Norm {
             }
             first += blocks;
         }
-        Ok(Global { loss, norm: f64::sqrt(sum) })
+        Ok(Global { loss, without, norm: f64::sqrt(sum) })
     }
 }
 

@@ -26,9 +26,13 @@ pub enum Error {
         /// The type that the model is trained in.
         dtype: DType,
     },
-    /// The caller's source of micro-batches failed.
-    #[error("{why}")]
+    /// A rank's source of micro-batches failed; all ranks say so.
+    #[error("step {step}: rank {rank} has no tokens to train on: {why}")]
     Batch {
+        /// The optimizer step, counted from 1.
+        step: u64,
+        /// The rank of the job.
+        rank: usize,
         /// The source's own words.
         why: String,
     },

@@ -44,6 +44,19 @@ pub trait Batches {
     fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, String>;
 }
 
+/// What a rank computes that has no micro-batch.
+const NOTHING: Batch<'static> = Batch { tokens: &[0], targets: &[0], rows: 1, length: 1 };
+
+/// The words of one rank, on all of them.
+fn told_by(rank: usize, comm: &Communicator, words: &str) -> Result<String> {
+    let mut room = [0u8; 1024];
+    let cut = (0..=words.len().min(room.len())).rfind(|&at| words.is_char_boundary(at)).unwrap_or(0);
+    room[..cut].copy_from_slice(&words.as_bytes()[..cut]);
+    comm.broadcast(&mut room[..], rank)?;
+    let end = room.iter().position(|&byte| byte == 0).unwrap_or(room.len());
+    Ok(String::from_utf8_lossy(&room[..end]).into_owned())
+}
+
 /// Where exported weights go: called with every tensor in order, its elements one part after the other.
 pub type Sink<'a, T> = dyn FnMut(&TensorSpec, &[T]) -> std::result::Result<(), String> + 'a;
 
@@ -142,7 +155,7 @@ impl<T: Float> Trainer<T> {
     ///
     /// # Errors
     /// `batches` has none, the loss or the gradient is not finite, or a collective fails, as when another rank does. The
-    /// trainer makes no more steps then. Of what is not finite all ranks say so before anything is updated, so that
+    /// trainer makes no more steps then. But for the last, all ranks say so before anything is updated, so that
     /// [`export`](Self::export) still gives the weights of the step before.
     ///
     /// # Panics
@@ -153,10 +166,14 @@ impl<T: Float> Trainer<T> {
         let mut report = Step::default();
         let plan = Arc::clone(&self.plan);
         let micro_batches = plan.config.accumulate;
-        let mut loss = 0.0;
+        let (mut loss, mut without) = (0.0, None);
         self.kernels.mark(Activity::Compute)?;
         for index in 0..micro_batches {
-            let batch = batches.micro_batch(index).map_err(|why| Error::Batch { why })?;
+            let batch = batches.micro_batch(index).unwrap_or_else(|why| {
+                // Peers count on this rank in every collective until the one in which all can hear of it.
+                without = Some(why);
+                NOTHING
+            });
             if index > 0 {
                 // The next one's are about to take its place.
                 loss += self.model.loss();
@@ -183,7 +200,11 @@ impl<T: Float> Trainer<T> {
         loss += model.loss();
         model.check()?;
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
-        let global = norm.global(&mut hands, loss)?;
+        let global = norm.global(&mut hands, if without.is_none() { loss } else { clip::NO_LOSS })?;
+        if let Some(rank) = global.without {
+            let why = told_by(rank, comm, &without.unwrap_or_default())?;
+            return Err(Error::Batch { step: optimizer.steps() + 1, rank: comm.job_rank(rank), why });
+        }
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;
         for (what, value) in [("global gradient norm", global.norm), ("loss", global.loss)] {

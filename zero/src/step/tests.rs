@@ -136,6 +136,43 @@ fn a_loss_that_is_not_finite_is_told_before_anything_is_updated() {
     }
 }
 
+/// The last of the ranks has no second micro-batch in the second step: all hear of it there, and nothing is updated.
+#[test]
+fn a_rank_without_a_micro_batch_is_heard_by_all_before_anything_is_updated() {
+    struct Ends(usize);
+    impl Batches for Ends {
+        fn micro_batch(&mut self, _: usize) -> std::result::Result<Batch<'_>, String> {
+            self.0 = self.0.checked_sub(1).ok_or_else(|| "é".repeat(600))?;
+            Ok(BATCH)
+        }
+    }
+    for (level, world) in [(0, 1), (1, 2), (2, 3), (3, 3)] {
+        let rank = |comm: Communicator| {
+            let (me, stage) = (comm.rank(), Stage::try_from(level).unwrap());
+            let config = Config { stage, accumulate: 2, ..Config::default() };
+            let (log, losses) = (Log::default(), VecDeque::from([1.0; 4]));
+            let model = Scripted { units: units(3), losses, log: log.clone(), loses: None };
+            let recorder = Recorder { log: log.clone(), ..Recorder::default() };
+            let plan = plan_for(&model, &config, false, &comm).unwrap();
+            let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+            let ledger = Ledger::default();
+            let made = Trainer::with(Box::new(recorder), plan, Box::new(model), comm, ledger, source);
+            let (mut trainer, mut batches) = (made.unwrap(), Ends(if me + 1 == world { 3 } else { 9 }));
+            trainer.step(&mut batches, 1e-3).unwrap();
+            let updates = places(&log, "update").len();
+            let error = trainer.step(&mut batches, 1e-3).unwrap_err();
+            assert_eq!(places(&log, "update").len(), updates, "stage {level}");
+            error.to_string()
+        };
+        let words = format!("step 2: rank {} has no tokens to train on: {}", world - 1, "é".repeat(512));
+        std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                Communicator::threads(world).into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
+            threads.into_iter().for_each(|told| assert_eq!(told.join().unwrap(), words));
+        });
+    }
+}
+
 /// A device is said to wait for collectives only where there are some that it waits for.
 #[test]
 fn weights_that_are_there_are_not_waited_for() {
