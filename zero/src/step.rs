@@ -47,6 +47,15 @@ pub trait Batches {
 /// What a rank computes that has no micro-batch.
 const NOTHING: Batch<'static> = Batch { tokens: &[0], targets: &[0], rows: 1, length: 1 };
 
+/// Every token of a step weighs as much as any other, so its micro-batches have one shape (sequences, tokens of each).
+fn alike(first: (usize, usize), other: (usize, usize), index: usize) -> std::result::Result<(), String> {
+    if first == other {
+        return Ok(());
+    }
+    let words = |(rows, length)| format!("{rows} sequences of {length} tokens");
+    Err(format!("micro-batch {index} has {}, those before it have {}", words(other), words(first)))
+}
+
 /// The words of one rank, on all of them.
 fn told_by(rank: usize, comm: &Communicator, words: &str) -> Result<String> {
     let mut room = [0u8; 1024];
@@ -166,10 +175,14 @@ impl<T: Float> Trainer<T> {
         let mut report = Step::default();
         let plan = Arc::clone(&self.plan);
         let micro_batches = plan.config.accumulate;
-        let (mut loss, mut without) = (0.0, None);
+        let (mut loss, mut first, mut without) = (0.0, None, None);
         self.kernels.mark(Activity::Compute)?;
         for index in 0..micro_batches {
-            let batch = batches.micro_batch(index).unwrap_or_else(|why| {
+            let batch = batches.micro_batch(index).and_then(|batch| {
+                let shape = (batch.rows, batch.length);
+                alike(*first.get_or_insert(shape), shape, index).map(|()| batch)
+            });
+            let batch = batch.unwrap_or_else(|why| {
                 // Peers count on this rank in every collective until the one in which all can hear of it.
                 without = Some(why);
                 NOTHING
@@ -392,6 +405,11 @@ fn plan_for<T: Float>(
         ),
         (true, false) => format!(
             "the placement {placement:?} for a trainer on a device: Device or Offloaded, or Trainer::new, is needed"
+        ),
+        _ if device != comm.carrier().is_some() => format!(
+            "a communicator {} a carrier for a device's memory for a trainer {} a device: they go together",
+            if device { "without" } else { "with" },
+            if device { "on" } else { "without" }
         ),
         _ => return Ok(Plan::new(model.units(), T::DTYPE, config, comm.rank(), comm.size())),
     };

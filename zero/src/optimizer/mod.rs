@@ -9,7 +9,7 @@ use crate::grads::Grads;
 use crate::hands::Hands;
 use crate::kernels::{Activity, Kernels, Update};
 use crate::params::Params;
-use crate::plan::Plan;
+use crate::plan::{Home, Plan};
 use collectives::{Account, Buffer, Float};
 use models::{TensorSpec, Unit};
 use std::ops::Range;
@@ -132,7 +132,8 @@ impl Optimizer {
                 done = kernels.update(update, next);
             });
             done?;
-            if plan.config.stage.shards_optimizer {
+            // Of stage 3 nobody holds anything that would have to be told.
+            if plan.config.stage.shards_optimizer && plan.weights[u] == Home::Whole {
                 // What was published before moves on only when someone looks.
                 hands.communicate(Activity::Optimizer, |comm| {
                     params.publish(u, b)?;

@@ -173,6 +173,20 @@ fn a_rank_without_a_micro_batch_is_heard_by_all_before_anything_is_updated() {
     }
 }
 
+#[test]
+fn micro_batches_of_a_step_have_one_shape() {
+    struct Shrinks;
+    impl Batches for Shrinks {
+        fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, String> {
+            Ok(Batch { tokens: &[0; 6][index..], targets: &[0; 6][index..], rows: 1, length: 6 - index })
+        }
+    }
+    let (mut trainer, log) = trainer(1, &[1.0, 1.0], Loses::Nobody);
+    let error = trainer.step(&mut Shrinks, 1e-3).unwrap_err().to_string();
+    let words = "micro-batch 1 has 1 sequences of 5 tokens, those before it have 1 sequences of 6 tokens";
+    assert!(error.ends_with(words) && places(&log, "update").is_empty(), "{error}");
+}
+
 /// A device is said to wait for collectives only where there are some that it waits for.
 #[test]
 fn weights_that_are_there_are_not_waited_for() {

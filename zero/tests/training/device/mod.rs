@@ -127,12 +127,21 @@ fn twenty_losses_are_those_of_the_host() {
 }
 
 #[test]
-fn a_placement_on_the_host_is_refused() {
+fn a_placement_on_the_host_or_a_communicator_of_the_host_is_refused() {
     let Some(emulator) = emulator() else { return };
-    let (queue, comm) = (SharedQueue::new(emulator.queue(0)), Communicator::threads(1).remove(0));
-    let (toy, config) = (Box::new(Toy::new(1, false)), Config::default());
-    let source = &mut |_: &_, _, _: &mut [f32]| Ok(());
-    let made = Trainer::<f32>::on_device(&queue, 1, toy, comm, &config, Ledger::default(), source);
-    let text = made.err().unwrap().to_string();
-    assert!(text.contains("Host for a trainer on a device: Device or Offloaded,"), "{text}");
+    let queue = SharedQueue::new(emulator.queue(0));
+    for (placement, words) in [
+        (Placement::Host, "Host for a trainer on a device: Device or Offloaded,"),
+        (
+            Placement::Device,
+            "a communicator without a carrier for a device's memory for a trainer on a device",
+        ),
+    ] {
+        let (comm, toy) = (Communicator::threads(1).remove(0), Box::new(Toy::new(1, false)));
+        let config = Config { placement, ..Config::default() };
+        let source = &mut |_: &_, _, _: &mut [f32]| Ok(());
+        let made = Trainer::<f32>::on_device(&queue, 1, toy, comm, &config, Ledger::default(), source);
+        let text = made.err().unwrap().to_string();
+        assert!(text.contains(words), "{text}");
+    }
 }
