@@ -47,11 +47,14 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
         }
         Ok(_) => fs::canonicalize(path).map_err(deny)?,
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(deny(e)),
-        Err(_) if !folder(path).is_dir() => {
-            let folder = folder(path).display();
-            return Err(refuse(&format!("there is no directory {folder}: make it, or give another")));
+        Err(_) => {
+            let there = through_links(path);
+            if !folder(&there).is_dir() {
+                let folder = folder(&there).display();
+                return Err(refuse(&format!("there is no directory {folder}: make it, or give another")));
+            }
+            there
         }
-        Err(_) => path.to_owned(),
     };
     NewFile::create(path).map(drop).map_err(deny)
 }
@@ -62,7 +65,7 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
 /// What would be the stream, and what the file.
 pub fn check_name(flag: &str, path: &Path, stream: &str) -> Result<()> {
     match path == Path::new("-") {
-        true => Err(Failure::usage(format!("{flag} -: take {stream}, or ./- for a file of that name"))),
+        true => Err(Failure::usage(format!("{flag} -: take {stream}, or ./- for one of that name"))),
         false => Ok(()),
     }
 }
@@ -103,10 +106,19 @@ pub fn place(path: &Path) -> Option<PathBuf> {
     match fs::metadata(path) {
         Ok(there) => there.is_file().then(|| fs::canonicalize(path).ok())?,
         Err(_) => {
-            let folder = folder(path);
+            let path = through_links(path);
+            let folder = folder(&path);
             Some(fs::canonicalize(folder).unwrap_or(folder.to_owned()).join(path.file_name()?))
         }
     }
+}
+
+/// Where a file will be that is made at `path`: links lead there also before it is.
+pub fn through_links(path: &Path) -> PathBuf {
+    /// As many as the system follows.
+    const MOST: usize = 40;
+    let next = |at: &PathBuf| fs::read_link(at).ok().map(|target| folder(at).join(target));
+    std::iter::successors(Some(path.to_owned()), next).take(MOST).last().unwrap_or_default()
 }
 
 /// Standard output or standard error, if `path` is a name of one of them. What they go to may be a file with more in
@@ -177,7 +189,7 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
         (None, Ok(_)) => {
             fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content))
         }
-        (None, Err(_)) => replace(path, content),
+        (None, Err(_)) => replace(&through_links(path), content),
     };
     written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
 }
@@ -333,6 +345,12 @@ mod tests {
         std::os::unix::fs::symlink("run.json", &link).unwrap();
         std::os::unix::fs::symlink("/dev/full", &full).unwrap();
         check_writable("--json", &link, Way::Whole).unwrap();
+        write_whole(&link, b"{}").unwrap();
+        assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
+        // Also where nothing is there yet.
+        fs::remove_file(&file).unwrap();
+        let outputs = [("--csv", &*file), ("--json", &*link)];
+        assert!(check_outputs(&outputs).unwrap_err().to_string().contains("--csv is written there too"));
         write_whole(&link, b"{}").unwrap();
         assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
         check_writable("--json", &full, Way::Whole).unwrap();

@@ -1,5 +1,6 @@
 //! From literal flags to a validated plan: everything that can be checked is checked before any rank starts.
 
+mod advice;
 mod asked;
 mod model;
 mod numbers;
@@ -18,7 +19,7 @@ use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
-use crate::machine;
+use crate::machine::{self, Machine};
 use crate::ranks::lead;
 use crate::rate::Rate;
 use crate::save;
@@ -249,6 +250,15 @@ impl TrainPlan {
         }
     }
 
+    /// Bytes of the host that a rank holds at least, whichever flags but those of model and placement are changed.
+    fn least_memory(&self) -> Result<u64> {
+        let sharded = zero::Config { stage: zero::Stage::ALL[3], accumulate: 1, ..self.zero.clone() };
+        let zero = if self.ranks.world > 1 { &sharded } else { &self.zero };
+        let batch = MicroBatch { rows: 1, length: 1, recompute: models::Recompute::Full, ..self.batch };
+        let need = self.need(zero, &batch)?.memory;
+        Ok((need.total() - need.on_device(zero.placement)) as u64)
+    }
+
     /// Whether this machine can hold its ranks. GPUs are looked at before ranks are started here: those that others start
     /// may have been given some, which they look at themselves.
     fn check_memory(&self, identity: Option<&Identity>) -> Result<()> {
@@ -263,36 +273,16 @@ impl TrainPlan {
         let host = need.total() - need.on_device(self.zero.placement) + collectives::ready_bytes(ranks);
         let tokens = tokens_in_memory(&self.feed, ranks, identity);
         let all = (host as u64).saturating_mul(ranks as u64).saturating_add(tokens);
-        let advice = memory_advice(&self.zero, &self.batch, ranks, self.ranks.fewer(1, identity));
+        let here = identity.map_or(Some(ranks), |identity| identity.local_size).unwrap_or(ranks);
+        let advice = match self.least_memory()?.saturating_mul(here as u64) {
+            least if least > Machine::probe().usable_memory() => format!(
+                "what is trained, its gradients and the optimizer's state alone take {}, so take a smaller --model",
+                human::bytes(least)
+            ),
+            _ => advice::of_memory(&self.zero, &self.batch, ranks, self.ranks.fewer(1, identity)),
+        };
         machine::check_memory(ranks, identity, all, &(advice + machine::text_advice(tokens, all)))
     }
-}
-
-/// What would make a run of `world` ranks, which may be `fewer`, take less memory of the host, of that which it does not do
-/// yet.
-fn memory_advice(zero: &zero::Config, batch: &MicroBatch, world: usize, fewer: bool) -> String {
-    // Beside a device only the optimizer's state, and what goes through the host, is there.
-    let computes = zero.placement == zero::Placement::Host;
-    let smaller = [("--model", true), ("--micro-batch", computes && batch.rows > 1), ("--seq", computes)];
-    let mut advice = format!("take a smaller {}", human::either(smaller));
-    if fewer {
-        advice += ", or fewer --ranks";
-    }
-    // The highest stage that takes something off.
-    let shards = match zero.placement {
-        zero::Placement::Host if world > 1 => 3,
-        // One rank keeps sums over micro-batches and no whole gradients.
-        zero::Placement::Host if zero.accumulate > 1 => 2,
-        zero::Placement::Offloaded if world > 1 => 1,
-        _ => 0,
-    };
-    if zero.stage.level() < shards {
-        advice += ", or a higher --stage";
-    }
-    if computes && batch.recompute == models::Recompute::None {
-        advice += ", or --recompute full";
-    }
-    advice
 }
 
 /// Bytes of the tokens that `ranks` keep in memory together: those that something else has started each their own, and those
@@ -331,8 +321,11 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
         Err(_) => args.seq.unwrap_or(1),
     };
     step_tokens(args, world, length)?;
-    if let Some(file) = &args.metrics {
-        files::check_name("--metrics", file, "/dev/stdout for the standard output")?;
+    for (flag, path, stream) in [
+        ("--metrics", &args.metrics, "/dev/stdout for the standard output"),
+        ("--save", &args.save, "the name of a directory"),
+    ] {
+        path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, stream))?;
     }
     match (&args.metrics, &args.save) {
         (Some(file), Some(model)) => check_beside(file, file, model),
@@ -434,8 +427,6 @@ fn usage<T>(text: String) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::Recompute;
-    use zero::{Placement, Stage};
 
     #[test]
     fn tokens_of_text_are_held_once_by_ranks_of_one_start_and_by_each_of_others() {
@@ -451,33 +442,5 @@ mod tests {
         // They are worth a word where they count.
         assert!(machine::text_advice(own, 2 * own).contains("'caravan tokenize'"));
         assert_eq!(machine::text_advice(own, 20 * own), "");
-    }
-
-    #[test]
-    fn what_is_advised_of_memory_would_help() {
-        let advice = |placement, stage, accumulate, rows, world| {
-            let zero =
-                zero::Config { placement, stage: Stage::ALL[stage], accumulate, ..zero::Config::default() };
-            let batch = MicroBatch { rows, length: 64, recompute: Recompute::None, threads: 1 };
-            memory_advice(&zero, &batch, world, world > 1)
-        };
-        for (run, words) in [
-            (
-                advice(Placement::Host, 2, 1, 4, 2),
-                "--model, --micro-batch or --seq, or fewer --ranks, or a higher --stage, or --recompute full",
-            ),
-            (advice(Placement::Host, 3, 1, 1, 2), "--model or --seq, or fewer --ranks, or --recompute full"),
-            (advice(Placement::Host, 0, 1, 1, 1), "--model or --seq, or --recompute full"),
-            (
-                advice(Placement::Host, 1, 2, 1, 1),
-                "--model or --seq, or a higher --stage, or --recompute full",
-            ),
-            (advice(Placement::Host, 2, 2, 1, 1), "--model or --seq, or --recompute full"),
-            (advice(Placement::Offloaded, 0, 1, 4, 2), "--model, or fewer --ranks, or a higher --stage"),
-            (advice(Placement::Offloaded, 1, 1, 4, 2), "--model, or fewer --ranks"),
-            (advice(Placement::Device, 0, 2, 4, 1), "--model"),
-        ] {
-            assert_eq!(run, format!("take a smaller {words}"));
-        }
     }
 }

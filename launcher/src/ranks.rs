@@ -11,7 +11,6 @@ use crate::tokenizer;
 use crate::transports::Transport;
 #[cfg(feature = "mpi")]
 use crate::transports::{plugin, started_by};
-use collectives::Communicator;
 use collectives::bootstrap::spawn::{self, Report};
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, variables};
 #[cfg(feature = "mpi")]
@@ -20,6 +19,7 @@ use collectives::transport::Transport as _;
 use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
+use collectives::{Communicator, Error};
 use std::cell::RefCell;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -238,9 +238,22 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
 
 /// Meets the other ranks, whose calls must fit this one's.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
-    let mut rendezvous = Rendezvous::join(identity, options)?;
+    let mut rendezvous = Rendezvous::join(identity, options).map_err(perhaps_slow)?;
     agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())?;
     Ok(rendezvous)
+}
+
+/// A rank reads its data, and makes tokens of text, before it meets the others: what to do if it only takes longer.
+fn perhaps_slow(error: Error) -> Error {
+    const LATER: &str = "; if it still reads its data, --rendezvous-timeout SECONDS waits longer, and 'caravan tokenize' makes \
+                         of text what is read at once";
+    match error {
+        Error::Timeout { what, rank, peer, after, past } => {
+            Error::Timeout { what, rank, peer, after, past: past + LATER }
+        }
+        Error::Launch(text) if text.contains("did not arrive") => Error::Launch(text + LATER),
+        error => error,
+    }
 }
 
 /// MPI between all ranks, which are compared before they call anything together, unless they `have_met`.

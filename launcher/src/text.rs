@@ -6,11 +6,14 @@ use crate::machine::Machine;
 use models::tokens::TokenFile;
 use std::collections::HashSet;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// File name endings that count as text in a directory.
 const ENDINGS: [&str; 3] = ["md", "rs", "txt"];
+/// The ending of token files.
+const TOKENS: &str = "bin";
 /// Larger files are no sources and documents, but generated tables and logs.
 const LARGEST: u64 = 128 << 10;
 /// Directories that hold build products and dependencies, besides hidden ones.
@@ -33,7 +36,7 @@ pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
         (Some(first), Reads::TextOrTokens) => first,
     };
     // Beside text, what cannot be looked at is as good as any other .bin file.
-    let found = named.of(dir, &["bin"], &mut |_, _| Ok(()))?;
+    let found = named.of(dir, &[TOKENS], &mut |_, _| Ok(()))?;
     match found.iter().filter(|file| TokenFile::looks_like(file).unwrap_or(false)).count() {
         0 => Ok(text),
         tokens => Err(Failure::usage(format!(
@@ -78,9 +81,24 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
         left_out.push(dir.to_owned());
         Ok(())
     })?;
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(nothing_below(dir, Reads::TextOrTokens)),
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    // What a user has put there for it is mostly one large file.
+    let all: Vec<&str> = ENDINGS.iter().copied().chain([TOKENS]).collect();
+    let mut named = Walk { largest: u64::MAX, links: false }.of(dir, &all, &mut |_, _| Ok(()))?;
+    named.retain(|file| {
+        file.extension().is_none_or(|e| e != TOKENS) || TokenFile::looks_like(file).unwrap_or(false)
+    });
+    match named.first() {
+        None => Err(nothing_below(dir, Reads::TextOrTokens)),
+        Some(first) => Err(Failure::usage(format!(
+            "no text of at most {} below {}, as is taken where nobody names any, but {} larger or of tokens: take --data {}",
+            human::bytes(LARGEST),
+            dir.display(),
+            if named.len() == 1 { "one file".into() } else { format!("{} files", named.len()) },
+            first.display()
+        ))),
     }
 }
 
@@ -172,8 +190,18 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     if let Some(bytes) = path.metadata().ok().map(|m| m.len()).filter(|&bytes| bytes > LITTLE) {
         check_room(path, bytes, Machine::probe().usable_memory())?;
     }
-    let bytes =
-        fs::read(path).map_err(|e| Failure::usage(format!("cannot read --data {}: {e}", path.display())))?;
+    let cannot = |e| Failure::usage(format!("cannot read --data {}: {e}", path.display()));
+    let file = fs::File::open(path).map_err(cannot)?;
+    let mut bytes = Vec::new();
+    match file.metadata().map_err(cannot)?.len() {
+        // A pipe or a device says no length, and may never end.
+        0 => {
+            let most = Some(Machine::probe().usable_memory()).filter(|&have| have > 0).unwrap_or(u64::MAX);
+            file.take(most).read_to_end(&mut bytes).map_err(cannot)?;
+            check_room(path, bytes.len() as u64, most)?;
+        }
+        _ => drop((&file).read_to_end(&mut bytes).map_err(cannot)?),
+    }
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Failure::usage(format!(
@@ -238,6 +266,27 @@ mod tests {
         let e = files_below(root, Reads::TextOrTokens).unwrap_err().to_string();
         assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
         assert_eq!(corpus_below(root, &mut left_out).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn who_has_put_one_large_file_there_is_told_to_name_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| fs::write(dir.path().join(name), bytes).unwrap();
+        let refusal = || corpus_below(dir.path(), &mut vec![]).unwrap_err().to_string();
+        write("weights.bin", b"PK no tokens");
+        assert!(refusal().starts_with("no text below"), "{}", refusal());
+        write("b.bin", &20_240_520i32.to_le_bytes());
+        assert!(
+            refusal().ends_with("b.bin") && refusal().contains("one file larger or of tokens"),
+            "{}",
+            refusal()
+        );
+        write("a.txt", &vec![b'x'; LARGEST as usize + 1]);
+        assert!(
+            refusal().ends_with("a.txt") && refusal().contains("2 files larger or of tokens"),
+            "{}",
+            refusal()
+        );
     }
 
     #[test]

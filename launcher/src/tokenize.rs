@@ -22,6 +22,7 @@ const PIECE: usize = 1 << 16;
 /// Writes the file; it appears under its name when it is complete.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
+    files::check_name("--out", &args.out, "the name of a regular file")?;
     files::check_writable("--out", &args.out, Way::Whole)?;
     let inputs = data::list(&args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
@@ -30,7 +31,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         check_count(&inputs)?;
     }
     let width = TokenWidth::for_vocab(tokenizer.vocab());
-    let mut writer = TokenWriter::create(&args.out, width).map_err(Failure::usage)?;
+    let mut writer = TokenWriter::create(files::through_links(&args.out), width).map_err(Failure::usage)?;
     let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer, Share::of(None)));
     let write = |writer: &mut TokenWriter, texts: Vec<Vec<u32>>| {
         texts.iter().try_for_each(|tokens| writer.push(tokens)).map_err(Failure::run)

@@ -58,7 +58,7 @@ impl HuggingFace {
             Failure::usage(format!("tokenizer '{name}' is not a Hugging Face tokenizer.json: {why}"))
         };
         let opened = guarded(|| tokenizers::Tokenizer::from_file(path)).map_err(refuse)?;
-        let mut inner = opened.map_err(|e| refuse(e.to_string()))?;
+        let mut inner = opened.map_err(|e| refuse(why_not(path, &e.to_string())))?;
         let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
         if let Some(piece) = unknown_piece(&around) {
             return Err(refuse(format!(
@@ -303,6 +303,18 @@ impl<'t> Batch<'t> {
     pub fn finish(&mut self) -> Result<Vec<Vec<u32>>> {
         self.bytes = 0;
         self.tokenizer.encode_all(&std::mem::take(&mut self.texts), &self.share)
+    }
+}
+
+/// What there is instead of a tokenizer's description; of JSON without a model, the library only says where it gives up.
+fn why_not(path: &Path, said: &str) -> String {
+    let content: Option<Value> =
+        std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    match content {
+        Some(Value::Object(fields)) if !fields.contains_key("model") => {
+            "it describes no \"model\": the file of that name beside it may be meant".into()
+        }
+        _ => said.to_owned(),
     }
 }
 

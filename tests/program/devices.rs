@@ -128,6 +128,7 @@ fn what_does_not_fit_a_gpu_is_refused_with_what_would() {
     refused("2,256M", "--cuda-graphs on", &["--cuda-graphs on", "--device cuda"]);
     refused("2,256M", "--cuda-graphs on --device cuda", &["--cuda-graphs on", "emulated"]);
     refused("2,256M", "--attention wgmma", &["--attention wgmma", "--device cuda"]);
+    refused("2,256M", "--attention mma", &["--attention mma", "--device cuda"]);
     let other = ["wgmma", "16-bit elements and heads of 64 or 128", "heads of "];
     refused("2,256M", "--attention wgmma --device cuda", &other);
     refused("2,256M", "--share-gpus", &["--share-gpus", "--device cuda"]);

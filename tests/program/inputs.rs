@@ -115,7 +115,9 @@ fn a_dash_is_no_name_of_a_stream() {
     for (args, words) in [
         ("train --data -", ["--data -:", "/dev/stdin"]),
         ("tokenize --data - --out t.bin", ["--data -:", "/dev/stdin"]),
-        ("tokenize --data text.txt --out -", ["--out -:", "/dev/stdout"]),
+        ("tokenize --data text.txt --out -", ["--out -:", "regular file"]),
+        ("train --model nano --data text.txt --save -", ["--save -:", "directory"]),
+        ("sbatch -- train --save -", ["--save -:", "./-"]),
         ("train --model nano --data text.txt --metrics -", ["--metrics -:", "/dev/stdout"]),
         ("bench all_reduce --json -", ["--json -:", "/dev/stdout"]),
         ("bench tune -o -", ["-o -:", "/dev/stdout"]),
@@ -129,6 +131,24 @@ fn a_dash_is_no_name_of_a_stream() {
     assert_eq!(bench.names(), ["text.txt"]);
     bench.run("tokenize --data text.txt --out ./-").success();
     bench.run("train --model nano --data ./- --steps 1 --micro-batch 1 --sample 0 --quiet").success();
+}
+
+/// What is given in place of what was meant, by the name of what was meant.
+#[test]
+fn tokens_from_a_pipe_and_a_tokenizers_settings_are_told_from_text_and_tokenizers() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    let mut train = bench.command("train --model nano --steps 1 --data /dev/stdin");
+    train.stdin(Stdio::piped());
+    let mut child = train.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&fs::read(bench.path("t.bin")).unwrap()).unwrap();
+    bench
+        .finish(child)
+        .refusal(2, &["/dev/stdin is not UTF-8 text", "token files", "not come through a pipe"]);
+    bench.file("tokenizer_config.json", r#"{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>"}"#);
+    let words = ["tokenizer_config.json", "no \"model\"", "beside it"];
+    bench.run("train --model nano --data text.txt --tokenizer tokenizer_config.json").refusal(2, &words);
 }
 
 /// As what is saved under such a name can be evaluated, it can be trained further.

@@ -62,15 +62,15 @@ fn flags_that_make_no_sense_are_refused() {
         ("--save text.txt", &["--save: ", "text.txt", "not a directory"]),
         (
             "--model llama-3.1-405b --data random --seq 64 --micro-batch 1",
-            &["2 ranks would hold", "TiB", "fewer --ranks, or --recompute full"],
+            &["2 ranks would hold", "optimizer's state alone take 5.", "TiB, so take a smaller --model"],
         ),
         (
-            "--model llama-3.1-405b --data random --seq 64 --micro-batch 1 --stage 2 --recompute full",
+            "--model nano --data random --seq 64 --micro-batch 1000000 --stage 2 --recompute full",
             &["2 ranks would hold", "fewer --ranks, or a higher --stage"],
         ),
         (
-            "--model llama-3.1-405b --data random --seq 64 --micro-batch 1 --stage 2 --ranks 1",
-            &["1 rank would hold", "smaller --model or --seq, or --recompute full"],
+            "--model nano --data random --seq 64 --micro-batch 1000000 --stage 2 --ranks 1",
+            &["1 rank would hold", "smaller --model, --micro-batch or --seq, or --recompute full"],
         ),
         ("--micro-batch 1 --accumulate 1000", &["1000 micro-batches", "lower --accumulate"]),
         ("--micro-batch 1000000000 --accumulate 1000000000", &["2^40", "--micro-batch"]),

@@ -258,6 +258,12 @@ impl Environment<'_> {
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             below(names.local_rank, local_rank, names.local_size, local_size)?;
         }
+        if local_size == Some(0) {
+            return Err(Error::Launch(format!(
+                "{}=0: rank {rank} itself is one of the ranks of its host",
+                names.local_size
+            )));
+        }
         if let Some(local_size) = local_size
             && local_size > world
         {
@@ -467,6 +473,10 @@ mod tests {
             (&[("CARAVAN_RANK", "-1"), ("CARAVAN_WORLD", "2")], &["CARAVAN_RANK=-1", "whole number"]),
             (&[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "0")], &["CARAVAN_WORLD=0"]),
             (&[("PMI_RANK", "x"), ("PMI_SIZE", "2")], &["PMI_RANK=x"]),
+            (
+                &[("CARAVAN_RANK", "1"), ("CARAVAN_WORLD", "2"), ("CARAVAN_LOCAL_SIZE", "0")],
+                &["CARAVAN_LOCAL_SIZE=0", "rank 1"],
+            ),
             (
                 &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")],
                 &["OMPI_COMM_WORLD_RANK=0", "PMIX_RANK=1"],

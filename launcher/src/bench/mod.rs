@@ -254,17 +254,19 @@ fn rank(
     }
     run.about = description(plan, &cases, party, &who, &started);
     out.text(&footer(plan, &run));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&run.json(plan.min_busbw)).map_err(Failure::run)?;
-        files::write_whole(path, text.as_bytes())?;
-    }
-    if let Some(path) = &args.csv {
-        files::write_whole(path, run.csv().as_bytes())?;
-    }
-    if let Some(path) = &args.plot {
-        let title = format!("{} over {}, {} ranks", plan.operation.name(), run.transport, run.ranks);
-        files::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())?;
-    }
+    // Each by itself: what has been measured for an hour is kept where it can be.
+    let written = [
+        args.json.as_ref().map(|path| {
+            let text = serde_json::to_string_pretty(&run.json(plan.min_busbw)).map_err(Failure::run)?;
+            files::write_whole(path, text.as_bytes())
+        }),
+        args.csv.as_ref().map(|path| files::write_whole(path, run.csv().as_bytes())),
+        args.plot.as_ref().map(|path| {
+            let title = format!("{} over {}, {} ranks", plan.operation.name(), run.transport, run.ranks);
+            files::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())
+        }),
+    ];
+    written.into_iter().flatten().collect::<Result<()>>()?;
     out.end()?;
     Ok(verdict::of(plan, &run))
 }

@@ -19,6 +19,7 @@ pub fn check_outputs(
     metrics: Option<&Path>,
 ) -> Result<()> {
     let bytes = model.config.parameters() * dtype.dtype().size() as u64;
+    save.map_or(Ok(()), |dir| files::check_name("--save", dir, "the name of a directory"))?;
     let place = save.map(|dir| {
         models::hf::check_loadable(&model.config)?;
         models::hf::check_destination(dir, bytes)
