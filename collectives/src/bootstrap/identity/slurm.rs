@@ -1,7 +1,7 @@
 //! What srun leaves in the environment of a rank.
 
 use super::super::hosts;
-use super::{Environment, Identity, Launcher, Names, below};
+use super::{Environment, Identity, Launcher, Names, below, variables};
 use crate::error::{Error, Result};
 
 /// Slurm numbers its batch, interactive and external pseudo-steps from here upwards, or from -1 downwards since 26.05; a
@@ -34,21 +34,39 @@ impl Environment<'_> {
         let node = self.number("SLURM_NODEID")?;
         let hosts = self.first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]);
         let hosts = hosts.map(|(name, text)| hosts::expand(name, &text)).transpose()?.unwrap_or_default();
-        // Lists that are ordered otherwise than the nodes of the step, as those of heterogeneous ones, say nothing of them.
-        if let (Some(node), Some(here)) = (node, self.text("SLURMD_NODENAME"))
-            && hosts.get(node).is_some_and(|listed| *listed != here)
-        {
-            return Ok(Some(me));
-        }
+        // Those of heterogeneous steps are sorted, and their nodes are numbered component by component: so a node has the place
+        // of its name, if it has one there.
+        let here = self.text("SLURMD_NODENAME").filter(|_| !hosts.is_empty());
+        let place = match &here {
+            None => node,
+            Some(here) => {
+                let mut places = (0..hosts.len()).filter(|&at| hosts[at] == *here);
+                let (Some(place), None) = (places.next(), places.next()) else { return Ok(Some(me)) };
+                Some(place)
+            }
+        };
         let per_node = self.first(&["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"]);
-        if let (Some((name, text)), Some(node)) = (per_node, node) {
+        if let (Some((name, text)), Some(place)) = (per_node, place) {
             let counts = hosts::tasks_per_node(name, &text)?;
-            if let Some(&count) = counts.get(node) {
+            if let Some(&count) = counts.get(place) {
                 if let Some(local_rank) = me.local_rank {
-                    below("SLURM_LOCALID", local_rank, &format!("{name}={text}: node {node} has"), count)?;
+                    below("SLURM_LOCALID", local_rank, &format!("{name}={text}: node {place} has"), count)?;
                 }
                 me.local_size = Some(count);
             }
+        }
+        // All ranks look for the first one there.
+        if let (0, Some(here)) = (me.rank, here)
+            && here != hosts[0]
+            && me.local_size != Some(me.world)
+            && self.text(variables::RENDEZVOUS).is_none()
+        {
+            return Err(Error::Launch(format!(
+                "rank 0 is on {here} and Slurm's list of this step's hosts begins with {}, as of heterogeneous steps: set \
+                 {}={here}:PORT for all ranks",
+                hosts[0],
+                variables::RENDEZVOUS
+            )));
         }
         if me.local_size != Some(me.world) && hosts.len() > 1 {
             me.rendezvous = Some(format!("{}:{}", hosts[0], hosts::port_of(&format!("{job}.{step}"))));
@@ -97,13 +115,28 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_another_order_are_not_believed() {
-        let on = |host| {
-            let mut table = SLURM.to_vec();
-            table.push(("SLURMD_NODENAME", host));
-            from(&table).unwrap().unwrap()
+    fn a_node_has_the_place_of_its_name() {
+        let on = |rank, local, host| {
+            let mut table: Vec<_> = SLURM.iter().filter(|(name, _)| !name.ends_with("ID")).copied().collect();
+            // Nodes of a heterogeneous step are numbered component by component.
+            table.extend([("SLURM_STEP_ID", "1"), ("SLURM_NODEID", "0")]);
+            table.extend([("SLURM_PROCID", rank), ("SLURM_LOCALID", local), ("SLURMD_NODENAME", host)]);
+            from(&table)
         };
-        assert_eq!((on("node03").local_size, on("node03").rendezvous.is_some()), (Some(2), true));
-        assert_eq!((on("node7").local_size, on("node7").rendezvous), (None, None));
+        let fine = |rank, local, host| on(rank, local, host).unwrap().unwrap();
+        assert_eq!(
+            (fine("5", "1", "node03").local_size, fine("6", "0", "node7").local_size),
+            (Some(2), Some(1))
+        );
+        assert_eq!(fine("6", "0", "node7").rendezvous, fine("0", "0", "node01").rendezvous);
+        // A list of other names says nothing.
+        assert_eq!((fine("5", "1", "other").local_size, fine("5", "1", "other").rendezvous), (None, None));
+        let Err(Error::Launch(text)) = on("0", "0", "node02") else {
+            panic!("rank 0 is not where others look")
+        };
+        assert!(
+            text.contains("rank 0 is on node02") && text.contains("CARAVAN_RENDEZVOUS=node02:PORT"),
+            "{text}"
+        );
     }
 }
