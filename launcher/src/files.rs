@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::out;
 use models::{NewFile, is_mount_point};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// A process holds the locks of a file for as long as writing it takes.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
+/// Who reads what is written to a pipe comes so soon.
+pub const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,12 +188,30 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
         (None, Ok(there)) if there.is_file() => {
             fs::canonicalize(path).and_then(|file| replace(&file, content))
         }
-        (None, Ok(_)) => {
-            fs::OpenOptions::new().write(true).open(path).and_then(|mut open| open.write_all(content))
-        }
+        (None, Ok(_)) => open_special(path, READ_WITHIN).and_then(|mut open| open.write_all(content)),
         (None, Err(_)) => replace(&through_links(path), content),
     };
     written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))
+}
+
+/// Opens for writing what is no regular file. To open a pipe that nobody reads would last for ever, and other ranks wait
+/// meanwhile: its reader has to come `within` this.
+pub fn open_special(path: &Path, within: Duration) -> std::io::Result<File> {
+    let until = Instant::now() + within;
+    loop {
+        match rustix::fs::open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(open) => {
+                rustix::fs::fcntl_setfl(&open, OFlags::WRONLY)?;
+                return Ok(File::from(open));
+            }
+            Err(Errno::NXIO) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::NXIO) => {
+                let why = format!("it is a pipe or a device that nobody reads, after {within:?}");
+                return Err(std::io::Error::other(why));
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
 }
 
 /// Writes whole what `change` makes of what is there at that moment (nothing, where there is no file), while no other
@@ -335,6 +355,22 @@ mod tests {
         check(&new, &old).unwrap();
         let null = Path::new("/dev/null");
         check(null, null).unwrap();
+    }
+
+    #[test]
+    fn a_pipe_is_written_to_once_somebody_reads_it_and_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .unwrap();
+        let e = open_special(&pipe, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(e.contains("nobody reads"), "{e}");
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| fs::read(&pipe).unwrap());
+            // More than a pipe holds, so that writing waits for the reader.
+            write_whole(&pipe, &[7; 300_000]).unwrap();
+            assert_eq!(reader.join().unwrap(), [7; 300_000]);
+        });
     }
 
     #[test]

@@ -26,6 +26,9 @@ impl Metrics {
         let refused = |e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display()));
         let (file, whole) = match files::standard(path) {
             Some(file) => (file, None),
+            None if path.metadata().is_ok_and(|there| !there.is_file()) => {
+                (files::open_special(path, files::READ_WITHIN).map_err(refused)?, Some(0))
+            }
             None => (File::create(path).map_err(refused)?, Some(0)),
         };
         Ok(Metrics { file, path: path.to_owned(), whole })

@@ -6,6 +6,14 @@ pub mod hierarchical;
 mod inbox;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+// What of it needs no library, for its tests.
+#[cfg(all(test, not(feature = "mpi")))]
+#[allow(dead_code)]
+mod mpi {
+    mod family;
+    mod tags;
+    mod words;
+}
 mod neighbours;
 mod nodes;
 mod processes;

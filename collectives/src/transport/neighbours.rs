@@ -47,7 +47,7 @@ pub(super) struct Neighbours {
     ended: Vec<bool>,
     any: bool,
     /// The first that was seen to have ended, and when; of several at one look the lowest.
-    #[cfg(feature = "mpi")]
+    #[cfg(any(feature = "mpi", test))]
     first: Option<(usize, Instant)>,
     next: Instant,
 }
@@ -93,7 +93,7 @@ impl Neighbours {
             ended: vec![false; homes.len()],
             homes,
             any: false,
-            #[cfg(feature = "mpi")]
+            #[cfg(any(feature = "mpi", test))]
             first: None,
             next: Instant::now(),
         })
@@ -108,7 +108,7 @@ impl Neighbours {
         self.next = now + INTERVAL;
         self.processes.ended(|peer| {
             (self.ended[peer], self.any) = (true, true);
-            #[cfg(feature = "mpi")]
+            #[cfg(any(feature = "mpi", test))]
             self.first.get_or_insert((peer, now));
         });
     }
@@ -125,7 +125,7 @@ impl Neighbours {
 
     /// Looks, and says which rank ended first, once it was seen to have ended `grace` ago. Those that end after it mostly
     /// do so because of it.
-    #[cfg(feature = "mpi")]
+    #[cfg(any(feature = "mpi", test))]
     pub(super) fn first_ended(&mut self, grace: Duration) -> Option<usize> {
         self.look();
         self.first.filter(|(_, seen)| seen.elapsed() >= grace).map(|(peer, _)| peer)
@@ -182,7 +182,6 @@ mod tests {
         assert!(e.to_string().contains("rank 3"), "{e}");
     }
 
-    #[cfg(feature = "mpi")]
     #[test]
     fn the_first_to_end_stays_the_first() {
         let spawn = || std::process::Command::new("sleep").arg("60").spawn().unwrap();

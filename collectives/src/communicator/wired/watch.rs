@@ -94,6 +94,7 @@ impl<Q: Streams> Watch<Q> {
             state: Arc::clone(&state),
             peers: peers.expect("a rank that gave a color is in a group"),
             round: None,
+            rows: None,
             table: vec![Row::default(); host.size()],
             over: false,
         };
@@ -186,6 +187,8 @@ struct Rounds {
     state: Arc<State>,
     peers: Communicator,
     round: Option<Pending<Buffer<u64>>>,
+    /// What the last round came in, for the next.
+    rows: Option<Buffer<u64>>,
     table: Vec<Row>,
     /// Somebody leaves: there are no more rounds.
     over: bool,
@@ -206,6 +209,7 @@ impl Rounds {
             for (row, words) in self.table.iter_mut().zip(rows.host().chunks(WORDS)) {
                 *row = Row::from_words(words);
             }
+            self.rows = Some(rows);
             self.compare()?;
             if self.table.iter().any(|row| row.leaves) {
                 self.over = true;
@@ -213,7 +217,7 @@ impl Rounds {
             }
         }
         let rank = self.peers.rank();
-        let mut rows = Buffer::<u64>::zeroed(WORDS * self.peers.size());
+        let mut rows = self.rows.take().unwrap_or_else(|| Buffer::zeroed(WORDS * self.peers.size()));
         let mine = Row { leaves, ..row::<Q>(slots)? };
         rows.host_mut()[WORDS * rank..WORDS * (rank + 1)].copy_from_slice(&mine.words());
         self.round = Some(self.peers.start_all_gather_in_place(rows)?);
@@ -352,6 +356,7 @@ mod tests {
             state: Arc::new(state),
             peers,
             round: Some(round),
+            rows: None,
             table: vec![row(5), row(4), row(5)],
             over: false,
         };

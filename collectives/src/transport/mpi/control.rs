@@ -6,6 +6,8 @@
 //! number, where it takes the place of a message that is then lost.
 
 use super::session::Session;
+use super::words::LARGEST;
+pub(super) use super::words::{Kind, Word};
 use super::{failures, ffi};
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
@@ -17,8 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Of words.
 pub(super) const TAG: c_int = 1;
-const LARGEST: usize = 1 << 10;
-const HEADER: usize = 8 + 4 + 1;
 /// How long the end waits for words on their way.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long a process that ends without MPI's end waits until its last word has gone.
@@ -30,56 +30,6 @@ const LEFT: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_micros(20);
 /// In place of a group: all groups, and MPI's end.
 const JOB: u64 = 0;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Kind {
-    /// The sender leaves in order.
-    Farewell = 0,
-    /// The sender gives up; the text says why.
-    Failure = 1,
-    /// The sender has come to form a group.
-    Meeting = 2,
-    /// The sender asks for whom the other waits.
-    Ask = 3,
-    /// The sender, which was asked, waits for the rank in the text.
-    Answer = 4,
-}
-
-impl Kind {
-    const ALL: [Kind; 5] = [Kind::Farewell, Kind::Failure, Kind::Meeting, Kind::Ask, Kind::Answer];
-}
-
-/// Something a rank said.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Word {
-    /// Which group it is about.
-    pub(super) group: u64,
-    pub(super) kind: Kind,
-    /// The sender's rank in that group.
-    pub(super) from: usize,
-    pub(super) text: String,
-}
-
-impl Word {
-    fn to_bytes(&self) -> Box<[u8]> {
-        let mut cut = self.text.len().min(LARGEST - HEADER);
-        while !self.text.is_char_boundary(cut) {
-            cut -= 1;
-        }
-        let (group, from) = (self.group.to_le_bytes(), (self.from as u32).to_le_bytes());
-        [&group[..], &from, &[self.kind as u8], &self.text.as_bytes()[..cut]].concat().into()
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Option<Word> {
-        let (group, rest) = bytes.split_first_chunk()?;
-        let (from, rest) = rest.split_first_chunk()?;
-        let (kind, text) = rest.split_first()?;
-        let kind = Kind::ALL.into_iter().find(|k| *k as u8 == *kind)?;
-        let (group, from) = (u64::from_le_bytes(*group), u32::from_le_bytes(*from) as usize);
-        Some(Word { group, kind, from, text: String::from_utf8_lossy(text).into_owned() })
-    }
-}
 
 /// The channel of one process.
 pub(super) struct Control {
@@ -388,26 +338,5 @@ impl Control {
     pub(super) fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.space));
         std::mem::forget(std::mem::take(&mut self.outgoing));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_survive_the_wire() {
-        for (kind, text) in [(Kind::Farewell, ""), (Kind::Failure, "größe"), (Kind::Meeting, "x")] {
-            let word = Word { group: 0xfedc_ba98_7654_3210, kind, from: 70_000, text: text.into() };
-            assert_eq!(Word::from_bytes(&word.to_bytes()), Some(word));
-        }
-        // Cut between characters.
-        let long = Word { group: 1, kind: Kind::Failure, from: 0, text: "é".repeat(5000) };
-        let bytes = long.to_bytes();
-        assert!(bytes.len() <= LARGEST);
-        assert!(Word::from_bytes(&bytes).unwrap().text.chars().all(|c| c == 'é'));
-        for bad in [&[][..], &[0; 12], &[9; 13]] {
-            assert_eq!(Word::from_bytes(bad), None);
-        }
     }
 }

@@ -7,8 +7,9 @@
 
 use super::blocked::{Place, Watch};
 use super::comm::Comm;
+use super::family::{Family, is_mpich_4_0};
 use super::ffi;
-use super::library::{Family, SMALL_HANDLES, family, is_mpich_4_0};
+use super::library::{SMALL_HANDLES, family};
 use crate::buffer::Buffer;
 use crate::element::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};

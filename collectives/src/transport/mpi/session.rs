@@ -4,6 +4,7 @@
 
 use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
+use super::family::is_mpich_4_0;
 use super::fatal;
 use super::{ffi, library};
 use crate::bootstrap::{OF_HYDRA, pmi_socket};
@@ -114,7 +115,7 @@ impl Session {
         let neighbours = Arc::new(Mutex::new(Neighbours::of(rank as usize, homes)?));
         let one_host = ranks_here() == Some(size);
         drop(watch);
-        let without_end = library::is_mpich_4_0(&library) && !one_host;
+        let without_end = is_mpich_4_0(&library) && !one_host;
         let one = start.one_thread || granted < Threading::Serialized;
         let only = one.then(|| std::thread::current().id());
         SELF.set(only);
