@@ -258,17 +258,11 @@ impl Environment<'_> {
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             below(names.local_rank, local_rank, names.local_size, local_size)?;
         }
-        if local_size == Some(0) {
-            return Err(Error::Launch(format!(
-                "{}=0: rank {rank} itself is one of the ranks of its host",
-                names.local_size
-            )));
-        }
         if let Some(local_size) = local_size
-            && local_size > world
+            && !(1..=world).contains(&local_size)
         {
             return Err(Error::Launch(format!(
-                "{}={local_size} is more than {}={world}",
+                "{}={local_size} is not from 1 to {}={world}",
                 names.local_size, names.world
             )));
         }
@@ -475,7 +469,7 @@ mod tests {
             (&[("PMI_RANK", "x"), ("PMI_SIZE", "2")], &["PMI_RANK=x"]),
             (
                 &[("CARAVAN_RANK", "1"), ("CARAVAN_WORLD", "2"), ("CARAVAN_LOCAL_SIZE", "0")],
-                &["CARAVAN_LOCAL_SIZE=0", "rank 1"],
+                &["CARAVAN_LOCAL_SIZE=0", "CARAVAN_WORLD=2"],
             ),
             (
                 &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")],

@@ -1,6 +1,7 @@
 //! The engine's own memory for calls: kept and reused, so that a steady state allocates nothing, and bounded, so that
 //! how much it is does not depend on timing.
 
+use super::Engine;
 use crate::buffer::{Buffer, Memory};
 use crate::error::Result;
 use crate::ledger::Account;
@@ -156,5 +157,37 @@ fn released(scratch: &Scratch, transport: &mut dyn Transport) -> bool {
     match (scratch.busy_until, transport.direct()) {
         (Some(until), Some(direct)) => (0..size).filter(|&p| p != rank).all(|p| direct.finished(p, until)),
         _ => true,
+    }
+}
+
+impl Engine {
+    /// Gives a call its scratch; false where it has to wait for some. Collectives get it in the order of their start,
+    /// which is the same on all ranks: so the oldest that is under way anywhere has it everywhere. A user's message
+    /// waits for nobody, because its peer may make other calls first.
+    pub(super) fn equip(&mut self, id: u32) -> Result<bool> {
+        let Some(at) = self.waiting.iter().position(|&other| other == id) else { return Ok(true) };
+        let flight = &mut self.flights[id as usize];
+        let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
+        let next = at == 0 || schedule.call.kind.is_message();
+        let found = match next {
+            true => self.pool.lend(schedule, &mut *self.transport),
+            false => Ok(None),
+        };
+        match found {
+            Ok(Some(mut scratch)) => {
+                flight.state.scratch_at = scratch.memory.as_mut_ptr();
+                flight.state.scratch = Some(scratch);
+                self.waiting.remove(at);
+                Ok(true)
+            }
+            Ok(None) => {
+                if let Some(peer) = self.oldest_waits_for() {
+                    self.flights[id as usize].blocked_on = peer;
+                }
+                Ok(false)
+            }
+            // Peers expect this call of this rank, which will now never come.
+            Err(error) => Err(self.fail(error)),
+        }
     }
 }
