@@ -5,7 +5,7 @@ use collectives::{Communicator, Float, bf16};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use models::{Batch, Llama, LlamaConfig, Recompute};
 use std::time::Duration;
-use zero::{Batches, Config, Ledger, Trainer};
+use zero::{Batches, Config, Ledger, NoBatch, Trainer};
 
 /// The same batch over and over.
 struct Same {
@@ -15,7 +15,7 @@ struct Same {
 }
 
 impl Batches for Same {
-    fn micro_batch(&mut self, _: usize) -> Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, _: usize) -> Result<Batch<'_>, NoBatch> {
         Ok(Batch { tokens: &self.tokens, targets: &self.tokens, rows: self.rows, length: self.length })
     }
 }

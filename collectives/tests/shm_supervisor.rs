@@ -1,7 +1,7 @@
 //! What a supervised job leaves behind when its supervisor is killed or interrupted: nothing. Not in the usual
 //! harness, whose second thread would take the signals.
 
-use collectives::bootstrap::spawn::supervise;
+use collectives::bootstrap::spawn::{OnRequest, supervise};
 use collectives::bootstrap::{Identity, Options, shm_group};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::CommandExt;
@@ -47,7 +47,9 @@ fn supervisor(directory: &Path) -> (Child, Vec<u32>) {
 }
 
 fn supervise_ranks() {
-    exit(supervise(3, |_| again("rank")).map_or(99, |report| report.exit_code().into()));
+    exit(
+        supervise(3, OnRequest::EndAtOnce, |_| again("rank")).map_or(99, |report| report.exit_code().into()),
+    );
 }
 
 fn wait_as_rank() {

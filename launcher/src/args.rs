@@ -235,7 +235,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Write the trained model as a Hugging Face directory. It has no state of the optimizer: a run that starts from it
-    /// begins its schedule and its order of data anew, best with another --seed.
+    /// begins its schedule and its order of data anew, best with another --seed. By SIGTERM or SIGUSR1 the run stops between
+    /// two steps and saves; Ctrl-C ends it at once.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Gather the next unit's parameters while this one computes. The bits are the same either way.
@@ -341,6 +342,10 @@ pub struct SbatchArgs {
     /// The job's time limit, as Slurm writes it.
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
+    /// How many seconds before the job's time is up its training is asked to stop and to save, up to 65535; with train
+    /// --save. Else Slurm asks it when its time is up, and kills it soon after (KillWait, usually 30 s).
+    #[arg(long, value_name = "SECONDS")]
+    pub stop_before: Option<u16>,
     /// The partition.
     #[arg(long, value_name = "NAME")]
     pub partition: Option<String>,

@@ -1,6 +1,7 @@
 //! How a command ends when it cannot do what was asked: one sentence and an exit code.
 
 use crate::out;
+use crate::train::stop;
 use collectives::DType;
 use std::process::ExitCode;
 
@@ -9,6 +10,11 @@ pub const USAGE: u8 = 2;
 
 /// The exit code by which a rank tells its supervisor that it has said the verdict itself: no failure has it.
 pub const VERDICT: u8 = 3;
+
+/// The exit code of what a signal ended, whether it was killed or went when it was ready.
+pub fn stopped_by(signal: u8) -> u8 {
+    128 + signal
+}
 
 /// A sentence for the user, and whose fault it is.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -22,6 +28,14 @@ pub enum Failure {
     /// It went through, and what came of it is no success: exit code 1, and no rank's fault.
     #[error("{0}")]
     Verdict(String),
+    /// As a verdict, of a run that was asked to end before its time: exit code 128 and the signal.
+    #[error("{text}")]
+    Stopped {
+        /// The sentence.
+        text: String,
+        /// By which it was asked.
+        signal: u8,
+    },
     /// Another rank failed, and this one stopped for it: exit code 1.
     #[error("{0}")]
     Consequence(String),
@@ -60,8 +74,23 @@ impl Failure {
         match self {
             Failure::Run(_) | Failure::Verdict(_) | Failure::Consequence(_) => 1,
             Failure::Usage(_) => USAGE,
+            Failure::Stopped { signal, .. } => stopped_by(*signal),
             Failure::Ranks { code, .. } | Failure::Told { code } => *code,
         }
+    }
+
+    /// Whether it is no rank's failure, and all ranks come to it at the same point.
+    pub fn is_verdict(&self) -> bool {
+        matches!(self, Failure::Verdict(_) | Failure::Stopped { .. })
+    }
+
+    /// A verdict with something more to say about it; any other failure as it is.
+    pub fn remark(mut self, more: &str) -> Self {
+        if let Failure::Verdict(text) | Failure::Stopped { text, .. } = &mut self {
+            text.push_str("; ");
+            text.push_str(more);
+        }
+        self
     }
 
     /// Prints the sentence, unless it is told already, and gives the exit code.
@@ -102,6 +131,7 @@ impl From<zero::Error> for Failure {
                 };
                 Failure::Verdict(format!("{e} ({flags})"))
             }
+            zero::Error::Stopped { why: signal, .. } => stop::interrupted(signal),
             zero::Error::Batch { .. } => Failure::Verdict(e.to_string()),
             e => Failure::run(e),
         }

@@ -24,6 +24,7 @@ use crate::ranks::lead;
 use crate::rate::Rate;
 use crate::save;
 use crate::tokenizer::{Share, Tokenizer};
+use crate::train::stop;
 use collectives::Communicator;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::device::Arena;
@@ -104,6 +105,7 @@ impl TrainPlan {
         let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         ranks.options.progress = args.progress.options();
+        ranks.on_request = stop::on_request(args.save.as_deref());
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
         check_device(args)?;

@@ -3,16 +3,17 @@
 use crate::agree;
 use crate::bench::native::Native;
 use crate::bind;
-use crate::failure::{Failure, Result, USAGE, VERDICT};
+use crate::failure::{Failure, Result, USAGE, VERDICT, stopped_by};
 use crate::out;
 use crate::plan::Ranks;
 #[cfg(feature = "mpi")]
 use crate::tokenizer;
+use crate::train::stop;
 use crate::transports::Transport;
 #[cfg(feature = "mpi")]
 use crate::transports::{plugin, started_by};
 use collectives::bootstrap::spawn::{self, Report};
-use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, variables};
+use collectives::bootstrap::{self, Board, Ending, Identity, Launcher, Rendezvous, variables};
 #[cfg(feature = "mpi")]
 use collectives::transport::Transport as _;
 #[cfg(feature = "mpi")]
@@ -96,7 +97,7 @@ fn as_rank(
         body(comm, native)
     });
     let Err(failure) = done else { return Ok(()) };
-    if let Failure::Verdict(_) = failure {
+    if failure.is_verdict() {
         // No rank has failed, and all may have come to it: rank 0 says it.
         return if identity.rank == 0 { Err(pronounce(failure)) } else { Ok(()) };
     }
@@ -156,7 +157,8 @@ fn pronounce(verdict: Failure) -> Failure {
         return verdict;
     }
     verdict.report();
-    Failure::Told { code: VERDICT }
+    let code = if let Failure::Stopped { .. } = verdict { verdict.code() } else { VERDICT };
+    Failure::Told { code }
 }
 
 /// What rank 0 of ranks that others have started looks at for all of them, who hear of its failure: where `caravan` starts
@@ -352,15 +354,16 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
         threads.into_iter().enumerate().map(join).collect()
     });
     let failures = || ended.iter().enumerate().filter_map(|(rank, r)| r.as_ref().err().map(|e| (rank, e)));
-    let verdict = |e: &Failure| matches!(e, Failure::Verdict(_));
     let cause = failures()
-        .find(|(_, e)| !matches!(e, Failure::Consequence(_)) && !verdict(e))
-        .or_else(|| failures().find(|(_, e)| verdict(e)))
+        .find(|(_, e)| !matches!(e, Failure::Consequence(_)) && !e.is_verdict())
+        .or_else(|| failures().find(|(_, e)| e.is_verdict()))
         .or_else(|| failures().next());
     match cause {
         None => Ok(()),
         // What makes no sense, or was no success, is no rank's failure.
-        Some((_, failure @ (Failure::Usage(_) | Failure::Verdict(_)))) => Err(failure.clone()),
+        Some((_, failure)) if matches!(failure, Failure::Usage(_)) || failure.is_verdict() => {
+            Err(failure.clone())
+        }
         Some((rank, failure)) => {
             let text = format!("rank {rank} failed: {failure}");
             Err(Failure::Ranks { text, code: failure.code() })
@@ -393,7 +396,7 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
     let name = arguments.next().unwrap_or_else(|| "caravan".into());
     let arguments: Vec<_> = arguments.collect();
     let mut segments = None;
-    let report = spawn::supervise(ranks.world, |_| {
+    let report = spawn::supervise(ranks.world, ranks.on_request, |_| {
         let mut command = Command::new(PROGRAM);
         command.arg0(&name).args(&arguments).envs(variable.clone());
         if ranks.transport == Transport::Ucx {
@@ -405,11 +408,23 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
     })?;
     drop(segments);
     let code = exit_code(&report);
-    match report.sentence() {
-        None => Ok(()),
-        Some(_) if code == VERDICT => Err(Failure::Told { code: 1 }),
-        Some(text) if code == USAGE => Err(Failure::usage(report.announced.unwrap_or(text))),
-        Some(text) => Err(Failure::Ranks { text, code }),
+    match (report.sentence(), said(&report)) {
+        (None, _) => Ok(()),
+        (_, Some(code)) => Err(Failure::Told { code }),
+        (Some(text), _) if code == USAGE => Err(Failure::usage(report.announced.unwrap_or(text))),
+        (Some(text), _) => Err(Failure::Ranks { text, code }),
+    }
+}
+
+/// The exit code of a run whose rank 0 has said itself what came of it.
+fn said(report: &Report) -> Option<u8> {
+    let (first, _) = report.first_failure.as_ref()?;
+    match report.endings[*first] {
+        Ending::Exited(VERDICT) => Some(1),
+        Ending::Exited(code) if stop::REQUESTS.iter().any(|&signal| code == stopped_by(signal as u8)) => {
+            Some(code)
+        }
+        _ => None,
     }
 }
 
@@ -418,7 +433,7 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
 fn exit_code(report: &Report) -> u8 {
     match report.exit_code() {
         code if report.interrupted.is_some() => code,
-        code @ (0 | USAGE | VERDICT) => code,
+        code @ (0 | USAGE) => code,
         _ => 1,
     }
 }
@@ -426,25 +441,22 @@ fn exit_code(report: &Report) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use collectives::bootstrap::Ending;
 
     #[test]
     fn a_run_ends_with_one_of_the_codes_that_the_help_names() {
-        let ended = |ending: Ending, interrupted| {
-            exit_code(&Report {
-                endings: vec![Ending::Exited(0), ending],
-                first_failure: ending.failed().then(|| (1, ending.to_string())),
-                announced: None,
-                interrupted,
-                killed: Vec::new(),
-                left: Vec::new(),
-            })
+        let report = |ending: Ending, interrupted| Report {
+            endings: vec![Ending::Exited(0), ending],
+            first_failure: ending.failed().then(|| (1, ending.to_string())),
+            announced: None,
+            interrupted,
+            killed: Vec::new(),
+            left: Vec::new(),
         };
+        let ended = |ending, interrupted| exit_code(&report(ending, interrupted));
         for (ending, code) in [
             (Ending::Exited(0), 0),
             (Ending::Exited(1), 1),
             (Ending::Exited(USAGE), 2),
-            (Ending::Exited(VERDICT), 3),
             // A panic; what a rank may have taken for a signal; an abort.
             (Ending::Exited(101), 1),
             (Ending::Exited(139), 1),
@@ -454,5 +466,19 @@ mod tests {
         }
         assert_eq!(ended(Ending::Exited(101), Some(2)), 130);
         assert_eq!(ended(Ending::Killed(15), Some(15)), 143);
+        // All have gone through before it reached them.
+        assert_eq!(ended(Ending::Exited(0), Some(15)), 0);
+        let told = |code, interrupted| said(&report(Ending::Exited(code), interrupted));
+        for (code, interrupted, expected) in [
+            (VERDICT, None, Some(1)),
+            (VERDICT, Some(15), Some(1)),
+            (143, None, Some(143)),
+            (143, Some(15), Some(143)),
+            (138, None, Some(138)),
+            (130, Some(2), None),
+            (1, Some(15), None),
+        ] {
+            assert_eq!(told(code, interrupted), expected, "{code} {interrupted:?}");
+        }
     }
 }

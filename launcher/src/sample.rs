@@ -3,6 +3,7 @@
 use crate::failure::Result;
 use crate::plan::TrainPlan;
 use crate::progress::Progress;
+use crate::train::stop;
 use collectives::{Communicator, Float, ReduceOp};
 use models::Batch;
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ impl Sample {
 /// stage 3 they hold the model together. None when no sample was asked for, or nobody knows which text tokens are.
 ///
 /// # Errors
-/// A collective fails, as when another rank does.
+/// A rank was asked to end, or a collective fails, as when another rank does.
 pub fn generate<T: Float>(
     trainer: &mut Trainer<T>,
     plan: &TrainPlan,
@@ -60,6 +61,9 @@ pub fn generate<T: Float>(
     let known = tokenizer.vocab().min(vocab);
     let began = Instant::now();
     for made in 0..plan.sample {
+        if plan.save.is_some() {
+            stop::any(trainer.comm()).map_err(|e| e.remark("the sample was not made, all else was"))?;
+        }
         progress.round("sampling", made, plan.sample);
         if made > 0 && enough(trainer.comm(), began.elapsed())? {
             break;

@@ -61,6 +61,11 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     let inner = Inner::read(&args.command, world)?;
     inner.check(args, world)?;
     let name = inner.name;
+    if let (Some(seconds), false) = (args.stop_before, inner.saves) {
+        return Err(Failure::usage(format!(
+            "--stop-before {seconds}: what this {name} has done by then would not be kept: it is for train --save DIR"
+        )));
+    }
     let mut text = String::from("#!/bin/bash\n");
     let mut option = |name: &str, value: &str| {
         let _ = writeln!(text, "#SBATCH --{name}={value}");
@@ -81,6 +86,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         if let Some(value) = value {
             option(name, value);
         }
+    }
+    if let Some(seconds) = args.stop_before {
+        // To the ranks, and not to the shell of the script.
+        option("signal", &format!("TERM@{seconds}"));
     }
     // All of the script's environment, also where the job itself took none of the submitter's.
     let mut srun = vec!["srun".to_owned(), "--export=ALL".into(), "--kill-on-bad-exit=1".into()];
@@ -113,6 +122,8 @@ struct Inner {
     asked: Asked,
     /// The flag with which its ranks compute or measure on GPUs, and whether it was given.
     gpus: (&'static str, bool),
+    /// Whether it keeps what it has when it is asked to end.
+    saves: bool,
 }
 
 impl Inner {
@@ -150,7 +161,8 @@ impl Inner {
             }
             Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => ("", ("", false)),
         };
-        Ok(Inner { name, ranks, asked, gpus })
+        let saves = matches!(&cli.command, Command::Train(args) if args.save.is_some());
+        Ok(Inner { name, ranks, asked, gpus, saves })
     }
 
     /// Whether it fits the job.
@@ -223,7 +235,7 @@ mod tests {
     fn a_job_of_two_nodes() {
         let text = of(
             "caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 --cpus-per-rank 4 --time 1:00:00 \
-                       -- train --device cuda --model llama-3.2-1b --data it's.bin",
+                       --stop-before 300 -- train --device cuda --model llama-3.2-1b --data it's.bin --save m",
         )
         .unwrap();
         for line in [
@@ -234,8 +246,9 @@ mod tests {
             "#SBATCH --gpus-per-node=8",
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --time=1:00:00",
+            "#SBATCH --signal=TERM@300",
             "srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
-             llama-3.2-1b --data 'it'\\''s.bin'",
+             llama-3.2-1b --data 'it'\\''s.bin' --save m",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
         }
@@ -309,6 +322,8 @@ mod tests {
             ("--nodes 2 --ranks-per-node 4 -- train --ranks 2", &["--ranks 2", "2 nodes", "8"]),
             ("--nodes 2 -- train --transport shm", &["shm", "one node"]),
             ("--nodes 2 -- train --transport threads", &["threads", "srun"]),
+            ("--stop-before 60 -- train", &["--stop-before 60", "train --save"]),
+            ("--stop-before 60 -- bench all_reduce", &["--stop-before 60", "this bench", "train --save"]),
             ("-- train --speed 11", &["after --", "--speed"]),
             ("-- train --stage 9", &["--stage 9", "0"]),
             ("-- train --steps 0", &["--steps 0", "at least 1"]),

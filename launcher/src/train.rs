@@ -2,6 +2,7 @@
 
 mod describe;
 mod loader;
+pub mod stop;
 
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
@@ -41,17 +42,20 @@ const RECENT: f64 = 20.0;
 /// Trains as one rank of the run; rank 0 shows and writes.
 pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Result<()> {
     let mut run = Run::<T>::begin(plan, comm, show)?;
+    if plan.save.is_some() {
+        stop::listen()?;
+    }
     let held_out = plan.feed.held_out(plan.batch.length);
     for step in 0..plan.steps {
         if let Err(failure) = run.step(step) {
-            return Err(run.end_early(failure, step));
+            return Err(run.end_early(failure));
         }
         let last = step + 1 == plan.steps;
         let due = !last && plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
         if let Some(windows) = held_out.as_ref().filter(|_| due)
             && let Err(failure) = run.evaluate(step, &windows.first(plan.eval_tokens), 0)
         {
-            return Err(run.end_early(failure, step + 1));
+            return Err(run.end_early(failure));
         }
     }
     run.finish(held_out.as_ref())
@@ -73,9 +77,11 @@ struct Run<'a, T: Float> {
     start: Instant,
     /// What saving took, which is no part of the run's speed.
     saving: Duration,
+    /// Steps that are made.
+    made: usize,
     last: Step,
     validation: Option<f64>,
-    /// It ends early, and its weights are worth what they were.
+    /// What it ends with before its time is not that its weights are worth less.
     sound: bool,
 }
 
@@ -111,6 +117,7 @@ impl<'a, T: Float> Run<'a, T> {
             pace: Pace::default(),
             start: Instant::now(),
             saving: Duration::ZERO,
+            made: 0,
             last: Step::default(),
             validation: None,
             sound: false,
@@ -122,7 +129,7 @@ impl<'a, T: Float> Run<'a, T> {
         let lr = self.plan.rate.at(step);
         self.loader.start(step);
         let done = self.trainer.step(&mut self.loader, lr as f32).inspect_err(|e| {
-            self.sound = matches!(e, zero::Error::Batch { .. });
+            self.sound = !matches!(e, zero::Error::NotFinite { .. });
         })?;
         let seconds = began.elapsed().as_secs_f64();
         self.account.compute += done.compute_seconds;
@@ -155,7 +162,7 @@ impl<'a, T: Float> Run<'a, T> {
             tokens_per_second: self.pace.tokens_per_second(),
             memory: held.total() as u64,
         });
-        self.last = done;
+        (self.made, self.last) = (step + 1, done);
         Ok(())
     }
 
@@ -169,12 +176,21 @@ impl<'a, T: Float> Run<'a, T> {
         let whose = (model.as_str(), plan.dtype);
         let loss =
             mean_loss(plan.feed.tokens(), windows, rest, self.loader.room(), whose, &comm, |batch, sums| {
+                if self.plan.save.is_some() {
+                    stop::any(&comm)?;
+                }
                 self.progress.round("evaluating", round, rounds);
                 round += 1;
                 sums.set(self.trainer.evaluate(batch)?);
                 Ok(())
             })
-            .map_err(|e| remark(e, REMEDY))?;
+            .map_err(|e| match e {
+                Failure::Stopped { .. } => {
+                    self.sound = true;
+                    e
+                }
+                e => e.remark(REMEDY),
+            })?;
         self.account.evaluation += began.elapsed().as_secs_f64();
         self.progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
         let tokens = windows.count() * windows.length() + rest;
@@ -186,34 +202,41 @@ impl<'a, T: Float> Run<'a, T> {
         Ok(())
     }
 
-    /// What a run of which so many `steps` are done comes to because of `failure`. All ranks come to a verdict at the same
-    /// point, before they update anything and with nothing under way between them: so what they have can still be kept.
-    fn end_early(mut self, failure: Failure, steps: usize) -> Failure {
-        let (Failure::Verdict(_), Some(dir)) = (&failure, self.plan.save.as_deref()) else { return failure };
+    /// What a run comes to because of `failure`. All ranks come to a verdict at the same point, before they update anything
+    /// and with nothing under way between them: so what they have can still be kept.
+    fn end_early(mut self, failure: Failure) -> Failure {
+        let Some(dir) = self.plan.save.as_deref().filter(|_| failure.is_verdict()) else { return failure };
+        let steps = self.made;
         if steps == 0 {
-            return remark(failure, "nothing was trained, so nothing was saved");
+            return failure.remark("nothing was trained, so nothing was saved");
         }
         let wanted = if self.sound { Wanted::Any } else { Wanted::Rescued };
-        let saved = match self.save(wanted) {
+        let Saved { not_finite, kept, written } = match self.save(wanted) {
             Ok(saved) => saved,
             // Of ranks that no longer stand together nobody can say more.
             Err(e) => return e,
         };
-        match saved {
-            Saved { written: Err(e), .. } => remark(failure, &e.to_string()),
-            Saved { not_finite: lost @ 1.., .. } => {
-                remark(failure, &format!("{}: nothing was saved", self.ruin(lost, steps)))
-            }
-            Saved { kept: true, .. } => {
-                let worth = if self.sound { "" } else { ", and may be of no use" };
+        let left = format!("{} was left as it was, because the weights after step {steps}", dir.display());
+        let told = match (written, kept, not_finite) {
+            // No success, whatever it was that ended it.
+            (Err(e), ..) => Failure::Verdict(format!("{failure}; {e}")),
+            (Ok(()), true, lost) => {
+                let worth = if self.sound && lost == 0 { "" } else { ", and may be of no use" };
                 let told = format!("the weights after step {steps} were saved to {}{worth}", dir.display());
-                remark(failure, &told)
+                failure.remark(&told)
             }
-            Saved { .. } => {
-                let told =
-                    format!("{} was left as it was, because the weights after step {steps}", dir.display());
-                remark(failure, &format!("{told} may be worth less"))
+            (Ok(()), false, 0) => failure.remark(&format!("{left} may be worth less")),
+            (Ok(()), false, lost) => {
+                failure.remark(&format!("{}: nothing was saved", self.ruin(lost, steps)))
             }
+        };
+        if !matches!(told, Failure::Stopped { .. }) {
+            return told;
+        }
+        match self.account_for(Some(dir).filter(|_| kept)).and_then(|()| self.record.end()) {
+            Ok(()) => told,
+            Err(lost @ Failure::Verdict(_)) => Failure::Verdict(format!("{told}; {lost}")),
+            Err(e) => e,
         }
     }
 
@@ -229,11 +252,11 @@ impl<'a, T: Float> Run<'a, T> {
             (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
                 let dir = dir.display();
                 Err(match kept {
-                    Some(_) => remark(ruin, &format!("what was saved to {dir} may be of no use")),
-                    None => remark(ruin, &format!("{dir} was left as it was")),
+                    Some(_) => ruin.remark(&format!("what was saved to {dir} may be of no use")),
+                    None => ruin.remark(&format!("{dir} was left as it was")),
                 })
             }
-            (Err(e), _) if lead => {
+            (Err(e), _) if lead && !e.is_verdict() => {
                 // Who reads why has to know that the model is there.
                 let _ = self.tell_kept(kept);
                 Err(e)
@@ -247,13 +270,18 @@ impl<'a, T: Float> Run<'a, T> {
             }
             (written, told) => written.and(told)?,
         }
+        let recorded = std::mem::take(&mut self.record).end();
         let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
         let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
         progress.finish();
-        if let Some(sample) = sample?.filter(|_| lead) {
-            out::line(format_args!("sample{}\n{}", sample.remark(self.plan.sample), indent(&sample.text)))?;
-        }
-        self.record.end()
+        let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
+            Some(sample) => {
+                let remark = sample.remark(self.plan.sample);
+                out::line(format_args!("sample{remark}\n{}", indent(&sample.text)))
+            }
+            None => Ok(()),
+        });
+        recorded.and(shown)
     }
 
     /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
@@ -279,10 +307,25 @@ impl<'a, T: Float> Run<'a, T> {
         let last = self.plan.steps - 1;
         let evaluated = held_out.map_or(Ok(()), |windows| self.evaluate(last, windows, windows.rest()));
         self.progress.finish();
-        evaluated?;
+        let stopped = match evaluated {
+            Err(stopped @ Failure::Stopped { .. }) => Some(stopped),
+            evaluated => evaluated.map(|()| None)?,
+        };
         if not_finite > 0 {
-            return Err(remark(Failure::Verdict(self.ruin(not_finite, self.plan.steps)), REMEDY));
+            return Err(Failure::Verdict(self.ruin(not_finite, self.plan.steps)).remark(REMEDY));
         }
+        self.account_for(kept)?;
+        stopped.map_or(Ok(()), |stopped| {
+            let whole = "all steps were made, and the last evaluation was not";
+            let saved =
+                kept.map_or(String::new(), |dir| format!("; the model was saved to {}", dir.display()));
+            Err(stopped.remark(&format!("{whole}{saved}")))
+        })
+    }
+
+    /// What the steps that are made came to, by all ranks' accounts.
+    fn account_for(&mut self, kept: Option<&Path>) -> Result<()> {
+        self.progress.finish();
         self.account.total = (self.start.elapsed() - self.saving).as_secs_f64();
         self.account.memory = self.trainer.ledger().held();
         self.account.peak_rss = report::peak_rss();
@@ -299,11 +342,11 @@ impl<'a, T: Float> Run<'a, T> {
     /// Writes and shows what the run came to, from all ranks' accounts.
     fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> Result<()> {
         let plan = self.plan;
-        let tokens = plan.steps * plan.step_tokens;
+        let tokens = self.made * plan.step_tokens;
         let speed = tokens as f64 / (self.account.total - self.account.evaluation);
         self.record.line(&self.progress, || {
             json!({"summary": {
-                "steps": plan.steps,
+                "steps": self.made,
                 "tokens": tokens,
                 "seconds": self.account.total,
                 "tokens_per_second": speed,
@@ -317,25 +360,17 @@ impl<'a, T: Float> Run<'a, T> {
         if self.show.quiet {
             return Ok(());
         }
-        out::line(report::table(ranks, plan.steps, plan.zero.placement))?;
+        out::line(report::table(ranks, self.made, plan.zero.placement))?;
         let held_out = self.validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
         out::line(format_args!(
             "{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}",
-            plan.steps,
+            self.made,
             human::count(tokens as f64),
             human::seconds(self.account.total),
             human::count(speed),
             self.last.loss
         ))?;
         self.tell_kept(kept)
-    }
-}
-
-/// A verdict with something more to say about it.
-fn remark(failure: Failure, more: &str) -> Failure {
-    match failure {
-        Failure::Verdict(text) => Failure::Verdict(format!("{text}; {more}")),
-        other => other,
     }
 }
 

@@ -208,8 +208,8 @@ fn srun_and_sbatch() {
     bench.nothing_left();
 }
 
-/// Slurm leaves the other ranks alone when one is killed, so they have to end by themselves; a cancelled job leaves nothing
-/// either.
+/// Slurm leaves the other ranks alone when one is killed, so they have to end by themselves; a job that is asked to end keeps
+/// its model.
 fn killed(slurm: &Slurm<'_>, plugin: &str, transport: &str) {
     let bench = slurm.bench;
     let start = || {
@@ -233,16 +233,27 @@ fn killed(slurm: &Slurm<'_>, plugin: &str, transport: &str) {
     assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
     assert!(took < PROMISED, "over {transport}: all of it ended after {took:?}");
 
+    // A job's time is nearly up (sbatch --signal), or it is cancelled: its ranks are asked to end before they are killed.
+    let (run, _) = start();
+    slurm.run("scancel --user=root --signal=USR1").success();
+    let outcome = bench.finish(run);
+    assert_eq!(outcome.code, Some(138), "{outcome:?}");
+    let said = outcome.stderr.contains("caravan: interrupted by signal 10; the weights after step ");
+    assert!(said && outcome.stderr.contains(" were saved to out"), "{}", outcome.stderr);
+    fs::remove_dir_all(bench.path("out")).unwrap();
+
     let (run, _) = start();
     slurm.run("scancel --user=root").success();
     assert_ne!(bench.finish(run).code, Some(0));
-    assert!(!bench.path("out").exists(), "a model that was not asked to be saved yet");
     let until = Instant::now() + PROMISED;
     while !bench.ranks_by("SLURM_PROCID").is_empty() {
         assert!(Instant::now() < until, "ranks outlive their job");
         std::thread::sleep(Duration::from_millis(10));
     }
-    harness::json_lines(&bench.path("m.jsonl"));
+    let lines = harness::json_lines(&bench.path("m.jsonl"));
+    assert_eq!(lines.last().unwrap()["summary"]["saved"], "out");
+    bench.run("eval --model out --data text.txt --quiet").success();
+    fs::remove_dir_all(bench.path("out")).unwrap();
 }
 
 /// The same where the others wait inside a collective of MPI's own, which never returns.

@@ -180,6 +180,24 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
     }
 }
 
+/// mpirun passes this signal on to all ranks, where others make it end them.
+#[test]
+fn a_job_that_is_asked_to_end_keeps_its_model() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            let run = endless(&bench, mpirun, transport);
+            signal(run.id(), Signal::USR1);
+            // Hydra has been seen to end with 0 of itself.
+            let said = bench.finish(run).stderr;
+            let words = ["caravan: interrupted by signal 10; the weights after step ", " were saved to out"];
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+            bench.run("eval --model out --data text.txt --quiet").success();
+            bench.nothing_left();
+        }
+    }
+}
+
 #[test]
 fn a_killed_rank_takes_the_job_down() {
     for mpirun in Mpirun::tried() {

@@ -85,7 +85,7 @@ fn a_rank_that_stands_still_is_named() {
 
 #[test]
 fn an_interrupt_ends_every_rank() {
-    for (name, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (name, code) in [(Signal::INT, 130), (Signal::HUP, 129)] {
         let bench = bench();
         let run = endless(&bench, "--ranks 3");
         signal(run.id(), name);
@@ -162,8 +162,8 @@ fn ctrl_z_where_nobody_could_let_it_go_on_does_not_stop_a_run() {
     let run = bench.endless(command);
     signal(run.id(), Signal::TSTP);
     let run = goes_on(&bench, run);
-    signal(run.id(), Signal::TERM);
-    assert_eq!(bench.finish(run).code, Some(143));
+    signal(run.id(), Signal::INT);
+    assert_eq!(bench.finish(run).code, Some(130));
     bench.nothing_half_written();
 }
 
@@ -174,8 +174,8 @@ fn data_that_change_during_a_run_do_not_kill_it() {
     let run = endless(&bench, "");
     fs::write(bench.path("text.txt"), "short").unwrap();
     let run = goes_on(&bench, run);
-    signal(run.id(), Signal::TERM);
-    assert_eq!(bench.finish(run).code, Some(143));
+    signal(run.id(), Signal::INT);
+    assert_eq!(bench.finish(run).code, Some(130));
     // Token files are read as they lie.
     let bench = crate::bench();
     bench.text("text.txt", 20_000);
@@ -262,7 +262,7 @@ fn nothing_of_ucx_is_left_in_shared_memory() {
         let run = bench.command(&format!("{ENDLESS} --transport ucx")).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
         let id = run.id();
-        signal(id, Signal::TERM);
+        signal(id, Signal::INT);
         bench.finish(run);
         assert_eq!(places(id), NONE, "ended after {wait} ms");
     }
@@ -278,8 +278,8 @@ fn a_run_under_nohup_outlives_its_terminal() {
     let run = bench.endless(command);
     signal(run.id(), Signal::HUP);
     // Were the first taken, it would be the one that the exit code names.
-    signal(run.id(), Signal::TERM);
-    assert_eq!(bench.finish(run).code, Some(143));
+    signal(run.id(), Signal::INT);
+    assert_eq!(bench.finish(run).code, Some(130));
     bench.nothing_half_written();
 }
 
@@ -293,8 +293,8 @@ fn a_run_in_the_background_of_a_script_outlives_an_interrupt() {
     let run = bench.endless(command);
     signal(run.id(), Signal::INT);
     let run = goes_on(&bench, run);
-    signal(run.id(), Signal::TERM);
-    assert_eq!(bench.finish(run).code, Some(143));
+    signal(run.id(), Signal::HUP);
+    assert_eq!(bench.finish(run).code, Some(129));
     bench.nothing_left();
 }
 

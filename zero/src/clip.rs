@@ -19,15 +19,29 @@ pub struct Norm {
     stride: usize,
 }
 
-/// The loss of a rank that has none: no number, and none that a computation gives.
-pub const NO_LOSS: f64 = f64::from_bits(0x7ff8_6e6f_6c6f_7373);
+/// The loss of a rank that has none: no number, and none that a computation gives; with its lowest 9 bits it says why.
+const NO_LOSS: u64 = 0x7ff8_6e6f_6c6f_7400;
+
+/// Of these, the one that says that a number follows.
+const STOP: u64 = 0x100;
+
+/// What a rank gives that has no loss: it failed, or it stops for a reason with this number.
+pub fn no_loss(stop: Option<u8>) -> f64 {
+    f64::from_bits(NO_LOSS | stop.map_or(0, |why| STOP | u64::from(why)))
+}
+
+/// What a rank said by [`no_loss`], if that is what it gave.
+fn without(loss: f64) -> Option<Option<u8>> {
+    let why = loss.to_bits() ^ NO_LOSS;
+    (why < 2 * STOP).then(|| (why >= STOP).then_some(why as u8))
+}
 
 /// What the ranks found together.
 pub struct Global {
     /// The sum of what each rank gave as its loss.
     pub loss: f64,
-    /// The first rank that gave [`NO_LOSS`].
-    pub without: Option<usize>,
+    /// The first rank without a loss, and the number that it gave for it, if it did.
+    pub without: Option<(usize, Option<u8>)>,
     /// The Euclidean norm of the whole gradient.
     pub norm: f64,
 }
@@ -79,7 +93,8 @@ impl Norm {
         comm.progress()?;
         let partials = partials?;
         let losses = partials.iter().step_by(self.stride);
-        let without = losses.clone().position(|loss| loss.to_bits() == NO_LOSS.to_bits());
+        let without =
+            losses.clone().enumerate().find_map(|(rank, &loss)| without(loss).map(|why| (rank, why)));
         let loss = losses.sum();
         let mut sum = 0.0;
         let mut first = 1;
@@ -150,6 +165,17 @@ pub fn factor(norm: f64, clip: Option<f32>) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_loss_is_none_that_a_computation_gives() {
+        for why in [None, Some(0), Some(15), Some(255)] {
+            assert_eq!(without(no_loss(why)), Some(why));
+            assert!(no_loss(why).is_nan());
+        }
+        for loss in [0.0, -1.0, f64::NAN, -f64::NAN, f64::INFINITY, f64::INFINITY - f64::INFINITY] {
+            assert_eq!(without(loss), None, "{loss}");
+        }
+    }
 
     #[test]
     fn cuts_of_a_tensor_change_no_bit_of_its_sum() {

@@ -36,6 +36,16 @@ pub enum Error {
         /// The source's own words.
         why: String,
     },
+    /// A rank's source of micro-batches wants no further step; all ranks say so.
+    #[error("step {step} is not made: rank {rank} is to stop (for reason {why})")]
+    Stopped {
+        /// The optimizer step, counted from 1.
+        step: u64,
+        /// The rank of the job.
+        rank: usize,
+        /// The source's own number.
+        why: u8,
+    },
     /// The caller's source of initial weights failed.
     #[error("initial weights of {tensor}: {why}")]
     Init {

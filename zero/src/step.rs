@@ -40,8 +40,23 @@ pub trait Batches {
     /// Micro-batch `index` of this rank in this step.
     ///
     /// # Errors
-    /// Why there is none; the step then ends before anything is made of it.
-    fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, String>;
+    /// Why there is none; the step then ends on all ranks before anything is made of it.
+    fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, NoBatch>;
+}
+
+/// Why a rank has no micro-batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoBatch {
+    /// It cannot be had: why, of which other ranks hear the first 1024 bytes.
+    Failed(String),
+    /// None is wanted, because training is to end before this step: a number for why, which the caller gives a meaning.
+    Stop(u8),
+}
+
+impl From<String> for NoBatch {
+    fn from(why: String) -> Self {
+        NoBatch::Failed(why)
+    }
 }
 
 /// What a rank computes that has no micro-batch.
@@ -163,7 +178,7 @@ impl<T: Float> Trainer<T> {
     /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
     ///
     /// # Errors
-    /// `batches` has none, the loss or the gradient is not finite, or a collective fails, as when another rank does. The
+    /// `batches` has none or wants no more, the loss or the gradient is not finite, or a collective fails, as when another rank does. The
     /// trainer makes no more steps then. But for the last, all ranks say so before anything is updated, so that
     /// [`export`](Self::export) still gives the weights of the step before.
     ///
@@ -180,7 +195,7 @@ impl<T: Float> Trainer<T> {
         for index in 0..micro_batches {
             let batch = batches.micro_batch(index).and_then(|batch| {
                 let shape = (batch.rows, batch.length);
-                alike(*first.get_or_insert(shape), shape, index).map(|()| batch)
+                Ok(alike(*first.get_or_insert(shape), shape, index).map(|()| batch)?)
             });
             let batch = batch.unwrap_or_else(|why| {
                 // Peers count on this rank in every collective until the one in which all can hear of it.
@@ -213,10 +228,22 @@ impl<T: Float> Trainer<T> {
         loss += model.loss();
         model.check()?;
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
-        let global = norm.global(&mut hands, if without.is_none() { loss } else { clip::NO_LOSS })?;
-        if let Some(rank) = global.without {
-            let why = told_by(rank, comm, &without.unwrap_or_default())?;
-            return Err(Error::Batch { step: optimizer.steps() + 1, rank: comm.job_rank(rank), why });
+        let mine = match &without {
+            None => loss,
+            Some(NoBatch::Failed(_)) => clip::no_loss(None),
+            Some(NoBatch::Stop(why)) => clip::no_loss(Some(*why)),
+        };
+        let global = norm.global(&mut hands, mine)?;
+        if let Some((rank, stop)) = global.without {
+            let step = optimizer.steps() + 1;
+            let words = if let Some(NoBatch::Failed(words)) = &without { words } else { "" };
+            return Err(match stop {
+                Some(why) => Error::Stopped { step, rank: comm.job_rank(rank), why },
+                None => {
+                    let why = told_by(rank, comm, words)?;
+                    Error::Batch { step, rank: comm.job_rank(rank), why }
+                }
+            });
         }
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm;

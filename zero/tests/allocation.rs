@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use zero::memory::largest_call;
-use zero::{Batches, Config, Ledger, Placement, Plan, Stage, Trainer};
+use zero::{Batches, Config, Ledger, NoBatch, Placement, Plan, Stage, Trainer};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -25,7 +25,7 @@ struct Fixed {
 }
 
 impl Batches for Fixed {
-    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, NoBatch> {
         std::thread::sleep(self.late);
         Ok(Batch { tokens: &self.tokens, targets: &self.tokens, rows: 2, length: self.length })
     }

@@ -15,6 +15,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+pub use signals::ignored;
 pub(crate) use signals::unsignalled;
 
 /// How long the other ranks may take to end by themselves, with their own message, once one has failed.
@@ -26,6 +27,15 @@ const LEAVING: Duration = Duration::from_secs(30);
 /// Whether this process was started by [`supervise`], which has looked at all that it will look at.
 pub fn supervised() -> bool {
     std::env::var_os(variables::BOARD_FD).is_some()
+}
+
+/// What ranks do when they are asked to end, by SIGTERM or SIGUSR1, which batch systems send before they kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRequest {
+    /// As with any signal: they end at once, and who has not within [`GRACE`] is killed.
+    EndAtOnce,
+    /// They hear of it and end when they are ready, as after saving what they have; until then they are let alone.
+    EndWhenReady,
 }
 
 /// How a supervised job ended.
@@ -46,9 +56,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// What this process should exit with: 128 + the signal that interrupted it, else the code of the rank that
-    /// failed first (1 if a signal killed it), else 0.
+    /// What this process should exit with: 0 if all ranks went through, else 128 + the signal that interrupted it, else the
+    /// code of the rank that failed first (1 if a signal killed it).
     pub fn exit_code(&self) -> u8 {
+        if self.endings.iter().all(|&ending| ending == Ending::Exited(0)) && self.first_failure.is_none() {
+            return 0;
+        }
         if let Some(signal) = self.interrupted {
             return 128 + signal as u8;
         }
@@ -64,13 +77,17 @@ impl Report {
 
     /// One sentence for the user, unless everything went well.
     pub fn sentence(&self) -> Option<String> {
+        if self.exit_code() == 0 {
+            return None;
+        }
         if let Some(signal) = self.interrupted {
-            return Some(match self.stays() {
-                None => {
-                    format!("interrupted by signal {signal}; all {} ranks have ended", self.endings.len())
-                }
-                Some(stays) => format!("interrupted by signal {signal}; {stays}"),
-            });
+            let then = match (self.stays(), &self.announced, &self.first_failure) {
+                (Some(stays), ..) => stays,
+                // What came of their ending when they were ready.
+                (_, Some(text), Some((rank, _))) => format!("rank {rank} failed: {text}"),
+                _ => format!("all {} ranks have ended", self.endings.len()),
+            };
+            return Some(format!("interrupted by signal {signal}; {then}"));
         }
         let (rank, how) = self.first_failure.as_ref()?;
         let rest = match self.endings.len() - 1 {
@@ -106,22 +123,26 @@ impl Report {
 /// (see [`variables`]) and no standard input, and returns when all have ended.
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
-/// killed. SIGINT, SIGTERM and SIGHUP are passed on likewise, a stop (Ctrl-Z) too, but for those that this process was
-/// started to ignore (nohup, a script's `&`). If this process dies in any way, the kernel kills the ranks. Call it from
+/// killed. SIGINT, SIGTERM, SIGUSR1 and SIGHUP are passed on likewise, those that ask to end with what `on_request` says of it,
+/// and a stop (Ctrl-Z), but for those that this process was started to ignore (nohup, a script's `&`). If this process dies in any way, the kernel kills the ranks. Call it from
 /// the main thread before starting others: the signals are blocked in this thread only, and the ranks die with the thread
 /// that started them.
 ///
 /// # Errors
 /// [`Error::Launch`] for 0 ranks or more than [`MAX_SIZE`], [`Error::System`] when a process cannot be started (those
 /// started are killed).
-pub fn supervise(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Result<Report> {
+pub fn supervise(
+    ranks: usize,
+    on_request: OnRequest,
+    mut command: impl FnMut(usize) -> Command,
+) -> Result<Report> {
     if ranks == 0 || ranks > MAX_SIZE {
         return Err(Error::Launch(format!("cannot start {ranks} ranks; 1 to {MAX_SIZE} are possible")));
     }
     let (board, board_fd) = Board::create(ranks)?;
     let (job, token) = (format!("spawn-{}-{}", std::process::id(), random_hex(4)?), random_hex(16)?);
     let signals = Signals::catch()?;
-    let mut family = Family { board, members: Vec::with_capacity(ranks) };
+    let mut family = Family { board, on_request, members: Vec::with_capacity(ranks) };
     for rank in 0..ranks {
         let mut command = command(rank);
         command
@@ -219,6 +240,7 @@ fn ending_of(status: ExitStatus) -> Ending {
 /// The started ranks. Dropped early (a later rank could not be started), it kills and reaps them.
 struct Family {
     board: Board,
+    on_request: OnRequest,
     members: Vec<Member>,
 }
 
@@ -244,7 +266,10 @@ impl Family {
                 }
                 Some(signal) => {
                     interrupted = interrupted.or(Some(signal.as_raw()));
-                    deadline = deadline.or(Some(Instant::now() + GRACE));
+                    let asks = matches!(signal, Signal::TERM | Signal::USR1);
+                    if !(asks && self.on_request == OnRequest::EndWhenReady) {
+                        deadline = deadline.or(Some(Instant::now() + GRACE));
+                    }
                     self.signal_all(signal);
                 }
             }

@@ -2,7 +2,7 @@
 
 use crate::ranks::{self, PATIENCE, connect, job, pattern, this_test, until, wait};
 use collectives::bootstrap::Ending;
-use collectives::bootstrap::spawn::supervise;
+use collectives::bootstrap::spawn::{OnRequest, supervise};
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Communicator, Error, Options, Result};
 use rustix::process::{Signal, kill_process};
@@ -345,9 +345,14 @@ fn a_rank_that_dies_before_the_rendezvous_ends_it() {
 
 #[test]
 fn nothing_is_started_when_nothing_can_be() {
-    assert!(supervise(0, |_| Command::new("true")).unwrap_err().to_string().contains("0 ranks"));
+    assert!(
+        supervise(0, OnRequest::EndAtOnce, |_| Command::new("true"))
+            .unwrap_err()
+            .to_string()
+            .contains("0 ranks")
+    );
     // The first rank starts and has to go again.
-    let text = supervise(2, |rank| match rank {
+    let text = supervise(2, OnRequest::EndAtOnce, |rank| match rank {
         0 => {
             let mut command = Command::new("sleep");
             command.arg("1000");

@@ -1,6 +1,6 @@
 //! Runs a test's body as several processes: the test starts its own executable again, once per rank.
 
-use collectives::bootstrap::spawn::{Report, supervise};
+use collectives::bootstrap::spawn::{OnRequest, Report, supervise};
 use collectives::bootstrap::{Ending, Identity, Options, shm_group};
 use collectives::transport::{Request, Transport};
 use collectives::{Communicator, Result};
@@ -41,7 +41,7 @@ pub fn job(test: &str, sizes: &[usize], body: impl FnOnce()) -> Vec<Report> {
         // The ranks are done; what the test does with the reports is not theirs.
         std::process::exit(0);
     }
-    sizes.iter().map(|&n| supervise(n, |_| rank_of(test)).expect("a job")).collect()
+    sizes.iter().map(|&n| supervise(n, OnRequest::EndAtOnce, |_| rank_of(test)).expect("a job")).collect()
 }
 
 /// As `job` with the connected transport, where every rank must succeed.
@@ -76,7 +76,7 @@ pub fn failures(test: &str, sizes: &[usize], connect: impl FnOnce() -> Result<Bo
                 command.env(CASE, case.name);
                 command
             };
-            let report = supervise(n, with_case).expect("a job");
+            let report = supervise(n, OnRequest::EndAtOnce, with_case).expect("a job");
             let fine = report.killed.is_empty() && report.endings.iter().all(|e| *e == Ending::Exited(0));
             assert!(fine, "{} with {n} ranks: {:?}", case.name, report.sentence());
             println!("{n} ranks, {}: {:.2?}", case.name, start.elapsed());

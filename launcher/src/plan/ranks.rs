@@ -10,6 +10,7 @@ use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
+use collectives::bootstrap::spawn::OnRequest;
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::Kind;
 use collectives::transport::{self, Nodes};
@@ -48,6 +49,8 @@ pub struct Ranks {
     pub native: bool,
     /// Whether only the thread that connects a rank calls its communicator, which then need not be ready for others.
     pub one_caller: bool,
+    /// What they do when they are asked to end.
+    pub on_request: OnRequest,
     /// Whether ranks that are started here stay each on its share of the processors.
     pub bind: Binding,
     /// Whether memory of GPUs goes over NCCL, and only the rest over the transport.
@@ -134,6 +137,7 @@ impl Ranks {
             by_layout: None,
             native: false,
             one_caller: false,
+            on_request: OnRequest::EndAtOnce,
             bind: Binding::None,
             nccl,
             share_gpus: args.share_gpus,

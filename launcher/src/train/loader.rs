@@ -1,11 +1,12 @@
 //! Where a rank's micro-batches come from.
 
+use super::stop;
 use crate::failure::Result;
 use crate::plan::TrainPlan;
 use collectives::{Account, Buffer};
 use models::Batch;
 use std::time::Instant;
-use zero::Batches;
+use zero::{Batches, NoBatch};
 
 /// Makes the micro-batches of one rank.
 pub(super) struct Loader<'a> {
@@ -42,7 +43,10 @@ impl<'a> Loader<'a> {
 }
 
 impl Batches for Loader<'_> {
-    fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, NoBatch> {
+        if let Some(signal) = stop::asked() {
+            return Err(NoBatch::Stop(signal));
+        }
         let began = Instant::now();
         let plan = self.plan;
         let number = plan.batches.index(self.step as u64, index, self.rank);

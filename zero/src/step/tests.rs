@@ -57,7 +57,7 @@ const BATCH: Batch<'static> = Batch { tokens: &[0], targets: &[0], rows: 1, leng
 struct Ones;
 
 impl Batches for Ones {
-    fn micro_batch(&mut self, _: usize) -> std::result::Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, _: usize) -> std::result::Result<Batch<'_>, NoBatch> {
         Ok(BATCH)
     }
 }
@@ -136,17 +136,23 @@ fn a_loss_that_is_not_finite_is_told_before_anything_is_updated() {
     }
 }
 
-/// The last of the ranks has no second micro-batch in the second step: all hear of it there, and nothing is updated.
+/// The last of the ranks has no second micro-batch in the second step, or wants none: all hear of it there, and nothing is
+/// updated.
 #[test]
 fn a_rank_without_a_micro_batch_is_heard_by_all_before_anything_is_updated() {
-    struct Ends(usize);
+    struct Ends(usize, NoBatch);
     impl Batches for Ends {
-        fn micro_batch(&mut self, _: usize) -> std::result::Result<Batch<'_>, String> {
-            self.0 = self.0.checked_sub(1).ok_or_else(|| "é".repeat(600))?;
+        fn micro_batch(&mut self, _: usize) -> std::result::Result<Batch<'_>, NoBatch> {
+            self.0 = self.0.checked_sub(1).ok_or_else(|| self.1.clone())?;
             Ok(BATCH)
         }
     }
-    for (level, world) in [(0, 1), (1, 2), (2, 3), (3, 3)] {
+    let failed =
+        (NoBatch::Failed("é".repeat(600)), format!("has no tokens to train on: {}", "é".repeat(512)));
+    let stops = [0, 15, 255].map(|why| (NoBatch::Stop(why), format!("is to stop (for reason {why})")));
+    let cases = [(0, 1), (1, 2), (2, 3), (3, 3)];
+    let whys = stops.iter().chain([&failed]);
+    for ((level, world), (why, said)) in whys.flat_map(|why| cases.map(|case| (case, why))) {
         let rank = |comm: Communicator| {
             let (me, stage) = (comm.rank(), Stage::try_from(level).unwrap());
             let config = Config { stage, accumulate: 2, ..Config::default() };
@@ -157,18 +163,22 @@ fn a_rank_without_a_micro_batch_is_heard_by_all_before_anything_is_updated() {
             let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
             let ledger = Ledger::default();
             let made = Trainer::with(Box::new(recorder), plan, Box::new(model), comm, ledger, source);
-            let (mut trainer, mut batches) = (made.unwrap(), Ends(if me + 1 == world { 3 } else { 9 }));
+            let (mut trainer, mut batches) =
+                (made.unwrap(), Ends(if me + 1 == world { 3 } else { 9 }, why.clone()));
             trainer.step(&mut batches, 1e-3).unwrap();
             let updates = places(&log, "update").len();
             let error = trainer.step(&mut batches, 1e-3).unwrap_err();
             assert_eq!(places(&log, "update").len(), updates, "stage {level}");
             error.to_string()
         };
-        let words = format!("step 2: rank {} has no tokens to train on: {}", world - 1, "é".repeat(512));
+        let words = format!("rank {} {said}", world - 1);
         std::thread::scope(|scope| {
             let threads: Vec<_> =
                 Communicator::threads(world).into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
-            threads.into_iter().for_each(|told| assert_eq!(told.join().unwrap(), words));
+            threads.into_iter().for_each(|told| {
+                let told = told.join().unwrap();
+                assert!(told.starts_with("step 2") && told.ends_with(&words), "{told}");
+            });
         });
     }
 }
@@ -177,7 +187,7 @@ fn a_rank_without_a_micro_batch_is_heard_by_all_before_anything_is_updated() {
 fn micro_batches_of_a_step_have_one_shape() {
     struct Shrinks;
     impl Batches for Shrinks {
-        fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, String> {
+        fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, NoBatch> {
             Ok(Batch { tokens: &[0; 6][index..], targets: &[0; 6][index..], rows: 1, length: 6 - index })
         }
     }

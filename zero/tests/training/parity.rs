@@ -3,7 +3,7 @@
 use crate::reference::{Reference, Tokens, VARIANTS, distance};
 use collectives::{Communicator, Float, bf16};
 use models::{Batch, Llama, Recompute};
-use zero::{AdamW, Batches, Config, Ledger, Stage, Trainer};
+use zero::{AdamW, Batches, Config, Ledger, NoBatch, Stage, Trainer};
 
 /// The rows of a batch that one rank takes.
 struct Share {
@@ -13,7 +13,7 @@ struct Share {
 }
 
 impl Batches for Share {
-    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, NoBatch> {
         let rows = self.tokens.rows / self.world;
         let part = rows * self.tokens.length;
         let range = self.rank * part..(self.rank + 1) * part;

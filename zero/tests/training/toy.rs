@@ -5,7 +5,7 @@ use collectives::bootstrap::{Identity, shm_group};
 use collectives::{Communicator, Float};
 use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use zero::{Batches, Config, Ledger, Placement, Step, Trainer};
+use zero::{Batches, Config, Ledger, NoBatch, Placement, Step, Trainer};
 
 pub struct Toy {
     units: Vec<Unit>,
@@ -137,7 +137,7 @@ struct Numbers {
 }
 
 impl Batches for Numbers {
-    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, NoBatch> {
         self.token = [((self.step * self.accumulate + index) * self.world + self.rank) as u32];
         Ok(Batch { tokens: &self.token, targets: &self.token, rows: 1, length: 1 })
     }
@@ -260,9 +260,9 @@ fn rank<T: Float>(comm: Communicator, config: &Config, blocks: usize, tied: bool
 struct Torn(Numbers);
 
 impl Batches for Torn {
-    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, NoBatch> {
         match self.0.rank == 1 && index == 1 {
-            true => Err("the disk is gone".into()),
+            true => Err(String::from("the disk is gone").into()),
             false => self.0.micro_batch(index),
         }
     }

@@ -61,7 +61,8 @@ pub(super) fn stop_here() {
 }
 
 impl Signals {
-    const CAUGHT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP];
+    const CAUGHT: [libc::c_int; 5] =
+        [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGHUP, libc::SIGTSTP];
 
     /// Blocks and catches them, but for those that this process was started to ignore.
     ///
@@ -102,7 +103,7 @@ impl Signals {
 }
 
 /// Whether this process was started to ignore a signal.
-pub(super) fn ignored(signal: libc::c_int) -> bool {
+pub fn ignored(signal: libc::c_int) -> bool {
     // SAFETY: it only asks; a zeroed structure is valid, and is filled where the call succeeds.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();

@@ -1,4 +1,3 @@
-use super::signals::ignored;
 use super::*;
 use crate::bootstrap::alone::alone;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -13,7 +12,7 @@ fn ranks_of_a_process_that_ignores_its_children_are_watched() {
     let (board, _) = Board::create(1).unwrap();
     let (signals, mut sh) = (Signals::catch().unwrap(), Command::new("sh"));
     let child = sh.args(["-c", "sleep 0.05; exit 7"]).spawn().unwrap();
-    let family = Family { board, members: vec![Member::new(child)] };
+    let family = Family { board, on_request: OnRequest::EndAtOnce, members: vec![Member::new(child)] };
     assert_eq!(family.watch(&signals).endings, [Ending::Exited(7)]);
     drop(signals);
     assert!(ignored(libc::SIGCHLD));
@@ -26,7 +25,11 @@ fn ranks_are_watched_where_the_kernel_refuses_to() {
     }
     let (board, _) = Board::create(1).unwrap();
     let (signals, mut sleep) = (Signals::catch().unwrap(), Command::new("sleep"));
-    let family = Family { board, members: vec![Member::new(sleep.arg("0.05").spawn().unwrap())] };
+    let family = Family {
+        board,
+        on_request: OnRequest::EndAtOnce,
+        members: vec![Member::new(sleep.arg("0.05").spawn().unwrap())],
+    };
     // As many descriptors as are to be watched are then too many.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
@@ -40,7 +43,7 @@ fn what_a_rank_said_before_it_had_to_be_killed_stays_the_reason() {
     let mut sleep = Command::new("sleep");
     let members = [(); 2].map(|()| Member::new(sleep.arg("600").spawn().unwrap()));
     board.announce(1, "disk full");
-    let family = Family { board, members: members.into() };
+    let family = Family { board, on_request: OnRequest::EndAtOnce, members: members.into() };
     let report = family.watch(&Signals::catch().unwrap());
     assert_eq!(report.first_failure, Some((1, "failed: disk full".to_owned())));
     assert_eq!((report.killed.as_slice(), report.left.as_slice()), (&[0, 1][..], &[][..]));
@@ -96,7 +99,7 @@ fn nobody_waits_for_ever_for_who_cannot_be_killed() {
         members.iter().for_each(|member| member.signal(Signal::KILL));
         return harness::skip("who cannot be killed: no process may trace another here");
     };
-    let mut family = Family { board, members: members.into() };
+    let mut family = Family { board, on_request: OnRequest::EndAtOnce, members: members.into() };
     let signals = Signals::catch().unwrap();
     assert_eq!(family.kill(Some(&signals), Duration::from_secs(3)), [1]);
     assert_eq!(family.members.iter().filter_map(|m| m.ending).collect::<Vec<_>>(), [Ending::Killed(9); 2]);

@@ -7,7 +7,7 @@ use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use zero::{Batches, Config, Ledger, Memory, Placement, Trainer};
+use zero::{Batches, Config, Ledger, Memory, NoBatch, Placement, Trainer};
 
 /// Kernels on the processor; `None`, with the reason among the skips, where there is no C++ compiler.
 pub fn emulator() -> Option<&'static Emulator> {
@@ -79,7 +79,7 @@ struct Tokens {
 }
 
 impl Batches for Tokens {
-    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, String> {
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, NoBatch> {
         let number = (self.step * self.accumulate + index) * self.world + self.rank;
         let mut state = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut last = number as u32 % self.vocab;

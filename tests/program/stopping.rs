@@ -1,0 +1,167 @@
+//! Runs that are asked to end before their time, as batch systems do: what was learnt is kept, and nothing else stays.
+
+use crate::bench;
+use harness::{Bench, ENDLESS, Outcome, json_lines, signal};
+use rustix::process::Signal;
+use std::fs;
+use std::process::Command;
+
+/// Fails the test unless the run stopped with this code after a step, which it gives, and said that it saved its model; and
+/// unless its metrics say the same.
+#[track_caller]
+fn stopped(bench: &Bench, outcome: &Outcome, code: i32) -> u64 {
+    assert_eq!(outcome.code, Some(code), "{}", outcome.stderr);
+    let said: Vec<&str> = outcome.stderr.lines().filter(|line| line.starts_with("caravan: ")).collect();
+    let [said] = said[..] else { panic!("one sentence, not: {}", outcome.stderr) };
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let summary = &lines.last().unwrap()["summary"];
+    let steps = summary["steps"].as_u64().unwrap();
+    let expected = format!(
+        "caravan: interrupted by signal {}; the weights after step {steps} were saved to out",
+        code - 128
+    );
+    assert_eq!(said, expected);
+    let last = lines.iter().filter_map(|line| line["step"].as_u64()).next_back();
+    assert_eq!((last, summary["saved"].as_str()), (Some(steps), Some("out")));
+    for rank in summary["ranks"].as_array().unwrap() {
+        assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "{rank}");
+    }
+    steps
+}
+
+/// Fails the test unless the saved weights are those of a run that was to make so many steps.
+#[track_caller]
+fn same_as_after(bench: &Bench, steps: u64, flags: &str) {
+    let train = "train --model nano --data text.txt --micro-batch 1 --schedule constant --warmup 0 --sample 0 --quiet";
+    bench.run(&format!("{train} {flags} --steps {steps} --save whole")).success();
+    let weights = |of: &str| fs::read(bench.path(of).join("model.safetensors")).unwrap();
+    assert!(weights("out") == weights("whole"), "{flags}: after {steps} steps");
+}
+
+#[test]
+fn a_run_that_is_asked_to_end_keeps_what_it_has_learnt() {
+    for (name, code, flags) in [
+        (Signal::TERM, 143, "--ranks 3 --stage 3"),
+        (Signal::USR1, 138, "--ranks 2 --stage 1 --accumulate 3"),
+        (Signal::TERM, 143, "--ranks 2 --stage 2 --transport threads"),
+        (Signal::USR1, 138, "--ranks 1"),
+    ] {
+        let bench = bench();
+        let run = bench.endless(bench.command(&format!("{ENDLESS} --schedule constant --warmup 0 {flags}")));
+        // Whoever asks every process of a job, and the program that asks its ranks, say it more than once.
+        bench.processes().iter().for_each(|&process| signal(process, name));
+        let outcome = bench.finish(run);
+        let steps = stopped(&bench, &outcome, code);
+        let table = format!("{steps} steps, ");
+        assert!(outcome.stdout.contains(&table) && outcome.stdout.ends_with("saved to out\n"), "{outcome:?}");
+        assert_eq!(bench.names(), ["m.jsonl", "out", "text.txt"]);
+        same_as_after(&bench, steps, flags);
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn all_ranks_stop_with_one_that_is_asked_to() {
+    for (victim, flags) in [(0, "--ranks 2 --stage 0"), (2, "--ranks 3 --stage 3 --accumulate 2")] {
+        let bench = bench();
+        let run = bench
+            .endless(bench.command(&format!("{ENDLESS} --schedule constant --warmup 0 --quiet {flags}")));
+        signal(bench.ranks()[victim].1, Signal::TERM);
+        let steps = stopped(&bench, &bench.finish(run), 143);
+        same_as_after(&bench, steps, flags);
+        bench.nothing_left();
+    }
+}
+
+/// By then the model is saved already.
+#[test]
+fn a_last_evaluation_is_cut_short() {
+    for flags in ["--ranks 2 --stage 3", "--ranks 2 --transport threads", "--ranks 1"] {
+        let bench = bench();
+        bench.text("text.txt", 4_000_000);
+        let train = "train --model nano --data text.txt --steps 5 --micro-batch 1 --val-fraction 0.9";
+        let run = bench.command(&format!("{train} --metrics m.jsonl --save out {flags}")).spawn().unwrap();
+        let run = bench.until(run, "the model is saved", || bench.path("out").is_dir());
+        signal(run.id(), Signal::TERM);
+        let words = "interrupted by signal 15; all steps were made, and the last evaluation was not; the model was \
+                     saved to out";
+        let outcome = bench.finish(run).refusal(143, &[words]);
+        assert!(outcome.stdout.contains("5 steps, "), "{}", outcome.stdout);
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let summary = &lines.last().unwrap()["summary"];
+        assert!(summary["saved"] == "out" && summary["validation_loss"].is_null(), "{summary}");
+        bench.text("few.txt", 2000);
+        bench.run("eval --model out --data few.txt --quiet").success();
+        bench.nothing_left();
+    }
+}
+
+/// An evaluation on the way is cut short, too, and the run with it.
+#[test]
+fn an_evaluation_between_steps_is_cut_short() {
+    let bench = bench();
+    bench.text("text.txt", 4_000_000);
+    let train = "train --model nano --data text.txt --steps 100000000 --micro-batch 1 --val-fraction 0.9";
+    let flags = "--eval-every 3 --eval-tokens 3000000 --ranks 2 --metrics m.jsonl --save out --quiet";
+    let run = bench.command(&format!("{train} {flags}")).spawn().unwrap();
+    let steps = || fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
+    let run = bench.until(run, "it evaluates", || steps() == 4);
+    signal(run.id(), Signal::TERM);
+    assert_eq!(stopped(&bench, &bench.finish(run), 143), 3);
+    bench.nothing_left();
+}
+
+#[test]
+fn a_model_that_cannot_be_kept_is_no_success() {
+    let bench = bench();
+    let mut command = Command::new("bash");
+    let run = format!("exec {} {ENDLESS} --ranks 2 --transport threads", env!("CARGO_BIN_EXE_caravan"));
+    // Of 250 KB of weights; and of metrics, which are read from the pipe.
+    command.args(["-c", &format!("ulimit -c 0 -f 64; {}", run.replace("--metrics m.jsonl", ""))]);
+    bench.prepare(&mut command);
+    bench.text("text.txt", 20_000);
+    let mut run = command.spawn().unwrap();
+    let mut shown = std::io::BufReader::new(run.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("step 2/") {
+        line.clear();
+        std::io::BufRead::read_line(&mut shown, &mut line).unwrap();
+    }
+    signal(run.id(), Signal::TERM);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut shown, &mut said).unwrap();
+    let code = run.wait().unwrap().code();
+    let last = said.lines().last().unwrap();
+    let begins = last.starts_with("caravan: interrupted by signal 15; --save: ");
+    assert!(code == Some(1) && begins && last.contains("File too large"), "{code:?} {said}");
+    assert_eq!(bench.names(), ["text.txt"]);
+    bench.nothing_left();
+}
+
+/// Nothing would be kept, so nothing is waited for.
+#[test]
+fn a_run_that_saves_nothing_ends_at_once() {
+    for (name, code) in [(Signal::TERM, 143), (Signal::USR1, 138)] {
+        let bench = bench();
+        let run = bench.endless(bench.command(&ENDLESS.replace("--save out", "--ranks 2")));
+        signal(run.id(), name);
+        bench.finish(run).refusal(code, &["interrupted by signal", "all 2 ranks have ended"]);
+        bench.nothing_half_written();
+    }
+}
+
+/// Who has asked it to end need not wait until it does.
+#[test]
+fn an_interrupt_ends_a_run_that_is_about_to_stop() {
+    let bench = bench();
+    let run = bench.endless(bench.command(&format!("{ENDLESS} --ranks 2")));
+    let ranks = bench.ranks();
+    // It cannot, as long as one stands still.
+    signal(ranks[1].1, Signal::STOP);
+    signal(run.id(), Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert_eq!(bench.ranks(), ranks, "they are let alone");
+    signal(run.id(), Signal::INT);
+    bench.finish(run).refusal(143, &["interrupted by signal 15"]);
+    bench.nothing_half_written();
+}
