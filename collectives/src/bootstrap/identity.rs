@@ -1,76 +1,17 @@
 //! Who am I: rank, world, place on the host and job, from what the launcher left in the environment.
 
 mod innermost;
+mod launcher;
 mod slurm;
+mod torchrun;
 
 use super::hosts;
 use crate::error::{Error, Result};
 use innermost::Evidence;
+pub use launcher::Launcher;
 
 /// Bytes that the name and the secret of a job may have each, which go together into a rank's first words.
 const LONGEST: usize = 1024;
-
-/// Who started this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launcher {
-    /// [`supervise`](super::spawn::supervise), or a user who sets `CARAVAN_RANK` and `CARAVAN_WORLD`.
-    Caravan,
-    /// Open MPI's mpirun (`OMPI_COMM_WORLD_*`).
-    OpenMpi,
-    /// MPICH's Hydra, or another process manager that speaks PMI (`PMI_RANK`, `PMI_SIZE`).
-    Pmi,
-    /// Slurm's srun (`SLURM_PROCID` inside a step).
-    Slurm,
-    /// Nobody: one process, started by hand.
-    Alone,
-}
-
-impl Launcher {
-    /// The command a user knows it by.
-    pub fn name(self) -> &'static str {
-        match self {
-            Launcher::Caravan => "caravan",
-            Launcher::OpenMpi => "mpirun (Open MPI)",
-            Launcher::Pmi => "mpirun (PMI)",
-            Launcher::Slurm => "srun",
-            Launcher::Alone => "by hand",
-        }
-    }
-
-    /// Whether a process of this name is one of those by which it starts ranks. Several are installed beside each other
-    /// with what tells them apart after a dot: `mpirun.openmpi`, `mpiexec.hydra`.
-    pub(super) fn has(self, name: &str) -> bool {
-        // The kernel keeps 15 characters of a name.
-        let names: &[_] = match self {
-            Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"],
-            Launcher::Pmi => &["mpirun", "mpiexec", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpispawn"],
-            Launcher::Slurm => &["slurmstepd"],
-            Launcher::Caravan | Launcher::Alone => &[],
-        };
-        names.contains(&name.split_once('.').map_or(name, |(before, _)| before))
-    }
-
-    /// Variables of this process's environment without which it would be nobody's rank.
-    pub fn marks(self) -> impl Iterator<Item = &'static str> {
-        let names: &[_] = match self {
-            Launcher::Caravan => &[variables::RANK, variables::WORLD],
-            Launcher::OpenMpi => &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"],
-            Launcher::Pmi => &["PMI_RANK", "PMI_SIZE"],
-            // Others may be left by what started the shell that called srun.
-            Launcher::Slurm => &[
-                "SLURM_STEP_ID",
-                "SLURM_STEPID",
-                "OMPI_COMM_WORLD_RANK",
-                "OMPI_COMM_WORLD_SIZE",
-                "PMI_RANK",
-                "PMI_SIZE",
-                "PMIX_RANK",
-            ],
-            Launcher::Alone => &[],
-        };
-        names.iter().copied().filter(|name| std::env::var_os(name).is_some())
-    }
-}
 
 /// This process among the processes of its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,8 +80,8 @@ impl Identity {
         Self::found(&Environment { lookup: &lookup, evidence: Evidence::of_this_process() })
     }
 
-    /// From any source of variables, and nothing else. The own variables win over Open MPI's, those over PMI's, those
-    /// over Slurm's, as far as they do not contradict each other.
+    /// From any source of variables, and nothing else. The own variables win over torchrun's, those over Open MPI's, those
+    /// over PMI's, those over Slurm's, as far as they do not contradict each other.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -151,7 +92,8 @@ impl Identity {
     fn found(env: &Environment<'_>) -> Result<Option<Self>> {
         let found = match env.caravan()? {
             Some(found) => Some(found),
-            None => env.innermost()?,
+            // Which itself is often a process of srun or mpirun on each node.
+            None => env.torchrun()?.map_or_else(|| env.innermost(), |found| Ok(Some(found)))?,
         };
         let Some(mut found) = found else {
             if let Some(rank) = env.text("PMIX_RANK") {

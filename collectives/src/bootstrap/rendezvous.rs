@@ -261,7 +261,9 @@ fn secret(identity: &Identity) -> String {
     let token = identity.token.clone().unwrap_or_default();
     let named = |job: &str| std::env::var(variables::JOB).is_ok_and(|given| given.trim() == job);
     match (&identity.job, identity.launcher) {
-        (Some(job), Launcher::Slurm | Launcher::OpenMpi | Launcher::Caravan) => format!("{job}\n{token}"),
+        (Some(job), Launcher::Slurm | Launcher::OpenMpi | Launcher::TorchRun | Launcher::Caravan) => {
+            format!("{job}\n{token}")
+        }
         // Hydra's own name may be another on each host.
         (Some(job), _) if named(job) => format!("{job}\n{token}"),
         _ => token,

@@ -1,0 +1,69 @@
+//! What starts ranks.
+
+use super::variables;
+
+/// Who started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// [`supervise`](crate::bootstrap::spawn::supervise), or a user who sets `CARAVAN_RANK` and `CARAVAN_WORLD`.
+    Caravan,
+    /// Open MPI's mpirun (`OMPI_COMM_WORLD_*`).
+    OpenMpi,
+    /// MPICH's Hydra, or another process manager that speaks PMI (`PMI_RANK`, `PMI_SIZE`).
+    Pmi,
+    /// Slurm's srun (`SLURM_PROCID` inside a step).
+    Slurm,
+    /// PyTorch's torchrun, or what else runs torchelastic's agents (`TORCHELASTIC_RUN_ID`).
+    TorchRun,
+    /// Nobody: one process, started by hand.
+    Alone,
+}
+
+impl Launcher {
+    /// The command a user knows it by.
+    pub fn name(self) -> &'static str {
+        match self {
+            Launcher::Caravan => "caravan",
+            Launcher::OpenMpi => "mpirun (Open MPI)",
+            Launcher::Pmi => "mpirun (PMI)",
+            Launcher::Slurm => "srun",
+            Launcher::TorchRun => "torchrun",
+            Launcher::Alone => "by hand",
+        }
+    }
+
+    /// Whether a process of this name is one of those by which it starts ranks. Several are installed beside each other
+    /// with what tells them apart after a dot: `mpirun.openmpi`, `mpiexec.hydra`.
+    pub(crate) fn has(self, name: &str) -> bool {
+        // The kernel keeps 15 characters of a name.
+        let names: &[_] = match self {
+            Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"],
+            Launcher::Pmi => &["mpirun", "mpiexec", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpispawn"],
+            Launcher::Slurm => &["slurmstepd"],
+            Launcher::Caravan | Launcher::TorchRun | Launcher::Alone => &[],
+        };
+        names.contains(&name.split_once('.').map_or(name, |(before, _)| before))
+    }
+
+    /// Variables of this process's environment without which it would be nobody's rank.
+    pub fn marks(self) -> impl Iterator<Item = &'static str> {
+        let names: &[_] = match self {
+            Launcher::Caravan => &[variables::RANK, variables::WORLD],
+            Launcher::OpenMpi => &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"],
+            Launcher::Pmi => &["PMI_RANK", "PMI_SIZE"],
+            // Others may be left by what started the shell that called srun.
+            Launcher::Slurm => &[
+                "SLURM_STEP_ID",
+                "SLURM_STEPID",
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_SIZE",
+                "PMI_RANK",
+                "PMI_SIZE",
+                "PMIX_RANK",
+            ],
+            Launcher::TorchRun => &["TORCHELASTIC_RUN_ID"],
+            Launcher::Alone => &[],
+        };
+        names.iter().copied().filter(|name| std::env::var_os(name).is_some())
+    }
+}
