@@ -103,13 +103,13 @@ impl Record {
     /// Whether all lines were written and are kept.
     ///
     /// # Errors
-    /// Why the others are missing, of a run that has gone through.
+    /// Why the others are missing.
     pub fn end(self) -> Result<()> {
         if let Some(e) = self.failure {
-            return Err(Failure::Verdict(format!("{e}; the run has gone through without them")));
+            return Err(Failure::Verdict(format!("{e}; the run went on without them")));
         }
         let settled = self.metrics.map_or(Ok(()), |metrics| metrics.settle());
-        settled.map_err(|e| Failure::Verdict(format!("{e}; the run has gone through")))
+        settled.map_err(|e| Failure::Verdict(e.to_string()))
     }
 }
 

@@ -449,6 +449,7 @@ mod tests {
             first_failure: ending.failed().then(|| (1, ending.to_string())),
             announced: None,
             interrupted,
+            asked: None,
             killed: Vec::new(),
             left: Vec::new(),
         };

@@ -61,10 +61,24 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     let inner = Inner::read(&args.command, world)?;
     inner.check(args, world)?;
     let name = inner.name;
-    if let (Some(seconds), false) = (args.stop_before, inner.saves) {
-        return Err(Failure::usage(format!(
-            "--stop-before {seconds}: what this {name} has done by then would not be kept: it is for train --save DIR"
-        )));
+    if let Some(seconds) = args.stop_before {
+        let refuse = |why: String| Err(Failure::usage(format!("--stop-before {seconds}: {why}")));
+        if !inner.saves {
+            return refuse(format!(
+                "what this {name} has done by then would not be kept: it is for train --save DIR"
+            ));
+        }
+        match args.time.as_deref().map(|time| (time, limit(time))) {
+            _ if seconds == 0 => {
+                return refuse("at least 1 second before its end a job can be asked to stop".into());
+            }
+            Some((time, Some(all))) if u64::from(seconds) >= all => {
+                return refuse(format!(
+                    "the job would be asked as it begins, for --time {time} is {all} seconds"
+                ));
+            }
+            _ => {}
+        }
     }
     let mut text = String::from("#!/bin/bash\n");
     let mut option = |name: &str, value: &str| {
@@ -211,6 +225,24 @@ impl Inner {
     }
 }
 
+/// Seconds of a time as Slurm writes it: minutes, with seconds or hours around them or days before; None of one without an
+/// end, or which Slurm itself may refuse.
+fn limit(time: &str) -> Option<u64> {
+    let (days, rest) = time.split_once('-').map_or((None, time), |(days, rest)| (Some(days), rest));
+    let parts = rest.split(':').map(|part| part.parse().ok()).collect::<Option<Vec<u64>>>()?;
+    let (hours, minutes, seconds) = match (days, &parts[..]) {
+        (None, &[minutes]) => (0, minutes, 0),
+        (None, &[minutes, seconds]) => (0, minutes, seconds),
+        (Some(_), &[hours]) => (hours, 0, 0),
+        (Some(_), &[hours, minutes]) => (hours, minutes, 0),
+        (_, &[hours, minutes, seconds]) => (hours, minutes, seconds),
+        _ => return None,
+    };
+    let days: u64 = days.map_or(Some(0), |days| days.parse().ok())?;
+    let hours = days.checked_mul(24)?.checked_add(hours)?;
+    hours.checked_mul(60)?.checked_add(minutes)?.checked_mul(60)?.checked_add(seconds)
+}
+
 /// A word as the shell takes it for one.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
@@ -262,6 +294,24 @@ mod tests {
             text.matches("#SBATCH").count(),
             "Slurm reads options before the first command only"
         );
+    }
+
+    #[test]
+    fn times_are_read_as_slurm_reads_them() {
+        for (time, seconds) in [
+            ("5", Some(300)),
+            ("5:30", Some(330)),
+            ("1:00:05", Some(3605)),
+            ("2-1", Some(49 * 3600)),
+            ("2-1:30", Some(49 * 3600 + 1800)),
+            ("0-00:00:07", Some(7)),
+            ("UNLIMITED", None),
+            ("1:2:3:4", None),
+            ("99999999999999999999", None),
+            ("999999999999999999-1", None),
+        ] {
+            assert_eq!(limit(time), seconds, "{time}");
+        }
     }
 
     #[test]
@@ -323,6 +373,11 @@ mod tests {
             ("--nodes 2 -- train --transport shm", &["shm", "one node"]),
             ("--nodes 2 -- train --transport threads", &["threads", "srun"]),
             ("--stop-before 60 -- train", &["--stop-before 60", "train --save"]),
+            ("--stop-before 0 -- train --save m", &["--stop-before 0", "at least 1"]),
+            (
+                "--stop-before 600 --time 5 -- train --save m",
+                &["--stop-before 600", "--time 5 is 300 seconds"],
+            ),
             ("--stop-before 60 -- bench all_reduce", &["--stop-before 60", "this bench", "train --save"]),
             ("-- train --speed 11", &["after --", "--speed"]),
             ("-- train --stage 9", &["--stage 9", "0"]),

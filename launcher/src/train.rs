@@ -75,8 +75,8 @@ struct Run<'a, T: Float> {
     predicted: Memory,
     pace: Pace,
     start: Instant,
-    /// What saving took, which is no part of the run's speed.
-    saving: Duration,
+    /// What saving took, and a step that came to nothing: no part of the run's speed.
+    apart: Duration,
     /// Steps that are made.
     made: usize,
     last: Step,
@@ -116,7 +116,7 @@ impl<'a, T: Float> Run<'a, T> {
             predicted,
             pace: Pace::default(),
             start: Instant::now(),
-            saving: Duration::ZERO,
+            apart: Duration::ZERO,
             made: 0,
             last: Step::default(),
             validation: None,
@@ -130,6 +130,7 @@ impl<'a, T: Float> Run<'a, T> {
         self.loader.start(step);
         let done = self.trainer.step(&mut self.loader, lr as f32).inspect_err(|e| {
             self.sound = !matches!(e, zero::Error::NotFinite { .. });
+            self.apart += began.elapsed();
         })?;
         let seconds = began.elapsed().as_secs_f64();
         self.account.compute += done.compute_seconds;
@@ -162,7 +163,7 @@ impl<'a, T: Float> Run<'a, T> {
             tokens_per_second: self.pace.tokens_per_second(),
             memory: held.total() as u64,
         });
-        (self.made, self.last) = (step + 1, done);
+        (self.made, self.last, self.validation) = (step + 1, done, None);
         Ok(())
     }
 
@@ -183,15 +184,15 @@ impl<'a, T: Float> Run<'a, T> {
                 round += 1;
                 sums.set(self.trainer.evaluate(batch)?);
                 Ok(())
-            })
-            .map_err(|e| match e {
-                Failure::Stopped { .. } => {
-                    self.sound = true;
-                    e
-                }
-                e => e.remark(REMEDY),
-            })?;
+            });
         self.account.evaluation += began.elapsed().as_secs_f64();
+        let loss = loss.map_err(|e| match e {
+            Failure::Stopped { .. } => {
+                self.sound = true;
+                e
+            }
+            e => e.remark(REMEDY),
+        })?;
         self.progress.line(&format!("step {}  validation loss {loss:.4}", step + 1));
         let tokens = windows.count() * windows.length() + rest;
         self.record.line(
@@ -216,27 +217,32 @@ impl<'a, T: Float> Run<'a, T> {
             // Of ranks that no longer stand together nobody can say more.
             Err(e) => return e,
         };
-        let left = format!("{} was left as it was, because the weights after step {steps}", dir.display());
+        // All ranks know whether there is something, and only rank 0 of a refusal.
         let told = match (written, kept, not_finite) {
-            // No success, whatever it was that ended it.
             (Err(e), ..) => Failure::Verdict(format!("{failure}; {e}")),
             (Ok(()), true, lost) => {
                 let worth = if self.sound && lost == 0 { "" } else { ", and may be of no use" };
                 let told = format!("the weights after step {steps} were saved to {}{worth}", dir.display());
                 failure.remark(&told)
             }
-            (Ok(()), false, 0) => failure.remark(&format!("{left} may be worth less")),
+            (Ok(()), false, 0) => {
+                let left = format!("{} was left as it was", dir.display());
+                Failure::Verdict(format!(
+                    "{failure}; {left}, because the weights after step {steps} may be worth less"
+                ))
+            }
             (Ok(()), false, lost) => {
-                failure.remark(&format!("{}: nothing was saved", self.ruin(lost, steps)))
+                Failure::Verdict(format!("{failure}; {}: nothing was saved", self.ruin(lost, steps)))
             }
         };
         if !matches!(told, Failure::Stopped { .. }) {
             return told;
         }
-        match self.account_for(Some(dir).filter(|_| kept)).and_then(|()| self.record.end()) {
+        match self.account_for(Some(dir)).and_then(|()| self.record.end()) {
             Ok(()) => told,
-            Err(lost @ Failure::Verdict(_)) => Failure::Verdict(format!("{told}; {lost}")),
-            Err(e) => e,
+            Err(e @ Failure::Consequence(_)) => e,
+            // What could not be shown or recorded does not take away what was kept.
+            Err(e) => Failure::Verdict(format!("{told}; {e}")),
         }
     }
 
@@ -263,14 +269,21 @@ impl<'a, T: Float> Run<'a, T> {
             }
             (told, _) => told,
         };
-        match (written, told) {
-            // What could not be kept may have been worth nothing.
-            (Err(refused), Err(ruin @ Failure::Verdict(_))) => {
-                return Err(Failure::Run(format!("{refused}; {ruin}")));
-            }
-            (written, told) => written.and(told)?,
-        }
         let recorded = std::mem::take(&mut self.record).end();
+        match (written, told, &recorded) {
+            // What could not be kept may have been worth nothing, or was about to be evaluated.
+            (Err(refused), Err(verdict), _) if verdict.is_verdict() => {
+                return Err(Failure::Run(format!("{refused}; {verdict}")));
+            }
+            (Ok(()), Err(stopped @ Failure::Stopped { .. }), Err(lost)) => {
+                return Err(Failure::Verdict(format!("{stopped}; {lost}")));
+            }
+            (written, told, _) => written.and(told)?,
+        }
+        if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
+            // Rank 0 was refused, and has left.
+            return Ok(());
+        }
         let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
         let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
         progress.finish();
@@ -291,7 +304,7 @@ impl<'a, T: Float> Run<'a, T> {
         };
         let began = Instant::now();
         let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions, wanted)?;
-        self.saving = began.elapsed();
+        self.apart += began.elapsed();
         Ok(saved)
     }
 
@@ -305,6 +318,7 @@ impl<'a, T: Float> Run<'a, T> {
     /// weights that are not finite: a loss that is not finite tells of them first, where one is taken.
     fn conclude(&mut self, held_out: Option<&Windows>, kept: Option<&Path>, not_finite: usize) -> Result<()> {
         let last = self.plan.steps - 1;
+        self.validation = None;
         let evaluated = held_out.map_or(Ok(()), |windows| self.evaluate(last, windows, windows.rest()));
         self.progress.finish();
         let stopped = match evaluated {
@@ -326,7 +340,7 @@ impl<'a, T: Float> Run<'a, T> {
     /// What the steps that are made came to, by all ranks' accounts.
     fn account_for(&mut self, kept: Option<&Path>) -> Result<()> {
         self.progress.finish();
-        self.account.total = (self.start.elapsed() - self.saving).as_secs_f64();
+        self.account.total = (self.start.elapsed() - self.apart).as_secs_f64();
         self.account.memory = self.trainer.ledger().held();
         self.account.peak_rss = report::peak_rss();
         let ranks = self.account.gather(self.trainer.comm())?;

@@ -138,6 +138,21 @@ fn a_model_that_cannot_be_kept_is_no_success() {
     bench.nothing_left();
 }
 
+/// Something else has ended it, and what it was asked to does not hide that.
+#[test]
+fn a_rank_that_dies_before_it_stops_is_a_failure() {
+    let bench = bench();
+    let run = bench.endless(bench.command(&format!("{ENDLESS} --ranks 2")));
+    let ranks = bench.ranks();
+    // It cannot stop, as long as one stands still.
+    signal(ranks[1].1, Signal::STOP);
+    signal(run.id(), Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    signal(ranks[1].1, Signal::KILL);
+    bench.finish(run).refusal(1, &["asked to end by signal 15; rank 1 was killed by signal 9"]);
+    bench.nothing_half_written();
+}
+
 /// Nothing would be kept, so nothing is waited for.
 #[test]
 fn a_run_that_saves_nothing_ends_at_once() {
@@ -162,6 +177,6 @@ fn an_interrupt_ends_a_run_that_is_about_to_stop() {
     std::thread::sleep(std::time::Duration::from_secs(4));
     assert_eq!(bench.ranks(), ranks, "they are let alone");
     signal(run.id(), Signal::INT);
-    bench.finish(run).refusal(143, &["interrupted by signal 15"]);
+    bench.finish(run).refusal(130, &["interrupted by signal 2; all 2 ranks have ended"]);
     bench.nothing_half_written();
 }

@@ -49,6 +49,8 @@ pub struct Report {
     pub announced: Option<String>,
     /// The signal to this process that ended the job: Ctrl-C is 2.
     pub interrupted: Option<i32>,
+    /// The signal by which the ranks were asked to end when they are ready.
+    pub asked: Option<i32>,
     /// Ranks that had to be killed because they did not end by themselves in time.
     pub killed: Vec<usize>,
     /// Those of them that have not ended even so, as one that waits for a disk that does not answer.
@@ -81,12 +83,7 @@ impl Report {
             return None;
         }
         if let Some(signal) = self.interrupted {
-            let then = match (self.stays(), &self.announced, &self.first_failure) {
-                (Some(stays), ..) => stays,
-                // What came of their ending when they were ready.
-                (_, Some(text), Some((rank, _))) => format!("rank {rank} failed: {text}"),
-                _ => format!("all {} ranks have ended", self.endings.len()),
-            };
+            let then = self.stays().unwrap_or_else(|| format!("all {} ranks have ended", self.endings.len()));
             return Some(format!("interrupted by signal {signal}; {then}"));
         }
         let (rank, how) = self.first_failure.as_ref()?;
@@ -102,7 +99,8 @@ impl Report {
             }
             _ => "; the other ranks were stopped".into(),
         };
-        Some(format!("rank {rank} {how}{rest}"))
+        let before = self.asked.map_or(String::new(), |signal| format!("asked to end by signal {signal}; "));
+        Some(format!("{before}rank {rank} {how}{rest}"))
     }
 
     /// Who is still there, if anybody is.
@@ -247,7 +245,7 @@ struct Family {
 impl Family {
     fn watch(mut self, signals: &Signals) -> Report {
         let mut deadline: Option<Instant> = None;
-        let (mut interrupted, mut killed, mut left) = (None, Vec::new(), Vec::new());
+        let (mut interrupted, mut asked, mut killed, mut left) = (None, None, Vec::new(), Vec::new());
         while !self.reap() {
             if deadline.is_none() && self.board.first_failure().is_some() {
                 deadline = Some(Instant::now() + GRACE);
@@ -265,9 +263,12 @@ impl Family {
                     self.signal_all(Signal::CONT);
                 }
                 Some(signal) => {
-                    interrupted = interrupted.or(Some(signal.as_raw()));
+                    let number = Some(signal.as_raw());
                     let asks = matches!(signal, Signal::TERM | Signal::USR1);
-                    if !(asks && self.on_request == OnRequest::EndWhenReady) {
+                    if asks && self.on_request == OnRequest::EndWhenReady {
+                        asked = asked.or(number);
+                    } else {
+                        interrupted = interrupted.or(number);
                         deadline = deadline.or(Some(Instant::now() + GRACE));
                     }
                     self.signal_all(signal);
@@ -276,6 +277,11 @@ impl Family {
         }
         let endings: Vec<Ending> = self.members.iter().filter_map(|m| m.ending).collect();
         let first = self.board.first_failure();
+        // It came before they heard of such: as any other.
+        let by = |signal: i32| first.is_some_and(|rank| endings[rank] == Ending::Killed(signal as u8));
+        if let Some(signal) = asked.filter(|&signal| by(signal)) {
+            interrupted = interrupted.or(Some(signal));
+        }
         let announced = first.and_then(|r| self.board.announced(r));
         let how = |rank| match &announced {
             // What it said of itself, and not how it was ended for not ending.
@@ -283,7 +289,7 @@ impl Family {
             _ => self.board.how(rank).unwrap_or_else(|| endings[rank].to_string()),
         };
         let first_failure = first.map(|rank| (rank, how(rank)));
-        Report { endings, first_failure, announced, interrupted, killed, left }
+        Report { endings, first_failure, announced, interrupted, asked, killed, left }
     }
 
     /// Sleeps until a rank has ended, a signal came or the deadline passed.

@@ -113,6 +113,8 @@ pub fn ignored(signal: libc::c_int) -> bool {
 
 impl Drop for Signals {
     fn drop(&mut self) {
+        // What came while the ranks ended, and nobody has read, would end this process before it says how they did.
+        while self.next().is_some() {}
         // SAFETY: restores what `catch` found.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut());
