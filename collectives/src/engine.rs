@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Choice, Group, Kind, Local, Schedule, choose};
 use crate::transport::Transport;
+use crate::watch::Waited;
 use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
 pub use flight::Ends;
@@ -78,6 +79,8 @@ pub(crate) struct Engine {
     past: Past,
     /// A progress thread does the work that nobody waits for.
     threaded: bool,
+    /// How far calls had got when nobody who waits was last asked for that, and since when.
+    quiet: Option<(u64, Waited)>,
     failed: Option<Error>,
     stats: Stats,
 }
@@ -124,6 +127,7 @@ impl Engine {
             looks: 0,
             past,
             threaded: matches!(options.progress, Progress::Thread { .. }),
+            quiet: None,
             failed: None,
             stats: Stats::default(),
         }
@@ -439,7 +443,7 @@ impl Engine {
         if idle && self.pool.quiet(&mut *self.transport) {
             return false;
         }
-        if self.poll(None).is_err() || self.check(None, Duration::ZERO).is_err() {
+        if self.poll(None).is_err() || self.check(None, None).is_err() {
             return false;
         }
         let after = GRACE.min(self.options.deadline);

@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::transport::{Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::collections::VecDeque;
-use std::time::Duration;
 
 /// Collectives between two comparisons; the same on every rank, because tags are numbered by it.
 const SPAN: usize = 1 << SPAN_BITS;
@@ -162,7 +161,7 @@ impl Engine {
     pub(super) fn begin_comparison(&mut self) -> Result<()> {
         self.history.begin();
         if self.history.count.is_multiple_of(LOOKED_AFTER) {
-            self.check(None, Duration::ZERO)?;
+            self.check(None, None)?;
         }
         self.compare()
     }
@@ -254,6 +253,7 @@ mod tests {
     use super::*;
     use crate::transport::threads::{self, Threads};
     use crate::{Buffer, Communicator, Options, Progress};
+    use std::time::Duration;
 
     /// Tells few collectives apart, and refuses what has been overtaken, as MPI's tags make it.
     struct Windowed {

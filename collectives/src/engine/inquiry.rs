@@ -1,9 +1,10 @@
 //! Who is silent when a call has waited for too long. The peer that it waits for may itself wait for another, as along a
-//! ring: so it is asked for whom, and that one likewise, until one does not answer.
+//! ring: so it is asked for whom, and that one likewise, until one does not answer. Whoever still gets further, as in a long
+//! transfer with another, is not silent, nor is who waits for it.
 
 use super::{Engine, Stage};
 use crate::error::Result;
-use crate::transport::HEARSAY;
+use crate::transport::{HEARSAY, Wait, Waits};
 use crate::watch::Waited;
 use std::time::Duration;
 
@@ -17,15 +18,25 @@ pub(super) struct Inquiry {
     peer: usize,
     asked: u64,
     waited: Waited,
-    /// Ranks that wait for others, in turn.
+    /// Ranks that wait for others, in turn, and get no further.
     passed: Vec<usize>,
+    /// The last one gets further, as one in a long transfer with another: it is asked again only after a while.
+    moves: bool,
+}
+
+impl Inquiry {
+    fn begin(first: usize, waits: &mut dyn Waits) -> Self {
+        let (asked, waited) = (waits.ask(first), Waited::begin());
+        Inquiry { peer: first, asked, waited, passed: Vec::new(), moves: false }
+    }
 }
 
 impl Engine {
-    /// Notices peers that are gone, and a peer that has been `silent` for too long.
-    pub(super) fn check(&mut self, id: Option<u32>, silent: Duration) -> Result<()> {
+    /// Notices peers that are gone, and, where a call is waited for in which nothing has happened for as long as `silent`
+    /// says, a peer that has been silent for too long.
+    pub(super) fn check(&mut self, id: Option<u32>, silent: Option<Duration>) -> Result<()> {
         if let Some(id) = id.or(self.order.first().copied()) {
-            self.note_wait(id);
+            self.note_wait(id, silent);
         }
         if let Err(error) = self.transport.check() {
             // What the peer sent before it went may be all that was missing.
@@ -35,7 +46,7 @@ impl Engine {
             }
             return Err(self.fail(error));
         }
-        let Some(id) = id else { return Ok(()) };
+        let (Some(id), Some(silent)) = (id, silent) else { return Ok(()) };
         let after = self.options.deadline;
         if silent < after || self.flights[id as usize].stage != Stage::Running {
             self.flights[id as usize].inquiry = None;
@@ -48,14 +59,23 @@ impl Engine {
         Err(self.fail(error))
     }
 
-    /// Lets peers that ask know for whom this rank waits.
-    fn note_wait(&mut self, id: u32) {
+    /// Lets peers that ask know for whom this rank waits, and whether anything of its gets further: by who waits, or else by
+    /// what was last seen of it here.
+    fn note_wait(&mut self, id: u32, silent: Option<Duration>) {
         let member = self.waited_for(id);
-        let peer = self.transport.job_rank(member);
-        if member != self.group.rank
-            && let Some(waits) = self.transport.waits()
-        {
-            waits.note(peer);
+        if member == self.group.rank {
+            return;
+        }
+        let quiet = silent.unwrap_or_else(|| {
+            let mark = self.progress_mark();
+            match &mut self.quiet {
+                Some((last, waited)) if *last == mark => waited.so_far(),
+                other => other.insert((mark, Waited::begin())).1.so_far(),
+            }
+        });
+        let (rank, still) = (self.transport.job_rank(member), quiet >= self.options.deadline / 2);
+        if let Some(waits) = self.transport.waits() {
+            waits.note(Wait { rank, still });
         }
     }
 
@@ -67,11 +87,21 @@ impl Engine {
         let Some(waits) = self.transport.waits().filter(|_| first != me) else {
             return Some((first, Vec::new()));
         };
-        let inquiry = self.flights[id as usize].inquiry.get_or_insert_with(|| {
-            let (asked, waited) = (waits.ask(first), Waited::begin());
-            Box::new(Inquiry { peer: first, asked, waited, passed: Vec::new() })
-        });
-        while let Some(next) = waits.answer(inquiry.peer, inquiry.asked) {
+        let patience = (self.options.deadline / 4).clamp(HEARSAY, PATIENCE);
+        let inquiry = &mut self.flights[id as usize].inquiry;
+        let inquiry = inquiry.get_or_insert_with(|| Box::new(Inquiry::begin(first, waits)));
+        if inquiry.moves {
+            if inquiry.waited.so_far() < patience {
+                return None;
+            }
+            **inquiry = Inquiry::begin(first, waits);
+        }
+        while let Some(Wait { rank: next, still }) = waits.answer(inquiry.peer, inquiry.asked) {
+            if !still {
+                // So those that wait for it do, too; or it began to wait later than this one.
+                (inquiry.moves, inquiry.waited) = (true, Waited::begin());
+                return None;
+            }
             if next == me || next == inquiry.peer || inquiry.passed.contains(&next) {
                 // In a circle, unless it waits for several and names another the next time.
                 inquiry.asked = waits.ask(inquiry.peer);
@@ -81,7 +111,6 @@ impl Engine {
             (inquiry.peer, inquiry.waited) = (next, Waited::begin());
             inquiry.asked = waits.ask(next);
         }
-        let patience = (self.options.deadline / 4).clamp(HEARSAY, PATIENCE);
         let silent = inquiry.waited.so_far() > patience;
         silent.then(|| (inquiry.peer, std::mem::take(&mut inquiry.passed)))
     }

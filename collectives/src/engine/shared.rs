@@ -235,7 +235,7 @@ impl Shared {
             let mut stop = false;
             if turns < self.spin + YIELD || start.elapsed() < self.patience {
                 if turns.is_multiple_of(16) {
-                    let _ = engine.check(Some(id), silent.so_far());
+                    let _ = engine.check(Some(id), Some(silent.so_far()));
                 }
                 engine = engine.meanwhile(|| {
                     served = self.family.serve_others(self);
@@ -243,7 +243,7 @@ impl Shared {
                     std::thread::yield_now();
                 });
             } else {
-                let fine = engine.check(Some(id), silent.so_far()).is_ok();
+                let fine = engine.check(Some(id), Some(silent.so_far())).is_ok();
                 if fine && engine.flights[id as usize].stage == Stage::Running && !served.soon {
                     engine.transport.park(PARK);
                 }
@@ -278,7 +278,7 @@ impl Shared {
         // The engine remembers a failure, which ends the call.
         let _ = engine.poll(Some(id));
         if engine.flights[id as usize].stage == Stage::Running {
-            let _ = engine.check(Some(id), Duration::ZERO);
+            let _ = engine.check(Some(id), None);
         }
         engine.flights[id as usize].stage != Stage::Running
     }
@@ -291,7 +291,7 @@ impl Shared {
         if !self.driven() {
             engine.poll(None)?;
         }
-        engine.check(None, Duration::ZERO)?;
+        engine.check(None, None)?;
         match engine.failure() {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -340,7 +340,7 @@ impl Shared {
                     }
                 });
             } else {
-                let _ = engine.check(None, Duration::ZERO);
+                let _ = engine.check(None, None);
                 // Who waits for a call has the lock while it sleeps, and moves everything.
                 engine = engine.aside(|| {
                     std::thread::park_timeout(NAP);
@@ -380,7 +380,7 @@ impl Drop for Shared {
 
 impl Engine {
     /// Changes whenever a call in flight got any further, one ended or one was started.
-    fn progress_mark(&self) -> u64 {
+    pub(super) fn progress_mark(&self) -> u64 {
         let marks = self.order.iter().map(|&id| self.flights[id as usize].state.progress_mark());
         let started_and_left = self.stats.calls << 12 | (self.order.len() as u64 & 0xfff);
         marks.fold(started_and_left.wrapping_mul(0x9e37_79b9_7f4a_7c15), u64::wrapping_add)

@@ -26,6 +26,7 @@ use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
 pub use nodes::{Nodes, PerNode};
 use std::time::Duration;
+pub use waits::Wait;
 
 /// How long to wait for a peer's explanation of what went wrong, which is better than what this rank can tell.
 pub(crate) const HEARSAY: Duration = Duration::from_millis(300);
@@ -246,15 +247,15 @@ pub unsafe trait Direct {
 
 /// Whom ranks wait for, in whatever group. All ranks here are those of the job.
 pub trait Waits {
-    /// This rank waits for `peer`, still or by now: peers may ask for that. Said again and again while it waits, before
+    /// This rank waits, still or by now: peers may ask for that. Said again and again while it waits, before
     /// [`check`](Transport::check).
-    fn note(&mut self, peer: usize);
+    fn note(&mut self, wait: Wait);
 
     /// Asks `peer` for whom it waits; gives what tells its answer from what it has said before.
     fn ask(&mut self, peer: usize) -> u64;
 
     /// Whom `peer` waits for, by what it has said since it was `asked`. A rank that does not wait says nothing.
-    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize>;
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<Wait>;
 }
 
 /// Refuses a `call` of the job's `rank` that has to do with a rank which its group of `size` does not have.

@@ -6,7 +6,7 @@
 
 mod mailbox;
 
-use super::{Request, Tag, Transport, Waits, place_among, waits, wrong_length};
+use super::{Request, Tag, Transport, Wait, Waits, place_among, waits, wrong_length};
 use crate::error::{Error, Result};
 use mailbox::{Body, EAGER, Letter, Mailbox, Posted, State};
 use std::collections::HashMap;
@@ -325,15 +325,15 @@ unsafe impl Transport for Threads {
 }
 
 impl Waits for Threads {
-    fn note(&mut self, peer: usize) {
-        waits::note(&self.group.family.waits[self.job_rank(self.rank)], peer);
+    fn note(&mut self, wait: Wait) {
+        waits::note(&self.group.family.waits[self.job_rank(self.rank)], wait);
     }
 
     fn ask(&mut self, peer: usize) -> u64 {
         self.group.family.waits[peer].load(Ordering::Relaxed)
     }
 
-    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<Wait> {
         waits::noted_since(&self.group.family.waits[peer], asked)
     }
 }

@@ -146,6 +146,50 @@ fn a_peer_in_the_midst_of_a_long_message_is_not_silent() {
     });
 }
 
+/// Ranks that wait for one in a long transfer with another, or for their turn in one with many, hear that it gets further.
+#[test]
+fn who_is_in_a_long_transfer_with_another_is_not_silent() {
+    type Calls = fn(&Communicator, &mut [u8], &mut [u8]) -> collectives::Result<()>;
+    let calls: [(&str, usize, Calls); 4] = [
+        ("a message of others", 8_000_000, |comm, one, _| {
+            match comm.rank() {
+                1 => comm.send(&one[..], 2, 5)?,
+                2 => comm.recv(one, 1, 5)?,
+                _ => {}
+            }
+            comm.barrier()
+        }),
+        ("scatter", 4_000_000, |comm, one, all| {
+            comm.scatter((comm.rank() == 1).then(|| (&all[..]).into()), one, 1)
+        }),
+        ("gather", 4_000_000, |comm, one, all| {
+            comm.gather(&one[..], (comm.rank() == 1).then(|| all.into()), 1)?;
+            comm.barrier()
+        }),
+        ("calls of two groups", 8_000_000, |comm, one, _| {
+            let pair = comm.split(Some((comm.rank() / 2) as u32), 0)?.expect("all have a colour");
+            if comm.rank() / 2 == 1 {
+                pair.broadcast(one, 1)?;
+            }
+            comm.barrier()
+        }),
+    ];
+    let mut options = Options { deadline: Duration::from_millis(200), ..Options::default() };
+    options.tuning.longest = 1 << 19;
+    const RANKS: usize = 6;
+    std::thread::scope(|scope| {
+        for (name, len, call) in calls {
+            scope.spawn(move || {
+                on_ranks(RANKS, "bandwidth=10MB/s", |t| {
+                    let comm = Communicator::new(Box::new(t), options).expect("a communicator");
+                    let (mut one, mut all) = (vec![0u8; len], vec![0u8; len * RANKS]);
+                    call(&comm, &mut one, &mut all).unwrap_or_else(|error| panic!("{name}: {error}"));
+                });
+            });
+        }
+    });
+}
+
 #[test]
 fn memory_is_not_read_directly_and_nodes_are_told() {
     let mut all = threads::group(4);

@@ -114,6 +114,7 @@ fn nobody_waits_for_ever_for_who_cannot_be_killed() {
         first_failure: Some((0, "failed: no space".into())),
         announced: None,
         interrupted: None,
+        asked: None,
         killed: vec![0, 1],
         left: vec![1],
     };

@@ -12,7 +12,7 @@ use super::{failures, ffi};
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::SEEN_BY_ALL;
-use crate::transport::waits::Questions;
+use crate::transport::waits::{self, Questions, Wait};
 use std::collections::{HashMap, HashSet};
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
@@ -151,10 +151,10 @@ impl Control {
         let _ = self.say(session, to as c_int, &word);
     }
 
-    /// Answers those who have asked that this rank waits for `peer` of the job.
-    pub(super) fn note_wait(&mut self, session: &Session, peer: usize) {
+    /// Answers those who have asked.
+    pub(super) fn note_wait(&mut self, session: &Session, wait: Wait) {
         for asker in std::mem::take(&mut self.questions.askers) {
-            self.say_of_all(session, asker, Kind::Answer, &peer.to_string());
+            self.say_of_all(session, asker, Kind::Answer, &waits::told(wait));
         }
     }
 
@@ -165,7 +165,7 @@ impl Control {
     }
 
     /// Whom a rank of the job waits for that was asked after it had answered so often.
-    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<usize> {
+    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<Wait> {
         self.questions.answer(peer, before)
     }
 

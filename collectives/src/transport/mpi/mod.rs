@@ -25,7 +25,7 @@ mod tags;
 mod words;
 
 use super::farewell::Farewells;
-use super::{HEARSAY, Request, Tag, Tells, Transport, Waits, admit, place_among, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, place_among, wrong_length};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use blocked::Place;
@@ -387,10 +387,10 @@ unsafe impl Transport for MpiTransport {
 }
 
 impl Waits for MpiTransport {
-    fn note(&mut self, peer: usize) {
+    fn note(&mut self, wait: Wait) {
         let session = self.session();
         if let Ok(_turn) = session.turn() {
-            session.control().note_wait(session, peer);
+            session.control().note_wait(session, wait);
         }
     }
 
@@ -400,7 +400,7 @@ impl Waits for MpiTransport {
         session.turn().map_or(0, |_turn| session.control().ask(session, peer))
     }
 
-    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<Wait> {
         self.session().control().answer(peer, asked)
     }
 }

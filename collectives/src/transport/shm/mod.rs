@@ -19,7 +19,7 @@ mod slots;
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::{Direct, Request, Tag, Transport, Waits, admit, place_among, waits};
+use crate::transport::{Direct, Request, Tag, Transport, Wait, Waits, admit, place_among, waits};
 pub use budget::limit as memory_limit;
 use group::Group;
 use mail::Mail;
@@ -227,8 +227,8 @@ unsafe impl Transport for ShmTransport {
 }
 
 impl Waits for ShmTransport {
-    fn note(&mut self, peer: usize) {
-        waits::note(self.group.segments.waits(self.group.segments.me), peer);
+    fn note(&mut self, wait: Wait) {
+        waits::note(self.group.segments.waits(self.group.segments.me), wait);
     }
 
     fn ask(&mut self, peer: usize) -> u64 {
@@ -236,7 +236,7 @@ impl Waits for ShmTransport {
         segments.index_of(peer).map_or(0, |index| segments.waits(index).load(Ordering::Relaxed))
     }
 
-    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<Wait> {
         let segments = &self.group.segments;
         waits::noted_since(segments.waits(segments.index_of(peer)?), asked)
     }

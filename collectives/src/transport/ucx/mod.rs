@@ -21,7 +21,7 @@ mod session;
 mod tags;
 mod turns;
 
-use super::{HEARSAY, Request, Tag, Tells, Transport, Waits, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_length};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
 use members::Members;
@@ -247,9 +247,9 @@ unsafe impl Transport for UcxTransport {
 }
 
 impl Waits for UcxTransport {
-    fn note(&mut self, peer: usize) {
+    fn note(&mut self, wait: Wait) {
         if let Ok(mut state) = self.session.turn() {
-            state.note_wait(peer);
+            state.note_wait(wait);
         }
     }
 
@@ -258,7 +258,7 @@ impl Waits for UcxTransport {
         self.session.turn().map_or(0, |mut state| state.ask(peer))
     }
 
-    fn answer(&mut self, peer: usize, asked: u64) -> Option<usize> {
+    fn answer(&mut self, peer: usize, asked: u64) -> Option<Wait> {
         self.session.turn().ok()?.answer(peer, asked)
     }
 }

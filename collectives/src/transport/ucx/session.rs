@@ -12,7 +12,7 @@ use super::turns::Hold;
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::{Home, Neighbours};
-use crate::transport::waits::Questions;
+use crate::transport::waits::{self, Questions, Wait};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -275,12 +275,12 @@ impl State {
         self.inbox.take(|notice| notice.group == group)
     }
 
-    /// Answers those who have asked that this rank waits for `peer`.
-    pub(super) fn note_wait(&mut self, peer: usize) {
+    /// Answers those who have asked.
+    pub(super) fn note_wait(&mut self, wait: Wait) {
         for asker in std::mem::take(&mut self.questions.askers) {
             if !self.is_gone(asker) {
                 // Who cannot be told finds out by itself, here and below.
-                let _ = self.say(asker, Word::Answer, 0, &peer.to_string());
+                let _ = self.say(asker, Word::Answer, 0, &waits::told(wait));
             }
         }
     }
@@ -292,7 +292,7 @@ impl State {
     }
 
     /// Whom a peer waits for that was asked after it had answered so often.
-    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<usize> {
+    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<Wait> {
         self.questions.answer(peer, before)
     }
 
