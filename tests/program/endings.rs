@@ -109,6 +109,7 @@ UNUSED(ucp_config_modify) UNUSED(ucp_config_release) UNUSED(ucp_init_version) UN
 UNUSED(ucp_worker_create) UNUSED(ucp_worker_destroy) UNUSED(ucp_worker_get_address)
 UNUSED(ucp_worker_release_address) UNUSED(ucp_worker_progress) UNUSED(ucp_ep_create) UNUSED(ucp_ep_close_nbx)
 UNUSED(ucp_tag_send_nbx) UNUSED(ucp_tag_recv_nbx) UNUSED(ucp_request_check_status)
+UNUSED(ucp_tag_probe_nb) UNUSED(ucp_tag_msg_recv_nbx)
 UNUSED(ucp_tag_recv_request_test) UNUSED(ucp_request_cancel) UNUSED(ucp_request_free) UNUSED(ucs_status_string)
 ";
 

@@ -131,6 +131,16 @@ fn messages(comm: Communicator) {
             for p in pending {
                 p.wait().expect("works");
             }
+            // Of other types, too: what waits for its own receive is not taken for what another waits for.
+            let (long, short) = (data::<u64>(rank, 1, len), data::<f32>(rank, 2, 3));
+            let first = comm.start_send(keep.buffer(&comm, &long), next, 10).expect("starts");
+            let second = comm.start_send(keep.buffer(&comm, &short), next, 10).expect("starts");
+            let (mut came, mut last) = (vec![0u64; len], [0f32; 3]);
+            comm.recv(&mut came[..], before, 10).expect("works");
+            comm.recv(&mut last[..], before, 10).expect("works");
+            same(&came, &data::<u64>(before, 1, len), format_args!("{len}, the long one"));
+            same(&last, &data::<f32>(before, 2, 3), format_args!("{len}, the short one"));
+            (first.wait().expect("works"), second.wait().expect("works"));
         }
     }
 }

@@ -8,7 +8,7 @@ mod types;
 pub use types::*;
 
 use libloading::Library;
-use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// The library's file name: the interface's major version 1 has had this name since 2018.
 pub const SONAME: &str = "libucp.so.0";
@@ -80,6 +80,11 @@ functions! {
     ucp_tag_send_nbx: fn(Handle, *const c_void, usize, ucp_tag_t, *const ucp_request_param_t) -> ucs_status_ptr_t;
     /// Posts a receive.
     ucp_tag_recv_nbx: fn(Handle, *mut c_void, usize, ucp_tag_t, ucp_tag_t, *const ucp_request_param_t)
+        -> ucs_status_ptr_t;
+    /// Looks for a message that no receive has met, and takes it out where the number is not 0; null where there is none.
+    ucp_tag_probe_nb: fn(Handle, ucp_tag_t, ucp_tag_t, c_int, *mut ucp_tag_recv_info_t) -> *mut c_void;
+    /// Receives a message that was taken out.
+    ucp_tag_msg_recv_nbx: fn(Handle, *mut c_void, usize, *mut c_void, *const ucp_request_param_t)
         -> ucs_status_ptr_t;
     /// The state of a request.
     ucp_request_check_status: fn(*mut c_void) -> ucs_status_t;

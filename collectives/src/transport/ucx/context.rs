@@ -257,6 +257,38 @@ impl Worker {
         }
     }
 
+    /// Whether a message has come that no receive has met, of this tag but for the bits that `mask` leaves out. UCX walks
+    /// through all that have come, of whichever tag.
+    pub(super) fn has_unmet(&self, tag: ucp_tag_t, mask: ucp_tag_t) -> bool {
+        let mut info = ucp_tag_recv_info_t::default();
+        // SAFETY: a valid worker and place; nothing is taken out.
+        unsafe { !(self.context.ucp.ucp_tag_probe_nb)(self.handle, tag, mask, 0, &mut info).is_null() }
+    }
+
+    /// Starts to receive such a message, of which at most `bytes` are taken; none where there is none.
+    ///
+    /// # Safety
+    /// As of [`recv`](Self::recv).
+    pub(super) unsafe fn recv_unmet(
+        &self,
+        tag: ucp_tag_t,
+        mask: ucp_tag_t,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Option<*mut c_void> {
+        let ucp = &self.context.ucp;
+        let mut info = ucp_tag_recv_info_t::default();
+        // SAFETY: a valid worker and place; the caller's promise for the rest.
+        let posted = unsafe {
+            let message = (ucp.ucp_tag_probe_nb)(self.handle, tag, mask, 1, &mut info);
+            if message.is_null() {
+                return None;
+            }
+            posted((ucp.ucp_tag_msg_recv_nbx)(self.handle, dst.cast(), bytes, message, &RECV))
+        };
+        if let Posted::Pending(request) = posted { Some(request) } else { None }
+    }
+
     /// The state of a send or of a close; frees the request once it is no longer under way.
     ///
     /// # Safety

@@ -170,7 +170,7 @@ unsafe impl Transport for UcxTransport {
             state.endpoint(source)?;
         }
         // SAFETY: the caller's promise.
-        let request = unsafe { state.worker.recv(tag, tags::deciding(tag), dst, bytes)? };
+        let request = unsafe { state.worker.recv(tag, tags::EXACT, dst, bytes)? };
         let kind = Kind::Recv { tag, dst };
         if looks > 0 {
             // SAFETY: what was just posted, and is looked at until it has ended.

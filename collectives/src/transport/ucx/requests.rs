@@ -4,9 +4,11 @@
 //! stores that have not reached the cache yet, and waits for all of them; see [`turns`](super::turns).
 
 use super::context::Worker;
+use super::tags;
 use crate::transport::Request;
 use std::ffi::c_void;
-use ucx_sys::{UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t, ucp_tag_t, ucs_status_t};
+use std::time::{Duration, Instant};
+use ucx_sys::{UCS_ERR_CANCELED, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t, ucp_tag_t, ucs_status_t};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -28,6 +30,11 @@ pub(super) struct Outcome {
     pub(super) came: ucp_tag_recv_info_t,
 }
 
+/// So many looks at a receive in vain, and so long after the last time, it is looked whether something else has come in its
+/// place.
+const LOOKS: u32 = 32;
+const ASIDE: Duration = Duration::from_millis(1);
+
 struct Slot {
     /// Counts the uses of this place, so that a stale [`Request`] is not taken for a later one.
     generation: u32,
@@ -36,6 +43,8 @@ struct Slot {
     kind: Kind,
     peer: usize,
     bytes: usize,
+    /// In vain since it was last looked aside; [`u32::MAX`] where that makes no sense any more.
+    looks: u32,
 }
 
 /// Whether a request is done, or how else it ended; unless it is under way, it is freed.
@@ -74,6 +83,8 @@ pub(super) struct Requests {
     free: Vec<u32>,
     /// Cancelled receives of which UCX has not let go yet, with the memory they could still write to.
     orphans: Vec<(*mut c_void, Vec<u8>)>,
+    /// When it was last looked aside for any of them.
+    aside: Option<Instant>,
 }
 
 // SAFETY: the pointers are requests of a worker that may move between threads, and turns keep calls apart; and memory that
@@ -83,11 +94,11 @@ unsafe impl Send for Requests {}
 impl Requests {
     pub(super) fn add(&mut self, kind: Kind, pointer: *mut c_void, peer: usize, bytes: usize) -> Request {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, pointer, kind, peer, bytes });
+            self.slots.push(Slot { generation: 0, pointer, kind, peer, bytes, looks: 0 });
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[index as usize];
-        *slot = Slot { generation: slot.generation, pointer, kind, peer, bytes };
+        *slot = Slot { generation: slot.generation, pointer, kind, peer, bytes, looks: 0 };
         Request((slot.generation as u64) << 32 | index as u64)
     }
 
@@ -100,15 +111,73 @@ impl Requests {
             return Ok(true);
         }
         // SAFETY: a request of this worker that was not yet reported complete.
-        let ended = unsafe { ended(worker, slot.kind, slot.pointer, slot.peer, slot.bytes) };
+        let mut ended = unsafe { ended(worker, slot.kind, slot.pointer, slot.peer, slot.bytes) };
         if let Ok(false) = ended {
-            return Ok(false);
+            slot.looks = slot.looks.saturating_add(1);
+            if slot.looks < LOOKS || slot.looks == u32::MAX {
+                return Ok(false);
+            }
+            ended = self.look_aside(worker, index as usize);
+            if let Ok(false) = ended {
+                return Ok(false);
+            }
         }
+        let slot = &mut self.slots[index as usize];
         slot.pointer = std::ptr::null_mut();
         // Generations stay below that of `Request::DONE`.
         slot.generation = (generation + 1) & 0x7fff_ffff;
         self.free.push(index);
         ended
+    }
+
+    /// Looks whether what was sent in place of an awaited message has come: a receive of any such message, posted from the
+    /// start, would be looked for among all that have come, and a fast sender may be thousands of calls ahead of another. Gives
+    /// what has become of the receive.
+    #[cold]
+    fn look_aside(&mut self, worker: &Worker, index: usize) -> Result<bool, Box<Outcome>> {
+        let slot = &mut self.slots[index];
+        slot.looks = u32::MAX;
+        let Kind::Recv { tag, dst } = slot.kind else { return Ok(false) };
+        let mask = tags::deciding(tag);
+        if mask == tags::EXACT {
+            return Ok(false);
+        }
+        slot.looks = 0;
+        if self.aside.is_some_and(|last| last.elapsed() < ASIDE) {
+            return Ok(false);
+        }
+        let found = worker.has_unmet(tag, mask);
+        self.aside = Some(Instant::now());
+        if !found {
+            return Ok(false);
+        }
+        // SAFETY: a receive of this worker that was not yet reported complete, and once it is cancelled, its memory.
+        unsafe {
+            worker.cancel(slot.pointer);
+            let mut came = ucp_tag_recv_info_t::default();
+            match worker.received(slot.pointer, &mut came) {
+                // It has met its own message, of which not all has come: the other one is for another receive.
+                UCS_INPROGRESS => {
+                    slot.looks = u32::MAX;
+                    Ok(false)
+                }
+                UCS_ERR_CANCELED => match worker.recv_unmet(tag, mask, dst.cast_mut(), slot.bytes) {
+                    Some(request) => {
+                        (slot.pointer, slot.looks) = (request, u32::MAX);
+                        Ok(false)
+                    }
+                    None => {
+                        let (kind, peer, bytes) = (slot.kind, slot.peer, slot.bytes);
+                        Err(Box::new(Outcome { kind, peer, bytes, status: UCS_ERR_CANCELED, came }))
+                    }
+                },
+                UCS_OK if came.length == slot.bytes && came.sender_tag == tag => Ok(true),
+                status => {
+                    let (kind, peer, bytes) = (slot.kind, slot.peer, slot.bytes);
+                    Err(Box::new(Outcome { kind, peer, bytes, status, came }))
+                }
+            }
+        }
     }
 
     /// What `request` is of, and with whom.

@@ -16,9 +16,9 @@
 //! order of posting, so that mixes up messages only if 2^16 calls are under way on one rank at once; the engine holds
 //! later ones back (see [`window`](crate::transport::Transport::window)).
 //!
-//! **Other calls.** UCX gives a receive the tag of what came, and can leave bits out of the comparison. So the receive of
-//! the first message of a call between two ranks takes whatever is the first, and that of a user's message takes any
-//! type; what came is compared afterwards, and if it is something else, its tag and length say what the sender has called.
+//! **Other calls.** UCX can leave bits out of a comparison of tags. So where the first message of a call between two ranks does
+//! not come, it is looked whether another has come that was sent as the first, or a user's message of another type; its tag and
+//! length then say what the sender has called.
 
 use crate::transport::Tag;
 use crate::watch::{Coded, Fingerprint, Typed};
