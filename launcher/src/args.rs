@@ -88,7 +88,7 @@ pub struct DeviceArgs {
 #[derive(Args, Debug, Clone)]
 pub struct RankArgs {
     /// Ranks: data-parallel processes, or threads with --transport threads. May exceed the number of cores
-    /// [default: 2, with --device cuda one for each GPU of this machine, or as many as mpirun or srun started].
+    /// [default: 2, on GPUs one for each of this machine, or as many as mpirun, srun or torchrun started].
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun

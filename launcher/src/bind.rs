@@ -19,19 +19,45 @@ pub enum Binding {
 }
 
 /// Binds the calling thread to the share of `rank` of the processors that it may use; with more ranks than processors
-/// it stays as it is.
+/// it stays as it is, unless it was asked for.
 ///
 /// # Errors
-/// The system's refusal.
+/// The system's refusal, or too few processors.
 pub fn to_share(binding: Binding, rank: usize, ranks: usize) -> Result<()> {
     let refused =
         |e| Failure::run(format!("binding rank {rank} to its processors failed ({e}): take --bind none"));
     let Some(allowed) = allowed(binding, sched_getaffinity).map_err(refused)? else { return Ok(()) };
-    let allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
-    let Some(share) = share(&cores(allowed, core_of), rank, ranks) else { return Ok(()) };
+    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
+    let Some(share) = share(&cores(allowed.iter().copied(), core_of), rank, ranks) else {
+        return match binding {
+            Binding::Asked => Err(Failure::usage(format!(
+                "--bind core: {ranks} ranks do not have a processor each, which are {}: lower --ranks, or take --bind none",
+                listed(&allowed)
+            ))),
+            _ => Ok(()),
+        };
+    };
     let mut set = CpuSet::new();
     share.iter().for_each(|&cpu| set.set(cpu));
     sched_setaffinity(None, &set).map_err(refused)
+}
+
+/// The processors that this thread may use, in their order; none where the system does not show them.
+pub fn processors() -> Vec<usize> {
+    let shown = sched_getaffinity(None).ok();
+    let is_set = |&cpu: &usize| shown.as_ref().is_some_and(|set| set.is_set(cpu));
+    (0..CpuSet::MAX_CPU).filter(is_set).collect()
+}
+
+/// Processors as Linux lists them, such as `0-3,8`.
+pub fn listed(processors: &[usize]) -> String {
+    let runs = processors.chunk_by(|before, next| before + 1 == *next);
+    let run = |run: &[usize]| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    };
+    runs.map(run).collect::<Vec<_>>().join(",")
 }
 
 /// The processors that this thread may use, where it is to be bound.
@@ -94,6 +120,14 @@ mod tests {
         assert_eq!(of(Binding::Default, Err(Errno::PERM)), Err(Errno::PERM));
         assert_eq!(of(Binding::None, Err(Errno::PERM)), Ok(false));
         assert_eq!(of(Binding::Default, Ok(())), Ok(true));
+    }
+
+    #[test]
+    fn processors_are_listed_as_by_the_system() {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        assert_eq!(listed(&processors()), list.trim());
+        assert_eq!([listed(&[]), listed(&[4]), listed(&[0, 1, 2, 5, 7, 8])], ["", "4", "0-2,5,7-8"]);
     }
 
     #[test]

@@ -37,3 +37,37 @@ fn every_bench_binds_all_threads_of_its_ranks() {
         assert_eq!(bench.finish(child).code, Some(130));
     }
 }
+
+/// What was asked for and cannot be had is an error, and what is only usual is left away.
+#[test]
+fn more_ranks_than_processors_are_bound_only_by_default() {
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let ranks = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+    let command = format!("bench barrier -n 3 --ranks {ranks}");
+    bench.run(&command).success();
+    for transport in ["shm", "threads"] {
+        let words = ["--bind core", &format!("{ranks} ranks"), "--bind none"];
+        bench.run(&format!("{command} --bind core --transport {transport}")).refusal(2, &words);
+    }
+    bench.nothing_left();
+}
+
+/// On processors that are shared, whoever computes beside a progress thread has to know.
+#[test]
+fn overlap_says_that_progress_threads_have_no_processors() {
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let ranks = std::thread::available_parallelism().map_or(1, usize::from);
+    if ranks > 16 {
+        return harness::skip("ranks on all processors: there are many");
+    }
+    for (flags, says) in [("", true), ("--bind none", true), ("--progress inline", false)] {
+        let flags = format!("--ranks {} -b 4K -e 4K -n 2 --json o.json {flags}", ranks.max(2));
+        let shown = bench.run(&format!("bench overlap all_gather {flags}")).success().stdout;
+        assert_eq!(shown.contains("for both products and progress threads"), says, "{flags}: {shown}");
+        let json: serde_json::Value =
+            serde_json::from_slice(&fs::read(bench.path("o.json")).unwrap()).unwrap();
+        assert_eq!(json["processors"].as_array().unwrap().len(), ranks.max(2));
+        let row = &json["overlap"][0];
+        assert!(row["side"] == 48 || row["side"] == 16, "{row}");
+    }
+}

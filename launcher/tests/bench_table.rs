@@ -384,6 +384,10 @@ fn a_tuning_table_is_measured_and_then_used() {
     assert!(outcome.stdout.contains("measured to be fastest"), "{}", outcome.stdout);
     let outcome = by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 2").success();
     assert!(outcome.stdout.contains("measured to be fastest"), "{}", outcome.stdout);
+    // A table that no flag names is for who goes by one, and its variable is told.
+    by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 4 --algo bruck").success();
+    by_variable("bench all_reduce --ranks 4")
+        .refusal(2, &["shm with 4 ranks", "the variable CARAVAN_TUNING"]);
     let shown = bench.run("bench tune -b 1K -e 1K -n 5 --ranks 2 -q -o /dev/stdout").success().stdout;
     assert!(shown.starts_with("caravan-tuning 1\n"), "{shown}");
     bench
@@ -397,7 +401,7 @@ fn a_tuning_table_is_measured_and_then_used() {
 
 #[test]
 fn overlap_is_reported_by_both_formulas_and_in_time() {
-    for progress in ["thread", "inline -t 3"] {
+    for (progress, tests) in [("thread", 0), ("inline -t 3", 3), ("inline -t 1000000", 1_000_000)] {
         let bench = bench();
         let flags = "-b 64K -e 1M -f 16 -n 10 -w 2 --json o.json --ranks 2";
         let outcome = bench.run(&format!("bench overlap {flags} --progress {progress}")).success();
@@ -422,6 +426,8 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
             near("slowdown", computed / alone);
             assert_eq!(n("nwrong"), 0.0);
             assert!(pure > 0.0 && alone > 0.0 && overall > 0.0 && n("products") >= 1.0);
+            // Between two products one look at most: without products between them they would be what is measured.
+            assert_eq!(n("tests"), f64::min(n("products") - 1.0, f64::from(tests)), "{row}");
             // Every rank's times, what they come to, and what carried the calls.
             for part in ["pure", "compute_alone", "overall", "compute_total"] {
                 let counts =

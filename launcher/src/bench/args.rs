@@ -220,7 +220,8 @@ pub struct CollectiveArgs {
     #[arg(short = 'N', long = "run-cycles", alias = "run_cycles", value_name = "N", default_value = "1")]
     pub cycles: String,
     /// 0 back to back; 1 a barrier after each call, inside the time; 2 back to back, each call waited for;
-    /// 3 a barrier after each iteration, outside the time.
+    /// 3 a barrier after each iteration, outside the time, where each rank's time begins as it leaves the barrier: on a link
+    /// up to a latency apart.
     #[arg(short = 'z', long, value_name = "0..3", default_value = "0")]
     pub blocking: String,
     /// Whether calls return when done, or are started and then waited for (always so with -m above 1).
@@ -234,7 +235,8 @@ pub struct CollectiveArgs {
     #[arg(short = 'R', long = "local-register", alias = "local_register", value_name = "0|1")]
     pub register: Option<String>,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
-    /// long as on its slowest rank, whatever -a says; in the file of --json every such call, and each rank's.
+    /// long as on its slowest rank, whatever -a says, which back to back (-z 0) is more than a call takes where ranks get ahead
+    /// of each other in turn; in the file of --json every such call, and each rank's.
     #[arg(
         short = 'I',
         long = "per-iter-timing",
@@ -305,7 +307,8 @@ pub struct OverlapArgs {
     /// Who moves calls forward while ranks compute.
     #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Thread)]
     pub progress: Mover,
-    /// Calls to the library's progress between slices of computation, for transports that need them.
+    /// Calls to the library's progress between slices of computation, for transports that need them: at most one between two
+    /// products.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
     /// Write everything, with every timing; a FILE that is there is replaced.

@@ -399,6 +399,14 @@ impl<T: Exact> Slot<T> {
         })
     }
 
+    /// Writes this rank's contribution anew, as whoever computes one for each call does: no other processor's cache has it then.
+    pub fn renew(&mut self, work: &Work, rank: usize) {
+        let buffer = if work.placement == Placement::Out { &mut self.send } else { &mut self.receive };
+        if let Some(buffer) = buffer {
+            work.input(buffer.host_mut(), rank).fill(T::from_number(1.0));
+        }
+    }
+
     /// Writes to all memory, so that its pages are there.
     pub fn touch(&mut self) {
         for buffer in [&mut self.send, &mut self.receive].into_iter().flatten() {

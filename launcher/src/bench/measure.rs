@@ -24,7 +24,10 @@ use std::time::Instant;
 /// What a call or the transport said.
 pub fn run(plan: &Plan, cases: &Cases, party: &Party, row: &mut dyn FnMut(Row) -> bool) -> Result<()> {
     for (dtype, ops) in &cases.of {
-        with_type!(*dtype, T => typed::<T>(plan, ops, party, row)?);
+        let seen = with_type!(*dtype, T => typed::<T>(plan, ops, party, row)?);
+        if !seen && plan.only_shown {
+            break;
+        }
     }
     Ok(())
 }
@@ -122,13 +125,14 @@ fn work(plan: &Plan, bytes: usize, element: usize, ranks: usize) -> Work {
     Work { one_way: plan.one_way, ..Work::new(plan.operation, plan.calls, bytes, element, ranks) }
 }
 
-/// Everything for one element type, with buffers that are allocated once.
+/// Everything for one element type, with buffers that are allocated once; whether anybody sees the rows, as far as that
+/// matters.
 fn typed<T: Exact>(
     plan: &Plan,
     ops: &[Option<ReduceOp>],
     party: &Party,
     row: &mut dyn FnMut(Row) -> bool,
-) -> Result<()> {
+) -> Result<bool> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
     let sweep = plan.repeats.sweep;
@@ -167,22 +171,27 @@ fn typed<T: Exact>(
                     if rank == 0 {
                         seen = row(Row { label, out_of_place, in_place, printed: now() });
                     }
+                    if plan.only_shown && !on_all(comm, seen)? {
+                        return Ok(false);
+                    }
                 }
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Whether the sweep, which was gone through so many times, is once more: as often as was asked for, or else as long as
 /// anybody sees what rank 0 prints.
 fn again(plan: &Plan, comm: &Communicator, done: usize, seen: bool) -> Result<bool> {
-    let Some(cycles) = plan.cycles else {
-        let mut goes_on = [u8::from(seen)];
-        comm.broadcast(&mut goes_on[..], 0)?;
-        return Ok(goes_on[0] == 1);
-    };
-    Ok(done < cycles)
+    plan.cycles.map_or_else(|| on_all(comm, seen), |cycles| Ok(done < cycles))
+}
+
+/// What rank 0 sees.
+fn on_all(comm: &Communicator, seen: bool) -> Result<bool> {
+    let mut goes_on = [u8::from(seen)];
+    comm.broadcast(&mut goes_on[..], 0)?;
+    Ok(goes_on[0] == 1)
 }
 
 struct Bench<'a, T: Exact> {

@@ -27,12 +27,11 @@ pub use args::BenchArgs;
 
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;
-use crate::bind::Binding;
+use crate::bind::{self, Binding};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::gpus;
 use crate::human;
-use crate::layers;
 use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
@@ -44,7 +43,7 @@ use operation::Operation;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
 use record::{Found, Row, Run};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use sweep::Step;
@@ -160,7 +159,15 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let identity = identity()?;
     args.foreign.check(identity.as_ref().map(|identity| identity.world))?;
     let plan = Plan::new(operation, args)?;
-    let mut ranks = Ranks::plan(&args.ranks, UNASKED, identity.as_ref())?;
+    let unasked = match args.ranks.transport.split('+').next() {
+        Some("nccl") if args.ranks.ranks.is_none() && identity.is_none() => crate::device::one_for_each_gpu(),
+        _ => UNASKED,
+    };
+    let mut ranks = match (&plan.algo, &args.ranks.tuning) {
+        // A table that the environment names is for who goes by it.
+        (Algo::Named(_) | Algo::Native, None) => Ranks::untuned(&args.ranks, unasked, identity.as_ref())?,
+        _ => Ranks::plan(&args.ranks, unasked, identity.as_ref())?,
+    };
     plan.check(ranks.world, identity.is_some())?;
     let over_nccl = ranks.nccl;
     check_together(&plan, args, over_nccl, &ranks.label)?;
@@ -252,7 +259,7 @@ fn rank(
     if comm.rank() != 0 {
         return Ok(None);
     }
-    run.about = description(plan, &cases, party, &who, &started);
+    run.about = about::run(plan, &cases, party, &who, &started);
     out.text(&footer(plan, &run));
     // Each by itself: what has been measured for an hour is kept where it can be.
     let written = [
@@ -302,14 +309,15 @@ impl Out {
     }
 }
 
-/// What this rank says about itself: process, host, the number of its device, and processor or GPU.
+/// What this rank says about itself: process, host, the number of its device, processor or GPU, and which processors it may use.
 pub fn introduce(party: &Party) -> String {
     let machine = Machine::probe();
     let (number, name) = match &party.device {
         Some(gpus) => (gpus.device.gpu.ordinal(), gpus.device.gpu.properties().name.clone()),
         None => (0, machine.cpu.clone()),
     };
-    format!("{}\t{}\t{number}\t{name}", std::process::id(), machine.host)
+    let processors = bind::listed(&bind::processors());
+    format!("{}\t{}\t{number}\t{name}\t{processors}", std::process::id(), machine.host)
 }
 
 fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
@@ -445,54 +453,4 @@ fn average_name(average: Average) -> &'static str {
         Average::Min => "min",
         Average::Max => "max",
     }
-}
-
-/// The part of the JSON that says what ran where.
-fn description(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &str) -> Value {
-    let sweep = plan.repeats.sweep;
-    let devices = who.iter().enumerate().map(|(rank, line)| {
-        let fields: Vec<&str> = line.split('\t').collect();
-        let field = |i: usize| fields.get(i).copied().unwrap_or("");
-        json!({
-            "rank": rank, "group": 0, "pid": field(0).parse::<u64>().ok(), "hostname": field(1),
-            "device": field(2).parse::<u64>().ok(), "device_hex": PCI, "device_info": field(3),
-        })
-    });
-    let mut config = json!({
-        "nthreads": 1,
-        "ngpus": 1,
-        "minimum_bytes": sweep.begin,
-        "maximum_bytes": sweep.end,
-        "warmup_iters": plan.repeats.warmup(sweep.largest()),
-        "iterations": plan.repeats.iterations(sweep.largest()),
-        "iterations_by_size": plan.repeats.adaptive(),
-        "aggregated_iterations": plan.aggregate,
-        "validation": plan.check,
-        "graph": 0,
-        "blocking_collectives": record::told(plan.blocking != Blocking::Streaming),
-        "per_iter_timing": record::told(plan.columns.per_call),
-        "per_iter_skip": 0,
-        "parallel_init": record::told(false),
-        "average": average_name(plan.average),
-        "blocking": format!("{:?}", plan.blocking).to_lowercase(),
-        "calls": format!("{:?}", plan.calls).to_lowercase(),
-        "one_way": plan.one_way,
-        "registered_buffers": plan.registered(party.device.is_some()),
-        "algo": algo_name(&plan.algo),
-        "skipped": cases.skipped,
-        "devices": devices.collect::<Vec<_>>(),
-    });
-    match sweep.step {
-        Step::Factor(factor) => config["step_factor"] = json!(factor),
-        Step::Bytes(bytes) => config["step_bytes"] = json!(bytes),
-    }
-    let library = match party.device {
-        Some(_) => gpus::library(),
-        None => native::library(layers::between(party.comm.transport_name())),
-    };
-    let mut all = about::about(started, library);
-    // Of nccl-tests' format.
-    all["version"] = json!(3);
-    all["config"] = config;
-    all
 }

@@ -14,6 +14,8 @@ use super::statistics::median;
 use super::verdict::{self, Verdict};
 use super::{Out, about, native, record, tuning, unshared};
 use crate::agree;
+use crate::args::Mover;
+use crate::bind;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::human;
@@ -21,6 +23,7 @@ use crate::layers;
 use crate::machine;
 use crate::plan::{Ranks, UNASKED, on_hosts};
 use crate::ranks::{identity, lead};
+use collectives::bootstrap::spawn;
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
 use row::{Row, Timings, header};
@@ -28,8 +31,19 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use times::{Times, mean};
 
-/// Calls to progress between slices of computation; more would be slices of nothing.
+/// Calls to progress between slices of computation.
 const MOST_TESTS: usize = 1_000_000;
+
+/// How often the number of products is corrected by what they took, each time the median of so many.
+const CORRECTIONS: usize = 4;
+const TRIES: usize = 5;
+
+/// How often call and products are measured at most, and by which part of the call's time they differ where they are again.
+const ATTEMPTS: usize = 3;
+const UNEQUAL: f64 = 0.15;
+
+/// Products that take as long as a call but for this part of it are left at their number.
+const NEAR: f64 = 0.03;
 
 /// Runs the subcommand.
 ///
@@ -118,7 +132,8 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     let started = record::now();
     let lead = comm.rank() == 0;
     let mut out = Out::new(args.ranks.quiet || !lead);
-    out.text(&header(args, &comm));
+    let processors = agree::exchange(&comm, &bind::listed(&bind::processors()))?;
+    out.text(&header(args, &comm, crowded(args, &processors, &comm)));
     let mut results = Vec::new();
     let mut wrong = 0;
     for operation in operations(args) {
@@ -139,6 +154,7 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
         all["ranks"] = json!(comm.size());
         all["progress"] = json!(args.progress.name());
         all["tests"] = json!(args.tests);
+        all["processors"] = json!(processors);
         all["formulas"] = row::formulas();
         all["overlap"] = json!(results);
         let text = serde_json::to_string_pretty(&all).map_err(Failure::run)?;
@@ -146,6 +162,25 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     }
     out.end()?;
     Ok((wrong > 0).then(|| format!("{wrong} elements were wrong after an overlapped call")))
+}
+
+/// What is said of ranks whose progress threads have no processors of their own.
+fn crowded(args: &OverlapArgs, processors: &[String], comm: &Communicator) -> Option<String> {
+    let alone = |list: &&String| !list.is_empty() && list.parse::<usize>().is_ok();
+    let few = match processors.iter().filter(alone).count() {
+        // Of ranks on several hosts nobody here can count what they share.
+        0 if spawn::supervised() || comm.transport_name() == "threads" => {
+            let all = bind::processors().len();
+            let shared = processors.iter().all(|list| *list == processors[0]) && all < 2 * comm.size();
+            shared.then(|| format!("{} ranks have {all} processors", comm.size()))
+        }
+        0 => None,
+        1 if comm.size() > 1 => Some("a rank has one processor".to_owned()),
+        _ => Some("ranks have one processor each".to_owned()),
+    }?;
+    (args.progress == Mover::Thread).then(|| {
+        format!("{few} for both products and progress threads: these hold each other up, as with --progress inline they do not")
+    })
 }
 
 fn typed<T: Exact>(
@@ -190,12 +225,7 @@ impl<T: Exact> Bench<'_, T> {
             work.once(self.party, &mut self.slot)?;
         }
         let iterations = self.repeats.iterations(bytes);
-        let pure = timed(comm, iterations, || work.once(self.party, &mut self.slot))?;
-        let products = self.products(median(&pure))?;
-        let compute = timed(comm, iterations, || {
-            self.load.run(products);
-            Ok(())
-        })?;
+        let (pure, products, compute) = self.alone(work, iterations)?;
         self.slot.fill(work, comm.rank(), None, &expected)?;
         let overlapped = (0..iterations).map(|_| self.overlapped(work, products)).collect::<Result<_>>()?;
         drop(expected);
@@ -212,6 +242,8 @@ impl<T: Exact> Bench<'_, T> {
         Ok(Row {
             bytes: work.counts.bytes(size_of::<T>()),
             products,
+            side: self.load.side(),
+            tests: self.tests(products),
             pure: mean(comm, median(&times.pure))?,
             compute: mean(comm, median(&times.compute))?,
             timings: times.timings(comm)?,
@@ -223,11 +255,52 @@ impl<T: Exact> Bench<'_, T> {
         })
     }
 
+    /// Seconds of the call alone and of products alone, on this rank, and how many products take as long. What else runs on a
+    /// machine may slow one of the two down and not the other: then both are measured again.
+    fn alone(&mut self, work: &Work, iterations: usize) -> Result<(Vec<f64>, usize, Vec<f64>)> {
+        let mut attempts = 0;
+        loop {
+            let pure = timed(&self.party.comm, iterations, || work.once(self.party, &mut self.slot))?;
+            let products = self.products(median(&pure))?;
+            let compute = self.computed(products, iterations)?;
+            let comm = &self.party.comm;
+            let ratio = mean(comm, median(&compute))? / mean(comm, median(&pure))?;
+            attempts += 1;
+            if products == 1 || (ratio - 1.0).abs() < UNEQUAL || attempts == ATTEMPTS {
+                return Ok((pure, products, compute));
+            }
+        }
+    }
+
     /// How many products all ranks compute, as many as alone take about as long as a call that takes `pure` here.
     fn products(&mut self, pure: f64) -> Result<usize> {
-        let comm = &self.party.comm;
-        let (pure, product) = (mean(comm, pure)?, mean(comm, self.load.calibrate())?);
-        Ok(((pure / product).round() as usize).max(1))
+        let comm = self.party.comm.clone();
+        let pure = mean(&comm, pure)?;
+        let mut products = self.load.suit(pure, |product| mean(&comm, product))?;
+        for _ in 0..CORRECTIONS {
+            // In turn with messages they may take another time than one after the other.
+            let took = mean(&comm, median(&self.computed(products, TRIES)?))?;
+            let better = ((products as f64 * pure / took).round() as usize).max(1);
+            if better == products || (took / pure - 1.0).abs() < NEAR {
+                break;
+            }
+            products = better;
+        }
+        Ok(products)
+    }
+
+    /// Seconds of so many products, of each of so many times.
+    fn computed(&mut self, products: usize, times: usize) -> Result<Vec<f64>> {
+        let load = &mut self.load;
+        timed(&self.party.comm, times, || {
+            load.run(products);
+            Ok(())
+        })
+    }
+
+    /// Calls to progress beside so many products: between them there is no computation to interrupt.
+    fn tests(&self, products: usize) -> usize {
+        self.args.tests.min(products - 1)
     }
 
     /// One call that is started, computed beside, and waited for.
@@ -238,10 +311,10 @@ impl<T: Exact> Bench<'_, T> {
         let flight = work.start(comm, &mut self.slot)?;
         let begun = Instant::now();
         let mut test = 0.0;
-        let slices = self.args.tests + 1;
+        let slices = self.tests(products) + 1;
         for slice in 0..slices {
             self.load.run(products * (slice + 1) / slices - products * slice / slices);
-            if slice < self.args.tests {
+            if slice + 1 < slices {
                 let before = Instant::now();
                 comm.progress()?;
                 test += before.elapsed().as_secs_f64();

@@ -163,6 +163,8 @@ pub struct Plan {
     pub plot: bool,
     /// Whether every timing is written.
     pub json: bool,
+    /// Whether there is nothing left to do once nobody reads what is printed.
+    pub only_shown: bool,
 }
 
 impl Plan {
@@ -252,6 +254,10 @@ impl Plan {
             min_busbw,
             plot: args.plot.is_some(),
             json: args.json.is_some(),
+            only_shown: args.json.is_none()
+                && args.csv.is_none()
+                && args.plot.is_none()
+                && args.min_busbw.is_none(),
         };
         plan.check_end(args)?;
         Ok(plan)

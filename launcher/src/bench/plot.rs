@@ -49,6 +49,8 @@ impl Series {
         let results = json["results"].as_array().ok_or("has no list 'results'")?;
         let operation = json["operation"].as_str().unwrap_or(fallback);
         let transport = json["transport"].as_str().unwrap_or("");
+        let several =
+            results.iter().any(|row| row["root"].as_str().is_some_and(|r| !["0", "-1"].contains(&r.trim())));
         let mut all: Vec<Series> = Vec::new();
         for (i, row) in results.iter().enumerate() {
             let field = |value: &Value, what: &str| {
@@ -69,7 +71,8 @@ impl Series {
             let mut name = [operation, transport].map(str::to_owned).to_vec();
             name.extend([text("type"), text("redop")].into_iter().filter(|t| t != "none"));
             let root = text("root");
-            if !matches!(root.as_str(), "" | "-1" | "0") {
+            // Where all calls have rank 0 it goes without saying.
+            if !matches!(root.as_str(), "" | "-1") && (root != "0" || several) {
                 name.push(format!("root {root}"));
             }
             if let Some(ranks) = json["ranks"].as_u64() {

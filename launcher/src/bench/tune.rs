@@ -192,6 +192,7 @@ fn time(work: &Work, slot: &mut Slot<f32>, repeats: &Repeats, bytes: usize, part
     }
     let mut mine = Vec::with_capacity(iterations);
     for _ in 0..iterations {
+        slot.renew(work, comm.rank());
         comm.barrier()?;
         let start = Instant::now();
         work.once(party, slot)?;

@@ -73,13 +73,18 @@ pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()
 
 /// Ranks that are started where nobody says how many: with --device cuda one for each GPU of this machine.
 pub fn ranks_unasked(args: &DeviceArgs, ranks: &RankArgs, identity: Option<&Identity>) -> usize {
-    let gpus = match (args.device, ranks.ranks, identity) {
-        (DeviceKind::Cuda, None, None) => match emulation() {
-            Ok(Some(each)) => each.len(),
-            // Whoever looks closer says why there is none.
-            _ => Gpu::count().unwrap_or(0),
-        },
-        _ => 0,
+    match (args.device, ranks.ranks, identity) {
+        (DeviceKind::Cuda, None, None) => one_for_each_gpu(),
+        _ => UNASKED,
+    }
+}
+
+/// As many ranks as this machine has GPUs, or as many as elsewhere.
+pub fn one_for_each_gpu() -> usize {
+    let gpus = match emulation() {
+        Ok(Some(each)) => each.len(),
+        // Whoever looks closer says why there is none.
+        _ => Gpu::count().unwrap_or(0),
     };
     if gpus == 0 { UNASKED } else { gpus }
 }

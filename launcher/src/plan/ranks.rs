@@ -5,7 +5,7 @@ use crate::agree::Signature;
 use crate::args::{DeviceKind, RankArgs};
 use crate::bench::tuning::{self, ByLayout};
 use crate::bind::Binding;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
@@ -68,21 +68,33 @@ impl Ranks {
     pub fn plan(args: &RankArgs, unasked: usize, identity: Option<&Identity>) -> Result<Self> {
         let mut ranks = Self::untuned(args, unasked, identity)?;
         if let Some(path) = tuning::named(args.tuning.as_ref()) {
-            if ranks.world > 1 {
-                let tune = ranks.tune(identity.is_some());
-                if ranks.layers.found() {
-                    ranks.by_layout = Some(ByLayout::load(&path, &ranks.label, ranks.world, tune)?);
-                } else {
-                    let tuning = &mut ranks.options.tuning;
-                    *tuning = tuning::load(&path, &ranks.label, ranks.world, &tune, *tuning)?;
-                }
-            } else {
-                // One rank has nothing to choose, and may yet have been given what is no table.
-                tuning::read(&path)?;
-            }
-            ranks.check_inputs("--tuning", &[path], identity)?;
+            ranks.go_by(path, identity).map_err(|e| match (&args.tuning, e) {
+                // No flag names it, and it may have been exported long ago.
+                (None, Failure::Usage(text)) => Failure::usage(format!(
+                    "{text}; the variable {} names it: --tuning names another, and an empty {0} none",
+                    tuning::VARIABLE
+                )),
+                (_, e) => e,
+            })?;
         }
         Ok(ranks)
+    }
+
+    /// Reads the table at `path`.
+    fn go_by(&mut self, path: PathBuf, identity: Option<&Identity>) -> Result<()> {
+        if self.world > 1 {
+            let tune = self.tune(identity.is_some());
+            if self.layers.found() {
+                self.by_layout = Some(ByLayout::load(&path, &self.label, self.world, tune)?);
+            } else {
+                let tuning = &mut self.options.tuning;
+                *tuning = tuning::load(&path, &self.label, self.world, &tune, *tuning)?;
+            }
+        } else {
+            // One rank has nothing to choose, and may yet have been given what is no table.
+            tuning::read(&path)?;
+        }
+        self.check_inputs("--tuning", &[path], identity)
     }
 
     /// The same without a tuning table, which need not be there yet.

@@ -1,39 +1,74 @@
 //! What computes beside a collective.
 
 use crate::bench::statistics::median;
+use crate::failure::Result;
 use gemmkit::{MatMut, MatRef, Parallelism};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Side of the square matrices: a product of some microseconds, so that their number fits any call.
-pub(super) const SIDE: usize = 48;
+/// Sides of the square matrices: products of some microseconds, and shorter ones beside calls that take no longer.
+pub(super) const SIDES: [usize; 2] = [48, 16];
+
+/// So many of the longer products at least fit a call that is not too short for them.
+const FEWEST: f64 = 10.0;
+
+/// How long a processor computes before its products are timed: its clock and its caches settle only then.
+const SETTLING: Duration = Duration::from_millis(20);
 
 /// Square matrix products on the calling thread, whose operands stay in the cache.
 pub(super) struct Load {
+    side: usize,
     left: Vec<f32>,
     right: Vec<f32>,
     out: Vec<f32>,
 }
 
 impl Load {
+    /// The longer products, as far as any.
     pub fn new() -> Self {
-        let matrix = |k: usize| (0..SIDE * SIDE).map(|i| ((i * k) % 7) as f32).collect();
-        Load { left: matrix(3), right: matrix(5), out: vec![0.0; SIDE * SIDE] }
+        let [side, _] = SIDES;
+        let matrix = |k: usize| (0..side * side).map(|i| ((i * k) % 7) as f32).collect();
+        Load { side, left: matrix(3), right: matrix(5), out: vec![0.0; side * side] }
+    }
+
+    /// Side of its matrices.
+    pub fn side(&self) -> usize {
+        self.side
     }
 
     /// Multiplies `products` times.
     pub fn run(&mut self, products: usize) {
+        let side = self.side;
+        let all = side * side;
         for _ in 0..products {
-            let left = MatRef::from_row_major(std::hint::black_box(&self.left[..]), SIDE, SIDE);
-            let right = MatRef::from_row_major(&self.right, SIDE, SIDE);
-            let out = MatMut::from_row_major(&mut self.out, SIDE, SIDE);
+            let left = MatRef::from_row_major(std::hint::black_box(&self.left[..all]), side, side);
+            let right = MatRef::from_row_major(&self.right[..all], side, side);
+            let out = MatMut::from_row_major(&mut self.out[..all], side, side);
             gemmkit::gemm(1.0, left, right, 0.0, out, Parallelism::Serial);
         }
         std::hint::black_box(&self.out);
     }
 
+    /// Takes the products that suit a call of so many seconds, and gives how many of them take as long, as far as their
+    /// time alone says. `mean` is that of the ranks, which compute the same.
+    ///
+    /// # Errors
+    /// Those of `mean`.
+    pub fn suit(&mut self, call: f64, mean: impl Fn(f64) -> Result<f64>) -> Result<usize> {
+        [self.side, _] = SIDES;
+        let begun = Instant::now();
+        while begun.elapsed() < SETTLING {
+            self.run(10);
+        }
+        let mut product = mean(self.product())?;
+        if call < FEWEST * product {
+            [_, self.side] = SIDES;
+            product = mean(self.product())?;
+        }
+        Ok(((call / product).round() as usize).max(1))
+    }
+
     /// Seconds of one product: the median over batches.
-    pub fn calibrate(&mut self) -> f64 {
-        self.run(100);
+    fn product(&mut self) -> f64 {
         let batch = |load: &mut Load| {
             let start = Instant::now();
             load.run(50);
@@ -50,11 +85,25 @@ mod tests {
     #[test]
     fn products_are_products() {
         let mut load = Load::new();
-        load.run(2);
-        for (i, j) in [(0, 0), (3, 17), (SIDE - 1, SIDE - 1)] {
-            let exact: f32 = (0..SIDE).map(|k| load.left[i * SIDE + k] * load.right[k * SIDE + j]).sum();
-            assert_eq!(load.out[i * SIDE + j], exact);
+        for side in SIDES {
+            load.side = side;
+            load.run(2);
+            for (i, j) in [(0, 0), (3, 7), (side - 1, side - 1)] {
+                let exact: f32 = (0..side).map(|k| load.left[i * side + k] * load.right[k * side + j]).sum();
+                assert_eq!(load.out[i * side + j], exact);
+            }
+            assert!(load.product() > 0.0);
         }
-        assert!(load.calibrate() > 0.0);
+    }
+
+    #[test]
+    fn short_calls_have_short_products() {
+        let mut load = Load::new();
+        let of =
+            |load: &mut Load, call: f64| load.suit(call, |product| Ok(product.clamp(1e-6, 2e-6))).unwrap();
+        assert!(of(&mut load, 1.0) >= 500_000 && load.side() == SIDES[0]);
+        assert!(of(&mut load, 5e-6) <= 5 && load.side() == SIDES[1]);
+        assert!(of(&mut load, 1.0) >= 500_000 && load.side() == SIDES[0]);
+        assert_eq!(of(&mut load, 0.0), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! One size of `bench overlap`: its times, what the formulas of OSU and IMB make of them, and how it is shown.
 
-use super::load::SIDE;
+use super::load::SIDES;
 use crate::bench::args::OverlapArgs;
 use crate::bench::operation::Operation;
 use crate::bench::table::dtype_name;
@@ -37,10 +37,14 @@ fn comment(words: [&str; 14]) -> String {
 }
 
 /// What stands above the rows.
-pub(super) fn header(args: &OverlapArgs, comm: &Communicator) -> String {
+pub(super) fn header(args: &OverlapArgs, comm: &Communicator, remark: Option<String>) -> String {
+    let [side, short] = SIDES;
+    let remark = remark.map_or(String::new(), |remark| format!("# {remark}\n"));
     format!(
         "# caravan version {} transport {} ranks {} progress {} tests {}\n\
-         # Overlap with products of {SIDE} x {SIDE} matrices in f32; medians over calls, means over ranks\n\
+         {remark}\
+         # Overlap with products of {side} x {side} matrices in f32, of {short} x {short} beside short calls, that alone take as \
+         long as the call; medians over calls, means over ranks\n\
          # OSU = max(0, 100 - 100 (overall - compute while communicating) / pure); \
          IMB = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), cpu = compute while communicating, \
          of the slowest rank\n\
@@ -58,7 +62,10 @@ pub(super) fn header(args: &OverlapArgs, comm: &Communicator) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub bytes: usize,
+    /// How many products all ranks compute, of matrices of this side, with so many calls to progress between them.
     pub products: usize,
+    pub side: usize,
+    pub tests: usize,
     pub pure: f64,
     pub compute: f64,
     pub timings: Timings,
@@ -146,6 +153,8 @@ impl Row {
             "size": self.bytes,
             "type": dtype_name(dtype),
             "products": self.products,
+            "side": self.side,
+            "tests": self.tests,
             "pure_us": self.pure * 1e6,
             "compute_alone_us": self.compute * 1e6,
             "overall_us": t.overall * 1e6,
@@ -198,8 +207,20 @@ mod tests {
         let slowest = [80e-6, 100e-6, 160e-6];
         let [algorithm, why] = ["pairwise", "as asked for"].map(str::to_owned);
         let calls = Value::Null;
-        let row =
-            Row { bytes: 64, products: 3, pure, compute, timings, slowest, wrong: 0, algorithm, why, calls };
+        let row = Row {
+            bytes: 64,
+            products: 3,
+            side: 48,
+            tests: 2,
+            pure,
+            compute,
+            timings,
+            slowest,
+            wrong: 0,
+            algorithm,
+            why,
+            calls,
+        };
         assert!((row.slowdown() - 1.12).abs() < 1e-9);
         let all = row.json(Operation::AllGather, DType::F32);
         let near =
