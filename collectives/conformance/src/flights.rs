@@ -140,7 +140,8 @@ fn messages(comm: Communicator) {
             comm.recv(&mut last[..], before, 10).expect("works");
             same(&came, &data::<u64>(before, 1, len), format_args!("{len}, the long one"));
             same(&last, &data::<f32>(before, 2, 3), format_args!("{len}, the short one"));
-            (first.wait().expect("works"), second.wait().expect("works"));
+            first.wait().expect("works");
+            second.wait().expect("works");
         }
     }
 }
