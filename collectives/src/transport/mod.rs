@@ -1,5 +1,6 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
+mod blame;
 pub mod emulated;
 mod farewell;
 pub mod hierarchical;

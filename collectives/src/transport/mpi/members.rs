@@ -3,8 +3,8 @@
 use super::control::{Kind, Word};
 use super::{MpiTransport, WORLD};
 use crate::error::{Error, Result};
-use crate::transport::Transport;
 use crate::transport::neighbours::last_words;
+use crate::transport::{Transport, blame};
 use crate::watch::Waited;
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
@@ -44,7 +44,8 @@ impl MpiTransport {
                 None => break,
                 Some(word) if word.from >= self.members.len() => {}
                 Some(Word { kind: Kind::Failure, from, text, .. }) => {
-                    self.lose(from, format!("gave up: {text}"))
+                    let lost = blame::heard(self.job_rank(self.rank), self.job_rank(from), &text);
+                    self.give_up(lost)
                 }
                 Some(word) => self.farewells.note(word.from),
             }
@@ -70,6 +71,11 @@ impl MpiTransport {
     /// Takes note that `peer` is lost, unless another was before.
     fn lose(&mut self, peer: usize, how: String) {
         let lost = self.loss(peer, how);
+        self.give_up(lost);
+    }
+
+    /// Takes note of a loss, unless another was before.
+    fn give_up(&mut self, lost: Error) {
         self.session().fail(&lost);
         self.lost.get_or_insert(lost);
     }
@@ -183,7 +189,7 @@ impl MpiTransport {
         if let Some(why) = self.session().cause().filter(|_| self.lost.is_none()) {
             // Who has failed in one group and leaves another does not leave in order: peers who wait there hear why.
             let why = why.in_another_group();
-            self.tell_peers(Kind::Failure, &why.to_string());
+            self.tell_peers(Kind::Failure, &blame::told(&why));
             self.lost = Some(why);
         }
         let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();

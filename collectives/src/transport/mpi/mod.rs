@@ -25,7 +25,7 @@ mod tags;
 mod words;
 
 use super::farewell::Farewells;
-use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, place_among, wrong_length};
+use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_length};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use blocked::Place;
@@ -378,7 +378,7 @@ unsafe impl Transport for MpiTransport {
 
     fn abort(&mut self, why: &Error) {
         if !self.closed {
-            self.tell_peers(control::Kind::Failure, &why.to_string());
+            self.tell_peers(control::Kind::Failure, &blame::told(why));
             self.session().fail(why);
             self.lost.get_or_insert_with(|| why.clone());
             self.close();

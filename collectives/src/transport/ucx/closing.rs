@@ -10,7 +10,7 @@ use super::context::Worker;
 use super::members::Members;
 use super::session::{State, Word};
 use crate::error::Error;
-use crate::transport::Transport;
+use crate::transport::{Transport, blame};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 use ucx_sys::{Posted, UCS_INPROGRESS, UCS_OK};
@@ -27,7 +27,7 @@ const NAP: Duration = Duration::from_micros(20);
 impl UcxTransport {
     /// Tells the peers that this rank gives up, and why.
     pub(super) fn announce_failure(&mut self, why: &Error) {
-        let text = why.to_string();
+        let text = blame::told(why);
         self.announced = true;
         self.tell_peers(Word::Failure, &text, |state, peer| !state.is_gone(peer));
         self.members.lost.get_or_insert_with(|| why.clone());

@@ -3,7 +3,7 @@
 use super::session::{State, Word};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
-use crate::transport::{admit, farewell::Farewells};
+use crate::transport::{admit, blame, farewell::Farewells};
 
 pub(super) struct Members {
     /// This rank in the group.
@@ -69,7 +69,7 @@ impl Members {
             let Some(peer) = self.ranks.iter().position(|&r| r == notice.from) else { continue };
             match notice.word {
                 Word::Failure if self.lost.is_none() => {
-                    self.lost = Some(self.error(peer, format!("gave up: {}", notice.text)));
+                    self.lost = Some(blame::heard(self.job_rank(), notice.from, &notice.text));
                 }
                 Word::Farewell => self.farewells.note(peer),
                 _ => {}
