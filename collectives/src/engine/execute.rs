@@ -109,6 +109,7 @@ impl State {
     /// Prepares for a new call; keeps its lists' memory.
     pub fn reset(&mut self, size: usize, rounds: usize) {
         self.finished = 0;
+        self.scratch_at = std::ptr::null_mut();
         self.at = 0;
         self.part = 0;
         self.posted.clear();

@@ -165,10 +165,12 @@ impl Engine {
     /// which is the same on all ranks: so the oldest that is under way anywhere has it everywhere. A user's message
     /// waits for nobody, because its peer may make other calls first.
     pub(super) fn equip(&mut self, id: u32) -> Result<bool> {
-        let Some(at) = self.waiting.iter().position(|&other| other == id) else { return Ok(true) };
         let flight = &mut self.flights[id as usize];
         let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
-        let next = at == 0 || schedule.call.kind.is_message();
+        if schedule.scratch == 0 || !flight.state.scratch_at.is_null() {
+            return Ok(true);
+        }
+        let next = self.waiting.front() == Some(&id) || schedule.call.kind.is_message();
         let found = match next {
             true => self.pool.lend(schedule, &mut *self.transport),
             false => Ok(None),
@@ -177,7 +179,7 @@ impl Engine {
             Ok(Some(mut scratch)) => {
                 flight.state.scratch_at = scratch.memory.as_mut_ptr();
                 flight.state.scratch = Some(scratch);
-                self.waiting.remove(at);
+                self.waiting.retain(|&other| other != id);
                 Ok(true)
             }
             Ok(None) => {
