@@ -178,8 +178,8 @@ impl<T: Float> Trainer<T> {
     /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
     ///
     /// # Errors
-    /// `batches` has none or wants no more, the loss or the gradient is not finite, or a collective fails, as when another rank does. The
-    /// trainer makes no more steps then. But for the last, all ranks say so before anything is updated, so that
+    /// `batches` has none or wants no more, the loss or the gradient is not finite, or a collective fails, as when another rank
+    /// does. The trainer makes no more steps then. But for the last, all ranks say so before anything is updated, so that
     /// [`export`](Self::export) still gives the weights of the step before.
     ///
     /// # Panics

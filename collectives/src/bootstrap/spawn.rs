@@ -122,7 +122,8 @@ impl Report {
 ///
 /// When one fails, the others learn how from the job board, get [`GRACE`] to end by themselves, and are then
 /// killed. SIGINT, SIGTERM, SIGUSR1 and SIGHUP are passed on likewise, those that ask to end with what `on_request` says of it,
-/// and a stop (Ctrl-Z), but for those that this process was started to ignore (nohup, a script's `&`). If this process dies in any way, the kernel kills the ranks. Call it from
+/// and a stop (Ctrl-Z), but for those that this process was started to ignore (nohup, a script's `&`). If this process dies in
+/// any way, the kernel kills the ranks. Call it from
 /// the main thread before starting others: the signals are blocked in this thread only, and the ranks die with the thread
 /// that started them.
 ///

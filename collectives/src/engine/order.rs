@@ -42,8 +42,8 @@ impl Engine {
         peer.is_some()
     }
 
-    /// Whether a user's message that is not begun would go before one that was begun earlier between the same ranks under the same tag, of which
-    /// not all is posted: transports tell them apart by their order only.
+    /// Whether a user's message that is not begun would go before one that was begun earlier between the same ranks under the
+    /// same tag, of which not all is posted: transports tell them apart by their order only.
     pub(super) fn overtakes(&mut self, id: u32) -> bool {
         let flight = &self.flights[id as usize];
         if flight.state.at > 0 || !flight.is_message() {

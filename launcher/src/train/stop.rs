@@ -8,9 +8,8 @@ use collectives::{Communicator, ReduceOp};
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// With these, batch systems say that a job's time is nearly up.
 pub const REQUESTS: [i32; 2] = [SIGTERM, SIGUSR1];

@@ -142,15 +142,19 @@ impl Requests {
         if mask == tags::EXACT {
             return Ok(false);
         }
-        slot.looks = 0;
         if self.aside.is_some_and(|last| last.elapsed() < ASIDE) {
+            // The next time before one that has had its turn.
+            slot.looks = LOOKS - 1;
             return Ok(false);
         }
+        slot.looks = 0;
         let found = worker.has_unmet(tag, mask);
         self.aside = Some(Instant::now());
         if !found {
             return Ok(false);
         }
+        let (kind, peer, bytes) = (slot.kind, slot.peer, slot.bytes);
+        let otherwise = |status, came| Err(Box::new(Outcome { kind, peer, bytes, status, came }));
         // SAFETY: a receive of this worker that was not yet reported complete, and once it is cancelled, its memory.
         unsafe {
             worker.cancel(slot.pointer);
@@ -161,21 +165,15 @@ impl Requests {
                     slot.looks = u32::MAX;
                     Ok(false)
                 }
-                UCS_ERR_CANCELED => match worker.recv_unmet(tag, mask, dst.cast_mut(), slot.bytes) {
+                UCS_ERR_CANCELED => match worker.recv_unmet(tag, mask, dst.cast_mut(), bytes) {
                     Some(request) => {
                         (slot.pointer, slot.looks) = (request, u32::MAX);
                         Ok(false)
                     }
-                    None => {
-                        let (kind, peer, bytes) = (slot.kind, slot.peer, slot.bytes);
-                        Err(Box::new(Outcome { kind, peer, bytes, status: UCS_ERR_CANCELED, came }))
-                    }
+                    None => otherwise(UCS_ERR_CANCELED, came),
                 },
-                UCS_OK if came.length == slot.bytes && came.sender_tag == tag => Ok(true),
-                status => {
-                    let (kind, peer, bytes) = (slot.kind, slot.peer, slot.bytes);
-                    Err(Box::new(Outcome { kind, peer, bytes, status, came }))
-                }
+                UCS_OK if came.length == bytes && came.sender_tag == tag => Ok(true),
+                status => otherwise(status, came),
             }
         }
     }
