@@ -3,6 +3,7 @@
 use super::args::Blocking;
 use super::calls::Party;
 use super::cases::Cases;
+use super::messages::Messages;
 use super::plan::Plan;
 use super::record::{self, now};
 use super::sweep::Step;
@@ -70,7 +71,8 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
         "average": average_name(plan.average),
         "blocking": format!("{:?}", plan.blocking).to_lowercase(),
         "calls": format!("{:?}", plan.calls).to_lowercase(),
-        "one_way": plan.one_way,
+        "one_way": plan.messages == Messages::OneWay,
+        "ping_pong": plan.messages == Messages::PingPong,
         "registered_buffers": plan.registered(party.device.is_some()),
         "algo": algo_name(&plan.algo),
         "skipped": cases.skipped,

@@ -230,6 +230,10 @@ pub struct CollectiveArgs {
     /// send_recv: ranks 0, 2, … only send and ranks 1, 3, … only receive; with -m a window of messages under way.
     #[arg(long = "one-way", alias = "one_way")]
     pub one_way: bool,
+    /// send_recv: ranks 0, 2, … send to ranks 1, 3, …, which answer with as much; times are half of both, as the latency of
+    /// OSU's and UCX's benchmarks is.
+    #[arg(long = "ping-pong", alias = "ping_pong")]
+    pub ping_pong: bool,
     /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap, or over NCCL does not
     /// register them with it [default: 1, over NCCL 0].
     #[arg(short = 'R', long = "local-register", alias = "local_register", value_name = "0|1")]

@@ -1,16 +1,17 @@
-//! The calls that are measured: one slot of buffers per call in flight, and each operation in each form.
+//! The calls that are measured: each operation in each form.
 
 use super::args::Calls;
-use super::device;
-use super::exact::{Exact, Expectation, next, previous};
+use super::exact::Exact;
+use super::messages::{self, Messages};
 use super::native::{self, Native};
 use super::operation::{Counts, Operation};
+use super::slot::{InFlight, Lengths, Slot};
 use crate::failure::Result;
 use crate::gpus::RankGpu;
 use collectives::device::SharedQueue;
 use collectives::device::cuda::Stream;
 use collectives::schedule::Call;
-use collectives::{Buffer, Communicator, Element, Order, Pending, ReduceOp, View, ViewMut};
+use collectives::{Communicator, Element, Order, ReduceOp, View, ViewMut};
 
 /// Where the result of a call goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,27 +76,13 @@ impl Operation {
 pub struct Work {
     pub operation: Operation,
     pub calls: Calls,
-    /// Messages go from even ranks to odd ones only.
-    pub one_way: bool,
+    pub messages: Messages,
     pub placement: Placement,
     /// The library's own collectives make it.
     pub native: bool,
     pub op: ReduceOp,
     pub root: usize,
     pub counts: Counts,
-}
-
-/// The buffers of one call. `send` is unused in place; `receive` then is the one buffer.
-pub struct Slot<T: Element> {
-    pub(super) send: Option<Buffer<T>>,
-    pub(super) receive: Option<Buffer<T>>,
-}
-
-/// Elements of the two buffers of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lengths {
-    send: usize,
-    receive: usize,
 }
 
 /// Bytes of the buffers of all of `ranks` ranks for calls like these on elements of so many bytes.
@@ -107,28 +94,18 @@ pub fn footprint(calls: &[Work], element: usize, ranks: usize) -> u64 {
     (0..ranks).map(of).fold(0, u64::saturating_add)
 }
 
-/// A started call.
-pub enum InFlight<T: Element> {
-    Two(Pending<(Buffer<T>, Buffer<T>)>),
-    ToRoot(Pending<(Buffer<T>, Option<Buffer<T>>)>),
-    FromRoot(Pending<(Option<Buffer<T>>, Buffer<T>)>),
-    One(Pending<Buffer<T>>),
-    Message { send: Option<Pending<Buffer<T>>>, receive: Option<Pending<Buffer<T>>> },
-    Nothing(Pending<()>),
-}
-
 impl Work {
     /// A call of this size over `ranks`: sums, rank 0 as the root, and the operation's first placement.
     pub fn new(operation: Operation, calls: Calls, bytes: usize, element: usize, ranks: usize) -> Self {
         let counts = operation.counts(bytes, element, ranks);
         let [placement, _] = operation.placements(calls, false);
-        let (one_way, native) = (false, false);
-        Work { operation, calls, one_way, placement, native, op: ReduceOp::Sum, root: 0, counts }
+        let (messages, native) = (Messages::Ring, false);
+        Work { operation, calls, messages, placement, native, op: ReduceOp::Sum, root: 0, counts }
     }
 
     /// What this rank's buffers hold. A rank that is not the root has no use for the long side of a gather or
     /// scatter.
-    fn lengths(&self, rank: usize) -> Lengths {
+    pub fn lengths(&self, rank: usize) -> Lengths {
         let Counts { send, receive, .. } = self.counts;
         let at_root = rank == self.root;
         match (self.operation, self.placement) {
@@ -145,25 +122,26 @@ impl Work {
         }
     }
 
-    /// Whether this rank gets a message of send_recv.
-    fn receives(&self, rank: usize) -> bool {
-        !self.one_way || rank % 2 == 1
-    }
-
-    /// Whether this rank sends a message of send_recv.
-    fn sends(&self, rank: usize, ranks: usize) -> bool {
-        !self.one_way || rank.is_multiple_of(2) && rank + 1 < ranks
-    }
-
     /// Whether this rank has no part in any message of send_recv.
     pub fn idle(&self, rank: usize, ranks: usize) -> bool {
-        self.operation == Operation::SendRecv && !self.receives(rank) && !self.sends(rank, ranks)
+        let Work { operation, messages, .. } = self;
+        *operation == Operation::SendRecv
+            && messages.from(rank, ranks).is_none()
+            && messages.to(rank, ranks).is_none()
+    }
+
+    /// Whose data a rank gets: the root's, or of a message its sender's.
+    pub fn giver(&self, rank: usize, ranks: usize) -> usize {
+        match self.operation {
+            Operation::SendRecv => self.messages.from(rank, ranks).unwrap_or(rank),
+            _ => self.root,
+        }
     }
 
     /// What the tuner is asked about.
     pub fn call<T: Element>(&self, comm: &Communicator) -> Call {
         let root = match self.operation {
-            Operation::SendRecv => next(comm.rank(), comm.size()),
+            Operation::SendRecv => messages::next(comm.rank(), comm.size()),
             o if o.rooted() => self.root,
             _ => 0,
         };
@@ -180,7 +158,8 @@ impl Work {
         if let Some(native) = &party.native {
             return native::several(native, self, self.call::<T>(comm), std::slice::from_mut(slot));
         }
-        if self.calls == Calls::Started || self.operation == Operation::SendRecv {
+        let both_ways = self.operation == Operation::SendRecv && self.messages != Messages::PingPong;
+        if self.calls == Calls::Started || both_ways {
             let flight = self.start(comm, slot)?;
             return slot.finish(flight);
         }
@@ -204,9 +183,27 @@ impl Work {
             (Operation::Scatter, Placement::In) => comm.scatter_in_place(receive, root),
             (Operation::AllToAll, Placement::Out) => comm.all_to_all(send, receive),
             (Operation::AllToAll, Placement::In) => comm.all_to_all_in_place(receive),
-            (Operation::SendRecv | Operation::Barrier, _) => comm.barrier(),
+            (Operation::SendRecv, _) => self.there_and_back(comm, send, receive),
+            (Operation::Barrier, _) => comm.barrier(),
         }?;
         Ok(())
+    }
+
+    /// A message to the other rank of the pair, and one back.
+    fn there_and_back<T: Exact>(
+        &self,
+        comm: &Communicator,
+        send: View<'_, T>,
+        receive: ViewMut<'_, T>,
+    ) -> collectives::Result<()> {
+        let rank = comm.rank();
+        let Some(other) = self.messages.to(rank, comm.size()) else { return Ok(()) };
+        if messages::first(rank) {
+            comm.send(send, other, 0)?;
+            return comm.recv(receive, other, 0);
+        }
+        comm.recv(receive, other, 0)?;
+        comm.send(send, other, 0)
     }
 
     /// Starts one call on each slot, then waits for all.
@@ -261,16 +258,16 @@ impl Work {
             }
             (Operation::SendRecv, _) => {
                 let (rank, ranks) = (comm.rank(), comm.size());
-                let receive = match self.receives(rank) {
-                    true => Some(comm.start_recv(receive, previous(rank, ranks), 0)?),
-                    false => {
+                let receive = match self.messages.from(rank, ranks) {
+                    Some(from) => Some(comm.start_recv(receive, from, 0)?),
+                    None => {
                         slot.receive = Some(receive);
                         None
                     }
                 };
-                let send = match self.sends(rank, ranks) {
-                    true => Some(comm.start_send(send, next(rank, ranks), 0)?),
-                    false => {
+                let send = match self.messages.to(rank, ranks) {
+                    Some(to) => Some(comm.start_send(send, to, 0)?),
+                    None => {
                         slot.send = Some(send);
                         None
                     }
@@ -301,7 +298,7 @@ impl Work {
     }
 
     /// Where this rank puts its input, in the buffer that holds it.
-    fn input<'a, T: Exact>(&self, whole: &'a mut [T], rank: usize) -> &'a mut [T] {
+    pub fn input<'a, T: Exact>(&self, whole: &'a mut [T], rank: usize) -> &'a mut [T] {
         let counts = &self.counts;
         match (self.operation, self.placement) {
             // In place, a rank's part starts at its place.
@@ -316,7 +313,7 @@ impl Work {
     }
 
     /// Where in its receiving buffer this rank finds its result.
-    fn output<'a, T: Exact>(&self, whole: &'a [T], rank: usize) -> &'a [T] {
+    pub fn output<'a, T: Exact>(&self, whole: &'a [T], rank: usize, ranks: usize) -> &'a [T] {
         let counts = &self.counts;
         match (self.operation, self.placement) {
             // MPI leaves it at the start.
@@ -328,124 +325,9 @@ impl Work {
                 &whole[rank * counts.receive..(rank + 1) * counts.receive]
             }
             (Operation::Gather, _) if rank != self.root => &[],
-            (Operation::SendRecv, _) if !self.receives(rank) => &[],
+            (Operation::SendRecv, _) if self.messages.from(rank, ranks).is_none() => &[],
             _ => whole,
         }
-    }
-}
-
-impl<T: Exact> Slot<T> {
-    /// Buffers for calls of up to `counts`; `registered` takes them from the transport.
-    ///
-    /// # Errors
-    /// The transport has no more memory.
-    pub fn new(comm: &Communicator, send: usize, receive: usize, registered: bool) -> Result<Self> {
-        let new = |len: usize| -> Result<Buffer<T>> {
-            Ok(if registered { comm.alloc(len)? } else { Buffer::zeroed(len) })
-        };
-        Ok(Slot { send: Some(new(send)?), receive: Some(new(receive)?) })
-    }
-
-    /// The longest `send` and `receive` of this rank over several calls.
-    pub fn capacity(calls: impl Iterator<Item = Work>, rank: usize) -> (usize, usize) {
-        calls.fold((0, 0), |most, work| {
-            let lengths = work.lengths(rank);
-            (most.0.max(lengths.send), most.1.max(lengths.receive))
-        })
-    }
-
-    /// Sets the buffers' lengths for a call.
-    pub fn fit(&mut self, work: &Work, rank: usize) {
-        let lengths = work.lengths(rank);
-        self.send = self.send.take().map(|b| b.with_len(lengths.send));
-        self.receive = self.receive.take().map(|b| b.with_len(lengths.receive));
-    }
-
-    /// Puts this rank's contribution where the call takes it, and something else everywhere else.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn fill(&mut self, work: &Work, rank: usize, queue: Queue<'_>, from: &Expectation<T>) -> Result<()> {
-        let placements = [Placement::Out, Placement::In];
-        for (buffer, holds) in [&mut self.send, &mut self.receive].into_iter().zip(placements) {
-            let Some(buffer) = buffer else { continue };
-            let fill = |content: &mut [T]| {
-                content.fill(T::from_bits(0x5a5a_5a5a_5a5a_5a5a));
-                if work.placement == holds {
-                    from.fill(work.input(content, rank));
-                }
-            };
-            match queue {
-                None => fill(buffer.host_mut()),
-                Some(queue) => {
-                    let mut content = vec![T::default(); buffer.len()];
-                    fill(&mut content);
-                    device::upload(queue, &content, buffer)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Wrong elements of this rank's result.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn wrong(&self, work: &Work, rank: usize, queue: Queue<'_>, from: &Expectation<T>) -> Result<u64> {
-        let Some(buffer) = &self.receive else { return Ok(0) };
-        Ok(match queue {
-            None => from.wrong(work.output(buffer.host(), rank)),
-            Some(queue) => from.wrong(work.output(&device::download(queue, buffer)?, rank)),
-        })
-    }
-
-    /// Writes this rank's contribution anew, as whoever computes one for each call does: no other processor's cache has it then.
-    pub fn renew(&mut self, work: &Work, rank: usize) {
-        let buffer = if work.placement == Placement::Out { &mut self.send } else { &mut self.receive };
-        if let Some(buffer) = buffer {
-            work.input(buffer.host_mut(), rank).fill(T::from_number(1.0));
-        }
-    }
-
-    /// Writes to all memory, so that its pages are there.
-    pub fn touch(&mut self) {
-        for buffer in [&mut self.send, &mut self.receive].into_iter().flatten() {
-            buffer.host_mut().fill(T::from_number(1.0));
-        }
-    }
-
-    /// Waits for a started call and takes its buffers back.
-    ///
-    /// # Errors
-    /// The call's.
-    pub fn finish(&mut self, flight: InFlight<T>) -> Result<()> {
-        match flight {
-            InFlight::Two(pending) => {
-                let (send, receive) = pending.wait()?;
-                (self.send, self.receive) = (Some(send), Some(receive));
-            }
-            InFlight::ToRoot(pending) => {
-                let (send, receive) = pending.wait()?;
-                self.send = Some(send);
-                self.receive = receive.or(self.receive.take());
-            }
-            InFlight::FromRoot(pending) => {
-                let (send, receive) = pending.wait()?;
-                self.receive = Some(receive);
-                self.send = send.or(self.send.take());
-            }
-            InFlight::One(pending) => self.receive = Some(pending.wait()?),
-            InFlight::Message { send, receive } => {
-                if let Some(receive) = receive {
-                    self.receive = Some(receive.wait()?);
-                }
-                if let Some(send) = send {
-                    self.send = Some(send.wait()?);
-                }
-            }
-            InFlight::Nothing(pending) => pending.wait()?,
-        }
-        Ok(())
     }
 }
 
@@ -460,7 +342,7 @@ mod tests {
             ..Work::new(Operation::ReduceScatter, Calls::Blocking, 48, 4, 3)
         };
         let whole: Vec<f32> = (0..12u8).map(f32::from).collect();
-        assert_eq!(ours.output(&whole, 2), [8.0, 9.0, 10.0, 11.0]);
-        assert_eq!(Work { native: true, ..ours }.output(&whole, 2), [0.0, 1.0, 2.0, 3.0]);
+        assert_eq!(ours.output(&whole, 2, 3), [8.0, 9.0, 10.0, 11.0]);
+        assert_eq!(Work { native: true, ..ours }.output(&whole, 2, 3), [0.0, 1.0, 2.0, 3.0]);
     }
 }

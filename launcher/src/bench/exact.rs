@@ -332,6 +332,7 @@ pub struct Expectation<T> {
     operation: Operation,
     data: Data,
     rank: usize,
+    /// The root; of a message, who sends it.
     root: usize,
     /// What this rank contributes.
     own: Tile<T>,
@@ -376,23 +377,13 @@ impl<T: Exact> Expectation<T> {
             Operation::ReduceScatter => reduced(rank * received.len()),
             Operation::Broadcast => from(self.root, 0, received),
             Operation::Scatter => from(self.root, rank * received.len(), received),
-            Operation::SendRecv => from(previous(rank, ranks), 0, received),
+            Operation::SendRecv => from(self.root, 0, received),
             Operation::AllGather => parts(0),
             Operation::Gather if rank == self.root => parts(0),
             Operation::AllToAll => parts(rank * (received.len() / ranks)),
             Operation::Reduce | Operation::Gather | Operation::Barrier => 0,
         }
     }
-}
-
-/// From whom `rank` receives in a ring.
-pub fn previous(rank: usize, ranks: usize) -> usize {
-    (rank + ranks - 1) % ranks
-}
-
-/// To whom `rank` sends in a ring.
-pub fn next(rank: usize, ranks: usize) -> usize {
-    (rank + 1) % ranks
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One rank's part of measuring an operation over a sweep of sizes.
 
 use super::args::{Average, Blocking, Calls};
-use super::calls::{self, Party, Placement, Slot, Work};
+use super::calls::{self, Party, Placement, Work};
 use super::cases::Cases;
 use super::device;
 use super::exact::{self, Data, Exact, Expectation, with_type};
@@ -9,6 +9,7 @@ use super::native;
 use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
 use super::record::{Measured, Row, now};
+use super::slot::Slot;
 use super::statistics::Summary;
 use super::table::{Half, Label, dtype_name};
 use crate::failure::{Failure, Result};
@@ -122,7 +123,7 @@ fn works(plan: &Plan, bytes: usize, element: usize, native: bool, ranks: usize) 
 
 /// A call of this size, as far as it does not differ within a row of the table.
 fn work(plan: &Plan, bytes: usize, element: usize, ranks: usize) -> Work {
-    Work { one_way: plan.one_way, ..Work::new(plan.operation, plan.calls, bytes, element, ranks) }
+    Work { messages: plan.messages, ..Work::new(plan.operation, plan.calls, bytes, element, ranks) }
 }
 
 /// Everything for one element type, with buffers that are allocated once; whether anybody sees the rows, as far as that
@@ -261,22 +262,24 @@ impl<T: Exact> Bench<'_, T> {
         let fill = |slot: &mut Slot<T>| {
             *seed += 1;
             let data = Data { seed: *seed, ranks, op, foreign: party.foreign() };
-            let expected = Expectation::new(work.operation, &data, rank, work.root, work.counts);
+            let expected =
+                Expectation::new(work.operation, &data, rank, work.giver(rank, ranks), work.counts);
             slot.fill(work, rank, party.queue(), &expected)?;
             Ok(expected)
         };
         self.slots.iter_mut().map(fill).collect()
     }
 
-    /// Seconds of each timed iteration on this rank, per call.
+    /// Seconds of each timed iteration on this rank, per call, or of each of the messages that follow on each other in one.
     fn times(&mut self, work: &Work, iterations: usize) -> Result<Vec<f64>> {
         let Bench { plan, party, slots, .. } = self;
         let comm = &party.comm;
         let mut stamps = Vec::with_capacity(iterations);
+        let parts = slots.len() * work.messages.in_turn();
         if let Some(gpus) = &party.device
             && plan.blocking == Blocking::Streaming
         {
-            return device::times(gpus, comm, (iterations, slots.len()), || work.several(party, slots));
+            return device::times(gpus, comm, (iterations, parts), || work.several(party, slots));
         }
         let settled = || party.queue().map_or(Ok(()), |queue| queue.clone().synchronize());
         let iteration = |slots: &mut [Slot<T>]| -> Result<()> {
@@ -299,7 +302,7 @@ impl<T: Exact> Bench<'_, T> {
             iteration(slots)?;
             settled()?;
             let now = Instant::now();
-            stamps.push((now - last).as_secs_f64() / slots.len() as f64);
+            stamps.push((now - last).as_secs_f64() / parts as f64);
             last = now;
             if plan.blocking == Blocking::Isolated {
                 comm.barrier()?;
@@ -320,7 +323,7 @@ impl<T: Exact> Bench<'_, T> {
             work.several(party, &mut self.slots)?;
             let mut found = 0u64;
             for (slot, expected) in self.slots.iter().zip(&expected) {
-                found += slot.wrong(work, party.comm.rank(), party.queue(), expected)?;
+                found += slot.wrong(work, &party.comm, party.queue(), expected)?;
             }
             let mut all = [0];
             party.comm.all_reduce(&[found][..], &mut all[..], ReduceOp::Sum)?;

@@ -10,12 +10,14 @@ mod exact;
 mod foreign;
 pub mod kernels;
 mod measure;
+mod messages;
 pub mod native;
 mod operation;
 mod overlap;
 mod plan;
 mod plot;
 mod record;
+mod slot;
 mod statistics;
 mod sweep;
 mod table;
@@ -39,6 +41,7 @@ use crate::ranks::{identity, lead};
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
+use messages::Messages;
 use operation::Operation;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
@@ -363,8 +366,8 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
     if plan.calls == Calls::Started {
         text += "# Calls are started, then waited for\n";
     }
-    if plan.one_way {
-        text += "# Messages go from ranks 0, 2, … to ranks 1, 3, …, and not back\n";
+    if let Some(remark) = plan.messages.remark() {
+        text += &format!("# {remark}\n");
     }
     if party.device.is_none() && !plan.registered(false) {
         text += "# Buffers are from the heap, not from the transport\n";
@@ -429,7 +432,8 @@ fn signature(plan: &Plan, nccl: bool) -> Signature {
         ("-z", format!("{:?}", plan.blocking).to_lowercase()),
         ("-a", average_name(plan.average).to_owned()),
         ("--calls", format!("{:?}", plan.calls).to_lowercase()),
-        ("--one-way", plan.one_way.to_string()),
+        ("--one-way", (plan.messages == Messages::OneWay).to_string()),
+        ("--ping-pong", (plan.messages == Messages::PingPong).to_string()),
         ("-R", u8::from(plan.registered(nccl)).to_string()),
         ("--algo", algo_name(&plan.algo).to_owned()),
         ("--min-busbw", plan.min_busbw.map_or("none".to_owned(), |least| least.to_string())),

@@ -1,9 +1,10 @@
 //! The collectives of the transport's own library (`--algo native`): MPI's, when MPI is built in.
 
 use super::args::Calls;
-use super::calls::{Slot, Work};
+use super::calls::Work;
 use super::exact::Exact;
 use super::operation::Operation;
+use super::slot::Slot;
 use crate::failure::{Failure, Result};
 use crate::layers;
 use collectives::schedule::Call;

@@ -6,10 +6,11 @@ mod row;
 mod times;
 
 use super::args::{Calls, OverlapArgs, Overlapped};
-use super::calls::{self, Party, Slot, Work};
+use super::calls::{self, Party, Work};
 use super::exact::{self, Data, Exact, Expectation, with_type};
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
+use super::slot::Slot;
 use super::statistics::median;
 use super::verdict::{self, Verdict};
 use super::{Out, about, native, record, tuning, unshared};
@@ -234,7 +235,7 @@ impl<T: Exact> Bench<'_, T> {
         let expected = Expectation::new(work.operation, &data, comm.rank(), 0, work.counts);
         self.slot.fill(work, comm.rank(), None, &expected)?;
         self.overlapped(work, products)?;
-        let mine = self.slot.wrong(work, comm.rank(), None, &expected)?;
+        let mine = self.slot.wrong(work, comm, None, &expected)?;
         let mut wrong = [0];
         comm.all_reduce(&[mine][..], &mut wrong[..], ReduceOp::Sum)?;
         let times = Times { pure, compute, overlapped };

@@ -1,6 +1,7 @@
 //! From literal flags to what one run of an operation does: everything that can be checked without ranks is.
 
 use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
+use super::messages::Messages;
 use super::operation::Operation;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
 use super::table::{Columns, dtype_name, op_name};
@@ -152,8 +153,7 @@ pub struct Plan {
     pub cycles: Option<usize>,
     pub blocking: Blocking,
     pub calls: Calls,
-    /// Messages go from even ranks to odd ones only.
-    pub one_way: bool,
+    pub messages: Messages,
     /// Whether buffers are from the transport, if that was said; over NCCL None is.
     pub register: Option<bool>,
     pub columns: Columns,
@@ -201,12 +201,7 @@ impl Plan {
         if aggregate == 0 || aggregate > 1024 {
             return Err(Failure::usage(format!("-m {aggregate}: 1 to 1024 calls can be in flight")));
         }
-        if args.one_way && operation != Operation::SendRecv {
-            return Err(Failure::usage(format!(
-                "--one-way is for send_recv: every rank of {} has its part",
-                operation.name()
-            )));
-        }
+        let messages = messages(operation, aggregate, args)?;
         let cycles =
             Some(whole("-N", &args.cycles, "or 0 to go on until it is interrupted")?).filter(|&n| n > 0);
         let check = whole("-c", &args.check, "at least 0")?;
@@ -247,7 +242,7 @@ impl Plan {
                 &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
             )?,
             calls: if aggregate > 1 { Calls::Started } else { args.calls },
-            one_way: args.one_way,
+            messages,
             register,
             columns,
             algo: algo(&args.algo)?,
@@ -373,6 +368,31 @@ pub fn dtypes(text: &str) -> Result<Vec<DType>> {
         Failure::usage(format!("-d {text}: element types are {known}, and all"))
     })?;
     Ok(vec![one])
+}
+
+/// The messages of `send_recv`, `aggregate` calls at once.
+fn messages(operation: Operation, aggregate: usize, args: &CollectiveArgs) -> Result<Messages> {
+    let (asked, messages) = match (args.one_way, args.ping_pong) {
+        (false, false) => return Ok(Messages::Ring),
+        (true, false) => ("--one-way", Messages::OneWay),
+        (false, true) => ("--ping-pong", Messages::PingPong),
+        (true, true) => {
+            return Err(Failure::usage(
+                "--one-way and --ping-pong: messages come back or they do not, give one",
+            ));
+        }
+    };
+    if operation != Operation::SendRecv {
+        let name = operation.name();
+        return Err(Failure::usage(format!("{asked} is for send_recv: every rank of {name} has its part")));
+    }
+    if messages == Messages::PingPong && (aggregate > 1 || args.calls == Calls::Started) {
+        let other = if aggregate > 1 { "-m" } else { "--calls started" };
+        return Err(Failure::usage(format!(
+            "--ping-pong answers each message before the next, and {other} is for several at once: leave it away"
+        )));
+    }
+    Ok(messages)
 }
 
 fn algo(text: &str) -> Result<Algo> {

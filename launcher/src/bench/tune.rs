@@ -1,10 +1,11 @@
 //! `bench tune`: which algorithm is fastest at which size here, written as a table that `auto` goes by.
 
 use super::args::{Average, Calls, TuneArgs};
-use super::calls::{self, Party, Slot, Work};
+use super::calls::{self, Party, Work};
 use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
+use super::slot::Slot;
 use super::statistics::median;
 use super::sweep::Sweep;
 use super::{Out, tuning, unshared};

@@ -167,7 +167,8 @@ fn each_operation_expects_its_own_layout() {
     let rank = 1;
     let root = 2;
     let at = |operation: Operation, rank| {
-        Expectation::<i32>::new(operation, &data, rank, root, operation.counts(4 * 3 * part, 4, 3))
+        let giver = if operation == Operation::SendRecv { 0 } else { root };
+        Expectation::<i32>::new(operation, &data, rank, giver, operation.counts(4 * 3 * part, 4, 3))
     };
     let of = |operation| at(operation, rank);
     let gathered: Vec<i32> = given.iter().flat_map(|g| g[..part].to_vec()).collect();

@@ -1,0 +1,88 @@
+//! Who sends to whom in `send_recv`.
+
+/// The messages of one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Messages {
+    /// Every rank sends to the next and receives from the one before, all at once.
+    #[default]
+    Ring,
+    /// Ranks 0, 2, … send to ranks 1, 3, ….
+    OneWay,
+    /// Ranks 0, 2, … send to ranks 1, 3, …, which answer with as much once they have received.
+    PingPong,
+}
+
+impl Messages {
+    /// To whom `rank` sends, if to anybody.
+    pub fn to(self, rank: usize, ranks: usize) -> Option<usize> {
+        match self {
+            Messages::Ring => Some(next(rank, ranks)),
+            Messages::OneWay => partner(rank, ranks).filter(|_| first(rank)),
+            Messages::PingPong => partner(rank, ranks),
+        }
+    }
+
+    /// From whom `rank` receives, if from anybody.
+    pub fn from(self, rank: usize, ranks: usize) -> Option<usize> {
+        match self {
+            Messages::Ring => Some((rank + ranks - 1) % ranks),
+            Messages::OneWay => partner(rank, ranks).filter(|_| !first(rank)),
+            Messages::PingPong => partner(rank, ranks),
+        }
+    }
+
+    /// How many follow on each other in one call. A time is that of one, as the latency of OSU's and UCX's benchmarks is.
+    pub const fn in_turn(self) -> usize {
+        match self {
+            Messages::Ring | Messages::OneWay => 1,
+            Messages::PingPong => 2,
+        }
+    }
+
+    /// What the table says of those that are not the usual ones.
+    pub const fn remark(self) -> Option<&'static str> {
+        match self {
+            Messages::Ring => None,
+            Messages::OneWay => Some("Messages go from ranks 0, 2, … to ranks 1, 3, …, and not back"),
+            Messages::PingPong => {
+                Some("Messages go from ranks 0, 2, … to ranks 1, 3, … and then back: times are half of both")
+            }
+        }
+    }
+}
+
+/// To whom `rank` sends in a ring.
+pub const fn next(rank: usize, ranks: usize) -> usize {
+    (rank + 1) % ranks
+}
+
+/// Whether this is the rank of a pair that begins.
+pub const fn first(rank: usize) -> bool {
+    rank.is_multiple_of(2)
+}
+
+/// The other of a pair; the last of an odd number of ranks has none.
+fn partner(rank: usize, ranks: usize) -> Option<usize> {
+    Some(rank ^ 1).filter(|&other| other < ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_received() {
+        for messages in [Messages::Ring, Messages::OneWay, Messages::PingPong] {
+            for ranks in 2..6 {
+                for rank in 0..ranks {
+                    let to = messages.to(rank, ranks);
+                    assert!(to.is_none_or(|to| messages.from(to, ranks) == Some(rank)), "{messages:?}");
+                    let from = messages.from(rank, ranks);
+                    assert!(from.is_none_or(|from| messages.to(from, ranks) == Some(rank)), "{messages:?}");
+                }
+            }
+        }
+        assert_eq!([0, 1, 2].map(|rank| Messages::PingPong.to(rank, 3)), [Some(1), Some(0), None]);
+        assert_eq!([0, 1, 2].map(|rank| Messages::OneWay.from(rank, 3)), [None, Some(0), None]);
+    }
+}
