@@ -122,12 +122,9 @@ impl Work {
         }
     }
 
-    /// Whether this rank has no part in any message of send_recv.
-    pub fn idle(&self, rank: usize, ranks: usize) -> bool {
-        let Work { operation, messages, .. } = self;
-        *operation == Operation::SendRecv
-            && messages.from(rank, ranks).is_none()
-            && messages.to(rank, ranks).is_none()
+    /// Whether what this rank takes is the call's time.
+    pub fn is_timed(&self, rank: usize, ranks: usize) -> bool {
+        self.operation != Operation::SendRecv || self.messages.is_timed(rank, ranks)
     }
 
     /// Whose data a rank gets: the root's, or of a message its sender's.

@@ -214,8 +214,8 @@ impl<T: Exact> Bench<'_, T> {
             work.several(self.party, &mut self.slots)?;
         }
         let mine = self.times(work, plan.repeats.iterations(bytes))?;
-        let idle = |rank| work.idle(rank, comm.size());
-        let part = (!idle(comm.rank()), (0..comm.size()).filter(|&rank| !idle(rank)).count());
+        let timed = |rank: &usize| work.is_timed(*rank, comm.size());
+        let part = (timed(&comm.rank()), (0..comm.size()).filter(timed).count());
         let times = over_some(comm, &mine, plan.average, part)?;
         // What nccl-tests has in these columns; one more reduction, for those who read them.
         let slowest =

@@ -31,6 +31,16 @@ impl Messages {
         }
     }
 
+    /// Whether `rank` takes as long as the messages do: it has some, and sees the end of them. Who answers is done once the
+    /// last is on its way.
+    pub fn is_timed(self, rank: usize, ranks: usize) -> bool {
+        match self {
+            Messages::Ring => true,
+            Messages::OneWay => self.to(rank, ranks).or(self.from(rank, ranks)).is_some(),
+            Messages::PingPong => self.to(rank, ranks).is_some() && first(rank),
+        }
+    }
+
     /// How many follow on each other in one call. A time is that of one, as the latency of OSU's and UCX's benchmarks is.
     pub const fn in_turn(self) -> usize {
         match self {
@@ -83,6 +93,8 @@ mod tests {
             }
         }
         assert_eq!([0, 1, 2].map(|rank| Messages::PingPong.to(rank, 3)), [Some(1), Some(0), None]);
+        assert_eq!([0, 1, 2].map(|rank| Messages::PingPong.is_timed(rank, 3)), [true, false, false]);
+        assert_eq!([0, 1, 2].map(|rank| Messages::OneWay.is_timed(rank, 3)), [true, true, false]);
         assert_eq!([0, 1, 2].map(|rank| Messages::OneWay.from(rank, 3)), [None, Some(0), None]);
     }
 }
