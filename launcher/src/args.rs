@@ -3,7 +3,7 @@
 mod choices;
 
 pub use choices::{
-    Attention, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Shape, Switch,
+    Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Shape, Switch,
 };
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -82,6 +82,10 @@ pub struct DeviceArgs {
     /// The instructions by which attention multiplies on GPUs. Sums are made in another order, so bits differ.
     #[arg(long, value_enum, default_value_t = Attention::Auto)]
     pub attention: Attention,
+    /// How close products of f32 (--dtype f32) are to exact ones, as PyTorch names it: as close as f32 can tell, or, where the
+    /// processor has AMX, by 16 bits of each number, and on GPUs by 11 (TF32), which is faster. bf16 is always whole.
+    #[arg(long, value_enum, default_value_t = Closeness::Highest)]
+    pub matmul_precision: Closeness,
 }
 
 /// Flags of every command that runs ranks.

@@ -40,8 +40,8 @@ pub struct EvalPlan {
     pub device: Device,
     /// Of weights and activations.
     pub dtype: Precision,
-    /// Sequences of a batch.
-    pub rows: usize,
+    /// The batches.
+    pub batch: MicroBatch,
     json: bool,
     quiet: bool,
     colour: Colour,
@@ -63,6 +63,7 @@ impl EvalPlan {
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
+        let precision = device::matmul_precision(&args.device, args.dtype)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;
@@ -76,19 +77,20 @@ impl EvalPlan {
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
         let (dtype, json, quiet, colour) = (args.dtype, args.json, args.ranks.quiet, args.ranks.color);
-        let batch = MicroBatch { rows, length, recompute: Recompute::NoBackward, threads: ranks.threads };
+        let (recompute, threads) = (Recompute::NoBackward, ranks.threads);
+        let batch = MicroBatch { rows, length, recompute, precision, threads };
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
         let data = args.data.clone();
-        let plan = EvalPlan { model, data, feed, windows, ranks, device, dtype, rows, json, quiet, colour };
-        plan.check_memory(&batch, identity)?;
+        let plan = EvalPlan { model, data, feed, windows, ranks, device, dtype, batch, json, quiet, colour };
+        plan.check_memory(identity)?;
         Ok(plan)
     }
 
     /// Whether this machine can hold its ranks, each with the whole model. GPUs are looked at before ranks are started
     /// here: those that others start may have been given some, which they look at themselves.
-    fn check_memory(&self, batch: &MicroBatch, identity: Option<&Identity>) -> Result<()> {
-        let ranks = self.ranks.world;
+    fn check_memory(&self, identity: Option<&Identity>) -> Result<()> {
+        let (ranks, batch) = (self.ranks.world, &self.batch);
         if self.device.gpus().is_none() {
             let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
             let model = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
@@ -110,7 +112,7 @@ impl EvalPlan {
     /// What would make it take less memory of the host, of that which it does not do yet.
     fn memory_advice(&self, identity: Option<&Identity>) -> String {
         let fewer = self.ranks.fewer(1, identity);
-        let lower = [("--micro-batch", self.rows > 1), ("--seq", true), ("--ranks", fewer)];
+        let lower = [("--micro-batch", self.batch.rows > 1), ("--seq", true), ("--ranks", fewer)];
         let take = [("--dtype bf16", self.dtype == Precision::F32), ("a smaller --model", true)];
         format!("lower {}, or take {}", human::either(lower), human::either(take))
     }
@@ -141,9 +143,10 @@ pub fn signature(plan: &EvalPlan) -> Signature {
         ("weights of --model", plan.model.fingerprint()),
         ("--data", plan.feed.fingerprint()),
         ("--seq", plan.windows.length().to_string()),
-        ("--micro-batch", plan.rows.to_string()),
+        ("--micro-batch", plan.batch.rows.to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
         ("--device", plan.device.name().to_owned()),
+        ("--matmul-precision", plan.batch.matmul_precision(plan.dtype).unwrap_or("none").to_owned()),
         ("--attention", plan.attention().unwrap_or("none").to_owned()),
     ]
 }
@@ -152,17 +155,15 @@ pub fn signature(plan: &EvalPlan) -> Signature {
 pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     let length = plan.windows.length();
-    let batch =
-        MicroBatch { rows: plan.rows, length, recompute: Recompute::NoBackward, threads: plan.ranks.threads };
-    let (mut model, mut place) = device::evaluation::<T>(plan, &batch, comm)?;
+    let (mut model, mut place) = device::evaluation::<T>(plan, comm)?;
     let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
     let (windows, rest) = (&plan.windows, plan.windows.rest());
-    let rounds = rounds(windows, plan.rows, rest, comm.size());
+    let rounds = rounds(windows, plan.batch.rows, rest, comm.size());
     let mut progress = Progress::of_rounds(rounds, plan.quiet || comm.rank() > 0, plan.colour);
     let mut round = 0;
     let whose = (plan.model.name.as_str(), plan.dtype);
-    let room = || Buffer::<u32>::try_zeroed(plan.rows * length);
+    let room = || Buffer::<u32>::try_zeroed(plan.batch.rows * length);
     let (mut inputs, mut targets) = (room()?, room()?);
     let room = [inputs.host_mut(), targets.host_mut()];
     let loss = mean_loss(plan.feed.tokens(), windows, rest, room, whose, comm, |batch, sums| {
@@ -196,6 +197,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
             "transport": plan.ranks.label,
             "device": plan.device.name(),
             "attention": plan.attention(),
+            "matmul_precision": plan.batch.matmul_precision(plan.dtype),
             "seconds": seconds,
         }))?;
     } else if plan.quiet {

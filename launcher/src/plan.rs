@@ -109,6 +109,7 @@ impl TrainPlan {
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
         check_device(args)?;
+        let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };
         let model = ModelChoice::open(&args.model)?;
@@ -160,7 +161,8 @@ impl TrainPlan {
             Recompute::None => models::Recompute::None,
             Recompute::Full => models::Recompute::Full,
         };
-        let batch = MicroBatch { rows: args.micro_batch, length, recompute, threads: ranks.threads };
+        let (rows, threads) = (args.micro_batch, ranks.threads);
+        let batch = MicroBatch { rows, length, recompute, precision, threads };
         let plan = TrainPlan {
             model,
             tokenizer,

@@ -70,6 +70,22 @@ fn graphs_change_neither_the_work_nor_its_order() {
     bench.nothing_left();
 }
 
+/// The library is told which products may lose bits of their inputs.
+#[test]
+fn products_of_high_precision_are_tf32() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let products = |precision: &str| {
+        train(&bench, folder, precision, &format!("--dtype f32 --matmul-precision {precision}"), "")
+            .success();
+        let work = log(&bench, precision).0;
+        ["product ", "product_of_tf32 "].map(|name| work.iter().filter(|line| line.starts_with(name)).count())
+    };
+    let ([all, none], [few, rounded]) = (products("highest"), products("high"));
+    assert!(all > 0 && [none, few, rounded] == [0, 0, all], "{all} {none} {few} {rounded}");
+    bench.nothing_left();
+}
+
 #[test]
 fn a_kernel_that_is_refused_is_named() {
     let Some(folder) = fake() else { return };

@@ -5,8 +5,8 @@
 
 use collectives::{Element, Float, View, ViewMut, bf16};
 use models::{
-    Accounts, AttentionBackward, AttentionShape, Batch, Gradients, Llama, LlamaConfig, Matrix, Model, Normed,
-    Ops, Plus, Recompute, Team, Turn, Weights, init_range,
+    Accounts, AttentionBackward, AttentionShape, Batch, Gradients, Llama, LlamaConfig, MatmulPrecision,
+    Matrix, Model, Normed, Ops, Plus, Recompute, Team, Turn, Weights, init_range,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -42,6 +42,10 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
 
     fn team(&self) -> Team {
         self.inner.team()
+    }
+
+    fn precise_to(&mut self, precision: MatmulPrecision) {
+        self.inner.precise_to(precision);
     }
 
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>) {

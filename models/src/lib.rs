@@ -16,7 +16,9 @@ mod unfinished;
 mod unit;
 mod units;
 
+pub use collectives::device::MatmulPrecision;
 pub use config::{LlamaConfig, Rope, RopeScaling};
+pub use cpu::has_faster_products;
 pub use error::{Error, Result};
 pub use init::init_range;
 pub use llama::{Accounts, Footprint, Llama, Recompute, device_footprint, footprint};

@@ -6,6 +6,7 @@
 //! for any number of threads.
 
 use crate::team::Team;
+use collectives::device::MatmulPrecision;
 use collectives::{Element, Float, View, ViewMut};
 
 /// A row-major matrix, or the transpose of one.
@@ -96,6 +97,9 @@ pub trait Ops<T: Float>: Send {
     fn check(&self) -> collectives::Result<()> {
         Ok(())
     }
+
+    /// How close products of f32 are from here on.
+    fn precise_to(&mut self, precision: MatmulPrecision);
 
     /// Copies from the host.
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>);

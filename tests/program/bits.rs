@@ -107,6 +107,28 @@ fn two_ranks_in_f32() {
     compare("--ranks 2 --micro-batch 2 --dtype f32", &VARIANTS);
 }
 
+/// Products that may lose bits lose the same ones everywhere, and what was asked for is in the metrics.
+#[test]
+fn two_ranks_in_f32_of_high_precision() {
+    compare("--ranks 2 --micro-batch 2 --dtype f32 --matmul-precision high", &VARIANTS[2..8]);
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    for (flags, named) in [
+        ("--dtype f32 --matmul-precision high", serde_json::json!("high")),
+        ("--dtype f32", serde_json::json!("highest")),
+        ("--dtype bf16", serde_json::Value::Null),
+    ] {
+        trace(&bench, &format!("--model nano --data text.txt --micro-batch 2 {flags}"));
+        assert_eq!(json_lines(&bench.path("m.jsonl"))[0]["run"]["matmul_precision"], named, "{flags}");
+    }
+    let flags = "--data text.txt --matmul-precision high";
+    bench.run(&format!("train {flags}")).refusal(2, &["--matmul-precision high", "bf16", "--dtype f32"]);
+    bench.run(&format!("eval --model saved --dtype bf16 {flags}")).refusal(2, &["--matmul-precision high"]);
+    let evaluated = bench.run(&format!("eval --model saved --json {flags}")).success().stdout;
+    let evaluated: serde_json::Value = serde_json::from_str(&evaluated).expect("JSON");
+    assert_eq!(evaluated["matmul_precision"], "high");
+}
+
 /// Ranks that share nothing evenly, and one that shares nothing.
 #[test]
 fn one_and_three_ranks_in_f32() {

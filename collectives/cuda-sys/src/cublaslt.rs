@@ -14,6 +14,8 @@ pub const TYPE_F16: c_int = 2;
 pub const TYPE_BF16: c_int = 14;
 /// Accumulates in f32; of f32 inputs, without rounding them first.
 pub const COMPUTE_F32: c_int = 68;
+/// Accumulates in f32; f32 inputs lose all but 11 bits first.
+pub const COMPUTE_TF32: c_int = 77;
 /// For a matrix as it is.
 pub const OPERATION_NONE: i32 = 0;
 /// For its transpose.

@@ -242,6 +242,7 @@ fn products_are_those_of_their_header() {
             TYPE_F16 "CUDA_R_16F"
             TYPE_BF16 "CUDA_R_16BF"
             COMPUTE_F32 "CUBLAS_COMPUTE_32F"
+            COMPUTE_TF32 "CUBLAS_COMPUTE_32F_FAST_TF32"
             OPERATION_NONE "CUBLAS_OP_N"
             OPERATION_TRANSPOSE "CUBLAS_OP_T"
             PRODUCT_LEFT "CUBLASLT_MATMUL_DESC_TRANSA"

@@ -20,7 +20,7 @@ pub use arena::Arena;
 pub use cache::Cache;
 pub use compile::{Compiler, Machine, Resources};
 pub use launch::{Launch, Range, address, aligned, twice};
-pub use product::{PRODUCT_WORKSPACE, Product};
+pub use product::{MatmulPrecision, PRODUCT_WORKSPACE, Product};
 pub use reduce::reduce;
 pub(crate) use reduce::reduce_addresses;
 pub use shared::SharedQueue;

@@ -8,6 +8,18 @@ use std::marker::PhantomData;
 /// Bytes that products work in on a device: what cuBLAS recommends for Hopper; older GPUs need less.
 pub const PRODUCT_WORKSPACE: usize = 32 << 20;
 
+/// How close products of f32 come to those of the numbers themselves. Sums are f32 either way; products of shorter types are
+/// exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MatmulPrecision {
+    /// As close as f32 can tell.
+    #[default]
+    Highest,
+    /// Numbers may lose bits before they are multiplied where that is faster: 16 are left of them as sums of two bf16 by AMX, 11
+    /// as TF32 on GPUs.
+    High,
+}
+
 /// `out (m, n) = left (m, k) * right (k, n) + added`, accumulated in f32 and rounded once; matrices are row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
@@ -29,6 +41,8 @@ pub struct Product<'a> {
     pub(super) added: Option<u64>,
     /// Where out is.
     pub(super) out: u64,
+    /// Of inputs of f32.
+    pub(super) precision: MatmulPrecision,
     /// Which of the ways of [`Queue::ways`](super::Queue::ways) is taken.
     pub(super) way: usize,
     place: Place,
@@ -68,6 +82,7 @@ impl<'a> Product<'a> {
             right: (address(right.0), right.1),
             added: None,
             out: address(out.as_view()),
+            precision: MatmulPrecision::Highest,
             way: 0,
             place,
             _memory: PhantomData,
@@ -86,6 +101,11 @@ impl<'a> Product<'a> {
     pub fn plus<E: Element>(self, other: View<'a, E>) -> Self {
         assert!(other.len() == self.m * self.n && E::DTYPE == self.output, "an addend of the result's shape");
         Product { added: Some(address(other)), ..self }
+    }
+
+    /// The same so closely.
+    pub fn precise_to(self, precision: MatmulPrecision) -> Self {
+        Product { precision, ..self }
     }
 
     /// The same computed in another way, perhaps to other bits: for measurements.

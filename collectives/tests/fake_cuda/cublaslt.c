@@ -6,7 +6,7 @@
 enum { HANDLE = 0x1a, PRODUCT = 0x1b, LAYOUT = 0x1c, PREFERENCE = 0x1d, F32 = 0, F16 = 2, BF16 = 14 };
 typedef struct {
     int kind;
-    int transposed[2];                    /* of a product */
+    int transposed[2], rounded;           /* of a product */
     int type;                             /* of a layout, as the rest */
     uint64_t rows, columns;
     int64_t step;
@@ -54,6 +54,9 @@ static void write(int type, void *at, size_t i, float x) {
 static uint64_t bits(float x) { uint32_t word; memcpy(&word, &x, sizeof word); return word; }
 static float number(uint64_t word) { uint32_t low = (uint32_t)word; float x; memcpy(&x, &low, sizeof x); return x; }
 
+/* The upper 11 bits of 24, rounded down as above. */
+static float tf32(float x) { return number(bits(x) & ~0x1fffull); }
+
 static void multiply(const uint64_t *v) {
     uint64_t m = v[0], n = v[1], k = v[2], a_step = v[7], b_step = v[8], c_step = v[9], d_step = v[10];
     int input = (int)v[5], output = (int)v[6];
@@ -63,8 +66,9 @@ static void multiply(const uint64_t *v) {
         for (uint64_t i = 0; i < m; i++) {
             double sum = 0;
             for (uint64_t l = 0; l < k; l++) {
-                double x = read(input, a, v[3] ? i * a_step + l : l * a_step + i);
-                sum += x * read(input, b, v[4] ? l * b_step + j : j * b_step + l);
+                float x = read(input, a, v[3] ? i * a_step + l : l * a_step + i);
+                float y = read(input, b, v[4] ? l * b_step + j : j * b_step + l);
+                sum += v[18] ? (double)tf32(x) * tf32(y) : (double)x * y;
             }
             sum = alpha * sum + (beta ? beta * (double)read(output, c, j * c_step + i) : 0);
             write(output, (void *)v[16], j * d_step + i, (float)sum);
@@ -91,7 +95,13 @@ static int give(void *stream, const char *name, void (*run)(const uint64_t *), i
 size_t cublasLtGetVersion(void) { return 130000; }
 int cublasLtCreate(void **t) { return make(t, HANDLE); }
 int cublasLtDestroy(void *t) { return unmake(t, HANDLE); }
-int cublasLtMatmulDescCreate(void **t, int compute, int scale) { CHECK(compute == 68 && scale == F32); return make(t, PRODUCT); }
+/* In f32, or of numbers rounded to TF32 before. */
+int cublasLtMatmulDescCreate(void **t, int compute, int scale) {
+    CHECK((compute == 68 || compute == 77) && scale == F32);
+    make(t, PRODUCT);
+    ((Thing *)*t)->rounded = compute == 77;
+    return 0;
+}
 int cublasLtMatmulDescDestroy(void *t) { return unmake(t, PRODUCT); }
 int cublasLtMatmulDescSetAttribute(void *t, int which, const void *value, size_t bytes) {
     CHECK((which == 3 || which == 4) && bytes == 4 && *(const int *)value <= 1);
@@ -141,9 +151,10 @@ int cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a, voi
                    const float *beta, const void *c, void *c_layout, void *d, void *d_layout, const Algorithm *algorithm,
                    void *workspace, size_t bytes, void *stream) {
     Thing *left = live(a_layout, LAYOUT), *right = live(b_layout, LAYOUT), *out = live(d_layout, LAYOUT);
-    int *transposed = live(p, PRODUCT)->transposed;
+    int *transposed = live(p, PRODUCT)->transposed, rounded = live(p, PRODUCT)->rounded;
     const void *places[] = {a, b, c, d};
     live(handle, HANDLE);
+    CHECK(!rounded || left->type == F32);
     CHECK(stream && live(c_layout, LAYOUT)->type == out->type && (c == d) == (c_layout == d_layout) && left->type == right->type);
     for (int i = 0; i < 4; i++) {
         uint64_t alignment = algorithm->data[1 + i];
@@ -155,6 +166,6 @@ int cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a, voi
     CHECK(out->rows == m && out->columns == n && (transposed[1] ? right->columns : right->rows) == k);
     uint64_t values[] = {m, n, k, transposed[0], transposed[1], left->type, out->type, left->step, right->step,
                          ((Thing *)c_layout)->step, out->step, bits(*alpha), bits(*beta), (uint64_t)a, (uint64_t)b, (uint64_t)c,
-                         (uint64_t)d, (uint64_t)workspace};
-    return give(stream, "product", multiply, sizeof values / sizeof *values, values);
+                         (uint64_t)d, (uint64_t)workspace, rounded};
+    return give(stream, rounded ? "product_of_tf32" : "product", multiply, sizeof values / sizeof *values, values);
 }

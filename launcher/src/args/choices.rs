@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use collectives::{DType, Progress};
+use models::MatmulPrecision;
 use models::cuda::TensorCores;
 
 /// On or off.
@@ -36,6 +37,25 @@ impl Precision {
         match self {
             Precision::Bf16 => DType::Bf16,
             Precision::F32 => DType::F32,
+        }
+    }
+}
+
+/// How close products of f32 are to exact ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Closeness {
+    /// As close as f32 can tell.
+    Highest,
+    /// By 16 bits of each number in AMX, or by 11 on GPUs (TF32), which is faster.
+    High,
+}
+
+impl Closeness {
+    /// What models are told.
+    pub fn precision(self) -> MatmulPrecision {
+        match self {
+            Closeness::Highest => MatmulPrecision::Highest,
+            Closeness::High => MatmulPrecision::High,
         }
     }
 }

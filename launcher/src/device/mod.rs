@@ -7,7 +7,7 @@ pub use fit::{Need, check, check_evaluation};
 pub use open::{evaluation, trainer};
 
 use crate::agree;
-use crate::args::{Attention, DeviceArgs, DeviceKind, RankArgs};
+use crate::args::{Attention, Closeness, DeviceArgs, DeviceKind, Precision, RankArgs};
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::human;
@@ -18,6 +18,7 @@ use collectives::device::Machine;
 use collectives::device::cuda::{Gpu, Properties, Survey};
 use collectives::device::emulation::Emulator;
 use collectives::{Communicator, DType};
+use models::MatmulPrecision;
 use models::cuda::TensorCores;
 
 /// Says how many GPUs an emulation has, and how much memory each, as `2,64M`: `--device cuda` then runs on kernels that
@@ -68,6 +69,19 @@ pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()
             Err(Failure::usage(format!("--attention {name} is for GPUs: add --device cuda")))
         }
         DeviceKind::Cpu => Ok(()),
+    }
+}
+
+/// How close products are to exact ones in a model of `dtype`.
+///
+/// # Errors
+/// A choice that makes no difference there.
+pub fn matmul_precision(args: &DeviceArgs, dtype: Precision) -> Result<MatmulPrecision> {
+    match (args.matmul_precision, dtype) {
+        (Closeness::High, Precision::Bf16) => Err(Failure::usage(
+            "--matmul-precision high is of products of f32, and numbers are bf16: add --dtype f32, or leave it away",
+        )),
+        (closeness, _) => Ok(closeness.precision()),
     }
 }
 
@@ -305,7 +319,6 @@ fn emulation() -> Result<Option<Vec<(String, usize)>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Precision;
     use crate::plan::{MicroBatch, ModelChoice};
 
     fn gpus(n: usize) -> Gpus {
@@ -344,7 +357,13 @@ mod tests {
     #[test]
     fn what_the_kernels_do_not_take_is_refused_before_any_rank_starts() {
         let nano = models::LlamaConfig::preset("nano").unwrap();
-        let batch = |rows| MicroBatch { rows, length: 8, recompute: models::Recompute::Full, threads: 1 };
+        let batch = |rows| MicroBatch {
+            rows,
+            length: 8,
+            recompute: models::Recompute::Full,
+            precision: MatmulPrecision::Highest,
+            threads: 1,
+        };
         let refused = |config, batch, words: [&str; 2]| {
             let model = ModelChoice::new("wide", config);
             assert!(model.footprint(&batch, Precision::Bf16, &Device::Cpu).is_ok());

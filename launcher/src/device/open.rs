@@ -147,11 +147,11 @@ fn model<T: Float, Q: Streams>(
     compute: &SharedQueue<Q>,
     accounts: &Accounts,
 ) -> Result<Box<dyn Model<T>>> {
-    let MicroBatch { rows, length, recompute, .. } = *batch;
+    let MicroBatch { rows, length, recompute, precision, .. } = *batch;
     let config = &choice.config;
     let by = gpus.kernels(T::DTYPE, config.head_dim);
     let made = Llama::<T, _>::on_tensor_cores(by, config, rows, length, recompute, compute.clone(), accounts);
-    Ok(Box::new(made.map_err(Failure::run)?))
+    Ok(Box::new(made.map_err(Failure::run)?.precise_to(precision)))
 }
 
 /// A model for forwards alone, and what moves its weights to where it reads them.
@@ -161,11 +161,8 @@ pub type Evaluation<T> = (Box<dyn Model<T>>, Box<dyn FnMut(Buffer<T>) -> Result<
 ///
 /// # Errors
 /// As [`trainer`].
-pub fn evaluation<T: Float>(
-    plan: &EvalPlan,
-    batch: &MicroBatch,
-    comm: &Communicator,
-) -> Result<Evaluation<T>> {
+pub fn evaluation<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<Evaluation<T>> {
+    let batch = &plan.batch;
     match &plan.device {
         Device::Cpu => Ok((plan.model.build::<T>(batch, &Accounts::default())?, Box::new(Ok))),
         Device::Cuda(gpus) => {

@@ -33,7 +33,7 @@ pub fn of_memory(zero: &zero::Config, batch: &MicroBatch, world: usize, fewer: b
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::Recompute;
+    use models::{MatmulPrecision, Recompute};
     use zero::{Placement, Stage};
 
     #[test]
@@ -41,7 +41,8 @@ mod tests {
         let advice = |placement, stage, accumulate, rows, world| {
             let zero =
                 zero::Config { placement, stage: Stage::ALL[stage], accumulate, ..zero::Config::default() };
-            let batch = MicroBatch { rows, length: 64, recompute: Recompute::None, threads: 1 };
+            let precision = MatmulPrecision::Highest;
+            let batch = MicroBatch { rows, length: 64, recompute: Recompute::None, precision, threads: 1 };
             of_memory(&zero, &batch, world, world > 1)
         };
         for (run, words) in [

@@ -9,7 +9,7 @@ use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::{Checkpoint, Remarks};
-use models::{Accounts, Footprint, Init, Llama, LlamaConfig, Model, TensorSpec};
+use models::{Accounts, Footprint, Init, Llama, LlamaConfig, MatmulPrecision, Model, TensorSpec};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -26,11 +26,21 @@ pub struct MicroBatch {
     pub length: usize,
     /// Which activations backward computes again.
     pub recompute: models::Recompute,
+    /// How close products of f32 are.
+    pub precision: MatmulPrecision,
     /// Compute threads.
     pub threads: usize,
 }
 
 impl MicroBatch {
+    /// As `--matmul-precision` names how close its products are, where they are of f32.
+    pub fn matmul_precision(&self, dtype: Precision) -> Option<&'static str> {
+        (dtype == Precision::F32).then_some(match self.precision {
+            MatmulPrecision::Highest => "highest",
+            MatmulPrecision::High => "high",
+        })
+    }
+
     /// Bytes of its tokens and of those that it predicts, on the host.
     pub fn token_bytes(&self) -> usize {
         2 * self.rows * self.length * size_of::<u32>()
@@ -114,9 +124,9 @@ impl ModelChoice {
     /// # Errors
     /// A micro-batch that is too large to be computed, or threads that cannot be started.
     pub fn build<T: Float>(&self, batch: &MicroBatch, accounts: &Accounts) -> Result<Box<dyn Model<T>>> {
-        let MicroBatch { rows, length, recompute, threads } = *batch;
+        let MicroBatch { rows, length, recompute, precision, threads } = *batch;
         let model = Llama::<T>::new(&self.config, rows, length, recompute, threads, accounts);
-        Ok(Box::new(model.map_err(Failure::run)?))
+        Ok(Box::new(model.map_err(Failure::run)?.precise_to(precision)))
     }
 
     /// What [`build`](Self::build) will hold.
@@ -124,7 +134,7 @@ impl ModelChoice {
     /// # Errors
     /// A micro-batch that is too large to be computed.
     pub fn footprint(&self, batch: &MicroBatch, dtype: Precision, device: &Device) -> Result<Footprint> {
-        let MicroBatch { rows, length, recompute, threads } = *batch;
+        let MicroBatch { rows, length, recompute, threads, .. } = *batch;
         let (config, dtype) = (&self.config, dtype.dtype());
         let footprint = match device {
             Device::Cpu => models::footprint(config, rows, length, dtype, recompute, threads),

@@ -2,13 +2,14 @@
 
 use crate::agree::Signature;
 use crate::bench::tuning;
+use crate::device::Device;
 use crate::files;
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
-use models::Recompute;
 use models::hf::rope_scaling;
+use models::{MatmulPrecision, Recompute};
 use serde_json::{Value, json};
 use zero::Placement;
 
@@ -29,6 +30,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--cuda-graphs", plan.cuda_graphs.to_string()),
         ("--stage", plan.zero.stage.level().to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
+        ("--matmul-precision", plan.batch.matmul_precision(plan.dtype).unwrap_or("none").to_owned()),
         ("--steps", plan.steps.to_string()),
         ("--micro-batch", plan.batch.rows.to_string()),
         ("--accumulate", plan.zero.accumulate.to_string()),
@@ -93,7 +95,7 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         false => String::new(),
     };
     format!(
-        "training {} ({} parameters, {weights}) on {} x {}{} over {}, ZeRO stage {}, {}{}\n\
+        "training {} ({} parameters, {weights}) on {} x {}{} over {}, ZeRO stage {}, {}{}{}\n\
          {}{tokenizer}; {} of {}{micro} x {} sequences x {} tokens{evaluated}",
         plan.model.name,
         human::count(plan.model.config.parameters() as f64),
@@ -103,6 +105,7 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         plan.ranks.asked(),
         plan.zero.stage,
         plan.dtype.name(),
+        products(plan),
         match plan.zero.placement {
             Placement::Offloaded => ", optimizer on the host",
             _ => "",
@@ -113,6 +116,19 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         plan.batch.rows,
         plan.batch.length
     )
+}
+
+/// How close products are, where that was chosen, and where the choice changes nothing.
+fn products(plan: &TrainPlan) -> &'static str {
+    match plan.batch.precision {
+        MatmulPrecision::Highest => "",
+        MatmulPrecision::High if plan.device != Device::Cpu || models::has_faster_products() => {
+            " with products of high precision"
+        }
+        MatmulPrecision::High => {
+            " with products of the highest precision, as no others are faster on this processor"
+        }
+    }
 }
 
 /// `1 rank`, `2 ranks`.
@@ -158,6 +174,7 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "cuda_graphs": plan.cuda_graphs,
         "stage": plan.zero.stage.level(),
         "dtype": plan.dtype.name(),
+        "matmul_precision": plan.batch.matmul_precision(plan.dtype),
         "steps": plan.steps,
         "micro_batch": plan.batch.rows,
         "accumulate": plan.zero.accumulate,

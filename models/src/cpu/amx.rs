@@ -2,7 +2,8 @@
 //!
 //! Sums are f32, of pairs of products. In a model of f32 an operand is the sum of three bf16, which hold its 24 bits, and a
 //! product the six of nine products of such parts that an f32 can tell: what is left out is below 2^-26 of it. That is as
-//! close to the exact result as a chain of f32 multiply-adds, and faster; its bits are others. Numbers below 2^-126, also as a
+//! close to the exact result as a chain of f32 multiply-adds, and faster; its bits are others. Where less will do an operand is
+//! the sum of two, which hold 16 bits, and a product three of four: half as many. Numbers below 2^-126, also as a
 //! part, are zero to these units, and those that bf16 rounds to infinity (from 3.39e38 on) no numbers.
 
 mod pack;
@@ -19,7 +20,7 @@ const SIDE: usize = 32;
 /// Lanes of a tile along k.
 const LANES: usize = 16;
 
-/// The kernel of operands of `PARTS` bf16 each, 1 or 3.
+/// The kernel of operands of `PARTS` bf16 each, 1 to 3.
 #[derive(Clone, Copy)]
 pub(super) struct Amx<const PARTS: usize>;
 
@@ -30,7 +31,11 @@ impl<const PARTS: usize> Kernel for Amx<PARTS> {
     // Tiles wait for each line of theirs that the second cache level does not have: 0.4 MiB of left operands and 0.75 MiB of right
     // ones stay there.
     const ROWS: usize = if PARTS == 1 { 384 } else { 256 };
-    const DEPTH: usize = if PARTS == 1 { 256 } else { 128 };
+    const DEPTH: usize = match PARTS {
+        1 => 256,
+        2 => 192,
+        _ => 128,
+    };
     const RIGHT: usize = 3 << 16;
     const LANES: usize = LANES;
     const PARTS: usize = PARTS;
@@ -208,8 +213,27 @@ unsafe fn tile<const PARTS: usize>(rows: usize, k: usize, a: *const u32, b: *con
     unsafe {
         if PARTS == 1 {
             steps!(concat!(left!("0"), right!("0"), multiply!()), a, b, 2048, steps, out, stride);
+        } else if PARTS == 2 {
+            // Parts of the left operand by those of the right: 1 by 2, 1; 2 by 1.
+            steps!(
+                concat!(
+                    left!("0"),
+                    right!("2048"),
+                    multiply!(),
+                    right!("0"),
+                    multiply!(),
+                    left!("2048"),
+                    multiply!()
+                ),
+                a,
+                b,
+                2 * 2048,
+                steps,
+                out,
+                stride
+            );
         } else {
-            // Parts of the left operand by those of the right: 1 by 1, 2, 3; 2 by 2, 1; 3 by 1.
+            // The same: 1 by 1, 2, 3; 2 by 2, 1; 3 by 1.
             steps!(
                 concat!(
                     left!("0"),

@@ -10,6 +10,7 @@
 use super::amx::{Amx, Tiles};
 use super::pack::{self, LEFT_STRIDE, Mat};
 use super::product::{self, Left};
+use collectives::device::MatmulPrecision;
 use collectives::{DType, Float, bf16, simd};
 
 /// The product of packed operands, a tile of up to `MR` x `NR` results at a time.
@@ -161,9 +162,12 @@ pub(super) enum Isa {
     /// AMX, for operands of bf16.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// AMX, for operands of f32.
+    /// AMX, for operands of f32 as sums of two bf16.
     #[cfg(target_arch = "x86_64")]
-    AmxOfParts,
+    AmxOfTwo,
+    /// AMX, for operands of f32 as sums of three.
+    #[cfg(target_arch = "x86_64")]
+    AmxOfThree,
 }
 
 impl Isa {
@@ -178,12 +182,17 @@ impl Isa {
         }
     }
 
-    /// The kernel for products of f32.
-    pub(super) fn full() -> Isa {
+    /// The kernel for products of f32 that are so close.
+    pub(super) fn full(precision: MatmulPrecision) -> Isa {
         #[cfg(target_arch = "x86_64")]
-        if Isa::AmxOfParts.available() {
-            return Isa::AmxOfParts;
+        if Isa::AmxOfThree.available() {
+            return match precision {
+                MatmulPrecision::Highest => Isa::AmxOfThree,
+                MatmulPrecision::High => Isa::AmxOfTwo,
+            };
         }
+        // Nothing else is faster than all of their bits.
+        let _ = precision;
         Isa::single()
     }
 
@@ -214,7 +223,7 @@ impl Isa {
                 simd::level() >= simd::Level::Avx512 && std::is_x86_feature_detected!("avx512bf16")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::AmxOfParts => Isa::Avx512Bf16.available() && simd::tiles(),
+            Isa::Amx | Isa::AmxOfTwo | Isa::AmxOfThree => Isa::Avx512Bf16.available() && simd::tiles(),
         }
     }
 
@@ -228,7 +237,9 @@ impl Isa {
             // SAFETY: as above.
             Isa::Amx => return unsafe { x86::amx::<1>(task) },
             // SAFETY: as above.
-            Isa::AmxOfParts => return unsafe { x86::amx::<3>(task) },
+            Isa::AmxOfTwo => return unsafe { x86::amx::<2>(task) },
+            // SAFETY: as above.
+            Isa::AmxOfThree => return unsafe { x86::amx::<3>(task) },
             _ => {}
         }
         self.run_widened(task);
@@ -249,7 +260,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::avx512(task) },
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 | Isa::Amx | Isa::AmxOfParts => {
+            Isa::Avx512Bf16 | Isa::Amx | Isa::AmxOfTwo | Isa::AmxOfThree => {
                 unreachable!("a kernel of bf16 for a task of f32")
             }
         }

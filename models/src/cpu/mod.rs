@@ -21,6 +21,7 @@ mod transpose;
 use crate::error::Result;
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use crate::team::{Shared, Team};
+use collectives::device::MatmulPrecision;
 use collectives::{Buffer, DType, Element, Float, View, ViewMut};
 use compiled::{is, known_as};
 use kernel::Isa;
@@ -33,6 +34,11 @@ const NORM_ROWS: usize = 64;
 
 /// The widest head that attention takes: its scores are products of one block along it.
 pub(crate) const WIDEST_HEAD: usize = pack::DEPTH;
+
+/// Whether this processor multiplies f32 faster where bits of them may be lost ([`MatmulPrecision::High`]).
+pub fn has_faster_products() -> bool {
+    Isa::full(MatmulPrecision::High) != Isa::full(MatmulPrecision::Highest)
+}
 
 /// What the CPU's workspace has to fit.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +109,8 @@ impl Cpu {
     /// The threads cannot be started.
     pub(crate) fn new(shape: &CpuShape, memory: CpuMemory) -> Result<Self> {
         let team = Team::new(shape.threads)?;
-        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half(), full: Isa::full() })
+        let full = Isa::full(MatmulPrecision::default());
+        Ok(Cpu { memory, team, words: Scratch::words(shape.depth), half: Isa::half(), full })
     }
 
     fn isa<T: Element>(&self) -> Isa {
@@ -215,6 +222,10 @@ impl<T: Float> Ops<T> for Cpu {
 
     fn team(&self) -> Team {
         self.team.clone()
+    }
+
+    fn precise_to(&mut self, precision: MatmulPrecision) {
+        self.full = Isa::full(precision);
     }
 
     fn upload<E: Element>(&mut self, from: &[E], to: ViewMut<'_, E>) {

@@ -4,7 +4,7 @@ use super::attention::TensorCores;
 use super::{attention, elementwise, embed, loss, sources};
 use crate::error::{Error, Result};
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
-use collectives::device::{Launch, Module, Product, Queue};
+use collectives::device::{Launch, MatmulPrecision, Module, Product, Queue};
 use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
 
 /// The kernels of a model on a queue: a GPU's stream, or the emulation.
@@ -14,6 +14,7 @@ use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut}
 pub struct Cuda<Q: Queue> {
     queue: Q,
     by: TensorCores,
+    precision: MatmulPrecision,
     /// What was fetched last is there.
     fetched: Q::Event,
     /// Attention's delta (rows, heads, length).
@@ -81,7 +82,8 @@ impl<Q: Queue> Cuda<Q> {
     ) -> Result<Self> {
         let prepared = queue.prepare(&shape.modules::<T>(by)?).and_then(|()| queue.prepare_products());
         let fetched = prepared.and_then(|()| queue.event()).map_err(|e| Error::config(e.to_string()))?;
-        Ok(Cuda { queue, by, fetched, delta, partials, failed: None })
+        let precision = MatmulPrecision::default();
+        Ok(Cuda { queue, by, precision, fetched, delta, partials, failed: None })
     }
 
     fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
@@ -115,6 +117,10 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
 
     fn check(&self) -> collectives::Result<()> {
         self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn precise_to(&mut self, precision: MatmulPrecision) {
+        self.precision = precision;
     }
 
     fn upload<E: Element>(&mut self, from: &[E], mut to: ViewMut<'_, E>) {
@@ -152,7 +158,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
     ) {
         assert_eq!(left.columns, right.rows, "inner dimensions of a product");
         let sizes = [left.rows, left.columns, right.columns];
-        let product = Product::new(sizes, operand(left), operand(right), out);
+        let product = Product::new(sizes, operand(left), operand(right), out).precise_to(self.precision);
         let product = match plus {
             Plus::Nothing => product,
             Plus::Old => product.plus_old(),

@@ -21,6 +21,7 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::ops::{AttentionShape, Ops};
 use crate::unit::{Batch, Gradients, Model, Unit, Weights};
+use collectives::device::MatmulPrecision;
 use collectives::{DType, Float, bf16};
 use memory::{Allocator, Shape, State};
 
@@ -117,6 +118,12 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
     pub fn with_ops<P: Ops<T, Work = O::Work>>(self, make: impl FnOnce(O) -> P) -> Llama<T, P> {
         let Llama { config, shape, units, state, ops, now } = self;
         Llama { config, shape, units, state, ops: make(ops), now }
+    }
+
+    /// The same model, whose products of f32 are so close: by default as close as f32 can tell.
+    pub fn precise_to(mut self, precision: MatmulPrecision) -> Self {
+        self.ops.precise_to(precision);
+        self
     }
 
     fn head(&self) -> usize {

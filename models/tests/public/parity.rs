@@ -3,7 +3,10 @@
 
 use crate::reference::{Reference, VARIANTS, distance};
 use collectives::{Float, View, ViewMut, bf16};
-use models::{Accounts, Batch, Gradients, Llama, LlamaConfig, Model, Recompute, Weights};
+use models::{
+    Accounts, Batch, Gradients, Llama, LlamaConfig, MatmulPrecision, Model, Recompute, Weights,
+    has_faster_products,
+};
 use std::collections::BTreeMap;
 
 /// Tensors by unit and place, as weights or as gradients.
@@ -46,6 +49,15 @@ struct Computed {
 }
 
 fn compute<T: Float>(reference: &Reference, recompute: Recompute, threads: usize) -> Computed {
+    compute_to::<T>(reference, recompute, threads, MatmulPrecision::Highest)
+}
+
+fn compute_to<T: Float>(
+    reference: &Reference,
+    recompute: Recompute,
+    threads: usize,
+    precision: MatmulPrecision,
+) -> Computed {
     let checkpoint = reference.checkpoint();
     let config = checkpoint.config();
     let units = config.units();
@@ -58,7 +70,8 @@ fn compute<T: Float>(reference: &Reference, recompute: Recompute, threads: usize
     let tokens = reference.batch(0);
     let (rows, length) = (tokens.rows, tokens.length);
     let batch = Batch { tokens: &tokens.inputs, targets: &tokens.targets, rows, length };
-    let mut model = Llama::<T>::new(config, rows, length, recompute, threads, &Accounts::default()).unwrap();
+    let model = Llama::<T>::new(config, rows, length, recompute, threads, &Accounts::default()).unwrap();
+    let mut model = model.precise_to(precision);
     assert_eq!(model.units(), units);
     let last = units.len() - 1;
 
@@ -109,11 +122,10 @@ fn recomputation_and_threads_do_not_change_a_bit() {
     }
 }
 
-#[test]
-fn f32_agrees_with_pytorch() {
+fn check_f32(precision: MatmulPrecision) {
     for name in VARIANTS {
         let reference = Reference::open(name);
-        let computed = compute::<f32>(&reference, Recompute::None, 1);
+        let computed = compute_to::<f32>(&reference, Recompute::None, 1, precision);
         let mut worst = (0.0, "");
         for (key, values) in &computed.tensors {
             let far = distance(values, &reference.floats(&format!("f32.{key}")));
@@ -124,6 +136,22 @@ fn f32_agrees_with_pytorch() {
         assert!(loss < 1e-5, "{name}: loss {loss}");
         println!("{name}: loss {loss:.1e}, at most {:.1e} in {}", worst.0, worst.1);
     }
+}
+
+#[test]
+fn f32_agrees_with_pytorch() {
+    check_f32(MatmulPrecision::Highest);
+}
+
+#[test]
+fn f32_of_high_precision_agrees_with_pytorch() {
+    check_f32(MatmulPrecision::High);
+    let reference = Reference::open(VARIANTS[0]);
+    let of = |threads, precision| bits(&compute_to::<f32>(&reference, Recompute::None, threads, precision));
+    let high = of(1, MatmulPrecision::High);
+    assert!(high == of(3, MatmulPrecision::High), "three threads");
+    let differs = high != of(1, MatmulPrecision::Highest);
+    assert_eq!(differs, has_faster_products(), "bits are lost where that is faster");
 }
 
 #[test]

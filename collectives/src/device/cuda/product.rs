@@ -4,7 +4,7 @@
 use super::gpu::Gpu;
 use crate::buffer::{Buffer, Memory};
 use crate::device::compile::missing;
-use crate::device::product::{PRODUCT_WORKSPACE, Product};
+use crate::device::product::{MatmulPrecision, PRODUCT_WORKSPACE, Product};
 use crate::element::DType;
 use crate::error::{Error, Result};
 use cuda_sys::cublaslt::{self, Algorithm, Choice, CublasLt, Status};
@@ -30,6 +30,7 @@ struct Key {
     left_transposed: bool,
     right_transposed: bool,
     added: Added,
+    precision: MatmulPrecision,
     /// Bytes to which left, right, added and out are aligned, at most 16, which is as much as one instruction moves: the
     /// same product must have the same bits wherever its matrices lie.
     alignment: [u32; 4],
@@ -63,6 +64,7 @@ impl Key {
                 Some(at) if at == p.out => Added::Own,
                 Some(_) => Added::Other,
             },
+            precision: p.precision,
             alignment: [p.left.0, p.right.0, p.added.unwrap_or(p.out), p.out].map(alignment),
             way: p.way,
         }
@@ -215,9 +217,13 @@ impl Products {
         let lib = &self.library;
         let (input, output) = (data_type(key.inputs)?, data_type(key.output)?);
         let create = lib.product_create;
+        let compute = match (key.inputs, key.precision) {
+            (DType::F32, MatmulPrecision::High) => cublaslt::COMPUTE_TF32,
+            _ => cublaslt::COMPUTE_F32,
+        };
         // SAFETY: valid places to write to.
         let product = object(lib, "cublasLtMatmulDescCreate", lib.product_destroy, |out| unsafe {
-            create(out, cublaslt::COMPUTE_F32, cublaslt::TYPE_F32)
+            create(out, compute, cublaslt::TYPE_F32)
         })?;
         let operation = |transposed| match transposed {
             true => cublaslt::OPERATION_TRANSPOSE,

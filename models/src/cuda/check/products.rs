@@ -1,7 +1,7 @@
 //! Products of matrices against their definition: what the library of products is asked for, in every orientation.
 
 use super::bed::*;
-use collectives::device::{Product, Queue};
+use collectives::device::{MatmulPrecision, Product, Queue};
 use collectives::{Buffer, Float, bf16, f16};
 
 /// The definition in f64.
@@ -36,11 +36,27 @@ fn check<T: Float, O: Float, Q: Queue>(bed: &Bed<Q>, sizes: [usize; 3]) {
     }
 }
 
+/// Products of f32 that may lose bits of their inputs, as far as 11 are left.
+fn check_high<Q: Queue>(bed: &Bed<Q>, sizes: [usize; 3]) {
+    let [m, k, n] = sizes;
+    let (left, right) = (bed.random::<f32>(1, m * k, 1.0), bed.random::<f32>(2, k * n, 1.0));
+    let name = format!("product {m} x {k} x {n} of high precision");
+    let want = product(sizes, (&left, false), (&right, true));
+    bed.in_every_order(&name, &mut |stream| {
+        let mut out = bed.unwritten::<f32>(m * n);
+        let product = Product::new(sizes, (left.view(), false), (right.view(), true), out.view_mut());
+        stream.multiply(&product.precise_to(MatmulPrecision::High));
+        bed.close_by(&name, &out, &want, (k as f64).sqrt(), 1e-3);
+        vec![bytes(&out)]
+    });
+}
+
 pub fn products_of_every_orientation<Q: Queue>(bed: &Bed<Q>) {
     for sizes in [[64, 32, 48], [17, 40, 24], [1, 8, 8], [33, 7, 5]] {
         check::<bf16, bf16, Q>(bed, sizes);
         check::<bf16, f32, Q>(bed, sizes);
         check::<f16, f16, Q>(bed, sizes);
         check::<f32, f32, Q>(bed, sizes);
+        check_high(bed, sizes);
     }
 }
