@@ -12,6 +12,12 @@ messages are measured beside the library's own collectives: those that the peer 
 with '--algo native', which calls the library's. With --ucx our messages over UCX are measured beside
 ucx_perftest over the same UCX transports, and our collectives beside Open MPI's over them; with --mpi too, those that the
 peer does not have. What is not installed is skipped with the reason.
+
+The peers' sources are not in this repository. The MPI peer is C for mpicc and runs on two ranks of mpirun with one argument,
+the name that it gives itself; for each of reduce_scatter, all_gather and all_reduce, and with an 'i' before their names for the
+calls that are started and waited for, and for each size from 1 KiB to 64 MiB in powers of four, it prints a line of JSON with
+lib (that name), coll, bytes (the total, as nccl-tests counts it) and us. The limit is C for gcc and runs by itself, with two
+ranks of its own, without arguments; it prints lines such as 'reduce_scatter 1024 0.12 us', with anything behind them.
 """
 
 import argparse

@@ -9,6 +9,10 @@ limits (tbf, 1 Gbit/s). Needs root, Debian's iproute2, and libucx0; --mpi-peer a
 With --mpi our program is also built against Open MPI (feature 'mpi'), and calls those of its collectives that the peer
 does not have ('--algo native').
 
+The MPI peer's source is not in this repository: it is that of compare_collectives.py, whose lines have busbw (GB/s), too. To
+take less time it is changed before it is compiled: it has to have the texts 'maxb=64u<<20', 'k<6', which chooses among blocking
+and started collectives, and 'S<=65536?200:(S<=4u<<20?40:12)', the number of calls.
+
 Writes medians over rounds, the share of the link's rate, and every raw row to benches/results.
 """
 

@@ -6,9 +6,12 @@ writes medians, ratios and every raw row to benches/results.
 
     benches/compare_training.py --python V/bin/python --peer path/to/train_torch.py --rounds 3
 
-V is a virtual environment with torch, transformers, accelerate and deepspeed; the peer script takes --engine,
---stage, --dtype, --steps and prints one JSON object with tok_s and rss_mb. In f32 each is also set beside what the
-processor's multiply-adds allow, which fma_limit.c measures (it takes a C compiler).
+V is a virtual environment with torch, transformers, accelerate and deepspeed. The peer script is not in this repository:
+torchrun starts it on two ranks of one thread each with --engine (ddp, fsdp2, deepspeed), --stage (0 to 3), --dtype (bf16,
+f32) and --steps. It trains a Llama of the shape of our 32m, 4 sequences of 256 tokens a rank and step, and rank 0 prints a
+line with one JSON object: engine, stage, dtype, step_s (the median step), tok_s (tokens a second of all ranks) and rss_mb
+(peak resident memory). In f32 each is also set beside what the processor's multiply-adds allow, which fma_limit.c measures (it
+takes a C compiler).
 """
 
 import argparse
