@@ -96,13 +96,13 @@ pub struct RankArgs {
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun
-    /// or srun), ucx, shm+mpi or shm+ucx (shared memory inside nodes, messages between), or auto: shm on one host,
-    /// shm+mpi or shm+ucx on several. nccl is between GPUs, one for each rank; nccl+threads, nccl+ucx and so on say what
-    /// carries the rest.
+    /// or srun), ucx, shm+mpi or shm+ucx (shared memory inside nodes, messages between), shm+shm or threads+threads (to try
+    /// out nodes on one host), or auto: shm on one host, shm+mpi or shm+ucx on several. nccl is between GPUs, one for each
+    /// rank; nccl+threads, nccl+ucx and so on say what carries the rest.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
-    /// Ranks of a node, for shm+mpi, shm+ucx and emulated links: K that follow each other, or K that are dealt out in
-    /// turn, as by 'srun --distribution=cyclic' [default: the ranks of a host; behind a link, 1].
+    /// Ranks of a node, for shm+mpi, shm+ucx, shm+shm, threads+threads and emulated links: K that follow each other, or K that
+    /// are dealt out in turn, as by 'srun --distribution=cyclic' [default: the ranks of a host; behind a link, 1].
     #[arg(long, value_name = "K[:cyclic]")]
     pub ranks_per_node: Option<String>,
     /// Lets ranks share a GPU, whose memory and time they then divide.
@@ -122,8 +122,8 @@ pub struct RankArgs {
     /// Seconds that ranks wait for each other at the start.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub rendezvous_timeout: f64,
-    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. More than 32 MiB
-    /// take over the slowest link, or with --algo native all that a call sends.
+    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. It has to be longer
+    /// than 32 MiB take over the slowest link or, with --algo native, than all that a call sends takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
     /// Colours of the bar that train and eval draw.
@@ -154,8 +154,9 @@ pub struct TrainArgs {
     /// before the first step, the others as they are read.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, else bytes for text; a
-    /// directory whose model has a larger vocabulary and was not trained on bytes has to be given one].
+    /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or beside the config.json that
+    /// --model names, else bytes for text; a directory whose model has a larger vocabulary and was not trained on bytes has
+    /// to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Ranks and how they talk.

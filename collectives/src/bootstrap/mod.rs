@@ -1,6 +1,6 @@
 //! Who am I among the ranks of a job, and how the ranks meet.
 //!
-//! [`Identity::from_env`] reads what mpirun, srun or the own [`spawn::supervise`] left in the environment;
+//! [`Identity::from_env`] reads what mpirun, srun, torchrun or the own [`spawn::supervise`] left in the environment;
 //! [`Rendezvous::join`] brings the ranks of a job together to exchange small blobs and file descriptors;
 //! [`shm_group`] does both steps for the shared-memory transport.
 

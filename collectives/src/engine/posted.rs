@@ -1,6 +1,7 @@
 //! Messages under way. A long one goes in pieces, two at a time: libraries say of a message only that it is through, so
 //! whoever waits for a large one over a slow link would else see nothing of its peer for as long as that takes, and take it
-//! for silent.
+//! for silent. All pieces have one tag, so a user's message is not posted before all of an earlier one under its tag is; and
+//! what was called cannot be told of a piece, so a fingerprint goes ahead.
 
 use super::diverged::{differs, in_words};
 use super::execute::State;

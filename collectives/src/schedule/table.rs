@@ -8,6 +8,8 @@
 //! shm 2 all_reduce 4096 direct-read-all direct-rs-ag
 //! ```
 //!
+//! A transport is named with its nodes and its link, as `bench tune` writes it: `shm+ucx/4`, `shm+shm/4@latency=1us`.
+//!
 //! `up_to` counts the bytes of a call's [`count`](super::Call::count): of one shard in `reduce_scatter` and
 //! `all_gather`, of one block in `gather`, `scatter` and `all_to_all`, of the whole otherwise; `all` is every size.
 

@@ -59,7 +59,8 @@ impl Request {
 }
 
 /// Moves bytes between the ranks of one group. One thread at a time drives it (the engine's), which is
-/// why every method takes `&mut self`. No method blocks: waiting, deadlines and parking are the engine's.
+/// why every method takes `&mut self`. No method waits for a peer but [`subgroup`](Self::subgroup), for at most `within`; when
+/// to wait and to [`park`](Self::park) is the engine's to say.
 ///
 /// # Safety
 /// Who has been told that a request is done, or that the transport has failed or been aborted, gives its memory back: then

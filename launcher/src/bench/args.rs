@@ -6,8 +6,15 @@ use crate::args::{Mover, RankArgs};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// Not in the help of what refuses it, or draws no bar: flags are those of all that runs ranks.
+/// Not in the help of what refuses it, or draws no bar: flags are those of all that runs ranks. What --quiet leaves is said for
+/// `bench`, which has neither a sample nor a loss.
 fn without(flag: clap::Arg, hidden: &[&str]) -> clap::Arg {
+    if flag.get_id().as_str() == "quiet" {
+        return flag.help(
+            "Nothing but errors is printed: results are in the files that other flags name (--json, --csv, --plot, or \
+             tune's --out)",
+        );
+    }
     let hide = hidden.contains(&flag.get_id().as_str());
     if hide { flag.hide(true) } else { flag }
 }
