@@ -10,7 +10,8 @@ V is a virtual environment with torch, transformers, accelerate and deepspeed. T
 torchrun starts it on two ranks of one thread each with --engine (ddp, fsdp2, deepspeed), --stage (0 to 3), --dtype (bf16,
 f32) and --steps. It trains a Llama of the shape of our 32m, 4 sequences of 256 tokens a rank and step, and rank 0 prints a
 line with one JSON object: engine, stage, dtype, step_s (the median step), tok_s (tokens a second of all ranks) and rss_mb
-(peak resident memory). In f32 each is also set beside what the processor's multiply-adds allow, which fma_limit.c measures (it
+(peak resident memory). In f32 ours is measured also with --matmul-precision high, which is no peer's default and decides no
+target, and each is also set beside what the processor's multiply-adds allow, which fma_limit.c measures (it
 takes a C compiler).
 """
 
@@ -35,14 +36,18 @@ HIDDEN, LAYERS, VOCABULARY, LENGTH, PARAMETERS = 512, 8, 8192, 256, 31_597_056
 FLOPS = 6 * (PARAMETERS - VOCABULARY * HIDDEN) + 6 * LAYERS * HIDDEN * LENGTH
 
 
-def ours(program, dtype, stage, steps):
+# Ours as it is by default, and in f32 also with products that may lose bits of their inputs.
+OURS = {"bf16": {"caravan": ""}, "f32": {"caravan": "", "caravan high": "--matmul-precision high"}}
+
+
+def ours(program, dtype, engine, stage, steps):
     flags = f"""--model 32m --data random --ranks {RANKS} --threads 1 --micro-batch 4 --seq {LENGTH} --steps {steps}
-                --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0""".split()
+                --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0 {OURS[dtype][engine]}""".split()
     _, lines, summary = sbs.caravan(program, flags)
     seconds = sbs.median([line["seconds"] for line in lines[2:]])
     rss = max(rank["peak_rss_bytes"] for rank in summary["ranks"]) / 2**20
     exposed = sbs.median([line["exposed_communication_seconds"] for line in lines[2:]])
-    return {"engine": "caravan", "stage": stage, "dtype": dtype, "step_s": round(seconds, 4),
+    return {"engine": engine, "stage": stage, "dtype": dtype, "step_s": round(seconds, 4),
             "tok_s": round(lines[0]["tokens"] / seconds, 1), "rss_mb": round(rss), "exposed_s": round(exposed, 4)}
 
 
@@ -94,8 +99,8 @@ def main():
                 print(sbs.stamp(), rows[-1], flush=True)
             # Alternating, so that a change of the machine's mood meets both sides.
             for position in range(max(4, len(PEERS))):
-                if position < 4:
-                    rows.append({"round": round_, **ours(program, dtype, position, args.steps)})
+                for engine in OURS[dtype] if position < 4 else ():
+                    rows.append({"round": round_, **ours(program, dtype, engine, position, args.steps)})
                     print(sbs.stamp(), rows[-1], flush=True)
                 if position < len(PEERS):
                     rows.append({"round": round_, **peer(args, dtype, *PEERS[position])})
@@ -117,7 +122,7 @@ def main():
         best = max(PEERS, key=lambda p: middle(*p, "tok_s"))
         fastest, leanest = middle(*best, "tok_s"), min(middle(*p, "rss_mb") for p in PEERS)
         named = [(f"{engine} stage {stage}" if engine != "ddp" else "DDP", engine, stage) for engine, stage in
-                 [("caravan", s) for s in range(4)] + PEERS]
+                 [(engine, s) for engine in OURS[dtype] for s in range(4)] + PEERS]
         header = ["", "tokens/s", "x fastest peer", "x fastest peer of the stage", "peak MB", "x leanest peer"]
         cells = [[name, f"{middle(e, s, 'tok_s'):.0f}", f"{middle(e, s, 'tok_s') / fastest:.2f}",
                   f"{middle(e, s, 'tok_s') / same_stage(s):.2f}", f"{middle(e, s, 'rss_mb'):.0f}",
