@@ -141,6 +141,9 @@ pub(super) fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
 /// Work that is generic over the kernel; its `run` must be `#[inline(always)]`, so that it is compiled with the
 /// kernel's instructions.
 pub(super) trait Task {
+    /// Whether operands and result are f32.
+    const F32: bool = false;
+
     /// Does the work.
     fn run<K: Kernel>(self);
 }
@@ -228,7 +231,7 @@ impl Isa {
     }
 
     /// Runs `task` compiled for this kernel.
-    pub(super) fn run(self, task: impl Task) {
+    pub(super) fn run<T: Task>(self, task: T) {
         assert!(self.available(), "{self:?} on a processor without it");
         #[cfg(target_arch = "x86_64")]
         match self {
@@ -236,10 +239,11 @@ impl Isa {
             Isa::Avx512Bf16 => return unsafe { x86::avx512bf16(task) },
             // SAFETY: as above.
             Isa::Amx => return unsafe { x86::amx::<1>(task) },
+            // Not compiled for other types, with which no model of f32 has to do.
             // SAFETY: as above.
-            Isa::AmxOfTwo => return unsafe { x86::amx::<2>(task) },
+            Isa::AmxOfTwo if const { T::F32 } => return unsafe { x86::amx::<2>(task) },
             // SAFETY: as above.
-            Isa::AmxOfThree => return unsafe { x86::amx::<3>(task) },
+            Isa::AmxOfThree if const { T::F32 } => return unsafe { x86::amx::<3>(task) },
             _ => {}
         }
         self.run_widened(task);
@@ -261,7 +265,7 @@ impl Isa {
             Isa::Avx512 => unsafe { x86::avx512(task) },
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 | Isa::Amx | Isa::AmxOfTwo | Isa::AmxOfThree => {
-                unreachable!("a kernel of bf16 for a task of f32")
+                unreachable!("a kernel of bf16, or of parts of f32, for a task of other types")
             }
         }
     }

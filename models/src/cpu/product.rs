@@ -170,6 +170,8 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
 struct Blocked<'a, 's, L, R, O>(Product<'a, 's, L, R, O>);
 
 impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
+    const F32: bool = is::<L, f32>() && is::<R, f32>() && is::<O, f32>();
+
     #[inline(always)]
     fn run<K: Kernel>(self) {
         let Product { m, n, k, left, right, out, scratch } = self.0;
