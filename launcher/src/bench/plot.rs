@@ -1,29 +1,16 @@
 //! A figure of one or several runs: bus bandwidth and time against size.
 
 mod look;
+mod series;
 
-use super::record::Run;
 use super::table::significant;
 use crate::failure::{Failure, Result};
 use look::{Look, Mark, looks};
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
-use serde_json::Value;
-use std::path::Path;
-
-/// One line of a figure: (bytes, microseconds, GB/s), by size.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Series {
-    /// What was measured, without the placement.
-    pub subject: String,
-    pub in_place: bool,
-    /// How often a size was measured; the middle one of the times is drawn.
-    pub cycles: usize,
-    pub points: Vec<Point>,
-}
-
-type Point = (f64, f64, f64);
+use series::Point;
+pub use series::Series;
 
 const WIDTH: u32 = 1240;
 /// Without the names.
@@ -32,137 +19,6 @@ const HEIGHT: u32 = 540;
 const LINE: u32 = 18;
 /// The longest name that leaves room for another beside it.
 const HALF: usize = 80;
-
-impl Series {
-    /// The two placements of a run that is still in memory.
-    pub fn of_run(run: &Run) -> Vec<Series> {
-        let json = run.json(None);
-        Self::of_json(&json, "").unwrap_or_default()
-    }
-
-    /// The lines of what `--json` wrote (or nccl-tests' `-J`): out of place, and in place where it differs. One
-    /// line per type, reduction and root.
-    ///
-    /// # Errors
-    /// What is missing, as the end of a sentence.
-    pub fn of_json(json: &Value, fallback: &str) -> std::result::Result<Vec<Series>, String> {
-        let results = json["results"].as_array().ok_or("has no list 'results'")?;
-        let operation = json["operation"].as_str().unwrap_or(fallback);
-        let transport = json["transport"].as_str().unwrap_or("");
-        let several =
-            results.iter().any(|row| row["root"].as_str().is_some_and(|r| !["0", "-1"].contains(&r.trim())));
-        let mut all: Vec<Series> = Vec::new();
-        for (i, row) in results.iter().enumerate() {
-            let field = |value: &Value, what: &str| {
-                // No axis has room for more than that.
-                value
-                    .as_f64()
-                    .filter(|x| x.abs() < 1e18)
-                    .ok_or_else(|| format!("has no number '{what}' in entry {i} of 'results'"))
-            };
-            // Fractions of bytes are none, and their logarithms would need marks without end.
-            let bytes = field(&row["size"], "size").and_then(|bytes| match bytes == 0.0 || bytes >= 1.0 {
-                true => Ok(bytes),
-                false => {
-                    Err(format!("has a 'size' in entry {i} of 'results' that is neither 0 nor 1 and more"))
-                }
-            })?;
-            let text = |key: &str| row[key].as_str().unwrap_or("").trim().to_owned();
-            let mut name = [operation, transport].map(str::to_owned).to_vec();
-            name.extend([text("type"), text("redop")].into_iter().filter(|t| t != "none"));
-            let root = text("root");
-            // Where all calls have rank 0 it goes without saying.
-            if !matches!(root.as_str(), "" | "-1") && (root != "0" || several) {
-                name.push(format!("root {root}"));
-            }
-            if let Some(ranks) = json["ranks"].as_u64() {
-                name.push(format!("{ranks} ranks"));
-            }
-            name.retain(|part| !part.is_empty());
-            let subject = name.join(" ");
-            for (placement, in_place) in [("out_of_place", false), ("in_place", true)] {
-                let half = &row[placement];
-                if half.is_null() {
-                    continue;
-                }
-                // The time that a processor took to start the call, where nccl-tests was asked for that.
-                let time = if half["time"].is_null() { &half["cpu_time"] } else { &half["time"] };
-                // As nccl-tests writes what is no number.
-                if [time, &half["bus_bw"]]
-                    .iter()
-                    .any(|value| value.as_str().is_some_and(|v| v.contains("nan")))
-                {
-                    continue;
-                }
-                let point = (bytes, field(time, "time")?, field(&half["bus_bw"], "bus_bw")?);
-                match all.iter_mut().find(|s| s.subject == subject && s.in_place == in_place) {
-                    Some(series) => series.points.push(point),
-                    None => {
-                        let subject = subject.clone();
-                        all.push(Series { subject, in_place, cycles: 1, points: vec![point] });
-                    }
-                }
-            }
-        }
-        for series in &mut all {
-            // Sizes of 0 have no place on a logarithmic axis.
-            series.points.retain(|p| p.0 > 0.0);
-            series.merge();
-        }
-        all.retain(|s| !s.points.is_empty());
-        Ok(all)
-    }
-
-    /// One point for each size, by size: of several, the one with the middle time.
-    fn merge(&mut self) {
-        self.points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let sizes: Vec<&[Point]> = self.points.chunk_by(|a, b| a.0 == b.0).collect();
-        self.cycles = sizes.iter().map(|times| times.len()).max().unwrap_or(1);
-        self.points = sizes.iter().map(|times| times[(times.len() - 1) / 2]).collect();
-    }
-
-    /// As the figure names it: without characters that XML has not, which files and their names may have.
-    fn name(&self) -> String {
-        let placement = if self.in_place { ", in place" } else { "" };
-        let cycles = match self.cycles {
-            1 => String::new(),
-            n => format!(", median of {n}"),
-        };
-        let odd = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
-        format!("{}{placement}{cycles}", self.subject.replace(odd, "\u{fffd}"))
-    }
-
-    /// From files; a line's name starts with its file's when several files would give the same name.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is no result, or is named twice.
-    pub fn read(files: &[impl AsRef<Path>]) -> Result<Vec<Series>> {
-        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut all: Vec<(String, Series)> = Vec::new();
-        for (i, file) in files.iter().enumerate() {
-            let path = file.as_ref();
-            let refuse = |what: String| Failure::usage(format!("{} {what}", path.display()));
-            if files[..i].iter().any(|earlier| earlier.as_ref() == path) {
-                return Err(refuse("is given twice: a figure shows each file once".to_owned()));
-            }
-            let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
-            let json: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("is not JSON: {e}")))?;
-            let alike = files.iter().filter(|other| stem(other.as_ref()) == stem(path)).count();
-            let label = if alike > 1 { path.display().to_string() } else { stem(path) };
-            let series = Self::of_json(&json, &label).map_err(|e| {
-                refuse(format!("{e}: give files that 'caravan bench OPERATION --json FILE' wrote"))
-            })?;
-            all.extend(series.into_iter().map(|series| (label.clone(), series)));
-        }
-        let elsewhere =
-            |label: &str, s: &Series| all.iter().any(|(other, o)| other != label && o.subject == s.subject);
-        let named = all.iter().map(|(label, s)| match elsewhere(label, s) {
-            false => s.clone(),
-            true => Series { subject: format!("{label}: {}", s.subject), ..s.clone() },
-        });
-        Ok(named.collect())
-    }
-}
 
 /// Draws an SVG.
 ///
@@ -410,29 +266,6 @@ mod tests {
                 places.push((x as u32, y as u32));
             }
         }
-    }
-
-    #[test]
-    fn a_size_that_was_measured_again_is_one_point() {
-        let run = example("shm", &[(1024, 5e-6), (2048, 1e-6), (1024, 1e-6), (1024, 3e-6)]);
-        let series = Series::of_run(&run);
-        assert_eq!(series[0].name(), "all_gather shm float 2 ranks, median of 3");
-        let points: Vec<(f64, f64)> = series[0].points.iter().map(|p| (p.0, p.1.round())).collect();
-        assert_eq!(points, [(1024.0, 3.0), (2048.0, 1.0)]);
-    }
-
-    #[test]
-    fn files_of_one_name_give_lines_of_several() {
-        let dir = tempfile::tempdir().unwrap();
-        let files = ["x/run.json", "y/run.json"].map(|name| dir.path().join(name));
-        for file in &files {
-            std::fs::create_dir(file.parent().unwrap()).unwrap();
-            std::fs::write(file, example("shm", &[(1024, 1e-6)]).json(None).to_string()).unwrap();
-        }
-        let series = Series::read(&files).unwrap();
-        assert!(series[0].name().contains("x/run.json: ") && series[2].name().contains("y/run.json: "));
-        let e = Series::read(&[&files[0], &files[0]]).unwrap_err();
-        assert!(e.code() == 2 && e.to_string().contains("run.json is given twice"), "{e}");
     }
 
     #[test]
