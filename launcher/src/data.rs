@@ -325,12 +325,12 @@ fn named(files: &[PathBuf], kind: &str) -> String {
     }
 }
 
-/// ` (without 2 that cannot be read or are no UTF-8, a/latin1.txt first)`, or nothing.
+/// ` (without 2 that cannot be read or are no text, a/latin1.txt first)`, or nothing.
 fn aside(left_out: &[PathBuf]) -> String {
     match left_out {
         [] => String::new(),
         [first, ..] => format!(
-            " (without {} that cannot be read or are no UTF-8, {} first)",
+            " (without {} that cannot be read or are no text, {} first)",
             left_out.len(),
             first.display()
         ),

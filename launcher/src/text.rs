@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine::Machine;
-use models::tokens::TokenFile;
+use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
@@ -183,7 +183,8 @@ impl Walk {
 /// The content of a text file, for a command that says what it `takes`.
 ///
 /// # Errors
-/// A file that is missing or not UTF-8, with the offset of the first byte that is not.
+/// A file that is missing or not UTF-8, with the offset of the first byte that is not, or that has a zero byte: tokens of two
+/// bytes and UTF-16 are mostly UTF-8 with such, and text has none.
 pub fn read(path: &Path, takes: &str) -> Result<String> {
     /// What any machine can hold.
     const LITTLE: u64 = 1 << 30;
@@ -202,14 +203,24 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
         }
         _ => drop((&file).read_to_end(&mut bytes).map_err(cannot)?),
     }
-    String::from_utf8(bytes).map_err(|e| {
+    if is_swapped(&bytes) {
+        return Err(Failure::usage(format!("--data {}: {OTHER_ORDER}", path.display())));
+    }
+    let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Failure::usage(format!(
             "--data {} is not UTF-8 text: byte {:#04x} at offset {at}; {takes}",
             path.display(),
             e.as_bytes()[at]
         ))
-    })
+    })?;
+    match text.find('\0') {
+        None => Ok(text),
+        Some(at) => Err(Failure::usage(format!(
+            "--data {} is no text: it has a zero byte at offset {at}; {takes}",
+            path.display()
+        ))),
+    }
 }
 
 /// Whether a text of so many bytes can be held.

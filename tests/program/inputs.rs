@@ -169,3 +169,45 @@ fn names_of_models_and_tokenizers_need_not_be_text() {
     run("eval --data text.txt --model", &[model, flag, tokenizer]);
     run("tokenize --data text.txt --out t.bin", &[flag, tokenizer]);
 }
+
+/// Valid UTF-8 by chance: what nanoGPT prepares of characters, what Windows writes as text, and llm.c's tokens of a machine of
+/// the other byte order.
+#[test]
+fn what_has_zero_bytes_is_no_text() {
+    let bench = bench();
+    let text = fs::read(bench.text("text.txt", 8000)).unwrap();
+    bench.file("train.bin", (0..4000u16).flat_map(|i| (i % 65 + 1).to_le_bytes()).collect::<Vec<_>>());
+    bench.file("corpus/utf16.txt", text.iter().flat_map(|&byte| [byte, 0]).collect::<Vec<_>>());
+    bench.file("corpus/text.txt", &text);
+    let mut swapped = [20240520i32, 1, 4000].map(i32::to_be_bytes).concat();
+    swapped.resize(1024, 0);
+    swapped.extend((0..4000u16).flat_map(|i| (i % 256).to_be_bytes()));
+    bench.file("swapped.bin", &swapped);
+    let train = "train --model nano --steps 1 --micro-batch 1 --sample 0";
+    bench.run(&format!("{train} --data text.txt --save m")).success();
+    let commands = [train, "eval --model m", "tokenize --out t.bin"];
+    for (data, words) in [
+        ("train.bin", &["train.bin", "no text", "zero byte at offset 1;", "UTF-8 text"][..]),
+        ("corpus/utf16.txt", &["utf16.txt", "zero byte at offset 1;"]),
+        ("corpus", &["utf16.txt", "zero byte at offset 1;"]),
+        ("swapped.bin", &["swapped.bin", "token", "other byte order"]),
+    ] {
+        for command in commands {
+            bench.run(&format!("{command} --data {data}")).refusal(2, words);
+        }
+    }
+    for (from, words) in [("train.bin", "zero byte at offset 1;"), ("swapped.bin", "other byte order")] {
+        let bytes = fs::read(bench.path(from)).unwrap();
+        piped(&bench, &format!("{train} --data /dev/stdin"), &[], &bytes)
+            .refusal(2, &["--data /dev/stdin", words]);
+    }
+    assert!(!bench.path("t.bin").exists());
+    // Of what nobody named, it is left out.
+    let mut command = bench.command(train);
+    let told = bench.finish(command.current_dir(bench.path("corpus")).spawn().unwrap()).success();
+    assert!(
+        told.stderr.contains("without 1 that cannot be read or are no text, ./utf16.txt"),
+        "{}",
+        told.stderr
+    );
+}

@@ -77,6 +77,20 @@ impl TokenWidth {
     }
 }
 
+/// What to say of what [`is_swapped`].
+pub const OTHER_ORDER: &str = "a token file of the other byte order, big-endian, and the format is little-endian: write it \
+     anew with its bytes swapped";
+
+/// Whether this is the start of a file in llm.c's format as a machine of the other byte order writes it, which is no text even
+/// where it happens to be UTF-8.
+pub fn is_swapped(start: &[u8]) -> bool {
+    start.first_chunk().is_some_and(|bytes| is_magic(i32::from_be_bytes(*bytes)))
+}
+
+fn is_magic(number: i32) -> bool {
+    [TokenWidth::U16, TokenWidth::U32].iter().any(|w| w.magic_and_version().0 == number)
+}
+
 /// An open file of tokens. One that is replaced by another of its name stays what it was; one that is written to while
 /// it is open changes.
 #[derive(Debug)]
@@ -104,6 +118,9 @@ impl TokenFile {
         let field = |i: usize| header.as_chunks::<4>().0.get(i).map_or(0, |b| i32::from_le_bytes(*b));
         let (magic, version, count) = (field(0), field(1), field(2));
         let known = [TokenWidth::U16, TokenWidth::U32];
+        if is_swapped(&header) {
+            return Err(Error::format(path, OTHER_ORDER));
+        }
         let Some(width) = known.into_iter().find(|w| w.magic_and_version().0 == magic) else {
             return Err(problem(format!(
                 "its magic number is {magic}, and 20240520 (16-bit tokens) or 20240801 (32-bit) would fit"
@@ -133,7 +150,8 @@ impl TokenFile {
         Ok(TokenFile { path: path.to_owned(), width: TokenWidth::U8, len: size as usize, file })
     }
 
-    /// Whether a file starts like llm.c's format, so that [`open`](Self::open) is the way to read it.
+    /// Whether a file starts like llm.c's format, in whichever byte order, so that [`open`](Self::open) is the way to read it
+    /// or to be told why not.
     ///
     /// # Errors
     /// The system's refusal, or no regular file.
@@ -145,8 +163,7 @@ impl TokenFile {
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(false),
             Err(e) => return Err(Error::system("read", path, e)),
         }
-        let magic = i32::from_le_bytes(start);
-        Ok([TokenWidth::U16, TokenWidth::U32].iter().any(|w| w.magic_and_version().0 == magic))
+        Ok(is_magic(i32::from_le_bytes(start)) || is_swapped(&start))
     }
 
     /// The file.
@@ -368,6 +385,21 @@ mod tests {
             assert!(TokenFile::open_bytes(path).is_err());
             assert!(TokenFile::looks_like(path).is_err());
         }
+    }
+
+    #[test]
+    fn a_file_of_the_other_byte_order_is_said_to_be_one() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.bin");
+        for (magic, version) in [(20240520i32, 1i32), (20240801, 7)] {
+            let mut bytes = [magic, version, 2].map(i32::to_be_bytes).concat();
+            bytes.resize(HEADER + 8, 0);
+            fs::write(&path, bytes).unwrap();
+            assert!(TokenFile::looks_like(&path).unwrap());
+            let text = TokenFile::open(&path).unwrap_err().to_string();
+            assert!(text.contains("t.bin: a token file of the other byte order"), "{text}");
+        }
+        assert!(!is_swapped(b"") && !is_swapped(&20240520i32.to_le_bytes()));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 mod file;
 mod order;
 
-pub use file::{TokenFile, TokenWidth, TokenWriter};
+pub use file::{OTHER_ORDER, TokenFile, TokenWidth, TokenWriter, is_swapped};
 pub use order::{BatchPlan, Order, Windows};
 
 use crate::error::{Error, Result};
