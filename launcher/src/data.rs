@@ -106,6 +106,14 @@ impl Input {
         }
     }
 
+    /// The files that were asked for, by name or with a directory: none of a corpus that nobody named.
+    pub fn named(&self) -> &[PathBuf] {
+        match self {
+            Input::Text { files, left_out: None } => files,
+            _ => self.token_files(),
+        }
+    }
+
     /// Whether it is text, so that a tokenizer has to be known.
     pub fn is_text(&self) -> bool {
         !matches!(self, Input::Tokens(_))

@@ -127,7 +127,8 @@ impl TrainPlan {
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
             let (save, metrics) = (args.save.as_deref(), args.metrics.as_deref());
-            check_outputs(&model, tokenizer.as_ref(), args.dtype, save, metrics)?;
+            let data = input.as_ref().map_or(&[][..], Input::named);
+            check_outputs(&model, tokenizer.as_ref(), data, args.dtype, save, metrics)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -199,7 +200,8 @@ impl TrainPlan {
     /// What is in the way.
     pub fn check_outputs(&self) -> Result<()> {
         let (save, metrics) = (self.save.as_deref(), self.metrics.as_deref());
-        check_outputs(&self.model, self.tokenizer.as_ref(), self.dtype, save, metrics)
+        let data = if self.data.is_empty() { &[] } else { self.feed.files() };
+        check_outputs(&self.model, self.tokenizer.as_ref(), data, self.dtype, save, metrics)
     }
 
     /// What a rank of `group` will hold, to the byte.

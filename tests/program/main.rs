@@ -11,6 +11,7 @@ mod inputs;
 mod limits;
 mod models;
 mod progress;
+mod saving;
 mod stopping;
 mod training;
 mod usage;

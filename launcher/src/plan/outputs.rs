@@ -5,7 +5,7 @@ use crate::args::Precision;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::tokenizer::Tokenizer;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Whether the model and the metrics can be written, and both be kept.
 ///
@@ -14,6 +14,7 @@ use std::path::Path;
 pub fn check_outputs(
     model: &ModelChoice,
     tokenizer: Option<&Tokenizer>,
+    data: &[PathBuf],
     dtype: Precision,
     save: Option<&Path>,
     metrics: Option<&Path>,
@@ -26,7 +27,7 @@ pub fn check_outputs(
     });
     let place = place.transpose().map_err(|e| Failure::usage(format!("--save: {e}")))?;
     if let Some(place) = &place {
-        check_kept(model, tokenizer, place)?;
+        check_kept(model, tokenizer, data, place)?;
     }
     let Some(file) = metrics else { return Ok(()) };
     files::check_writable("--metrics", file, Way::Growing)?;
@@ -36,8 +37,21 @@ pub fn check_outputs(
     }
 }
 
-/// Refuses a `place` of the saved model where one lies of which the run reads a part only, but the one that it goes on from.
-fn check_kept(model: &ModelChoice, tokenizer: Option<&Tokenizer>, place: &Path) -> Result<()> {
+/// Refuses a `place` of the saved model where one lies of which the run reads a part only, but the one that it goes on from;
+/// and one that has any of the `data`.
+fn check_kept(
+    model: &ModelChoice,
+    tokenizer: Option<&Tokenizer>,
+    data: &[PathBuf],
+    place: &Path,
+) -> Result<()> {
+    if let Some(file) = data.iter().find(|file| lies_in(file, place)) {
+        return usage(format!(
+            "--save {} would replace {}, which --data names: name another directory",
+            place.display(),
+            file.display()
+        ));
+    }
     let refuse = |read: &Path, what: &str| {
         usage(format!(
             "--save {} would replace all that lies beside {}, from which only the {what} is taken: name another directory",

@@ -298,20 +298,43 @@ fn check_replaceable(target: &Path) -> Result<()> {
         }
         Ok(_) => {}
     }
+    let mut names = Vec::new();
     for entry in fs::read_dir(target).map_err(|e| Error::system("list", target, e))? {
         let entry = entry.map_err(|e| Error::system("list", target, e))?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let weights = name.starts_with("model-") && name.ends_with(".safetensors");
-        let ours = weights || [CONFIG, SINGLE, INDEX].contains(&&*name) || COMPANIONS.contains(&&*name);
+        let ours =
+            [CONFIG, SINGLE, INDEX].contains(&&*name) || COMPANIONS.contains(&&*name) || is_shard(&name);
         if !ours || entry.path().is_dir() {
             let text = format!(
                 "exists and has {name}, which is no part of a model: name a new or a model directory"
             );
             return Err(Error::format(target, text));
         }
+        names.push(name.into_owned());
+    }
+    let Some(first) = names.iter().min() else { return Ok(()) };
+    let has = |name: &str| names.iter().any(|there| there == name);
+    // Any of these names alone may be that of something else.
+    let lacks = match (has(CONFIG), has(SINGLE) || has(INDEX)) {
+        (true, true) => None,
+        (false, _) => Some(CONFIG),
+        (true, false) => Some("weights"),
+    };
+    if let Some(lacks) = lacks {
+        let text = format!(
+            "exists and has {first} and no {lacks}, so it is no model: name a new, an empty or a model directory"
+        );
+        return Err(Error::format(target, text));
     }
     Ok(())
+}
+
+/// Whether it is the name of one of several files of weights.
+fn is_shard(name: &str) -> bool {
+    let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let number = |digits: &str| digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    numbers.and_then(|rest| rest.split_once("-of-")).is_some_and(|(i, count)| number(i) && number(count))
 }
 
 /// Distributes the weights over files of at most `limit` bytes (a larger weight has a file of its own).
