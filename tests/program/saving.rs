@@ -1,10 +1,15 @@
 //! Where a model may be saved: whatever cannot take it at the end, or would be lost under it, is refused before the run.
 
 use crate::bench;
-use std::fs;
+use harness::{Bench, Outcome, is_root, skip};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 
 const TRAIN: &str =
     "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --ranks 1 --save";
+/// Who has nothing here.
+const NOBODY: u32 = 65534;
 
 /// A directory may have a file of such a name for another reason.
 #[test]
@@ -55,4 +60,60 @@ fn data_that_lie_in_a_model_are_not_replaced_by_another() {
     // The model that goes on there may, and one that nobody reads.
     bench.run(&format!("{TRAIN} m").replace("nano", "m")).success();
     bench.run(&format!("{TRAIN} m")).success();
+}
+
+/// Runs as a user who has nothing in the scratch folder, or has no more rights than anybody. None, and a skip, where that
+/// cannot be.
+fn as_nobody(bench: &Bench, args: &str) -> Option<Outcome> {
+    let start = |args: &str| {
+        let mut command = bench.command(args);
+        if is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command.spawn()
+    };
+    match start("--version") {
+        Ok(child) => bench.finish(child).success(),
+        Err(e) => {
+            skip(&format!("another user cannot start the program: {e}"));
+            return None;
+        }
+    };
+    Some(bench.finish(start(args).unwrap()))
+}
+
+#[test]
+fn a_model_that_its_user_may_not_replace_is_found_before_training() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let allow = |path: &str, mode: u32| {
+        fs::set_permissions(bench.path(path), Permissions::from_mode(mode)).unwrap();
+    };
+    allow(".", 0o777);
+    for dir in ["m", "theirs"] {
+        bench.run(&format!("{TRAIN} {dir}")).success();
+    }
+    fs::create_dir(bench.path("empty")).unwrap();
+    allow("m", 0o555);
+    let Some(outcome) = as_nobody(&bench, &format!("{TRAIN} m")) else { return };
+    outcome.refusal(2, &["--save: ", "/m: ", "may not", "Permission denied", "another directory"]);
+    if !is_root() {
+        allow("m", 0o755);
+        return skip("giving a directory to another user needs root");
+    }
+    // In such as /tmp each may move only what is theirs.
+    let before = bench.names();
+    allow(".", 0o1777);
+    for dir in ["m", "empty"] {
+        allow(dir, 0o777);
+        let outcome = as_nobody(&bench, &format!("{TRAIN} {dir}")).unwrap();
+        outcome
+            .refusal(2, &["--save: ", &format!("/{dir}: "), "another user", "sticky", "another directory"]);
+    }
+    std::os::unix::fs::chown(bench.path("theirs"), Some(NOBODY), None).unwrap();
+    for dir in ["theirs", "new"] {
+        as_nobody(&bench, &format!("{TRAIN} {dir}")).unwrap().success();
+    }
+    bench.run(&format!("{TRAIN} theirs")).success();
+    assert_eq!(bench.names(), [&before[..2], &["new".to_owned()], &before[2..]].concat());
 }

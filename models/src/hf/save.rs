@@ -14,12 +14,14 @@ use crate::error::{Error, Result};
 use crate::unfinished::is_mount_point;
 use collectives::{DType, Float, bf16, f16};
 use rustix::fs::Access;
+use rustix::process::geteuid;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Files beside weights and config.json that a model directory may have, as transformers writes them; a directory with
@@ -37,6 +39,8 @@ pub(super) const COMPANIONS: [&str; 9] = [
 ];
 /// Elements converted and written at once.
 const CHUNK: usize = 256 << 10;
+/// Of a directory's mode: what is in it is moved and removed by its owner only, as in `/tmp`.
+const STICKY: u32 = 0o1000;
 /// Bytes of a directory's name: file systems take 255, and until it is whole it has an ending.
 const LONGEST: usize = 220;
 
@@ -235,7 +239,7 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
         let text = "a file system is mounted there, so it cannot be replaced: name a directory inside";
         return Err(Error::format(dir, text));
     }
-    check_replaceable(&target)?;
+    check_replaceable(&target, parent)?;
     // Missing parents will be created below the first that exists.
     let Some(existing) = parent.ancestors().find(|p| p.exists()) else {
         return Err(Error::format(dir, "no part of this path exists"));
@@ -285,9 +289,9 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     Ok(there)
 }
 
-/// Nothing, an empty directory, or a directory with nothing but a model.
-fn check_replaceable(target: &Path) -> Result<()> {
-    match fs::metadata(target) {
+/// Nothing, an empty directory, or a directory with nothing but a model, which this user may replace.
+fn check_replaceable(target: &Path, parent: &Path) -> Result<()> {
+    let there = match fs::metadata(target) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(Error::system("open", target, e)),
         Ok(m) if !m.is_dir() => {
@@ -296,7 +300,15 @@ fn check_replaceable(target: &Path) -> Result<()> {
                 "exists and is not a directory: a model is saved to a directory",
             ));
         }
-        Ok(_) => {}
+        Ok(there) => there,
+    };
+    let around = fs::metadata(parent).map_err(|e| Error::system("open", parent, e))?;
+    if !may_move(geteuid().as_raw(), &there, &around) {
+        let text = format!(
+            "belongs to another user, who alone may replace it in {}, which is sticky: name another directory",
+            parent.display()
+        );
+        return Err(Error::format(target, text));
     }
     let mut names = Vec::new();
     for entry in fs::read_dir(target).map_err(|e| Error::system("list", target, e))? {
@@ -327,7 +339,10 @@ fn check_replaceable(target: &Path) -> Result<()> {
         );
         return Err(Error::format(target, text));
     }
-    Ok(())
+    // What it had is removed once it is replaced.
+    rustix::fs::access(target, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| {
+        Error::format(target, format!("this user may not remove what is in it ({e}): name another directory"))
+    })
 }
 
 /// Whether it is the name of one of several files of weights.
@@ -335,6 +350,11 @@ fn is_shard(name: &str) -> bool {
     let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
     let number = |digits: &str| digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
     numbers.and_then(|rest| rest.split_once("-of-")).is_some_and(|(i, count)| number(i) && number(count))
+}
+
+/// Whether a user who may write to the directory `around` may give another name to what is `there` in it.
+fn may_move(user: u32, there: &fs::Metadata, around: &fs::Metadata) -> bool {
+    around.mode() & STICKY == 0 || user == 0 || [there, around].iter().any(|owned| owned.uid() == user)
 }
 
 /// Distributes the weights over files of at most `limit` bytes (a larger weight has a file of its own).
