@@ -7,6 +7,7 @@ use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,7 @@ const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 /// A directory that cannot be read, or in which no such file is, or a link to nothing; text and token files, of which only
 /// who named the directory knows which are meant.
 pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
-    let named = Walk { largest: u64::MAX, links: true };
+    let named = Walk { sizes: 1..=u64::MAX, links: true };
     let text = named.of(dir, &ENDINGS, &mut |_, e| Err(e))?;
     let first = match (text.first(), reads) {
         (None, Reads::Text) => return Err(nothing_below(dir, reads)),
@@ -55,18 +56,28 @@ pub enum Reads {
     TextOrTokens,
 }
 
-/// The token files below `dir`, in which there is no text.
+/// The token files below `dir`, in which there is no text. What has their ending and is none is one that is broken, where
+/// there are others.
 fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
-    let named = Walk { largest: u64::MAX, links: true };
-    let mut tokens = Vec::new();
-    for file in named.of(dir, &["bin"], &mut |_, e| Err(e))? {
-        if TokenFile::looks_like(&file).map_err(Failure::usage)? {
-            tokens.push(file);
+    let named = Walk { sizes: 0..=u64::MAX, links: true };
+    let (mut tokens, mut odd) = (Vec::new(), None);
+    for file in named.of(dir, &[TOKENS], &mut |_, e| Err(e))? {
+        match TokenFile::looks_like(&file).map_err(Failure::usage)? {
+            true => tokens.push(file),
+            false => odd = odd.or(Some(file)),
         }
     }
-    match tokens.is_empty() {
-        false => Ok(tokens),
-        true => Err(nothing_below(dir, Reads::TextOrTokens)),
+    match (tokens.first(), odd) {
+        (None, _) => Err(nothing_below(dir, Reads::TextOrTokens)),
+        (Some(_), None) => Ok(tokens),
+        (Some(first), Some(odd)) => Err(Failure::usage(format!(
+            "--data {} has token files ({} first) and {}, which is {}: make it whole or take it away, or name those that \
+             are meant",
+            dir.display(),
+            first.display(),
+            odd.display(),
+            if odd.metadata().is_ok_and(|there| there.len() == 0) { "empty" } else { "no token file" }
+        ))),
     }
 }
 
@@ -76,7 +87,7 @@ fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// No such file is there.
 pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
-    let unnamed = Walk { largest: LARGEST, links: false };
+    let unnamed = Walk { sizes: 1..=LARGEST, links: false };
     let found = unnamed.of(dir, &ENDINGS, &mut |dir, _| {
         left_out.push(dir.to_owned());
         Ok(())
@@ -86,7 +97,7 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
     }
     // What a user has put there for it is mostly one large file.
     let all: Vec<&str> = ENDINGS.iter().copied().chain([TOKENS]).collect();
-    let mut named = Walk { largest: u64::MAX, links: false }.of(dir, &all, &mut |_, _| Ok(()))?;
+    let mut named = Walk { sizes: 1..=u64::MAX, links: false }.of(dir, &all, &mut |_, _| Ok(()))?;
     named.retain(|file| {
         file.extension().is_none_or(|e| e != TOKENS) || TokenFile::looks_like(file).unwrap_or(false)
     });
@@ -114,15 +125,15 @@ fn nothing_below(dir: &Path, reads: Reads) -> Failure {
 
 /// What is taken of a directory, besides the endings.
 struct Walk {
-    /// Bytes of the largest file.
-    largest: u64,
+    /// Bytes of a file.
+    sizes: RangeInclusive<u64>,
     /// Whether files that are links count, unless what they lead to is here already.
     links: bool,
 }
 
 impl Walk {
-    /// Files with one of these endings below `dir`, sorted, none of them empty. `unreadable` decides about directories
-    /// and links that cannot be read.
+    /// Files with one of these endings below `dir`, sorted. `unreadable` decides about directories and links that cannot
+    /// be read.
     fn of(
         &self,
         dir: &Path,
@@ -171,7 +182,7 @@ impl Walk {
                 }
             };
             let new = seen.insert((file.dev(), file.ino()));
-            if file.is_file() && (new || !link) && file.len() > 0 && file.len() <= self.largest {
+            if file.is_file() && (new || !link) && self.sizes.contains(&file.len()) {
                 all.push(path);
             }
         }
@@ -309,6 +320,16 @@ mod tests {
         assert!(below().unwrap_err().to_string().contains("token files (.bin)"));
         write("b.bin", &20_240_520i32.to_le_bytes());
         write("a.bin", &20_240_801i32.to_le_bytes());
+        // What is none would be a shard that is missed.
+        for (odd, what) in [("pytorch_model.bin", "no token file"), ("aa.bin", "empty")] {
+            if what == "empty" {
+                write(odd, b"");
+            }
+            let e = below().unwrap_err();
+            let words = ["has token files (", "a.bin first)", odd, what, "name those"];
+            assert!(e.code() == 2 && words.iter().all(|word| e.to_string().contains(word)), "{e}");
+            fs::remove_file(dir.path().join(odd)).unwrap();
+        }
         assert_eq!(below().unwrap(), ["a.bin", "b.bin"].map(|name| dir.path().join(name)));
         // Who takes no token files is not told that they are taken.
         let e = files_below(dir.path(), Reads::Text).unwrap_err();

@@ -211,3 +211,23 @@ fn what_has_zero_bytes_is_no_text() {
         told.stderr
     );
 }
+
+/// A part of what was downloaded, or of what was being written.
+#[test]
+fn shards_that_are_no_token_files_are_not_left_out() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    fs::create_dir(bench.path("d")).unwrap();
+    bench.run("tokenize --data text.txt --out d/b.bin").success();
+    let train = "train --model nano --data d --steps 1 --micro-batch 1 --sample 0 --quiet";
+    bench.run(&format!("{train} --save m")).success();
+    for (shard, content, is) in [("a.bin", "", "is empty"), ("c.bin", "PK no tokens", "is no token file")] {
+        bench.file(&format!("d/{shard}"), content);
+        for command in [train, "eval --model m --data d"] {
+            bench
+                .run(command)
+                .refusal(2, &["--data d has token files", &format!("d/{shard}, which {is}"), "name"]);
+        }
+        fs::remove_file(bench.path("d").join(shard)).unwrap();
+    }
+}
