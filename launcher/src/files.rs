@@ -117,10 +117,22 @@ pub fn place(path: &Path) -> Option<PathBuf> {
 
 /// Where a file will be that is made at `path`: links lead there also before it is.
 pub fn through_links(path: &Path) -> PathBuf {
+    links(path).last().unwrap_or_default()
+}
+
+/// Whether `path` is, or leads through, a descriptor of a process, such as `/dev/stdout`: whatever file is behind it is open
+/// somewhere, and has more in it.
+pub fn is_descriptor(path: &Path) -> bool {
+    let descriptors = |dir: PathBuf| dir.starts_with("/proc") && dir.ends_with("fd");
+    links(path).any(|at| folder(&at).canonicalize().is_ok_and(descriptors))
+}
+
+/// The path, and where each link on the way leads.
+fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     /// As many as the system follows.
     const MOST: usize = 40;
     let next = |at: &PathBuf| fs::read_link(at).ok().map(|target| folder(at).join(target));
-    std::iter::successors(Some(path.to_owned()), next).take(MOST).last().unwrap_or_default()
+    std::iter::successors(Some(path.to_owned()), next).take(MOST)
 }
 
 /// Standard output or standard error, if `path` is a name of one of them. What they go to may be a file with more in

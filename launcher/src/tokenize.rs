@@ -23,6 +23,12 @@ const PIECE: usize = 1 << 16;
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::open(&args.tokenizer)?;
     files::check_name("--out", &args.out, "the name of a regular file")?;
+    if files::is_descriptor(&args.out) {
+        return Err(Failure::usage(format!(
+            "--out {} is a stream, whose file would be replaced: tokens are written to a regular file by its name",
+            args.out.display()
+        )));
+    }
     files::check_writable("--out", &args.out, Way::Whole)?;
     let inputs = data::list(&args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();

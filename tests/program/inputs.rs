@@ -231,3 +231,22 @@ fn shards_that_are_no_token_files_are_not_left_out() {
         fs::remove_file(bench.path("d").join(shard)).unwrap();
     }
 }
+
+/// What a stream goes to has more in it, and somebody else holds it open.
+#[test]
+fn tokens_take_the_place_of_no_stream() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.file("log", "before\n");
+    std::os::unix::fs::symlink("/dev/stdout", bench.path("link")).unwrap();
+    let program = env!("CARGO_BIN_EXE_caravan");
+    for (out, to) in [("/dev/stdout", ">> log"), ("link", ">> log"), ("/dev/fd/3", "3>> log")] {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("exec {program} tokenize --data text.txt --out {out} {to}")]);
+        bench.prepare(&mut shell);
+        bench
+            .finish(shell.spawn().unwrap())
+            .refusal(2, &[&format!("--out {out} "), "stream", "a regular file by its name"]);
+        assert_eq!(fs::read_to_string(bench.path("log")).unwrap(), "before\n", "{out}");
+    }
+}
