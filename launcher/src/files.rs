@@ -162,6 +162,11 @@ pub fn check_named(flag: &str, path: &Path) -> Result<()> {
     )))
 }
 
+/// Whether something has the name. What cannot be opened is not absent: who opens it says why.
+pub fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 /// The directory that a file is in.
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))

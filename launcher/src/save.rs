@@ -1,6 +1,7 @@
 //! Writing the trained model as a Hugging Face directory.
 
 use crate::failure::{Failure, Result};
+use crate::files::is_there;
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
 use collectives::{Float, ReduceOp};
@@ -41,7 +42,7 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     let used = tokenizer.file()?;
     let theirs = match plan.model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
         // Beside a shape lies the tokenizer that its special tokens are of.
-        Some(beside) => beside.is_file().then(|| content(&beside)).transpose()?,
+        Some(beside) => is_there(&beside).then(|| content(&beside)).transpose()?,
         None => own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content.clone()),
     };
     // A model without a tokenizer.json may have had the same tokenizer in another form.
@@ -73,6 +74,7 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
 
 /// A file whole.
 fn content(path: &Path) -> Result<Vec<u8>> {
+    models::hf::check_fetched(path).map_err(Failure::usage)?;
     std::fs::read(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
@@ -80,7 +82,7 @@ fn content(path: &Path) -> Result<Vec<u8>> {
 pub fn beside(tokenizer: &Tokenizer) -> impl Iterator<Item = (&'static str, PathBuf)> {
     let file = tokenizer.path().filter(|file| file.ends_with(TOKENIZER));
     let there = file.map(|file| WITH_TOKENIZER.map(|name| (name, file.with_file_name(name))));
-    there.into_iter().flatten().filter(|(_, path)| path.is_file())
+    there.into_iter().flatten().filter(|(_, path)| is_there(path))
 }
 
 /// What came of writing a model.
@@ -158,7 +160,7 @@ pub fn model<T: Float>(
 fn is_taken(dir: &Path) -> bool {
     match dir.read_dir() {
         Ok(mut entries) => entries.next().is_some(),
-        Err(_) => dir.symlink_metadata().is_ok(),
+        Err(_) => is_there(dir),
     }
 }
 

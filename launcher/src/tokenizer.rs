@@ -142,6 +142,7 @@ impl Tokenizer {
                 return Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::open(path)?)));
             }
             Err(e) if e.kind() != ErrorKind::NotFound => format!("cannot be opened ({e})"),
+            Err(_) if path.is_symlink() => "is a link to nothing".to_owned(),
             _ => "is no file".to_owned(),
         };
         Err(Failure::usage(format!(

@@ -239,3 +239,37 @@ fn a_model_with_dropout_is_evaluated_and_not_trained() {
     bench.run("eval --model m --data text.txt").success();
     bench.run("train --model m --data text.txt").refusal(2, &["--model m", "attention_dropout 0.1"]);
 }
+
+/// As a snapshot of a hub's cache leaves them, whose links lead to what was cleared away.
+#[test]
+fn what_belongs_to_a_model_and_cannot_be_opened_is_not_taken_for_absent() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    word_tokenizer(&bench, 200);
+    let train = "train --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
+    bench.run(&format!("{train} --model nano --tokenizer words-200.json --save m")).success();
+    let dangle = |name: &str| {
+        let _ = fs::remove_file(bench.path(name));
+        std::os::unix::fs::symlink("../blobs/gone", bench.path(name)).unwrap();
+    };
+    dangle("m/generation_config.json");
+    bench.run(&format!("{train} --model m")).success();
+    let words = ["m/generation_config.json", "No such file"];
+    bench.run(&format!("{train} --model m --save n")).refusal(2, &words);
+    fs::remove_file(bench.path("m/generation_config.json")).unwrap();
+    dangle("m/tokenizer.json");
+    let words = ["/tokenizer.json' is a link to nothing", "'bytes'"];
+    for model in ["m", "m/config.json"] {
+        bench.run(&format!("{train} --model {model}")).refusal(2, &words);
+        bench.run(&format!("{train} --model {model} --tokenizer bytes")).success();
+    }
+    bench.run("eval --model m --data text.txt").refusal(2, &words);
+    // What belongs to a tokenizer, too.
+    fs::create_dir(bench.path("t")).unwrap();
+    fs::copy(bench.path("words-200.json"), bench.path("t/tokenizer.json")).unwrap();
+    dangle("t/tokenizer_config.json");
+    bench
+        .run(&format!("{train} --model nano --tokenizer t/tokenizer.json --save n"))
+        .refusal(2, &["t/tokenizer_config.json", "No such file"]);
+    assert!(!bench.path("n").exists());
+}

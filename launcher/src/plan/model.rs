@@ -4,6 +4,7 @@ use super::usage;
 use crate::args::Precision;
 use crate::device::Device;
 use crate::failure::{Failure, Result};
+use crate::files;
 use crate::parallel;
 use crate::save;
 use crate::tokenizer::Tokenizer;
@@ -199,7 +200,7 @@ impl ModelChoice {
     pub fn tokenizer(&self, asked: Option<&Path>, for_text: bool) -> Result<Option<Tokenizer>> {
         let beside = self.described.as_ref().map(|shape| shape.with_file_name(save::TOKENIZER));
         let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).or(beside);
-        let own = own.filter(|path| path.is_file());
+        let own = own.filter(|path| files::is_there(path));
         // Those that were saved before this was recorded have this vocabulary.
         let likely = self.weights.is_none() || self.config.vocab == 256;
         let of_bytes = self.remarks.of_bytes || (for_text && likely);

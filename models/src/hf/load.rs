@@ -117,14 +117,15 @@ impl Checkpoint {
     /// place of one is none.
     ///
     /// # Errors
-    /// One that cannot be read.
+    /// One that cannot be read, such as a link to nothing.
     pub fn companions(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let here = COMPANIONS.into_iter().map(|name| (name, self.dir.join(name)));
-        let read = |(name, path): (_, PathBuf)| match std::fs::read(&path) {
-            Ok(content) => Ok((name, content)),
-            Err(e) => Err(Error::system("read", &path, e)),
+        let read = |(name, path): (_, PathBuf)| {
+            let mut content = Vec::new();
+            let read = regular(&path)?.0.read_to_end(&mut content);
+            read.map(|_| (name, content)).map_err(|e| Error::system("read", &path, e))
         };
-        let found: Result<Vec<_>> = here.filter(|(_, path)| path.is_file()).map(read).collect();
+        let found: Result<Vec<_>> = here.filter(|(_, path)| is_there(path)).map(read).collect();
         Ok(found?.into_iter().filter(|(_, content)| !content.starts_with(POINTER)).collect())
     }
 

@@ -319,6 +319,10 @@ fn a_wrong_directory_or_index_is_named() {
 
 #[test]
 fn a_link_to_nothing_is_there_and_cannot_be_opened() {
+    let (_home, dir) = saved(&tiny());
+    std::os::unix::fs::symlink("blobs/gone", dir.join("generation_config.json")).unwrap();
+    let text = Checkpoint::open(&dir).unwrap().companions().unwrap_err().to_string();
+    assert!(text.contains("generation_config.json: No such file"), "{text}");
     for name in ["config.json", "model.safetensors"] {
         let (_home, dir) = saved(&tiny());
         fs::remove_file(dir.join(name)).unwrap();
