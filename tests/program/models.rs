@@ -273,3 +273,26 @@ fn what_belongs_to_a_model_and_cannot_be_opened_is_not_taken_for_absent() {
         .refusal(2, &["t/tokenizer_config.json", "No such file"]);
     assert!(!bench.path("n").exists());
 }
+
+/// Bytes are not what its special tokens are of, and nobody has asked for them.
+#[test]
+fn a_tokenizer_in_another_form_beside_a_shape_is_not_passed_over() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let train = "train --model d/config.json --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
+    bench.run(&train.replace("d/config.json", "nano --save m")).success();
+    fs::create_dir(bench.path("d")).unwrap();
+    let config = fs::read_to_string(bench.path("m/config.json")).unwrap();
+    bench.file("d/config.json", config.replace("\"caravan_tokenizer\": \"bytes\"", "\"was\": 1"));
+    bench.run(train).success();
+    word_tokenizer(&bench, 200);
+    for form in ["tokenizer.model", "vocab.json", "merges.txt"] {
+        let path = bench.file(&format!("d/{form}"), "another form");
+        let words = [&*format!("d/{form}"), "not read", "--tokenizer", "tokenizer.json", "'bytes'"];
+        bench.run(train).refusal(2, &words);
+        for tokenizer in ["bytes", "words-200.json"] {
+            bench.run(&format!("{train} --tokenizer {tokenizer}")).success();
+        }
+        fs::remove_file(path).unwrap();
+    }
+}

@@ -196,15 +196,27 @@ impl ModelChoice {
     /// new or of bytes. None where nothing says how tokens were made, or what does is of no use, and nobody has to know.
     ///
     /// # Errors
-    /// No tokenizer, none for text, or one with more tokens than the model knows.
+    /// No tokenizer, none for text, or only one in a form that is not read, or one with more tokens than the model knows.
     pub fn tokenizer(&self, asked: Option<&Path>, for_text: bool) -> Result<Option<Tokenizer>> {
         let beside = self.described.as_ref().map(|shape| shape.with_file_name(save::TOKENIZER));
         let own = self.weights.as_ref().map(|w| w.dir().join(save::TOKENIZER)).or(beside);
         let own = own.filter(|path| files::is_there(path));
+        let chosen = asked.or(own.as_deref());
+        if for_text
+            && chosen.is_none()
+            && !self.remarks.of_bytes
+            && let Some(other) = self.unread_tokenizer()
+        {
+            return usage(format!(
+                "{} has a tokenizer in {}, which is not read, and no tokenizer.json: name one with --tokenizer, or 'bytes'",
+                self.name,
+                other.display()
+            ));
+        }
         // Those that were saved before this was recorded have this vocabulary.
         let likely = self.weights.is_none() || self.config.vocab == 256;
         let of_bytes = self.remarks.of_bytes || (for_text && likely);
-        let spec = asked.or(own.as_deref()).or(of_bytes.then_some(Path::new("bytes")));
+        let spec = chosen.or(of_bytes.then_some(Path::new("bytes")));
         let Some(spec) = spec else {
             let (name, vocab) = (&self.name, self.config.vocab);
             return match for_text {
@@ -219,6 +231,14 @@ impl ModelChoice {
             Err(_) if asked.is_none() && !for_text => Ok(None),
             opened => opened.map(Some),
         }
+    }
+
+    /// What lies beside the model's weights or config.json and has a tokenizer in another form than a tokenizer.json.
+    fn unread_tokenizer(&self) -> Option<PathBuf> {
+        let beside = self.described.as_deref().map(files::folder);
+        let dir = self.weights.as_ref().map(Checkpoint::dir).or(beside)?;
+        let forms = ["tokenizer.model", "vocab.json", "merges.txt"].map(|name| dir.join(name));
+        forms.into_iter().find(|path| files::is_there(path))
     }
 
     /// A tokenizer that makes no more tokens than the model knows, but of texts that have its added tokens: those are
