@@ -1,11 +1,14 @@
 //! The tokens of a run: text files, token files or random tokens, and which of them are held out.
 
+mod room;
+
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
 use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Share, Tokenizer};
 use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
+use room::Room;
 use rustix::io::FdFlags;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -27,6 +30,20 @@ const HANDED: &str = "CARAVAN_TOKENS_FD";
 /// Whether `--data` asks for random tokens.
 pub fn is_random(paths: &[PathBuf]) -> bool {
     paths == [Path::new(RANDOM)]
+}
+
+/// Refuses the word for random tokens where something has that name.
+///
+/// # Errors
+/// Only who asked knows which of both is meant.
+pub fn check_random(paths: &[PathBuf]) -> Result<()> {
+    match is_random(paths) && files::is_there(Path::new(RANDOM)) {
+        true => Err(Failure::usage(
+            "--data random means random tokens, and something of that name lies here: take ./random for what lies here, or \
+             start elsewhere for random tokens",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Refuses random tokens beside files.
@@ -439,35 +456,6 @@ fn check_known(texts: &[Vec<u32>], files: &[PathBuf], tokenizer: &Tokenizer, voc
     )))
 }
 
-/// Where the tokens of texts have to fit.
-struct Room {
-    /// Bytes of the texts.
-    text: u64,
-    /// How many keep their tokens.
-    ranks: u64,
-    /// Bytes of memory.
-    have: u64,
-}
-
-impl Room {
-    /// Whether so many bytes fit, once for each rank.
-    fn check(&self, bytes: u64) -> Result<()> {
-        let by = match self.ranks {
-            1 => String::new(),
-            ranks => format!(" by each of {ranks} ranks"),
-        };
-        match bytes.saturating_mul(self.ranks) <= self.have {
-            true => Ok(()),
-            false => Err(Failure::usage(format!(
-                "--data has {} of text, whose tokens are kept in memory{by}, and this machine has {}: 'caravan \
-                 tokenize' makes a token file of it, which is read from the disk",
-                human::bytes(self.text),
-                human::bytes(self.have)
-            ))),
-        }
-    }
-}
-
 /// Writes the tokens of these texts; how many they are.
 fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
     for part in texts.iter().flat_map(|tokens| tokens.chunks(1 << 16)) {
@@ -475,25 +463,4 @@ fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
         file.write_all(&bytes)?;
     }
     Ok(texts.iter().map(Vec::len).sum())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_whose_tokens_do_not_fit_in_memory_are_refused() {
-        let of = |ranks, gib: u64| Room { text: 17 << 30, ranks, have: 32 << 30 }.check(gib << 30);
-        of(1, 0).unwrap();
-        of(1, 32).unwrap();
-        of(2, 16).unwrap();
-        let e = of(1, 33).unwrap_err();
-        assert!(e.code() == 2 && e.to_string().contains("has 17.0 GiB of text"), "{e}");
-        assert!(
-            e.to_string().contains("in memory, and this machine has 32.0 GiB: 'caravan tokenize'"),
-            "{e}"
-        );
-        let e = of(4, 9).unwrap_err().to_string();
-        assert!(e.contains("in memory by each of 4 ranks, and"), "{e}");
-    }
 }

@@ -115,6 +115,7 @@ impl TrainPlan {
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         model.check_trainable()?;
+        data::check_random(&args.data)?;
         let input = match data::is_random(&args.data) {
             true => None,
             false => Some(Input::find(&args.data, identity.is_some() && ranks.world > 1)?),

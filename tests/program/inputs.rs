@@ -250,3 +250,13 @@ fn tokens_take_the_place_of_no_stream() {
         assert_eq!(fs::read_to_string(bench.path("log")).unwrap(), "before\n", "{out}");
     }
 }
+
+#[test]
+fn what_is_called_random_is_not_passed_over() {
+    let bench = bench();
+    bench.text("random", 8000);
+    let train = "train --model nano --steps 1 --micro-batch 1 --sample 0 --data";
+    bench.run(&format!("{train} random")).refusal(2, &["--data random", "./random for what lies here"]);
+    let told = bench.run(&format!("{train} ./random")).success();
+    assert!(!told.stderr.contains("random tokens"), "{}", told.stderr);
+}
