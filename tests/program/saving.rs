@@ -62,6 +62,26 @@ fn data_that_lie_in_a_model_are_not_replaced_by_another() {
     bench.run(&format!("{TRAIN} m")).success();
 }
 
+/// Whoever stands in it would stand in nothing.
+#[test]
+fn the_directory_that_a_run_is_in_is_not_replaced() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    bench.run(&format!("{TRAIN} m")).success();
+    fs::create_dir_all(bench.path("empty/inner")).unwrap();
+    let train = TRAIN.replace("text.txt", bench.path("text.txt").to_str().unwrap());
+    for (from, save) in
+        [("m", "."), ("m", "../m"), ("empty/inner", "."), ("empty/inner", "./"), ("empty/inner", "..")]
+    {
+        let mut command = bench.command(&format!("{train} {save}"));
+        bench
+            .finish(command.current_dir(bench.path(from)).spawn().unwrap())
+            .refusal(2, &[&format!("--save: {save}"), "this run is in it", "from outside"]);
+    }
+    let mut command = bench.command(&format!("{train} ../../m"));
+    bench.finish(command.current_dir(bench.path("empty/inner")).spawn().unwrap()).success();
+}
+
 /// Runs as a user who has nothing in the scratch folder, or has no more rights than anybody. None, and a skip, where that
 /// cannot be.
 fn as_nobody(bench: &Bench, args: &str) -> Option<Outcome> {

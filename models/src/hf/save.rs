@@ -239,6 +239,11 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
         let text = "a file system is mounted there, so it cannot be replaced: name a directory inside";
         return Err(Error::format(dir, text));
     }
+    // Links are resolved in both.
+    if std::env::current_dir().is_ok_and(|here| here.starts_with(&target)) {
+        let text = "this run is in it, and would be left in nothing when it is replaced: start from outside and name it";
+        return Err(Error::format(dir, text));
+    }
     check_replaceable(&target, parent)?;
     // Missing parents will be created below the first that exists.
     let Some(existing) = parent.ancestors().find(|p| p.exists()) else {
