@@ -149,9 +149,9 @@ pub struct TrainArgs {
     #[arg(long, value_name = "NAME|FILE.json|DIR", default_value = "baby")]
     pub model: PathBuf,
     /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
-    /// directories, target, node_modules, __pycache__), pipes of text such as /dev/stdin, or 'random' [default: text files
-    /// of at most 128 KiB below here]. Of token files 2^26 tokens, all over them, are compared with the model's vocabulary
-    /// before the first step, the others as they are read.
+    /// directories, target, node_modules, __pycache__, and what links to directories lead to), pipes of text such as
+    /// /dev/stdin, or 'random' [default: text files of at most 128 KiB below here]. Of token files 2^26 tokens, all over
+    /// them, are compared with the model's vocabulary before the first step, the others as they are read.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or beside the config.json that
@@ -270,8 +270,8 @@ pub struct EvalArgs {
     /// A Hugging Face directory, such as train --save wrote.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Text files, token files, directories (their .rs, .md and .txt files, or their token files named .bin), or pipes of
-    /// text such as /dev/stdin.
+    /// Text files, token files, directories (their .rs, .md and .txt files, or their token files named .bin, without what
+    /// links to directories lead to), or pipes of text such as /dev/stdin.
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].
@@ -307,7 +307,7 @@ The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, cou
 vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32. One file holds at most 2147483647 tokens; \
 train and eval read several as one.")]
 pub struct TokenizeArgs {
-    /// Text files or directories (their .rs, .md and .txt files), in this order.
+    /// Text files or directories (their .rs, .md and .txt files, without what links to directories lead to), in this order.
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json.

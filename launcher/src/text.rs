@@ -5,7 +5,8 @@ use crate::human;
 use crate::machine::Machine;
 use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, FileType};
 use std::io::Read;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
@@ -120,7 +121,54 @@ fn nothing_below(dir: &Path, reads: Reads) -> Failure {
             "text files, token files, or directories with .md, .rs or .txt files or with token files (.bin)"
         }
     };
-    Failure::usage(format!("no text below {}: --data takes {takes}", dir.display()))
+    let mut links = Vec::new();
+    let seen = entries_below(dir, &mut |_, _| Ok(()), &mut |path, kind| {
+        if kind.is_symlink() && !is_skipped(path.file_name()) && path.is_dir() {
+            links.push(path);
+        }
+    });
+    let aside = match (seen, links.iter().min()) {
+        (Ok(()), Some(link)) => {
+            format!(" ({} is a link to a directory, which is not followed)", link.display())
+        }
+        _ => String::new(),
+    };
+    Failure::usage(format!("no text below {}{aside}: --data takes {takes}", dir.display()))
+}
+
+/// Lets `see` what is below `dir`, but for what hidden directories, products and links to directories have in them.
+/// `unreadable` decides about directories that cannot be read.
+fn entries_below(
+    dir: &Path,
+    unreadable: &mut dyn FnMut(&Path, Failure) -> Result<()>,
+    see: &mut dyn FnMut(PathBuf, FileType),
+) -> Result<()> {
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        let entries = fs::read_dir(&dir).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(e) => {
+                let text = format!("cannot read directory {}: {e}", dir.display());
+                unreadable(&dir, Failure::usage(text))?;
+                continue;
+            }
+        };
+        for entry in entries {
+            let Ok(kind) = entry.file_type() else { continue };
+            match kind.is_dir() && !is_skipped(Some(&entry.file_name())) {
+                true => open.push(entry.path()),
+                false => see(entry.path(), kind),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a directory of this name is hidden, or has products or dependencies.
+fn is_skipped(name: Option<&OsStr>) -> bool {
+    let name = name.unwrap_or_default().to_string_lossy();
+    name.starts_with('.') || SKIPPED.contains(&&*name)
 }
 
 /// What is taken of a directory, besides the endings.
@@ -141,32 +189,15 @@ impl Walk {
         unreadable: &mut dyn FnMut(&Path, Failure) -> Result<()>,
     ) -> Result<Vec<PathBuf>> {
         let (mut found, mut links) = (Vec::new(), Vec::new());
-        let mut open = vec![dir.to_owned()];
-        while let Some(dir) = open.pop() {
-            let entries = fs::read_dir(&dir).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
-            let entries = match entries {
-                Ok(entries) => entries,
-                Err(e) => {
-                    let text = format!("cannot read directory {}: {e}", dir.display());
-                    unreadable(&dir, Failure::usage(text))?;
-                    continue;
-                }
-            };
-            for entry in entries {
-                let (path, name) = (entry.path(), entry.file_name());
-                let name = name.to_string_lossy();
-                let Ok(kind) = entry.file_type() else { continue };
-                if kind.is_dir() && !name.starts_with('.') && !SKIPPED.contains(&&*name) {
-                    open.push(path);
-                } else if path.extension().is_some_and(|e| endings.iter().any(|t| e == *t)) {
-                    match kind.is_symlink() {
-                        true if self.links => links.push(path),
-                        false if kind.is_file() => found.push(path),
-                        _ => {}
-                    }
+        entries_below(dir, unreadable, &mut |path, kind| {
+            if path.extension().is_some_and(|e| endings.iter().any(|t| e == *t)) {
+                match kind.is_symlink() {
+                    true if self.links => links.push(path),
+                    false if kind.is_file() => found.push(path),
+                    _ => {}
                 }
             }
-        }
+        })?;
         let mut seen = HashSet::new();
         // Files first, so that of a file and a link to it the file is taken.
         links.sort();
@@ -288,6 +319,22 @@ mod tests {
         let e = files_below(root, Reads::TextOrTokens).unwrap_err().to_string();
         assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
         assert_eq!(corpus_below(root, &mut left_out).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_link_to_a_directory_is_named_where_there_is_no_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let refusal = || files_below(dir.path(), Reads::Text).unwrap_err().to_string();
+        for name in [".hidden", "target"] {
+            std::os::unix::fs::symlink(dir.path(), dir.path().join(name)).unwrap();
+        }
+        assert!(!refusal().contains("link"), "{}", refusal());
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("ring")).unwrap();
+        assert!(
+            refusal().contains("ring is a link to a directory, which is not followed): "),
+            "{}",
+            refusal()
+        );
     }
 
     #[test]

@@ -260,3 +260,23 @@ fn what_is_called_random_is_not_passed_over() {
     let told = bench.run(&format!("{train} ./random")).success();
     assert!(!told.stderr.contains("random tokens"), "{}", told.stderr);
 }
+
+#[test]
+fn a_link_to_a_directory_is_not_followed_and_said_where_nothing_else_is() {
+    let bench = bench();
+    bench.text("far/text.txt", 8000);
+    fs::create_dir(bench.path("d")).unwrap();
+    let train = "train --model nano --steps 1 --micro-batch 1 --sample 0 --data d";
+    let told = bench.run(train).refusal(2, &["no text below d"]);
+    assert!(!told.stderr.contains("link"), "{}", told.stderr);
+    std::os::unix::fs::symlink("../far", bench.path("d/link")).unwrap();
+    bench
+        .run(train)
+        .refusal(2, &["no text below d", "d/link is a link to a directory, which is not followed"]);
+    bench.run(&format!("{train}/link")).success();
+    for command in ["train", "eval", "tokenize"] {
+        let help = bench.run(&format!("{command} --help")).success().stdout;
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("links to directories"), "{command}: {help}");
+    }
+}
