@@ -113,17 +113,20 @@ fn on_tensor_cores<T: Float>(width: usize, addresses: &[u64]) -> bool {
     suits_tensor_cores(T::DTYPE, width) && aligned(addresses)
 }
 
-/// What attention of such heads in aligned memory launches.
-pub(super) fn modules(by: TensorCores, element: DType, width: usize) -> Vec<Module> {
+/// What attention of such heads in aligned memory launches, with its backward if that is asked for: that takes long to
+/// compile, and more shared memory than some GPUs have.
+pub(super) fn modules(by: TensorCores, element: DType, width: usize, has_backward: bool) -> Vec<Module> {
     let module = |source, bytes| Module::with_head(source, element, width).shared(bytes);
     if !suits_tensor_cores(element, width) {
         return vec![module(&sources::ATTENTION_PLAIN, plain_shared(width))];
     }
     let [forward, backward] = tiled_sources(by);
     let of = |kernel| shared(by, kernel, element, width);
-    let mut modules =
-        vec![module(forward, of(Tiled::Forward)), module(backward, of(Tiled::Queries).max(of(Tiled::Keys)))];
-    if by == TensorCores::Wgmma {
+    let mut modules = vec![module(forward, of(Tiled::Forward))];
+    if has_backward {
+        modules.push(module(backward, of(Tiled::Queries).max(of(Tiled::Keys))));
+    }
+    if has_backward && by == TensorCores::Wgmma {
         modules.push(module(&sources::ATTENTION_BACKWARD, 0)); // for its deltas
     }
     modules
@@ -273,12 +276,15 @@ mod tests {
             let [k, v, mut d_k, mut d_v] = [1; 4].map(buffer);
             let [log_sums, mut delta] = [16; 2].map(Buffer::<f32>::zeroed);
             let (mut forward_out, mut forward_sums) = (buffer(2), Buffer::<f32>::zeroed(16));
-            let modules =
-                CudaShape { tokens: 8, heads: 2, hidden: 2 * width, width }.modules::<T>(by).unwrap();
+            let cuda = CudaShape { tokens: 8, heads: 2, hidden: 2 * width, width, backward: true };
+            let modules = cuda.modules(by, T::DTYPE).unwrap();
             let most = |name: &str| modules.iter().find(|m| m.source.name == name).map_or(0, |m| m.shared);
+            let forwards = CudaShape { backward: false, ..cuda }.modules(by, T::DTYPE).unwrap();
             let (out_view, sums_view) = (forward_out.view_mut(), forward_sums.view_mut());
             let forward = attention(by, shape, q.view(), k.view(), v.view(), out_view, sums_view);
             assert_eq!(forward.shared as usize, most(forward.module.source.name), "{}", forward.module);
+            assert_eq!(forwards.iter().map(|m| m.shared).max(), Some(forward.shared as usize));
+            assert!(forwards.iter().all(|m| !m.source.name.starts_with("attention_backward")));
             let backward = AttentionBackward {
                 q: q.view(),
                 k: k.view(),

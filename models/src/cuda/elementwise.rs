@@ -43,9 +43,9 @@ pub fn norm<'a, T: Float>(
         .float(eps)
 }
 
-/// What norms over rows of `width` launch.
-pub(super) fn norm_module(element: DType, width: usize) -> Module {
-    Module::new(&sources::RMSNORM, element).shared(backward_shared(width))
+/// What norms over rows of `width` launch, with their backward if that is asked for.
+pub(super) fn norm_module(element: DType, width: usize, backward: bool) -> Module {
+    Module::new(&sources::RMSNORM, element).shared(if backward { backward_shared(width) } else { 0 })
 }
 
 /// Bytes of shared memory of a block of a norm's backward: a sum for each weight.

@@ -5,7 +5,7 @@ use super::{attention, elementwise, embed, loss, sources};
 use crate::error::{Error, Result};
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use collectives::device::{Launch, MatmulPrecision, Module, Product, Queue};
-use collectives::{Buffer, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
+use collectives::{Buffer, DType, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
 
 /// The kernels of a model on a queue: a GPU's stream, or the emulation.
 ///
@@ -34,24 +34,26 @@ pub(crate) struct CudaShape {
     pub hidden: usize,
     /// Width of a head.
     pub width: usize,
+    /// Whether gradients are asked for.
+    pub backward: bool,
 }
 
 impl CudaShape {
     /// Elements of attention's delta.
     pub fn delta(&self) -> usize {
-        self.tokens * self.heads
+        if self.backward { self.tokens * self.heads } else { 0 }
     }
 
     /// Elements of the norms' partial sums.
     pub fn partials(&self) -> usize {
-        elementwise::norm_partials(self.tokens) * self.hidden
+        if self.backward { elementwise::norm_partials(self.tokens) * self.hidden } else { 0 }
     }
 
-    /// What a model of elements `T` launches.
+    /// What a model of such elements launches.
     ///
     /// # Errors
     /// A head that the kernels do not take, or those that `by` asks for.
-    pub fn modules<T: Float>(&self, by: TensorCores) -> Result<Vec<Module>> {
+    pub fn modules(&self, by: TensorCores, element: DType) -> Result<Vec<Module>> {
         if self.width > attention::WIDEST_HEAD {
             return Err(Error::config(format!(
                 "heads of {} elements: on CUDA at most {} are possible",
@@ -59,11 +61,11 @@ impl CudaShape {
                 attention::WIDEST_HEAD
             )));
         }
-        by.check(T::DTYPE, self.width)?;
+        by.check(element, self.width)?;
         let plain = [&sources::ROPE, &sources::SWIGLU, &sources::EMBEDDING, &sources::CROSS_ENTROPY];
-        let mut modules = plain.map(|source| Module::new(source, T::DTYPE)).to_vec();
-        modules.push(elementwise::norm_module(T::DTYPE, self.hidden));
-        modules.extend(attention::modules(by, T::DTYPE, self.width));
+        let mut modules = plain.map(|source| Module::new(source, element)).to_vec();
+        modules.push(elementwise::norm_module(element, self.hidden, self.backward));
+        modules.extend(attention::modules(by, element, self.width, self.backward));
         Ok(modules)
     }
 }
@@ -80,7 +82,7 @@ impl<Q: Queue> Cuda<Q> {
         delta: Buffer<f32>,
         partials: Buffer<f32>,
     ) -> Result<Self> {
-        let prepared = queue.prepare(&shape.modules::<T>(by)?).and_then(|()| queue.prepare_products());
+        let prepared = queue.prepare(&shape.modules(by, T::DTYPE)?).and_then(|()| queue.prepare_products());
         let fetched = prepared.and_then(|()| queue.event()).map_err(|e| Error::config(e.to_string()))?;
         let precision = MatmulPrecision::default();
         Ok(Cuda { queue, by, precision, fetched, delta, partials, failed: None })

@@ -5,7 +5,7 @@ use super::memory::{Accounts, Allocator, CHUNKS, Footprint, Recompute, Shape, St
 use crate::config::LlamaConfig;
 use crate::cuda::{Cuda, CudaShape, TensorCores};
 use crate::error::{Error, Result};
-use collectives::device::Queue;
+use collectives::device::{Module, Queue};
 use collectives::{Buffer, DType, Float, bf16};
 
 /// Logits that exist at once on a device are about this many: each chunk reads and writes the whole gradient of the head's
@@ -44,7 +44,13 @@ impl Shape {
     }
 
     fn cuda(&self) -> CudaShape {
-        CudaShape { tokens: self.tokens, heads: self.heads, hidden: self.hidden, width: self.width }
+        CudaShape {
+            tokens: self.tokens,
+            heads: self.heads,
+            hidden: self.hidden,
+            width: self.width,
+            backward: self.has_backward(),
+        }
     }
 }
 
@@ -112,7 +118,7 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
 
 fn of<T: Float>(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Footprint> {
     let shape = Shape::on_device(config, rows, length, recompute)?;
-    shape.cuda().modules::<T>(TensorCores::Mma)?;
+    shape.cuda().modules(TensorCores::Mma, T::DTYPE)?;
     let mut allocator = Allocator::planning_device();
     let _ = (State::<T, T>::new(&shape, &mut allocator), workspace(&shape.cuda(), &mut allocator));
     Ok(allocator.counted())
@@ -136,9 +142,38 @@ pub fn device_footprint(
     }
 }
 
+/// The kernels that a model on a device launches, attention by `by`, with what they ask of the device.
+///
+/// # Errors
+/// A configuration that cannot be, or elements and heads that the kernels do not take.
+pub fn device_modules(
+    config: &LlamaConfig,
+    dtype: DType,
+    recompute: Recompute,
+    by: TensorCores,
+) -> Result<Vec<Module>> {
+    Shape::on_device(config, 1, 1, recompute)?.cuda().modules(by, dtype)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A block's shared memory on GPUs of 8.6, 8.9 and 12.0.
+    const SMALL: usize = 99 << 10;
+
+    #[test]
+    fn who_evaluates_asks_for_no_kernel_of_a_backward() {
+        let config = LlamaConfig::preset("llama-2-7b").unwrap();
+        assert_eq!(config.head_dim, 128);
+        let most = |dtype, recompute| {
+            let modules = device_modules(&config, dtype, recompute, TensorCores::Mma).unwrap();
+            modules.iter().map(|module| module.shared).max().unwrap()
+        };
+        assert!(most(DType::Bf16, Recompute::None) > SMALL && most(DType::Bf16, Recompute::Full) > SMALL);
+        assert!(most(DType::Bf16, Recompute::NoBackward) <= SMALL);
+        assert!(most(DType::F32, Recompute::None) <= SMALL);
+    }
 
     #[test]
     fn chunks_of_logits_are_equal_and_whole_tiles() {

@@ -29,8 +29,9 @@ pub(super) fn modules(config: &LlamaConfig) -> Vec<(&'static str, Module)> {
         ("reduce", Module::reduce(T::DTYPE)),
     ];
     for (group, by) in [("attention", TensorCores::Mma), (ATTENTION_WGMMA, TensorCores::Wgmma)] {
-        let of =
-            |width| attention_modules(by, T::DTYPE, width).into_iter().map(move |module| (group, module));
+        let of = |width| {
+            attention_modules(by, T::DTYPE, width, true).into_iter().map(move |module| (group, module))
+        };
         all.extend(suiting(by, config).flat_map(of));
     }
     all
