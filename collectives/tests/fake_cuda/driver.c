@@ -3,7 +3,8 @@
  * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
  * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
- * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. */
+ * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. FAKE_CUDA_CAPABILITY=89 is the GPUs' instead of 90, and
+ * says how much shared memory a block has. */
 #include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +14,7 @@
 #include <unistd.h>
 
 enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7, MODULE = 0x30, FUNCTION = 0xf0, GRAPH = 0x6a, READY = 0x6e };
-enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907, SHARED = 227 << 10 };
+enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907 };
 /* Something for a stream to do, with all its values as they were when it was given. */
 typedef struct Work {
     struct Work *next;
@@ -64,6 +65,12 @@ static int chosen(const char *variable, const char *kernel) {
     const char *named = getenv(variable);
     return named && !strcmp(named, kernel);
 }
+
+static int capability(void) {
+    const char *chosen = getenv("FAKE_CUDA_CAPABILITY");
+    return chosen ? atoi(chosen) : 90;
+}
+static int shared_bytes(void) { return (capability() == 90 ? 227 : 99) << 10; }
 
 static int too_many(size_t bytes) {
     const char *most = getenv("FAKE_CUDA_PAGES");
@@ -139,7 +146,7 @@ int cuDeviceTotalMem_v2(size_t *bytes, int d) { CHECK(d < 8); *bytes = (size_t)4
 int cuDeviceGetUuid_v2(unsigned char *uuid, int d) { memset(uuid, d + 1, 16); return 0; }
 int cuDeviceGetAttribute(int *value, int which, int d) {
     CHECK(d < 8);
-    *value = which == 75 ? 9 : which == 76 ? 0 : which == 97 ? SHARED : which == 16 ? 132 : 1 << 25;
+    *value = which == 75 ? capability() / 10 : which == 76 ? capability() % 10 : which == 97 ? shared_bytes() : which == 16 ? 132 : 1 << 25;
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **c, int d) { CHECK(d < 8); *c = &context; return 0; }
@@ -262,7 +269,7 @@ int cuModuleGetFunction(void **f, void *m, const char *name) {
 }
 int cuFuncGetAttribute(int *value, int which, void *f) { CHECK(current && is(f, FUNCTION) && which == 1); *value = 512; return 0; }
 int cuFuncSetAttribute(void *f, int which, int value) {
-    CHECK(current && is(f, FUNCTION) && which == 8 && value <= SHARED - 512);
+    CHECK(current && is(f, FUNCTION) && which == 8 && value <= shared_bytes() - 512);
     ((Thing *)f)->dynamic = value;
     return 0;
 }

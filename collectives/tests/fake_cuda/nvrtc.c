@@ -26,7 +26,7 @@ int nvrtcCreateProgram(void **made, const char *text, const char *name, int coun
 int nvrtcDestroyProgram(void **p) { free(live(*p)->code); free(*p); *p = NULL; return 0; }
 int nvrtcCompileProgram(void *p, int count, const char *const *options) {
     int elements = 0;
-    CHECK(live(p)->code && count > 0 && !strcmp(options[0], "--gpu-architecture=sm_90a"));
+    CHECK(live(p)->code && count > 0 && !strcmp(options[0], getenv("FAKE_CUDA_CAPABILITY") ? "--gpu-architecture=sm_89" : "--gpu-architecture=sm_90a"));
     for (int i = 0; i < count; i++) elements += !strncmp(options[i], "-DELEMENT=", 10);
     CHECK(elements == 1);
     return live(p)->refused ? 6 : 0;

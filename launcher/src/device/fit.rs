@@ -1,9 +1,11 @@
 //! Whether a training run fits a GPU, and which flags would make it fit.
 
+use super::{Gpus, called};
+use crate::args::Precision;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::plan::{MicroBatch, TrainPlan};
-use models::Recompute;
+use models::{LlamaConfig, Recompute};
 use zero::{Config, Memory, Placement, Stage};
 
 /// What one rank needs.
@@ -86,6 +88,48 @@ pub fn check_evaluation(
          smaller model",
         size(needs),
         size(room)
+    )))
+}
+
+/// Refuses a model one of whose kernels no block of a GPU could hold, or that no kernels are for.
+///
+/// # Errors
+/// What is needed, what there is, and what would fit.
+pub fn check_kernels(
+    gpus: &Gpus,
+    config: &LlamaConfig,
+    dtype: Precision,
+    recompute: Recompute,
+) -> Result<()> {
+    // The most that a kernel asks for.
+    let most = |dtype: Precision| {
+        let by = gpus.kernels(dtype.dtype(), config.head_dim);
+        let modules = models::device_modules(config, dtype.dtype(), recompute, by);
+        modules.map(|modules| modules.into_iter().max_by_key(|module| module.shared))
+    };
+    let least = gpus.each.iter().enumerate().min_by_key(|(_, card)| card.shared);
+    let (Some(kernel), Some((number, card))) = (most(dtype).map_err(Failure::usage)?, least) else {
+        return Ok(());
+    };
+    if kernel.shared <= card.shared {
+        return Ok(());
+    }
+    let hide = match gpus.each.iter().any(|other| kernel.shared <= other.shared) {
+        true => " (CUDA_VISIBLE_DEVICES can hide it)",
+        false => "",
+    };
+    let fitting = |other: Precision| {
+        let needs = most(other).ok()??.shared;
+        (needs <= card.shared).then(|| format!("this would fit: --dtype {} ({needs})", other.name()))
+    };
+    let advice = [Precision::F32, Precision::Bf16].into_iter().find_map(fitting);
+    Err(Failure::usage(format!(
+        "--dtype {}: {kernel} needs {} bytes of shared memory a block, and {} has {}{hide}; {}",
+        dtype.name(),
+        kernel.shared,
+        called(number, &card.name),
+        card.shared,
+        advice.unwrap_or_else(|| "no --dtype needs less: --device cpu, or another model".into())
     )))
 }
 

@@ -3,7 +3,7 @@
 mod fit;
 mod open;
 
-pub use fit::{Need, check, check_evaluation};
+pub use fit::{Need, check, check_evaluation, check_kernels};
 pub use open::{evaluation, trainer};
 
 use crate::agree;
@@ -36,11 +36,22 @@ pub enum Device {
     Emulated(Gpus),
 }
 
+/// What a plan has to know of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: usize,
+    /// Bytes of shared memory that a block may have; of one that is emulated as many as anybody wants.
+    pub shared: usize,
+}
+
 /// The GPUs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpus {
-    /// Their names and bytes of memory, in their order; at least one.
-    pub each: Vec<(String, usize)>,
+    /// In their order; at least one.
+    pub each: Vec<Card>,
     /// Whether ranks may share one.
     pub share: bool,
     /// How attention is to multiply on them.
@@ -124,7 +135,11 @@ impl Device {
                     ))
                 })?;
                 let hopper = gpus.iter().all(|gpu| gpu.machine == Machine::HOPPER);
-                Device::Cuda(of(gpus.into_iter().map(|gpu| (gpu.name, gpu.memory)).collect(), hopper))
+                let card = |gpu| {
+                    let Properties { name, memory, shared, .. } = gpu;
+                    Card { name, memory, shared }
+                };
+                Device::Cuda(of(gpus.into_iter().map(card).collect(), hopper))
             }
         };
         if let (Device::Emulated(_), true) = (&device, ranks.nccl) {
@@ -183,7 +198,7 @@ impl Device {
     pub fn describe(&self) -> String {
         match self {
             Device::Cpu => String::new(),
-            Device::Cuda(gpus) => format!(" with a GPU each ({})", gpus.each[0].0),
+            Device::Cuda(gpus) => format!(" with a GPU each ({})", gpus.each[0].name),
             Device::Emulated(_) => " with an emulated GPU each".into(),
         }
     }
@@ -207,8 +222,11 @@ impl Gpus {
 
     /// The GPUs that `ranks` ranks of this machine have, and the memory of each.
     fn named(&self, ranks: usize) -> impl Iterator<Item = (String, usize)> {
-        let all = self.each.iter().enumerate().take(ranks);
-        all.map(|(number, (name, memory))| (format!("GPU {number} ({name})"), *memory))
+        self.each
+            .iter()
+            .take(ranks)
+            .enumerate()
+            .map(|(number, card)| (called(number, &card.name), card.memory))
     }
 
     /// How many ranks have the GPU of this one, whoever has given it to them. Refuses more than one without permission. Every
@@ -226,6 +244,11 @@ impl Gpus {
             _ => Ok(all.iter().filter(|&other| *other == identity).count()),
         }
     }
+}
+
+/// A GPU in words.
+fn called(number: usize, name: &str) -> String {
+    format!("GPU {number} ({name})")
 }
 
 /// What CUDA takes of a GPU's memory for each process that uses it: about as much, which it does not say.
@@ -303,7 +326,7 @@ fn real(attention: Attention) -> std::result::Result<Vec<Properties>, String> {
 }
 
 /// The GPUs of the emulation, if it was asked for.
-fn emulation() -> Result<Option<Vec<(String, usize)>>> {
+fn emulation() -> Result<Option<Vec<Card>>> {
     let Some(text) = std::env::var_os(EMULATION) else { return Ok(None) };
     let text = text.to_string_lossy();
     let wrong = || Failure::usage(format!("{EMULATION}={text}: give a number of GPUs and bytes, as 2,64M"));
@@ -312,7 +335,7 @@ fn emulation() -> Result<Option<Vec<(String, usize)>>> {
     let memory = human::parse_bytes(memory).map_err(|_| wrong())?;
     match gpus {
         0 => Err(wrong()),
-        n => Ok(Some(vec![("emulated".to_owned(), memory); n])),
+        n => Ok(Some(vec![Card { name: "emulated".into(), memory, shared: usize::MAX }; n])),
     }
 }
 
@@ -322,7 +345,7 @@ mod tests {
     use crate::plan::{MicroBatch, ModelChoice};
 
     fn gpus(n: usize) -> Gpus {
-        let each = vec![("H200".into(), 1 << 37); n];
+        let each = vec![Card { name: "H200".into(), memory: 1 << 37, shared: 227 << 10 }; n];
         Gpus { each, share: false, attention: Attention::Auto, hopper: true, identity: None }
     }
 
@@ -374,5 +397,29 @@ mod tests {
         };
         refused(models::LlamaConfig { head_dim: 512, ..nano.clone() }, batch(1), ["512", "at most 256"]);
         refused(nano, batch(1 << 16), ["65536 sequences", "at most 65535"]);
+    }
+
+    #[test]
+    fn kernels_that_no_block_of_a_gpu_could_hold_are_refused_with_what_would_fit() {
+        use models::Recompute::{Full, NoBackward};
+        let small = Card { name: "RTX".into(), memory: 24 << 30, shared: 99 << 10 };
+        let Gpus { mut each, .. } = gpus(1);
+        each.push(small);
+        let device = Device::Cuda(Gpus { each, hopper: false, ..gpus(0) });
+        let planned = |config: &models::LlamaConfig, dtype, recompute| {
+            let batch = MicroBatch { rows: 1, length: 8, recompute, threads: 1 };
+            ModelChoice::new("m", config.clone()).footprint(&batch, dtype, &device)
+        };
+        let config = models::LlamaConfig::preset("llama-2-7b").unwrap();
+        let refused = planned(&config, Precision::Bf16, Full).unwrap_err();
+        let text = "--dtype bf16: attention_backward:bf16:128 needs 132096 bytes of shared memory a block, and GPU 1 (RTX) \
+                    has 101376 (CUDA_VISIBLE_DEVICES can hide it); this would fit: --dtype f32 (43264)";
+        assert_eq!((refused.code(), refused.to_string().as_str()), (2, text));
+        assert!(planned(&config, Precision::F32, Full).is_ok());
+        assert!(planned(&config, Precision::Bf16, NoBackward).is_ok());
+        // Sums for so wide a norm fit in no type there.
+        let wide = models::LlamaConfig { hidden: 32768, ..config };
+        let refused = planned(&wide, Precision::Bf16, Full).unwrap_err().to_string();
+        assert!(refused.ends_with("no --dtype needs less: --device cpu, or another model"), "{refused}");
     }
 }

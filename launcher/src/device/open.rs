@@ -83,21 +83,17 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
         }
         Device::Cuda(gpus) => {
             let (gpu, room) = open(gpus, &comm, plan.ranks.nccl)?;
-            let name = called(&gpu);
+            let name = super::called(gpu.ordinal(), &gpu.properties().name);
             fit::check(plan, &name, room)?;
             let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs);
             on_queue(stream, gpus, plan, comm, ledger)
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());
-            fit::check(plan, &format!("emulated GPU {number}"), gpus.each[number].1)?;
+            fit::check(plan, &format!("emulated GPU {number}"), gpus.each[number].memory)?;
             on_queue(emulated()?, gpus, plan, comm, ledger)
         }
     }
-}
-
-fn called(gpu: &Gpu) -> String {
-    format!("GPU {} ({})", gpu.ordinal(), gpu.properties().name)
 }
 
 /// This rank's GPU, and how much of its memory a plan may take: what is free now, and its share where others have the GPU
@@ -167,14 +163,14 @@ pub fn evaluation<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<Eval
         Device::Cpu => Ok((plan.model.build::<T>(batch, &Accounts::default())?, Box::new(Ok))),
         Device::Cuda(gpus) => {
             let (gpu, room) = open(gpus, comm, plan.ranks.nccl)?;
-            let name = called(&gpu);
+            let name = super::called(gpu.ordinal(), &gpu.properties().name);
             fit::check_evaluation(&name, room, batch, |batch| plan.arena(batch))?;
             forwards(Stream::new(&gpu, Urgency::Low)?, gpus, plan, batch)
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());
             let name = format!("emulated GPU {number}");
-            fit::check_evaluation(&name, gpus.each[number].1, batch, |batch| plan.arena(batch))?;
+            fit::check_evaluation(&name, gpus.each[number].memory, batch, |batch| plan.arena(batch))?;
             forwards(emulated()?, gpus, plan, batch)
         }
     }

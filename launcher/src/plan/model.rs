@@ -2,7 +2,7 @@
 
 use super::usage;
 use crate::args::Precision;
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::parallel;
@@ -133,15 +133,15 @@ impl ModelChoice {
     /// What [`build`](Self::build) will hold.
     ///
     /// # Errors
-    /// A micro-batch that is too large to be computed.
+    /// A micro-batch that is too large to be computed, or a model that the device's kernels do not take.
     pub fn footprint(&self, batch: &MicroBatch, dtype: Precision, device: &Device) -> Result<Footprint> {
         let MicroBatch { rows, length, recompute, threads, .. } = *batch;
-        let (config, dtype) = (&self.config, dtype.dtype());
+        let config = &self.config;
         let footprint = match device {
-            Device::Cpu => models::footprint(config, rows, length, dtype, recompute, threads),
+            Device::Cpu => models::footprint(config, rows, length, dtype.dtype(), recompute, threads),
             Device::Cuda(gpus) | Device::Emulated(gpus) => {
-                let takes = gpus.kernels(dtype, config.head_dim).check(dtype, config.head_dim);
-                takes.and_then(|()| models::device_footprint(config, rows, length, dtype, recompute))
+                device::check_kernels(gpus, config, dtype, recompute)?;
+                models::device_footprint(config, rows, length, dtype.dtype(), recompute)
             }
         };
         footprint.map_err(Failure::usage)
