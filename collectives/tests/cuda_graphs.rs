@@ -1,34 +1,20 @@
 //! Streams that gather their work, on a driver that runs on the processor: what it is given, in which order, what becomes a
 //! graph, and when memory is freed.
 
+mod fake;
+
 use collectives::device::cuda::{Event, Gpu, Stream, Urgency};
 use collectives::device::{Cache, Launch, Module, PRODUCT_WORKSPACE, Product, Queue};
 use collectives::{Buffer, DType};
 use harness::Counting;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A folder with the libraries, the log and the kernels; `None` where there is no C compiler, or a real driver.
-fn fake() -> Option<PathBuf> {
-    let about = "streams that gather their work";
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_graphs");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    if harness::nvidia_driver() || !harness::installed("cc") {
-        harness::skip_all(about, "there is a real driver, or no C compiler (cc)");
-        return None;
-    }
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda");
-    for (source, library) in
-        [("driver.c", "libcuda.so.1"), ("nvrtc.c", "libnvrtc.so.13"), ("cublaslt.c", "libcublasLt.so.13")]
-    {
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
-        let status = compiler.arg(sources.join(source)).arg("-o").arg(folder.join(library)).status();
-        assert!(status.expect("a compiler").success(), "{compiler:?}");
-    }
+/// A folder with the libraries, the log and the kernels, if there can be one.
+fn faked() -> Option<PathBuf> {
+    let folder = fake::fake("streams that gather their work", "fake_graphs")?;
     let _ = std::fs::remove_file(folder.join("log"));
     // SAFETY: the only test of this program, before any other thread is started.
     unsafe {
@@ -97,7 +83,7 @@ const KERNEL: &str = "reduce";
 
 #[test]
 fn what_comes_again_becomes_a_graph_and_all_else_stays_as_it_is() {
-    let Some(folder) = fake() else { return };
+    let Some(folder) = faked() else { return };
     let gpu = Gpu::open_with(0, Cache::at(folder.join("cache"))).expect("a GPU");
     let mut log = Log { file: folder.join("log"), read: 0 };
     let [mut plain, mut bed] = [false, true].map(|gathers| Bed::new(&gpu, gathers));

@@ -230,12 +230,19 @@ impl Queue for Stream {
     }
 
     fn prepare(&mut self, modules: &[Module]) -> Result<()> {
+        // One that no block could hold keeps no other from being there: who launches those need not wait for the compiler.
+        let (mut fitting, mut refused) = (Vec::with_capacity(modules.len()), Ok(()));
         for module in modules {
-            self.gpu.has_shared(module.shared, || format!("preparing {module}"))?;
+            match self.gpu.has_shared(module.shared, || format!("preparing {module}")) {
+                Ok(()) => fitting.push(*module),
+                Err(error) => refused = refused.and(Err(error)),
+            }
         }
         self.gpu.enter()?;
-        self.gpu.compile(modules)?;
-        modules.iter().try_for_each(|module| self.gpu.module(module).map(drop))
+        let compiled = self.gpu.compile(&fitting);
+        let loaded =
+            compiled.and_then(|()| fitting.iter().try_for_each(|module| self.gpu.module(module).map(drop)));
+        refused.and(loaded)
     }
 
     fn prepare_products(&mut self) -> Result<()> {
