@@ -12,6 +12,10 @@ functions! {
     Nvrtc of "libnvrtc";
     /// Major and minor number.
     version = "nvrtcVersion": fn(*mut c_int, *mut c_int) -> Status;
+    /// How many architectures it makes machine code for.
+    architecture_count = "nvrtcGetNumSupportedArchs": fn(*mut c_int) -> Status;
+    /// These, each as ten times the major number and the minor one, in ascending order.
+    architectures = "nvrtcGetSupportedArchs": fn(*mut c_int) -> Status;
     /// A program from its text and name, and the texts and names of what it includes.
     create = "nvrtcCreateProgram": fn(
         *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
@@ -50,6 +54,22 @@ impl Nvrtc {
         // SAFETY: two valid places to write to.
         unsafe { (self.version)(&mut major, &mut minor) };
         (major as u32, minor as u32)
+    }
+
+    /// The architectures that it makes machine code for, as 80, 90, 100; none if it does not say.
+    pub fn known(&self) -> Vec<u32> {
+        let mut count = 0;
+        // SAFETY: a valid place to write to, and then as many as it says.
+        unsafe {
+            if (self.architecture_count)(&mut count) != 0 {
+                return Vec::new();
+            }
+            let mut known = vec![0; count.max(0) as usize];
+            match (self.architectures)(known.as_mut_ptr()) {
+                0 => known.into_iter().map(|number| number as u32).collect(),
+                _ => Vec::new(),
+            }
+        }
     }
 
     /// Its own words for a status.

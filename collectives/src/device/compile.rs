@@ -14,6 +14,8 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// The oldest that the kernels are for.
+    pub const OLDEST: Machine = Machine { capability: 80 };
     /// Hopper: H100, H200.
     pub const HOPPER: Machine = Machine { capability: 90 };
 }
@@ -68,6 +70,14 @@ impl Compiler {
     /// The file that was opened.
     pub fn file(&self) -> &str {
         self.nvrtc.file()
+    }
+
+    /// Fails unless there is machine code for `machine`, which the GPU of this name is.
+    ///
+    /// # Errors
+    /// A GPU that is newer than the compiler, with what brings one that knows it.
+    pub fn check_known(&self, machine: Machine, name: &str) -> Result<()> {
+        known(&self.nvrtc, machine, name).map_err(missing)
     }
 
     /// Machine code for `machine`, and what each kernel takes.
@@ -130,6 +140,22 @@ impl Compiler {
             source_text: why.trim().to_string(),
         }
     }
+}
+
+/// As [`Compiler::check_known`], of a library.
+pub(super) fn known(nvrtc: &Nvrtc, machine: Machine, name: &str) -> std::result::Result<(), String> {
+    let known = nvrtc.known();
+    // One that says nothing is asked by compiling.
+    if known.is_empty() || known.contains(&machine.capability) {
+        return Ok(());
+    }
+    let (major, minor) = nvrtc.number();
+    Err(format!(
+        "{} is NVRTC {major}.{minor}, which does not know {machine}, as {name} is (CUDA_VISIBLE_DEVICES can hide it): a newer \
+         CUDA toolkit or nvidia-cuda-nvrtc package (nvidia-cuda-nvrtc-cu12 for CUDA 12) does, whose folder \
+         CARAVAN_CUDA_LIBRARIES can name",
+        nvrtc.file()
+    ))
 }
 
 /// Something of CUDA's is not there.

@@ -306,10 +306,12 @@ fn real(attention: Attention) -> std::result::Result<Vec<Properties>, String> {
     if gpus.is_empty() {
         return Err("the driver is there, but no GPU (CUDA_VISIBLE_DEVICES may hide them)".into());
     }
-    if let Some(old) = gpus.iter().find(|gpu| gpu.machine.capability < 80) {
+    if let Some(old) = gpus.iter().find(|gpu| gpu.machine.capability < Machine::OLDEST.capability) {
         return Err(format!(
-            "{} is {}, and the kernels need sm_80 or newer (CUDA_VISIBLE_DEVICES can hide it)",
-            old.name, old.machine
+            "{} is {}, and the kernels need {} or newer (CUDA_VISIBLE_DEVICES can hide it)",
+            old.name,
+            old.machine,
+            Machine::OLDEST
         ));
     }
     if let (Attention::Wgmma, Some(other)) =

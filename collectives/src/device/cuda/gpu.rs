@@ -96,10 +96,12 @@ impl Gpu {
             check(&driver, "opening a GPU", (driver.device)(&mut device, ordinal as c_int))?;
         }
         let properties = properties(&driver, device)?;
-        if properties.machine.capability < 80 {
+        if properties.machine.capability < Machine::OLDEST.capability {
             return Err(missing(format!(
-                "GPU {ordinal} ({}) is {}: the kernels need sm_80 or newer",
-                properties.name, properties.machine
+                "GPU {ordinal} ({}) is {}: the kernels need {} or newer",
+                properties.name,
+                properties.machine,
+                Machine::OLDEST
             )));
         }
         // SAFETY: valid places to write to.
@@ -312,6 +314,8 @@ impl Gpu {
             return Ok(compiler);
         }
         let compiler = Compiler::open(self.inner.newest.0)?;
+        let Properties { machine, name, .. } = self.properties();
+        compiler.check_known(*machine, name)?;
         Ok(self.inner.compiler.get_or_init(|| compiler))
     }
 }

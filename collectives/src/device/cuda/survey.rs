@@ -2,6 +2,7 @@
 
 use super::gpu::{Gpu, Properties};
 use crate::bootstrap::spawn::unsignalled;
+use crate::device::compile::{Machine, known};
 use crate::error::Error;
 use cuda_sys::cublaslt::CublasLt;
 use cuda_sys::driver::Driver;
@@ -30,7 +31,7 @@ pub struct Survey {
     pub module: Option<String>,
     /// The GPUs in the driver's order, or why it has none.
     pub gpus: Result<Vec<Properties>, String>,
-    /// The compiler of kernels.
+    /// The compiler of kernels, if it knows these GPUs.
     pub nvrtc: Found,
     /// Products of matrices.
     pub cublaslt: Found,
@@ -61,17 +62,23 @@ impl Survey {
             let version = format!("for CUDA {newest}.{} and older", version as u32 % 1000 / 10);
             Library { file: driver.file().to_owned(), version }
         });
+        let gpus = match &driver {
+            Ok(_) => gpus().map_err(words),
+            Err(why) => Err(why.clone()),
+        };
+        let nvrtc = Nvrtc::load(newest).and_then(|library| {
+            // Older ones no compiler helps.
+            let suit = |gpu: &&Properties| gpu.machine.capability >= Machine::OLDEST.capability;
+            let mut gpus = gpus.iter().flatten().filter(suit);
+            gpus.try_for_each(|gpu| known(&library, gpu.machine, &gpu.name))?;
+            let (major, minor) = library.number();
+            Ok(Library { file: library.file().to_owned(), version: format!("{major}.{minor}") })
+        });
         Survey {
             module: module(),
-            gpus: match &driver {
-                Ok(_) => gpus().map_err(words),
-                Err(why) => Err(why.clone()),
-            },
+            gpus,
             driver,
-            nvrtc: Nvrtc::load(newest).map(|library| {
-                let (major, minor) = library.number();
-                Library { file: library.file().to_owned(), version: format!("{major}.{minor}") }
-            }),
+            nvrtc,
             cublaslt: CublasLt::load(newest).map(|library| {
                 // SAFETY: asks for a constant.
                 let version = unsafe { (library.version)() };

@@ -1,5 +1,4 @@
-//! GPUs whose blocks have less shared memory than some kernels need, on libraries that run on the processor: 8.9 instead of
-//! 9.0.
+//! Other GPUs than those of 9.0, on libraries that run on the processor.
 
 mod fake;
 
@@ -8,9 +7,13 @@ use harness::{Bench, Outcome};
 use std::path::Path;
 
 fn run(bench: &Bench, folder: &Path, args: &str) -> Outcome {
+    on(bench, folder, "89", args)
+}
+
+fn on(bench: &Bench, folder: &Path, capability: &str, args: &str) -> Outcome {
     let mut command = bench.command(args);
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-    command.env("FAKE_CUDA_CAPABILITY", "89");
+    command.env("FAKE_CUDA_CAPABILITY", capability);
     bench.finish(command.spawn().expect("starts"))
 }
 
@@ -33,5 +36,23 @@ fn a_small_gpu_evaluates_what_it_cannot_train() {
     run(&bench, folder, &format!("{train} --dtype f32")).success();
     let eval = "eval --model saved --data text.txt --seq 16 --dtype bf16 --device cuda --ranks 1";
     run(&bench, folder, eval).success();
+    bench.nothing_left();
+}
+
+#[test]
+fn a_gpu_that_is_newer_than_the_compiler_is_refused_with_what_brings_one() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let file = folder.join("libnvrtc.so.13").display().to_string();
+    let words = [&file, "NVRTC 13.999", "sm_120a", "Fake GPU 0", "a newer CUDA toolkit or nvidia-cuda-nvrtc"];
+    let train = "train --model nano --data random --steps 1 --device cuda --ranks 1";
+    for command in [train, "bench kernels --check norms"] {
+        on(&bench, folder, "120", command).refusal(2, &words);
+    }
+    let doctor = on(&bench, folder, "120", "doctor").success().stdout;
+    assert!(words.iter().all(|word| doctor.contains(word)), "{doctor}");
+    // What is too old for all kernels no compiler helps.
+    let old = on(&bench, folder, "70", train).refusal(2, &["is sm_70", "sm_80 or newer"]).stderr;
+    assert!(!old.contains("NVRTC"), "{old}");
     bench.nothing_left();
 }
