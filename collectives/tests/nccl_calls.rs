@@ -301,6 +301,57 @@ fn a_rank_that_gives_up_ends_the_others() {
     });
 }
 
+/// NCCL connects ranks at their first collective, and does not say that the call is in its stream before all have come to it:
+/// the host of a rank that has come waits there.
+#[test]
+fn a_rank_that_does_not_come_to_a_first_collective_is_named() {
+    if !fake() {
+        return;
+    }
+    let library = Survey::take().nccl.expect("it was found").file;
+    let connect_late = || {
+        // SAFETY: the library is loaded already; a function without arguments.
+        unsafe {
+            let library = libloading::Library::new(&library).expect("NCCL");
+            library.get::<unsafe extern "C" fn()>(b"fake_connect_late").expect("a function")();
+        }
+    };
+    const STALLED: usize = 1;
+    let gather = |comm: Communicator, gpu: &Gpu, queue: &SharedQueue<Stream>, late: &dyn Fn()| {
+        connect_late();
+        let rank = comm.rank();
+        let comm = connected(comm, gpu, queue, Order::Native);
+        let (given, blank) = (upload(&comm, queue, &mine(rank, 3)), upload(&comm, queue, &[0; 9]));
+        if rank == STALLED {
+            late();
+        }
+        let (_, got) = comm.start_all_gather(given, blank)?.wait()?;
+        collectives::Result::Ok(found(queue, &got))
+    };
+    let whole: Vec<i32> = (0..3).flat_map(|rank| mine(rank, 3)).collect();
+    ranks(3, standard(), |comm, gpu, queue| {
+        let late = || std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(gather(comm, &gpu, &queue, &late).expect("all came"), whole);
+    });
+    let options = Options { deadline: Duration::from_secs(1), ..standard() };
+    // The other two have given up before the one that stalls goes on.
+    let given_up = std::sync::Barrier::new(3);
+    ranks(3, options, |comm, gpu, queue| {
+        let rank = comm.rank();
+        let meet = || {
+            given_up.wait();
+        };
+        let gathered = gather(comm, &gpu, &queue, &meet);
+        if rank != STALLED {
+            meet();
+        }
+        let error = gathered.unwrap_err().to_string();
+        for word in ["all_gather", "between devices", "no answer from rank 1 within 1s"] {
+            assert!(error.contains(word), "rank {rank}: {error}");
+        }
+    });
+}
+
 /// NCCL frees what a rank of a host has only once the others have come to their end: a rank that leaves alone, as one does
 /// that fails, is through with it all the same.
 #[test]

@@ -189,7 +189,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                     messages.extend([message(true, rank), message(false, peer)]);
                 }
                 // SAFETY: bytes of the scratch memory, each of another rank; they are there before anything else is.
-                unsafe { this.wire.exchange(lane, queue, messages)? };
+                slot.giving(|| unsafe { this.wire.exchange(lane, queue, messages) })?;
                 queue.record(&slot.done)?;
             }
             for id in ids {
@@ -298,7 +298,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                         bytes: m.span.bytes,
                     }));
                     // SAFETY: as above; what is received overlaps nothing else, as tests of the plan show.
-                    unsafe { self.wire.exchange(program.lane, queue, messages)? };
+                    slot.giving(|| unsafe { self.wire.exchange(program.lane, queue, messages) })?;
                 }
                 Step::Reduce { half, inputs, elements, out } => {
                     addresses.clear();
@@ -307,9 +307,9 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                     unsafe { sums.sum(*half, queue, call, addresses, *elements, at(out))? };
                 }
                 // SAFETY: by the caller.
-                Step::Native => unsafe {
-                    self.wire.native(program.lane, queue, call, ends.send, ends.recv)?;
-                },
+                Step::Native => slot.giving(|| unsafe {
+                    self.wire.native(program.lane, queue, call, ends.send, ends.recv)
+                })?,
             }
         }
         sums.await_all(queue)?;
@@ -328,8 +328,10 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             queue.after(&slots.slot(*id).given)?;
             messages.push(*message);
         }
+        // They go together, so that the first stands for all.
+        let first = slots.slot(deferred[0].0);
         // SAFETY: by whoever started them; received ranges are those of calls in flight, which share none.
-        unsafe { self.wire.exchange(Lane::Gathers, queue, messages)? };
+        first.giving(|| unsafe { self.wire.exchange(Lane::Gathers, queue, messages) })?;
         for (id, _) in deferred.drain(..) {
             queue.record(&slots.slot(id).done)?;
         }

@@ -5,7 +5,7 @@ use crate::device::{SharedQueue, Streams};
 use crate::error::Result;
 use crate::schedule::Call;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Calls in flight that there are places for from the start.
@@ -17,7 +17,33 @@ pub(super) struct Slot<E> {
     pub given: E,
     /// The call is done.
     pub done: E,
+    /// The wire is being given the call, which may take it until other ranks have come to theirs.
+    giving: AtomicBool,
     pub call: Mutex<Option<Numbered>>,
+}
+
+impl<E> Slot<E> {
+    /// Gives the wire something of the call.
+    pub fn giving<R>(&self, give: impl FnOnce() -> R) -> R {
+        self.giving.store(true, Ordering::Release);
+        let given = give();
+        self.giving.store(false, Ordering::Release);
+        given
+    }
+
+    /// Whether the call is on its way or about to be. What `done` says before all of the call is given is of the last one.
+    pub fn under_way<Q: Streams<Event = E>>(&self) -> Result<bool> {
+        Ok(self.is_given() || !Q::happened(&self.done)?)
+    }
+
+    /// The same once there is nothing of this rank's own that it waits for.
+    pub fn waits_for_others<Q: Streams<Event = E>>(&self) -> Result<bool> {
+        Ok(self.is_given() || (!Q::happened(&self.done)? && Q::happened(&self.given)?))
+    }
+
+    fn is_given(&self) -> bool {
+        self.giving.load(Ordering::Acquire)
+    }
 }
 
 /// The last call in a place.
@@ -65,7 +91,8 @@ impl<E: Send + Sync> Slots<E> {
     }
 
     fn add<Q: Streams<Event = E>>(&mut self, queue: &SharedQueue<Q>) -> Result<u32> {
-        let slot = Arc::new(Slot { given: queue.event()?, done: queue.event()?, call: Mutex::new(None) });
+        let (given, done) = (queue.event()?, queue.event()?);
+        let slot = Arc::new(Slot { given, done, giving: AtomicBool::new(false), call: Mutex::new(None) });
         locked(&self.shared.places).push(Arc::clone(&slot));
         self.all.push(slot);
         Ok(self.all.len() as u32 - 1)

@@ -1,5 +1,5 @@
-//! Watches a wire from a thread of its own: the host never waits for a call, so somebody else has to notice that one does
-//! not end, and to get the queues going again.
+//! Watches a wire from a thread of its own: the host never waits for a call, and where the wire itself does, to connect ranks,
+//! it does not know for whom. So somebody else has to notice that one does not end, and to get the queues going again.
 //!
 //! The watches of all ranks tell each other over the host's transport how far they are. So a rank that is lost, late or
 //! calls something else is named, by all others.
@@ -290,7 +290,7 @@ fn row<Q: Streams>(slots: &SharedSlots<Q::Event>) -> Result<Row> {
         let Some(Numbered { call, lane, number, .. }) = *locked(&slot.call) else { continue };
         let lane = lane as usize;
         let first = row.first[lane].0;
-        if number > 0 && (first == 0 || number < first) && !Q::happened(&slot.done)? {
+        if number > 0 && (first == 0 || number < first) && slot.under_way::<Q>()? {
             row.first[lane] = (number, Fingerprint::of(&call).bits());
         }
     }
@@ -312,7 +312,7 @@ impl Overdue {
             let first = &mut firsts[if message { 2 } else { numbered.lane as usize }];
             let earlier = first.is_none_or(|first| numbered.serial < first.serial);
             // One that has not begun waits for this rank's own computation.
-            if earlier && !Q::happened(&slot.done)? && Q::happened(&slot.given)? {
+            if earlier && slot.waits_for_others::<Q>()? {
                 *first = Some(numbered);
             }
         }

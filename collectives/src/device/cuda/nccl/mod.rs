@@ -18,6 +18,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How much longer than for peers the host waits until a call is in its stream, for which NCCL first connects the ranks: the
+/// watch of the calls, which knows who has not come, is to speak first.
+const AFTER_WATCH: Duration = Duration::from_secs(5);
+
 /// This rank's end of NCCL's group.
 pub struct Nccl {
     name: String,
@@ -27,7 +31,7 @@ pub struct Nccl {
     /// In the group.
     rank: usize,
     lanes: [Comm; 2],
-    /// How long the host's side of a call may take.
+    /// How long peers may take.
     limit: Duration,
 }
 
@@ -76,7 +80,7 @@ impl Nccl {
     ) -> Result<()> {
         let comm = &self.lanes[lane as usize];
         comm.with(call, |handle| work(&self.context.library, handle))?;
-        comm.settled(call, &self.host, self.limit, "the call was not in its stream")
+        comm.settled(call, &self.host, self.limit + AFTER_WATCH, "the call was not in its stream")
     }
 }
 
