@@ -409,7 +409,8 @@ mod tests {
         each.push(small);
         let device = Device::Cuda(Gpus { each, hopper: false, ..gpus(0) });
         let planned = |config: &models::LlamaConfig, dtype, recompute| {
-            let batch = MicroBatch { rows: 1, length: 8, recompute, threads: 1 };
+            let precision = MatmulPrecision::Highest;
+            let batch = MicroBatch { rows: 1, length: 8, recompute, precision, threads: 1 };
             ModelChoice::new("m", config.clone()).footprint(&batch, dtype, &device)
         };
         let config = models::LlamaConfig::preset("llama-2-7b").unwrap();
