@@ -197,17 +197,18 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
             "transport": plan.ranks.label,
             "device": plan.device.name(),
             "attention": plan.attention(),
-            "matmul_precision": plan.batch.matmul_precision(plan.dtype),
+            "matmul_precision": plan.batch.products(plan.dtype, &plan.device),
             "seconds": seconds,
         }))?;
     } else if plan.quiet {
         out::line(loss)?;
     } else {
         out::line(format_args!(
-            "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {windows} windows of {length}{}, {}, in {}",
+            "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {windows} windows of {length}{}, {}{}, in {}",
             loss.exp(),
             if rest > 0 { format!(", the last of {rest}") } else { String::new() },
             plan.dtype.name(),
+            plan.batch.products_remark(&plan.device),
             human::seconds(seconds)
         ))?;
     }

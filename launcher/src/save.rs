@@ -41,8 +41,8 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
     let used = tokenizer.file()?;
     let theirs = match plan.model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
-        // Beside a shape lies the tokenizer that its special tokens are of.
-        Some(beside) => is_there(&beside).then(|| content(&beside)).transpose()?,
+        // Beside a shape lies the tokenizer that its special tokens are of; of one that cannot be read nobody says that it is used.
+        Some(beside) => is_there(&beside).then(|| content(&beside).unwrap_or_default()),
         None => own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content.clone()),
     };
     // A model without a tokenizer.json may have had the same tokenizer in another form.

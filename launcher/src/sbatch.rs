@@ -158,12 +158,14 @@ impl Inner {
         let (name, gpus) = match &cli.command {
             Command::Train(args) => {
                 device::check_flags(&args.device, asked.nccl, ranks.share_gpus)?;
+                device::matmul_precision(&args.device, args.dtype)?;
                 check_anywhere(args, world)?;
                 ("train", cuda(&args.device))
             }
             Command::Eval(args) => {
                 on_hosts("eval", &args.ranks)?;
                 device::check_flags(&args.device, false, ranks.share_gpus)?;
+                device::matmul_precision(&args.device, args.dtype)?;
                 at_least_one("--micro-batch", args.micro_batch)?;
                 args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
                 data::check_alone(&args.data)?;
@@ -381,6 +383,7 @@ mod tests {
             ("--stop-before 60 -- bench all_reduce", &["--stop-before 60", "this bench", "train --save"]),
             ("-- train --speed 11", &["after --", "--speed"]),
             ("-- train --stage 9", &["--stage 9", "0"]),
+            ("-- train --matmul-precision high", &["--matmul-precision high", "add --dtype f32"]),
             ("-- train --steps 0", &["--steps 0", "at least 1"]),
             ("-- eval --model m --data d --micro-batch 0", &["--micro-batch 0", "at least 1"]),
             ("-- train --model 32m --seq 4096", &["--seq 4096", "32m has a context of 1024"]),

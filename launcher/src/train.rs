@@ -90,16 +90,17 @@ impl<'a, T: Float> Run<'a, T> {
     fn begin(plan: &'a TrainPlan, comm: Communicator, show: Show) -> Result<Self> {
         let me = comm.rank();
         let lead = me == 0;
+        // Before anything is written anew.
+        let companions = match plan.save {
+            Some(_) if lead => save::companions(plan)?,
+            _ => Companions::default(),
+        };
         let record = match &plan.metrics {
             Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan)}))?,
             _ => Record::default(),
         };
         let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
         progress.line(&describe::headline(plan));
-        let companions = match plan.save {
-            Some(_) if lead => save::companions(plan)?,
-            _ => Companions::default(),
-        };
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;

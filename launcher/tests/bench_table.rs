@@ -245,6 +245,7 @@ fn messages_can_go_there_and_back() {
         ("all_reduce --ping-pong", ["--ping-pong", "send_recv", "all_reduce"]),
         ("send_recv --ping-pong -m 2", ["--ping-pong", "-m", "leave it away"]),
         ("send_recv --ping-pong --calls started", ["--ping-pong", "--calls started", "leave it away"]),
+        ("send_recv --ping-pong -z 1", ["--ping-pong", "-z 1", "-z 0, 2 or 3"]),
         ("send_recv --ping-pong --one-way", ["--ping-pong", "--one-way", "give one"]),
     ] {
         bench.run(&format!("bench {flags}")).refusal(2, &words);

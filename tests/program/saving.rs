@@ -28,10 +28,16 @@ fn what_is_no_whole_model_is_not_replaced() {
     bench.file("words/vocab.json", "of a lexicon");
     kept("words", &["has vocab.json and no config.json, so it is no model"]);
     bench.file("app/config.json", "{}");
-    kept("app", &["has config.json and no weights"]);
+    kept("app", &["has config.json and no model.safetensors or index"]);
     bench.file("shape/config.json", "{}");
     bench.file("shape/tokenizer.json", "{}");
-    kept("shape", &["no weights, so it is no model", "a new, an empty or a model directory"]);
+    kept(
+        "shape",
+        &[
+            "no model.safetensors or index of several, so it is no model",
+            "a new, an empty or a model directory",
+        ],
+    );
     fs::create_dir(bench.path("m")).unwrap();
     bench.run(&format!("{TRAIN} m")).success();
     for odd in ["model-notes.safetensors", "model-1-of-2.safetensors", "model-0000a-of-00002.safetensors"] {
@@ -54,7 +60,7 @@ fn data_that_lie_in_a_model_are_not_replaced_by_another() {
     for data in ["m/merges.txt", "m", "link.txt", "text.txt m/merges.txt"] {
         bench
             .run(&format!("{TRAIN} m").replace("text.txt", data))
-            .refusal(2, &["--save ", "/m would replace", ".txt, which --data", "another directory"]);
+            .refusal(2, &["--save ", "/m would replace", ".txt, which is among the --data", "another directory"]);
     }
     assert_eq!(fs::read(bench.path("m/merges.txt")).unwrap(), text);
     // The model that goes on there may, and one that nobody reads.

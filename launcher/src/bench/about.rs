@@ -52,6 +52,7 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
             "processors": field(4),
         })
     });
+    let [first, second] = plan.operation.placements(plan.calls, party.native.is_some());
     let mut config = json!({
         "nthreads": 1,
         "ngpus": 1,
@@ -75,6 +76,7 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
         "ping_pong": plan.messages == Messages::PingPong,
         "registered_buffers": plan.registered(party.device.is_some()),
         "algo": algo_name(&plan.algo),
+        "one_form": first == second,
         "skipped": cases.skipped,
         "devices": devices.collect::<Vec<_>>(),
     });

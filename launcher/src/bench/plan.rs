@@ -386,13 +386,16 @@ fn messages(operation: Operation, aggregate: usize, args: &CollectiveArgs) -> Re
         let name = operation.name();
         return Err(Failure::usage(format!("{asked} is for send_recv: every rank of {name} has its part")));
     }
-    if messages == Messages::PingPong && (aggregate > 1 || args.calls == Calls::Started) {
-        let other = if aggregate > 1 { "-m" } else { "--calls started" };
-        return Err(Failure::usage(format!(
+    let several = [("-m", aggregate > 1), ("--calls started", args.calls == Calls::Started)];
+    match several.into_iter().find(|(_, asked)| *asked).filter(|_| messages == Messages::PingPong) {
+        Some((other, _)) => Err(Failure::usage(format!(
             "--ping-pong answers each message before the next, and {other} is for several at once: leave it away"
-        )));
+        ))),
+        None if messages == Messages::PingPong && args.blocking == "1" => Err(Failure::usage(
+            "--ping-pong shows half of what two messages take, and -z 1 has a barrier in that time: take -z 0, 2 or 3",
+        )),
+        None => Ok(messages),
     }
-    Ok(messages)
 }
 
 fn algo(text: &str) -> Result<Algo> {

@@ -129,7 +129,7 @@ pub fn check_kernels(
         kernel.shared,
         called(number, &card.name),
         card.shared,
-        advice.unwrap_or_else(|| "no --dtype needs less: --device cpu, or another model".into())
+        advice.unwrap_or_else(|| "no --dtype fits: take --device cpu, or another model".into())
     )))
 }
 

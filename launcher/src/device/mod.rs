@@ -423,6 +423,6 @@ mod tests {
         // Sums for so wide a norm fit in no type there.
         let wide = models::LlamaConfig { hidden: 32768, ..config };
         let refused = planned(&wide, Precision::Bf16, Full).unwrap_err().to_string();
-        assert!(refused.ends_with("no --dtype needs less: --device cpu, or another model"), "{refused}");
+        assert!(refused.ends_with("no --dtype fits: take --device cpu, or another model"), "{refused}");
     }
 }

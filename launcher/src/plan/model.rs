@@ -34,17 +34,38 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// As `--matmul-precision` names how close its products are, where they are of f32.
+    /// As `--matmul-precision` names how close its products are to be, where they are of f32.
     pub fn matmul_precision(&self, dtype: Precision) -> Option<&'static str> {
-        (dtype == Precision::F32).then_some(match self.precision {
-            MatmulPrecision::Highest => "highest",
-            MatmulPrecision::High => "high",
-        })
+        (dtype == Precision::F32).then_some(named(self.precision))
+    }
+
+    /// The same of how close they are on `device`: no processor but those with AMX is faster with less.
+    pub fn products(&self, dtype: Precision, device: &Device) -> Option<&'static str> {
+        let whole = *device == Device::Cpu && !models::has_faster_products();
+        let precision = if whole { MatmulPrecision::Highest } else { self.precision };
+        (dtype == Precision::F32).then_some(named(precision))
+    }
+
+    /// What is to be said of that, where it was chosen.
+    pub fn products_remark(&self, device: &Device) -> &'static str {
+        match (self.precision, self.products(Precision::F32, device)) {
+            (MatmulPrecision::Highest, _) => "",
+            (_, Some("high")) => " with products of high precision",
+            _ => " with products of the highest precision, as no others are faster on this processor",
+        }
     }
 
     /// Bytes of its tokens and of those that it predicts, on the host.
     pub fn token_bytes(&self) -> usize {
         2 * self.rows * self.length * size_of::<u32>()
+    }
+}
+
+/// As `--matmul-precision` names it.
+fn named(precision: MatmulPrecision) -> &'static str {
+    match precision {
+        MatmulPrecision::Highest => "highest",
+        MatmulPrecision::High => "high",
     }
 }
 

@@ -47,7 +47,7 @@ fn check_kept(
 ) -> Result<()> {
     if let Some(file) = data.iter().find(|file| lies_in(file, place)) {
         return usage(format!(
-            "--save {} would replace {}, which --data names: name another directory",
+            "--save {} would replace {}, which is among the --data: name another directory, or only the data that are meant",
             place.display(),
             file.display()
         ));

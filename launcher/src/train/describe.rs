@@ -2,14 +2,13 @@
 
 use crate::agree::Signature;
 use crate::bench::tuning;
-use crate::device::Device;
 use crate::files;
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::plan::TrainPlan;
 use crate::tokenizer::Tokenizer;
+use models::Recompute;
 use models::hf::rope_scaling;
-use models::{MatmulPrecision, Recompute};
 use serde_json::{Value, json};
 use zero::Placement;
 
@@ -105,7 +104,7 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         plan.ranks.asked(),
         plan.zero.stage,
         plan.dtype.name(),
-        products(plan),
+        plan.batch.products_remark(&plan.device),
         match plan.zero.placement {
             Placement::Offloaded => ", optimizer on the host",
             _ => "",
@@ -116,19 +115,6 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         plan.batch.rows,
         plan.batch.length
     )
-}
-
-/// How close products are, where that was chosen, and where the choice changes nothing.
-fn products(plan: &TrainPlan) -> &'static str {
-    match plan.batch.precision {
-        MatmulPrecision::Highest => "",
-        MatmulPrecision::High if plan.device != Device::Cpu || models::has_faster_products() => {
-            " with products of high precision"
-        }
-        MatmulPrecision::High => {
-            " with products of the highest precision, as no others are faster on this processor"
-        }
-    }
 }
 
 /// `1 rank`, `2 ranks`.
@@ -174,7 +160,7 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "cuda_graphs": plan.cuda_graphs,
         "stage": plan.zero.stage.level(),
         "dtype": plan.dtype.name(),
-        "matmul_precision": plan.batch.matmul_precision(plan.dtype),
+        "matmul_precision": plan.batch.products(plan.dtype, &plan.device),
         "steps": plan.steps,
         "micro_batch": plan.batch.rows,
         "accumulate": plan.zero.accumulate,

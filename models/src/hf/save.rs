@@ -336,7 +336,7 @@ fn check_replaceable(target: &Path, parent: &Path) -> Result<()> {
     let lacks = match (has(CONFIG), has(SINGLE) || has(INDEX)) {
         (true, true) => None,
         (false, _) => Some(CONFIG),
-        (true, false) => Some("weights"),
+        (true, false) => Some("model.safetensors or index of several"),
     };
     if let Some(lacks) = lacks {
         let text = format!(

@@ -122,14 +122,14 @@ fn recomputation_and_threads_do_not_change_a_bit() {
     }
 }
 
-fn check_f32(precision: MatmulPrecision) {
+fn check_f32(precision: MatmulPrecision, bound: f64) {
     for name in VARIANTS {
         let reference = Reference::open(name);
         let computed = compute_to::<f32>(&reference, Recompute::None, 1, precision);
         let mut worst = (0.0, "");
         for (key, values) in &computed.tensors {
             let far = distance(values, &reference.floats(&format!("f32.{key}")));
-            assert!(far < 1e-4, "{name}: {key} is {far:.1e} from PyTorch's");
+            assert!(far < bound, "{name}: {key} is {far:.1e} from PyTorch's");
             worst = if far > worst.0 { (far, key) } else { worst };
         }
         let loss = distance(&[computed.loss], &reference.doubles("f32.loss"));
@@ -140,12 +140,12 @@ fn check_f32(precision: MatmulPrecision) {
 
 #[test]
 fn f32_agrees_with_pytorch() {
-    check_f32(MatmulPrecision::Highest);
+    check_f32(MatmulPrecision::Highest, 1e-5);
 }
 
 #[test]
 fn f32_of_high_precision_agrees_with_pytorch() {
-    check_f32(MatmulPrecision::High);
+    check_f32(MatmulPrecision::High, 1e-4);
     let reference = Reference::open(VARIANTS[0]);
     let of = |threads, precision| bits(&compute_to::<f32>(&reference, Recompute::None, threads, precision));
     let high = of(1, MatmulPrecision::High);

@@ -2,7 +2,7 @@
 //!
 //! Two queues beside the compute queue, one for gathers and one for reductions, so that neither holds the other up. A
 //! call's queue waits for what the compute queue had been given when the call started; the compute queue waits for the
-//! call only once somebody waits for it. The host never waits. A third queue sums pieces of a reduction while the next
+//! call only once somebody waits for it. The host waits for none. A third queue sums pieces of a reduction while the next
 //! ones are on their way.
 
 mod plan;
@@ -421,7 +421,7 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
     }
 
     fn is_done(&self, _: u32) -> bool {
-        // Waiting never blocks the host; but what was deferred goes on.
+        // The host goes on, and so does what was deferred.
         let state = &mut *self.lock();
         let _ = self.alive(state, |this, state| this.flush(state));
         true

@@ -33,15 +33,15 @@ impl<E> Slot<E> {
 
     /// Whether the call is on its way or about to be. What `done` says before all of the call is given is of the last one.
     pub fn under_way<Q: Streams<Event = E>>(&self) -> Result<bool> {
-        Ok(self.is_given() || !Q::happened(&self.done)?)
+        Ok(self.is_being_given() || !Q::happened(&self.done)?)
     }
 
     /// The same once there is nothing of this rank's own that it waits for.
     pub fn waits_for_others<Q: Streams<Event = E>>(&self) -> Result<bool> {
-        Ok(self.is_given() || (!Q::happened(&self.done)? && Q::happened(&self.given)?))
+        Ok(self.is_being_given() || (!Q::happened(&self.done)? && Q::happened(&self.given)?))
     }
 
-    fn is_given(&self) -> bool {
+    fn is_being_given(&self) -> bool {
         self.giving.load(Ordering::Acquire)
     }
 }

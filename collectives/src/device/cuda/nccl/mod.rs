@@ -71,7 +71,8 @@ impl Nccl {
         Nccl { name, context, host: host.clone(), rank: host.rank(), lanes, limit }
     }
 
-    /// Gives one lane's stream what `work` calls, and returns when it is there. The host waits for no peer.
+    /// Gives one lane's stream what `work` calls, and returns when it is there. The host waits for peers only while NCCL
+    /// connects to them, at the first calls of a kind.
     fn give(
         &self,
         lane: Lane,
