@@ -58,9 +58,10 @@ fn data_that_lie_in_a_model_are_not_replaced_by_another() {
     let text = fs::read(bench.text("m/merges.txt", 9000)).unwrap();
     std::os::unix::fs::symlink("m/merges.txt", bench.path("link.txt")).unwrap();
     for data in ["m/merges.txt", "m", "link.txt", "text.txt m/merges.txt"] {
-        bench
-            .run(&format!("{TRAIN} m").replace("text.txt", data))
-            .refusal(2, &["--save ", "/m would replace", ".txt, which is among the --data", "another directory"]);
+        bench.run(&format!("{TRAIN} m").replace("text.txt", data)).refusal(
+            2,
+            &["--save ", "/m would replace", ".txt, which is among the --data", "another directory"],
+        );
     }
     assert_eq!(fs::read(bench.path("m/merges.txt")).unwrap(), text);
     // The model that goes on there may, and one that nobody reads.
