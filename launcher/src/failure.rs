@@ -132,7 +132,9 @@ impl From<zero::Error> for Failure {
                 Failure::Verdict(format!("{e} ({flags})"))
             }
             zero::Error::Stopped { why: signal, .. } => stop::interrupted(signal),
-            zero::Error::Batch { .. } => Failure::Verdict(e.to_string()),
+            zero::Error::Batch { .. } | zero::Error::Unlike { .. } | zero::Error::Weights { .. } => {
+                Failure::Verdict(e.to_string())
+            }
             e => Failure::run(e),
         }
     }

@@ -13,10 +13,34 @@ use collectives::{Account, Buffer, Communicator, Float};
 
 /// Partial sums of all ranks, kept between steps.
 pub struct Norm {
-    /// (world, 1 + blocks of a rank): each rank's loss, then its blocks' sums of squares.
+    /// (world, 2 + blocks of a rank): each rank's loss and what it did, then its blocks' sums of squares.
     partials: Buffer<f64>,
     /// f64 values of one rank.
     stride: usize,
+}
+
+/// Values of a rank before those of its blocks.
+const BEFORE: usize = 2;
+
+/// What all ranks have to do alike in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// Tokens of a micro-batch.
+    pub tokens: u32,
+    /// The learning rate.
+    pub lr: f32,
+}
+
+impl Terms {
+    /// As a number that nobody computes with.
+    fn pack(self) -> f64 {
+        f64::from_bits(u64::from(self.tokens) << 32 | u64::from(self.lr.to_bits()))
+    }
+
+    fn unpack(packed: f64) -> Self {
+        let bits = packed.to_bits();
+        Terms { tokens: (bits >> 32) as u32, lr: f32::from_bits(bits as u32) }
+    }
 }
 
 /// The loss of a rank that has none: no number, and none that a computation gives; with its lowest 9 bits it says why.
@@ -42,6 +66,8 @@ pub struct Global {
     pub loss: f64,
     /// The first rank without a loss, and the number that it gave for it, if it did.
     pub without: Option<(usize, Option<u8>)>,
+    /// The first rank that did otherwise than rank 0, and what both did.
+    pub unlike: Option<(usize, [Terms; 2])>,
     /// The Euclidean norm of the whole gradient.
     pub norm: f64,
 }
@@ -49,7 +75,7 @@ pub struct Global {
 impl Norm {
     /// Values that each rank contributes.
     pub fn stride(plan: &Plan) -> usize {
-        1 + plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).shard_len() / NORM_BLOCK).sum::<usize>()
+        BEFORE + plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).shard_len() / NORM_BLOCK).sum::<usize>()
     }
 
     /// Bytes of all ranks' values.
@@ -67,7 +93,7 @@ impl Norm {
     pub(crate) fn squares<T: Float>(&mut self, hands: &mut Hands<'_, T>, grads: &Grads<T>) -> Result<()> {
         let Hands { plan, model, kernels, .. } = hands;
         let partials = &mut self.partials;
-        let mut next = plan.rank * self.stride + 1;
+        let mut next = plan.rank * self.stride + BEFORE;
         let mut done = Ok(());
         model.install(&mut || {
             done = plan.buckets().try_for_each(|(u, b)| {
@@ -82,9 +108,14 @@ impl Norm {
 
     /// The norm of the reduced gradient over all ranks, after their [`squares`](Self::squares), and the sum of the ranks'
     /// `loss`.
-    pub(crate) fn global<T: Float>(&mut self, hands: &mut Hands<'_, T>, loss: f64) -> Result<Global> {
+    pub(crate) fn global<T: Float>(
+        &mut self,
+        hands: &mut Hands<'_, T>,
+        loss: f64,
+        terms: Terms,
+    ) -> Result<Global> {
         let (mine, partials) = (hands.plan.rank * self.stride, &mut self.partials);
-        hands.kernels.put(&[loss], partials.view_mut().slice(mine..mine + 1))?;
+        hands.kernels.put(&[loss, terms.pack()], partials.view_mut().slice(mine..mine + BEFORE))?;
         hands.communicate(Activity::Optimizer, |comm| Ok(comm.all_gather_in_place(&mut *partials)?))?;
 
         let Hands { plan, comm, kernels, .. } = hands;
@@ -96,8 +127,14 @@ impl Norm {
         let without =
             losses.clone().enumerate().find_map(|(rank, &loss)| without(loss).map(|why| (rank, why)));
         let loss = losses.sum();
+        let mut terms = partials.iter().skip(1).step_by(self.stride);
+        let unlike = terms.next().and_then(|first| {
+            // By their bits: a learning rate may be no number.
+            let rank = 1 + terms.position(|other| other.to_bits() != first.to_bits())?;
+            Some((rank, [*first, partials[rank * self.stride + 1]].map(Terms::unpack)))
+        });
         let mut sum = 0.0;
-        let mut first = 1;
+        let mut first = BEFORE;
         for (u, b) in plan.buckets() {
             let bucket = plan.layout[u].bucket(b);
             let blocks = bucket.shard_len() / NORM_BLOCK;
@@ -116,7 +153,7 @@ impl Norm {
             }
             first += blocks;
         }
-        Ok(Global { loss, without, norm: f64::sqrt(sum) })
+        Ok(Global { loss, without, unlike, norm: f64::sqrt(sum) })
     }
 }
 

@@ -23,6 +23,30 @@ pub struct Config {
     pub placement: Placement,
 }
 
+impl Config {
+    /// Whether its numbers are ones to train with: the first that is not, and what would be.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let AdamW { beta1, beta2, eps, weight_decay } = self.adamw;
+        let below_1 = |x: f32| (0.0..1.0).contains(&x);
+        let finite = |x: f32, fits: bool| x.is_finite() && fits;
+        let clip = self.clip.unwrap_or(1.0);
+        let rules = [
+            ("beta1", beta1, below_1(beta1), "from 0 to below 1"),
+            ("beta2", beta2, below_1(beta2), "from 0 to below 1"),
+            ("eps", eps, finite(eps, eps > 0.0), "above 0"),
+            ("weight_decay", weight_decay, finite(weight_decay, weight_decay >= 0.0), "at least 0"),
+            ("clip", clip, finite(clip, clip > 0.0), "above 0, or None"),
+        ];
+        if self.accumulate == 0 {
+            return Err("0 micro-batches in a step: at least 1 is needed".to_owned());
+        }
+        match rules.into_iter().find(|(_, _, fits, _)| !fits) {
+            None => Ok(()),
+            Some((name, value, _, range)) => Err(format!("{name} is {value:?}: it has to be {range}")),
+        }
+    }
+}
+
 /// Where a rank keeps and computes what it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {

@@ -36,6 +36,37 @@ pub enum Error {
         /// The source's own words.
         why: String,
     },
+    /// Ranks do not do the same in a step, so that nothing right could come of it; all ranks say so.
+    #[error(
+        "step {step}: rank {rank} has {tokens} tokens in a micro-batch and a learning rate of {lr:e}, and rank {other} {others} \
+         and {other_lr:e}: all ranks have to be alike"
+    )]
+    Unlike {
+        /// The optimizer step, counted from 1.
+        step: u64,
+        /// The first rank of the job that differs.
+        rank: usize,
+        /// Its tokens of a micro-batch.
+        tokens: u32,
+        /// Its learning rate.
+        lr: f32,
+        /// The rank that it differs from.
+        other: usize,
+        /// Tokens of a micro-batch there.
+        others: u32,
+        /// The learning rate there.
+        other_lr: f32,
+    },
+    /// Ranks begin with other weights; all say so.
+    #[error(
+        "the initial weights of rank {rank} are not those of rank {other}: at stage 0 each rank keeps its own, so they must be"
+    )]
+    Weights {
+        /// The first rank of the job that differs.
+        rank: usize,
+        /// The rank that it differs from.
+        other: usize,
+    },
     /// A rank's source of micro-batches wants no further step; all ranks say so.
     #[error("step {step} is not made: rank {rank} is to stop (for reason {why})")]
     Stopped {

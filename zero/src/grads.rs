@@ -5,7 +5,7 @@
 //! The sum is rounded to `T` once: by the reduction itself when there is one micro-batch; when there are several, by
 //! [`finish`](Grads::finish) where the gradient is always whole, else by the reader ([`Reduced::Wide`]).
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hands::{Hands, Meanwhile};
 use crate::params::alloc_slots;
 use crate::plan::{Home, Plan};
@@ -130,11 +130,15 @@ impl<T: Float> Grads<T> {
         if let Some(error) = self.failed.take() {
             return Err(error.into());
         }
-        debug_assert!(
-            self.units[unit].iter().all(|b| b.awaited == 0),
-            "unit {unit} declared every tensor ready"
-        );
-        Ok(())
+        match self.units[unit].iter().position(|bucket| bucket.awaited > 0) {
+            None => Ok(()),
+            Some(bucket) => {
+                let problem = format!(
+                    "the model's backward has not said of all gradients in bucket {bucket} of unit {unit} that they are ready"
+                );
+                Err(Error::Config { problem })
+            }
+        }
     }
 
     /// Starts the reduction of a bucket whose tensors are all final.
@@ -279,7 +283,7 @@ impl<T: Float> Gradients<T> for Borrowed<'_, T> {
     fn ready(&mut self, unit: usize, tensor: usize) {
         let (b, _) = self.plan.layout[unit].locate(tensor);
         let bucket = &mut self.grads.units[unit][b];
-        bucket.awaited -= 1;
+        bucket.awaited = bucket.awaited.checked_sub(1).expect("a gradient is ready once");
         if bucket.awaited == 0 && self.grads.failed.is_none() {
             let Borrowed { plan, meanwhile, grads } = self;
             grads.failed = meanwhile.communicate(|comm| grads.reduce(plan, comm, unit, b)).err();

@@ -79,7 +79,9 @@ impl Schedule {
     fn of(units: &[Unit], prefetch: bool, compute: Vec<Compute>) -> Self {
         // Which units' weights a step reads, its own first.
         let reads = |c: &Compute| -> Vec<usize> {
-            let own = (!c.backward || units[c.unit].backward_reads).then_some(c.unit);
+            // The last unit's backward includes its forward, which reads them.
+            let forward = !c.backward || c.unit + 1 == units.len();
+            let own = (forward || units[c.unit].backward_reads).then_some(c.unit);
             own.into_iter().chain(units[c.unit].uses.iter().copied()).collect()
         };
         let needs: Vec<Vec<usize>> = compute.iter().map(reads).collect();

@@ -4,7 +4,7 @@
 //! same way, each gradient bucket's reduction starting as soon as it is ready. Then, once: finish the
 //! reductions, measure the global norm, update this rank's share, and publish it while the next is updated.
 
-use crate::clip::{self, Norm};
+use crate::clip::{self, Norm, Terms};
 use crate::config::{Config, Placement};
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
@@ -35,7 +35,7 @@ pub struct Trainer<T: Float> {
     clock: Clock,
 }
 
-/// Where the micro-batches of a step come from. All ranks give batches of one shape.
+/// Where the micro-batches of a step come from. All ranks give batches of as many tokens.
 pub trait Batches {
     /// Micro-batch `index` of this rank in this step.
     ///
@@ -169,7 +169,10 @@ impl<T: Float> Trainer<T> {
         let grads = Grads::new(&plan, &comm, &ledger.gradients, &ledger.buckets)?;
         let mut optimizer = Optimizer::new(&plan, &mut *kernels, &ledger.optimizer)?;
         let norm = Norm::new(&plan, &comm, &ledger.workspace)?;
-        optimizer.start(&plan, model.units(), &mut *kernels, &mut params, source)?;
+        let weights = optimizer.start(&plan, model.units(), &mut *kernels, &mut params, source)?;
+        if !plan.config.stage.shards_optimizer {
+            check_weights(&comm, weights)?;
+        }
         let clock = Clock::of(&comm);
         let plan = Arc::new(plan);
         Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
@@ -178,13 +181,15 @@ impl<T: Float> Trainer<T> {
     /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
     ///
     /// # Errors
-    /// `batches` has none or wants no more, the loss or the gradient is not finite, or a collective fails, as when another rank
-    /// does. The trainer makes no more steps then. But for the last, all ranks say so before anything is updated, so that
-    /// [`export`](Self::export) still gives the weights of the step before.
+    /// `batches` has none or wants no more, ranks differ in tokens or `lr`, the loss or the gradient is not finite, or a
+    /// collective fails, as when another rank does. But for the last, all ranks say so before anything is updated, so that
+    /// [`export`](Self::export) still gives the weights of the step before; after the last, all else fails too.
     ///
     /// # Panics
     /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
+        // After a failure what it left half done is in nobody's way.
+        self.comm.progress()?;
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock.restart();
         let mut report = Step::default();
@@ -233,7 +238,9 @@ impl<T: Float> Trainer<T> {
             Some(NoBatch::Failed(_)) => clip::no_loss(None),
             Some(NoBatch::Stop(why)) => clip::no_loss(Some(*why)),
         };
-        let global = norm.global(&mut hands, mine)?;
+        let tokens = report.tokens / (micro_batches * plan.world);
+        let terms = Terms { tokens: tokens.try_into().unwrap_or(u32::MAX), lr };
+        let global = norm.global(&mut hands, mine, terms)?;
         if let Some((rank, stop)) = global.without {
             let step = optimizer.steps() + 1;
             let words = if let Some(NoBatch::Failed(words)) = &without { words } else { "" };
@@ -243,6 +250,23 @@ impl<T: Float> Trainer<T> {
                     let why = told_by(rank, comm, words)?;
                     Error::Batch { step, rank: comm.job_rank(rank), why }
                 }
+            });
+        }
+        if let Some((rank, [first, other])) = global.unlike {
+            return Err(Error::Unlike {
+                step: optimizer.steps() + 1,
+                rank: comm.job_rank(rank),
+                tokens: other.tokens,
+                lr: other.lr,
+                other: comm.job_rank(0),
+                others: first.tokens,
+                other_lr: first.lr,
+            });
+        }
+        if !(lr.is_finite() && lr >= 0.0) {
+            // All ranks have it.
+            return Err(Error::Config {
+                problem: format!("the learning rate is {lr:?}: it has to be at least 0"),
             });
         }
         report.loss = global.loss / report.tokens as f64;
@@ -320,6 +344,7 @@ impl<T: Float> Trainer<T> {
     /// # Panics
     /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
     pub fn evaluate(&mut self, batch: Option<&Batch<'_>>) -> Result<&[f32]> {
+        self.comm.progress()?;
         if let Some(batch) = batch {
             self.model.begin(batch, 0.0);
         }
@@ -372,6 +397,7 @@ impl<T: Float> Trainer<T> {
     /// # Errors
     /// `sink` fails, or a collective does, as when another rank gives up.
     pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
+        self.comm.progress()?;
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;
             let shown = sink.as_mut().map_or(Ok(()), |sink| self.show(unit, sink));
@@ -414,6 +440,16 @@ impl<T: Float> Trainer<T> {
     }
 }
 
+/// Whether all ranks begin with weights of this digest.
+fn check_weights(comm: &Communicator, digest: u64) -> Result<()> {
+    let mut all = vec![0; comm.size()];
+    comm.all_gather(&[digest][..], &mut all[..])?;
+    match all.iter().position(|other| *other != all[0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::Weights { rank: comm.job_rank(rank), other: comm.job_rank(0) }),
+    }
+}
+
 /// The plan of this rank, which has a device or none.
 ///
 /// # Errors
@@ -425,8 +461,8 @@ fn plan_for<T: Float>(
     comm: &Communicator,
 ) -> Result<Plan> {
     let placement = config.placement;
+    config.check().map_err(|problem| Error::Config { problem })?;
     let problem = match (device, placement.on_device()) {
-        _ if config.accumulate == 0 => "0 micro-batches in a step: at least 1 is needed".to_owned(),
         (false, true) => format!(
             "the placement {placement:?} for a trainer without a device: Host, or Trainer::on_device, is needed"
         ),

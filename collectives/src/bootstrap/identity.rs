@@ -7,6 +7,7 @@ mod torchrun;
 
 use super::hosts;
 use crate::error::{Error, Result};
+use crate::watch::MAX_SIZE;
 use innermost::Evidence;
 pub use launcher::Launcher;
 
@@ -195,6 +196,12 @@ impl Environment<'_> {
             }
         };
         below(names.rank, rank, names.world, world)?;
+        if world > MAX_SIZE {
+            return Err(Error::Launch(format!(
+                "{}={world}: at most {MAX_SIZE} ranks can be one group",
+                names.world
+            )));
+        }
         let local_rank = self.number(names.local_rank)?;
         let local_size = self.number(names.local_size)?;
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {

@@ -142,6 +142,7 @@ pub(super) fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
 /// kernel's instructions.
 pub(super) trait Task {
     /// Whether operands and result are f32.
+    #[cfg(target_arch = "x86_64")]
     const F32: bool = false;
 
     /// Does the work.

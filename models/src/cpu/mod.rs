@@ -251,13 +251,13 @@ impl<T: Float> Ops<T> for Cpu {
     ) {
         let (m, k, n) = (left.rows, left.columns, right.columns);
         assert_eq!(k, right.rows, "inner dimensions of a product");
-        assert_eq!(out.len(), m * n, "the result of a product of {m} x {k} and {k} x {n}");
+        assert_eq!(out.len(), area(m, n), "the result of a product of {m} x {k} and {k} x {n}");
         assert!(out.place().is_host(), "host access to {:?}", out.place());
         let addend = match plus {
             Plus::Nothing => Addend::None,
             Plus::Old => Addend::Old,
             Plus::Other(other) => {
-                assert_eq!(other.len(), m * n, "an addend of the result's shape");
+                assert_eq!(other.len(), area(m, n), "an addend of the result's shape");
                 Addend::Other(other.host().as_ptr())
             }
         };
@@ -374,10 +374,11 @@ impl<T: Float> Ops<T> for Cpu {
     ) {
         let (q, k, v, out, log_sums) = (q.host(), k.host(), v.host(), out.host(), log_sums.host());
         let AttentionShape { rows, length, heads, kv_heads, width } = shape;
-        let n = rows * length;
-        assert!(q.len() == n * heads * width && out.len() == q.len(), "queries and results of attention");
-        assert!(k.len() == n * kv_heads * width && v.len() == k.len(), "keys and values of attention");
-        assert_eq!(log_sums.len(), n * heads, "one logarithm for each query and head");
+        let n = area(rows, length);
+        let (queries, keys) = (area(area(n, heads), width), area(area(n, kv_heads), width));
+        assert!(q.len() == queries && out.len() == queries, "queries and results of attention");
+        assert!(k.len() == keys && v.len() == keys, "keys and values of attention");
+        assert_eq!(log_sums.len(), area(n, heads), "one logarithm for each query and head");
         let (out, log_sums) = (Shared(out.as_mut_ptr()), Shared(log_sums.as_mut_ptr()));
         // Each task packs its keys and values, so query heads that share those are apart only where threads would be idle.
         let group = heads / kv_heads;
@@ -401,16 +402,16 @@ impl<T: Float> Ops<T> for Cpu {
         let (log_sums, d_out) = (a.log_sums.host(), a.d_out.host());
         let (d_q, d_k, d_v) = (a.d_q.host(), a.d_k.host(), a.d_v.host());
         let AttentionShape { rows, length, heads, kv_heads, width } = shape;
-        let n = rows * length;
-        let queries = n * heads * width;
+        let n = area(rows, length);
+        let (queries, keys) = (area(area(n, heads), width), area(area(n, kv_heads), width));
         assert!(
             q.len() == queries && out.len() == queries && d_out.len() == queries,
             "queries and results of attention"
         );
-        assert!(k.len() == n * kv_heads * width && v.len() == k.len(), "keys and values of attention");
-        assert_eq!(log_sums.len(), n * heads, "one logarithm for each query and head");
+        assert!(k.len() == keys && v.len() == keys, "keys and values of attention");
+        assert_eq!(log_sums.len(), area(n, heads), "one logarithm for each query and head");
         assert!(d_q.len() == queries, "gradients of queries");
-        assert!(d_k.len() == n * kv_heads * width && d_v.len() == d_k.len(), "gradients of keys and values");
+        assert!(d_k.len() == keys && d_v.len() == keys, "gradients of keys and values");
         let (d_q, d_k, d_v) = (Shared(d_q.as_mut_ptr()), Shared(d_k.as_mut_ptr()), Shared(d_v.as_mut_ptr()));
         let words = attention::words(length, width, true);
         self.each_with_words(rows * kv_heads, words, |task, words| {
@@ -489,9 +490,14 @@ impl<T: Float> Ops<T> for Cpu {
     }
 }
 
+/// Elements of so many rows: a number that memory can hold, so that what is compared with it is what it says.
+fn area(rows: usize, columns: usize) -> usize {
+    rows.checked_mul(columns).expect("lengths that memory can hold")
+}
+
 /// A matrix as the packing reads it.
 fn mat<T: Element>(m: Matrix<'_, T>) -> Mat<'_, T> {
     let data = m.data.host();
-    assert_eq!(data.len(), m.rows * m.columns, "the elements of a matrix");
+    assert_eq!(data.len(), area(m.rows, m.columns), "the elements of a matrix");
     if m.transposed { Mat::columns(data, m.rows) } else { Mat::rows(data, m.columns) }
 }

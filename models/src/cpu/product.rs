@@ -170,6 +170,7 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
 struct Blocked<'a, 's, L, R, O>(Product<'a, 's, L, R, O>);
 
 impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
+    #[cfg(target_arch = "x86_64")]
     const F32: bool = is::<L, f32>() && is::<R, f32>() && is::<O, f32>();
 
     #[inline(always)]

@@ -234,6 +234,8 @@ pub struct TokenWriter {
     new: NewFile,
     width: TokenWidth,
     count: u64,
+    /// Whether no token was refused.
+    whole: bool,
     bytes: Vec<u8>,
 }
 
@@ -260,7 +262,7 @@ impl TokenWriter {
         }
         let mut new = NewFile::create(&path).map_err(|e| Error::system("create", &path, e))?;
         let written = new.file().write_all(&[0; HEADER]);
-        let writer = TokenWriter { path, new, width, count: 0, bytes: vec![] };
+        let writer = TokenWriter { path, new, width, count: 0, whole: true, bytes: vec![] };
         written.map_err(|e| writer.refused(e))?;
         Ok(writer)
     }
@@ -285,8 +287,9 @@ impl TokenWriter {
                 }
                 self.bytes.extend(part.iter().flat_map(|&t| (t as u16).to_le_bytes()));
             }
+            self.whole = false;
             self.new.file().write_all(&self.bytes).map_err(|e| self.refused(e))?;
-            self.count += part.len() as u64;
+            (self.whole, self.count) = (true, self.count + part.len() as u64);
         }
         Ok(())
     }
@@ -299,8 +302,11 @@ impl TokenWriter {
     /// Writes the header, syncs, and gives the file its name; gives back the number of tokens.
     ///
     /// # Errors
-    /// The system's refusal.
+    /// The system's refusal, now or of tokens before.
     pub fn finish(mut self) -> Result<u64> {
+        if !self.whole {
+            return Err(self.refused(std::io::Error::other("some were refused before")));
+        }
         let header = self.width.header_for(self.count as usize)?;
         let file = self.new.file();
         let complete = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header));

@@ -80,7 +80,10 @@ impl Windows {
     /// evaluation does that takes each window once: whole, with T as `length`, and what follows them.
     ///
     /// # Errors
-    /// Those of [`Tokens::read`].
+    /// A length of 0 or windows past the last token of these, or those of [`Tokens::read`].
+    ///
+    /// # Panics
+    /// `inputs` and `targets` are not equally long, or no whole rows.
     pub fn read(
         &self,
         tokens: &Tokens,
@@ -89,6 +92,15 @@ impl Windows {
         inputs: &mut [u32],
         targets: &mut [u32],
     ) -> Result<()> {
+        let rows = inputs.len().checked_div(length).unwrap_or(0);
+        if rows == 0 || self.start(first + rows - 1) + length >= self.range.end {
+            return Err(Error::config(format!(
+                "{rows} windows of {length} tokens from the {first}th on are asked for, and there are {} of {} in {} tokens",
+                self.count(),
+                self.length,
+                self.range.len()
+            )));
+        }
         fill(tokens, length, inputs, targets, |row| self.start(first + row))
     }
 }
@@ -305,6 +317,11 @@ mod tests {
         // What follows has no 64 tokens more.
         assert_eq!(windows.rest(), 35);
         windows.read(&tokens, 1, 35, &mut inputs[..35], &mut targets[..35]).unwrap();
+        for (first, length) in [(1, 36), (1, 64), (2, 1), (0, 0)] {
+            let (inputs, targets) = (&mut inputs[..length], &mut targets[..length]);
+            let refused = windows.read(&tokens, first, length, inputs, targets).unwrap_err().to_string();
+            assert!(refused.contains("are asked for"), "{first} {length}: {refused}");
+        }
         assert_eq!((inputs[0], targets[34]), (964, 999));
     }
 

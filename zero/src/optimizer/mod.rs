@@ -14,8 +14,8 @@ use collectives::{Account, Buffer, Float};
 use models::{TensorSpec, Unit};
 use std::ops::Range;
 
-/// Where initial weights come from: fills the elements `range` of a tensor. Called for every tensor in order,
-/// and only for the ranges that this rank keeps.
+/// Where initial weights come from: fills the elements `range` of a tensor. Called for the tensors in order, part by part, and
+/// only for the ranges that this rank keeps. All ranks have to give the same.
 pub type Source<'a> =
     dyn FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
 
@@ -51,7 +51,7 @@ impl Optimizer {
         Ok(Optimizer { units, steps: 0, ranges: Vec::with_capacity(most.unwrap_or(0)) })
     }
 
-    /// Sets the owned weights from `source` and publishes them.
+    /// Sets the owned weights from `source` and publishes them; gives back a digest of what came.
     pub fn start<T: Float>(
         &mut self,
         plan: &Plan,
@@ -59,7 +59,8 @@ impl Optimizer {
         kernels: &mut dyn Kernels<T>,
         params: &mut Params<T>,
         source: &mut Source<'_>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
+        let mut digest = 0u64;
         // A tensor can be larger than memory has room for twice; a chunk is worth drawing by several threads.
         const CHUNK: usize = 1 << 20;
         let longest = units.iter().flat_map(|unit| &unit.tensors).map(TensorSpec::len).max();
@@ -75,6 +76,10 @@ impl Optimizer {
                     let out = &mut chunk[..n];
                     source(spec, start..start + n, out)
                         .map_err(|why| Error::Init { tensor: spec.name.clone(), why })?;
+                    for x in &*out {
+                        digest = (digest.rotate_left(5) ^ u64::from(x.to_bits()))
+                            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    }
                     let at = of_bucket.start + (start - of_tensor.start) - owned.start;
                     let master = state.master.as_mut().map(|master| master.view_mut().slice(at..at + n));
                     kernels.set(out, master, param.reborrow().slice(at..at + n))?;
@@ -84,7 +89,7 @@ impl Optimizer {
                 params.publish(u, b)?;
             }
         }
-        Ok(())
+        Ok(digest)
     }
 
     /// One update of everything owned, bucket by bucket, each published while the next is updated.

@@ -197,6 +197,45 @@ fn micro_batches_of_a_step_have_one_shape() {
     assert!(error.ends_with(words) && places(&log, "update").is_empty(), "{error}");
 }
 
+/// A model that leaves a gradient unfinished would train on what was there before.
+#[test]
+fn a_gradient_that_is_never_ready_is_named() {
+    struct Forgets(Scripted);
+    impl Model<f32> for Forgets {
+        fn units(&self) -> &[Unit] {
+            &self.0.units
+        }
+        fn begin(&mut self, batch: &Batch<'_>, scale: f32) {
+            self.0.begin(batch, scale);
+        }
+        fn forward_unit(&mut self, _: usize, _: &dyn Weights<f32>) {}
+        fn backward_unit(&mut self, unit: usize, w: &dyn Weights<f32>, gradients: &mut dyn Gradients<f32>) {
+            if unit != 1 {
+                self.0.backward_unit(unit, w, gradients);
+            }
+        }
+        fn losses(&mut self) -> &[f32] {
+            &[]
+        }
+        fn loss(&mut self) -> f64 {
+            1.0
+        }
+        fn logits(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut [f32]) {}
+    }
+    for level in 0..4 {
+        let config = Config { stage: Stage::try_from(level).unwrap(), ..Config::default() };
+        let comm = Communicator::threads(1).remove(0);
+        let (log, losses) = (Log::default(), VecDeque::new());
+        let model = Forgets(Scripted { units: units(3), losses, log, loses: None });
+        let plan = plan_for(&model, &config, false, &comm).unwrap();
+        let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+        let (kernels, ledger) = (Box::new(Recorder::default()), Ledger::default());
+        let made = Trainer::with(kernels, plan, Box::new(model), comm, ledger, source);
+        let error = made.unwrap().step(&mut Ones, 1e-3).unwrap_err().to_string();
+        assert!(error.contains("unit 1") && error.contains("ready"), "stage {level}: {error}");
+    }
+}
+
 /// A device is said to wait for collectives only where there are some that it waits for.
 #[test]
 fn weights_that_are_there_are_not_waited_for() {

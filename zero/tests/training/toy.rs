@@ -5,7 +5,7 @@ use collectives::bootstrap::{Identity, shm_group};
 use collectives::{Communicator, Float};
 use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use zero::{Batches, Config, Ledger, NoBatch, Placement, Step, Trainer};
+use zero::{AdamW, Batches, Config, Ledger, NoBatch, Placement, Step, Trainer};
 
 pub struct Toy {
     units: Vec<Unit>,
@@ -306,4 +306,71 @@ fn a_configuration_that_a_trainer_cannot_follow_is_refused() {
     }
     let text = refusal(&Config { accumulate: 0, ..Config::default() });
     assert!(text.starts_with("0 micro-batches"), "{text}");
+    let adamw = |change: fn(&mut AdamW)| {
+        let mut config = Config::default();
+        change(&mut config.adamw);
+        config
+    };
+    for (config, said) in [
+        (adamw(|a| a.beta1 = 1.0), "beta1 is 1.0: it has to be from 0 to below 1"),
+        (adamw(|a| a.beta2 = f32::NAN), "beta2 is NaN"),
+        (adamw(|a| a.eps = 0.0), "eps is 0.0: it has to be above 0"),
+        (adamw(|a| a.weight_decay = f32::INFINITY), "weight_decay is inf"),
+        (Config { clip: Some(-1.0), ..Config::default() }, "clip is -1.0: it has to be above 0, or None"),
+        (Config { clip: Some(f32::NAN), ..Config::default() }, "clip is NaN"),
+    ] {
+        assert!(refusal(&config).starts_with(said), "{}", refusal(&config));
+    }
+}
+
+/// Ranks that would not train the same model hear of it, and of who differs.
+#[test]
+fn ranks_that_differ_are_told() {
+    type Of<'a> = &'a (dyn Fn(usize) -> f32 + Sync);
+    let rank = |comm: Communicator, level: u8, weights: Of<'_>, lr: Of<'_>, tokens: usize| {
+        let config = Config { stage: level.try_into().unwrap(), ..Config::default() };
+        let (rank, world) = (comm.rank(), comm.size());
+        let mut source = |_: &TensorSpec, _: std::ops::Range<usize>, out: &mut [f32]| {
+            out.fill(weights(rank));
+            Ok(())
+        };
+        let toy = Box::new(Toy::new(1, false));
+        let mut trainer = Trainer::<f32>::new(toy, comm, &config, Ledger::default(), &mut source)?;
+        let mut batches = Wide(Numbers { step: 0, rank, world, accumulate: 1, token: [0] }, tokens);
+        trainer.step(&mut batches, lr(rank)).map(|_| ())
+    };
+    let told = |level: u8, weights: Of<'_>, lr: Of<'_>, tokens: usize| -> Vec<Option<String>> {
+        std::thread::scope(|scope| {
+            let ranks = Communicator::threads(3).into_iter();
+            let ranks: Vec<_> =
+                ranks.map(|comm| scope.spawn(move || rank(comm, level, weights, lr, tokens))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap().err().map(|e| e.to_string())).collect()
+        })
+    };
+    let (same, half) = (|_: usize| 0.5, |rank: usize| if rank == 1 { 0.25 } else { 0.5 });
+    for level in 0..4 {
+        assert_eq!(told(level, &same, &same, 1), [None, None, None]);
+        let rates = "step 1: rank 1 has 1 tokens in a micro-batch and a learning rate of 2.5e-1, and rank 0 1 and 5e-1: all \
+                     ranks have to be alike";
+        assert_eq!(told(level, &same, &half, 1), vec![Some(rates.to_owned()); 3]);
+        let tokens = "step 1: rank 2 has 2 tokens in a micro-batch and a learning rate of 5e-1, and rank 0 1 and 5e-1: all \
+                      ranks have to be alike";
+        assert_eq!(told(level, &same, &same, 2), vec![Some(tokens.to_owned()); 3]);
+        let unlimited = "the learning rate is inf: it has to be at least 0";
+        assert_eq!(told(level, &same, &|_| f32::INFINITY, 1), vec![Some(unlimited.to_owned()); 3]);
+    }
+    let weights = "the initial weights of rank 1 are not those of rank 0: at stage 0 each rank keeps its own, so they must be";
+    assert_eq!(told(0, &half, &same, 1), vec![Some(weights.to_owned()); 3]);
+    // Elsewhere a weight is that of who has it.
+    assert_eq!(told(2, &half, &same, 1), [None, None, None]);
+}
+
+/// Of rank 2 a batch has so many tokens.
+struct Wide(Numbers, usize);
+
+impl Batches for Wide {
+    fn micro_batch(&mut self, _: usize) -> Result<Batch<'_>, NoBatch> {
+        let length = if self.0.rank == 2 { self.1 } else { 1 };
+        Ok(Batch { tokens: &[7; 2][..length], targets: &[7; 2][..length], rows: 1, length })
+    }
 }

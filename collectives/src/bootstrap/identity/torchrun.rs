@@ -18,10 +18,12 @@ impl Environment<'_> {
         let Some(mut me) = self.ranks(&names, Launcher::TorchRun)? else { return Ok(None) };
         let text = |name| self.text(name).unwrap_or_default();
         let (host, port) = (text("MASTER_ADDR"), text("MASTER_PORT"));
-        // Runs that nobody names are all called alike, but two at once have not the same port; and one that has failed is
-        // started again under its name.
-        let job = format!("torchrun-{run}-{host}-{port}-{}", text("TORCHELASTIC_RESTART_COUNT"));
-        if !host.is_empty() && me.local_size.is_some_and(|local| local < me.world) {
+        let several = me.local_size.is_some_and(|local| local < me.world);
+        // Runs that nobody names are all called alike, but two at once have not the same port. One that has failed is started
+        // again under its name: how often, each agent counts for itself, by the failures that it sees.
+        let again = if several { String::new() } else { text("TORCHELASTIC_RESTART_COUNT") };
+        let job = format!("torchrun-{run}-{host}-{port}-{again}");
+        if !host.is_empty() && several {
             // There is rank 0; at its port listens torchrun.
             me.rendezvous = Some(format!("{host}:{}", hosts::port_of(&job)));
         }
@@ -64,9 +66,18 @@ mod tests {
         assert!(me.rendezvous.as_deref().unwrap().starts_with("node7:2"), "{me:?}");
         assert_eq!(me.rendezvous, with("RANK", "0").rendezvous);
         assert_eq!(with("LOCAL_WORLD_SIZE", "4").rendezvous, None);
-        // Two runs without a name, and one that is started again.
-        for (name, value) in [("MASTER_PORT", "29501"), ("TORCHELASTIC_RESTART_COUNT", "1")] {
-            assert_ne!(with(name, value).job, me.job);
-        }
+        // Two runs without a name.
+        assert_ne!(with("MASTER_PORT", "29501").job, me.job);
+        // One that is started again, which only of a single agent all ranks count alike.
+        assert_eq!(with("TORCHELASTIC_RESTART_COUNT", "1").job, me.job);
+        let alone = |count| {
+            let worker = WORKER.map(|(name, value)| match name {
+                "LOCAL_WORLD_SIZE" => (name, "4"),
+                "TORCHELASTIC_RESTART_COUNT" => (name, count),
+                _ => (name, value),
+            });
+            from(&worker).unwrap().unwrap().job
+        };
+        assert_ne!(alone("0"), alone("1"));
     }
 }

@@ -99,8 +99,9 @@ pub(super) fn most_served(nodes: &Nodes) -> usize {
 
 /// Bytes per round and rounds for pieces of at most `largest` bytes, `pieces` of them at once.
 fn cut(b: &Build, view: &View, pieces: usize, largest: usize) -> (usize, usize) {
-    // A message per rank served and round goes to a mate, and 2^15 of a call have names.
-    let least = ((largest * most_served(&view.nodes)) >> 14).next_multiple_of(64);
+    // A message per rank served and round goes to a mate, and 2^15 of a call have names, of which an all_reduce has its two
+    // halves.
+    let least = ((largest * most_served(&view.nodes)) >> 13).next_multiple_of(64);
     let per_round = b.group.tuning.cut(pieces, largest, b.group.tuning.round).0.max(least);
     (per_round, largest.div_ceil(per_round).max(1))
 }

@@ -73,12 +73,16 @@ fn memory_groups(proc_cgroup: &str, mount: &Path) -> Vec<PathBuf> {
 /// What a control group still allows: its limit, less what is used, plus the file cache that would give way.
 fn left_in(directory: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let number = |file: &str| read(&directory.join(file))?.trim().parse::<u64>().ok();
-    let (limit, used) = match number(LIMITS[0]) {
-        Some(limit) => (limit, number("memory.current")?),
-        None => (number(LIMITS[1])?, number("memory.usage_in_bytes")?),
+    // Of version 1 only what is called total is also of the groups inside, as what is used is.
+    let (limit, used, cached) = match number(LIMITS[0]) {
+        Some(limit) => (limit, number("memory.current")?, ["inactive_file ", "active_file "]),
+        None => {
+            let used = number("memory.usage_in_bytes")?;
+            (number(LIMITS[1])?, used, ["total_inactive_file ", "total_active_file "])
+        }
     };
     let stat = read(&directory.join("memory.stat")).unwrap_or_default();
-    let cache: u64 = ["inactive_file ", "active_file "]
+    let cache: u64 = cached
         .iter()
         .filter_map(|f| stat.lines().find_map(|l| l.strip_prefix(f))?.trim().parse::<u64>().ok())
         .sum();
@@ -130,9 +134,12 @@ mod tests {
         let v1 = |path: &Path| match path.file_name()?.to_str()? {
             "memory.limit_in_bytes" => Some("1000".to_owned()),
             "memory.usage_in_bytes" => Some("400".to_owned()),
+            "memory.stat" => Some(
+                "inactive_file 1\nactive_file 0\ntotal_inactive_file 200\ntotal_active_file 70\n".to_owned(),
+            ),
             _ => None,
         };
-        assert_eq!(left_in(Path::new("/g"), v1), Some(600));
+        assert_eq!(left_in(Path::new("/g"), v1), Some(870));
         let unlimited = |path: &Path| path.ends_with("memory.max").then(|| "max\n".to_owned());
         assert_eq!(left_in(Path::new("/g"), unlimited), None);
     }
