@@ -272,6 +272,11 @@ impl Isa {
     }
 }
 
+/// Whether this processor multiplies f32 faster where bits of them may be lost ([`MatmulPrecision::High`]).
+pub fn has_faster_products() -> bool {
+    Isa::full(MatmulPrecision::High) != Isa::full(MatmulPrecision::Highest)
+}
+
 /// Rounds `rows` up to a compiled tile and calls it.
 macro_rules! pick {
     ($rows:expr, [$($r:literal),+], $call:ident $arguments:tt) => {

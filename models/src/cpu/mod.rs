@@ -25,6 +25,7 @@ use collectives::device::MatmulPrecision;
 use collectives::{Buffer, DType, Element, Float, View, ViewMut};
 use compiled::{is, known_as};
 use kernel::Isa;
+pub use kernel::has_faster_products;
 use pack::Mat;
 use product::{Addend, Out, Product, Scratch};
 
@@ -34,11 +35,6 @@ const NORM_ROWS: usize = 64;
 
 /// The widest head that attention takes: its scores are products of one block along it.
 pub(crate) const WIDEST_HEAD: usize = pack::DEPTH;
-
-/// Whether this processor multiplies f32 faster where bits of them may be lost ([`MatmulPrecision::High`]).
-pub fn has_faster_products() -> bool {
-    Isa::full(MatmulPrecision::High) != Isa::full(MatmulPrecision::Highest)
-}
 
 /// What the CPU's workspace has to fit.
 #[derive(Clone, Copy, Debug)]
