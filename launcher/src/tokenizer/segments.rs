@@ -271,7 +271,7 @@ mod tests {
                               "single": [token("a"), {"Sequence": {"id": "A", "type_id": 0}}, token("c")]});
         let tokenizer = byte_pairs(Value::Null, by_pattern(), template);
         assert_eq!(tokenizer.around, Some((vec![7, 8], vec![9])));
-        let text = text(3, &["the ", "12", " of", "\n"], 1 << 20);
+        let text = text(3, &["before ", "1234", " behind", "\n"], 450_000);
         assert!(text.len() > 2 * Sizes::USUAL.segment);
         let all = tokenizer.run(|inner| inner.encode_fast(text.as_str(), true)).unwrap();
         assert!(tokenizer.encode(&text, &Share::of(None)).unwrap() == all.get_ids());
