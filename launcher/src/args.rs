@@ -149,7 +149,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "NAME|FILE.json|DIR", default_value = "baby")]
     pub model: PathBuf,
     /// Text files, token files, directories (their .rs, .md and .txt files or their .bin token files, without hidden
-    /// directories, target, node_modules, __pycache__, and what links to directories lead to), pipes of text such as
+    /// directories, target, node_modules, __pycache__, models below them, and what links to directories lead to), pipes such as
     /// /dev/stdin, or 'random' [default: text files of at most 128 KiB below here]. Of token files 2^26 tokens, all over
     /// them, are compared with the model's vocabulary before the first step, the others as they are read.
     #[arg(long, value_name = "PATH", num_args = 1..)]

@@ -6,7 +6,7 @@ use crate::machine::Machine;
 use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::{self, FileType};
+use std::fs::{self, DirEntry, FileType};
 use std::io::Read;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
@@ -18,10 +18,10 @@ const ENDINGS: [&str; 3] = ["md", "rs", "txt"];
 const TOKENS: &str = "bin";
 /// Larger files are no sources and documents, but generated tables and logs.
 const LARGEST: u64 = 128 << 10;
-/// Directories that hold build products and dependencies, besides hidden ones.
+/// Directories that hold build products and dependencies, besides hidden ones and those of models.
 const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 
-/// The text files below `dir`, sorted by path: .md, .rs and .txt, outside hidden directories and build products; the
+/// The text files below `dir`, sorted by path: .md, .rs and .txt, outside hidden directories, build products and models; the
 /// token files, where there is no text. Links to files are followed, those to directories are not: there may be rings.
 /// Who `reads` only text need not mind what else is there.
 ///
@@ -136,13 +136,14 @@ fn nothing_below(dir: &Path, reads: Reads) -> Failure {
     Failure::usage(format!("no text below {}{aside}: --data takes {takes}", dir.display()))
 }
 
-/// Lets `see` what is below `dir`, but for what hidden directories, products and links to directories have in them.
+/// Lets `see` what is below `dir`, but for what hidden directories, products, models and links to directories have in them.
 /// `unreadable` decides about directories that cannot be read.
 fn entries_below(
     dir: &Path,
     unreadable: &mut dyn FnMut(&Path, Failure) -> Result<()>,
     see: &mut dyn FnMut(PathBuf, FileType),
 ) -> Result<()> {
+    let named = dir;
     let mut open = vec![dir.to_owned()];
     while let Some(dir) = open.pop() {
         let entries = fs::read_dir(&dir).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
@@ -154,6 +155,9 @@ fn entries_below(
                 continue;
             }
         };
+        if dir != named && is_model(&entries) {
+            continue;
+        }
         for entry in entries {
             let Ok(kind) = entry.file_type() else { continue };
             match kind.is_dir() && !is_skipped(Some(&entry.file_name())) {
@@ -169,6 +173,16 @@ fn entries_below(
 fn is_skipped(name: Option<&OsStr>) -> bool {
     let name = name.unwrap_or_default().to_string_lossy();
     name.starts_with('.') || SKIPPED.contains(&&*name)
+}
+
+/// Whether these files are a model's. What is named .txt or .bin there (merges.txt, pytorch_model.bin) is a part of it, also
+/// where it was saved by an earlier run on the same data.
+fn is_model(entries: &[DirEntry]) -> bool {
+    let has = |is: fn(&str) -> bool| entries.iter().any(|entry| entry.file_name().to_str().is_some_and(is));
+    has(|name| name == "config.json")
+        && has(|name| {
+            name.ends_with(".safetensors") || name.starts_with("pytorch_model") && name.ends_with(".bin")
+        })
 }
 
 /// What is taken of a directory, besides the endings.
@@ -299,6 +313,13 @@ mod tests {
         write("b/picture.png", b"p");
         write("target/debug/made.rs", b"m");
         write(".git/description.txt", b"d");
+        for (model, weights) in
+            [("saved", "model.safetensors"), ("b/older", "pytorch_model-00001-of-00002.bin")]
+        {
+            for file in ["config.json", "merges.txt", weights] {
+                write(&format!("{model}/{file}"), b"m");
+            }
+        }
         write("big.txt", &vec![b'x'; LARGEST as usize + 1]);
         // Of links those that lead to files which are not here, once; a ring of directories is none.
         let elsewhere = tempfile::NamedTempFile::new().unwrap();
@@ -315,6 +336,8 @@ mod tests {
         let mut left_out = vec![];
         assert_eq!(corpus_below(root, &mut left_out).unwrap(), named(&["a.md", "b/notes.txt", "b/z.rs"]));
         assert!(left_out.is_empty());
+        // Who names a model's directory means it.
+        assert_eq!(files_below(&root.join("saved"), Reads::Text).unwrap(), named(&["saved/merges.txt"]));
         link(Path::new("nothing"), "lost.txt");
         let e = files_below(root, Reads::TextOrTokens).unwrap_err().to_string();
         assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
