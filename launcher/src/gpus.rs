@@ -55,6 +55,14 @@ pub fn dealt(rank: usize, identity: Option<&Identity>, gpus: usize) -> usize {
     identity.map_or(rank, |i| i.local_rank.unwrap_or(rank)) % gpus
 }
 
+/// How many GPUs of its host, from the first on, its ranks have at most, of `world` in all.
+pub fn used(world: usize, identity: Option<&Identity>) -> usize {
+    match identity.map(|i| i.local_rank.and(i.local_size)) {
+        None => world,
+        Some(known) => known.unwrap_or(usize::MAX),
+    }
+}
+
 /// Refuses `ranks` ranks that are started on a machine of `gpus` if some would share one without permission. Whether
 /// ranks that others have started share one is compared later, by what GPUs say of themselves.
 ///
@@ -126,7 +134,16 @@ mod tests {
         // Rank 9 of a job is the second of its node.
         let second = Identity { rank: 9, world: 16, local_rank: Some(1), ..Identity::alone() };
         assert_eq!(dealt(9, Some(&second), 4), 1);
-        assert_eq!(dealt(9, Some(&Identity { local_rank: None, ..second }), 4), 1);
+        assert_eq!(dealt(9, Some(&Identity { local_rank: None, ..second.clone() }), 4), 1);
+        // What lies behind them no rank has, if it is known how many ranks are here.
+        assert_eq!(used(2, None), 2);
+        let two = Identity { local_size: Some(2), ..second };
+        assert_eq!(used(16, Some(&two)), 2);
+        for unknown in
+            [Identity { local_rank: None, ..two.clone() }, Identity { local_size: None, ..two.clone() }]
+        {
+            assert_eq!(used(16, Some(&unknown)), usize::MAX);
+        }
     }
 
     #[test]

@@ -56,3 +56,22 @@ fn a_gpu_that_is_newer_than_the_compiler_is_refused_with_what_brings_one() {
     assert!(!old.contains("NVRTC"), "{old}");
     bench.nothing_left();
 }
+
+#[test]
+fn a_gpu_that_no_rank_has_does_not_matter() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let last = |capability: &str, args: &str| {
+        let mut command = bench.command(args);
+        command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+        command.env("FAKE_CUDA_LAST", capability);
+        bench.finish(command.spawn().expect("starts"))
+    };
+    let train = "train --model nano --data random --seq 16 --micro-batch 1 --steps 1 --device cuda --transport shm --ranks";
+    // One that the kernels do not run on, and one that the compiler does not know.
+    for (capability, words) in [("70", "is sm_70"), ("120", "sm_120a, as Fake GPU 7 is")] {
+        last(capability, &format!("{train} 2")).success();
+        last(capability, &format!("{train} 8")).refusal(2, &[words]);
+    }
+    bench.nothing_left();
+}

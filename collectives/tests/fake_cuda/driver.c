@@ -4,7 +4,7 @@
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
  * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
  * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. FAKE_CUDA_CAPABILITY=89 is the GPUs' instead of 90, and
- * says how much shared memory a block has. */
+ * says how much shared memory a block has; FAKE_CUDA_LAST=70 is that of the last alone. */
 #include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -66,11 +66,13 @@ static int chosen(const char *variable, const char *kernel) {
     return named && !strcmp(named, kernel);
 }
 
-static int capability(void) {
-    const char *chosen = getenv("FAKE_CUDA_CAPABILITY");
+enum { GPUS = 8 };
+static int capability(int gpu) {
+    const char *all = getenv("FAKE_CUDA_CAPABILITY"), *last = getenv("FAKE_CUDA_LAST");
+    const char *chosen = gpu == GPUS - 1 && last ? last : all;
     return chosen ? atoi(chosen) : 90;
 }
-static int shared_bytes(void) { return (capability() == 90 ? 227 : 99) << 10; }
+static int shared_bytes(int gpu) { return (capability(gpu) == 90 ? 227 : 99) << 10; }
 
 static int too_many(size_t bytes) {
     const char *most = getenv("FAKE_CUDA_PAGES");
@@ -139,18 +141,18 @@ int cuDriverGetVersion(int *v) {
     *v = version ? atoi(version) : 13010;
     return 0;
 }
-int cuDeviceGetCount(int *n) { *n = 8; return 0; }
-int cuDeviceGet(int *d, int ordinal) { CHECK(ordinal < 8); *d = ordinal; return 0; }
+int cuDeviceGetCount(int *n) { *n = GPUS; return 0; }
+int cuDeviceGet(int *d, int ordinal) { CHECK(ordinal < GPUS); *d = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int d) { snprintf(name, length, "Fake GPU %d", d); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int d) { CHECK(d < 8); *bytes = (size_t)4 << 30; return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int d) { CHECK(d < GPUS); *bytes = (size_t)4 << 30; return 0; }
 int cuDeviceGetUuid_v2(unsigned char *uuid, int d) { memset(uuid, d + 1, 16); return 0; }
 int cuDeviceGetAttribute(int *value, int which, int d) {
-    CHECK(d < 8);
-    *value = which == 75 ? capability() / 10 : which == 76 ? capability() % 10 : which == 97 ? shared_bytes() : which == 16 ? 132 : 1 << 25;
+    CHECK(d < GPUS);
+    *value = which == 75 ? capability(d) / 10 : which == 76 ? capability(d) % 10 : which == 97 ? shared_bytes(d) : which == 16 ? 132 : 1 << 25;
     return 0;
 }
-int cuDevicePrimaryCtxRetain(void **c, int d) { CHECK(d < 8); *c = &context; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int d) { CHECK(d < 8); return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { CHECK(d < GPUS); *c = &context; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { CHECK(d < GPUS); return 0; }
 int cuCtxSetCurrent(void *c) { CHECK(is(c, CONTEXT)); current = c; return 0; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { CHECK(current); *least = 0; *greatest = -5; return 0; }
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { CHECK(current); *free_ = (size_t)3 << 30; *total = (size_t)4 << 30; return 0; }
@@ -269,7 +271,7 @@ int cuModuleGetFunction(void **f, void *m, const char *name) {
 }
 int cuFuncGetAttribute(int *value, int which, void *f) { CHECK(current && is(f, FUNCTION) && which == 1); *value = 512; return 0; }
 int cuFuncSetAttribute(void *f, int which, int value) {
-    CHECK(current && is(f, FUNCTION) && which == 8 && value <= shared_bytes() - 512);
+    CHECK(current && is(f, FUNCTION) && which == 8 && value <= shared_bytes(0) - 512);
     ((Thing *)f)->dynamic = value;
     return 0;
 }

@@ -47,7 +47,7 @@ pub struct Card {
     pub shared: usize,
 }
 
-/// The GPUs of this machine.
+/// The GPUs of this machine that its ranks have, or all, where nothing says how many ranks there are here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpus {
     /// In their order; at least one.
@@ -129,7 +129,7 @@ impl Device {
         let device = match emulation()? {
             Some(each) => Device::Emulated(of(each, false)),
             None => {
-                let gpus = real(args.attention).map_err(|why| {
+                let gpus = real(args.attention, gpus::used(ranks.world, identity)).map_err(|why| {
                     Failure::usage(format!(
                         "--device cuda cannot be used: {why}; --device cpu needs none of that"
                     ))
@@ -289,16 +289,16 @@ pub enum Place {
 pub fn alone() -> Result<Place> {
     match emulation()? {
         Some(_) => Ok(Place::Emulated(open::emulator()?)),
-        None => match real(Attention::Mma) {
+        None => match real(Attention::Mma, 1) {
             Ok(_) => Ok(Place::Gpu),
             Err(why) => Err(Failure::usage(format!("a GPU cannot be used: {why}"))),
         },
     }
 }
 
-/// The GPUs of this machine, once everything that training needs beside them is found.
-fn real(attention: Attention) -> std::result::Result<Vec<Properties>, String> {
-    let survey = Survey::without_nccl();
+/// The first `used` GPUs of this machine, once everything that training needs beside them is found.
+fn real(attention: Attention, used: usize) -> std::result::Result<Vec<Properties>, String> {
+    let survey = Survey::of_first(used);
     let gpus = survey.gpus?;
     for found in [survey.nvrtc, survey.cublaslt] {
         found?;

@@ -42,15 +42,16 @@ pub struct Survey {
 impl Survey {
     /// Looks. Threads that the driver starts for that take no signals: those are for this process.
     pub fn take() -> Self {
-        unsignalled(|| Self::look(Nccl::load))
+        unsignalled(|| Self::look(Nccl::load, usize::MAX))
     }
 
-    /// The same without NCCL, which is large and slow to open: for who computes alone.
-    pub fn without_nccl() -> Self {
-        unsignalled(|| Self::look(|| Err("NCCL was not looked for".into())))
+    /// The same of the first so many GPUs, with which others that are not used have nothing to do, and without NCCL, which is
+    /// large and slow to open.
+    pub fn of_first(gpus: usize) -> Self {
+        unsignalled(|| Self::look(|| Err("NCCL was not looked for".into()), gpus))
     }
 
-    fn look(nccl: fn() -> Result<Nccl, String>) -> Self {
+    fn look(nccl: fn() -> Result<Nccl, String>, most: usize) -> Self {
         let driver = Driver::load();
         // Without a driver no library is too new.
         let mut newest = u32::MAX;
@@ -63,7 +64,7 @@ impl Survey {
             Library { file: driver.file().to_owned(), version }
         });
         let gpus = match &driver {
-            Ok(_) => gpus().map_err(words),
+            Ok(_) => gpus(most).map_err(words),
             Err(why) => Err(why.clone()),
         };
         let nvrtc = Nvrtc::load(newest).and_then(|library| {
@@ -108,8 +109,8 @@ impl Survey {
     }
 }
 
-fn gpus() -> crate::error::Result<Vec<Properties>> {
-    (0..Gpu::count()?).map(Gpu::look).collect()
+fn gpus(most: usize) -> crate::error::Result<Vec<Properties>> {
+    (0..Gpu::count()?.min(most)).map(Gpu::look).collect()
 }
 
 fn words(error: Error) -> String {
@@ -142,6 +143,6 @@ mod tests {
             }
         }
         assert!(survey.driver.is_ok() || survey.gpus.is_err());
-        assert!(Survey::without_nccl().nccl.unwrap_err().contains("not looked for"));
+        assert!(Survey::of_first(1).nccl.unwrap_err().contains("not looked for"));
     }
 }
