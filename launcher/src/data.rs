@@ -385,7 +385,15 @@ fn make(
     let mut room = Room { text, ranks: share.ranks as u64, have: share.memory };
     // Tokens take about as much as their text, and the largest text is there beside them.
     room.check(text + sizes.iter().max().unwrap_or(&0))?;
-    let refused = |e: std::io::Error| Failure::run(format!("cannot keep tokens in memory: {e}"));
+    let refused = |e: std::io::Error| {
+        let limit = match e.kind() {
+            std::io::ErrorKind::FileTooLarge => {
+                ", by the limit of file sizes (ulimit -f), which can be raised"
+            }
+            _ => "",
+        };
+        Failure::run(format!("cannot keep tokens in memory: {e}{limit}"))
+    };
     let fd = collectives::bootstrap::anonymous("caravan-tokens").map_err(|e| refused(e.into()))?;
     rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(|e| refused(e.into()))?;
     let mut file = File::from(fd);

@@ -18,6 +18,22 @@ fn too_few_open_files_are_named() {
 }
 
 #[test]
+fn files_that_may_not_be_large_are_named_where_they_are_memory() {
+    let bench = bench();
+    bench.text("text.txt", 96_000);
+    let train = "train --model nano --data text.txt --seq 32 --micro-batch 2 --steps 1 --sample 0 --quiet";
+    // Too small for the tokens, for what ranks share to meet, and for what they allocate.
+    for kibibytes in [50, 1000, 4000] {
+        let line = format!("ulimit -c 0 -f {kibibytes}; exec {} {train}", env!("CARGO_BIN_EXE_caravan"));
+        let mut command = Command::new("bash");
+        bench.prepare(command.args(["-c", &line]));
+        let outcome = bench.finish(command.spawn().expect("a shell"));
+        outcome.refusal(1, &["file sizes (ulimit -f)", "can be raised"]);
+    }
+    bench.nothing_left();
+}
+
+#[test]
 fn too_little_shared_memory_is_named_where_ucx_takes_it() {
     let bench = bench();
     if !bench.offers("ucx") {

@@ -21,11 +21,19 @@ pub fn anonymous(name: &str) -> rustix::io::Result<OwnedFd> {
     }
 }
 
+/// What a system's error of such files says, with what it is about where that is not in its words.
+pub fn words(error: rustix::io::Errno) -> String {
+    match error {
+        rustix::io::Errno::FBIG => format!("{error}: the limit of file sizes (ulimit -f) can be raised"),
+        other => other.to_string(),
+    }
+}
+
 /// Creates an anonymous file of `bytes` that can neither shrink (which would turn reads of it into SIGBUS) nor grow.
 /// Its pages exist only once they are written or reserved.
 pub(crate) fn create(name: &str, bytes: usize) -> Result<OwnedFd> {
     let refused = |e: rustix::io::Errno| {
-        Error::system(format!("creating {bytes} bytes of shared memory ({name}) with memfd_create"), e)
+        Error::system(format!("creating {bytes} bytes of shared memory ({name}) with memfd_create"), words(e))
     };
     let fd = anonymous(name).map_err(refused)?;
     rustix::fs::ftruncate(&fd, bytes as u64).map_err(refused)?;

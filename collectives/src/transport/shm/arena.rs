@@ -20,15 +20,17 @@ pub(super) struct Arena {
     free: Mutex<Vec<(usize, usize)>>,
     page: usize,
     capacity: usize,
+    /// What of this process is limited so that there is not more.
+    limit: Option<&'static str>,
 }
 
 impl Arena {
-    /// Over `start..end` of a segment.
-    pub fn new(start: usize, end: usize) -> Self {
+    /// Over `start..end` of a segment, which would end later but for a `limit` of this process.
+    pub fn new(start: usize, end: usize, limit: Option<&'static str>) -> Self {
         let page = rustix::param::page_size();
         let start = start.next_multiple_of(HUGE.max(page));
         let capacity = end.saturating_sub(start) / page * page;
-        Arena { free: Mutex::new(vec![(start, capacity)]), page, capacity }
+        Arena { free: Mutex::new(vec![(start, capacity)]), page, capacity, limit }
     }
 
     /// Bytes that a request for `bytes` really takes.
@@ -44,15 +46,17 @@ impl Arena {
                 format!("{why}; use smaller buffers or fewer ranks on this host"),
             )
         };
+        let limit =
+            self.limit.map_or(String::new(), |of| format!(" by its limit of {of}, which can be raised"));
         if bytes > self.capacity {
-            let limit = budget::human(self.capacity as u64);
-            return Err(refused(format!("a rank may allocate {limit} in all")));
+            let most = budget::human(self.capacity as u64);
+            return Err(refused(format!("a rank may allocate {most} in all{limit}")));
         }
         let bytes = self.rounded(bytes);
         let offset = self.take(bytes).ok_or_else(|| {
             let free: usize = self.lock().iter().map(|r| r.1).sum();
             let (free, all) = (budget::human(free as u64), budget::human(self.capacity as u64));
-            refused(format!("{free} of the {all} that a rank may allocate are free"))
+            refused(format!("{free} of the {all} that a rank may allocate{limit} are free"))
         })?;
         reserve(map, offset, bytes).map_err(|why| {
             self.release(map, offset, bytes);
@@ -155,7 +159,7 @@ mod tests {
 
     fn arena(bytes: usize) -> (SharedMap, Arena) {
         let fd = memfd::create("caravan-test", bytes).unwrap();
-        (SharedMap::new(fd.as_fd()).unwrap(), Arena::new(0, bytes))
+        (SharedMap::new(fd.as_fd()).unwrap(), Arena::new(0, bytes, None))
     }
 
     #[test]

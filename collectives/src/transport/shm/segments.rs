@@ -55,7 +55,7 @@ impl Segments {
         let me = ranks.iter().position(|&r| r == rank).expect("a rank is one of its host's");
         let world = Layout::new(size);
         let fixed = layout::HEADER + world.bytes();
-        let arena_bytes = arena_bytes(options, size, fixed);
+        let (arena_bytes, limit) = arena_bytes(options, size, fixed);
         let bytes = fixed.next_multiple_of(arena::HUGE) + arena_bytes;
 
         let fd = memfd::create("caravan", bytes)?;
@@ -95,7 +95,7 @@ impl Segments {
         Ok(Arc::new(Segments {
             me,
             ranks,
-            arena: Arena::new(fixed, bytes),
+            arena: Arena::new(fixed, bytes, limit),
             maps,
             world,
             lives,
@@ -292,14 +292,21 @@ impl Drop for Range {
 
 /// Address space for one rank's buffers: what the machine has, unless told otherwise, and so little that all
 /// segments fit into a process, also under `ulimit -v`, and each beside what is `fixed` into a file, also under
-/// `ulimit -f`.
-fn arena_bytes(options: &Options, size: usize, fixed: usize) -> usize {
+/// `ulimit -f`. Which of the two leaves less than is wanted, if one does.
+fn arena_bytes(options: &Options, size: usize, fixed: usize) -> (usize, Option<&'static str>) {
     let limit = |of| getrlimit(of).current.unwrap_or(u64::MAX);
     let space = limit(Resource::As).min(ADDRESS_SPACE) / 2 / size as u64;
     let file =
         limit(Resource::Fsize).saturating_sub((fixed.next_multiple_of(arena::HUGE) + arena::HUGE) as u64);
     let wanted = options.segment_limit.map_or_else(budget::total, |l| l as u64);
-    (wanted.min(space).min(file) as usize).next_multiple_of(arena::HUGE)
+    let by = match wanted.min(space).min(file) {
+        least if least == wanted => None,
+        least if least == file => Some("file sizes (ulimit -f)"),
+        // What any process has.
+        _ if limit(Resource::As) > ADDRESS_SPACE => None,
+        _ => Some("address space (ulimit -v)"),
+    };
+    ((wanted.min(space).min(file) as usize).next_multiple_of(arena::HUGE), by)
 }
 
 fn check_segment(map: &SharedMap, rank: usize, fixed: usize) -> Result<()> {
