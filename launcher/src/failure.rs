@@ -159,7 +159,16 @@ pub fn sentence(error: &clap::Error) -> String {
         .join(" ")
         .replace(" tip: ", "; ");
     let words = words.strip_prefix("error: ").unwrap_or(&words);
-    let words = words.replace("invalid digit found in string", "a whole number, at least 0, is needed");
+    // Of the standard library's, which do not say what would do.
+    let words = [
+        ("invalid digit found in string", "a whole number without a sign is needed"),
+        ("number too large to fit in target type", "the number is too large"),
+        ("invalid float literal", "a number is needed"),
+        ("cannot parse float from empty string", "a number is needed"),
+        ("cannot parse integer from empty string", "a whole number is needed"),
+    ]
+    .iter()
+    .fold(words.to_owned(), |words, (said, meant)| words.replace(said, meant));
     match text.contains(" -- <COMMAND>") && lacks_command(error) {
         true => format!("{words}; the command stands after --: caravan sbatch ... -- train ..."),
         false => words,
@@ -207,7 +216,10 @@ mod tests {
             ("--steps 1e3", &["'1e3'", "--steps", "a whole number"][..]),
             ("--order random", &["'random'", "--order", "shuffled, sequential"]),
             ("--step 3", &["'--step'", "a similar argument exists: '--steps'"]),
-            ("--ranks -1", &["'-1'", "--ranks", "a whole number"]),
+            ("--ranks -1", &["'-1'", "--ranks", "a whole number without a sign"]),
+            ("--seed 18446744073709551616", &["--seed", "the number is too large"]),
+            ("--lr 1e-3x", &["'1e-3x'", "--lr", "a number is needed"]),
+            ("--lr=", &["--lr", "a number is needed"]),
         ] {
             let all = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
             let text = sentence(&crate::args::Cli::read(all).unwrap_err());

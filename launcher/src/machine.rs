@@ -91,9 +91,11 @@ pub fn check_memory(world: usize, identity: Option<&Identity>, bytes: u64, advic
     match bytes <= have || have == 0 {
         true => Ok(()),
         false => Err(Failure::usage(format!(
-            "{ranks} rank{} would hold {} together and this machine has {} of memory: {advice}",
-            if ranks == 1 { "" } else { "s" },
-            human::bytes(bytes),
+            "{} and this machine has {} of memory: {advice}",
+            match ranks {
+                1 => format!("1 rank would hold {}", human::bytes(bytes)),
+                _ => format!("{ranks} ranks would hold {} together", human::bytes(bytes)),
+            },
             human::bytes(have)
         ))),
     }

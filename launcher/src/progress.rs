@@ -71,7 +71,7 @@ impl Progress {
         }
         // The bar has colours where all else has them, whatever its library finds.
         console::set_colors_enabled_stderr(coloured(colour, &std::io::stderr()));
-        let style = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len}  {msg}  {eta} left");
+        let style = ProgressStyle::with_template("{wide_bar:.cyan/blue} {pos}/{len}  {msg}  {eta} left");
         let drawn = ProgressBar::with_draw_target(Some(length as u64), target);
         drawn.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar(drawn)

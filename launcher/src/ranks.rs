@@ -22,6 +22,7 @@ use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
 use collectives::{Communicator, Error};
 use std::cell::RefCell;
+use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 #[cfg(feature = "mpi")]
@@ -407,6 +408,10 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
         command
     })?;
     drop(segments);
+    if report.interrupted.is_some() && std::io::stderr().is_terminal() {
+        // Ends the line of a bar, and what the terminal shows of the key behind it.
+        out::note("");
+    }
     let code = exit_code(&report);
     match (report.sentence(), said(&report)) {
         (None, _) => Ok(()),

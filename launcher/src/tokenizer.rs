@@ -313,7 +313,10 @@ fn why_not(path: &Path, said: &str) -> String {
         std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     match content {
         Some(Value::Object(fields)) if !fields.contains_key("model") => {
-            "it describes no \"model\": the file of that name beside it may be meant".into()
+            let beside = path.with_file_name("tokenizer.json");
+            let meant =
+                (beside != path && beside.is_file()).then(|| format!(": {} may be meant", beside.display()));
+            format!("it describes no \"model\"{}", meant.unwrap_or_default())
         }
         _ => said.to_owned(),
     }

@@ -147,8 +147,11 @@ fn tokens_from_a_pipe_and_a_tokenizers_settings_are_told_from_text_and_tokenizer
         .finish(child)
         .refusal(2, &["/dev/stdin is not UTF-8 text", "token files", "not come through a pipe"]);
     bench.file("tokenizer_config.json", r#"{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>"}"#);
-    let words = ["tokenizer_config.json", "no \"model\"", "beside it"];
-    bench.run("train --model nano --data text.txt --tokenizer tokenizer_config.json").refusal(2, &words);
+    let train = "train --model nano --data text.txt --tokenizer tokenizer_config.json";
+    let alone = bench.run(train).refusal(2, &["tokenizer_config.json", "no \"model\""]);
+    assert!(!alone.stderr.contains("may be meant"), "{}", alone.stderr);
+    bench.file("tokenizer.json", "{}");
+    bench.run(train).refusal(2, &["no \"model\": tokenizer.json may be meant"]);
 }
 
 /// As what is saved under such a name can be evaluated, it can be trained further.

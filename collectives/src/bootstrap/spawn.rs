@@ -83,7 +83,10 @@ impl Report {
             return None;
         }
         if let Some(signal) = self.interrupted {
-            let then = self.stays().unwrap_or_else(|| format!("all {} ranks have ended", self.endings.len()));
+            let then = self.stays().unwrap_or_else(|| match self.endings.len() {
+                1 => "its rank has ended".into(),
+                ranks => format!("all {ranks} ranks have ended"),
+            });
             return Some(format!("interrupted by signal {signal}; {then}"));
         }
         let (rank, how) = self.first_failure.as_ref()?;

@@ -28,7 +28,18 @@ impl Numbers {
         at_least_one("--accumulate", args.accumulate)?;
         args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
         args.eval_tokens.map_or(Ok(()), |tokens| at_least_one("--eval-tokens", tokens))?;
-        Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
+        let numbers =
+            Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? };
+        // AdamW takes that part of each weight away in a step.
+        let part = args.lr * args.weight_decay;
+        match part < 1.0 {
+            true => Ok(numbers),
+            false => usage(format!(
+                "--lr {:?} times --weight-decay {:?} is {part}, the part of each weight that a step takes away: it must be \
+                 below 1",
+                args.lr, args.weight_decay
+            )),
+        }
     }
 }
 
@@ -45,9 +56,13 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
         weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
     };
-    let clip = number("--clip", args.clip, "above 0 in 32 bits, or 0 (0 clips nothing)", |x| {
-        x == 0.0 || x as f32 > 0.0
-    })?;
+    // The norms that it is compared with are roots of 32 bits.
+    let clip = number(
+        "--clip",
+        args.clip,
+        "so large that its square is above 0 in 32 bits, or 0 (0 clips nothing)",
+        |x| x == 0.0 || x > 0.0 && (x as f32).powi(2) > 0.0,
+    )?;
     Ok(zero::Config {
         stage: args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?,
         bucket_bytes,
@@ -61,7 +76,9 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
 
 /// The learning rate of each step.
 fn rate(args: &TrainArgs) -> Result<Rate> {
-    let peak = number("--lr", args.lr, "at least 0", |x| x >= 0.0)?;
+    let peak = number("--lr", args.lr, "above 0 in 32 bits, or 0 (0 learns nothing)", |x| {
+        x == 0.0 || x as f32 > 0.0
+    })?;
     let range = format!("from 0 to --lr {peak}");
     let floor = match (args.schedule, args.min_lr) {
         (Shape::Constant, Some(floor)) => {
@@ -78,6 +95,13 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
     let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
     if warmup > args.steps {
         return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
+    }
+    if let (Some(floor), true) = (args.min_lr, warmup == args.steps) {
+        return usage(format!(
+            "--min-lr {floor} with --warmup {warmup} of {} --steps, after which no step comes down to it: leave --min-lr away, \
+             or lower --warmup",
+            args.steps
+        ));
     }
     Ok(Rate { peak, floor, warmup, steps: args.steps, shape: args.schedule })
 }
