@@ -243,6 +243,7 @@ fn rank(
     let who = agree::exchange(comm, &introduce(party))?;
     let mut run = Run {
         operation: plan.operation,
+        messages: plan.messages,
         transport: party.transport().to_owned(),
         ranks: comm.size(),
         about: Value::Null,
@@ -361,7 +362,8 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
     let events = party.device.is_some() && plan.blocking == Blocking::Streaming;
     if plan.columns.per_call {
         let clock = if events { "CUDA event" } else { "host clock" };
-        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses max over ranks \n");
+        let over = if plan.messages.all_timed(comm.size()) { "ranks" } else { "timed ranks" };
+        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses max over {over} \n");
     }
     if plan.calls == Calls::Started {
         text += "# Calls are started, then waited for\n";

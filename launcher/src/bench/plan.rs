@@ -336,6 +336,12 @@ impl Plan {
         self.register.unwrap_or(!nccl)
     }
 
+    /// Whether single calls are written of each of `ranks`. As in nccl-tests a list's place is its rank and the longest is the
+    /// call's, which holds only where all are timed; one rank's is the call's itself.
+    pub fn each_rank(&self, ranks: usize) -> bool {
+        self.columns.per_call && self.json && ranks > 1 && self.messages.all_timed(ranks)
+    }
+
     /// The column `redop` of a row.
     pub fn op_name(&self, op: Option<ReduceOp>) -> &'static str {
         op_name(op.or(self.unused_op))
