@@ -3,6 +3,7 @@
 use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::messages::Messages;
 use super::operation::Operation;
+use super::plot::MOST_LINES;
 use super::sweep::{Step, Sweep, default_iterations, default_warmup};
 use super::table::{Columns, dtype_name, op_name};
 use crate::agree::Signature;
@@ -306,7 +307,26 @@ impl Plan {
         for &dtype in &self.dtypes {
             self.repeats.sweep.check(self.operation, dtype, ranks).map_err(Failure::usage)?;
         }
+        self.check_lines(ranks)?;
         self.check_data(ranks, started)
+    }
+
+    /// Refuses a figure of more lines than can be told apart.
+    fn check_lines(&self, ranks: usize) -> Result<()> {
+        let lines = self.dtypes.len() * self.ops.len() * self.roots(ranks).len();
+        match self.plot && lines > MOST_LINES {
+            false => Ok(()),
+            true => {
+                let several = human::either([
+                    ("-d", self.dtypes.len() > 1),
+                    ("-o", self.ops.len() > 1),
+                    ("-r", self.roots(ranks).len() > 1),
+                ]);
+                Err(Failure::usage(format!(
+                    "--plot: {lines} lines are asked for, and a figure tells {MOST_LINES} apart: name one of {several}"
+                )))
+            }
+        }
     }
 
     /// Refuses what is drawn or judged by bytes where no call moves any.
