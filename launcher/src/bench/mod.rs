@@ -8,6 +8,7 @@ mod cases;
 mod device;
 mod exact;
 mod foreign;
+mod kept;
 pub mod kernels;
 mod measure;
 mod messages;
@@ -181,15 +182,18 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     ranks.one_caller = !over_nccl;
     ranks.native = plan.algo == Algo::Native && !over_nccl;
     let (world, fewest) = (ranks.world, if operation == Operation::SendRecv { 2 } else { 1 });
+    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
+    let timings = kept::footprint(&plan, world);
     let lower = human::either([
         (plan.repeats.sweep.end_flags(), true),
+        ("-n", timings > buffers),
+        ("-N", timings > buffers && plan.cycles > Some(1)),
         ("-m", plan.aggregate > 1),
         ("--ranks", ranks.fewer(fewest, identity.as_ref())),
     ]);
-    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
     let room = |scratch: u64| {
         let other = if scratch > 0 && plan.algo != Algo::Auto { ", or take --algo auto" } else { "" };
-        let bytes = buffers.saturating_add(scratch);
+        let bytes = buffers.saturating_add(timings).saturating_add(scratch);
         machine::check_memory(world, identity.as_ref(), bytes, &format!("lower {lower}{other}"))
     };
     room(0)?;

@@ -4,7 +4,7 @@ use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::messages::Messages;
 use super::operation::Operation;
 use super::plot::MOST_LINES;
-use super::sweep::{Step, Sweep, default_iterations, default_warmup};
+use super::sweep::{DEFAULT_ITERATIONS, Step, Sweep, default_iterations, default_warmup};
 use super::table::{Columns, dtype_name, op_name};
 use crate::agree::Signature;
 use crate::bind::Binding;
@@ -89,6 +89,17 @@ impl Repeats {
     /// Timed calls of a size.
     pub fn iterations(&self, bytes: usize) -> usize {
         self.iterations.unwrap_or_else(|| default_iterations(bytes))
+    }
+
+    /// Those of all sizes.
+    pub fn calls(&self) -> u64 {
+        let mut before = 0;
+        let calls = DEFAULT_ITERATIONS.map(|(most, by_size)| {
+            let sizes = self.sweep.up_to(most) - before;
+            before += sizes;
+            (sizes as u64).saturating_mul(self.iterations.unwrap_or(by_size) as u64)
+        });
+        calls.into_iter().fold(0, u64::saturating_add)
     }
 
     /// Untimed calls before them.
@@ -459,4 +470,4 @@ fn switch(flag: &str, text: &str) -> Result<bool> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

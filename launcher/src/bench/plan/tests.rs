@@ -4,7 +4,7 @@ use super::*;
 use crate::args::{Cli, Command};
 use crate::bench::args::BenchCommand;
 
-fn plan(flags: &str) -> Result<Plan> {
+pub fn plan(flags: &str) -> Result<Plan> {
     let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
     let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
     let (operation, args) = bench.command.collective().expect(flags);
