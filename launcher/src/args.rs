@@ -341,10 +341,13 @@ pub struct SbatchArgs {
     /// sees all those of its node, which NCCL needs to go from one directly to another, and computes on one.
     #[arg(long, value_name = "N")]
     pub gpus_per_rank: Option<usize>,
+    /// GPUs of each node, for ranks that share them (--share-gpus); otherwise as many as it has ranks.
+    #[arg(long, value_name = "N", conflicts_with = "gpus_per_rank")]
+    pub gpus_per_node: Option<usize>,
     /// Processor cores of each rank.
     #[arg(long, value_name = "N")]
     pub cpus_per_rank: Option<usize>,
-    /// The job's time limit, as Slurm writes it.
+    /// The job's time limit, as Slurm writes it: 90, 1:30:00 or 1-12; 0 and UNLIMITED are none.
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
     /// How many seconds before the job's time is up its training is asked to stop and to save, up to 65535; with train

@@ -1,5 +1,8 @@
 //! `caravan sbatch`: a Slurm script that runs a command of this program on several nodes.
 
+mod gpus;
+mod time;
+
 use crate::args::{Cli, Command, DeviceArgs, DeviceKind, RankArgs, SbatchArgs};
 use crate::bench;
 use crate::data;
@@ -27,6 +30,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         ("--nodes", Some(args.nodes)),
         ("--ranks-per-node", Some(args.ranks_per_node)),
         ("--gpus-per-rank", args.gpus_per_rank),
+        ("--gpus-per-node", args.gpus_per_node),
         ("--cpus-per-rank", args.cpus_per_rank),
     ] {
         if value.is_some_and(|v| v == 0 || v > MAX_SIZE) {
@@ -51,6 +55,8 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
             return Err(Failure::usage(format!("{flag} '{text}': one word without quotes and # is needed")));
         }
     }
+    let time =
+        args.time.as_deref().map(|text| time::limit(text).map(|seconds| (text, seconds))).transpose()?;
     let world = args.nodes * args.ranks_per_node;
     if world > MAX_SIZE {
         return Err(Failure::usage(format!(
@@ -68,13 +74,13 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
                 "what this {name} has done by then would not be kept: it is for train --save DIR"
             ));
         }
-        match args.time.as_deref().map(|time| (time, limit(time))) {
+        match time {
             _ if seconds == 0 => {
                 return refuse("at least 1 second before its end a job can be asked to stop".into());
             }
-            Some((time, Some(all))) if u64::from(seconds) >= all => {
+            Some((text, Some(all))) if u64::from(seconds) >= all => {
                 return refuse(format!(
-                    "the job would be asked as it begins, for --time {time} is {all} seconds"
+                    "the job would be asked as it begins, for --time {text} is {all} seconds, of whole minutes"
                 ));
             }
             _ => {}
@@ -90,10 +96,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     if let Some(cpus) = args.cpus_per_rank {
         option("cpus-per-task", &cpus.to_string());
     }
-    if let Some(each) = args.gpus_per_rank {
+    if let Some(gpus) = gpus::of_a_node(args) {
         // Not --gpus-per-task, with which each rank would see a GPU of its own only, and NCCL could not go directly from one
         // to another. Ranks take theirs by their number on the node.
-        option("gpus-per-node", &(each * args.ranks_per_node).to_string());
+        option("gpus-per-node", &gpus.to_string());
     }
     option("output", args.output.as_deref().unwrap_or("%x-%j.out"));
     for (name, value) in [("time", &args.time), ("partition", &args.partition), ("account", &args.account)] {
@@ -210,39 +216,8 @@ impl Inner {
                 args.nodes
             )));
         }
-        let (flag, given) = self.gpus;
-        match (given, args.gpus_per_rank) {
-            (true, Some(1)) | (false, None) => Ok(()),
-            (true, None) => Err(Failure::usage(format!(
-                "{flag} takes a GPU for each rank, and the job has none: add --gpus-per-rank 1 before --"
-            ))),
-            (true, Some(more)) => Err(Failure::usage(format!(
-                "--gpus-per-rank {more}: a rank uses one GPU: take --gpus-per-rank 1"
-            ))),
-            (false, Some(idle)) => Err(Failure::usage(format!(
-                "--gpus-per-rank {idle}: this {} uses no GPU: add {flag} to the command, or leave --gpus-per-rank away",
-                self.name
-            ))),
-        }
+        gpus::check(args, self.name, self.gpus, self.ranks.share_gpus)
     }
-}
-
-/// Seconds of a time as Slurm writes it: minutes, with seconds or hours around them or days before; None of one without an
-/// end, or which Slurm itself may refuse.
-fn limit(time: &str) -> Option<u64> {
-    let (days, rest) = time.split_once('-').map_or((None, time), |(days, rest)| (Some(days), rest));
-    let parts = rest.split(':').map(|part| part.parse().ok()).collect::<Option<Vec<u64>>>()?;
-    let (hours, minutes, seconds) = match (days, &parts[..]) {
-        (None, &[minutes]) => (0, minutes, 0),
-        (None, &[minutes, seconds]) => (0, minutes, seconds),
-        (Some(_), &[hours]) => (hours, 0, 0),
-        (Some(_), &[hours, minutes]) => (hours, minutes, 0),
-        (_, &[hours, minutes, seconds]) => (hours, minutes, seconds),
-        _ => return None,
-    };
-    let days: u64 = days.map_or(Some(0), |days| days.parse().ok())?;
-    let hours = days.checked_mul(24)?.checked_add(hours)?;
-    hours.checked_mul(60)?.checked_add(minutes)?.checked_mul(60)?.checked_add(seconds)
 }
 
 /// A word as the shell takes it for one.
@@ -255,10 +230,10 @@ fn quote(word: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn of(line: &str) -> Result<String> {
+    pub fn of(line: &str) -> Result<String> {
         match Cli::read(line.split(' ')).unwrap().command {
             Command::Sbatch(args) => script(&args, "/opt/my tools/caravan"),
             _ => unreachable!("{line}"),
@@ -299,24 +274,6 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_slurm_reads_them() {
-        for (time, seconds) in [
-            ("5", Some(300)),
-            ("5:30", Some(330)),
-            ("1:00:05", Some(3605)),
-            ("2-1", Some(49 * 3600)),
-            ("2-1:30", Some(49 * 3600 + 1800)),
-            ("0-00:00:07", Some(7)),
-            ("UNLIMITED", None),
-            ("1:2:3:4", None),
-            ("99999999999999999999", None),
-            ("999999999999999999-1", None),
-        ] {
-            assert_eq!(limit(time), seconds, "{time}");
-        }
-    }
-
-    #[test]
     fn mpi_comes_with_its_plugin() {
         let Some(plugin) = plugin() else {
             let e = of("caravan sbatch --nodes 2 -- bench all_reduce --transport mpi").unwrap_err();
@@ -340,32 +297,6 @@ mod tests {
     }
 
     #[test]
-    fn a_job_has_the_gpus_that_its_command_uses() {
-        for command in [
-            "train --device cuda",
-            "train --device cuda --transport nccl",
-            "eval --model m --data d --device cuda",
-            "bench all_reduce --transport nccl --algo native",
-        ] {
-            assert!(of(&format!("caravan sbatch --gpus-per-rank 1 -- {command}")).is_ok(), "{command}");
-            let e = of(&format!("caravan sbatch -- {command}")).expect_err(command).to_string();
-            assert!(e.contains("add --gpus-per-rank 1"), "{e}");
-            let e =
-                of(&format!("caravan sbatch --gpus-per-rank 4 -- {command}")).expect_err(command).to_string();
-            assert!(e.contains("--gpus-per-rank 4") && e.contains("take --gpus-per-rank 1"), "{e}");
-        }
-        for (command, flag) in [
-            ("train", "--device cuda"),
-            ("eval --model m --data d", "--device cuda"),
-            ("bench all_reduce", "--transport nccl"),
-        ] {
-            let e =
-                of(&format!("caravan sbatch --gpus-per-rank 1 -- {command}")).expect_err(command).to_string();
-            assert!(e.contains("--gpus-per-rank 1") && e.contains(&format!("add {flag}")), "{e}");
-        }
-    }
-
-    #[test]
     fn what_could_not_run_is_refused() {
         for (line, words) in [
             ("--nodes 0 -- train", &["--nodes 0"][..]),
@@ -380,6 +311,11 @@ mod tests {
                 "--stop-before 600 --time 5 -- train --save m",
                 &["--stop-before 600", "--time 5 is 300 seconds"],
             ),
+            (
+                "--stop-before 60 --time 0:30 -- train --save m",
+                &["--stop-before 60", "--time 0:30 is 60 seconds"],
+            ),
+            ("--time abc -- train", &["--time abc", "UNLIMITED"]),
             ("--stop-before 60 -- bench all_reduce", &["--stop-before 60", "this bench", "train --save"]),
             ("-- train --speed 11", &["after --", "--speed"]),
             ("-- train --stage 9", &["--stage 9", "0"]),

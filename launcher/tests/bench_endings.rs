@@ -46,6 +46,10 @@ fn nonsense_is_refused_before_any_rank_starts() {
         (&format!("tune -b 1G -e {huge}G --ranks 3"), &["3 ranks would hold", "TiB", "lower -e"]),
         (&format!("all_reduce -b 4 -i 4 -e {huge}G --ranks 1"), &["1 rank would hold", &tebibytes(2)]),
         (&format!("all_reduce -b 4 -e {huge}G -m 2 --ranks 1"), &["1 rank would hold", "lower -e or -m"]),
+        (
+            "all_reduce -n 10000000 -N 10000 --json x",
+            &["2 ranks would hold", "TiB", "lower -e, -n, -N or --ranks"],
+        ),
         ("overlap -w 0 -n 18446744073709551615", &["-n 18446744073709551615", "to 10000000"]),
         ("all_reduce -z 9", &["-z 9", "0 to 3"]),
         ("all_reduce --ranks 0", &["--ranks 0"]),

@@ -344,45 +344,6 @@ fn optional_columns_and_repeated_sweeps_are_there_when_asked_for() {
 }
 
 #[test]
-fn columns_of_single_calls_are_of_the_slowest_rank_as_in_nccl_tests() {
-    let bench = bench();
-    let line = "bench all_reduce -b 1K -e 64K -n 20 -a 2 -I 1 --ranks 3 --json r.json";
-    let text = bench.run(line).success().stdout;
-    let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
-    assert_eq!(json["config"]["per_iter_timing"], "true");
-    let rows: Vec<&str> = text.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).collect();
-    let mut greater = 0;
-    for (row, exact) in rows.iter().zip(json["results"].as_array().unwrap()) {
-        let fields: Vec<f64> = row.split_whitespace().skip(5).map(|field| field.parse().unwrap()).collect();
-        for (half, name) in fields.chunks_exact(8).zip(["out_of_place", "in_place"]) {
-            for (shown, key) in half[4..7].iter().zip(["min_us", "max_us", "p99_us"]) {
-                let of = |kind: &str| exact[format!("{name}_{kind}")][key].as_f64().unwrap();
-                // The file says the same by nccl-tests' name, and by ours what the fastest rank took, by -a 2.
-                let (slowest, fastest) = (of("per_iter"), of("calls"));
-                assert!((*shown - slowest).abs() <= 0.5, "{key} {shown} {slowest}");
-                assert!(slowest >= fastest, "{key} {slowest} {fastest}");
-                greater += usize::from(slowest > fastest);
-            }
-            let single = &exact[format!("{name}_per_iter")];
-            assert_eq!(single["skipped_iterations"], 0);
-            // Each rank's, of which the slowest are the row's.
-            let numbers = |times: &Value| {
-                times.as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect::<Vec<_>>()
-            };
-            let each: Vec<Vec<f64>> =
-                single["per_process_max_times_us"].as_array().unwrap().iter().map(numbers).collect();
-            let times = numbers(&single["times_us"]);
-            assert!(each.len() == 3 && each.iter().all(|times| times.len() == 20), "{single}");
-            for (call, slowest) in times.iter().enumerate() {
-                assert!(each.iter().any(|times| times[call] == *slowest), "{call} {slowest} {each:?}");
-                assert!(each.iter().all(|times| times[call] <= *slowest), "{call} {slowest} {each:?}");
-            }
-        }
-    }
-    assert!(rows.len() == 4 && greater > 0, "{text}");
-}
-
-#[test]
 fn figures_show_one_run_or_several() {
     let bench = bench();
     for (name, transport) in [("a", "shm"), ("b", "threads")] {
@@ -398,6 +359,13 @@ fn figures_show_one_run_or_several() {
         assert_eq!(figure.matches("<circle").count(), lines * (4 * 2 + 1));
     }
     assert!(both.contains("reduce_scatter shm") && both.contains("reduce_scatter threads"));
+    for (name, messages) in [("ring", ""), ("back", "--ping-pong")] {
+        bench.run(&format!("bench send_recv {messages} -b 8 -e 64 -n 2 --json {name}.json")).success();
+    }
+    bench.run("bench plot ring.json back.json -o messages.svg").success();
+    let figure = fs::read_to_string(bench.path("messages.svg")).unwrap();
+    assert!(figure.contains("\nsend_recv shm float 2 ranks\n"), "{figure}");
+    assert!(figure.contains("\nsend_recv ping-pong shm float 2 ranks\n"), "{figure}");
 }
 
 #[test]

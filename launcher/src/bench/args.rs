@@ -247,7 +247,7 @@ pub struct CollectiveArgs {
     pub register: Option<String>,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
     /// long as on its slowest rank, whatever -a says, which back to back (-z 0) is more than a call takes where ranks get ahead
-    /// of each other in turn; in the file of --json every such call, and each rank's.
+    /// of each other in turn; in the file of --json every such call, and each rank's where all are timed.
     #[arg(
         short = 'I',
         long = "per-iter-timing",
@@ -276,7 +276,8 @@ pub struct CollectiveArgs {
     /// --csv and --plot.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write one line per size and placement.
+    /// Write one line per size and placement; percentiles are of single calls, each over ranks as -a says, and those of -I
+    /// (i_*) of single calls on their slowest ranks.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Draw bandwidth and time against size.

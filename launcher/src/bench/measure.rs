@@ -221,7 +221,7 @@ impl<T: Exact> Bench<'_, T> {
         let slowest =
             plan.columns.per_call.then(|| over_some(comm, &mine, Average::Max, part)).transpose()?;
         let per_call = slowest.as_deref().and_then(Summary::of);
-        let each = if plan.columns.per_call && plan.json { each(comm, &mine)? } else { Vec::new() };
+        let each = if plan.each_rank(comm.size()) { each(comm, &mine)? } else { Vec::new() };
         // Each rank's own mean comes first: of its single calls the fastest, or slowest, would be nobody's time.
         let mean = mine.iter().sum::<f64>() / mine.len() as f64;
         let seconds = over_some(comm, &[mean], plan.average, part)?[0];
@@ -340,11 +340,8 @@ pub fn over_ranks(comm: &Communicator, mine: &[f64], average: Average) -> Result
     over_some(comm, mine, average, (true, comm.size()))
 }
 
-/// Each rank's timings, of several; on rank 0.
+/// Each rank's timings; on rank 0.
 fn each(comm: &Communicator, mine: &[f64]) -> Result<Vec<Vec<f64>>> {
-    if comm.size() == 1 {
-        return Ok(Vec::new());
-    }
     let lead = comm.rank() == 0;
     let mut all = vec![0.0; if lead { mine.len() * comm.size() } else { 0 }];
     comm.gather(mine, lead.then_some((&mut all[..]).into()), 0)?;

@@ -41,11 +41,25 @@ impl Messages {
         }
     }
 
+    /// Whether all ranks take as long as the messages do.
+    pub fn all_timed(self, ranks: usize) -> bool {
+        (0..ranks).all(|rank| self.is_timed(rank, ranks))
+    }
+
     /// How many follow on each other in one call. A time is that of one, as the latency of OSU's and UCX's benchmarks is.
     pub const fn in_turn(self) -> usize {
         match self {
             Messages::Ring | Messages::OneWay => 1,
             Messages::PingPong => 2,
+        }
+    }
+
+    /// What figures and `--csv` call them.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Messages::Ring => "ring",
+            Messages::OneWay => "one-way",
+            Messages::PingPong => "ping-pong",
         }
     }
 
@@ -96,5 +110,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|rank| Messages::PingPong.is_timed(rank, 3)), [true, false, false]);
         assert_eq!([0, 1, 2].map(|rank| Messages::OneWay.is_timed(rank, 3)), [true, true, false]);
         assert_eq!([0, 1, 2].map(|rank| Messages::OneWay.from(rank, 3)), [None, Some(0), None]);
+        assert_eq!([2, 3].map(|ranks| Messages::OneWay.all_timed(ranks)), [true, false]);
+        assert_eq!([2, 3].map(|ranks| Messages::Ring.all_timed(ranks)), [true, true]);
     }
 }

@@ -8,6 +8,7 @@ mod cases;
 mod device;
 mod exact;
 mod foreign;
+mod kept;
 pub mod kernels;
 mod measure;
 mod messages;
@@ -181,15 +182,18 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     ranks.one_caller = !over_nccl;
     ranks.native = plan.algo == Algo::Native && !over_nccl;
     let (world, fewest) = (ranks.world, if operation == Operation::SendRecv { 2 } else { 1 });
+    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
+    let timings = kept::footprint(&plan, world);
     let lower = human::either([
         (plan.repeats.sweep.end_flags(), true),
+        ("-n", timings > buffers),
+        ("-N", timings > buffers && plan.cycles > Some(1)),
         ("-m", plan.aggregate > 1),
         ("--ranks", ranks.fewer(fewest, identity.as_ref())),
     ]);
-    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
     let room = |scratch: u64| {
         let other = if scratch > 0 && plan.algo != Algo::Auto { ", or take --algo auto" } else { "" };
-        let bytes = buffers.saturating_add(scratch);
+        let bytes = buffers.saturating_add(timings).saturating_add(scratch);
         machine::check_memory(world, identity.as_ref(), bytes, &format!("lower {lower}{other}"))
     };
     room(0)?;
@@ -243,6 +247,7 @@ fn rank(
     let who = agree::exchange(comm, &introduce(party))?;
     let mut run = Run {
         operation: plan.operation,
+        messages: plan.messages,
         transport: party.transport().to_owned(),
         ranks: comm.size(),
         about: Value::Null,
@@ -361,7 +366,8 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
     let events = party.device.is_some() && plan.blocking == Blocking::Streaming;
     if plan.columns.per_call {
         let clock = if events { "CUDA event" } else { "host clock" };
-        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses max over ranks \n");
+        let over = if plan.messages.all_timed(comm.size()) { "ranks" } else { "timed ranks" };
+        text += &format!("# Per-Iteration Report: {clock} timing; i_* uses max over {over} \n");
     }
     if plan.calls == Calls::Started {
         text += "# Calls are started, then waited for\n";

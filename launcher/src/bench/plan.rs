@@ -3,7 +3,8 @@
 use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
 use super::messages::Messages;
 use super::operation::Operation;
-use super::sweep::{Step, Sweep, default_iterations, default_warmup};
+use super::plot::MOST_LINES;
+use super::sweep::{DEFAULT_ITERATIONS, Step, Sweep, default_iterations, default_warmup};
 use super::table::{Columns, dtype_name, op_name};
 use crate::agree::Signature;
 use crate::bind::Binding;
@@ -88,6 +89,17 @@ impl Repeats {
     /// Timed calls of a size.
     pub fn iterations(&self, bytes: usize) -> usize {
         self.iterations.unwrap_or_else(|| default_iterations(bytes))
+    }
+
+    /// Those of all sizes.
+    pub fn calls(&self) -> u64 {
+        let mut before = 0;
+        let calls = DEFAULT_ITERATIONS.map(|(most, by_size)| {
+            let sizes = self.sweep.up_to(most) - before;
+            before += sizes;
+            (sizes as u64).saturating_mul(self.iterations.unwrap_or(by_size) as u64)
+        });
+        calls.into_iter().fold(0, u64::saturating_add)
     }
 
     /// Untimed calls before them.
@@ -306,7 +318,26 @@ impl Plan {
         for &dtype in &self.dtypes {
             self.repeats.sweep.check(self.operation, dtype, ranks).map_err(Failure::usage)?;
         }
+        self.check_lines(ranks)?;
         self.check_data(ranks, started)
+    }
+
+    /// Refuses a figure of more lines than can be told apart.
+    fn check_lines(&self, ranks: usize) -> Result<()> {
+        let lines = self.dtypes.len() * self.ops.len() * self.roots(ranks).len();
+        match self.plot && lines > MOST_LINES {
+            false => Ok(()),
+            true => {
+                let several = human::either([
+                    ("-d", self.dtypes.len() > 1),
+                    ("-o", self.ops.len() > 1),
+                    ("-r", self.roots(ranks).len() > 1),
+                ]);
+                Err(Failure::usage(format!(
+                    "--plot: {lines} lines are asked for, and a figure tells {MOST_LINES} apart: name one of {several}"
+                )))
+            }
+        }
     }
 
     /// Refuses what is drawn or judged by bytes where no call moves any.
@@ -334,6 +365,12 @@ impl Plan {
     /// Whether buffers are from what moves them: the transport, or NCCL, with which none are registered.
     pub fn registered(&self, nccl: bool) -> bool {
         self.register.unwrap_or(!nccl)
+    }
+
+    /// Whether single calls are written of each of `ranks`. As in nccl-tests a list's place is its rank and the longest is the
+    /// call's, which holds only where all are timed; one rank's is the call's itself.
+    pub fn each_rank(&self, ranks: usize) -> bool {
+        self.columns.per_call && self.json && ranks > 1 && self.messages.all_timed(ranks)
     }
 
     /// The column `redop` of a row.
@@ -433,4 +470,4 @@ fn switch(flag: &str, text: &str) -> Result<bool> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

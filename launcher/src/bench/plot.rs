@@ -5,7 +5,8 @@ mod series;
 
 use super::table::significant;
 use crate::failure::{Failure, Result};
-use look::{Look, Mark, looks};
+pub use look::MOST_LINES;
+use look::{Look, Mark, looks, subjects};
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
@@ -23,11 +24,17 @@ const HALF: usize = 80;
 /// Draws an SVG.
 ///
 /// # Errors
-/// Nothing to draw.
+/// Nothing to draw, or more lines than can be told apart.
 pub fn svg(series: &[Series], title: &str) -> Result<String> {
     let points = || series.iter().flat_map(|s| s.points.iter());
     if points().next().is_none() {
         return Err(Failure::usage("there is nothing to draw: no result has a size above 0"));
+    }
+    let lines = subjects(series);
+    if lines > MOST_LINES {
+        return Err(Failure::usage(format!(
+            "a figure tells {MOST_LINES} lines apart, and these results make {lines}: draw fewer of them into one"
+        )));
     }
     let mut text = String::new();
     draw(series, title, &mut text).map_err(|e| Failure::run(format!("drawing the figure: {e}")))?;
@@ -320,6 +327,9 @@ mod tests {
             Series::read(&[dir.path().join("none.json")]).unwrap_err().to_string().contains("cannot be read")
         );
         assert!(svg(&[], "nothing").unwrap_err().to_string().contains("nothing to draw"));
+        let e = svg(&pairs(85), "too many").unwrap_err();
+        assert!(e.code() == 2 && e.to_string().contains("84 lines apart, and these results make 85"), "{e}");
+        svg(&pairs(84), "many").unwrap();
     }
 
     #[test]

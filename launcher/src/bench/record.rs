@@ -1,5 +1,6 @@
 //! What a run found, and the machine-readable forms it is written in.
 
+use super::messages::Messages;
 use super::operation::Operation;
 use super::statistics::Summary;
 use super::table::{Half, Label};
@@ -37,6 +38,8 @@ pub struct Row {
 #[derive(Clone, Debug)]
 pub struct Run {
     pub operation: Operation,
+    /// Those of `send_recv`.
+    pub messages: Messages,
     pub transport: String,
     pub ranks: usize,
     /// Flags and machine, as JSON.
@@ -117,24 +120,30 @@ impl Run {
         all
     }
 
-    /// One line per size and placement.
+    /// One line per size and placement, with `-I 1` also of single calls on their slowest ranks.
     pub fn csv(&self) -> String {
         let mut text = String::from(
             "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,busbw_gbps,\
-             wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why\n",
+             wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why,messages",
         );
+        if self.rows.iter().any(|row| row.out_of_place.half.per_call.is_some()) {
+            text += ",i_min_us,i_max_us,i_p99_us,i_cv_pct";
+        }
+        text.push('\n');
+        let messages = if self.operation == Operation::SendRecv { self.messages.name() } else { "" };
         for row in &self.rows {
             for (placement, m) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
                 let (l, h, s) = (&row.label, &m.half, &m.calls);
                 text += &format!(
-                    "{},{},{},{placement},{},{},{},{},{},{:.3},{:.6},{:.6},{},{:.3},{:.3},{:.3},{:.3},{:.3},{},{}\n",
+                    "{},{},{},{placement},{},{},{},{},{},{:.3},{:.6},{:.6},{},{:.3},{:.3},{:.3},{:.3},{:.3},{},{},{messages}",
                     self.operation.name(),
                     quoted(&self.transport),
                     self.ranks,
                     l.bytes,
                     l.count,
                     l.dtype,
-                    l.op,
+                    // nccl-tests, and so the table, has one of send_recv, too.
+                    if self.operation.reduces() { l.op } else { "none" },
                     l.root,
                     h.seconds * 1e6,
                     h.algorithm_bandwidth,
@@ -148,6 +157,11 @@ impl Run {
                     quoted(&m.algorithm),
                     quoted(&m.why),
                 );
+                if let Some(i) = &h.per_call {
+                    let (least, most, p99) = (i.min * 1e6, i.max * 1e6, i.p99 * 1e6);
+                    text += &format!(",{least:.3},{most:.3},{p99:.3},{:.3}", i.variation_percent());
+                }
+                text.push('\n');
             }
         }
         text
@@ -278,8 +292,8 @@ pub mod tests {
     pub fn of_rows(transport: &str, rows: Vec<Row>) -> Run {
         let about = json!({"version": 1});
         let (transport, found) = (transport.into(), Found::default());
-        let mut run =
-            Run { operation: Operation::AllGather, transport, ranks: 2, about, rows: Vec::new(), found };
+        let (operation, messages) = (Operation::AllGather, Messages::Ring);
+        let mut run = Run { operation, messages, transport, ranks: 2, about, rows: Vec::new(), found };
         rows.into_iter().for_each(|row| run.add(row, true));
         run
     }
@@ -320,7 +334,8 @@ pub mod tests {
 
     #[test]
     fn csv_lines_have_as_many_fields_as_names() {
-        let text = example("shm over, say, \"veth\"", &[(1024, 2e-6)]).csv();
+        let mut run = example("shm over, say, \"veth\"", &[(1024, 2e-6)]);
+        let text = run.csv();
         let fields = |line: &str| {
             let mut quoted = false;
             line.chars()
@@ -333,8 +348,27 @@ pub mod tests {
         };
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert!(lines.iter().all(|l| fields(l) == 20), "{text}");
+        assert!(lines.iter().all(|l| fields(l) == 21), "{text}");
         assert!(lines[1].contains("out_of_place,1024,256,float,none,-1,2.000,0.512000,0.256000,0,"));
+        let row = &mut run.rows[0];
+        for measured in [&mut row.out_of_place, &mut row.in_place] {
+            measured.half.per_call = Summary::of(&[1e-6, 3e-6]);
+        }
+        let text = run.csv();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.iter().all(|l| fields(l) == 25), "{text}");
+        assert!(lines[0].ends_with(",messages,i_min_us,i_max_us,i_p99_us,i_cv_pct"), "{text}");
+        assert!(lines[1..].iter().all(|line| line.ends_with(",,1.000,3.000,3.000,50.000")), "{text}");
+    }
+
+    #[test]
+    fn csv_lines_say_which_messages_went_and_that_they_were_not_reduced() {
+        let mut run = example("shm", &[(1024, 2e-6)]);
+        (run.operation, run.messages) = (Operation::SendRecv, Messages::PingPong);
+        run.rows[0].label.op = "sum";
+        let text = run.csv();
+        assert!(text.lines().skip(1).all(|line| line.ends_with(",ping-pong")), "{text}");
+        assert!(!text.contains("sum"), "{text}");
     }
 
     #[test]

@@ -96,6 +96,17 @@ impl Sweep {
         }
     }
 
+    /// How many sizes there are up to so many bytes.
+    pub fn up_to(&self, bytes: usize) -> usize {
+        let end = self.end.min(bytes);
+        match self.step {
+            _ if end < self.begin => 0,
+            // There may be more than can be gone through.
+            Step::Bytes(step) if step > 0 => (end - self.begin) / step + 1,
+            _ => Sweep { end, ..*self }.sizes().count(),
+        }
+    }
+
     /// The sizes that leave every rank an element, or the size that is meant to be nothing. nccl-tests' table has the
     /// smaller ones as rows of no bytes; elsewhere such rows would say nothing.
     pub fn filled(
@@ -119,14 +130,14 @@ impl Sweep {
     }
 }
 
-/// How often each size is repeated when the user does not say: OSU's habit of many short calls and fewer long
+/// Up to which size calls are repeated how often when the user does not say: OSU's habit of many short calls and fewer long
 /// ones, because twenty calls of a microsecond say nothing.
+pub const DEFAULT_ITERATIONS: [(usize, usize); 3] = [(8192, 1000), (1 << 20, 100), (usize::MAX, 20)];
+
+/// How often calls of this size are.
 pub fn default_iterations(bytes: usize) -> usize {
-    match bytes {
-        0..=8192 => 1000,
-        8193..=1_048_576 => 100,
-        _ => 20,
-    }
+    let of = DEFAULT_ITERATIONS.iter().find(|(most, _)| bytes <= *most);
+    of.map_or(1, |(_, calls)| *calls)
 }
 
 /// Untimed calls before the timed ones of a size when the user does not say: a tenth, at least two.
@@ -144,6 +155,9 @@ mod tests {
             let sweep = Sweep::new(begin, end, step).unwrap();
             let sizes: Vec<usize> = sweep.sizes().collect();
             assert_eq!(sizes.last(), Some(&sweep.largest()));
+            for most in [0, 7, 1024, 5000, usize::MAX] {
+                assert_eq!(sweep.up_to(most), sizes.iter().filter(|&&size| size <= most).count());
+            }
             sizes
         };
         assert_eq!(by(1024, 65536, Step::Factor(4)), [1024, 4096, 16384, 65536]);

@@ -4,7 +4,7 @@ use super::*;
 use crate::args::{Cli, Command};
 use crate::bench::args::BenchCommand;
 
-fn plan(flags: &str) -> Result<Plan> {
+pub fn plan(flags: &str) -> Result<Plan> {
     let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
     let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
     let (operation, args) = bench.command.collective().expect(flags);
@@ -149,6 +149,10 @@ fn what_goes_by_bytes_is_refused_where_none_move() {
         assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
     }
     plan("all_gather -b 0 -e 64 -i 4 --min-busbw 1 --plot x.svg").unwrap().check(3, false).unwrap();
+    let figure = |flags: &str| plan(&format!("{flags} --plot x.svg")).unwrap().check(3, false);
+    figure("all_reduce -d all -o all").unwrap();
+    let e = figure("reduce -d all -o all -r all").unwrap_err().to_string();
+    assert!(e.contains("--plot: 150 lines") && e.ends_with("name one of -d, -o or -r"), "{e}");
     plan("barrier").unwrap().check(3, false).unwrap();
 }
 

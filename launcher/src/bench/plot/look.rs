@@ -2,12 +2,14 @@
 
 use super::Series;
 use plotters::prelude::*;
+use std::collections::HashSet;
 
 /// How a line is told from the others, also by who sees no colours.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Look {
     colour: RGBColor,
     pub shape: Mark,
+    width: u32,
     /// Dashes and hollow marks.
     pub in_place: bool,
 }
@@ -33,7 +35,19 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// A look for each line: the two placements of one subject share colour and mark.
+/// Of lines, in pixels.
+const WIDTHS: [u32; 3] = [2, 4, 1];
+
+/// The most subjects whose lines can be told apart.
+pub const MOST_LINES: usize = COLOURS.len() * MARKS.len() * WIDTHS.len();
+
+/// How many subjects there are.
+pub(super) fn subjects(series: &[Series]) -> usize {
+    let named: HashSet<&str> = series.iter().map(|s| s.subject.as_str()).collect();
+    named.len()
+}
+
+/// A look for each line: the two placements of one subject share colour, mark and width.
 pub(super) fn looks(series: &[Series]) -> Vec<Look> {
     let mut subjects: Vec<&str> = Vec::new();
     let look = |s| {
@@ -43,14 +57,15 @@ pub(super) fn looks(series: &[Series]) -> Vec<Look> {
             subjects.len() - 1
         });
         let (colour, shape) = (COLOURS[i % COLOURS.len()], MARKS[i / COLOURS.len() % MARKS.len()]);
-        Look { colour, shape, in_place: *in_place }
+        let width = WIDTHS[i / COLOURS.len() / MARKS.len() % WIDTHS.len()];
+        Look { colour, shape, width, in_place: *in_place }
     };
     series.iter().map(look).collect()
 }
 
 impl Look {
     pub fn line(self) -> ShapeStyle {
-        self.colour.stroke_width(2)
+        self.colour.stroke_width(self.width)
     }
 
     pub fn mark(self) -> ShapeStyle {
@@ -69,10 +84,11 @@ mod tests {
     #[test]
     fn lines_are_told_apart_without_colours_and_beyond_them() {
         let pair = |i: usize| [false, true].map(|in_place| series(&format!("subject {i}"), in_place));
-        let looks = looks(&(0..28).flat_map(pair).collect::<Vec<_>>());
+        let looks = looks(&(0..MOST_LINES).flat_map(pair).collect::<Vec<_>>());
         for (i, look) in looks.iter().enumerate() {
             assert!(!looks[..i].contains(look), "line {i} looks like another: {look:?}");
         }
+        assert!(looks.len() >= 2 * 50, "all types and reductions");
         // One colour and mark to a pair, of which one is dashed and hollow.
         assert_eq!(looks[0], Look { in_place: false, ..looks[1] });
     }

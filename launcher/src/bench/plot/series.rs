@@ -1,5 +1,7 @@
 //! What a figure shows: the lines of runs in memory and of files.
 
+use crate::bench::messages::Messages;
+use crate::bench::operation::Operation;
 use crate::bench::record::Run;
 use crate::failure::{Failure, Result};
 use serde_json::Value;
@@ -34,6 +36,11 @@ impl Series {
         let results = json["results"].as_array().ok_or("has no list 'results'")?;
         let operation = json["operation"].as_str().unwrap_or(fallback);
         let transport = json["transport"].as_str().unwrap_or("");
+        let kinds = [("one_way", Messages::OneWay), ("ping_pong", Messages::PingPong)];
+        let messages = kinds.iter().find(|(key, _)| json["config"][key] == true);
+        let messages = messages.map_or("", |(_, kind)| kind.name());
+        // nccl-tests, and so the file, has a reduction of send_recv, too.
+        let reduces = Operation::ALL.iter().all(|known| known.name() != operation || known.reduces());
         // Of what has one form the halves of a row are the same twice.
         let once = json["config"]["one_form"] == true;
         let several =
@@ -55,8 +62,9 @@ impl Series {
                 }
             })?;
             let text = |key: &str| row[key].as_str().unwrap_or("").trim().to_owned();
-            let mut name = [operation, transport].map(str::to_owned).to_vec();
-            name.extend([text("type"), text("redop")].into_iter().filter(|t| t != "none"));
+            let mut name = [operation, messages, transport].map(str::to_owned).to_vec();
+            name.push(text("type"));
+            name.extend(Some(text("redop")).filter(|op| reduces && op != "none"));
             let root = text("root");
             // Where all calls have rank 0 it goes without saying.
             if !matches!(root.as_str(), "" | "-1") && (root != "0" || several) {
@@ -181,6 +189,24 @@ mod tests {
         assert!(series[0].name().contains("x/run.json: ") && series[2].name().contains("y/run.json: "));
         let e = Series::read(&[&files[0], &files[0]]).unwrap_err();
         assert!(e.code() == 2 && e.to_string().contains("run.json is given twice"), "{e}");
+    }
+
+    #[test]
+    fn messages_are_told_apart_and_are_no_sums() {
+        let half = json!({"time": 2.5, "bus_bw": 1.5});
+        let subject = |operation: &str, config: Value| {
+            let json = json!({"operation": operation, "config": config, "results": [
+                {"size": 8, "type": "float", "redop": "sum", "out_of_place": half},
+            ]});
+            Series::of_json(&json, "").unwrap()[0].subject.clone()
+        };
+        assert_eq!(subject("send_recv", json!({})), "send_recv float");
+        let config = |one_way, ping_pong| json!({"one_way": one_way, "ping_pong": ping_pong});
+        assert_eq!(subject("send_recv", config(false, false)), "send_recv float");
+        assert_eq!(subject("send_recv", config(true, false)), "send_recv one-way float");
+        assert_eq!(subject("send_recv", config(false, true)), "send_recv ping-pong float");
+        assert_eq!(subject("all_reduce", config(false, false)), "all_reduce float sum");
+        assert_eq!(subject("", json!({})), "float sum");
     }
 
     #[test]
