@@ -35,7 +35,20 @@ pub fn heard(printed: std::io::Result<()>) -> Result<bool> {
 
 /// Prints `line` on standard error, in one piece, if it can be.
 pub fn note(line: impl Display) {
-    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+    let _ = std::io::stderr().lock().write_all(format!("{}\n", harmless(&line.to_string())).as_bytes());
+}
+
+/// The same without what a terminal would obey, which may come from names of files and what is in them.
+fn harmless(line: &str) -> String {
+    let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    let mut shown = String::with_capacity(line.len());
+    for c in line.chars() {
+        match obeyed(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Prints `line` and ends it.
@@ -44,4 +57,14 @@ pub fn note(line: impl Display) {
 /// As [`text`].
 pub fn line(line: impl Display) -> Result<()> {
     text(format_args!("{line}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_give_a_terminal_no_orders() {
+        assert_eq!(harmless("'\u{1b}[31mré\r.txt'\n\tend"), "'\\u{1b}[31mré\\r.txt'\n\tend");
+    }
 }
