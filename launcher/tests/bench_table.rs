@@ -477,3 +477,4 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
     let twice = bench().run("bench overlap all_gather all_gather -b 64K -e 64K -n 2").success().stdout;
     assert_eq!(twice.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).count(), 1, "{twice}");
 }
+        assert_eq!(json["complete"], true);

@@ -273,7 +273,7 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "GBPS")]
     pub min_busbw: Option<String>,
     /// Write configuration, machine, algorithms with reasons, and every timing; a FILE that is there is replaced, as by
-    /// --csv and --plot.
+    /// --csv and --plot: after a row, but at most once a second, with "complete": false, and at the end.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write one line per size and placement.
@@ -322,7 +322,8 @@ pub struct OverlapArgs {
     /// products.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
-    /// Write everything, with every timing; a FILE that is there is replaced.
+    /// Write everything, with every timing; a FILE that is there is replaced: after a row, but at most once a second, with
+    /// "complete": false, and at the end.
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Ranks and how they talk.
