@@ -298,7 +298,8 @@ pub struct CollectiveArgs {
 
 Columns: pure is a call alone; compute is the matrix products alone, as many as take as long as the call; overall is the \
 call started, the products, then the wait; init, test and wait are its time inside the start, the calls to progress and \
-the wait. Two formulas of overlap, in per cent, and two costs:
+the wait. Times are medians over calls and means over ranks. Two formulas of overlap, in per cent, of means over calls, \
+as the benchmarks of these names have them (in the file of --json also of medians), and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
   IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute
              while communicating, all of the rank whose overall is largest

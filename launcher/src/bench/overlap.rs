@@ -12,7 +12,7 @@ use super::kept::{Pace, Record};
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::slot::Slot;
-use super::statistics::median;
+use super::statistics::{average, median};
 use super::verdict::{self, Verdict};
 use super::{Out, about, native, record, tuning, unshared};
 use crate::agree;
@@ -252,8 +252,8 @@ impl<T: Exact> Bench<'_, T> {
             tests: self.tests(products),
             pure: mean(comm, median(&times.pure))?,
             compute: mean(comm, median(&times.compute))?,
-            timings: times.timings(comm)?,
-            slowest: times.slowest(comm)?,
+            medians: times.shown(comm, median)?,
+            means: times.shown(comm, average)?,
             wrong: wrong[0],
             algorithm: choice.algorithm.to_string(),
             why: choice.why.of(work.operation.kind()),
