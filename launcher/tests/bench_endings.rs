@@ -298,6 +298,19 @@ fn a_run_that_is_ended_leaves_the_rows_that_it_had() {
 }
 
 #[test]
+fn a_tuning_that_is_ended_leaves_the_collectives_that_it_measured() {
+    let bench = bench();
+    let child = bench.command("bench tune -b 64K -e 64K -n 5000 --ranks 2 -o t.txt").spawn().unwrap();
+    let table = || std::fs::read_to_string(bench.path("t.txt"));
+    let child = bench.until(child, "a collective is measured", || table().is_ok());
+    signal(child.id(), Signal::TERM);
+    assert_eq!(bench.finish(child).code, Some(143));
+    assert!(table().unwrap().lines().filter(|line| line.starts_with("shm 2 ")).count() >= 1);
+    bench.run("bench all_reduce -b 1K -e 1K -n 3 --ranks 2 --tuning t.txt").success();
+    bench.nothing_left();
+}
+
+#[test]
 fn many_ranks_need_no_higher_limit_of_open_files() {
     let bench = bench();
     let run =

@@ -410,6 +410,12 @@ fn a_tuning_table_is_measured_and_then_used() {
     bench.file("t.txt", "");
     by_variable("bench tune -b 1K -e 64K -f 8 -n 10 --ranks 2 -o t.txt").success();
     by_variable("bench tune -b 1K -e 1K -n 5 --ranks 3 -o t.txt").success();
+    // What was not tried is left to the cost model, whatever was fastest beside it.
+    let far = by_variable("bench all_reduce -b 64K -e 1M -f 16 -n 3 --ranks 2").success().stdout;
+    let said = |words: &str| assert!(far.contains(words), "{words}: {far}");
+    said(" to 185363 bytes\n");
+    said("1048576 bytes out-of-place: direct-rs-ag, because above ");
+    said(" (the tuning table's rule is for calls from 362 to 185363 bytes)\n");
     by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 1").success();
     let table = fs::read_to_string(bench.path("t.txt")).unwrap();
     assert!(table.contains("\nshm 2 all_reduce ") && table.contains("\nshm 3 all_reduce "), "{table}");
@@ -421,6 +427,11 @@ fn a_tuning_table_is_measured_and_then_used() {
     by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 4 --algo bruck").success();
     by_variable("bench all_reduce --ranks 4")
         .refusal(2, &["shm with 4 ranks", "the variable CARAVAN_TUNING"]);
+    // A narrower run says what it replaces.
+    let narrow = bench.run("bench tune -b 1K -e 1K -n 5 --ranks 2 -o t.txt").success().stdout;
+    let words =
+        "# all_reduce: in place of a rule for calls from 362 to 185363 bytes, also where nothing was tried\n";
+    assert!(narrow.contains(words) && !narrow.contains("# barrier: in place"), "{narrow}");
     let shown = bench.run("bench tune -b 1K -e 1K -n 5 --ranks 2 -q -o /dev/stdout").success().stdout;
     assert!(shown.starts_with("caravan-tuning 1\n"), "{shown}");
     bench
@@ -447,6 +458,12 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
             let n = |key: &str| row[key].as_f64().unwrap();
             let (pure, alone, overall) = (n("pure_us"), n("compute_alone_us"), n("overall_us"));
             let computed = n("compute_total_us") - n("test_us");
+            let means = ["pure", "overall", "compute_total", "test"]
+                .map(|part| row[format!("{part}_per_iter")]["avg_us"].as_f64());
+            let [mean_pure, mean_overall, mean_total, mean_test] = means.map(Option::unwrap);
+            let osu = |pure: f64, overall: f64, computed: f64| {
+                (100.0 - (overall - computed) / pure * 100.0).max(0.0)
+            };
             let near = |key: &str, value: f64| assert!((n(key) - value).abs() < 1e-6, "{key}: {row}");
             near("osu_overlap_pct", osu(mean_pure, mean_overall, mean_total - mean_test));
             near("osu_overlap_median_pct", osu(pure, overall, computed));
@@ -459,12 +476,6 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
             near("exposed_us", overall - alone);
             near("slowdown", computed / alone);
             assert_eq!(n("nwrong"), 0.0);
-            let means = ["pure", "overall", "compute_total", "test"]
-                .map(|part| row[format!("{part}_per_iter")]["avg_us"].as_f64());
-            let [mean_pure, mean_overall, mean_total, mean_test] = means.map(Option::unwrap);
-            let osu = |pure: f64, overall: f64, computed: f64| {
-                (100.0 - (overall - computed) / pure * 100.0).max(0.0)
-            };
             assert!(pure > 0.0 && alone > 0.0 && overall > 0.0 && n("products") >= 1.0);
             // Between two products one look at most: without products between them they would be what is measured.
             assert_eq!(n("tests"), f64::min(n("products") - 1.0, f64::from(tests)), "{row}");
@@ -478,10 +489,10 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
             }
             assert!(["algorithm", "why"].iter().all(|key| !row[*key].as_str().unwrap().is_empty()), "{row}");
         }
+        assert_eq!(json["complete"], true);
         assert!(json["env"].is_array() && json["args"].is_array() && json["machine"].is_object());
         assert_eq!(json.get("transport_library"), Some(&Value::Null), "shared memory has no library");
     }
     let twice = bench().run("bench overlap all_gather all_gather -b 64K -e 64K -n 2").success().stdout;
     assert_eq!(twice.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).count(), 1, "{twice}");
 }
-        assert_eq!(json["complete"], true);

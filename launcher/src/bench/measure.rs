@@ -236,7 +236,7 @@ impl<T: Exact> Bench<'_, T> {
             }
             None => {
                 let choice = comm.choice(&work.call::<T>(comm))?;
-                (choice.algorithm.to_string(), choice.why.of(work.operation.kind()))
+                (choice.algorithm.to_string(), choice.reason(work.operation.kind()))
             }
         };
         let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;

@@ -250,13 +250,12 @@ impl<T: Exact> Bench<'_, T> {
             products,
             side: self.load.side(),
             tests: self.tests(products),
-            pure: mean(comm, median(&times.pure))?,
             compute: mean(comm, median(&times.compute))?,
             medians: times.shown(comm, median)?,
             means: times.shown(comm, average)?,
             wrong: wrong[0],
             algorithm: choice.algorithm.to_string(),
-            why: choice.why.of(work.operation.kind()),
+            why: choice.reason(work.operation.kind()),
             calls: self.args.json.as_ref().map_or(Ok(Value::Null), |_| times.calls(comm))?,
         })
     }
