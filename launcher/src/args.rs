@@ -112,7 +112,8 @@ pub struct RankArgs {
     /// [,inside-latency=1us,inside-bandwidth=20GB/s]. On one machine only.
     #[arg(long, value_name = "LINK")]
     pub emulate_link: Option<String>,
-    /// A tuning table from 'bench tune' for the choice of algorithms [default: $CARAVAN_TUNING, else a cost model].
+    /// A tuning table from 'bench tune' for the choice of algorithms, at sizes that it tried; at others, and without one, a cost
+    /// model chooses [default: $CARAVAN_TUNING].
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
     /// Compute threads of each rank of train and eval [default: cores / ranks of the host, at least 1, at most

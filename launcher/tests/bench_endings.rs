@@ -2,6 +2,7 @@
 
 use harness::{Bench, signal};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -273,6 +274,44 @@ fn an_interrupt_leaves_nothing() {
         bench.nothing_left();
         assert_eq!(std::fs::read_dir(bench.path(".")).unwrap().count(), 0);
     }
+}
+
+#[test]
+fn a_run_that_is_ended_leaves_the_rows_that_it_had() {
+    for (command, list, last) in [
+        ("all_reduce -N 100000 -b 1K -e 1K -n 100 --csv r.csv --plot r.svg", "results", "r.svg"),
+        // The last size takes half a minute.
+        ("overlap all_gather -b 64K -e 16M -f 16 -n 500", "overlap", "r.json"),
+    ] {
+        let bench = bench();
+        let child = bench.command(&format!("bench {command} --ranks 2 --json r.json")).spawn().unwrap();
+        let child = bench.until(child, "there are rows", || bench.path(last).exists());
+        signal(child.id(), Signal::TERM);
+        let outcome = bench.finish(child);
+        assert_eq!(outcome.code, Some(143), "{}", outcome.stderr);
+        let left: Value = serde_json::from_slice(&std::fs::read(bench.path("r.json")).unwrap()).unwrap();
+        assert_eq!(left["complete"], false, "{left}");
+        assert!(!left[list].as_array().unwrap().is_empty() && left["end_time"].is_string(), "{left}");
+        if list == "results" {
+            let text = |name| std::fs::read_to_string(bench.path(name)).unwrap();
+            assert!(text("r.csv").lines().count() >= 3 && text("r.csv").ends_with('\n'));
+            assert!(text("r.svg").contains(", unfinished") && text("r.svg").trim_end().ends_with("</svg>"));
+        }
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn a_tuning_that_is_ended_leaves_the_collectives_that_it_measured() {
+    let bench = bench();
+    let child = bench.command("bench tune -b 64K -e 64K -n 5000 --ranks 2 -o t.txt").spawn().unwrap();
+    let table = || std::fs::read_to_string(bench.path("t.txt"));
+    let child = bench.until(child, "a collective is measured", || table().is_ok());
+    signal(child.id(), Signal::TERM);
+    assert_eq!(bench.finish(child).code, Some(143));
+    assert!(table().unwrap().lines().filter(|line| line.starts_with("shm 2 ")).count() >= 1);
+    bench.run("bench all_reduce -b 1K -e 1K -n 3 --ranks 2 --tuning t.txt").success();
+    bench.nothing_left();
 }
 
 #[test]

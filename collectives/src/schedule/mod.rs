@@ -43,7 +43,7 @@ use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
 pub use table::TuningTable;
 pub(crate) use tuner::choose;
-pub use tuner::{Choice, Rule, Tuning, Why};
+pub use tuner::{Choice, Rule, Sizes, Tuning, Why};
 
 /// Bytes of scratch that every call has, without asking for memory, if its peers need not reach it.
 pub(crate) const KEPT: usize = 4096;

@@ -1,6 +1,6 @@
 //! Schedules as text.
 
-use super::{Choice, Group, Operand, Peers, Schedule, Space, Span, Step};
+use super::{Group, Operand, Peers, Schedule, Space, Span, Step};
 use crate::reduce::Stage;
 use std::fmt;
 
@@ -43,8 +43,8 @@ impl fmt::Display for Schedule {
     /// the second that in a staged round.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Group { rank, size, .. } = self.group;
-        let (call, Choice { algorithm, why }) = (self.call, self.choice);
-        writeln!(f, "{call} on rank {rank} of {size}: {algorithm}, {}", why.of(call.kind))?;
+        let (call, choice) = (self.call, self.choice);
+        writeln!(f, "{call} on rank {rank} of {size}: {}, {}", choice.algorithm, choice.reason(call.kind))?;
         for (i, step) in self.steps.iter().enumerate() {
             write!(f, "{i:4}  ")?;
             match step {

@@ -4,16 +4,20 @@
 //!
 //! ```text
 //! caravan-tuning 1
-//! # transport ranks collective up_to small large
-//! shm 2 all_reduce 4096 direct-read-all direct-rs-ag
+//! # transport ranks collective up_to small large from to
+//! shm 2 all_reduce 4096 direct-read-all direct-rs-ag 512 134217728
 //! ```
 //!
 //! A transport is named with its nodes and its link, as `bench tune` writes it: `shm+ucx/4`, `shm+shm/4@latency=1us`.
 //!
-//! `up_to` counts the bytes of a call's [`count`](super::Call::count): of one shard in `reduce_scatter` and
-//! `all_gather`, of one block in `gather`, `scatter` and `all_to_all`, of the whole otherwise; `all` is every size.
+//! A rule holds for calls of `from` to `to` bytes, around the sizes that were tried; the cost model decides about others. A
+//! line without these two, as one by hand may be and those of the first tables are, holds for every size.
+//!
+//! Bytes are those of a call's [`count`](super::Call::count): of one shard in `reduce_scatter` and `all_gather`, of one block
+//! in `gather`, `scatter` and `all_to_all`, of the whole otherwise. `small` goes up to `up_to` of them, where `all` is every
+//! size that the rule holds for, and `large` above.
 
-use super::tuner::{Rule, Tuning};
+use super::tuner::{Rule, Sizes, Tuning};
 use super::{Algorithm, Kind};
 use std::fmt;
 use std::str::FromStr;
@@ -106,7 +110,7 @@ impl TuningTable {
 
 impl fmt::Display for TuningTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{HEAD}\n# transport ranks collective up_to small large")?;
+        writeln!(f, "{HEAD}\n# transport ranks collective up_to small large from to")?;
         self.entries.iter().try_for_each(|entry| writeln!(f, "{entry}"))
     }
 }
@@ -134,9 +138,11 @@ impl FromStr for TuningTable {
 
 fn entry(line: &str) -> Result<Entry, String> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let [transport, ranks, kind, up_to, small, large] = fields[..] else {
+    let ([transport, ranks, kind, up_to, small, large] | [transport, ranks, kind, up_to, small, large, _, _]) =
+        fields[..]
+    else {
         return Err(format!(
-            "{} fields instead of 6: transport ranks collective up_to small large",
+            "{} fields instead of 8, or 6 for every size: transport ranks collective up_to small large from to",
             fields.len()
         ));
     };
@@ -147,7 +153,14 @@ fn entry(line: &str) -> Result<Entry, String> {
     let found = Kind::ALL.into_iter().find(|k| k.name() == kind);
     let kind = found.ok_or_else(|| format!("unknown collective '{kind}'"))?;
     let up_to = if up_to == "all" { usize::MAX } else { whole("up_to", up_to)? };
-    let rule = Rule { small: small.parse::<Algorithm>()?, up_to, large: large.parse()? };
+    let sizes = match fields[6..] {
+        [from, to] => Sizes { from: whole("from", from)?, to: whole("to", to)? },
+        _ => Sizes::ALL,
+    };
+    if sizes.from > sizes.to {
+        return Err(format!("from is {}, above to, which is {}", sizes.from, sizes.to));
+    }
+    let rule = Rule { small: small.parse::<Algorithm>()?, up_to, large: large.parse()?, sizes };
     let possible = Algorithm::anywhere(kind);
     if let Some(other) = [rule.small, rule.large].into_iter().find(|a| !possible.contains(a)) {
         let names: Vec<&str> = possible.into_iter().map(Algorithm::name).collect();
@@ -168,10 +181,11 @@ mod tests {
     fn sample() -> TuningTable {
         let mut table = TuningTable::default();
         let (small, large) = (Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather);
-        table.set("shm", 2, Kind::AllReduce, Rule { small, up_to: 1, large });
-        table.set("shm", 2, Kind::AllReduce, Rule { small, up_to: 4096, large });
+        table.set("shm", 2, Kind::AllReduce, Rule::new(small, 1, large));
+        let sizes = Sizes { from: 512, to: 65536 };
+        table.set("shm", 2, Kind::AllReduce, Rule { sizes, ..Rule::new(small, 4096, large) });
         let pairwise = Algorithm::Pairwise;
-        table.set("shm", 4, Kind::AllGather, Rule { small: pairwise, up_to: usize::MAX, large: pairwise });
+        table.set("shm", 4, Kind::AllGather, Rule::new(pairwise, usize::MAX, pairwise));
         table
     }
 
@@ -179,7 +193,8 @@ mod tests {
     fn the_text_form_round_trips() {
         let text = sample().to_string();
         assert_eq!(text.lines().count(), 4, "{text}");
-        assert!(text.contains("shm 2 all_reduce 4096 direct-read-all direct-rs-ag\n"), "{text}");
+        assert!(text.contains("shm 2 all_reduce 4096 direct-read-all direct-rs-ag 512 65536\n"), "{text}");
+        assert!(text.contains("shm 4 all_gather all pairwise pairwise\n"), "{text}");
         assert_eq!(text.parse(), Ok(sample()));
         assert_eq!(sample().groups(), [("shm", 2), ("shm", 4)]);
     }
@@ -187,7 +202,7 @@ mod tests {
     #[test]
     fn what_others_wrote_into_a_table_stays() {
         let mut new = TuningTable::default();
-        let linear = Rule { small: Algorithm::Linear, up_to: usize::MAX, large: Algorithm::Linear };
+        let linear = Rule::new(Algorithm::Linear, usize::MAX, Algorithm::Linear);
         new.set("shm", 2, Kind::Reduce, linear);
         new.set("ucx", 2, Kind::Reduce, linear);
         let old = "# ours\ncaravan-tuning 1\n\n# slow link\nucx 2 reduce 64 linear linear\nshm 4 reduce all linear linear\n\
@@ -206,16 +221,36 @@ mod tests {
         assert_eq!(sample().apply("mpi", 2, Tuning::default()), None);
         let group = Group { direct: Some(4096), tuning, ..Group::plain(0, 2) };
         let of = |kind, bytes| choose(&Call::new(kind, DType::U8, bytes), &group, None);
-        assert_eq!(of(Kind::AllReduce, 4096).why, Why::MeasuredUpTo(4096));
+        assert_eq!(of(Kind::AllReduce, 4096).why, Why::Measured(Sizes { from: 512, to: 4096 }));
         assert_eq!(of(Kind::AllReduce, 4096).algorithm, Algorithm::DirectReadAll);
-        assert_eq!(of(Kind::AllReduce, 4097).why, Why::MeasuredAbove(4096));
+        assert_eq!(of(Kind::AllReduce, 4097).why, Why::Measured(Sizes { from: 4097, to: 65536 }));
         assert_eq!(of(Kind::AllReduce, 4097).algorithm, Algorithm::DirectReduceScatterAllGather);
         assert_eq!(of(Kind::AllGather, 4096).why, Why::Direct);
+        // Of what was not tried nothing is known, and the reason says so.
+        let by_cost = Group { tuning: Tuning::default(), ..group.clone() };
+        for bytes in [0, 511, 65537, 64 << 20] {
+            let (choice, cost) = (
+                of(Kind::AllReduce, bytes),
+                choose(&Call::new(Kind::AllReduce, DType::U8, bytes), &by_cost, None),
+            );
+            assert_eq!((choice.algorithm, choice.why), (cost.algorithm, cost.why), "{bytes}");
+            let words = format!(
+                "{} (the tuning table's rule is for calls from 512 to 65536 bytes)",
+                cost.reason(Kind::AllReduce)
+            );
+            assert_eq!(choice.reason(Kind::AllReduce), words);
+        }
+        for (bytes, words) in [(512, "from 512 to 4096 bytes"), (65536, "from 4097 to 65536 bytes")] {
+            let words = format!("measured to be fastest {words}");
+            assert_eq!(of(Kind::AllReduce, bytes).reason(Kind::AllReduce), words);
+        }
         // Not even a table makes every rank get all of large inputs.
         let mut all = TuningTable::default();
         let small = Algorithm::DirectReadAll;
-        all.set("shm", 2, Kind::AllReduce, Rule { small, up_to: usize::MAX, large: small });
+        all.set("shm", 2, Kind::AllReduce, Rule::new(small, usize::MAX, small));
         let group = Group { tuning: all.apply("shm", 2, Tuning::default()).unwrap(), ..group };
+        let why = choose(&Call::new(Kind::AllReduce, DType::U8, 64), &group, None).reason(Kind::AllReduce);
+        assert_eq!(why, "as the tuning table has it for every size");
         let of = |bytes| choose(&Call::new(Kind::AllReduce, DType::U8, bytes), &group, None).algorithm;
         assert_eq!((of(64 << 20), of(1 + (64 << 20))), (small, Algorithm::DirectReduceScatterAllGather));
         // Memory of peers cannot be read here, so the rule's algorithm cannot be had.
@@ -227,7 +262,7 @@ mod tests {
     #[test]
     fn sums_of_16_bits_go_over_nodes_only_where_they_pay_themselves() {
         let units = Algorithm::Hierarchical;
-        let rule = Rule { small: Algorithm::HierarchicalExchange, up_to: 4096, large: units };
+        let rule = Rule::new(Algorithm::HierarchicalExchange, 4096, units);
         let tuned = |size, block| {
             let mut table = TuningTable::default();
             for kind in [Kind::AllReduce, Kind::Reduce] {
@@ -243,7 +278,7 @@ mod tests {
         let of = |kind, dtype: DType, bytes, group: &Group| {
             choose(&Call::new(kind, dtype, bytes / dtype.size()), group, None)
         };
-        let measured = |why| matches!(why, Why::MeasuredUpTo(_) | Why::MeasuredAbove(_));
+        let measured = |why| matches!(why, Why::Measured(_));
         // Nodes have to save more than half: eight unrounded bf16 in one do, and four do not.
         for (size, block, pays) in [(8, 4, false), (16, 8, true)] {
             let group = tuned(size, block);
@@ -273,6 +308,9 @@ mod tests {
             ("# comment\n\n", "empty"),
             ("something else", "line 1"),
             ("caravan-tuning 1\n\nshm 2 all_reduce 1", "line 3: 4 fields"),
+            ("caravan-tuning 1\nshm 2 reduce 1 linear linear 1", "7 fields"),
+            ("caravan-tuning 1\nshm 2 reduce 1 linear linear 1 all", "to is 'all'"),
+            ("caravan-tuning 1\nshm 2 reduce 1 linear linear 2 1", "from is 2, above to, which is 1"),
             ("caravan-tuning 1\nshm two all_reduce 1 linear linear", "ranks is 'two'"),
             ("caravan-tuning 1\nshm 2 all_shrink 1 linear linear", "'all_shrink'"),
             ("caravan-tuning 1\nshm 2 reduce -1 linear linear", "up_to is '-1'"),

@@ -15,6 +15,56 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// Why this one.
     pub why: Why,
+    /// Which sizes the tuning table has a rule for, where this call is of another.
+    pub measured: Option<Sizes>,
+}
+
+impl Choice {
+    fn new(algorithm: Algorithm, why: Why) -> Self {
+        Choice { algorithm, why, measured: None }
+    }
+
+    /// Why, in words, for a collective of this kind.
+    pub fn reason(&self, kind: Kind) -> String {
+        let why = self.why.of(kind);
+        let other = |sizes: Sizes| format!("{why} (the tuning table's rule is for calls {})", sizes.of(kind));
+        self.measured.map_or_else(|| why.clone(), other)
+    }
+}
+
+/// Sizes of calls in bytes, as [`Call::bytes`] counts them, with both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// The least.
+    pub from: usize,
+    /// The greatest.
+    pub to: usize,
+}
+
+impl Sizes {
+    /// Every size.
+    pub const ALL: Sizes = Sizes { from: 0, to: usize::MAX };
+
+    /// Whether a call of so many bytes is one of them.
+    pub fn contain(self, bytes: usize) -> bool {
+        (self.from..=self.to).contains(&bytes)
+    }
+
+    /// In words, for a collective of this kind.
+    pub fn of(self, kind: Kind) -> String {
+        let bytes = bytes_of(kind);
+        match self {
+            Sizes::ALL => "of every size".into(),
+            Sizes { from: 0, to } => format!("up to {to} {bytes}"),
+            Sizes { from, to: usize::MAX } => format!("from {from} {bytes} on"),
+            Sizes { from, to } => format!("from {from} to {to} {bytes}"),
+        }
+    }
+}
+
+/// What a collective's bytes are counted of, in words.
+fn bytes_of(kind: Kind) -> &'static str {
+    if kind.counts_a_part() { "bytes a part" } else { "bytes" }
 }
 
 /// Why an algorithm was chosen.
@@ -38,16 +88,14 @@ pub enum Why {
     Nodes(usize),
     /// Sums of nodes would be no less than half of what ranks send each other, which then is as good without them.
     Ranks,
-    /// The tuning table's measurements: fastest up to this many bytes.
-    MeasuredUpTo(usize),
-    /// The tuning table's measurements: fastest above this many bytes.
-    MeasuredAbove(usize),
+    /// The tuning table has it for calls of these sizes.
+    Measured(Sizes),
 }
 
 impl Why {
     /// In words, for a collective of this kind, which say what its bytes are counted of.
     pub fn of(self, kind: Kind) -> String {
-        let bytes = if kind.counts_a_part() { "bytes a part" } else { "bytes" };
+        let bytes = bytes_of(kind);
         match self {
             Why::Only => "the only one possible here".into(),
             Why::Forced => "as asked for".into(),
@@ -62,14 +110,15 @@ impl Why {
             Why::Nodes(ranks) => {
                 format!("because up to {ranks} ranks share a node, and least crosses between nodes so")
             }
-            Why::MeasuredUpTo(usize::MAX) => "measured to be fastest at every size that was tried".into(),
-            Why::MeasuredUpTo(limit) => format!("measured to be fastest up to {limit} {bytes}"),
-            Why::MeasuredAbove(limit) => format!("measured to be fastest above {limit} {bytes}"),
+            // Nobody measures that: it was written by hand, or when tables did not say what had been tried.
+            Why::Measured(Sizes::ALL) => "as the tuning table has it for every size".into(),
+            Why::Measured(sizes) => format!("measured to be fastest {}", sizes.of(kind)),
         }
     }
 }
 
-/// What was measured to be fastest for one collective: one algorithm up to a size, another above it.
+/// What was measured to be fastest for one collective: one algorithm up to a size, another above it. Of other sizes than
+/// those around what was tried it says nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Up to and including `up_to`.
@@ -78,16 +127,39 @@ pub struct Rule {
     pub up_to: usize,
     /// Above that.
     pub large: Algorithm,
+    /// Where it holds.
+    pub sizes: Sizes,
+}
+
+impl Rule {
+    /// For every size.
+    pub const fn new(small: Algorithm, up_to: usize, large: Algorithm) -> Self {
+        Rule { small, up_to, large, sizes: Sizes::ALL }
+    }
+
+    /// What it has for a call of so many bytes, and for which sizes it has the same; None where it does not hold.
+    pub fn at(&self, bytes: usize) -> Option<(Algorithm, Sizes)> {
+        let Sizes { from, to } = self.sizes;
+        let found = match bytes <= self.up_to {
+            true => (self.small, Sizes { from, to: to.min(self.up_to) }),
+            false => (self.large, Sizes { from: from.max(self.up_to + 1), to }),
+        };
+        self.sizes.contain(bytes).then_some(found)
+    }
 }
 
 impl fmt::Display for Rule {
-    /// As a [`TuningTable`](super::TuningTable) has it: `all` is every size.
+    /// As a [`TuningTable`](super::TuningTable) has it: `all` is every size where it holds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.up_to {
             usize::MAX => f.write_str("all")?,
             bytes => write!(f, "{bytes}")?,
         }
-        write!(f, " {} {}", self.small, self.large)
+        write!(f, " {} {}", self.small, self.large)?;
+        match self.sizes {
+            Sizes::ALL => Ok(()),
+            Sizes { from, to } => write!(f, " {from} {to}"),
+        }
     }
 }
 
@@ -264,8 +336,8 @@ pub(super) fn sums_pay(group: &Group, dtype: DType) -> bool {
 fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
     let nodes = group.nodes.as_ref().filter(|_| group.direct.is_none())?;
     let (tuning, bytes) = (&group.tuning, call.bytes());
-    let units = Some(Choice { algorithm: Algorithm::Hierarchical, why: Why::Nodes(nodes.largest()) });
-    let few = |algorithm, limit| Some(Choice { algorithm, why: Why::Latency(limit) });
+    let units = Some(Choice::new(Algorithm::Hierarchical, Why::Nodes(nodes.largest())));
+    let few = |algorithm, limit| Some(Choice::new(algorithm, Why::Latency(limit)));
     let pays = call.kind.reduces() && sums_pay(group, call.dtype);
     match call.kind {
         Kind::AllReduce => {
@@ -307,30 +379,31 @@ fn holds(call: &Call, group: &Group, algorithm: Algorithm) -> bool {
 /// The algorithm for `call` in `group`.
 pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
     if let Some(algorithm) = forced {
-        return Choice { algorithm, why: Why::Forced };
+        return Choice::new(algorithm, Why::Forced);
     }
     let candidates = Algorithm::candidates(call.kind, group);
     if let [algorithm] = *candidates {
-        return Choice { algorithm, why: Why::Only };
+        return Choice::new(algorithm, Why::Only);
     }
-    let tuning = &group.tuning;
-    let bytes = call.bytes();
-    if let Some(rule) = tuning.measured[call.kind as usize] {
-        let (algorithm, why) = match bytes <= rule.up_to {
-            true => (rule.small, Why::MeasuredUpTo(rule.up_to)),
-            false => (rule.large, Why::MeasuredAbove(rule.up_to)),
-        };
-        // A table that was written by hand, or for another transport, may name what cannot be done here.
-        if candidates.contains(&algorithm)
-            && algorithm.suits(bytes, group.size)
-            && holds(call, group, algorithm)
-        {
-            return Choice { algorithm, why };
-        }
+    let (rule, bytes) = (group.tuning.measured[call.kind as usize], call.bytes());
+    let by_rule = rule.and_then(|rule| rule.at(bytes));
+    // A table that was written by hand, or for another transport, may name what cannot be done here.
+    let possible = |algorithm: Algorithm| {
+        candidates.contains(&algorithm) && algorithm.suits(bytes, group.size) && holds(call, group, algorithm)
+    };
+    match by_rule {
+        Some((algorithm, sizes)) if possible(algorithm) => Choice::new(algorithm, Why::Measured(sizes)),
+        Some(_) => by_cost(call, group, candidates),
+        None => Choice { measured: rule.map(|rule| rule.sizes), ..by_cost(call, group, candidates) },
     }
+}
+
+/// What costs say where nothing that was measured does.
+fn by_cost(call: &Call, group: &Group, candidates: &[Algorithm]) -> Choice {
+    let (tuning, bytes) = (&group.tuning, call.bytes());
     let by_size = |size: usize, limit: usize, small: Algorithm, large: Algorithm| match size <= limit {
-        true => Choice { algorithm: small, why: Why::Latency(limit) },
-        false => Choice { algorithm: large, why: Why::Bandwidth(limit) },
+        true => Choice::new(small, Why::Latency(limit)),
+        false => Choice::new(large, Why::Bandwidth(limit)),
     };
     if let Some(choice) = over_nodes(call, group) {
         return choice;
@@ -345,9 +418,9 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             let limit = tuning.read(group.size);
             by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
         }
-        (_, Some(_)) => Choice { algorithm: Algorithm::DirectRead, why: Why::Direct },
+        (_, Some(_)) => Choice::new(Algorithm::DirectRead, Why::Direct),
         (Kind::AllReduce | Kind::AllGather, None) if doubled > 0 && bytes <= doubled => {
-            Choice { algorithm: Algorithm::Bruck, why: Why::Messages(doubled) }
+            Choice::new(Algorithm::Bruck, Why::Messages(doubled))
         }
         (Kind::AllReduce, None) => {
             let limit = tuning.exchanged(group.size).max(doubled);
@@ -357,22 +430,20 @@ pub fn choose(call: &Call, group: &Group, forced: Option<Algorithm>) -> Choice {
             by_size(bytes, chain_above(tuning, group.size), Algorithm::Binomial, Algorithm::Chain)
         }
         // Two ranks would send more if both reduced.
-        (Kind::Reduce, None) if group.size == 2 => Choice { algorithm: Algorithm::Linear, why: Why::Least },
+        (Kind::Reduce, None) if group.size == 2 => Choice::new(Algorithm::Linear, Why::Least),
         (Kind::Reduce, None) => {
             let limit = tuning.reduced_alone(group.size);
             by_size(bytes, limit, Algorithm::Linear, Algorithm::PairwiseReduceScatterGather)
         }
-        (Kind::AllGather, None) if doubled == 0 => Choice { algorithm: Algorithm::Pairwise, why: Why::Least },
-        (Kind::AllGather, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Bandwidth(doubled) },
+        (Kind::AllGather, None) if doubled == 0 => Choice::new(Algorithm::Pairwise, Why::Least),
+        (Kind::AllGather, None) => Choice::new(Algorithm::Pairwise, Why::Bandwidth(doubled)),
         // What follows is of nodes that are no units for this call; without nodes it has one candidate.
-        (Kind::ReduceScatter, None) => Choice { algorithm: Algorithm::Pairwise, why: Why::Ranks },
+        (Kind::ReduceScatter, None) => Choice::new(Algorithm::Pairwise, Why::Ranks),
         (Kind::Gather | Kind::Scatter | Kind::AllToAll, None) => {
-            Choice { algorithm: candidates[0], why: Why::Bandwidth(joined(group)) }
+            Choice::new(candidates[0], Why::Bandwidth(joined(group)))
         }
         // Always units over nodes, or messages between two ranks.
-        (Kind::Barrier | Kind::Send | Kind::Recv, None) => {
-            Choice { algorithm: candidates[0], why: Why::Only }
-        }
+        (Kind::Barrier | Kind::Send | Kind::Recv, None) => Choice::new(candidates[0], Why::Only),
     }
 }
 

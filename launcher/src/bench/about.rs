@@ -1,11 +1,11 @@
-//! What the JSON of every run says first, whatever was measured: what wrote it, when, how it was called, and where.
+//! What the JSON of every run says of itself before it knows any row, whatever was measured: what wrote it, when, how it was called, and where.
 
 use super::args::Blocking;
 use super::calls::Party;
 use super::cases::Cases;
 use super::messages::Messages;
 use super::plan::Plan;
-use super::record::{self, now};
+use super::record;
 use super::sweep::Step;
 use super::{PCI, algo_name, average_name, native};
 use crate::gpus;
@@ -18,7 +18,6 @@ pub fn about(started: &str, library: Option<String>) -> Value {
     json!({
         "generator": format!("caravan {}", env!("CARGO_PKG_VERSION")),
         "start_time": started,
-        "end_time": now(),
         "args": std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>(),
         "env": environment(),
         "machine": Machine::probe().json(),

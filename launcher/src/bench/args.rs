@@ -273,7 +273,7 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "GBPS")]
     pub min_busbw: Option<String>,
     /// Write configuration, machine, algorithms with reasons, and every timing; a FILE that is there is replaced, as by
-    /// --csv and --plot.
+    /// --csv and --plot: after a row, but at most once a second, with "complete": false, and at the end.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write one line per size and placement; percentiles are of single calls, each over ranks as -a says, and those of -I
@@ -299,7 +299,8 @@ pub struct CollectiveArgs {
 
 Columns: pure is a call alone; compute is the matrix products alone, as many as take as long as the call; overall is the \
 call started, the products, then the wait; init, test and wait are its time inside the start, the calls to progress and \
-the wait. Two formulas of overlap, in per cent, and two costs:
+the wait. Times are medians over calls and means over ranks. Two formulas of overlap, in per cent, of means over calls, \
+as the benchmarks of these names have them (in the file of --json also of medians), and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
   IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute
              while communicating, all of the rank whose overall is largest
@@ -323,7 +324,8 @@ pub struct OverlapArgs {
     /// products.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
-    /// Write everything, with every timing; a FILE that is there is replaced.
+    /// Write everything, with every timing; a FILE that is there is replaced: after a row, but at most once a second, with
+    /// "complete": false, and at the end.
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Ranks and how they talk.
@@ -353,11 +355,14 @@ pub enum Overlapped {
   CARAVAN_TUNING=tuning.txt caravan train
 
 A table holds for the transport, the number of ranks and the layout of nodes that it was measured with; what else is in \
-the file is kept. It is measured with f32; sums of 16-bit types go over nodes only where they save more than half. Each \
+the file is kept. A rule holds from half a step below the smallest size tried to half a step above the largest, and the \
+cost model decides about other sizes. It takes the place of the collective's old rule, also if that was for more sizes, \
+which is then said; the file is written after each collective. It is measured with f32; sums of 16-bit types go over nodes only where they save more than half. Each \
 algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
 #[command(mut_args(|flag| without(flag, &["threads", "color", "share_gpus", "tuning"])))]
 pub struct TuneArgs {
-    /// The table to write; entries of other transports and worlds in it are kept, and comments.
+    /// The table to write; entries of other transports and worlds in it are kept, and comments, and those of the same ones
+    /// replaced whole.
     #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.txt")]
     pub out: PathBuf,
     /// Sizes and repetitions.

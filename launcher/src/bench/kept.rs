@@ -1,68 +1,131 @@
-//! What a run's timings take: those of one size while it is measured, and all of them where they are kept for `--json`.
+//! Files that say at any moment what has been found by then: a job's time may be up, a device may hang, and nobody knows how
+//! long a machine is still there.
 
-use super::plan::Plan;
+use super::record::now;
+use crate::failure::{Failure, Result};
+use crate::files;
+use serde_json::{Map, Value};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-/// Bytes of a timing.
-const TIMING: u64 = size_of::<f64>() as u64;
+/// A run that is ended loses no more than what it found in so long.
+const EVERY: Duration = Duration::from_secs(1);
+/// Writing takes no more than this part of a run's time, however long the files are.
+const SHARE: u32 = 20;
 
-/// Bytes of one while it is written: itself, as a value of the file's tree, and as text on a line of its own, as measured.
-const WRITTEN: u64 = TIMING + 32 + 24;
+/// When files are written anew next.
+pub struct Pace(Instant);
 
-/// Copies of a size's timings that each rank has at once: its own, those over ranks and on the slowest one, and what making
-/// these takes.
-const COPIES: u64 = 5;
-
-/// The most bytes that timings take of all `ranks` together, beside the buffers of the calls.
-pub fn footprint(plan: &Plan, ranks: usize) -> u64 {
-    let each = if plan.each_rank(ranks) { ranks as u64 } else { 0 };
-    let longest = plan.repeats.iterations(plan.repeats.sweep.begin) as u64;
-    // Rank 0 has those of each rank twice while it sorts them by rank.
-    let measured = (longest * TIMING).saturating_mul(ranks as u64 * COPIES + 2 * each);
-    if !plan.json {
-        return measured;
+impl Pace {
+    /// At once.
+    pub fn new() -> Self {
+        Pace(Instant::now())
     }
-    let halves = 2 * plan.dtypes.len() * plan.ops.len() * plan.roots(ranks).len();
-    let calls = plan.repeats.calls().saturating_mul(halves as u64);
-    let calls = calls.saturating_mul(plan.cycles.unwrap_or(1) as u64);
-    let timings = calls.saturating_mul(1 + u64::from(plan.columns.per_call) + each);
-    // They are kept while the last size is measured, and written after it.
-    timings.saturating_mul(TIMING).saturating_add(measured).max(timings.saturating_mul(WRITTEN))
+
+    /// Does `write` if it is time for that. Whether it can be done is said at the end, when it has to be: a disk that is
+    /// full for a moment must not stop a rank that others wait for.
+    pub fn keep(&mut self, write: impl FnOnce() -> Result<()>) {
+        let begun = Instant::now();
+        if begun >= self.0 {
+            let _ = write();
+            self.0 = Instant::now() + EVERY.max(begun.elapsed() * SHARE);
+        }
+    }
+}
+
+/// Whether what is there can be replaced. A pipe, which cannot forget, gets only what is said at the end.
+pub fn is_replaced(path: &Path) -> bool {
+    files::place(path).is_some()
+}
+
+/// A JSON file with one list of rows.
+pub struct Record<'a> {
+    path: Option<&'a Path>,
+    /// What it says before its rows.
+    about: Map<String, Value>,
+    /// What the list of rows is called.
+    list: &'static str,
+    pub rows: Vec<Value>,
+}
+
+impl<'a> Record<'a> {
+    /// A file for `rows`, called `list`, if one is asked for; `about` is an object.
+    pub fn new(path: Option<&'a Path>, about: Value, list: &'static str, rows: Vec<Value>) -> Self {
+        let about = match about {
+            Value::Object(about) => about,
+            _ => Map::new(),
+        };
+        Record { path, about, list, rows }
+    }
+
+    /// Puts what is known by now in the place of the file, if that can be replaced.
+    ///
+    /// # Errors
+    /// The path and the system's words.
+    pub fn keep(&self) -> Result<()> {
+        match self.path.is_some_and(is_replaced) {
+            true => self.put(false),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes everything.
+    ///
+    /// # Errors
+    /// As of [`keep`](Self::keep).
+    pub fn write(&self) -> Result<()> {
+        self.put(true)
+    }
+
+    fn put(&self, complete: bool) -> Result<()> {
+        let Some(path) = self.path else { return Ok(()) };
+        let mut whole = self.about.clone();
+        whole.insert("complete".to_owned(), complete.into());
+        whole.insert("end_time".to_owned(), now().into());
+        whole.insert(self.list.to_owned(), Value::Array(self.rows.clone()));
+        let text = serde_json::to_string_pretty(&whole).map_err(Failure::run)?;
+        files::write_whole(path, text.as_bytes())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::tests::plan;
     use super::*;
 
     #[test]
-    fn timings_that_are_written_count() {
-        let of = |flags: &str| footprint(&plan(flags).unwrap(), 2);
-        let million = 1_000_000;
-        // Of one size: over ranks, and with -I on the slowest and on each, in both halves.
-        let one = of("all_reduce -b 8 -e 8 -n 1000000 --json x");
-        let single = of("all_reduce -b 8 -e 8 -n 1000000 -I 1 --json x");
-        assert_eq!((one, single), (2 * million * WRITTEN, 8 * million * WRITTEN));
-        // Twelve sizes of ten million are more than most machines have.
-        assert!(of("all_reduce -n 10000000 -I 1 --json x -b 8 -e 64M") > 60_000_000_000);
-        // Of a rank that is not timed none are written.
-        let ring = of("send_recv -b 8 -e 8 -n 1000 -I 1 --json x");
-        assert_eq!(of("send_recv --ping-pong -b 8 -e 8 -n 1000 -I 1 --json x") * 2, ring);
-        for (flags, times) in [("-N 3", 3), ("-d all", 10), ("-o all", 5), ("-e 32 -f 2", 3)] {
-            let more = of(&format!("all_reduce -b 8 -e 8 -n 1000000 --json x {flags}"));
-            assert_eq!(more, times * one, "{flags}");
+    fn files_are_written_at_once_and_then_not_all_the_time() {
+        let (mut pace, mut written) = (Pace::new(), 0);
+        for _ in 0..3 {
+            pace.keep(|| {
+                written += 1;
+                Err(Failure::run("a full disk"))
+            });
         }
-        // Many ranks take more to measure what rank 0 keeps.
-        let crowd = footprint(&plan("all_reduce -b 8 -e 8 -n 1000000 --json x").unwrap(), 64);
-        assert_eq!(crowd, million * (64 * COPIES + 2) * TIMING);
+        assert_eq!(written, 1);
+        // What takes long is done less often.
+        pace = Pace::new();
+        pace.keep(|| {
+            std::thread::sleep(EVERY / 10);
+            Ok(())
+        });
+        assert!(pace.0 > Instant::now() + EVERY * 3 / 2);
     }
 
     #[test]
-    fn what_nobody_writes_is_of_one_size() {
-        let of = |flags: &str| footprint(&plan(flags).unwrap(), 4);
-        assert_eq!(of("all_reduce -n 1000"), 4 * COPIES * 8 * 1000);
-        assert_eq!(of("all_reduce -n 1000 -N 0 -d f64 -I 1"), of("all_reduce -n 1000"));
-        // By size: eight of 1 KiB to 8 KiB, then so many that nobody could go through them.
-        let many = of("all_reduce -b 1K -i 1K -e 1000G --json x");
-        assert!(many > 2 * 20 * WRITTEN * 1_000_000_000, "{many}");
+    fn a_file_that_is_kept_says_that_it_is_not_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.json");
+        let read = || serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap();
+        let mut record = Record::new(Some(&path), serde_json::json!({"device": "one"}), "rows", Vec::new());
+        record.rows.push(1.into());
+        record.keep().unwrap();
+        assert_eq!((&read()["complete"], &read()["rows"]), (&false.into(), &serde_json::json!([1])));
+        record.rows.push(2.into());
+        record.write().unwrap();
+        assert_eq!((&read()["complete"], &read()["rows"]), (&true.into(), &serde_json::json!([1, 2])));
+        assert_eq!(read()["device"], "one");
+        // What cannot be replaced is left until the end.
+        let pipe = Path::new("/dev/stdout");
+        assert!(!is_replaced(pipe) && is_replaced(&path));
     }
 }

@@ -10,7 +10,7 @@ use super::operation::{Operation, bandwidth};
 use super::plan::{Algo, Plan};
 use super::record::{Measured, Row, now};
 use super::slot::Slot;
-use super::statistics::Summary;
+use super::statistics::{Summary, average};
 use super::table::{Half, Label, dtype_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
@@ -223,8 +223,7 @@ impl<T: Exact> Bench<'_, T> {
         let per_call = slowest.as_deref().and_then(Summary::of);
         let each = if plan.each_rank(comm.size()) { each(comm, &mine)? } else { Vec::new() };
         // Each rank's own mean comes first: of its single calls the fastest, or slowest, would be nobody's time.
-        let mean = mine.iter().sum::<f64>() / mine.len() as f64;
-        let seconds = over_some(comm, &[mean], plan.average, part)?[0];
+        let seconds = over_some(comm, &[average(&mine)], plan.average, part)?[0];
         let wrong = self.check(work, op)?;
         let size = work.counts.bytes(size_of::<T>());
         let (algorithm_bandwidth, bus_bandwidth) = bandwidth(plan.operation, size, seconds, comm.size());
@@ -237,7 +236,7 @@ impl<T: Exact> Bench<'_, T> {
             }
             None => {
                 let choice = comm.choice(&work.call::<T>(comm))?;
-                (choice.algorithm.to_string(), choice.why.of(work.operation.kind()))
+                (choice.algorithm.to_string(), choice.reason(work.operation.kind()))
             }
         };
         let calls = Summary::of(&times).ok_or_else(|| Failure::run("no call was timed"))?;

@@ -14,6 +14,7 @@ mod measure;
 mod messages;
 pub mod native;
 mod operation;
+mod outputs;
 mod overlap;
 mod plan;
 mod plot;
@@ -22,6 +23,7 @@ mod slot;
 mod statistics;
 mod sweep;
 mod table;
+mod timings;
 mod tune;
 pub mod tuning;
 mod verdict;
@@ -44,10 +46,10 @@ use calls::Party;
 use cases::Cases;
 use messages::Messages;
 use operation::Operation;
+use outputs::Outputs;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
 use record::{Found, Row, Run};
-use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use sweep::Step;
@@ -85,7 +87,7 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
         flags.foreign.check(Some(world))?;
         let plan = Plan::new(operation, flags)?;
         plan.check(world, true)?;
-        files::check_distinct(&asked_for(flags))?;
+        files::check_distinct(&outputs::asked_for(flags))?;
         return check_together(&plan, flags, asked.nccl, &asked.label());
     }
     match &args.command {
@@ -183,7 +185,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     ranks.native = plan.algo == Algo::Native && !over_nccl;
     let (world, fewest) = (ranks.world, if operation == Operation::SendRecv { 2 } else { 1 });
     let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
-    let timings = kept::footprint(&plan, world);
+    let timings = timings::footprint(&plan, world);
     let lower = human::either([
         (plan.repeats.sweep.end_flags(), true),
         ("-n", timings > buffers),
@@ -197,7 +199,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         machine::check_memory(world, identity.as_ref(), bytes, &format!("lower {lower}{other}"))
     };
     room(0)?;
-    let asked = asked_for(args);
+    let asked = outputs::asked_for(args);
     let writable = || {
         files::check_outputs(&asked)?;
         let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
@@ -217,16 +219,6 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     })
 }
 
-/// What rank 0 writes where.
-fn outputs(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
-    [("--json", args.json.as_deref()), ("--csv", args.csv.as_deref()), ("--plot", args.plot.as_deref())]
-}
-
-/// Those of them that are asked for.
-fn asked_for(args: &CollectiveArgs) -> Vec<(&'static str, &Path)> {
-    outputs(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect()
-}
-
 /// One rank's part, if there is `room` for what ranks have beside their buffers; rank 0 shows, writes and judges.
 fn rank(
     plan: &Plan,
@@ -236,7 +228,7 @@ fn rank(
 ) -> Result<Verdict> {
     let comm = &party.comm;
     let mut signature = signature(plan, party.device.is_some());
-    signature.extend(outputs(args).map(|(flag, path)| (flag, files::wanted(path))));
+    signature.extend(outputs::all(args).map(|(flag, path)| (flag, files::wanted(path))));
     agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
     if party.device.is_none() && party.native.is_none() {
@@ -250,38 +242,28 @@ fn rank(
         messages: plan.messages,
         transport: party.transport().to_owned(),
         ranks: comm.size(),
-        about: Value::Null,
+        about: about::run(plan, &cases, party, &who, &started),
         rows: Vec::new(),
         found: Found::default(),
+        complete: false,
     };
     let quiet = args.ranks.quiet || comm.rank() != 0;
     let mut out = Out::new(quiet);
     out.text(&header(plan, &cases, party, &who));
-    // A long run has more rows than memory, which files alone need once they are printed.
-    let kept = !asked_for(args).is_empty();
+    let mut files = Outputs::new(args, plan.min_busbw);
     measure::run(plan, &cases, party, &mut |row| {
         out.text(&line(plan, &row));
-        run.add(row, kept);
+        // A long run has more rows than memory, which files alone need once they are printed.
+        run.add(row, files.any());
+        files.keep(&run);
         out.is_heard()
     })?;
     if comm.rank() != 0 {
         return Ok(None);
     }
-    run.about = about::run(plan, &cases, party, &who, &started);
+    run.complete = true;
     out.text(&footer(plan, &run));
-    // Each by itself: what has been measured for an hour is kept where it can be.
-    let written = [
-        args.json.as_ref().map(|path| {
-            let text = serde_json::to_string_pretty(&run.json(plan.min_busbw)).map_err(Failure::run)?;
-            files::write_whole(path, text.as_bytes())
-        }),
-        args.csv.as_ref().map(|path| files::write_whole(path, run.csv().as_bytes())),
-        args.plot.as_ref().map(|path| {
-            let title = format!("{} over {}, {} ranks", plan.operation.name(), run.transport, run.ranks);
-            files::write_whole(path, plot::svg(&Series::of_run(&run), &title)?.as_bytes())
-        }),
-    ];
-    written.into_iter().flatten().collect::<Result<()>>()?;
+    files.write(&run)?;
     out.end()?;
     Ok(verdict::of(plan, &run))
 }

@@ -8,10 +8,11 @@ mod times;
 use super::args::{Calls, OverlapArgs, Overlapped};
 use super::calls::{self, Party, Work};
 use super::exact::{self, Data, Exact, Expectation, with_type};
+use super::kept::{Pace, Record};
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::slot::Slot;
-use super::statistics::median;
+use super::statistics::{average, median};
 use super::verdict::{self, Verdict};
 use super::{Out, about, native, record, tuning, unshared};
 use crate::agree;
@@ -130,39 +131,43 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     ]);
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
-    let started = record::now();
     let lead = comm.rank() == 0;
     let mut out = Out::new(args.ranks.quiet || !lead);
     let processors = agree::exchange(&comm, &bind::listed(&bind::processors()))?;
     out.text(&header(args, &comm, crowded(args, &processors, &comm)));
-    let mut results = Vec::new();
-    let mut wrong = 0;
+    let mut record =
+        Record::new(args.json.as_deref(), about(args, &comm, &processors), "overlap", Vec::new());
+    let (mut pace, mut wrong) = (Pace::new(), 0);
     for operation in operations(args) {
         let mut show = |row: Row| {
             out.text(&row.text(operation, dtype));
             wrong += row.wrong;
-            results.push(row.json(operation, dtype));
+            record.rows.push(row.json(operation, dtype));
+            if lead {
+                pace.keep(|| record.keep());
+            }
         };
         with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show))?;
     }
     if !lead {
         return Ok(None);
     }
-    if let Some(path) = &args.json {
-        let library = native::library(layers::between(comm.transport_name()));
-        let mut all = about::about(&started, library);
-        all["transport"] = json!(comm.transport_name());
-        all["ranks"] = json!(comm.size());
-        all["progress"] = json!(args.progress.name());
-        all["tests"] = json!(args.tests);
-        all["processors"] = json!(processors);
-        all["formulas"] = row::formulas();
-        all["overlap"] = json!(results);
-        let text = serde_json::to_string_pretty(&all).map_err(Failure::run)?;
-        files::write_whole(path, text.as_bytes())?;
-    }
+    record.write()?;
     out.end()?;
     Ok((wrong > 0).then(|| format!("{wrong} elements were wrong after an overlapped call")))
+}
+
+/// What the JSON says beside its rows.
+fn about(args: &OverlapArgs, comm: &Communicator, processors: &[String]) -> Value {
+    let library = native::library(layers::between(comm.transport_name()));
+    let mut all = about::about(&record::now(), library);
+    all["transport"] = json!(comm.transport_name());
+    all["ranks"] = json!(comm.size());
+    all["progress"] = json!(args.progress.name());
+    all["tests"] = json!(args.tests);
+    all["processors"] = json!(processors);
+    all["formulas"] = row::formulas();
+    all
 }
 
 /// What is said of ranks whose progress threads have no processors of their own.
@@ -245,13 +250,12 @@ impl<T: Exact> Bench<'_, T> {
             products,
             side: self.load.side(),
             tests: self.tests(products),
-            pure: mean(comm, median(&times.pure))?,
             compute: mean(comm, median(&times.compute))?,
-            timings: times.timings(comm)?,
-            slowest: times.slowest(comm)?,
+            medians: times.shown(comm, median)?,
+            means: times.shown(comm, average)?,
             wrong: wrong[0],
             algorithm: choice.algorithm.to_string(),
-            why: choice.why.of(work.operation.kind()),
+            why: choice.reason(work.operation.kind()),
             calls: self.args.json.as_ref().map_or(Ok(Value::Null), |_| times.calls(comm))?,
         })
     }

@@ -47,6 +47,8 @@ pub struct Run {
     /// Those that files are made of.
     pub rows: Vec<Row>,
     pub found: Found,
+    /// Whether no row is to come.
+    pub complete: bool,
 }
 
 /// What all rows come to, also those that nobody keeps.
@@ -109,8 +111,10 @@ impl Run {
         all["operation"] = json!(self.operation.name());
         all["transport"] = json!(self.transport);
         all["ranks"] = json!(self.ranks);
+        all["complete"] = json!(self.complete);
+        all["end_time"] = json!(now());
         all["results"] = self.rows.iter().map(Row::json).collect();
-        // A rank that meets one writes no file.
+        // A rank that meets one leaves a file that is not complete.
         all["errors"] = json!([]);
         all["out_of_bounds"] = json!({"count": failures, "okay": told(failures == 0)});
         all["average_bus_bandwidth"] = json!({
@@ -292,8 +296,9 @@ pub mod tests {
     pub fn of_rows(transport: &str, rows: Vec<Row>) -> Run {
         let about = json!({"version": 1});
         let (transport, found) = (transport.into(), Found::default());
-        let (operation, messages) = (Operation::AllGather, Messages::Ring);
-        let mut run = Run { operation, messages, transport, ranks: 2, about, rows: Vec::new(), found };
+        let (operation, messages, complete) = (Operation::AllGather, Messages::Ring, true);
+        let mut run =
+            Run { operation, messages, transport, ranks: 2, about, rows: Vec::new(), found, complete };
         rows.into_iter().for_each(|row| run.add(row, true));
         run
     }

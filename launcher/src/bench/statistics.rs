@@ -55,6 +55,11 @@ pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() * percent).div_ceil(100).clamp(1, sorted.len()) - 1]
 }
 
+/// The mean; 0 of none.
+pub fn average(samples: &[f64]) -> f64 {
+    samples.iter().sum::<f64>() / samples.len().max(1) as f64
+}
+
 /// The middle sample, of an even number the upper one; 0 of none.
 pub fn median(samples: &[f64]) -> f64 {
     Summary::of(samples).map_or(0.0, |s| s.p50)

@@ -107,6 +107,14 @@ impl Sweep {
         }
     }
 
+    /// The sizes that would come before `first` and after `last`.
+    pub fn beside(&self, first: usize, last: usize) -> (usize, usize) {
+        match self.step {
+            Step::Factor(factor) => (first / factor.max(1), last.saturating_mul(factor.max(1))),
+            Step::Bytes(bytes) => (first.saturating_sub(bytes), last.saturating_add(bytes)),
+        }
+    }
+
     /// The sizes that leave every rank an element, or the size that is meant to be nothing. nccl-tests' table has the
     /// smaller ones as rows of no bytes; elsewhere such rows would say nothing.
     pub fn filled(
@@ -166,6 +174,9 @@ mod tests {
         assert_eq!(by(1, 12, Step::Bytes(4)), [1, 5, 9]);
         assert_eq!(by(7, 7, Step::Bytes(0)), [7]);
         assert_eq!(by(0, 0, Step::Factor(2)), [0]);
+        let beside = |step| Sweep::new(8, 8, step).unwrap().beside(8, 64);
+        assert_eq!([Step::Factor(2), Step::Bytes(12)].map(beside), [(4, 128), (0, 76)]);
+        assert_eq!([Step::Factor(0), Step::Factor(1)].map(beside), [(8, 64), (8, 64)]);
         assert_eq!(by(usize::MAX / 2, usize::MAX, Step::Factor(4)), [usize::MAX / 2]);
     }
 

@@ -2,6 +2,7 @@
 
 use super::args::{Average, Calls, TuneArgs};
 use super::calls::{self, Party, Work};
+use super::kept::is_replaced;
 use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
@@ -16,8 +17,9 @@ use crate::human;
 use crate::machine;
 use crate::plan::{Ranks, UNASKED, on_hosts, with_ranks};
 use crate::ranks;
-use collectives::schedule::{Algorithm, Rule, TuningTable};
+use collectives::schedule::{Algorithm, Kind, Rule, Sizes, Tuning, TuningTable};
 use collectives::{Communicator, DType};
+use std::path::Path;
 use std::time::Instant;
 
 /// Rounds over all algorithms of a size: the best round counts, so that a disturbance hits one of them only.
@@ -111,17 +113,23 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
         if algorithms.len() < 2 {
             continue;
         }
-        let measured = measure(operation, repeats, algorithms, &party, &mut out)?;
-        let rule = fit(&measured, algorithms);
+        let rule = measure(operation, repeats, algorithms, &party, &mut out)?;
         out.text(&format!("# {}\n", sentence(operation, &rule)));
         table.set(&group, comm.size(), kind, rule);
+        // What ends a run ends it between two collectives at best. Whether the file can be written is said at the end.
+        if lead && is_replaced(&args.out) {
+            let there = write(&args.out, &table).unwrap_or_default();
+            if let Some(sizes) = lost(&there, &group, comm.size(), kind, rule.sizes) {
+                let sizes = sizes.of(kind);
+                let name = operation.name();
+                out.text(&format!(
+                    "# {name}: in place of a rule for calls {sizes}, also where nothing was tried\n"
+                ));
+            }
+        }
     }
     if lead {
-        // Others may have written there since this run began.
-        files::change_whole(&args.out, |old| {
-            let broken = |e| Failure::run(format!("tuning table {}: {e}", args.out.display()));
-            table.merged_into(old).map_err(broken)
-        })?;
+        write(&args.out, &table)?;
         out.text(&format!(
             "# written to {}; use it with --tuning or {}\n",
             args.out.display(),
@@ -131,12 +139,34 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
     out.end()
 }
 
+/// Puts the table's rules into the file, in place of those for the same collectives of the same group; what was there.
+fn write(out: &Path, table: &TuningTable) -> Result<String> {
+    let mut there = String::new();
+    // Others may have written there since this run began.
+    files::change_whole(out, |old| {
+        there.push_str(old);
+        let broken = |e| Failure::run(format!("tuning table {}: {e}", out.display()));
+        table.merged_into(old).map_err(broken)
+    })?;
+    Ok(there)
+}
+
+/// The sizes of the rule that the table had for a collective, if the new rule is not for all of them.
+fn lost(table: &str, group: &str, ranks: usize, kind: Kind, new: Sizes) -> Option<Sizes> {
+    let old = table.parse::<TuningTable>().ok()?.apply(group, ranks, Tuning::default())?;
+    let old = old.measured[kind as usize]?.sizes;
+    (old.from < new.from || new.to < old.to).then_some(old)
+}
+
 fn sentence(operation: Operation, rule: &Rule) -> String {
-    let of = if operation.kind().counts_a_part() { "part" } else { "call" };
-    match rule.up_to {
-        usize::MAX => format!("{}: {} at every size tried", operation.name(), rule.small),
-        bytes => {
-            format!("{}: {} up to {bytes} bytes a {of}, {} above", operation.name(), rule.small, rule.large)
+    let (name, small) = (operation.name(), rule.small);
+    match (operation, rule.up_to) {
+        // It has no sizes.
+        (Operation::Barrier, _) => format!("{name}: {small}"),
+        (_, usize::MAX) => format!("{name}: {small} {}", rule.sizes.of(operation.kind())),
+        (_, up_to) => {
+            let below = Sizes { to: up_to, ..rule.sizes }.of(operation.kind());
+            format!("{name}: {small} {below}, {} up to {}", rule.large, rule.sizes.to)
         }
     }
 }
@@ -148,13 +178,14 @@ struct Point {
     seconds: Vec<f64>,
 }
 
+/// Tries all algorithms at all sizes of the sweep, and says which rule they make.
 fn measure(
     operation: Operation,
     repeats: &Repeats,
     algorithms: &[Algorithm],
     party: &Party,
     out: &mut Out,
-) -> Result<Vec<Point>> {
+) -> Result<Rule> {
     let comm = &party.comm;
     let work = |bytes: usize| Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), comm.size());
     let sweep = if operation == Operation::Barrier { Sweep::NOTHING } else { repeats.sweep };
@@ -162,11 +193,12 @@ fn measure(
     let (send, receive) = Slot::<f32>::capacity(longest, comm.rank());
     let mut slot = Slot::<f32>::new(comm, send, receive, true)?;
     slot.touch();
+    let asked = |bytes: usize| work(bytes).counts.count * size_of::<f32>();
+    let tried: Vec<usize> = sweep.filled(operation, size_of::<f32>(), comm.size()).collect();
     let mut points = Vec::new();
-    for bytes in sweep.filled(operation, size_of::<f32>(), comm.size()) {
-        let work = work(bytes);
+    for &bytes in &tried {
+        let (work, asked) = (work(bytes), asked(bytes));
         slot.fit(&work, comm.rank());
-        let asked = work.counts.count * size_of::<f32>();
         // What `auto` may not take for so many bytes is not measured, and never the least.
         let mut seconds = vec![f64::INFINITY; algorithms.len()];
         for _ in 0..ROUNDS {
@@ -180,7 +212,16 @@ fn measure(
         out.text(&row(&work, &seconds, algorithms));
         points.push(Point { bytes: asked, seconds });
     }
-    Ok(points)
+    let (first, last) = (tried.first().copied().unwrap_or(0), tried.last().copied().unwrap_or(0));
+    let (before, after) = sweep.beside(first, last);
+    let sizes = Sizes { from: between(asked(before), asked(first)), to: between(asked(last), asked(after)) };
+    Ok(Rule { sizes, ..fit(&points, algorithms) })
+}
+
+/// Where what is known of one size ends and what is known of the other begins: of the sizes between the two nothing was tried,
+/// and their geometric mean is the fairest guess.
+fn between(below: usize, above: usize) -> usize {
+    (below as f64 * above as f64).sqrt() as usize
 }
 
 /// The median over calls of the slowest rank's time: the same on all ranks, as the table has to be.
@@ -224,15 +265,14 @@ fn fit(points: &[Point], algorithms: &[Algorithm]) -> Rule {
             .unwrap_or((0.0, 0))
     };
     let (alone, single) = best(points);
-    let mut rule = Rule { small: algorithms[single], up_to: usize::MAX, large: algorithms[single] };
+    let mut rule = Rule::new(algorithms[single], usize::MAX, algorithms[single]);
     let mut least = alone - WORTH;
     for split in 1..points.len() {
         let ((below, small), (above, large)) = (best(&points[..split]), best(&points[split..]));
         if below + above < least {
             least = below + above;
-            // Between two measured sizes nothing is known; their geometric mean is the fairest guess.
-            let up_to = (points[split - 1].bytes as f64 * points[split].bytes as f64).sqrt() as usize;
-            rule = Rule { small: algorithms[small], up_to, large: algorithms[large] };
+            let up_to = between(points[split - 1].bytes, points[split].bytes);
+            rule = Rule::new(algorithms[small], up_to, algorithms[large]);
         }
     }
     rule
@@ -255,12 +295,30 @@ mod tests {
     #[test]
     fn a_rule_changes_where_the_measurements_cross() {
         let rule = fit(&points(&[[1.0, 5.0], [2.0, 6.0], [20.0, 7.0], [90.0, 20.0]]), &TWO);
-        assert_eq!(rule, Rule { small: TWO[0], up_to: 8192, large: TWO[1] });
+        assert_eq!(rule, Rule::new(TWO[0], 8192, TWO[1]));
+    }
+
+    #[test]
+    fn a_rule_that_loses_sizes_says_which() {
+        let table = "caravan-tuning 1\nshm 2 reduce all linear linear 512 131072\nshm 2 barrier all dissemination dissemination\n";
+        let lost = |kind, from, to| lost(table, "shm", 2, kind, Sizes { from, to });
+        let old = Some(Sizes { from: 512, to: 131_072 });
+        assert_eq!(lost(Kind::Reduce, 512, 2048), old);
+        assert_eq!(lost(Kind::Reduce, 1024, 1 << 30), old);
+        assert_eq!(lost(Kind::Reduce, 0, 131_072), None);
+        assert_eq!(lost(Kind::Broadcast, 1, 1), None);
+        assert_eq!(lost(Kind::Barrier, 0, 0), Some(Sizes::ALL));
+        let sizes = Sizes { from: 512, to: 131_072 };
+        let one = Rule { sizes, ..Rule::new(TWO[0], usize::MAX, TWO[0]) };
+        assert_eq!(sentence(Operation::Reduce, &one), "reduce: linear from 512 to 131072 bytes");
+        let two = Rule { up_to: 8192, large: TWO[1], ..one };
+        let words = "all_to_all: linear from 512 to 8192 bytes a part, pairwise up to 131072";
+        assert_eq!(sentence(Operation::AllToAll, &two), words);
     }
 
     #[test]
     fn one_algorithm_stays_one_rule_and_noise_does_not_split_it() {
-        let all = Rule { small: TWO[1], up_to: usize::MAX, large: TWO[1] };
+        let all = Rule::new(TWO[1], usize::MAX, TWO[1]);
         assert_eq!(fit(&points(&[[2.0, 1.0], [3.0, 2.0], [9.0, 4.0]]), &TWO), all);
         assert_eq!(fit(&points(&[[0.99, 1.0], [3.0, 2.0], [9.0, 4.0]]), &TWO), all);
         assert_eq!(fit(&points(&[[2.0, 1.0]]), &TWO), all);

@@ -158,7 +158,7 @@ fn what_is_said_of_a_choice_is_true() {
             for dtype in [DType::U8, DType::Bf16, DType::F32] {
                 let at = |bytes: usize| choose(&Call::new(kind, dtype, bytes / dtype.size()), &group, None);
                 for bytes in (0..40).step_by(2).map(|bits| (1usize << bits) / 4 * 4) {
-                    let Choice { algorithm, why } = at(bytes);
+                    let Choice { algorithm, why, .. } = at(bytes);
                     let what = format!("{kind} of {bytes} bytes of {dtype}, {group:?}: {algorithm}, {why:?}");
                     assert!(candidates.contains(&algorithm), "{what}");
                     assert_eq!(why == Why::Only, candidates.len() == 1, "{what}");

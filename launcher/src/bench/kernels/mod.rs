@@ -3,11 +3,11 @@
 
 mod choice;
 pub mod limits;
-mod record;
 mod show;
 
 use super::Out;
 use super::args::KernelArgs;
+use super::kept::Record;
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -18,7 +18,6 @@ use limits::Limits;
 use models::LlamaConfig;
 use models::cuda::check::{self, Case};
 use models::cuda::speed::{self, Scale, Shown, Work};
-use record::Record;
 use serde_json::json;
 use std::time::Instant;
 

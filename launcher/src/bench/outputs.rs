@@ -1,0 +1,70 @@
+//! The files of an operation's results: which are asked for, and writing them after rows and at the end.
+
+use super::args::CollectiveArgs;
+use super::kept::{Pace, is_replaced};
+use super::plot::{self, Series};
+use super::record::Run;
+use crate::failure::{Failure, Result};
+use crate::files;
+use std::path::Path;
+
+/// What rank 0 writes where.
+pub fn all(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
+    [("--json", args.json.as_deref()), ("--csv", args.csv.as_deref()), ("--plot", args.plot.as_deref())]
+}
+
+/// Those of them that are asked for.
+pub fn asked_for(args: &CollectiveArgs) -> Vec<(&'static str, &Path)> {
+    all(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect()
+}
+
+/// Those files.
+pub struct Outputs<'a> {
+    asked: Vec<(&'static str, &'a Path)>,
+    /// What the JSON judges the bandwidth by.
+    least: Option<f64>,
+    pace: Pace,
+}
+
+impl<'a> Outputs<'a> {
+    /// None of them is there yet; their directories are.
+    pub fn new(args: &'a CollectiveArgs, least: Option<f64>) -> Self {
+        Outputs { asked: asked_for(args), least, pace: Pace::new() }
+    }
+
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// Puts the rows of an unfinished run in the place of the files, if it is time for that.
+    pub fn keep(&mut self, run: &Run) {
+        let Outputs { asked, least, pace } = self;
+        pace.keep(|| {
+            let replaced = asked.iter().filter(|(_, path)| is_replaced(path));
+            replaced.map(|(flag, path)| write(flag, path, run, *least)).fold(Ok(()), Result::and)
+        });
+    }
+
+    /// Writes everything.
+    ///
+    /// # Errors
+    /// The first path that cannot be written, and the system's words.
+    pub fn write(&self, run: &Run) -> Result<()> {
+        // Each by itself: what has been measured for an hour is kept where it can be.
+        self.asked.iter().map(|(flag, path)| write(flag, path, run, self.least)).fold(Ok(()), Result::and)
+    }
+}
+
+fn write(flag: &str, path: &Path, run: &Run, least: Option<f64>) -> Result<()> {
+    let text = match flag {
+        "--json" => serde_json::to_string_pretty(&run.json(least)).map_err(Failure::run)?,
+        "--csv" => run.csv(),
+        _ => {
+            let unfinished = if run.complete { "" } else { ", unfinished" };
+            let (name, transport, ranks) = (run.operation.name(), &run.transport, run.ranks);
+            plot::svg(&Series::of_run(run), &format!("{name} over {transport}, {ranks} ranks{unfinished}"))?
+        }
+    };
+    files::write_whole(path, text.as_bytes())
+}
