@@ -12,6 +12,7 @@ mod p2p;
 mod planned;
 mod rank;
 mod strict;
+mod worlds;
 
 use collectives::transport::mpi::library;
 use conformance::cases;
@@ -167,6 +168,13 @@ fn scratch_is_as_planned() {
 #[test]
 fn mpi_starts_once() {
     passes("second_start", 2);
+}
+
+#[test]
+fn who_leaves_a_world_is_still_in_others() {
+    for case in ["worlds_at_once", "worlds_in_turn"] {
+        passes(case, 2);
+    }
 }
 
 #[test]

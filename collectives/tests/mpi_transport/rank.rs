@@ -1,7 +1,7 @@
 //! What one rank does in each case; the tests start the ranks and look at how they end.
 
 use crate::launch::FOLDER;
-use crate::{native, p2p, planned, strict};
+use crate::{native, p2p, planned, strict, worlds};
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
@@ -70,6 +70,8 @@ pub fn plays(case: &str) {
             println!("rank done");
             return;
         }
+        "worlds_at_once" => worlds::at_once(t),
+        "worlds_in_turn" => worlds::in_turn(t),
         "users_tags" => users_tags(t),
         "far_ahead" => far_ahead(t),
         "in_rounds" => in_rounds(t),

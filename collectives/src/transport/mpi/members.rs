@@ -1,7 +1,7 @@
 //! Coming together, giving up and leaving: what the ranks of a group tell each other beside their messages.
 
+use super::MpiTransport;
 use super::control::{Kind, Word};
-use super::{MpiTransport, WORLD};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
 use crate::transport::{Transport, blame};
@@ -220,8 +220,6 @@ impl MpiTransport {
         if !settled {
             self.session().give_up();
         }
-        if self.identity != WORLD {
-            self.session().control().forget(self.identity);
-        }
+        self.session().control().forget(self.identity);
     }
 }

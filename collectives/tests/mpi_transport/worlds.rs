@@ -1,0 +1,44 @@
+//! Worlds of one process: several at once or in turn.
+
+use crate::p2p;
+use collectives::transport::Transport;
+use collectives::transport::mpi::{MpiTransport, Start};
+use std::time::{Duration, Instant};
+
+/// Longer than anything that a rank sent before its farewell is awaited.
+const BUSY: Duration = Duration::from_secs(2);
+
+fn another() -> MpiTransport {
+    MpiTransport::world(&Start::default()).unwrap()
+}
+
+/// Who leaves one of two worlds is still in the other.
+pub fn at_once(first: MpiTransport) {
+    let mut second = another();
+    drop(first);
+    computes_and_is_not_missed(&mut second);
+}
+
+/// A world that comes after one whose farewells nobody has heard, while a group of that keeps MPI going.
+pub fn in_turn(mut first: MpiTransport) {
+    let all: Vec<usize> = (0..first.size()).collect();
+    let group = first.subgroup(&all, 1, p2p::PATIENCE).unwrap();
+    drop(first);
+    let mut later = another();
+    drop(group);
+    computes_and_is_not_missed(&mut later);
+}
+
+/// Rank 0 computes for long, and is awaited meanwhile; of worlds that are gone no word is kept.
+fn computes_and_is_not_missed(t: &mut MpiTransport) {
+    if t.rank() == 0 {
+        std::thread::sleep(BUSY);
+    }
+    p2p::barrier(t, 1);
+    // The last words may still be on their way.
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        t.check().unwrap();
+    }
+    assert_eq!(t.untaken_words(), 0);
+}
