@@ -178,6 +178,11 @@ fn who_leaves_a_world_is_still_in_others() {
 }
 
 #[test]
+fn a_world_without_deadline_ends_in_order() {
+    passes("without_deadline", 2);
+}
+
+#[test]
 fn tags_of_users() {
     passes("users_tags", 2);
 }

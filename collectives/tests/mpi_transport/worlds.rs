@@ -1,4 +1,4 @@
-//! Worlds of one process: several at once or in turn.
+//! Worlds of one process: several at once or in turn, and one that has no deadline.
 
 use crate::p2p;
 use collectives::transport::Transport;
@@ -41,4 +41,10 @@ fn computes_and_is_not_missed(t: &mut MpiTransport) {
         t.check().unwrap();
     }
     assert_eq!(t.untaken_words(), 0);
+}
+
+/// Who may wait for ever leaves as others do.
+pub fn without_deadline() {
+    let mut t = MpiTransport::world(&Start { call_timeout: Duration::MAX, ..Start::default() }).unwrap();
+    p2p::barrier(&mut t, 1);
 }
