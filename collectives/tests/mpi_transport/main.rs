@@ -183,6 +183,11 @@ fn a_world_without_deadline_ends_in_order() {
 }
 
 #[test]
+fn long_blobs_pass_each_other() {
+    passes("exchanges", 2);
+}
+
+#[test]
 fn tags_of_users() {
     passes("users_tags", 2);
 }

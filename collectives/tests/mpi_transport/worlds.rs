@@ -1,6 +1,7 @@
 //! Worlds of one process: several at once or in turn, and one that has no deadline.
 
 use crate::p2p;
+use collectives::bootstrap;
 use collectives::transport::Transport;
 use collectives::transport::mpi::{MpiTransport, Start};
 use std::time::{Duration, Instant};
@@ -47,4 +48,15 @@ fn computes_and_is_not_missed(t: &mut MpiTransport) {
 pub fn without_deadline() {
     let mut t = MpiTransport::world(&Start { call_timeout: Duration::MAX, ..Start::default() }).unwrap();
     p2p::barrier(&mut t, 1);
+}
+
+/// What ranks tell each other of themselves may be long: both send and receive at the same time.
+pub fn exchanges(mut t: MpiTransport) {
+    let blob = |rank: usize| vec![rank as u8 + 1; 100_000 + 1000 * rank];
+    let right: Vec<Vec<u8>> = (0..t.size()).map(blob).collect();
+    let mine = &right[t.rank()];
+    for _ in 0..300 {
+        let all = bootstrap::exchange(&mut t, mine, Duration::from_secs(5)).unwrap();
+        assert!(all == right);
+    }
 }
