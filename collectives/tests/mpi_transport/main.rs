@@ -183,6 +183,11 @@ fn a_world_without_deadline_ends_in_order() {
 }
 
 #[test]
+fn a_group_too_many_is_refused_with_what_helps() {
+    passes("too_many_groups", 2);
+}
+
+#[test]
 fn long_blobs_pass_each_other() {
     passes("exchanges", 2);
 }

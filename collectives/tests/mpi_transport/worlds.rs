@@ -1,4 +1,4 @@
-//! Worlds of one process: several at once or in turn, and one that has no deadline.
+//! Worlds of one process: several at once or in turn, one that has no deadline, and one with more groups than there can be.
 
 use crate::p2p;
 use collectives::bootstrap;
@@ -48,6 +48,16 @@ fn computes_and_is_not_missed(t: &mut MpiTransport) {
 pub fn without_deadline() {
     let mut t = MpiTransport::world(&Start { call_timeout: Duration::MAX, ..Start::default() }).unwrap();
     p2p::barrier(&mut t, 1);
+}
+
+/// Forms groups until MPI has no more communicators.
+pub fn too_many_groups(mut t: MpiTransport) {
+    let (rank, all) = (t.rank(), (0..t.size()).collect::<Vec<_>>());
+    let mut refused = |number: u64| t.subgroup(&all, number, p2p::PATIENCE).err();
+    let (count, error) = (0..).find_map(|number| Some((number, refused(number)?))).unwrap();
+    let error = error.to_string();
+    eprintln!("{count} groups, then: {error}");
+    assert!(error.contains(&format!("on rank {rank}")) && error.contains("keep groups"), "{error}");
 }
 
 /// What ranks tell each other of themselves may be long: both send and receive at the same time.
