@@ -80,11 +80,14 @@ fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> 
             Err(error) => return Err(give_up(outer, error)),
         }
     }
-    let mut waited = Waited::begin();
-    while let Some(&(peer, request)) = open.last() {
+    let (mut waited, mut at) = (Waited::begin(), 0);
+    while !open.is_empty() {
+        // Each has its turn: ranks that look at what they send alone wait for each other.
+        at %= open.len();
+        let (peer, request) = open[at];
         let looked = match outer.test(request) {
             Ok(true) => {
-                open.pop();
+                open.swap_remove(at);
                 continue;
             }
             Ok(false) => outer.check(),
@@ -98,7 +101,10 @@ fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> 
             let (after, past) = (timeout, String::new());
             return Err(give_up(outer, Error::Timeout { what, rank, peer, after, past }));
         }
-        outer.park(Duration::from_millis(1));
+        at += 1;
+        if at == open.len() {
+            outer.park(Duration::from_millis(1));
+        }
     }
     Ok(all)
 }

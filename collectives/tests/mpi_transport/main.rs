@@ -12,6 +12,7 @@ mod p2p;
 mod planned;
 mod rank;
 mod strict;
+mod worlds;
 
 use collectives::transport::mpi::library;
 use conformance::cases;
@@ -167,6 +168,28 @@ fn scratch_is_as_planned() {
 #[test]
 fn mpi_starts_once() {
     passes("second_start", 2);
+}
+
+#[test]
+fn who_leaves_a_world_is_still_in_others() {
+    for case in ["worlds_at_once", "worlds_in_turn"] {
+        passes(case, 2);
+    }
+}
+
+#[test]
+fn a_world_without_deadline_ends_in_order() {
+    passes("without_deadline", 2);
+}
+
+#[test]
+fn a_group_too_many_is_refused_with_what_helps() {
+    passes("too_many_groups", 2);
+}
+
+#[test]
+fn long_blobs_pass_each_other() {
+    passes("exchanges", 2);
 }
 
 #[test]

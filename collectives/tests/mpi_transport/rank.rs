@@ -1,7 +1,7 @@
 //! What one rank does in each case; the tests start the ranks and look at how they end.
 
 use crate::launch::FOLDER;
-use crate::{native, p2p, planned, strict};
+use crate::{native, p2p, planned, strict, worlds};
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
@@ -23,6 +23,10 @@ pub fn plays(case: &str) {
         "one_thread" => return one_thread(),
         "awaited_elsewhere" => return awaited_elsewhere(),
         "sent_too_late" => return sent_too_late(),
+        "without_deadline" => {
+            worlds::without_deadline();
+            return println!("rank done");
+        }
         _ => {}
     }
     let call_timeout = if case.ends_with("late") { LATE } else { Start::default().call_timeout };
@@ -70,6 +74,10 @@ pub fn plays(case: &str) {
             println!("rank done");
             return;
         }
+        "worlds_at_once" => worlds::at_once(t),
+        "worlds_in_turn" => worlds::in_turn(t),
+        "too_many_groups" => worlds::too_many_groups(t),
+        "exchanges" => worlds::exchanges(t),
         "users_tags" => users_tags(t),
         "far_ahead" => far_ahead(t),
         "in_rounds" => in_rounds(t),

@@ -187,6 +187,7 @@ fn rank_process() {
             }
         }
         "too_many_groups" => ucx_groups::too_many(&mut t),
+        "numbers_again" => ucx_groups::numbers_again(&mut t),
         "cannot_end_a_message" => ucx_groups::cannot_end_a_message(&mut t),
         "leaves_before_sending" => {
             if t.rank() == 0 {

@@ -15,6 +15,33 @@ pub fn too_many(t: &mut UcxTransport) {
     t.subgroup(&[0], 4096, p2p::PATIENCE).expect("one has ended");
 }
 
+/// What nobody received of a group does not come to one that has its number later.
+pub fn numbers_again(t: &mut UcxTransport) {
+    const SIZES: [usize; 3] = [0, 100, 20_000];
+    t.narrow(3);
+    let rank = t.rank();
+    for round in 0..6u64 {
+        let mut group = t.subgroup(&[0, 1], round, p2p::PATIENCE).unwrap();
+        // What is left is under the tags of the group after the next, which has the same number.
+        for (size, tag) in SIZES.into_iter().zip(round / 2 * 10..) {
+            let sent = [tag, tag + 10].map(|tag| p2p::message(0, 1, tag + 100 * round, size));
+            let mut space = vec![0u8; size];
+            // SAFETY: `sent` and `space` stay until the wait is over.
+            let requests = unsafe {
+                match rank {
+                    0 => [(0, tag), (1, tag + 10)]
+                        .map(|(i, tag)| group.send(1, Tag(tag << 16), sent[i].as_ptr(), size).unwrap())
+                        .to_vec(),
+                    _ => vec![group.recv(0, Tag(tag << 16), space.as_mut_ptr(), size).unwrap()],
+                }
+            };
+            p2p::wait(&mut *group, &requests).unwrap();
+            assert!(rank == 0 || space == sent[0], "round {round}, {size} bytes");
+        }
+        p2p::barrier(&mut *group, u64::from(u16::MAX));
+    }
+}
+
 /// Rank 0 gives a group up with a message that rank 1, which waits for it in another, does not take.
 pub fn cannot_end_a_message(t: &mut UcxTransport) {
     let mut group = t.subgroup(&[0, 1], 1, p2p::PATIENCE).unwrap();
@@ -32,6 +59,13 @@ pub fn cannot_end_a_message(t: &mut UcxTransport) {
 #[test]
 fn more_groups_than_tags_tell_apart_are_refused() {
     passes("too_many_groups", 1, "self");
+}
+
+#[test]
+fn what_nobody_received_does_not_come_to_a_later_group() {
+    for tls in ["posix,cma", "tcp"] {
+        passes("numbers_again", 2, tls);
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(super) struct Control {
     inbox: Inbox<Word>,
     /// Groups that this process has left: nobody takes what still comes for them.
     left: HashSet<u64>,
-    /// How often each group was formed out of another, by both: no number comes again.
+    /// How often each world, or group out of another by both, was formed: no number comes again.
     formed: HashMap<u64, u64>,
     /// What ranks of the job have said as they left MPI without its end, of whom nothing more comes in any group.
     absent: Vec<Word>,
@@ -220,7 +220,7 @@ impl Control {
         Ok(true)
     }
 
-    /// How often this process has come to form `group` out of another, with this time: all that form it have as often.
+    /// How often this process has come to form `group`, with this time: all that form it have as often.
     pub(super) fn forms(&mut self, group: u64) -> u64 {
         let times = self.formed.entry(group).or_insert(0);
         *times += 1;

@@ -1,13 +1,13 @@
 //! Coming together, giving up and leaving: what the ranks of a group tell each other beside their messages.
 
+use super::MpiTransport;
 use super::control::{Kind, Word};
-use super::{MpiTransport, WORLD};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
 use crate::transport::{Transport, blame};
 use crate::watch::Waited;
 use std::os::raw::c_int;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a rank that failed waits for its peers to take what it sent.
 const LINGER_FAILED: Duration = Duration::from_millis(300);
@@ -144,13 +144,14 @@ impl MpiTransport {
         self.check()
     }
 
-    /// Moves messages forward until `done` or the deadline.
-    fn wait(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+    /// Moves messages forward until `done`, for so long at most.
+    fn wait(&mut self, within: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let mut waited = Waited::begin();
         loop {
             if done(self) {
                 return true;
             }
-            if Instant::now() > until {
+            if waited.so_far() > within {
                 return false;
             }
             std::thread::sleep(Duration::from_micros(20));
@@ -197,9 +198,9 @@ impl MpiTransport {
         let refused = self.session().turn().is_err();
         let call_timeout = self.session().call_timeout();
         let linger = |failed: bool| match (refused, failed) {
-            (true, _) => Instant::now(),
-            (_, true) => Instant::now() + LINGER_FAILED,
-            (_, false) => Instant::now() + call_timeout,
+            (true, _) => Duration::ZERO,
+            (_, true) => LINGER_FAILED,
+            (_, false) => call_timeout,
         };
         if let Ok(_turn) = self.session().turn() {
             self.requests.cancel_receives();
@@ -220,8 +221,6 @@ impl MpiTransport {
         if !settled {
             self.session().give_up();
         }
-        if self.identity != WORLD {
-            self.session().control().forget(self.identity);
-        }
+        self.session().control().forget(self.identity);
     }
 }

@@ -20,9 +20,11 @@ impl UcxTransport {
     /// The group of `members`, which all call this together and wait `within` for each other.
     pub(super) fn form(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Self> {
         let rank = place_among(members, self)?;
-        let Some(number) = self.session.turn()?.take_number() else {
+        let mut state = self.session.turn()?;
+        let (number, most) = (state.take_number(), state.most);
+        drop(state);
+        let Some(number) = number else {
             let what = format!("rank {}: forming a group over UCX", self.members.job_rank());
-            let most = tags::MOST_GROUPS;
             return Err(Error::system(what, format!("it is in {most} already, the most it can be in")));
         };
         match self.exchange(members, context, number, within) {

@@ -15,7 +15,7 @@ use crate::transport::neighbours::{Home, Neighbours};
 use crate::transport::waits::{self, Questions, Wait};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
 
 pub(super) const NOTICE_BYTES: usize = 1 << 10;
@@ -86,14 +86,15 @@ pub(super) struct State {
     questions: Questions,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
-    /// The numbers of this rank's groups.
+    /// The numbers of this rank's groups, and how many there can be.
     numbers: Vec<bool>,
+    pub(super) most: usize,
     next: usize,
     inbox: Inbox<Notice>,
     pub(super) notice: Box<[u8]>,
     /// The posted receive of the next notice, or null.
     pub(super) notice_request: *mut c_void,
-    /// Control messages under way, with their bytes.
+    /// Control messages under way, with their bytes, and messages that are taken out without theirs.
     pub(super) outgoing: Vec<(Box<[u8]>, *mut c_void)>,
     /// A group has failed: the end must not wait for peers.
     pub(super) failed: bool,
@@ -139,6 +140,7 @@ impl State {
             settled: vec![false; size],
             cards,
             numbers: vec![true],
+            most: tags::MOST_GROUPS,
             next: 1,
             inbox: Inbox::empty(),
             notice: vec![0; NOTICE_BYTES].into(),
@@ -186,16 +188,29 @@ impl State {
 
     /// A number for a new group.
     pub(super) fn take_number(&mut self) -> Option<u16> {
-        let most = tags::MOST_GROUPS;
+        let most = self.most;
         // Numbers in turn, so that what comes late for a group that is gone finds no other.
         let number =
             (0..most).map(|i| (self.next + i) % most).find(|&n| !self.numbers.get(n).is_some_and(|u| *u))?;
-        if self.numbers.len() <= number {
+        if number < self.numbers.len() {
+            self.drop_unmet(number as u16);
+        } else {
             self.numbers.resize(number + 1, false);
         }
         self.numbers[number] = true;
         self.next = number + 1;
         Some(number as u16)
+    }
+
+    /// Takes out what has come for a group that is gone and nobody has received, as ranks may leave comparisons of what they
+    /// have called: a later group of this number would take it for its own.
+    fn drop_unmet(&mut self, number: u16) {
+        let (tag, mask) = tags::of_group(number);
+        // SAFETY: none of their bytes are taken.
+        let take = || unsafe { self.worker.recv_unmet(tag, mask, NonNull::dangling().as_ptr(), 0) };
+        while let Some(request) = take() {
+            self.outgoing.push((Box::default(), request));
+        }
     }
 
     pub(super) fn free_number(&mut self, number: u16) {

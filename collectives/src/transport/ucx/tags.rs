@@ -60,6 +60,11 @@ pub(super) fn message(source: usize, group: u16, tag: Tag) -> u64 {
     (source as u64) << SOURCE_SHIFT | user << USER.1 | (group as u64) << GROUP_SHIFT | tag.0 & kept
 }
 
+/// What the tags of all messages of the group have in common that their receiver calls `group`, and which bits say so.
+pub(super) fn of_group(group: u16) -> (u64, u64) {
+    ((group as u64) << GROUP_SHIFT, CONTROL | (MOST_GROUPS as u64 - 1) << GROUP_SHIFT)
+}
+
 /// Which bits of the tag of a message decide whether it is what the receive of `tag` waits for, or was sent in its place.
 pub(super) fn deciding(tag: u64) -> u64 {
     let slot = tag as u16;
@@ -118,11 +123,14 @@ mod tests {
                     assert_eq!((source(m), m & CONTROL), (from, 0));
                     assert_eq!(m & u32::MAX as u64, tag & u32::MAX as u64);
                     assert_eq!(m >> GROUP_SHIFT & 0xfff, group as u64);
+                    let is_of = |other| (m ^ of_group(other).0) & of_group(other).1 == 0;
+                    assert!(is_of(group) && !is_of(group ^ 1) && !is_of(group ^ 0x800));
                     assert_eq!(m >> USER.1 & 1, tag >> 63);
                     assert_eq!(m & Typed::MASK, tag & (Typed::MASK * (tag >> 63)));
                 }
                 let c = control(EXCHANGE, from, tag);
                 assert_eq!((source(c), c & KIND_MASK, about(c)), (from, EXCHANGE, tag & ABOUT));
+                assert!((0..MOST_GROUPS as u16).all(|group| c & of_group(group).1 != of_group(group).0));
             }
         }
         // A user's message 5 and the message 5 of the first collective.

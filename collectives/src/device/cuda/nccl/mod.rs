@@ -81,7 +81,8 @@ impl Nccl {
     ) -> Result<()> {
         let comm = &self.lanes[lane as usize];
         comm.with(call, |handle| work(&self.context.library, handle))?;
-        comm.settled(call, &self.host, self.limit + AFTER_WATCH, "the call was not in its stream")
+        let limit = self.limit.saturating_add(AFTER_WATCH);
+        comm.settled(call, &self.host, limit, "the call was not in its stream")
     }
 }
 
