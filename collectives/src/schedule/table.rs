@@ -124,7 +124,9 @@ impl FromStr for TuningTable {
             text.lines().map(str::trim).zip(1..).filter(|(l, _)| !l.is_empty() && !l.starts_with('#'));
         match lines.next() {
             Some((HEAD, _)) => {}
-            Some((other, line)) => return Err(format!("line {line} is '{other}' instead of '{HEAD}'")),
+            Some((other, line)) => {
+                return Err(format!("line {line} is '{}' instead of '{HEAD}'", shown(other)));
+            }
             None => return Err(format!("it is empty instead of starting with '{HEAD}'")),
         }
         let mut table = TuningTable::default();
@@ -133,6 +135,15 @@ impl FromStr for TuningTable {
             table.set(&entry.transport, entry.ranks, entry.kind, entry.rule);
         }
         Ok(table)
+    }
+}
+
+/// A field as messages repeat it, for any file may be taken for a table: no more of it than says which.
+fn shown(field: &str) -> String {
+    const MOST: usize = 40;
+    match field.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &field[..end]),
+        None => field.to_owned(),
     }
 }
 
@@ -147,11 +158,11 @@ fn entry(line: &str) -> Result<Entry, String> {
         ));
     };
     let whole = |name: &str, text: &str| {
-        text.parse::<usize>().map_err(|_| format!("{name} is '{text}' instead of a whole number"))
+        text.parse::<usize>().map_err(|_| format!("{name} is '{}' instead of a whole number", shown(text)))
     };
     let ranks = whole("ranks", ranks)?;
     let found = Kind::ALL.into_iter().find(|k| k.name() == kind);
-    let kind = found.ok_or_else(|| format!("unknown collective '{kind}'"))?;
+    let kind = found.ok_or_else(|| format!("unknown collective '{}'", shown(kind)))?;
     let up_to = if up_to == "all" { usize::MAX } else { whole("up_to", up_to)? };
     let sizes = match fields[6..] {
         [from, to] => Sizes { from: whole("from", from)?, to: whole("to", to)? },
@@ -160,7 +171,8 @@ fn entry(line: &str) -> Result<Entry, String> {
     if sizes.from > sizes.to {
         return Err(format!("from is {}, above to, which is {}", sizes.from, sizes.to));
     }
-    let rule = Rule { small: small.parse::<Algorithm>()?, up_to, large: large.parse()?, sizes };
+    let algorithm = |name: &str| shown(name).parse::<Algorithm>();
+    let rule = Rule { small: algorithm(small)?, up_to, large: algorithm(large)?, sizes };
     let possible = Algorithm::anywhere(kind);
     if let Some(other) = [rule.small, rule.large].into_iter().find(|a| !possible.contains(a)) {
         let names: Vec<&str> = possible.into_iter().map(Algorithm::name).collect();
@@ -322,6 +334,16 @@ mod tests {
         ] {
             let error = text.parse::<TuningTable>().unwrap_err();
             assert!(error.contains(words), "{text:?} gave {error}");
+        }
+        // Some other file, with lines of any length.
+        let long = "é".repeat(100_000);
+        for text in [
+            long.clone(),
+            format!("{HEAD}\nshm 2 reduce 1 linear {long}"),
+            format!("{HEAD}\nshm {long} reduce 1 a b"),
+        ] {
+            let error = text.parse::<TuningTable>().unwrap_err();
+            assert!(error.contains("éé…'") && error.len() < 1000, "{error}");
         }
     }
 }
