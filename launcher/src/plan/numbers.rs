@@ -28,18 +28,7 @@ impl Numbers {
         at_least_one("--accumulate", args.accumulate)?;
         args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
         args.eval_tokens.map_or(Ok(()), |tokens| at_least_one("--eval-tokens", tokens))?;
-        let numbers =
-            Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? };
-        // AdamW takes that part of each weight away in a step.
-        let part = args.lr * args.weight_decay;
-        match part < 1.0 {
-            true => Ok(numbers),
-            false => usage(format!(
-                "--lr {:?} times --weight-decay {:?} is {part}, the part of each weight that a step takes away: it must be \
-                 below 1",
-                args.lr, args.weight_decay
-            )),
-        }
+        Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
     }
 }
 
