@@ -77,6 +77,7 @@ pub fn plays(case: &str) {
         "worlds_at_once" => worlds::at_once(t),
         "worlds_in_turn" => worlds::in_turn(t),
         "too_many_groups" => worlds::too_many_groups(t),
+        "left_before_it_comes" => worlds::left_before_it_comes(t),
         "exchanges" => worlds::exchanges(t),
         "users_tags" => users_tags(t),
         "far_ahead" => far_ahead(t),

@@ -2,8 +2,8 @@
 
 use crate::p2p;
 use collectives::bootstrap;
-use collectives::transport::Transport;
 use collectives::transport::mpi::{MpiTransport, Start};
+use collectives::transport::{Tag, Transport};
 use std::time::{Duration, Instant};
 
 /// Longer than anything that a rank sent before its farewell is awaited.
@@ -68,5 +68,21 @@ pub fn exchanges(mut t: MpiTransport) {
     for _ in 0..300 {
         let all = bootstrap::exchange(&mut t, mine, Duration::from_secs(5)).unwrap();
         assert!(all == right);
+    }
+}
+
+/// Rank 0 leaves a group before what rank 1 sends in it has come, and is still in others.
+pub fn left_before_it_comes(mut t: MpiTransport) {
+    let mut data = vec![0u8; 512];
+    let mut group = t.subgroup(&[0, 1], 1, p2p::PATIENCE).unwrap();
+    if t.rank() == 0 {
+        // SAFETY: `data` stays until the group has gone, which ends the receive.
+        unsafe { group.recv(1, Tag(9), data.as_mut_ptr(), data.len()).unwrap() };
+        drop(group);
+        p2p::barrier(&mut t, 1);
+    } else {
+        p2p::barrier(&mut t, 1);
+        // SAFETY: `data` stays until the group has gone, which waits until it was sent.
+        unsafe { group.send(0, Tag(9), data.as_ptr(), data.len()).unwrap() };
     }
 }

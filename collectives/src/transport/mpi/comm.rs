@@ -63,6 +63,7 @@ impl Comm {
         // SAFETY: by the caller; the predefined handler is valid.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN) };
         session.check("MPI_Comm_set_errhandler", code)?;
+        session.control().keep(raw);
         Ok(Comm { session: session.clone(), raw })
     }
 

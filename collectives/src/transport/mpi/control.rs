@@ -8,7 +8,7 @@
 use super::session::Session;
 use super::words::LARGEST;
 pub(super) use super::words::{Kind, Word};
-use super::{failures, ffi};
+use super::{failures, ffi, unreceived};
 use crate::error::{Error, Result};
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::SEEN_BY_ALL;
@@ -52,6 +52,8 @@ pub(super) struct Control {
     heard: c_int,
     /// Words under way, with their bytes.
     outgoing: Vec<(Box<[u8]>, ffi::MPI_Request)>,
+    /// What groups send their messages on, which stays until MPI ends.
+    groups: Vec<ffi::MPI_Comm>,
 }
 
 // SAFETY: handles of the process; the session lets one thread at a time use them.
@@ -78,7 +80,13 @@ impl Control {
             ended: Vec::new(),
             questions: Questions::default(),
             outgoing: Vec::new(),
+            groups: Vec::new(),
         }
+    }
+
+    /// Takes note of a group's communicator.
+    pub(super) fn keep(&mut self, group: ffi::MPI_Comm) {
+        self.groups.push(group);
     }
 
     /// Says `word` to a rank of the job. It is this thread's turn, here and below.
@@ -238,8 +246,8 @@ impl Control {
         self.outgoing.is_empty()
     }
 
-    /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way, of
-    /// which some libraries complain otherwise, on standard output. False once a word has come that a rank has failed,
+    /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way and the
+    /// messages that no group has received, of which some libraries complain otherwise, on standard output. False once a word has come that a rank has failed,
     /// which then never comes here.
     ///
     /// # Errors
@@ -271,6 +279,7 @@ impl Control {
         if !self.together(session, LEFT, ("MPI_Ibarrier", barrier))? {
             return Ok(false);
         }
+        self.groups.drain(..).for_each(unreceived::take_all);
         if let Some(mut receive) = self.receive.take() {
             // SAFETY: a request that was posted and not yet reported complete; cancelling an unmatched receive lets the
             // wait return, and a matched one is of a word, which arrives at once.

@@ -22,6 +22,7 @@ pub mod native;
 mod requests;
 mod session;
 mod tags;
+mod unreceived;
 mod words;
 
 use super::farewell::Farewells;
