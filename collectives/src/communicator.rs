@@ -189,8 +189,8 @@ impl Communicator {
 
     /// What this communicator has done so far.
     pub fn stats(&self) -> Stats {
-        let stats = self.handle.shared.stats();
-        self.carrier.as_ref().map_or(stats, |carrier| stats.and(&carrier.stats()))
+        let host = || self.handle.shared.stats();
+        self.carrier.as_ref().map_or_else(host, |carrier| carrier.stats(&host))
     }
 
     /// Bytes of the engine's own memory: fingerprints, staging and contributions on their way.

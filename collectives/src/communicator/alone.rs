@@ -118,8 +118,8 @@ impl<Q: Queue + 'static> Carrier for Alone<Q> {
         failed.get_or_insert(Error::GivenUp(why.to_owned()));
     }
 
-    fn stats(&self) -> Stats {
-        *self.stats.lock().unwrap_or_else(|e| e.into_inner())
+    fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
+        self.stats.lock().unwrap_or_else(|e| e.into_inner()).and(&host())
     }
 
     fn scratch(&self) -> Account {

@@ -72,8 +72,9 @@ pub trait Carrier: Send + Sync {
     /// Gives up, so that peers learn why instead of waiting.
     fn abort(&self, why: &str);
 
-    /// What it has done, without what it gave to the host's communicator, which counts that itself.
-    fn stats(&self) -> Stats;
+    /// What it has done, with that of the host's communicator, which counts what it was given: no call is given to it
+    /// between the two.
+    fn stats(&self, host: &dyn Fn() -> Stats) -> Stats;
 
     /// Memory of the host and the device that it holds for calls on their way.
     fn scratch(&self) -> Account;

@@ -245,10 +245,23 @@ unsafe impl Transport for Emulated {
             slot.due = left;
             let at = slot.words.as_ptr();
             // SAFETY: the boxed header stays as it is until its request is complete; slots go after `inner`.
-            slot.header = Some(unsafe { self.inner.send(to, tag, at, HEADER)? });
+            slot.header = match unsafe { self.inner.send(to, tag, at, HEADER) } {
+                Ok(header) => Some(header),
+                Err(refused) => {
+                    self.release(index);
+                    return Err(refused);
+                }
+            };
         }
         // SAFETY: the caller's promise.
-        self.slots[index].payload = Some(unsafe { self.inner.send(to, tag, src, bytes)? });
+        match unsafe { self.inner.send(to, tag, src, bytes) } {
+            Ok(payload) => self.slots[index].payload = Some(payload),
+            Err(refused) => {
+                // Not awaited, and not used again: its header may still be under way.
+                self.slots[index].due = 0;
+                return Err(refused);
+            }
+        }
         Ok(self.name_of(index))
     }
 

@@ -1,10 +1,12 @@
 //! The suite that every transport passes, here over shared memory, where each rank is a process.
 
+use crate::p2p;
 use crate::ranks::{self, PATIENCE, connect, run, this_test};
+use collectives::transport::Tag;
 use collectives::{Communicator, Options, Progress};
 use conformance::{Case, cases, standard, windowed};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Runs every case that leaves its processes alive, each in a group of its own.
 fn suite(test: &str, n: usize, chosen: fn(&Case) -> bool, progress: Progress) {
@@ -87,6 +89,37 @@ fn threads_form_groups_at_once() {
                 });
             }
         });
+    });
+}
+
+/// Who can do without a message of a rank that has left goes on with the others.
+#[test]
+fn a_message_that_does_not_come_any_more_fails_no_other() {
+    run(this_test!(), &[3], |mut transport| {
+        let mut group = transport.subgroup(&[0, 1, 2], 1, PATIENCE).expect("a group");
+        p2p::barrier(&mut *group, 1);
+        let mut word = [0u8; 8];
+        match group.rank() {
+            0 => {
+                let mut from = |rank| {
+                    // SAFETY: `word` stays until the group has gone.
+                    let request = unsafe { group.recv(rank, Tag(2), word.as_mut_ptr(), 8).expect("posted") };
+                    ranks::wait(&mut *group, request)
+                };
+                let left = from(2).expect_err("it has left").to_string();
+                assert!(left.contains("rank 2 left before"), "{left}");
+                from(1).expect("it comes late");
+            }
+            1 => {
+                std::thread::sleep(Duration::from_millis(300));
+                // SAFETY: `word` stays until it is sent.
+                let request = unsafe { group.send(0, Tag(2), word.as_ptr(), 8).expect("posted") };
+                ranks::wait(&mut *group, request).expect("sent");
+            }
+            _ => std::thread::sleep(Duration::from_millis(50)),
+        }
+        drop(group);
+        p2p::barrier(&mut *transport, 3);
     });
 }
 

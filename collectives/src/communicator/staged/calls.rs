@@ -105,15 +105,9 @@ impl<Q: Streams> Carrier for Staged<Q> {
         self.0.host.abort(why);
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
         let state = self.0.lock();
-        // What the host has been given, it counts itself.
-        let waiting = state.waiting.iter().chain(&state.copying);
-        let sent = |job: Job| job.call.volume(self.0.host.rank(), self.0.host.size()) as u64;
-        let (calls, bytes_sent) = waiting
-            .filter_map(|&id| state.flights[id as usize].job)
-            .fold((0, 0), |(calls, bytes), job| (calls + 1, bytes + sent(job)));
-        Stats { calls, bytes_sent, ..state.stats }
+        state.stats.and(&self.0.held(&state)).and(&host())
     }
 
     fn scratch(&self) -> Account {

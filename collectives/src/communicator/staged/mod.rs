@@ -146,6 +146,9 @@ impl<Q: Streams> Group<Q> {
                 state.release(id as u32);
             }
         }
+        // They stay among what was started.
+        let held = self.held(state);
+        state.stats = state.stats.and(&held);
         state.waiting.clear();
         state.copying.clear();
         state.exchanging.clear();
@@ -190,6 +193,15 @@ impl<Q: Streams> Group<Q> {
             self.lower(state, id)?;
         }
         Ok(())
+    }
+
+    /// The calls that the host has not been given yet.
+    fn held(&self, state: &State<Q>) -> Stats {
+        let calls = state.waiting.iter().chain(&state.copying);
+        calls.filter_map(|&id| state.flights[id as usize].job).fold(Stats::default(), |held, job| {
+            let bytes_sent = job.call.volume(self.host.rank(), self.host.size()) as u64;
+            held.and(&Stats { calls: 1, bytes_sent, ..Stats::default() })
+        })
     }
 
     /// Gives a call its place among those that are started.

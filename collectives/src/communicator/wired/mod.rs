@@ -451,8 +451,8 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
         self.watch.fail(Error::GivenUp(why.to_owned()));
     }
 
-    fn stats(&self) -> Stats {
-        self.lock().stats
+    fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
+        self.lock().stats.and(&host())
     }
 
     fn scratch(&self) -> Account {

@@ -6,10 +6,11 @@
 //! receiver may wait for any of them first.
 
 use super::bell;
+use super::ends::{Answer, Arriving, Early, Incoming, Large, Outgoing, Posted, Waiting};
 use super::group::Group;
 use super::layout::{Block, Layout};
 use super::requests::Requests;
-use super::ring::{DONE, HEADER, MESSAGE, PIECE, RANGE, READY, Reader, Record, STAGED, Writer};
+use super::ring::{DONE, HEADER, MESSAGE, PIECE, RANGE, READY, Reader, Record, STAGED};
 use crate::error::{Error, Result};
 use crate::transport::{Request, Tag, wrong_length};
 use std::collections::VecDeque;
@@ -18,93 +19,6 @@ use std::collections::VecDeque;
 const EAGER: usize = (8 << 10) + size_of::<u64>();
 /// Bytes moved per look at one peer, so that one large message does not hold up the others.
 const STEP: usize = 1 << 20;
-/// A posted send that has not left yet.
-struct Waiting {
-    request: Request,
-    tag: Tag,
-    src: *const u8,
-    bytes: usize,
-}
-
-/// A large message that the receiver knows of.
-struct Large {
-    request: Request,
-    number: u32,
-    /// What still has to go through the ring; None when the receiver copies by itself.
-    rest: Option<(*const u8, usize)>,
-    /// The receiver waits for the pieces.
-    ready: bool,
-}
-
-/// Something to tell the sender of a large message.
-struct Answer {
-    kind: u64,
-    number: u32,
-    /// A receive that is complete once the sender is told.
-    request: Option<Request>,
-}
-
-#[derive(Default)]
-struct Outgoing {
-    ring: Writer,
-    answers: VecDeque<Answer>,
-    waiting: VecDeque<Waiting>,
-    large: Vec<Large>,
-    /// Large messages announced so far.
-    announced: u32,
-}
-
-impl Outgoing {
-    fn idle(&self) -> bool {
-        self.answers.is_empty() && self.waiting.is_empty() && self.large.is_empty()
-    }
-}
-
-/// A posted receive.
-struct Posted {
-    request: Request,
-    tag: Tag,
-    dst: *mut u8,
-    bytes: usize,
-}
-
-/// A message that came before its receive.
-enum Early {
-    Whole(Vec<u8>),
-    Announced { kind: u64, number: u32, bytes: usize, offset: u64 },
-}
-
-/// A large message on its way into place.
-struct Arriving {
-    posted: Posted,
-    number: u32,
-    /// Of the message, of which as much as was posted is kept.
-    bytes: usize,
-    got: usize,
-    /// Where it lies in the sender's segment; None when it comes through the ring.
-    src: Option<*const u8>,
-}
-
-impl Arriving {
-    /// Takes the next `bytes` of the message.
-    ///
-    /// # Safety
-    /// So many bytes are at `src`, and the message has as many left.
-    unsafe fn put(&mut self, src: *const u8, bytes: usize) {
-        let room = self.posted.bytes.saturating_sub(self.got).min(bytes);
-        // SAFETY: inside the posted receive, of which nothing else is written while its message arrives.
-        unsafe { self.posted.dst.wrapping_add(self.got).copy_from_nonoverlapping(src, room) };
-        self.got += bytes;
-    }
-}
-
-#[derive(Default)]
-struct Incoming {
-    ring: Reader,
-    posted: VecDeque<Posted>,
-    early: VecDeque<(Tag, Early)>,
-    arriving: Vec<Arriving>,
-}
 
 /// All messages of one group.
 pub(super) struct Mail {
@@ -226,12 +140,22 @@ impl Mail {
             // Only after both: what a message waits for may be the answer that its receiver wrote before it left.
             let stuck = !moved && (self.awaits(member) || !self.outgoing[member].idle());
             if stuck && left {
+                // What others wait for does not fail because of it, if whoever asked for it can do without.
+                self.withdraw(member, request);
                 let how = "left before it took part in all messages".to_owned();
                 let (rank, peer) = (group.segments.rank(), group.rank_of(member));
                 return Err(Error::PeerLost { rank, peer, how });
             }
         }
         self.requests.take_done(request)
+    }
+
+    /// Forgets `request`, if it is of a message to or from `member`.
+    #[cold]
+    fn withdraw(&mut self, member: usize, request: Request) {
+        if self.incoming[member].withdraw(request) || self.outgoing[member].withdraw(request) {
+            self.requests.forget(request);
+        }
     }
 
     /// Whether this rank copies messages that lie in their senders' segments.

@@ -7,6 +7,7 @@
 mod arena;
 mod bell;
 mod budget;
+mod ends;
 mod group;
 mod layout;
 mod mail;

@@ -48,6 +48,12 @@ impl Requests {
         place.0 = how;
     }
 
+    /// Nobody asks for it any more.
+    pub fn forget(&mut self, request: Request) {
+        self.end(request, State::Free);
+        self.free.push(request.0 as u32);
+    }
+
     /// Whether it is complete, or why it failed; then it is forgotten.
     pub fn take_done(&mut self, request: Request) -> Result<bool> {
         let at = request.0 as u32;
@@ -90,5 +96,9 @@ mod tests {
         requests.fail(c, Error::Launch("of another length".into()));
         assert!(requests.take_done(c).unwrap_err().to_string().contains("of another length"));
         assert!(requests.take_done(c).unwrap_err().to_string().contains("is not open"));
+        let d = requests.open();
+        requests.forget(d);
+        assert!(requests.take_done(d).unwrap_err().to_string().contains("is not open"));
+        assert_ne!(requests.open(), d);
     }
 }
