@@ -315,8 +315,8 @@ impl Feed {
 /// The files that `--data` names, directories opened up, for who `reads` them.
 ///
 /// # Errors
-/// A path where nothing is, also where it is the word for random tokens, for which nobody comes here; those of
-/// [`text::files_below`].
+/// A file that is named twice; a path where nothing is, also where it is the word for random tokens, for which nobody
+/// comes here; those of [`text::files_below`].
 pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
@@ -339,6 +339,7 @@ pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
             }
         }
     }
+    files::check_once("--data", &files)?;
     Ok(files)
 }
 

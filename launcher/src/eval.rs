@@ -1,7 +1,7 @@
 //! `caravan eval`: mean loss of a model directory on given tokens.
 
 use crate::agree::Signature;
-use crate::args::{Colour, EvalArgs, Precision};
+use crate::args::{Colour, DeviceKind, EvalArgs, Precision};
 use crate::data::{Feed, Input};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
@@ -47,6 +47,19 @@ pub struct EvalPlan {
     colour: Colour,
 }
 
+/// Refuses threads that would have nothing to do.
+///
+/// # Errors
+/// `--threads` beside `--device cuda`.
+pub fn check_threads(args: &EvalArgs) -> Result<()> {
+    match args.ranks.threads.filter(|_| args.device.device == DeviceKind::Cuda) {
+        Some(threads) => Err(Failure::usage(format!(
+            "--threads {threads} is for --device cpu: with --device cuda all of eval is computed on the GPU; leave it away"
+        ))),
+        None => Ok(()),
+    }
+}
+
 impl EvalPlan {
     /// As `--attention` names the kernels of attention; none on the processor.
     pub fn attention(&self) -> Option<&'static str> {
@@ -59,6 +72,7 @@ impl EvalPlan {
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
         on_hosts("eval", &args.ranks)?;
+        check_threads(args)?;
         let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;

@@ -5,6 +5,7 @@ use crate::out;
 use models::{NewFile, is_mount_point};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -293,6 +294,29 @@ fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let mut new = NewFile::create(path)?;
     new.file().write_all(content)?;
     new.finish()
+}
+
+/// Refuses a file that `flag` names more than once: of data, the end would be held out and trained on.
+///
+/// # Errors
+/// Both names.
+pub fn check_once(flag: &str, files: &[PathBuf]) -> Result<()> {
+    let mut seen: HashMap<PathBuf, &PathBuf> = HashMap::with_capacity(files.len());
+    for file in files {
+        // What is no file of a name, such as a pipe, is opened where it is named.
+        let Ok(place) = file.canonicalize() else { continue };
+        if let Some(before) = seen.insert(place, file) {
+            return Err(Failure::usage(match before == file {
+                true => format!("{flag} names {} twice: name it once", file.display()),
+                false => format!(
+                    "{flag} names one file as {} and as {}: name it once",
+                    before.display(),
+                    file.display()
+                ),
+            }));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

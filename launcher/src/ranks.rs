@@ -81,6 +81,11 @@ pub fn launch_with_native(
     }
 }
 
+/// Whether something else than this program has started the ranks.
+pub fn started_elsewhere(identity: Option<&Identity>) -> bool {
+    identity.is_some() && !spawn::supervised()
+}
+
 /// This process is a rank already.
 fn as_rank(
     ranks: &Ranks,

@@ -7,11 +7,13 @@ use crate::args::{Cli, Command, DeviceArgs, DeviceKind, RankArgs, SbatchArgs};
 use crate::bench;
 use crate::data;
 use crate::device;
+use crate::eval;
 use crate::failure::{self, Failure, Result};
 use crate::out;
 use crate::plan::{Asked, at_least_one, check_anywhere, on_hosts};
 use crate::transports::{Transport, plugin};
 use collectives::MAX_SIZE;
+use collectives::transport::PerNode;
 use std::fmt::Write;
 
 /// Prints the script.
@@ -77,6 +79,9 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         match time {
             _ if seconds == 0 => {
                 return refuse("at least 1 second before its end a job can be asked to stop".into());
+            }
+            Some((text, None)) => {
+                return refuse(format!("--time {text} has no end before which the job could be asked"));
             }
             Some((text, Some(all))) if u64::from(seconds) >= all => {
                 return refuse(format!(
@@ -171,6 +176,7 @@ impl Inner {
             Command::Eval(args) => {
                 on_hosts("eval", &args.ranks)?;
                 device::check_flags(&args.device, false, ranks.share_gpus)?;
+                eval::check_threads(args)?;
                 device::matmul_precision(&args.device, args.dtype)?;
                 at_least_one("--micro-batch", args.micro_batch)?;
                 args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
@@ -214,6 +220,15 @@ impl Inner {
                 "--emulate-link {link} holds messages back by the clock of one machine, and these ranks are on {}: take \
                  --nodes 1, or leave --emulate-link away",
                 args.nodes
+            )));
+        }
+        if let (Some(PerNode::Block(node)), true) = (self.asked.layers.per_node, args.nodes > 1)
+            && !args.ranks_per_node.is_multiple_of(node)
+        {
+            return Err(Failure::usage(format!(
+                "--ranks-per-node {node} of this {}: some of these nodes would span two of Slurm's, which have {} ranks \
+                 each: take a divisor of that, or leave it away",
+                self.name, args.ranks_per_node
             )));
         }
         gpus::check(args, self.name, self.gpus, self.ranks.share_gpus)
@@ -316,6 +331,24 @@ pub mod tests {
                 &["--stop-before 60", "--time 0:30 is 60 seconds"],
             ),
             ("--time abc -- train", &["--time abc", "UNLIMITED"]),
+            (
+                "--stop-before 60 --time UNLIMITED -- train --save m",
+                &["--stop-before 60", "--time UNLIMITED has no end"],
+            ),
+            ("--stop-before 60 --time 0 -- train --save m", &["--stop-before 60", "--time 0 has no end"]),
+            (
+                "--nodes 2 --ranks-per-node 4 -- train --transport shm+ucx --ranks-per-node 3",
+                &["--ranks-per-node 3 of this train", "4 ranks each", "a divisor"],
+            ),
+            ("--ranks-per-node 2 -- bench all_reduce --bind core", &["--bind core", "caravan starts itself"]),
+            (
+                "--gpus-per-node 1 -- eval --device cuda --model m --data d --threads 4",
+                &["--threads 4", "--device cpu"],
+            ),
+            (
+                "-- bench all_reduce --tuning t --algo linear",
+                &["--tuning t", "--algo auto", "leave one of them away"],
+            ),
             ("--stop-before 60 -- bench all_reduce", &["--stop-before 60", "this bench", "train --save"]),
             ("-- train --speed 11", &["after --", "--speed"]),
             ("-- train --stage 9", &["--stage 9", "0"]),
@@ -352,7 +385,7 @@ pub mod tests {
             ),
             ("--nodes 2 -- train --transport shm+ucx --ranks-per-node 3", &["--ranks-per-node 3", "2 ranks"]),
             ("-- train --threads 0", &["--threads 0", "1 to 1024"]),
-            ("-- train --call-timeout 0", &["--call-timeout 0", "more than 0"]),
+            ("-- train --call-timeout 0", &["--call-timeout 0", "at least 0.001"]),
             ("-- train --share-gpus", &["--share-gpus", "--device cuda"]),
             ("-- train --transport nccl", &["--transport nccl", "--device cuda"]),
             ("-- train --offload optimizer", &["--offload optimizer", "--device cuda"]),

@@ -24,15 +24,17 @@ pub enum Transport {
 pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --features mpi' builds it in, which needs \
                           mpicc and libclang (Debian: libopenmpi-dev or libmpich-dev, and libclang-dev)";
 
-/// Keeps what UCX logs out of standard output, where results go and UCX writes unless told otherwise; also inside MPI. Called
-/// before there are other threads. UCX reads this as it is loaded, as a part of MPICH before the program begins, and would
-/// later only warn of a variable that it has not used.
-pub fn keep_logs_from_results() {
-    const WHERE: &str = "UCX_LOG_FILE";
+/// What UCX does unless told otherwise, and should not, also inside MPI: it logs to standard output, where results go, and
+/// takes SIGHUP, by which a session ends what it has started, for a wish to be debugged.
+const OF_UCX: [(&str, &str); 2] = [("UCX_LOG_FILE", "stderr"), ("UCX_DEBUG_SIGNO", "0")];
+
+/// Sets [`OF_UCX`] where nobody else has. Called before there are other threads. UCX reads these as it is loaded, as a part of
+/// MPICH before the program begins, and would later only warn of variables that it has not used.
+pub fn tame_ucx() {
     let loaded = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libucs.so"));
-    if !loaded && std::env::var_os(WHERE).is_none() {
+    for (name, value) in OF_UCX.into_iter().filter(|(name, _)| !loaded && std::env::var_os(name).is_none()) {
         // SAFETY: the caller's promise: nobody reads the environment meanwhile.
-        unsafe { std::env::set_var(WHERE, "stderr") };
+        unsafe { std::env::set_var(name, value) };
     }
 }
 

@@ -85,14 +85,31 @@ fn a_rank_that_stands_still_is_named() {
 
 #[test]
 fn an_interrupt_ends_every_rank() {
-    for (name, code) in [(Signal::INT, 130), (Signal::HUP, 129)] {
+    let over = if bench().offers("ucx") { "ucx" } else { "shm" };
+    for (name, code, over) in
+        [(Signal::INT, 130, "shm"), (Signal::HUP, 129, "shm"), (Signal::QUIT, 131, over)]
+    {
         let bench = bench();
-        let run = endless(&bench, "--ranks 3");
-        signal(run.id(), name);
-        let outcome = bench.finish(run);
-        assert_eq!(outcome.code, Some(code), "{}", outcome.stderr);
+        let run = endless(&bench, &format!("--ranks 3 --transport {over}"));
+        let process = run.id();
+        signal(process, name);
+        bench.finish(run).refusal(code, &["interrupted by signal"]);
         bench.nothing_half_written();
+        assert_eq!(places(process), NONE);
     }
+}
+
+/// UCX has a use of its own for this signal.
+#[test]
+fn a_hangup_ends_a_rank_over_ucx() {
+    let bench = bench();
+    if !bench.offers("ucx") {
+        return skip("hangups over UCX: there is none");
+    }
+    let run = endless(&bench, "--ranks 2 --transport ucx");
+    signal(bench.ranks()[1].1, Signal::HUP);
+    bench.finish(run).refusal(1, &["rank 1", "killed by signal 1"]);
+    bench.nothing_left();
 }
 
 /// A UCX that starts a thread as it is loaded, as one with FUSE does, and in which ranks then stand still.

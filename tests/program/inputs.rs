@@ -109,6 +109,20 @@ fn of_ranks_that_others_start_rank_0_finds_tokens_that_the_model_does_not_know()
 }
 
 #[test]
+fn a_file_that_is_named_twice_is_not_read_twice() {
+    let bench = bench();
+    fs::create_dir(bench.path("d")).unwrap();
+    bench.text("d/text.txt", 20_000);
+    std::os::unix::fs::symlink("d/text.txt", bench.path("link.txt")).unwrap();
+    for (data, words) in
+        [("d d/text.txt", "d/text.txt twice"), ("link.txt ./d", "one file as link.txt and as ./d/text.txt")]
+    {
+        bench.run(&format!("train --model nano --data {data}")).refusal(2, &["--data names", words]);
+        bench.run(&format!("tokenize --out t.bin --data {data}")).refusal(2, &["--data names", words]);
+    }
+}
+
+#[test]
 fn a_dash_is_no_name_of_a_stream() {
     let bench = bench();
     bench.text("text.txt", 20_000);

@@ -57,7 +57,7 @@ fn flags_that_make_no_sense_are_refused() {
         ("--bucket-size 0", &["--bucket-size 0"]),
         ("--bucket-size lots", &["'lots'", "64K"]),
         ("--rendezvous-timeout 0", &["--rendezvous-timeout 0"]),
-        ("--call-timeout NaN", &["--call-timeout NaN", "more than 0"]),
+        ("--call-timeout NaN", &["--call-timeout NaN", "at least 0.001"]),
         ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
         ("--metrics .", &["--metrics", "directory"]),
         ("--metrics /proc/m.jsonl", &["--metrics /proc/m.jsonl"]),
@@ -134,6 +134,10 @@ fn a_launcher_that_disagrees_is_named() {
         format!("'{}' train --model nano --data text.txt --ranks 3; exit $?", env!("CARGO_BIN_EXE_caravan"));
     command.args(["-c", &line]).envs(left);
     bench.finish(command.spawn().unwrap()).refusal(2, &["--ranks 3", "one of 4 ranks that srun started"]);
+    // Ranks of PyTorch's that no torchrun has started would each be a run.
+    let torch = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7")];
+    run("", &torch).refusal(2, &["RANK=1", "CARAVAN_RANK=1", "CARAVAN_RENDEZVOUS=node7:PORT", "--ranks N"]);
+    run("--steps 1 --micro-batch 1 --sample 0 --ranks 2", &torch).success();
     run("--transport threads", &two).refusal(2, &["threads", "--transport shm"]);
     run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["caravan: CARAVAN_RANK=2"]);
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);

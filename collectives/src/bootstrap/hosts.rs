@@ -92,7 +92,9 @@ pub(super) fn tasks_per_node(variable: &str, text: &str) -> Result<Vec<usize>> {
 pub(super) fn checked_address(variable: &str, text: &str) -> Result<String> {
     match text.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
         Some((host, Ok(port))) if !host.is_empty() && port > 0 => Ok(text.to_owned()),
-        _ => Err(Error::Launch(format!("{variable}={text} is not of the form host:port"))),
+        _ => Err(Error::Launch(format!(
+            "{variable}={text} is not of the form host:port, with a port from 1 to 65535"
+        ))),
     }
 }
 

@@ -50,15 +50,19 @@ pub struct ForeignArgs {
 }
 
 impl ForeignArgs {
-    /// Whether all of them ask for what is so anyway. `started`: how many processes something else starts, if it does.
+    /// Whether all of them ask for what is so anyway. `started`: how many processes something else starts, if it does;
+    /// `asked`: what `--ranks` says.
     ///
     /// # Errors
     /// The first that does not, and what to take instead.
-    pub fn check(&self, started: Option<usize>) -> Result<()> {
+    pub fn check(&self, started: Option<usize>, asked: Option<usize>) -> Result<()> {
         let each = [self.nthreads, self.ngpus].map(|n| n.unwrap_or(1).max(1));
         let all = each.into_iter().fold(started.unwrap_or(1) as u64, u64::saturating_mul);
         let ranks = |what: &str| {
-            let way = with_ranks(all, started.is_some());
+            let way = match asked {
+                Some(ranks) => format!("leave it away, for --ranks {ranks} says how many there are"),
+                None => with_ranks(all, started.is_some()),
+            };
             format!("a rank is one process with at most one {what}: {way}")
         };
         let never = |what: &str| format!("{what}: leave it away");
@@ -119,7 +123,8 @@ mod tests {
     fn check(flags: &str, started: Option<usize>) -> Result<()> {
         let words = ["caravan", "bench", "all_reduce"].into_iter().chain(flags.split_whitespace());
         let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
-        bench.command.collective().expect(flags).1.foreign.check(started)
+        let args = bench.command.collective().expect(flags).1;
+        args.foreign.check(started, args.ranks.ranks)
     }
 
     #[test]
@@ -150,6 +155,7 @@ mod tests {
             ("-g 4", None, ["-g 4", "take --ranks 4"]),
             ("-t 2", None, ["-t 2", "take --ranks 2"]),
             ("-t 2 -g 4", None, ["-t 2", "take --ranks 8"]),
+            ("-t 4 --ranks 4", None, ["-t 4", "leave it away, for --ranks 4"]),
             ("-g 0", None, ["-g 0", "take --ranks 1"]),
             // Processes of nccl-tests have so many ranks each.
             ("-g 8", Some(2), ["-g 8", "start 16 ranks"]),

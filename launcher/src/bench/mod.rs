@@ -40,7 +40,7 @@ use crate::human;
 use crate::machine::{self, Machine};
 use crate::out;
 use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
-use crate::ranks::{identity, lead};
+use crate::ranks::{identity, lead, started_elsewhere};
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
@@ -84,9 +84,10 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
     args.command.ranks().map_or(Ok(()), single_threaded)?;
     if let Some((operation, flags)) = args.command.collective() {
-        flags.foreign.check(Some(world))?;
+        flags.foreign.check(Some(world), flags.ranks.ranks)?;
         let plan = Plan::new(operation, flags)?;
         plan.check(world, true)?;
+        check_bind(plan.repeats.bind, true, asked.nccl)?;
         files::check_distinct(&outputs::asked_for(flags))?;
         return check_together(&plan, flags, asked.nccl, &asked.label());
     }
@@ -95,13 +96,15 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
             on_hosts("bench overlap", &flags.ranks)?;
             unshared(&flags.ranks)?;
             flags.json.iter().try_for_each(|path| files::check_distinct(&[("--json", path)]))?;
-            overlap::check(flags, world).map(drop)
+            let (repeats, _) = overlap::check(flags, world)?;
+            check_bind(repeats.bind, true, false)
         }
         BenchCommand::Tune(flags) => {
             on_hosts("bench tune", &flags.ranks)?;
             unshared(&flags.ranks)?;
             files::check_distinct(&[("-o", &flags.out)])?;
-            tune::check(flags, world, true).map(drop)
+            let repeats = tune::check(flags, world, true)?;
+            check_bind(repeats.bind, true, false)
         }
         _ => Ok(()),
     }
@@ -109,6 +112,13 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
 
 /// Whether the flags of an operation go with what carries it: NCCL, or `transport`.
 fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &str) -> Result<()> {
+    if let Some(table) = args.ranks.tuning.as_ref().filter(|_| nccl || plan.algo != Algo::Auto) {
+        let why = match nccl {
+            true => "NCCL chooses by itself: leave it away".to_owned(),
+            false => format!("--algo {} was asked for: leave one of them away", args.algo),
+        };
+        return Err(Failure::usage(format!("--tuning {} is for --algo auto, and {why}", table.display())));
+    }
     match nccl {
         true => device::check(plan)?,
         false => {
@@ -129,6 +139,16 @@ fn single_threaded(args: &RankArgs) -> Result<()> {
         ))),
         None => Ok(()),
     }
+}
+
+/// Refuses processors for ranks that this program does not start itself on the host: whatever starts them binds them.
+fn check_bind(bind: Binding, started: bool, nccl: bool) -> Result<()> {
+    let why = match (bind, started, nccl) {
+        (Binding::Asked, true, _) => "ranks that caravan starts itself: take the launcher's own binding",
+        (Binding::Asked, _, true) => "ranks whose memory is the host's: leave it away",
+        _ => return Ok(()),
+    };
+    Err(Failure::usage(format!("--bind core is for {why}")))
 }
 
 /// Refuses what is for ranks on GPUs.
@@ -163,7 +183,7 @@ fn check_figure(flag: &str, path: &Path) -> Result<()> {
 
 fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let identity = identity()?;
-    args.foreign.check(identity.as_ref().map(|identity| identity.world))?;
+    args.foreign.check(identity.as_ref().map(|identity| identity.world), args.ranks.ranks)?;
     let plan = Plan::new(operation, args)?;
     let unasked = match args.ranks.transport.split('+').next() {
         Some("nccl") if args.ranks.ranks.is_none() && identity.is_none() => crate::device::one_for_each_gpu(),
@@ -176,6 +196,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     };
     plan.check(ranks.world, identity.is_some())?;
     let over_nccl = ranks.nccl;
+    check_bind(plan.repeats.bind, started_elsewhere(identity.as_ref()), over_nccl)?;
     check_together(&plan, args, over_nccl, &ranks.label)?;
     if over_nccl && identity.is_none() {
         gpus::check_share_over_nccl(&ranks)?;

@@ -14,7 +14,7 @@ use super::plan::{Repeats, dtypes};
 use super::slot::Slot;
 use super::statistics::{average, median};
 use super::verdict::{self, Verdict};
-use super::{Out, about, native, record, tuning, unshared};
+use super::{Out, about, check_bind, native, record, tuning, unshared};
 use crate::agree;
 use crate::args::Mover;
 use crate::bind;
@@ -24,7 +24,7 @@ use crate::human;
 use crate::layers;
 use crate::machine;
 use crate::plan::{Ranks, UNASKED, on_hosts};
-use crate::ranks::{identity, lead};
+use crate::ranks::{identity, lead, started_elsewhere};
 use collectives::bootstrap::spawn;
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
@@ -58,6 +58,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     unshared(&args.ranks)?;
     ranks.options.progress = args.progress.options();
     let (repeats, dtype) = check(args, ranks.world)?;
+    check_bind(repeats.bind, started_elsewhere(identity.as_ref()), false)?;
     ranks.bind = repeats.bind;
     let bytes = footprint(args, &repeats, dtype, ranks.world);
     let lower =

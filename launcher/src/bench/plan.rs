@@ -286,6 +286,11 @@ impl Plan {
                 "-N 0 goes on until it is interrupted, and {flag} is for the end of a run: leave it away or give -N 1 or more"
             )));
         }
+        if args.ranks.quiet {
+            return Err(Failure::usage(
+                "-N 0 goes on until it is interrupted, and with --quiet nobody would ever hear of it: leave one of them away",
+            ));
+        }
         let in_turn = [
             ("-d all", self.dtypes.len() > 1),
             ("-o all", self.ops.len() > 1),

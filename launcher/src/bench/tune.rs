@@ -9,7 +9,7 @@ use super::plan::Repeats;
 use super::slot::Slot;
 use super::statistics::median;
 use super::sweep::Sweep;
-use super::{Out, tuning, unshared};
+use super::{Out, check_bind, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -38,6 +38,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let mut ranks = Ranks::untuned(&args.ranks, UNASKED, identity.as_ref())?;
     unshared(&args.ranks)?;
     let repeats = check(args, ranks.world, identity.is_some())?;
+    check_bind(repeats.bind, ranks::started_elsewhere(identity.as_ref()), false)?;
     let of = |operation| {
         let work =
             Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);

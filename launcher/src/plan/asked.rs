@@ -88,8 +88,8 @@ pub fn on_hosts(command: &str, args: &RankArgs) -> Result<()> {
 
 /// For how long ranks wait for each other.
 fn patience(flag: &str, seconds: f64) -> Result<Duration> {
-    match seconds > 0.0 && seconds <= 1e6 {
+    match (0.001..=1e6).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
-        false => usage(format!("{flag} {seconds}: ranks wait for more than 0 and at most 1e6 s")),
+        false => usage(format!("{flag} {seconds}: ranks wait for at least 0.001 and at most 1e6 s")),
     }
 }

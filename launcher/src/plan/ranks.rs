@@ -59,6 +59,23 @@ pub struct Ranks {
     pub share_gpus: bool,
 }
 
+/// Refuses to be a run of its own where something else than torchrun has made this process one of several of PyTorch's:
+/// each of them would be such a run, without a word.
+fn check_alone(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
+    let [rank, world, host] =
+        ["RANK", "WORLD_SIZE", "MASTER_ADDR"].map(|name| variable(name).filter(|v| !v.is_empty()));
+    match (rank, world, host) {
+        (Some(rank), Some(world), Some(host)) if world.parse().is_ok_and(|world: usize| world > 1) => {
+            usage(format!(
+                "RANK={rank} of WORLD_SIZE={world} is set, not by torchrun, and this would be a run of its own: for ranks that \
+             meet set CARAVAN_RANK={rank}, CARAVAN_WORLD={world}, CARAVAN_JOB and CARAVAN_RENDEZVOUS={host}:PORT, or take \
+             --ranks N for a run of this process"
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Ranks {
     /// Checks the flags, and reads the tuning table if there is one. `identity` is this process's place among the ranks,
     /// if something has started those; if nothing has, and nobody says how many there are to be, there are `unasked`.
@@ -107,7 +124,11 @@ impl Ranks {
                 return usage(elsewhere(asked, there));
             }
             (_, Some(there)) => there.world,
-            (asked, None) => asked.unwrap_or(unasked),
+            (Some(asked), None) => asked,
+            (None, None) => {
+                check_alone(|name| std::env::var(name).ok())?;
+                unasked
+            }
         };
         if identity.is_none() && (world == 0 || world > MOST_HERE) {
             return usage(format!(

@@ -61,8 +61,8 @@ pub(super) fn stop_here() {
 }
 
 impl Signals {
-    const CAUGHT: [libc::c_int; 5] =
-        [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGHUP, libc::SIGTSTP];
+    const CAUGHT: [libc::c_int; 6] =
+        [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGHUP, libc::SIGTSTP];
 
     /// Blocks and catches them, but for those that this process was started to ignore.
     ///

@@ -25,7 +25,7 @@ fn flags_of_nccl_tests_mean_what_they_mean_there() {
         plan("reduce_scatter --minbytes 1M --maxbytes 4M --stepbytes 1M --warmup_iters 1 --agg_iters 1");
     assert_eq!(long.unwrap().repeats.sweep.sizes().count(), 4);
     // Of a flag that is given again the last holds.
-    assert_eq!(plan("gather -N 0 -r 1 --quiet").unwrap().cycles, None);
+    assert_eq!(plan("gather -N 0 -r 1").unwrap().cycles, None);
     let again = plan("send_recv -n 1 -b 8 -d half --one-way -n 7 --minbytes 64 -d float --one-way").unwrap();
     assert_eq!((again.repeats.iterations(8), again.repeats.sweep.begin), (7, 64));
     assert_eq!(again.dtypes, [DType::F32]);
