@@ -342,7 +342,7 @@ pub fn take_signals(command: &mut Command) {
     }
     const DEFAULT: usize = 0;
     let reset = || {
-        for name in [Signal::INT, Signal::TERM, Signal::USR1, Signal::HUP] {
+        for name in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::HUP] {
             // SAFETY: an async-signal-safe call that touches no memory.
             unsafe { signal(name.as_raw(), DEFAULT) };
         }

@@ -245,7 +245,7 @@ pub struct TrainArgs {
     /// two steps and saves; Ctrl-C ends it at once.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// Gather the next unit's parameters while this one computes. The bits are the same either way.
+    /// At stage 3, gather the next unit's parameters while this one computes. The bits are the same either way.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub prefetch: Switch,
     /// Who moves calls forward while ranks compute. A thread is one more beside the --threads of each rank, which by

@@ -301,11 +301,11 @@ fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
 /// # Errors
 /// Both names.
 pub fn check_once(flag: &str, files: &[PathBuf]) -> Result<()> {
-    let mut seen: HashMap<PathBuf, &PathBuf> = HashMap::with_capacity(files.len());
+    let mut seen = HashMap::with_capacity(files.len());
     for file in files {
-        // What is no file of a name, such as a pipe, is opened where it is named.
-        let Ok(place) = file.canonicalize() else { continue };
-        if let Some(before) = seen.insert(place, file) {
+        // What cannot be opened is told where it is.
+        let Some(there) = file.metadata().ok().filter(|there| there.is_file()) else { continue };
+        if let Some(before) = seen.insert((there.dev(), there.ino()), file) {
             return Err(Failure::usage(match before == file {
                 true => format!("{flag} names {} twice: name it once", file.display()),
                 false => format!(

@@ -53,9 +53,11 @@ impl Machine {
         }
     }
 
-    /// Bytes of memory that processes of this one's cgroup can have.
+    /// Bytes of memory that processes of this one's cgroup can have; all that can be counted, where nobody says how much
+    /// there is: nothing is known to be too much.
     pub fn usable_memory(&self) -> u64 {
-        self.cgroup_memory.map_or(self.memory, |limit| limit.min(self.memory))
+        let all = if self.memory == 0 { u64::MAX } else { self.memory };
+        self.cgroup_memory.map_or(all, |limit| limit.min(all))
     }
 
     /// The same as JSON.
@@ -87,8 +89,7 @@ pub fn check_memory(world: usize, identity: Option<&Identity>, bytes: u64, advic
     let Some(ranks) = identity.map_or(Some(world), |identity| identity.local_size) else { return Ok(()) };
     let bytes = (u128::from(bytes) * ranks as u128).div_ceil(world.max(1) as u128) as u64;
     let have = Machine::probe().usable_memory();
-    // Where nobody says how much there is, nothing is known to be too much.
-    match bytes <= have || have == 0 {
+    match bytes <= have {
         true => Ok(()),
         false => Err(Failure::usage(format!(
             "{} and this machine has {} of memory: {advice}",

@@ -213,11 +213,11 @@ impl Walk {
             }
         })?;
         let mut seen = HashSet::new();
-        // Files first, so that of a file and a link to it the file is taken.
+        // Files first, so that of a file and a link to it the file is taken, and of files with two names the first.
+        found.sort();
         links.sort();
         let mut all = Vec::with_capacity(found.len() + links.len());
-        for (path, link) in found.into_iter().map(|f| (f, false)).chain(links.into_iter().map(|l| (l, true)))
-        {
+        for path in found.into_iter().chain(links) {
             let file = match fs::metadata(&path) {
                 Ok(file) => file,
                 Err(e) => {
@@ -227,7 +227,7 @@ impl Walk {
                 }
             };
             let new = seen.insert((file.dev(), file.ino()));
-            if file.is_file() && (new || !link) && self.sizes.contains(&file.len()) {
+            if file.is_file() && new && self.sizes.contains(&file.len()) {
                 all.push(path);
             }
         }
@@ -253,7 +253,7 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     match file.metadata().map_err(cannot)?.len() {
         // A pipe or a device says no length, and may never end.
         0 => {
-            let most = Some(Machine::probe().usable_memory()).filter(|&have| have > 0).unwrap_or(u64::MAX);
+            let most = Machine::probe().usable_memory();
             file.take(most).read_to_end(&mut bytes).map_err(cannot)?;
             check_room(path, bytes.len() as u64, most)?;
         }

@@ -12,11 +12,11 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatxAttributes, St
 use rustix::io::Errno;
 use rustix::system::uname;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// More unfinished things of one name than this are no coincidence.
@@ -25,6 +25,8 @@ const ATTEMPTS: usize = 1000;
 const LONGEST_NAME: usize = 255;
 /// Where nameless files are reached to be named.
 const DESCRIPTORS: &str = "/proc/self/fd";
+/// Who may read, write and search: what is replaced passes it on.
+const RIGHTS: u32 = 0o777;
 
 /// A file that takes its name, and the place of what had it, when it is whole. Dropped before, it leaves nothing.
 #[derive(Debug)]
@@ -53,10 +55,17 @@ impl NewFile {
             return Err(Error::new(ErrorKind::InvalidFilename, why));
         }
         remove_unfinished(&path);
-        match nameless(parent(&path)) {
-            Some(file) => Ok(NewFile { path, file, named: None }),
-            None => Self::named(path),
+        let new = match nameless(parent(&path)) {
+            Some(file) => NewFile { path, file, named: None },
+            None => Self::named(path)?,
+        };
+        // What was closed to others is so from the start. Where the system refuses, it gives no rights of its own either.
+        if let Ok(there) = new.path.symlink_metadata()
+            && there.is_file()
+        {
+            let _ = new.file.set_permissions(Permissions::from_mode(there.mode() & RIGHTS));
         }
+        Ok(new)
     }
 
     fn named(path: PathBuf) -> Result<Self> {
@@ -122,8 +131,13 @@ pub(crate) fn give_name(file: &File, name: &Path) -> Result<()> {
 
 /// A directory beside `target` that becomes it, and its lock.
 pub(crate) fn directory(target: &Path) -> Result<(PathBuf, File)> {
+    let there = fs::metadata(target).ok();
     first_free(target, &unfinished(), |name| {
         fs::create_dir(name)?;
+        if let Some(there) = &there {
+            // As a file's; and this process has to write there.
+            let _ = fs::set_permissions(name, Permissions::from_mode(there.mode() & RIGHTS | 0o700));
+        }
         match File::open(name) {
             Err(e) if e.kind() == ErrorKind::NotFound => Err(taken_away()),
             opened => claim(name, opened?),
@@ -248,6 +262,27 @@ mod tests {
     /// Nameless where the file system can, and named.
     fn both(path: &Path) -> [NewFile; 2] {
         [NewFile::create(path).unwrap(), NewFile::named(path.to_owned()).unwrap()]
+    }
+
+    #[test]
+    fn what_was_closed_to_others_stays_so() {
+        let home = tempfile::tempdir().unwrap();
+        let rights = |path: &Path| path.metadata().unwrap().mode() & RIGHTS;
+        let path = home.path().join("f");
+        NewFile::create(&path).unwrap().finish().unwrap();
+        for closed in [0o600, 0o664] {
+            fs::set_permissions(&path, Permissions::from_mode(closed)).unwrap();
+            let new = NewFile::create(&path).unwrap();
+            assert_eq!(new.file.metadata().unwrap().mode() & RIGHTS, closed);
+            new.finish().unwrap();
+            assert_eq!(rights(&path), closed);
+        }
+        let dir = home.path().join("d");
+        fs::create_dir(&dir).unwrap();
+        for closed in [0o700, 0o775] {
+            fs::set_permissions(&dir, Permissions::from_mode(closed)).unwrap();
+            assert_eq!(rights(&directory(&dir).unwrap().0), closed);
+        }
     }
 
     #[test]

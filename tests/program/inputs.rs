@@ -114,12 +114,19 @@ fn a_file_that_is_named_twice_is_not_read_twice() {
     fs::create_dir(bench.path("d")).unwrap();
     bench.text("d/text.txt", 20_000);
     std::os::unix::fs::symlink("d/text.txt", bench.path("link.txt")).unwrap();
-    for (data, words) in
-        [("d d/text.txt", "d/text.txt twice"), ("link.txt ./d", "one file as link.txt and as ./d/text.txt")]
-    {
+    fs::hard_link(bench.path("d/text.txt"), bench.path("other.txt")).unwrap();
+    for (data, words) in [
+        ("d d/text.txt", "d/text.txt twice"),
+        ("d other.txt", "one file as d/text.txt and as other.txt"),
+        ("link.txt ./d", "one file as link.txt and as ./d/text.txt"),
+    ] {
         bench.run(&format!("train --model nano --data {data}")).refusal(2, &["--data names", words]);
         bench.run(&format!("tokenize --out t.bin --data {data}")).refusal(2, &["--data names", words]);
     }
+    // Below one directory the first name counts.
+    fs::hard_link(bench.path("d/text.txt"), bench.path("d/second.txt")).unwrap();
+    let tokens = bench.run("tokenize --out t.bin --data d").success().stdout;
+    assert!(tokens.contains("20000 tokens") || tokens.contains("from 20000 bytes"), "{tokens}");
 }
 
 #[test]

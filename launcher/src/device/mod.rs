@@ -17,7 +17,7 @@ use collectives::bootstrap::Identity;
 use collectives::device::Machine;
 use collectives::device::cuda::{Gpu, Properties, Survey};
 use collectives::device::emulation::Emulator;
-use collectives::{Communicator, DType};
+use collectives::{Communicator, DType, MAX_SIZE};
 use models::MatmulPrecision;
 use models::cuda::TensorCores;
 
@@ -336,7 +336,8 @@ fn emulation() -> Result<Option<Vec<Card>>> {
     let gpus: usize = gpus.parse().map_err(|_| wrong())?;
     let memory = human::parse_bytes(memory).map_err(|_| wrong())?;
     match gpus {
-        0 => Err(wrong()),
+        // No rank more takes one of its own.
+        0 | MAX_SIZE.. => Err(wrong()),
         n => Ok(Some(vec![Card { name: "emulated".into(), memory, shared: usize::MAX }; n])),
     }
 }

@@ -170,6 +170,9 @@ fn parse_rope_object(
 ) -> Result<Rope> {
     let fields = Fields { path: outer.path, inside, map };
     check_rotated(&fields)?;
+    if let Some((key, value)) = map.iter().find(|(_, value)| value.is_object()) {
+        return Err(fields.wrong(key, value, "one rope for all layers is supported"));
+    }
     let required = |key: &str| fields.number(key)?.ok_or_else(|| fields.missing(key));
     let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = fields.text(key)?;
@@ -368,6 +371,10 @@ mod tests {
             (json!({"attention_bias": true}), "attention_bias"),
             (json!({"is_causal": false}), "is_causal"),
             (json!({"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}), "per_layer_config"),
+            (
+                json!({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}),
+                "rope_parameters.full_attention",
+            ),
             (json!({"mlp_bias": true}), "mlp_bias"),
             (json!({"hidden_act": "gelu"}), "gelu"),
             (json!({"architectures": [], "model_type": null}), "neither architectures nor model_type"),
