@@ -299,7 +299,7 @@ with_graphs() {
     done
     same small-graphs-on small-graphs-off
     for switch in off on; do
-        train 60 "graphs-$switch" --model "$model" --seq "$length" --micro-batch "$rows" --steps 10 --ranks 1 --stage 0 \
+        refusable=$little train 60 "graphs-$switch" --model "$model" --seq "$length" --micro-batch "$rows" --steps 10 --ranks 1 --stage 0 \
             --threads "$(nproc)" --device cuda --cuda-graphs $switch && speed "graphs-$switch"
     done
     same graphs-on graphs-off
@@ -332,7 +332,7 @@ over_nccl() {
 
 # Attention by products of warps, which every GPU has, beside what was timed: on Hopper that has products of warpgroups.
 with_mma() {
-    train 60 mma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
+    refusable=$little train 60 mma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
         --threads "$(nproc)" --device cuda --attention mma || return
     speed mma
     [ ! -f "$work/timed.jsonl" ] || close mma timed 1e-2 1e-2 3
@@ -384,14 +384,14 @@ run() {
                 close f32 f32-cpu 1e-4 1e-3 && evaluated
             ;;
         speed)
-            train 90 timed --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
+            refusable=$little train 90 timed --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
                 --threads "$(nproc)" --device cuda && speed timed && memory timed
             ;;
         torch) against_torch f32 ;;
         # Less work and less precise than ours: the fastest that PyTorch can be.
         torch-bf16) against_torch bf16 ;;
         kernels)
-            step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
+            refusable=$little step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
                 --json "$results/kernels.json"
             ;;
         large)
@@ -430,10 +430,17 @@ fi
 peak=${PEAK:-}
 [ -n "$peak" ] || peak=$(sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p' <<<"$facts")
 # Sixteen sequences at once, so that what does not grow with them, as the optimizer's work, is little of a step. With less
-# memory than an H200's, PyTorch, whose logits are f32 in its loss, needs a smaller micro-batch.
+# memory than an H200's, PyTorch, whose logits are f32 in its loss, needs a smaller micro-batch; with less than half an
+# H100's it needs one here, too, and the model's state alone may be too much: then a refusal is no failure.
+little=
 if [ -z "$rows" ]; then
     memory=$(sed -n 's/.*"memory":\([0-9]*\),"multiprocessors".*/\1/p' <<<"$facts")
-    rows=$((${memory:-0} > 130000000000 ? 16 : 8))
+    case $((${memory:-0} / 10000000000)) in
+    0 | 1 | 2 | 3) rows=1 little=yes ;;
+    4 | 5) rows=4 little=yes ;;
+    6 | 7 | 8 | 9 | 10 | 11 | 12) rows=8 ;;
+    *) rows=16 ;;
+    esac
 fi
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 work=$(mktemp -d) || exit 2

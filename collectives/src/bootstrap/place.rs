@@ -2,6 +2,7 @@
 
 use super::wire::{Stream, Wait};
 use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::net::{Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -81,10 +82,18 @@ impl Listener {
         };
         match accepted {
             Ok(stream) => Ok(admissible(&stream).then_some(stream)),
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => Err(e),
+            // Linux says so before it looks whether anybody waits.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                if self.somebody_waits() { Err(e) } else { Ok(None) }
+            }
             // Nobody, or who has gone again.
             Err(_) => Ok(None),
         }
+    }
+
+    fn somebody_waits(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
 }
 

@@ -151,6 +151,8 @@ int ncclCommSplit(void *comm, int color, int key, void **born, Config *config) {
 }
 int ncclCommFinalize(void *comm) {
     Comm *c = ready(comm);
+    /* Before 2.27 what a thread has begun is one list, which the next would begin again. */
+    CHECK(!c->other || c->other->group->broken || !c->other->under_way);
     pthread_mutex_lock(&lock);
     c->group->finalized++;
     pthread_cond_broadcast(&changed);

@@ -42,8 +42,8 @@ fn outcome<Q: Queue + 'static>(name: &str, queues: impl IntoIterator<Item = Q>) 
 
 /// Whether the GPU has what a case's kernels are made of.
 fn suits(name: &str, gpu: &Gpu) -> bool {
-    let machine = gpu.properties().machine;
-    cases::<cuda::Stream>().iter().any(|case| case.name == name && case.suits(machine))
+    let about = gpu.properties();
+    cases::<cuda::Stream>().iter().any(|case| case.name == name && case.suits(about.machine, about.shared))
 }
 
 fn run(name: &str) {

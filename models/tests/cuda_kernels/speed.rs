@@ -9,7 +9,7 @@ use models::cuda::speed::{GROUPS, Scale, Shown, Work, measure};
 fn every_kernel_can_be_timed() {
     let Some(emulator) = emulator() else { return };
     let config = LlamaConfig { head_dim: 64, heads: 2, kv_heads: 1, ..LlamaConfig::preset("nano").unwrap() };
-    let scale = Scale { rows: 1, length: 16, elements: 8192, batches: 1, seconds: 0.0 };
+    let scale = Scale { rows: 1, length: 16, elements: 8192, batches: 1, seconds: 0.0, shared: usize::MAX };
     let queue = SharedQueue::new(emulator.queue(0));
     let (mut rows, mut begun) = (Vec::new(), Vec::new());
     measure(&queue, &config, scale, &|_| true, &mut |shown| match shown {

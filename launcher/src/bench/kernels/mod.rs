@@ -12,7 +12,7 @@ use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use choice::{Named, choose};
-use collectives::device::cuda::{Gpu, Stream};
+use collectives::device::cuda::{Gpu, Properties, Stream};
 use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency};
 use limits::Limits;
 use models::LlamaConfig;
@@ -50,14 +50,20 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
             );
             let stream = || Ok(SharedQueue::new(Stream::new(&gpu, Urgency::Low)?));
             let queues: Vec<_> = [stream(), stream()].into_iter().collect::<Result<_>>()?;
-            let chosen = plan.choose(Some(properties.machine))?;
-            let scale = plan.scale(1 << 27, 7, 5e-3);
+            let chosen = plan.choose(Some(properties))?;
+            let scale = plan.scale(1 << 27, 7, 5e-3, properties.shared);
             plan.run(&queues, &chosen, &about, Limits::of(&properties.name), scale)
         }
         Place::Emulated(emulator) => {
             let queues = [0, 1, 2].map(|seed| SharedQueue::new(emulator.queue(seed)));
             let about = "emulated on the processor: times mean nothing";
-            plan.run(&queues, &plan.choose(None)?, about, Limits::default(), plan.scale(8192, 1, 0.0))
+            plan.run(
+                &queues,
+                &plan.choose(None)?,
+                about,
+                Limits::default(),
+                plan.scale(8192, 1, 0.0, usize::MAX),
+            )
         }
     }
 }
@@ -69,28 +75,32 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    fn scale(&self, elements: usize, batches: usize, seconds: f64) -> Scale {
-        Scale { rows: self.args.rows, length: self.args.length, elements, batches, seconds }
+    fn scale(&self, elements: usize, batches: usize, seconds: f64, shared: usize) -> Scale {
+        Scale { rows: self.args.rows, length: self.args.length, elements, batches, seconds, shared }
     }
 
-    /// The names of the cases or groups that are asked for and that a GPU of this architecture, if one is known, can run.
+    /// The names of the cases or groups that are asked for and that this GPU, if one is known, can run.
     ///
     /// # Errors
     /// Words that choose nothing.
-    fn choose(&self, machine: Option<Machine>) -> Result<Vec<&'static str>> {
-        let foreign = |suits: bool| {
-            let machine = machine.filter(|_| !suits)?;
-            Some(format!("for {} alone, and this GPU is {machine}", Machine::HOPPER))
+    fn choose(&self, gpu: Option<&Properties>) -> Result<Vec<&'static str>> {
+        let foreign = |suits: &dyn Fn(Machine, usize) -> bool| {
+            let Properties { machine, shared, .. } = gpu?;
+            match (suits(*machine, *shared), suits(*machine, usize::MAX)) {
+                (true, _) => None,
+                (_, true) => Some(format!(
+                    "for blocks of more than {shared} bytes of shared memory, which this GPU has"
+                )),
+                _ => Some(format!("for {} alone, and this GPU is {machine}", Machine::HOPPER)),
+            }
         };
         let case = |case: &Case<Stream>| Named {
             names: std::iter::once(case.name).chain(case.sources.iter().copied()).collect(),
-            foreign: foreign(machine.is_none_or(|machine| case.suits(machine))),
+            foreign: foreign(&|machine, shared| case.suits(machine, shared)),
         };
         let group = |group: &'static str| Named {
             names: vec![group],
-            foreign: foreign(
-                machine.is_none_or(|machine| speed::only(group).is_none_or(|only| only == machine)),
-            ),
+            foreign: foreign(&|machine, _| speed::only(group).is_none_or(|only| only == machine)),
         };
         let all: Vec<Named> = match self.args.check {
             true => check::cases().iter().map(case).collect(),

@@ -5,7 +5,7 @@ use crate::cuda::trial::AttentionTrial;
 use crate::cuda::{self, TensorCores, TensorCores::*};
 use crate::ops::AttentionShape;
 use collectives::device::Queue;
-use collectives::{Buffer, Float, bf16, f16};
+use collectives::{Buffer, DType, Float, bf16, f16};
 
 /// A query: its sequence, its head, its position, and the places of its element 0 and of its keys'.
 fn each_query(s: AttentionShape, mut one: impl FnMut(usize, usize, &dyn Fn(usize) -> usize)) {
@@ -143,6 +143,12 @@ pub fn heads_of_64_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
 
 pub fn heads_of_128_on_tensor_cores<Q: Queue>(bed: &Bed<Q>) {
     heads_of_128(bed, Mma);
+}
+
+/// What that case takes of a block, which GPUs with 99 KiB do not have.
+pub fn shared_of_128() -> usize {
+    let modules = cuda::attention::modules(Mma, DType::Bf16, 128, true);
+    modules.iter().map(|module| module.shared).max().unwrap_or(0)
 }
 
 pub fn heads_of_64_on_warpgroups<Q: Queue>(bed: &Bed<Q>) {

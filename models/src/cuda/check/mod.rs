@@ -30,14 +30,17 @@ pub struct Case<Q: Queue> {
     pub name: &'static str,
     /// The kernels that it launches; none for a product.
     pub sources: &'static [&'static str],
+    /// Bytes of shared memory of a block that it takes, where not every GPU has as much.
+    shared: usize,
     run: fn(&Bed<Q>),
 }
 
 macro_rules! cases {
-    ($($file:ident::$name:ident: $($source:literal),*;)*) => {
+    ($($file:ident::$name:ident $([$shared:expr])?: $($source:literal),*;)*) => {
         vec![$(Case {
             name: stringify!($name),
             sources: &[$($source),*],
+            shared: [$($shared,)? 0][0],
             run: $file::$name::<Q>,
         }),*]
     };
@@ -63,7 +66,7 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
         attention::plain_attention_for_f32_and_other_widths: "attention_plain";
         attention::memory_at_odd_addresses_goes_through_the_plain_kernel: "attention_plain";
         attention::heads_of_64_on_tensor_cores: "attention_forward", "attention_backward";
-        attention::heads_of_128_on_tensor_cores: "attention_forward", "attention_backward";
+        attention::heads_of_128_on_tensor_cores[attention::shared_of_128()]: "attention_forward", "attention_backward";
         attention::large_scores_neither_overflow_nor_vanish: "attention_forward";
         model::an_f32_llama_with_tied_embeddings: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
             "attention_plain";
@@ -78,8 +81,11 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
 }
 
 impl<Q: Queue> Case<Q> {
-    /// Whether a GPU of this architecture has what its kernels are made of.
-    pub fn suits(&self, machine: Machine) -> bool {
+    /// Whether a GPU of this architecture, with so much shared memory of a block, has what its kernels are made of.
+    pub fn suits(&self, machine: Machine, shared: usize) -> bool {
+        if self.shared > shared {
+            return false;
+        }
         let sources = sources::ALL.iter().filter(|source| self.sources.contains(&source.name));
         sources.into_iter().all(|source| source.only.is_none_or(|only| only == machine))
     }

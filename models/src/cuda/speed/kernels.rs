@@ -16,7 +16,7 @@ type T = bf16;
 const BYTES: usize = size_of::<T>();
 
 /// The modules of each group.
-pub(super) fn modules(config: &LlamaConfig) -> Vec<(&'static str, Module)> {
+pub(super) fn modules(config: &LlamaConfig, shared: usize) -> Vec<(&'static str, Module)> {
     let plain = |group, source| (group, Module::new(source, T::DTYPE));
     let mut all = vec![
         plain("norm", &sources::RMSNORM),
@@ -32,7 +32,7 @@ pub(super) fn modules(config: &LlamaConfig) -> Vec<(&'static str, Module)> {
         let of = |width| {
             attention_modules(by, T::DTYPE, width, true).into_iter().map(move |module| (group, module))
         };
-        all.extend(suiting(by, config).flat_map(of));
+        all.extend(suiting(by, config, shared).flat_map(of));
     }
     all
 }
@@ -42,9 +42,12 @@ fn widths(config: &LlamaConfig) -> [usize; 2] {
     [config.head_dim, if config.head_dim == 128 { 64 } else { 128 }]
 }
 
-/// Those that such kernels take.
-fn suiting(by: TensorCores, config: &LlamaConfig) -> impl Iterator<Item = usize> {
-    widths(config).into_iter().filter(move |&width| by.check(T::DTYPE, width).is_ok())
+/// Those that such kernels take; the other width only where a block has so much shared memory.
+fn suiting(by: TensorCores, config: &LlamaConfig, shared: usize) -> impl Iterator<Item = usize> {
+    let own = config.head_dim;
+    let fits = move |width| attention_modules(by, T::DTYPE, width, true).iter().all(|m| m.shared <= shared);
+    let suits = move |width| by.check(T::DTYPE, width).is_ok() && (width == own || fits(width));
+    widths(config).into_iter().filter(move |&width| suits(width))
 }
 
 /// A plain copy, which shows what the memory can do.
@@ -135,7 +138,7 @@ fn attention_by<Q: Streams>(
     n: usize,
 ) -> Result<()> {
     let (rows, length) = (b.scale.rows, b.scale.length);
-    for width in suiting(by, config) {
+    for width in suiting(by, config, b.scale.shared) {
         let heads = (config.heads * config.head_dim / width).max(1);
         let groups = config.heads / config.kv_heads;
         let kv_heads = if heads.is_multiple_of(groups) { heads / groups } else { heads };

@@ -22,6 +22,8 @@ pub struct Scale {
     pub batches: usize,
     /// See `batches`.
     pub seconds: f64,
+    /// Bytes of shared memory that a block may have.
+    pub shared: usize,
 }
 
 /// What bounds a kernel at best.
@@ -111,7 +113,7 @@ pub fn measure<Q: Streams>(
     wanted: &dyn Fn(&str) -> bool,
     show: &mut dyn FnMut(Shown<'_>),
 ) -> Result<()> {
-    let modules = kernels::modules(config).into_iter().filter(|(group, _)| wanted(group));
+    let modules = kernels::modules(config, scale.shared).into_iter().filter(|(group, _)| wanted(group));
     // Side by side. What fails here fails again where it is timed, and is missing there.
     let _ = queue.clone().prepare(&modules.map(|(_, module)| module).collect::<Vec<_>>());
     let mut bench = Bench::new(queue, scale, wanted, show)?;

@@ -18,6 +18,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The oldest version that keeps apart what a thread has begun on the two communicators of a split group: before, the second
+/// takes the list of the first for its own, and reads what is no address.
+const SPLITS: u32 = 22700;
+
 /// How much longer than for peers the host waits until a call is in its stream, for which NCCL first connects the ranks: the
 /// watch of the calls, which knows who has not come, is to speak first.
 const AFTER_WATCH: Duration = Duration::from_secs(5);
@@ -116,9 +120,22 @@ fn operation(op: ReduceOp) -> c_int {
 impl Drop for Nccl {
     fn drop(&mut self) {
         let until = Instant::now() + comm::GRACE;
-        let ended = self.lanes.iter().all(Comm::finalize) && self.lanes.iter().all(|c| c.finalized(until));
+        // One after the other, as every rank does: before 2.27 NCCL keeps what a thread has begun in one list, and would begin
+        // the first lane's end again with the second's.
+        let ended = self.lanes.iter().all(|lane| lane.finalize() && lane.finalized(until));
         comm::end(&self.lanes, if ended { End::Free } else { End::Abort });
     }
+}
+
+/// Whether NCCL of this version, which all ranks have, can split groups.
+fn check_split(version: u32) -> Result<()> {
+    if version >= SPLITS {
+        return Ok(());
+    }
+    let [has, wants] = [version, SPLITS].map(nccl::Nccl::numbers);
+    Err(unavailable(format!(
+        "NCCL {has} crashes as a rank uses both communicators of a split group: take NCCL {wants} or newer"
+    )))
 }
 
 fn unavailable(why: String) -> Error {
@@ -201,6 +218,7 @@ impl Wire<Stream> for Nccl {
     }
 
     fn split(&self, host: Option<&Communicator>, color: Option<u32>, _: i64) -> Result<Option<Self>> {
+        check_split(self.context.library.number())?;
         // NCCL's colors are fewer than ours.
         let mut colors = vec![0i64; self.host.size()];
         self.host.all_gather(&[color.map_or(-1, i64::from)][..], &mut colors[..])?;
@@ -214,5 +232,17 @@ impl Wire<Stream> for Nccl {
         let lanes = [split(Lane::Gathers)?, split(Lane::Reductions)?];
         let ([Some(a), Some(b)], Some(host)) = (lanes, host) else { return Ok(None) };
         Ok(Some(Nccl::with(self.context.clone(), host, [a, b])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_split_where_nccl_survives_it() {
+        assert!(check_split(22703).is_ok() && check_split(23004).is_ok());
+        let refused = check_split(22602).unwrap_err().to_string();
+        assert!(refused.contains("NCCL 2.26.2") && refused.contains("2.27.0 or newer"), "{refused}");
     }
 }
