@@ -247,8 +247,8 @@ impl Control {
     }
 
     /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way and the
-    /// messages that no group has received, of which some libraries complain otherwise, on standard output. False once a word has come that a rank has failed,
-    /// which then never comes here.
+    /// messages that no group has received, of which some libraries complain otherwise, on standard output. False once a
+    /// word has come that a rank has failed, which then never comes here.
     ///
     /// # Errors
     /// The loss of a rank of this host that has ended without a word; MPI's.
