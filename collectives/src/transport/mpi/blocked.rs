@@ -38,7 +38,11 @@ impl Default for Start {
             missing: None,
             call_timeout: crate::Options::default().deadline,
             caught: || false,
-            tell: Arc::new(|why| eprintln!("{why}")),
+            // In one piece, between which nothing of other ranks comes in a launcher's output.
+            tell: Arc::new(|why| {
+                let line = format!("{why}\n");
+                eprint!("{line}");
+            }),
         }
     }
 }
