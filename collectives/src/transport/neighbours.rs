@@ -66,7 +66,7 @@ impl Neighbours {
     /// launcher and deadlines notice a dead one.
     ///
     /// # Errors
-    /// One that has ended already.
+    /// One that has ended already, or no file left to watch one with.
     pub(super) fn of(rank: usize, homes: Vec<Home>) -> Result<Self> {
         let mut processes = Processes::default();
         let mine = homes[rank];
@@ -84,6 +84,13 @@ impl Neighbours {
                         peer,
                         how: format!("(process {pid}) ended at start"),
                     });
+                }
+                Err(e @ (rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) => {
+                    let here = homes.iter().filter(|home| home.host == mine.host).count();
+                    let what = format!(
+                        "watching the processes of {here} ranks of a host, an open file each (raise ulimit -n)"
+                    );
+                    return Err(Error::system(what, e));
                 }
                 Err(_) => {}
             }

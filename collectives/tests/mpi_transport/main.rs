@@ -73,6 +73,13 @@ fn a_group_that_a_rank_does_not_come_to_is_an_error() {
 }
 
 #[test]
+fn a_rank_that_has_come_down_is_named_though_it_lives_on() {
+    let Some(output) = run("outlived_panic", 2) else { return };
+    let all = text(&output);
+    assert_eq!(all.matches("rank done").count(), 2, "{all}");
+}
+
+#[test]
 fn conformance_suite() {
     for ranks in 1..=5 {
         passes("conformance", ranks);

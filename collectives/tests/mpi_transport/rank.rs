@@ -30,7 +30,8 @@ pub fn plays(case: &str) {
         _ => {}
     }
     let call_timeout = if case.ends_with("late") { LATE } else { Start::default().call_timeout };
-    let mut t = MpiTransport::world(&Start { call_timeout, ..Start::default() }).unwrap();
+    let caught: fn() -> bool = if case == "outlived_panic" { || true } else { || false };
+    let mut t = MpiTransport::world(&Start { call_timeout, caught, ..Start::default() }).unwrap();
     match case {
         "suite" => {
             // The launcher's view and MPI's agree.
@@ -43,6 +44,10 @@ pub fn plays(case: &str) {
         }
         "wrong_lengths" => p2p::wrong_lengths(&mut t),
         "half_a_group" => p2p::half_a_group(&mut t),
+        "outlived_panic" => {
+            p2p::outlived_panic(&mut t);
+            all_are_done(t.rank(), t.size());
+        }
         "conformance" => conformance(&mut t, |case| !case.fails, Progress::Inline),
         "threads" => conformance(
             &mut t,

@@ -292,6 +292,24 @@ pub fn half_a_group(t: &mut dyn Transport) {
     barrier(t, 1);
 }
 
+/// A rank that has come down in one group is named there although its process lives on. Between two ranks.
+pub fn outlived_panic(t: &mut dyn Transport) {
+    let mut group = t.subgroup(&[0, 1], 6, PATIENCE).unwrap();
+    barrier(&mut *group, 1);
+    if t.rank() == 0 {
+        let error = wait_for_nothing(&mut *group, 1).to_string();
+        assert!(error.contains("rank 1 gave up: panicked"), "{error}");
+        // For this rank 1 lives on.
+        return t.abort(&Error::GivenUp("it has heard of it".into()));
+    }
+    let comes_down = move || {
+        let _group = group;
+        panic!("on purpose");
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(comes_down)).is_err());
+    wait_for_nothing(t, 0);
+}
+
 /// A rank that does not exist is an error, and a group that no rank can be in.
 pub fn wrong_ranks(t: &mut dyn Transport) {
     let beyond = t.size();

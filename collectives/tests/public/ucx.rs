@@ -94,6 +94,7 @@ fn rank_process() {
         }
         "wrong_lengths" => p2p::wrong_lengths(&mut t),
         "half_a_group" => p2p::half_a_group(&mut t),
+        "outlived_panic" => p2p::outlived_panic(&mut t),
         // What has come already is there at once; what comes instead is the error that it is anywhere.
         "awaited" => {
             let sent = p2p::message(0, 1, 7, 100);
@@ -382,6 +383,13 @@ fn an_awaited_message_that_is_there_takes_no_request() {
 #[test]
 fn a_group_that_a_rank_does_not_come_to_is_an_error() {
     passes("half_a_group", 2, "posix,cma");
+}
+
+#[test]
+fn a_rank_that_has_come_down_is_named_though_it_lives_on() {
+    for tls in ["posix,cma", "tcp"] {
+        passes("outlived_panic", 2, tls);
+    }
 }
 
 #[test]

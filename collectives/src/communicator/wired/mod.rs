@@ -465,10 +465,16 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
         color: Option<u32>,
         key: i64,
     ) -> Result<Option<Arc<dyn Carrier>>> {
-        let wire = self.wire.split(host, color, key)?;
-        let (Some(host), Some(wire)) = (host, wire) else { return Ok(None) };
-        let (compute, limit) = (self.compute.clone(), self.limit);
-        Ok(Some(Arc::new(Wired::with_scratch(host, compute, wire, self.order, limit)?)))
+        let part = || {
+            let wire = self.wire.split(host, color, key)?;
+            let (Some(host), Some(wire)) = (host, wire) else { return Ok(None) };
+            let (compute, limit) = (self.compute.clone(), self.limit);
+            Ok(Some(
+                Arc::new(Wired::with_scratch(host, compute, wire, self.order, limit)?) as Arc<dyn Carrier>
+            ))
+        };
+        // The others wait for this rank.
+        part().map_err(|why| self.watch.fail(why))
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::raw::c_int;
 use std::time::Duration;
 
 /// How long a rank that failed waits for its peers to take what it sent.
-const LINGER_FAILED: Duration = Duration::from_millis(300);
+pub(super) const LINGER_FAILED: Duration = Duration::from_millis(300);
 
 impl MpiTransport {
     /// Says something to every peer that is still there. Who cannot be told is ended by the launcher.
@@ -191,6 +191,13 @@ impl MpiTransport {
             // Who has failed in one group and leaves another does not leave in order: peers who wait there hear why.
             let why = why.in_another_group();
             self.tell_peers(Kind::Failure, &blame::told(&why));
+            self.lost = Some(why);
+        }
+        if std::thread::panicking() && self.lost.is_none() {
+            // The process may live on, and would be waited for.
+            let why = Error::GivenUp("panicked".into());
+            self.tell_peers(Kind::Failure, &blame::told(&why));
+            self.session().fail(&why);
             self.lost = Some(why);
         }
         let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();

@@ -6,6 +6,7 @@ use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
 use super::family::is_mpich_4_0;
 use super::fatal;
+use super::members::LINGER_FAILED;
 use super::{ffi, library};
 use crate::bootstrap::{OF_HYDRA, pmi_socket};
 use crate::error::{Error, Result};
@@ -149,18 +150,21 @@ impl Session {
     /// This thread's turn to call MPI.
     #[inline(always)]
     pub(super) fn turn(&self) -> Result<Turn> {
-        if self.given_up.load(Ordering::Acquire) {
-            return Err(self.given_up());
-        }
-        if self.only.is_some() {
+        let turn = if self.only.is_some() {
             if SELF.get() != self.only {
                 return Err(self.not_this_thread());
             }
             INSIDE.store(true, Ordering::Relaxed);
-            return Ok(Turn(None));
+            Turn(None)
+        } else {
+            // A thread that panicked in its turn has left MPI as it was between two calls.
+            Turn(Some(TURN.lock().unwrap_or_else(|p| p.into_inner())))
+        };
+        // Only now: another thread may have given up while this one waited.
+        if self.given_up.load(Ordering::Acquire) {
+            return Err(self.given_up());
         }
-        // A thread that panicked in its turn has left MPI as it was between two calls.
-        Ok(Turn(Some(TURN.lock().unwrap_or_else(|p| p.into_inner()))))
+        Ok(turn)
     }
 
     #[cold]
@@ -174,6 +178,9 @@ impl Session {
 
     #[cold]
     fn not_this_thread(&self) -> Error {
+        if self.is_given_up() {
+            return self.given_up();
+        }
         let why = format!(
             "{} was started for calls of one thread only, and this is not that thread; use progress without a thread, \
              from the thread that made the communicator",
@@ -260,11 +267,22 @@ impl Session {
 
     /// Nothing calls MPI from now on. The others are told before, who may wait for this rank in other groups.
     pub(super) fn give_up(&self) {
-        if let Ok(_turn) = self.turn() {
+        self.failed.store(true, Ordering::SeqCst);
+        let turn = self.turn();
+        if turn.is_ok() {
             self.stay_away();
         }
-        self.failed.store(true, Ordering::SeqCst);
+        // Still in that turn: the memory of what is under way is the caller's again as soon as this returns.
         self.given_up.store(true, Ordering::SeqCst);
+        if turn.is_err() {
+            // The only thread that may call MPI may do so now. It says that before it looks whether it still may, which takes no
+            // time that could be measured.
+            let until = Instant::now() + LINGER_FAILED;
+            std::thread::sleep(Duration::from_millis(1));
+            while INSIDE.load(Ordering::Acquire) && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
     }
 
     /// The failure was expected, and is over.

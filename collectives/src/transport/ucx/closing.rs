@@ -83,7 +83,11 @@ impl UcxTransport {
         if self.members.lost.is_none() {
             self.members.lost = self.session.any_turn().cause.as_ref().map(Error::in_another_group);
         }
-        let failed = self.members.lost.is_some() || std::thread::panicking();
+        if std::thread::panicking() {
+            // The process may live on, and would be waited for.
+            self.members.lost.get_or_insert_with(|| Error::GivenUp("panicked".into()));
+        }
+        let failed = self.members.lost.is_some();
         if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
             // Or else peers would take the end of this process for the cause.
             self.announce_failure(&why);
@@ -94,12 +98,16 @@ impl UcxTransport {
         }
         // Also what has begun to come, because who still sends it would take the farewell for a refusal.
         let settled = self.wait(until, |this| this.settle() || !failed && this.check().is_err());
-        if settled && self.members.lost.is_none() && !failed {
+        if settled && self.members.lost.is_none() {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
                 let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
                 watches || !state.endpoints[peer].is_null()
             });
+        }
+        if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
+            // Found only now. This process may end before the one that is to blame.
+            self.announce_failure(&why);
         }
         let until = if self.members.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
         let settled = self.wait(until, Self::settle);

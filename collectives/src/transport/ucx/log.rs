@@ -10,15 +10,17 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::Once;
+use std::sync::{Mutex, Once};
 use ucx_sys::{UCS_LOG_FUNC_RC_CONTINUE, UCS_LOG_FUNC_RC_STOP, UCS_LOG_LEVEL_FATAL, UCS_LOG_LEVEL_WARN, Ucp};
 
 /// UCX's handlers are those of a process, and each would be called.
 static HEARD: Once = Once::new();
 
+/// The latest such failure in UCX's words; a handler gets nothing that would tell it from whose worker it comes. Not of a
+/// thread: any that calls UCX moves the messages of all groups.
+static SAID: Mutex<Option<String>> = Mutex::new(None);
+
 thread_local! {
-    /// The latest such failure in UCX's words; a handler gets nothing that would tell it from whose worker it comes.
-    static SAID: Cell<Option<String>> = const { Cell::new(None) };
     /// This thread ends a worker.
     static ENDING: Cell<bool> = const { Cell::new(false) };
 }
@@ -37,9 +39,9 @@ pub(super) fn unheard(end: impl FnOnce()) {
     ENDING.set(false);
 }
 
-/// What UCX last said on this thread of such a failure; only once.
+/// What UCX last said of such a failure; only once.
 pub(super) fn said() -> Option<String> {
-    SAID.take()
+    SAID.lock().unwrap_or_else(|p| p.into_inner()).take()
 }
 
 /// Called by UCX for all that it logs. Nothing here can panic.
@@ -64,6 +66,6 @@ unsafe extern "C" fn hear(
     // room that is given.
     unsafe { vsnprintf(text.as_mut_ptr().cast(), text.len(), message, arguments) };
     let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
-    SAID.set(Some(String::from_utf8_lossy(text).into_owned()));
+    *SAID.lock().unwrap_or_else(|p| p.into_inner()) = Some(String::from_utf8_lossy(text).into_owned());
     UCS_LOG_FUNC_RC_STOP
 }
