@@ -1,6 +1,7 @@
 """What the comparisons share: running commands, medians, and the result file NAME_MACHINE_DATE.md."""
 
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -114,7 +115,9 @@ def write(name, text, command, facts, rows, place=None, before=""):
     readable, slug = machine()
     slug = place or slug
     date = datetime.date.today().isoformat()
-    path = RESULTS / f"{name}_{slug}_{date}.md"
+    # What was measured before on that day stays.
+    names = itertools.chain([f"{name}_{slug}_{date}.md"], (f"{name}_{slug}_{date}-{n}.md" for n in itertools.count(2)))
+    path = next(path for path in map(RESULTS.joinpath, names) if not path.exists())
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     facts = {"machine": readable, "kernel": os.uname().release,
              "commit of the scripts" if before else "commit": commit.stdout.strip(),

@@ -93,6 +93,7 @@ fn nonsense_is_refused_before_any_rank_starts() {
         ),
         ("tune --transport nccl+shm", &["--transport nccl+shm", "sends none", "take --transport shm"]),
         ("overlap -d all", &["-d all"]),
+        ("overlap -t 20", &["-t 20", "a thread moves calls", "--progress inline"]),
         ("tune --ranks 1", &["--ranks 2"]),
         ("overlap --transport shm --tuning table.txt --json table.txt", &["--json table.txt", "overwrite"]),
         ("all_reduce --transport shm --tuning table.txt --csv table.txt", &["--csv table.txt", "overwrite"]),
@@ -363,9 +364,11 @@ fn a_reader_that_goes_away_is_no_failure() {
     assert_eq!((code, said.as_str()), (Some(0), ""));
     bench.nothing_left();
     // A sweep that is only shown ends with who reads it: this one would take minutes.
-    for (command, shown) in
-        [("all_reduce -b 1K -e 64M -f 2 -n 10000 -d all", 2), ("all_reduce -b 1K -e 1K -n 3 -N 0", 5)]
-    {
+    for (command, shown) in [
+        ("all_reduce -b 1K -e 64M -f 2 -n 10000 -d all", 2),
+        ("all_reduce -b 1K -e 1K -n 3 -N 0", 5),
+        ("overlap -b 1K -e 64M -f 2 -n 5000", 1),
+    ] {
         let mut child = bench.command(&format!("bench {command}")).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         assert_eq!(lines.by_ref().filter(|line| !line.starts_with('#')).take(shown).count(), shown);

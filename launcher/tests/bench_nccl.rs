@@ -51,6 +51,17 @@ fn every_operation_between_gpus_is_measured_and_right() {
 }
 
 #[test]
+fn a_table_of_the_environment_is_none_of_nccls() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    bench.file("t.txt", "caravan-tuning 1\nshm 2 all_reduce all direct-read-all direct-read-all\n");
+    let mut command = bench.command("bench all_gather -b 64 -e 64 -n 2 --ranks 3 --transport nccl+threads");
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+    command.env("CARAVAN_TUNING", "t.txt");
+    bench.finish(command.spawn().expect("starts")).success();
+}
+
+#[test]
 fn what_cannot_be_between_gpus_is_refused() {
     let Some(folder) = fake() else { return };
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));

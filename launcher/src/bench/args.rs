@@ -320,7 +320,7 @@ pub struct OverlapArgs {
     /// Who moves calls forward while ranks compute.
     #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Thread)]
     pub progress: Mover,
-    /// Calls to the library's progress between slices of computation, for transports that need them: at most one between two
+    /// Calls to the library's progress between slices of computation, with --progress inline: at most one between two
     /// products.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
@@ -354,8 +354,8 @@ pub enum Overlapped {
   caravan bench all_reduce --tuning tuning.txt
   CARAVAN_TUNING=tuning.txt caravan train
 
-A table holds for the transport, the number of ranks and the layout of nodes that it was measured with; what else is in \
-the file is kept. A rule holds from half a step below the smallest size tried to half a step above the largest, and the \
+A table holds for the transport, the number of ranks and, with two transports, the layout of nodes that it was measured \
+with; what else is in the file is kept. Over mpi or ucx alone it is for ranks that lie on their hosts as they did then. A rule holds from half a step below the smallest size tried to half a step above the largest, and the \
 cost model decides about other sizes. It takes the place of the collective's old rule, also if that was for more sizes, \
 which is then said; the file is written after each collective. It is measured with f32; sums of 16-bit types go over nodes only where they save more than half. Each \
 algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]

@@ -62,7 +62,7 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// The path and the system's words.
-    pub fn keep(&self) -> Result<()> {
+    pub fn keep(&mut self) -> Result<()> {
         match self.path.is_some_and(is_replaced) {
             true => self.put(false),
             false => Ok(()),
@@ -73,18 +73,22 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// As of [`keep`](Self::keep).
-    pub fn write(&self) -> Result<()> {
+    pub fn write(&mut self) -> Result<()> {
         self.put(true)
     }
 
-    fn put(&self, complete: bool) -> Result<()> {
+    fn put(&mut self, complete: bool) -> Result<()> {
         let Some(path) = self.path else { return Ok(()) };
         let mut whole = self.about.clone();
         whole.insert("complete".to_owned(), complete.into());
         whole.insert("end_time".to_owned(), now().into());
-        whole.insert(self.list.to_owned(), Value::Array(self.rows.clone()));
-        let text = serde_json::to_string_pretty(&whole).map_err(Failure::run)?;
-        files::write_whole(path, text.as_bytes())
+        // Lent, because they may be most of what there is memory for.
+        whole.insert(self.list.to_owned(), Value::Array(std::mem::take(&mut self.rows)));
+        let text = serde_json::to_string_pretty(&whole).map_err(Failure::run);
+        if let Some(Value::Array(rows)) = whole.remove(self.list) {
+            self.rows = rows;
+        }
+        files::write_whole(path, text?.as_bytes())
     }
 }
 

@@ -189,7 +189,7 @@ fn again(plan: &Plan, comm: &Communicator, done: usize, seen: bool) -> Result<bo
 }
 
 /// What rank 0 sees.
-fn on_all(comm: &Communicator, seen: bool) -> Result<bool> {
+pub fn on_all(comm: &Communicator, seen: bool) -> Result<bool> {
     let mut goes_on = [u8::from(seen)];
     comm.broadcast(&mut goes_on[..], 0)?;
     Ok(goes_on[0] == 1)

@@ -185,17 +185,19 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let identity = identity()?;
     args.foreign.check(identity.as_ref().map(|identity| identity.world), args.ranks.ranks)?;
     let plan = Plan::new(operation, args)?;
-    let unasked = match args.ranks.transport.split('+').next() {
-        Some("nccl") if args.ranks.ranks.is_none() && identity.is_none() => crate::device::one_for_each_gpu(),
-        _ => UNASKED,
+    let over_nccl = args.ranks.transport.split('+').next() == Some("nccl");
+    let unasked = match over_nccl && args.ranks.ranks.is_none() && identity.is_none() {
+        true => crate::device::one_for_each_gpu(),
+        false => UNASKED,
     };
     let mut ranks = match (&plan.algo, &args.ranks.tuning) {
         // A table that the environment names is for who goes by it.
-        (Algo::Named(_) | Algo::Native, None) => Ranks::untuned(&args.ranks, unasked, identity.as_ref())?,
+        (algo, None) if over_nccl || *algo != Algo::Auto => {
+            Ranks::untuned(&args.ranks, unasked, identity.as_ref())?
+        }
         _ => Ranks::plan(&args.ranks, unasked, identity.as_ref())?,
     };
     plan.check(ranks.world, identity.is_some())?;
-    let over_nccl = ranks.nccl;
     check_bind(plan.repeats.bind, started_elsewhere(identity.as_ref()), over_nccl)?;
     check_together(&plan, args, over_nccl, &ranks.label)?;
     if over_nccl && identity.is_none() {

@@ -14,7 +14,7 @@ use super::plan::{Repeats, dtypes};
 use super::slot::Slot;
 use super::statistics::{average, median};
 use super::verdict::{self, Verdict};
-use super::{Out, about, check_bind, native, record, tuning, unshared};
+use super::{Out, about, check_bind, measure, native, record, timings, tuning, unshared};
 use crate::agree;
 use crate::args::Mover;
 use crate::bind;
@@ -60,9 +60,15 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let (repeats, dtype) = check(args, ranks.world)?;
     check_bind(repeats.bind, started_elsewhere(identity.as_ref()), false)?;
     ranks.bind = repeats.bind;
-    let bytes = footprint(args, &repeats, dtype, ranks.world);
-    let lower =
-        human::either([(repeats.sweep.end_flags(), true), ("--ranks", ranks.fewer(1, identity.as_ref()))]);
+    let buffers = footprint(args, &repeats, dtype, ranks.world);
+    let rows = args.json.as_ref().map_or(0, |_| operations(args).len());
+    let timings = timings::of_overlap(&repeats, rows, ranks.world);
+    let lower = human::either([
+        (repeats.sweep.end_flags(), true),
+        ("-n", timings > buffers),
+        ("--ranks", ranks.fewer(1, identity.as_ref())),
+    ]);
+    let bytes = buffers.saturating_add(timings);
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     let writable = || {
         let Some(path) = &args.json else { return Ok(()) };
@@ -86,6 +92,12 @@ pub fn check(args: &OverlapArgs, world: usize) -> Result<(Repeats, DType)> {
     let repeats = Repeats::plan(&args.sweep)?;
     if args.tests > MOST_TESTS {
         return Err(Failure::usage(format!("-t {}: at most {MOST_TESTS} calls to progress", args.tests)));
+    }
+    if args.tests > 0 && args.progress == Mover::Thread {
+        return Err(Failure::usage(format!(
+            "-t {}: where a thread moves calls forward, calls to progress do nothing; add --progress inline or leave -t away",
+            args.tests
+        )));
     }
     let [dtype] = dtypes(&args.dtype)?[..] else {
         return Err(Failure::usage("-d all: overlap is measured for one type at a time, such as -d float"));
@@ -147,8 +159,12 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
             if lead {
                 pace.keep(|| record.keep());
             }
+            // What nobody reads any more and nothing keeps is not measured.
+            args.json.is_some() || out.is_heard()
         };
-        with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show))?;
+        if !with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show))? {
+            break;
+        }
     }
     if !lead {
         return Ok(None);
@@ -176,7 +192,7 @@ fn crowded(args: &OverlapArgs, processors: &[String], comm: &Communicator) -> Op
     let alone = |list: &&String| !list.is_empty() && list.parse::<usize>().is_ok();
     let few = match processors.iter().filter(alone).count() {
         // Of ranks on several hosts nobody here can count what they share.
-        0 if spawn::supervised() || comm.transport_name() == "threads" => {
+        0 if spawn::supervised() || layers::between(comm.transport_name()) == "threads" => {
             let all = bind::processors().len();
             let shared = processors.iter().all(|list| *list == processors[0]) && all < 2 * comm.size();
             shared.then(|| format!("{} ranks have {all} processors", comm.size()))
@@ -190,13 +206,14 @@ fn crowded(args: &OverlapArgs, processors: &[String], comm: &Communicator) -> Op
     })
 }
 
+/// The rows of one operation, as long as any rank has a use for more; whether one still has.
 fn typed<T: Exact>(
     operation: Operation,
     args: &OverlapArgs,
     repeats: &Repeats,
     party: &Party,
-    show: &mut dyn FnMut(Row),
-) -> Result<()> {
+    show: &mut dyn FnMut(Row) -> bool,
+) -> Result<bool> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
     let work = |bytes: usize| Work::new(operation, Calls::Started, bytes, size_of::<T>(), ranks);
@@ -205,9 +222,12 @@ fn typed<T: Exact>(
     let slot = Slot::<T>::new(comm, send, receive, true)?;
     let mut bench = Bench { args, repeats, party, slot, load: Load::new() };
     for bytes in sizes() {
-        show(bench.row(&work(bytes), bytes)?);
+        let goes_on = show(bench.row(&work(bytes), bytes)?);
+        if !measure::on_all(comm, goes_on)? {
+            return Ok(false);
+        }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// What a rank measures with.

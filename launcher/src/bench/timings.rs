@@ -1,6 +1,6 @@
 //! What a run's timings take: those of one size while it is measured, and all of them where they are kept for `--json`.
 
-use super::plan::Plan;
+use super::plan::{Plan, Repeats};
 
 /// Bytes of a timing.
 const TIMING: u64 = size_of::<f64>() as u64;
@@ -29,6 +29,20 @@ pub fn footprint(plan: &Plan, ranks: usize) -> u64 {
     timings.saturating_mul(TIMING).saturating_add(measured).max(timings.saturating_mul(WRITTEN))
 }
 
+/// Lists of timings that `bench overlap` has of a size.
+const LISTS: u64 = 7;
+/// How often each rank has them: as they were measured, by list, and all together.
+const LISTED: u64 = 3;
+
+/// The same for `bench overlap`, of which those of `written` operations are kept for `--json`.
+pub fn of_overlap(repeats: &Repeats, written: usize, ranks: usize) -> u64 {
+    let longest = repeats.iterations(repeats.sweep.begin) as u64;
+    let measured = (longest * TIMING).saturating_mul(LISTS * LISTED * ranks as u64);
+    // Rank 0 keeps every rank's, as values of the file's tree.
+    let kept = repeats.calls().saturating_mul(written as u64 * LISTS * ranks as u64);
+    measured.saturating_add(kept.saturating_mul(WRITTEN - TIMING))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::plan::tests::plan;
@@ -54,6 +68,13 @@ mod tests {
         // Many ranks take more to measure what rank 0 keeps.
         let crowd = footprint(&plan("all_reduce -b 8 -e 8 -n 1000000 --json x").unwrap(), 64);
         assert_eq!(crowd, million * (64 * COPIES + 2) * TIMING);
+    }
+
+    #[test]
+    fn timings_of_overlap_count() {
+        let repeats = &plan("all_reduce -b 8 -e 8 -n 1000000").unwrap().repeats;
+        assert_eq!(of_overlap(repeats, 0, 2), 7 * 3 * 2 * 8_000_000);
+        assert_eq!(of_overlap(repeats, 3, 2) - of_overlap(repeats, 0, 2), 3 * 7 * 2 * 56_000_000);
     }
 
     #[test]
