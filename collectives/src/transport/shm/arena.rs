@@ -8,9 +8,15 @@ use crate::pages;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Pages are reserved in pieces, with a look at what is left before each, because other ranks take memory too.
 const PIECE: usize = 64 << 20;
+/// So much is taken before it is asked again what is left, for which a dozen files are read: less than what other processes
+/// take meanwhile, and with small buffers most of the time that these would cost.
+const UNASKED: usize = 1 << 20;
+/// What this process has taken since it last asked.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
 /// From this size on, ranges start where the kernel can use huge pages.
 pub(super) const HUGE: usize = 2 << 20;
 
@@ -114,10 +120,17 @@ impl Arena {
 /// Gives every page of the range memory now, or says what is missing.
 pub(super) fn reserve(map: &SharedMap, offset: usize, bytes: usize) -> std::result::Result<(), String> {
     let enough = |wanted: usize| {
-        let left = budget::available();
-        if wanted as u64 <= left.bytes {
+        let before = TAKEN.fetch_add(wanted, Ordering::Relaxed);
+        if before.saturating_add(wanted) <= UNASKED {
             return Ok(());
         }
+        let left = budget::available();
+        if wanted as u64 <= left.bytes {
+            TAKEN.store(0, Ordering::Relaxed);
+            return Ok(());
+        }
+        // Who asks for less next is told, too.
+        TAKEN.store(UNASKED, Ordering::Relaxed);
         Err(format!("only {} are available ({})", budget::human(left.bytes), left.source))
     };
     enough(bytes)?;
