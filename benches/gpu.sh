@@ -13,8 +13,11 @@
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH, LARGE and LARGE_ROWS choose other models (an empty LARGE
 # leaves it out), STEPS how many of the small one are compared (20), TEXT how many bytes it is evaluated on (4000), ONLY some
 # of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in seconds (455); what it does not suffice for is skipped.
+# WIRE and TYPE are the transport and the elements of what is measured between ranks (nccl, bfloat16), PATIENCE after how many
+# seconds a check counts as hanging (60), PEAK the FLOP/s of a GPU that is not known here, COMMIT the version of a copy without
+# git.
 # CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is in the path or in /usr/local/cuda*/bin, the first check
-# that fails is repeated under it.
+# that fails is repeated under it (memcheck.txt).
 # Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, exit};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn main() {
     match std::env::var("SUPERVISOR_TEST").as_deref() {
@@ -39,11 +39,12 @@ fn supervisor(directory: &Path) -> (Child, Vec<u32>) {
     let child = again("supervisor").env("PIDS", directory).spawn().expect("a supervisor");
     let pid = |rank: usize| std::fs::read_to_string(directory.join(rank.to_string())).ok()?.parse().ok();
     let all = || [0, 1, 2].into_iter().map(pid).collect::<Option<Vec<u32>>>();
-    let pids = std::iter::repeat_with(all).find_map(|pids| {
-        std::thread::sleep(Duration::from_millis(10));
-        pids
+    let mut pids = None;
+    until("three ranks have begun", || {
+        pids = all();
+        pids.is_some()
     });
-    (child, pids.expect("an endless search"))
+    (child, pids.expect("three ranks"))
 }
 
 fn supervise_ranks() {
@@ -83,9 +84,7 @@ fn stops_and_goes_on() {
     let (mut child, pids) = supervisor(directory.path());
     let parent = Pid::from_child(&child);
     let all_are = |wanted: fn(char) -> bool| {
-        while !pids.iter().chain([&child.id()]).all(|&p| wanted(state(p))) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("all are in that state", || pids.iter().chain([&child.id()]).all(|&p| wanted(state(p))));
     };
     kill_process(parent, Signal::TSTP).expect("sent");
     all_are(|s| s == 'T');
@@ -97,8 +96,15 @@ fn stops_and_goes_on() {
 }
 
 fn await_end(pids: &[u32]) {
-    while pids.iter().any(|&p| runs(p)) {
-        std::thread::sleep(Duration::from_millis(10));
+    until("no rank is left", || !pids.iter().any(|&p| runs(p)));
+}
+
+/// Waits until it is `done`, but not for ever.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < end, "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -127,7 +127,7 @@ pub struct RankArgs {
     /// than 32 MiB take over the slowest link or, with --algo native, than all that a call sends takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
-    /// Colours of the bar that train and eval draw.
+    /// Colours of the bar that train and eval draw; auto leaves them away where NO_COLOR is set.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
     /// No progress, no tables, no sample: errors, and the loss that eval is for.

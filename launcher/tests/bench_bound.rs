@@ -23,9 +23,8 @@ fn every_bench_binds_all_threads_of_its_ranks() {
     }
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
     let everywhere = allowed(std::process::id());
-    for command in ["all_reduce", "overlap", "tune"] {
-        let child =
-            bench.command(&format!("bench {command} -b 1K -e 1K -n 200000 --ranks 2")).spawn().unwrap();
+    for command in ["all_reduce -N 0 -n 100", "overlap -n 1000000", "tune -n 1000000"] {
+        let child = bench.command(&format!("bench {command} -b 1K -e 1K --ranks 2")).spawn().unwrap();
         // Each rank has one share for all its threads, which is not the other's.
         let apart = || {
             let each: Vec<_> = bench.ranks().into_iter().map(|(_, pid)| allowed(pid)).collect();

@@ -8,7 +8,7 @@ use std::time::Instant;
 const RANKS: usize = 2;
 const LINK: &str = "latency=20us,bandwidth=500MB/s";
 const BANDWIDTH: f64 = 500e6;
-const BYTES: usize = 64 << 20;
+const BYTES: usize = 16 << 20;
 const CALLS: usize = 8;
 
 /// The table's only row: the first numbers of the out-of-place half, which follow six labels, are a call's time in

@@ -22,7 +22,7 @@ fn on(bench: &Bench, folder: &Path, capability: &str, args: &str) -> Outcome {
 fn a_small_gpu_evaluates_what_it_cannot_train() {
     let Some(folder) = fake() else { return };
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
-    bench.text("text.txt", 6000);
+    bench.text("text.txt", 1500);
     let shape = serde_json::json!({
         "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 1,
         "intermediate_size": 256, "vocab_size": 256,

@@ -77,7 +77,7 @@ impl<'a> Slurm<'a> {
         for node in &nodes {
             slurm.daemon(&format!("slurmd -D -N {node} -f {at}/slurm.conf"));
         }
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + Duration::from_secs(120);
         loop {
             let listed = slurm.run("sinfo --noheader --Node --format=%T");
             let idle = listed.stdout.lines().filter(|l| l.trim() == "idle").count();

@@ -35,7 +35,8 @@ fn devices_under_every_launcher_give_the_same_bits() {
         return;
     }
     let bench = bench();
-    bench.text("text.txt", 6000);
+    // What is held out of it is evaluated, and emulating takes its time.
+    bench.text("text.txt", 1500);
     let run = |mut command: Command| {
         command.env("CARAVAN_EMULATED_DEVICE", "2,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
         bench.finish(command.spawn().expect("it starts")).success();
@@ -213,8 +214,8 @@ fn a_killed_rank_takes_the_job_down() {
                 signal(ranks[victim], Signal::KILL);
                 let outcome = bench.finish(run);
                 assert_ne!(outcome.code, Some(0), "{outcome:?}");
-                bench.nothing_half_written();
                 let took = killed.elapsed();
+                bench.nothing_half_written();
                 assert!(took < PROMISED, "{transport} under {}: {took:?}", mpirun.program());
             }
         }

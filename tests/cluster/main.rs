@@ -17,7 +17,7 @@ use std::time::Duration;
 /// The program under test.
 const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
 
-/// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
+/// So soon after one of its ranks was killed, whichever, all of a job has ended: README promises that.
 const PROMISED: Duration = Duration::from_secs(5);
 
 fn bench() -> Bench {

@@ -16,7 +16,7 @@ fn endless(bench: &Bench, flags: &str) -> Child {
     bench.endless(bench.command(&format!("{ENDLESS} {flags}")))
 }
 
-/// So soon after one of its ranks was killed, whichever, all of a job has ended: users are promised that.
+/// So soon after one of its ranks was killed, whichever, all of a job has ended: README promises that.
 const PROMISED: Duration = Duration::from_secs(5);
 
 /// Where UCX makes the segments of a job that this process started.
@@ -42,9 +42,9 @@ fn one_is_killed(ranks: usize, victim: usize, flags: &str) {
     let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
     // The supervisor would say so, had a rank not ended by itself in its grace.
     assert!(!outcome.stderr.contains("did not end by"), "{}", outcome.stderr);
+    let took = killed.elapsed();
     bench.nothing_half_written();
     assert_eq!(places(id), NONE);
-    let took = killed.elapsed();
     assert!(took < PROMISED, "rank {victim} of {ranks} {flags}: all of it ended after {took:?}");
 }
 

@@ -125,7 +125,8 @@ fn a_model_that_cannot_be_kept_is_no_success() {
     let mut line = String::new();
     while !line.starts_with("step 2/") {
         line.clear();
-        std::io::BufRead::read_line(&mut shown, &mut line).unwrap();
+        let read = std::io::BufRead::read_line(&mut shown, &mut line).unwrap();
+        assert!(read > 0, "it ended before its second step");
     }
     signal(run.id(), Signal::TERM);
     let mut said = String::new();

@@ -5,13 +5,13 @@ use harness::json_lines;
 use serde_json::json;
 use std::fs;
 
-/// All but the number of steps, of which the default takes minutes in a program that is not optimised.
 /// The text of the sample; a machine with much else to do may not make all of it in the time that it gets.
 fn sample(stdout: &str) -> &str {
     let (_, rest) = stdout.split_once("\nsample").expect("a sample at the end");
     rest.split_once('\n').expect("a line of its own").1
 }
 
+/// All but the number of steps, of which the default takes minutes in a program that is not optimised.
 #[test]
 fn without_flags_it_trains_on_the_text_that_is_here() {
     let bench = bench();

@@ -236,7 +236,8 @@ fn words_for_groups_that_are_gone_are_not_kept() {
 #[test]
 fn a_killed_rank_ends_the_job() {
     let Some(output) = run("killed", 3) else { return };
-    assert!(!output.status.success(), "{}", text(&output));
+    let all = text(&output);
+    assert!(!output.status.success() && all.contains("Aborted"), "{all}");
 }
 
 #[test]
@@ -258,8 +259,8 @@ fn a_rank_that_is_killed_while_others_are_inside_mpi_is_named_by_them() {
         assert!(!output.status.success() && !all.contains("got out"), "{how}: {all}");
         let (says, right) =
             (all.matches("ended (process").count(), all.matches("rank 4 ended (process").count());
-        // One that gets no processor for 200 ms may see another end as well.
-        assert!(says == 4 && right >= 3, "{how}: {all}");
+        // Those that get no processor for 200 ms may see another end as well.
+        assert!(says == 4 && right >= 2, "{how}: {all}");
         assert!(since.elapsed() < Duration::from_secs(20), "{how}: {:?}", since.elapsed());
     }
 }

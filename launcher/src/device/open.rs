@@ -116,7 +116,7 @@ pub(super) fn emulator() -> Result<Emulator> {
     let folder = Cache::of_user().folder().map_or_else(std::env::temp_dir, |folder| folder.to_path_buf());
     std::fs::create_dir_all(&folder).map_err(|e| Failure::run(format!("{}: {e}", folder.display())))?;
     let built = Emulator::build(&[], &folder).map_err(Failure::run)?;
-    built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++ or clang++)"))
+    built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++, g++ or clang++)"))
 }
 
 fn on_queue<T: Float, Q: Carried>(
