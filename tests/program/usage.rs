@@ -67,11 +67,11 @@ fn flags_that_make_no_sense_are_refused() {
             &["2 ranks would hold", "optimizer's state alone take 5.", "TiB, so take a smaller --model"],
         ),
         (
-            "--model nano --data random --seq 64 --micro-batch 10000000 --stage 2 --recompute full",
+            "--model nano --data random --seq 64 --micro-batch 4000000 --stage 2 --recompute full",
             &["2 ranks would hold", "fewer --ranks, or a higher --stage"],
         ),
         (
-            "--model nano --data random --seq 64 --micro-batch 10000000 --stage 2 --ranks 1",
+            "--model nano --data random --seq 64 --micro-batch 4000000 --stage 2 --ranks 1",
             &["1 rank would hold", "smaller --model, --micro-batch or --seq, or --recompute full"],
         ),
         ("--micro-batch 1 --accumulate 1000", &["1000 micro-batches", "lower --accumulate"]),
