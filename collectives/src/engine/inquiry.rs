@@ -1,7 +1,7 @@
 //! Who is silent when a call has waited for too long. The peer that it waits for may itself wait for another, as along a
-//! ring: so it is asked for whom, and that one likewise, until one does not answer within a quarter of the deadline, at least 300 ms and at
-//! most 5 s. Whoever
-//! still gets further, as in a long transfer with another, is not silent, nor is who waits for it.
+//! ring: so it is asked for whom, and that one likewise, until one does not answer within a quarter of the deadline, at least
+//! 300 ms and at most 5 s. Whoever still gets further, as in a long transfer with another, is not silent, nor is who waits for
+//! it.
 
 use super::{Engine, Stage};
 use crate::error::Result;

@@ -89,7 +89,7 @@ impl Emulated {
                 "the nodes of {known} ranks are known, but transport {inner} joins {joined}"
             )));
         }
-        Ok(Self::over(name.into(), inner, link, nodes, Arc::default()))
+        Ok(Self::over(name.into(), inner, link, nodes, Arc::default(), clock()))
     }
 
     fn over(
@@ -98,9 +98,10 @@ impl Emulated {
         link: Link,
         nodes: Nodes,
         ports: Arc<Mutex<Ports>>,
+        clock: u64,
     ) -> Self {
         let (slots, free) = (Vec::new(), Vec::new());
-        Emulated { name, inner, link, nodes, ports, clock: clock(), slots, free }
+        Emulated { name, inner, link, nodes, ports, clock, slots, free }
     }
 
     /// What a message to or from `peer` crosses.
@@ -294,7 +295,8 @@ unsafe impl Transport for Emulated {
     fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
         let inner = self.inner.subgroup(members, context, within)?;
         let nodes = self.nodes.among(members);
-        Ok(Box::new(Self::over(self.name.clone(), inner, self.link, nodes, self.ports.clone())))
+        let (name, ports) = (self.name.clone(), self.ports.clone());
+        Ok(Box::new(Self::over(name, inner, self.link, nodes, ports, self.clock)))
     }
 
     fn check(&mut self) -> Result<()> {

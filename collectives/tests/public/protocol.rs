@@ -1,7 +1,8 @@
 //! The shared-memory transport between real processes: publishing and reading, messages, subgroups, memory.
 
 use crate::p2p;
-use crate::ranks::{PATIENCE, pattern, run, this_test, until, wait};
+use crate::ranks::{PATIENCE, identity, job, options, pattern, run, this_test, until, wait};
+use collectives::bootstrap::{Options, shm_group};
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Error, Result};
 
@@ -252,6 +253,25 @@ fn groups_are_apart_and_their_memory_comes_back() {
         }
         barrier(&mut *world, 99);
     });
+}
+
+/// Whoever leaves a group before the others do still has its part of it.
+#[test]
+fn memory_of_groups_that_all_have_left_can_be_taken() {
+    let reports = job(this_test!(), &[2], || {
+        let limited = Options { segment_limit: Some(16 << 20), ..options() };
+        let mut world = shm_group(&identity(), &limited).expect("a group");
+        let group = |context| world.subgroup(&[0, 1], context, PATIENCE).expect("a group");
+        let groups: Vec<_> = (0..16).map(group).collect();
+        assert!(world.alloc(7 << 20).is_err(), "half of it is theirs");
+        drop(groups);
+        barrier(&mut *world, 1);
+        world.alloc(7 << 20).expect("their memory");
+        barrier(&mut *world, 2);
+    });
+    for report in reports {
+        assert_eq!(report.exit_code(), 0, "{:?}", report.sentence());
+    }
 }
 
 #[test]

@@ -320,8 +320,7 @@ pub struct OverlapArgs {
     /// Who moves calls forward while ranks compute.
     #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Thread)]
     pub progress: Mover,
-    /// Calls to the library's progress between slices of computation, with --progress inline: at most one between two
-    /// products.
+    /// Calls to the library's progress between slices of computation, with --progress inline: at most one between two products.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
     /// Write everything, with every timing; a FILE that is there is replaced: after a row, but at most once a second, with
@@ -355,10 +354,11 @@ pub enum Overlapped {
   CARAVAN_TUNING=tuning.txt caravan train
 
 A table holds for the transport, the number of ranks and, with two transports, the layout of nodes that it was measured \
-with; what else is in the file is kept. Over mpi or ucx alone it is for ranks that lie on their hosts as they did then. A rule holds from half a step below the smallest size tried to half a step above the largest, and the \
-cost model decides about other sizes. It takes the place of the collective's old rule, also if that was for more sizes, \
-which is then said; the file is written after each collective. It is measured with f32; sums of 16-bit types go over nodes only where they save more than half. Each \
-algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
+with; what else is in the file is kept. Over mpi or ucx alone it is for ranks that lie on their hosts as they did then. A rule \
+holds from half a step below the smallest size tried to half a step above the largest, and the cost model decides about other \
+sizes. It takes the place of the collective's old rule, also if that was for more sizes, which is then said; the file is \
+written after each collective. It is measured with f32; sums of 16-bit types go over nodes only where they save more than \
+half. Each algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
 #[command(mut_args(|flag| without(flag, &["threads", "color", "share_gpus", "tuning"])))]
 pub struct TuneArgs {
     /// The table to write; entries of other transports and worlds in it are kept, and comments, and those of the same ones

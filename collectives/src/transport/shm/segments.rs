@@ -144,7 +144,12 @@ impl Segments {
 
     /// A buffer in the own segment.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Memory> {
-        let offset = self.arena.alloc(self.own(), bytes, self.rank())?;
+        let taken = || self.arena.alloc(self.own(), bytes, self.rank());
+        let offset = taken().or_else(|_| {
+            // Groups that all have left hold theirs until somebody looks.
+            self.reap(&mut self.lock_retired());
+            taken()
+        })?;
         let ptr = self.own().at(offset, bytes);
         let owner = Range { segments: self.clone(), offset, bytes };
         // SAFETY: a range of its own, zero, page-aligned, mapped for as long as the owner holds the segments.
