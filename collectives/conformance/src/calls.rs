@@ -4,6 +4,18 @@ use super::{Keep, Part, Sample, data, dawdle, everyone, same};
 use collectives::schedule::{Kind, Tuning};
 use collectives::{Communicator, DType, ReduceOp, bf16, f16, oracle};
 
+pub(super) const CASES: &[Part] = &[
+    ("reduce_scatter", |c| types!(reduce_scatter, &c, SIZES)),
+    ("all_gather", |c| types!(all_gather, &c, SIZES)),
+    ("all_reduce", |c| types!(all_reduce, &c, SIZES)),
+    ("broadcast", |c| types!(broadcast, &c, SIZES)),
+    ("reduce", |c| types!(reduce, &c, SIZES)),
+    ("gather", |c| types!(gather, &c, SIZES)),
+    ("scatter", |c| types!(scatter, &c, SIZES)),
+    ("all_to_all", |c| types!(all_to_all, &c, SIZES)),
+    ("barrier", barrier),
+];
+
 /// With the sizes that real calls have: around the default switch points.
 pub(super) const LARGE: &[Part] = &[
     ("large reduce_scatter", |c| {
@@ -46,35 +58,7 @@ macro_rules! types {
         $run::<u8>($comm, $sizes);
     }};
 }
-
-/// One of each size, summed in itself or wider, with a sign and without.
-macro_rules! four_types {
-    ($run:ident, $comm:expr, $sizes:expr) => {{
-        $run::<f32>($comm, $sizes);
-        $run::<bf16>($comm, $sizes);
-        $run::<i64>($comm, $sizes);
-        $run::<u8>($comm, $sizes);
-    }};
-}
-
-macro_rules! cases {
-    ($types:ident) => {
-        &[
-            ("reduce_scatter", |c| $types!(reduce_scatter, &c, SIZES)),
-            ("all_gather", |c| $types!(all_gather, &c, SIZES)),
-            ("all_reduce", |c| $types!(all_reduce, &c, SIZES)),
-            ("broadcast", |c| $types!(broadcast, &c, SIZES)),
-            ("reduce", |c| $types!(reduce, &c, SIZES)),
-            ("gather", |c| $types!(gather, &c, SIZES)),
-            ("scatter", |c| $types!(scatter, &c, SIZES)),
-            ("all_to_all", |c| $types!(all_to_all, &c, SIZES)),
-            ("barrier", barrier),
-        ]
-    };
-}
-
-pub(super) const CASES: &[Part] = cases!(types);
-pub(super) const OF_FOUR_TYPES: &[Part] = cases!(four_types);
+use types;
 
 /// Runs `body` with every algorithm that can carry `kind`, and last with the tuner's own choice. Every third
 /// combination of sizes and operations does, to save time: which one is decided by `index`.

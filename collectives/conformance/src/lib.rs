@@ -53,22 +53,8 @@ pub fn each<'a>(cases: impl IntoIterator<Item = &'a Case>, run: impl Fn(&Case) +
 
 /// Every case.
 pub fn cases() -> Vec<Case> {
-    with(calls::CASES)
-}
-
-/// Every case, for transports over others, to which all types are bytes: single calls of four types instead of ten, unless
-/// `CARAVAN_ALL_TYPES` is set.
-pub fn composed() -> Vec<Case> {
-    match std::env::var_os("CARAVAN_ALL_TYPES") {
-        Some(_) => cases(),
-        None => with(calls::OF_FOUR_TYPES),
-    }
-}
-
-/// Every case, of which `calls` are the single calls.
-fn with(calls: &[Part]) -> Vec<Case> {
     let mut all = Vec::new();
-    for (name, run) in calls {
+    for (name, run) in calls::CASES {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
     for (name, run) in flights::CASES.iter().chain(groups::CASES).chain(random::CASES) {

@@ -8,7 +8,7 @@ use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::mpi::{MpiTransport, Start, library};
 use collectives::transport::{PerNode, Tag, Transport};
 use collectives::{Buffer, Communicator, DType, Error, Options, Progress, ReduceOp};
-use conformance::{Case, cases, composed, standard, windowed};
+use conformance::{Case, cases, standard, windowed};
 use std::time::{Duration, Instant};
 
 /// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.
@@ -48,10 +48,9 @@ pub fn plays(case: &str) {
             p2p::outlived_panic(&mut t);
             all_are_done(t.rank(), t.size());
         }
-        "conformance" => conformance(&mut t, cases(), |case| !case.fails, Progress::Inline),
+        "conformance" => conformance(&mut t, |case| !case.fails, Progress::Inline),
         "threads" => conformance(
             &mut t,
-            cases(),
             |case| case.name.contains("flight") || case.name == "split",
             Progress::Thread { cpu: None },
         ),
@@ -59,12 +58,9 @@ pub fn plays(case: &str) {
             let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
             (windowed().run)(Communicator::new(group, standard()).unwrap());
         }
-        "nodes" => {
-            conformance(&mut nodes(t, PerNode::Block(2)), composed(), |case| !case.fails, Progress::Inline)
-        }
+        "nodes" => conformance(&mut nodes(t, PerNode::Block(2)), |case| !case.fails, Progress::Inline),
         "nodes in turn" => conformance(
             &mut nodes(t, PerNode::Cyclic(2)),
-            composed(),
             |case| !case.fails && !["all_reduce", "reduce", "all_to_all"].contains(&case.name),
             Progress::Inline,
         ),
@@ -169,7 +165,7 @@ pub fn plays(case: &str) {
 fn one_thread() {
     let mut t = MpiTransport::world(&Start { one_thread: true, ..Start::default() }).unwrap();
     p2p::sizes(&mut t, &[3, 5000, 100_000]);
-    conformance(&mut t, cases(), |case| !case.fails && case.name.contains("all_reduce"), Progress::Inline);
+    conformance(&mut t, |case| !case.fails && case.name.contains("all_reduce"), Progress::Inline);
     let group = t.subgroup(&(0..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
     let comm = Communicator::new(group, Options::default()).unwrap();
     comm.barrier().unwrap();
@@ -331,9 +327,9 @@ fn nodes(mut outer: MpiTransport, per_node: PerNode) -> Hierarchical {
     Hierarchical::new("shm+mpi", inner, Box::new(outer), nodes).unwrap()
 }
 
-fn conformance(t: &mut dyn Transport, of: Vec<Case>, wanted: fn(&Case) -> bool, progress: Progress) {
+fn conformance(t: &mut dyn Transport, wanted: fn(&Case) -> bool, progress: Progress) {
     let all: Vec<usize> = (0..t.size()).collect();
-    for (number, case) in of.iter().enumerate() {
+    for (number, case) in cases().iter().enumerate() {
         if !wanted(case) {
             continue;
         }

@@ -5,7 +5,7 @@ use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::{Nodes, Transport, threads};
 use collectives::{Communicator, Options, Progress};
-use conformance::{Case, composed, each};
+use conformance::{Case, cases, each};
 use std::time::Instant;
 
 /// The node of each rank.
@@ -64,7 +64,7 @@ fn suite(what: &str, wrap: Wrap, shapes: &[Shape]) {
     for &shape in shapes {
         // Who waits for a node waits for the rank that speaks for it: with more ranks a silent one is not named.
         let failing = (2..=3).contains(&shape.len());
-        each(composed().iter().filter(|c| !c.fails || failing), |case| {
+        each(cases().iter().filter(|c| !c.fails || failing), |case| {
             let start = Instant::now();
             run(case, wrap, shape, (case.options)());
             println!("{what} {shape:?}, {}: {:.2?}", case.name, start.elapsed());
@@ -109,7 +109,7 @@ fn nodes_with_a_network_between_them() {
 
 #[test]
 fn with_progress_threads() {
-    let all = composed();
+    let all = cases();
     let chosen = all.iter().filter(|c| c.fails || c.name.contains("flight") || c.name.contains("large"));
     each(chosen, |case| {
         let options = Options { progress: Progress::Thread { cpu: None }, ..(case.options)() };
@@ -120,7 +120,7 @@ fn with_progress_threads() {
 /// Deeper trees, whose nodes have no power of two of ranks.
 #[test]
 fn more_nodes() {
-    for case in composed().iter().filter(|c| c.name.contains("large")) {
+    for case in cases().iter().filter(|c| c.name.contains("large")) {
         for shape in [&[0, 0, 0, 1, 1, 1, 2, 2, 2], &[0, 1, 1, 2, 0, 3, 0, 1, 0]] {
             run(case, nodes, shape, (case.options)());
         }

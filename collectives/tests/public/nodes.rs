@@ -9,7 +9,7 @@ use collectives::transport::shm::ShmTransport;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Error, Options, Result};
-use conformance::{Case, composed};
+use conformance::{Case, cases};
 
 /// What joins the nodes.
 type Outer = fn(&mut Rendezvous) -> Result<Box<dyn Transport>>;
@@ -47,7 +47,7 @@ fn suite(test: &str, outer: Outer, shape: Shape, chosen: fn(&Case) -> bool) {
     let rank = || {
         let mut transport = nodes(outer, shape).expect("a group");
         let all: Vec<usize> = (0..n).collect();
-        for (i, case) in composed().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
+        for (i, case) in cases().iter().filter(|c| !c.fails && chosen(c)).enumerate() {
             let group = transport.subgroup(&all, 1_000_000 + i as u64, PATIENCE).expect("a group");
             (case.run)(Communicator::new(group, (case.options)()).expect("a communicator"));
         }
