@@ -64,7 +64,7 @@ impl Star {
         let wait = self.wait(timeout, board);
         if blob.len() > wire::LONGEST_FRAME / self.ranks.len() - 4 {
             let problem = format!("a blob of {} bytes; the rendezvous is for small ones", blob.len());
-            return Err(Error::Argument { call: "exchange", rank: wait.rank, problem });
+            return Err(self.tell(Error::Argument { call: "exchange", rank: wait.rank, problem }));
         }
         if self.index > 0 {
             wire::write(&self.links[0], Kind::Data, blob, &wait)
@@ -78,6 +78,7 @@ impl Star {
         for (i, link) in self.links.iter().enumerate() {
             match wire::read(link, &wait) {
                 Ok((Kind::Data, blob)) => blobs.push(blob),
+                Ok((Kind::Refused, why)) => return Err(self.tell(wire::refusal(&why, wait.rank))),
                 Ok((kind, _)) => {
                     return Err(self.tell(Error::Launch(format!(
                         "rank {} sent {kind:?} where an exchange was due",

@@ -131,7 +131,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Sleeps so long; an error when the deadline passed or the job failed.
-    fn pause(&self, time: Duration) -> std::result::Result<(), Trouble> {
+    pub fn pause(&self, time: Duration) -> std::result::Result<(), Trouble> {
         self.job().map_err(Trouble::Job)?;
         std::thread::sleep(time);
         if self.left().is_zero() { Err(Trouble::Late) } else { Ok(()) }

@@ -103,10 +103,17 @@ pub(super) fn gather(
         }
         let mut fds = vec![PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN)];
         fds.extend(pending.iter().map(|(s, ..)| PollFd::from_borrowed_fd(s.fd(), PollFlags::IN)));
+        // Who has joined says nothing until it is welcomed: what comes from it is its end.
+        fds.extend(joined.iter().flatten().map(|(s, _)| PollFd::from_borrowed_fd(s.fd(), PollFlags::IN)));
         match wait.poll(&mut fds) {
             Ok(()) => {}
             Err(Trouble::Late) => break Err(missing(place, me, &joined, timeout)),
             Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
+        }
+        let heard = joined.iter().flatten().zip(&fds[1 + pending.len()..]);
+        let mut heard = heard.filter(|(_, fd)| !fd.revents().is_empty());
+        if let Some(error) = heard.find_map(|(one, _)| ended(me, one, &joined, wait)) {
+            break Err(error);
         }
         let (mut fatal, mut full) = (None, None);
         while pending.len() < MOST_PENDING {
@@ -126,7 +133,7 @@ pub(super) fn gather(
         for (stream, mut partial, mut since) in pending {
             match partial.advance(&stream, LONGEST_HELLO) {
                 Ok(None) if since.so_far() < HELLO_WITHIN => waiting.push((stream, partial, since)),
-                Ok(Some((Kind::Hello, bytes))) => match admit(me, &joined, &bytes) {
+                Ok(Some((Kind::Hello, bytes))) => match admit(me, &joined, &bytes, wait) {
                     Admission::Welcome(hello) => {
                         let slot = hello.index - 1;
                         joined[slot] = Some((stream, hello));
@@ -182,7 +189,7 @@ enum Admission {
     Fatal(Error),
 }
 
-fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> Admission {
+fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8], wait: &Wait<'_>) -> Admission {
     let Some(hello) = Hello::decode(bytes) else {
         return Admission::Foreign(Error::Launch("not a hello of this version of caravan".into()));
     };
@@ -200,15 +207,48 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8]) -> A
     }
     match joined.get(hello.index.wrapping_sub(1)) {
         Some(None) => Admission::Welcome(hello),
-        Some(Some((_, first))) => Admission::Fatal(Error::Launch(format!(
-            "two processes are rank {name} of job {}: process {} on {} and process {} on {}; {OF_SEVERAL_JOBS}",
-            me.job, first.pid, first.host, hello.pid, hello.host
-        ))),
+        // One that was started again was not there twice.
+        Some(Some(one)) => Admission::Fatal(ended(me, one, joined, wait).unwrap_or_else(|| {
+            let first = &one.1;
+            Error::Launch(format!(
+                "two processes are rank {name} of job {}: process {} on {} and process {} on {}; {OF_SEVERAL_JOBS}",
+                me.job, first.pid, first.host, hello.pid, hello.host
+            ))
+        })),
         None => Admission::Fatal(Error::Launch(format!(
             "process {} on {} says it is rank {} of {} in job {}, where rank {} already is this one",
             hello.pid, hello.host, hello.index, hello.world, me.job, me.ranks[0]
         ))),
     }
+}
+
+/// What the middle says if this one, who has joined, is lost before all have come.
+fn ended(
+    me: &Member<'_>,
+    (stream, hello): &(Stream, Hello),
+    joined: &[Option<(Stream, Hello)>],
+    wait: &Wait<'_>,
+) -> Option<Error> {
+    let why = match Partial::default().advance(stream, LONGEST_HELLO) {
+        Ok(None) => return None,
+        Ok(Some((kind, _))) => format!("it sent {kind:?} where it had to wait"),
+        Err(why) => why,
+    };
+    // A supervisor knows how, and says so in a moment.
+    let soon = Wait::new(Duration::from_millis(500), wait.rank, wait.board);
+    while wait.board.is_some() {
+        match soon.pause(Duration::from_millis(2)) {
+            Ok(()) => {}
+            Err(Trouble::Job(error)) => return Some(error),
+            Err(_) => break,
+        }
+    }
+    let (come, of) = (1 + joined.iter().flatten().count(), me.ranks.len());
+    let (pid, host) = (hello.pid, &hello.host);
+    let how = format!(
+        "(process {pid} on {host}) was lost when {come} of {of} ranks had come to the rendezvous: {why}"
+    );
+    Some(Error::PeerLost { rank: wait.rank, peer: me.ranks[hello.index], how })
 }
 
 fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], timeout: Duration) -> Error {

@@ -113,6 +113,57 @@ fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
 }
 
 #[test]
+fn who_has_joined_and_ends_before_all_have_come_is_named_by_all() {
+    let name = format!("caravan-test-ended-{}", std::process::id());
+    let (ranks, hour) = ([0, 1, 2, 3], Duration::from_secs(3600));
+    let member = |index| {
+        let place = Place::Unix(name.clone());
+        std::thread::spawn(move || {
+            let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended" };
+            Star::meet(&place, &me, hour, None).map(|_| ()).unwrap_err()
+        })
+    };
+    let wait = Wait::new(hour, 1, None);
+    let hello = |stream: &Stream, index| {
+        let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended" };
+        wire::write(stream, Kind::Hello, &Hello::encode(&me), &wait)
+    };
+    let zero = member(0);
+    let [two, one, again] = [(); 3].map(|()| unconnected());
+    [&two, &one, &again].into_iter().for_each(|stream| reach(stream, &name));
+    hello(&two, 2).unwrap();
+    hello(&one, 1).unwrap();
+    drop(one);
+    // Who started it has started it again, perhaps too late to be heard.
+    let _ = hello(&again, 1);
+    let (said, heard) = (zero.join().unwrap(), wire::read(&two, &wait).unwrap());
+    assert!(matches!(said, Error::PeerLost { peer: 1, .. }), "{said:?}");
+    let home = format!("(process {} on {})", std::process::id(), hosts::host_name());
+    assert!(said.to_string().contains(&home), "{said}");
+    let heard = wire::refusal(&heard.1, 2);
+    assert!(matches!(heard, Error::PeerLost { rank: 2, peer: 1, .. }), "{heard:?}");
+}
+
+#[test]
+fn a_blob_too_long_ends_the_exchange_of_all() {
+    let name = format!("caravan-test-too-long-{}", std::process::id());
+    for long in [0, 1] {
+        let member = |index| {
+            let place = Place::Unix(name.clone());
+            std::thread::spawn(move || {
+                let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "long" };
+                let star = Star::meet(&place, &me, Duration::from_secs(600), None).unwrap();
+                let blob = vec![1; if index == long { wire::LONGEST_FRAME } else { 1 }];
+                // It stays: nobody learns from its end.
+                (star.exchange(&blob, Duration::from_secs(600), None).unwrap_err().to_string(), star)
+            })
+        };
+        let ends = [0, 1].map(member).map(|thread| thread.join().unwrap().0);
+        assert!(ends.iter().all(|said| said.contains("a blob of 67108864 bytes")), "{ends:?}");
+    }
+}
+
+#[test]
 fn other_programs_at_the_address_of_rank_0_are_passed_by() {
     // Below the ports that the kernel gives to clients.
     let mut ports = (0..100).map(|i| (20_000 + (std::process::id() + 97 * i) % 12_000) as u16);
