@@ -48,7 +48,7 @@ impl Team {
     /// task at a time.
     pub(crate) fn each(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
         match &self.pool {
-            Some(pool) if tasks > 1 => pool.install(|| halves(0..tasks, &task)),
+            Some(pool) if tasks > 1 => shared(pool, tasks, &task),
             _ => (0..tasks).for_each(|i| task(i, 0)),
         }
     }
@@ -60,8 +60,13 @@ impl Team {
     }
 }
 
+/// On the pool's threads. Compiled once: rayon brings much code for each kind of task.
+fn shared(pool: &ThreadPool, tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+    pool.install(|| halves(0..tasks, task));
+}
+
 /// `join` allocates nothing, unlike the pool's scopes.
-fn halves(tasks: Range<usize>, task: &(impl Fn(usize, usize) + Sync)) {
+fn halves(tasks: Range<usize>, task: &(dyn Fn(usize, usize) + Sync)) {
     if tasks.len() == 1 {
         let thread = rayon::current_thread_index().expect("inside the pool");
         task(tasks.start, thread);

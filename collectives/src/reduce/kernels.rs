@@ -183,7 +183,7 @@ fn four_body<R: Reduce>(task: Task<'_>) {
 /// In one pass over `N` inputs, none of which is the output.
 #[inline(always)]
 fn fixed<R: Reduce, const N: usize>(task: Task<'_>) {
-    let inputs: [*const u8; N] = std::array::from_fn(|r| task.inputs[r]);
+    let inputs: [*const u8; N] = *task.inputs.first_chunk().expect("as many inputs as the way takes");
     each::<R>(task, |i| {
         // SAFETY: `each` asks for elements of the task only.
         unsafe { joined::<R, N>(&inputs, i) }
@@ -251,7 +251,7 @@ unsafe fn merge<R: Reduce>(dst: &mut Partial<R::Acc>, src: &Partial<R::Acc>, len
 /// Fills a partial result with the tree over `N` inputs from `start` on.
 #[inline(always)]
 fn gather<R: Reduce, const N: usize>(next: &mut [MaybeUninit<R::Acc>], inputs: &[*const u8], start: usize) {
-    let inputs: [*const u8; N] = std::array::from_fn(|r| inputs[r]);
+    let inputs: [*const u8; N] = *inputs.first_chunk().expect("as many inputs as are gathered");
     for (k, p) in next.iter_mut().enumerate() {
         // SAFETY: start + k is of the task, whose inputs these are.
         *p = MaybeUninit::new(unsafe { joined::<R, N>(&inputs, start + k) });
