@@ -297,21 +297,28 @@ impl Family {
     }
 
     /// Sleeps until a rank has ended, a signal came or the deadline passed.
-    fn wait(&self, signals: Option<&Signals>, deadline: Option<Instant>) -> Option<Signal> {
+    fn wait(&mut self, signals: Option<&Signals>, deadline: Option<Instant>) -> Option<Signal> {
         let running = self.members.iter().filter(|m| m.ending.is_none());
-        let blind = running.clone().any(|m| m.pidfd.is_none());
+        let (blind, count) = (running.clone().any(|m| m.pidfd.is_none()), running.clone().count());
         let mut fds: Vec<_> = signals.iter().map(|s| PollFd::new(&s.fd, PollFlags::IN)).collect();
         fds.extend(running.filter_map(|m| m.pidfd.as_ref()).map(|fd| PollFd::new(fd, PollFlags::IN)));
         // A rank announces its failure on the board without waking us, so look now and then.
         let most = if blind { BLIND } else { Duration::from_millis(250) };
         let left = deadline.map_or(most, |d| d.saturating_duration_since(Instant::now()).min(most));
         let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // The kernel has no memory for it now, or a limit of open files has sunk: look at intervals instead.
-            Err(_) => std::thread::sleep(left.min(BLIND)),
+        let woken = poll(&mut fds, Some(&timeout));
+        let signal = signals.and_then(Signals::next);
+        let in_vain = match woken {
+            Ok(0) | Err(rustix::io::Errno::INTR) => false,
+            // The end of one that only a debugger may collect wakes this at once, every time.
+            Ok(_) => signal.is_none() && !self.reap() && self.alive().len() == count,
+            // The kernel has no memory for it now, or a limit of open files has sunk.
+            Err(_) => true,
+        };
+        if in_vain {
+            std::thread::sleep(left.min(BLIND));
         }
-        signals.and_then(Signals::next)
+        signal
     }
 
     /// Collects who has ended; true when all have. When several ended since the last look, one that a signal
@@ -339,13 +346,8 @@ impl Family {
         self.signal_all(Signal::KILL);
         let mut deadline = Instant::now() + patience;
         while !self.reap() && Instant::now() < deadline {
-            let running = self.alive().len();
             if self.wait(signals, Some(deadline)).is_some_and(|signal| signal != Signal::TSTP) {
                 deadline = deadline.min(Instant::now() + GRACE);
-            }
-            // The end of one that only a debugger may collect wakes this at once, every time.
-            if !self.reap() && self.alive().len() == running {
-                std::thread::sleep(BLIND);
             }
         }
         let left = self.alive();

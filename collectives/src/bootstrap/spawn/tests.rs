@@ -105,6 +105,10 @@ fn nobody_waits_for_ever_for_who_cannot_be_killed() {
     assert_eq!(family.members.iter().filter_map(|m| m.ending).collect::<Vec<_>>(), [Ending::Killed(9); 2]);
     assert!(family.reap(), "nobody waits again");
     family.members[1].ending = None;
+    // What cannot be collected wakes at once, and is looked at again only after a while.
+    let begun = Instant::now();
+    assert_eq!(family.wait(Some(&signals), None), None);
+    assert!(begun.elapsed() >= BLIND);
     // A signal meanwhile makes it shorter.
     // SAFETY: a plain call; this thread blocks the signal.
     unsafe { libc::raise(libc::SIGTERM) };
