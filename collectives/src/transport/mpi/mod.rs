@@ -353,11 +353,13 @@ unsafe impl Transport for MpiTransport {
         let in_job: Vec<c_int> = members.iter().map(|&m| self.members[m]).collect();
         let same = digest([self.identity, context].into_iter().chain(in_job.iter().map(|&m| m as u64)));
         let identity = digest([same, self.session().control().forms(same)]);
+        // Before they meet: who cannot start it turns back while nobody waits for it inside MPI.
+        let watch = self.session().watch()?;
         if let Err(e) = self.meet(members, identity, within) {
             self.session().control().forget(identity);
             return Err(e);
         }
-        let _watch = self.session().watch_of(Place::Communicator)?;
+        let _inside = watch.enter(Place::Communicator);
         let mut group = Self::over(Comm::of_members(self.session(), &in_job, identity)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
         Ok(Box::new(group))
