@@ -296,7 +296,7 @@ impl Family {
         Report { endings, first_failure, announced, interrupted, asked, killed, left }
     }
 
-    /// Sleeps until a rank has ended, a signal came or the deadline passed.
+    /// Sleeps until a rank has ended, which it then collects, a signal came or the deadline passed.
     fn wait(&mut self, signals: Option<&Signals>, deadline: Option<Instant>) -> Option<Signal> {
         let running = self.members.iter().filter(|m| m.ending.is_none());
         let (blind, count) = (running.clone().any(|m| m.pidfd.is_none()), running.clone().count());
