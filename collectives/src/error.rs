@@ -105,12 +105,12 @@ impl Error {
     }
 
     /// What the peers of one group are told of a failure in another.
-    pub(crate) fn in_another_group(&self) -> Self {
+    pub fn in_another_group(&self) -> Self {
         Error::GivenUp(format!("failed in another of its groups: {self}"))
     }
 
     /// What a rank tells all others that will not be heard of again in any group, with the `cause` where it is known.
-    pub(crate) fn last_word(cause: Option<&Self>) -> String {
+    pub fn last_word(cause: Option<&Self>) -> String {
         cause.map_or_else(|| "failed".into(), |why| why.in_another_group().to_string())
     }
 }

@@ -1,5 +1,5 @@
-//! Typed collectives over pluggable transports: shared memory, MPI (feature `mpi`), UCX, threads of one process, NCCL, and
-//! combinations of one inside nodes with another between them.
+//! Typed collectives over pluggable transports: shared memory, UCX, threads of one process, NCCL, MPI (in
+//! the crate `caravan-mpi`), and combinations of one inside nodes with another between them.
 //!
 //! What it promises:
 //!

@@ -31,7 +31,7 @@ impl Waited {
     }
 
     /// What a call took that lets nobody look meanwhile, counts in full.
-    pub(crate) fn blocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
+    pub fn blocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
         self.so_far();
         let done = call();
         self.sum += self.last.elapsed();
@@ -73,7 +73,7 @@ impl Fingerprint {
     }
 
     /// The same with its root by its rank in the job, for words; where a peer names one that its group of `size` has.
-    pub(crate) fn in_job(self, size: usize, job_rank: impl Fn(usize) -> usize) -> Self {
+    pub fn in_job(self, size: usize, job_rank: impl Fn(usize) -> usize) -> Self {
         let (kind, root) = (self.0 >> 59, (self.0 >> 38 & 0x3fff) as usize);
         let rooted =
             kind.checked_sub(1).and_then(|k| Kind::ALL.get(k as usize)).is_some_and(|kind| kind.rooted());

@@ -16,11 +16,11 @@ use collectives::bootstrap::spawn::{self, Report};
 use collectives::bootstrap::{self, Board, Ending, Identity, Launcher, Rendezvous, variables};
 #[cfg(feature = "mpi")]
 use collectives::transport::Transport as _;
-#[cfg(feature = "mpi")]
-use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::ucx::{Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
 use collectives::{Communicator, Error};
+#[cfg(feature = "mpi")]
+use collectives_mpi::{MpiTransport, Start};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -292,7 +292,7 @@ fn mpi(
     let mut transport = MpiTransport::world(&start)?;
     let mine = (transport.rank(), transport.size());
     if mine != (rank, world) {
-        let library = collectives::transport::mpi::library();
+        let library = collectives_mpi::library();
         let blind = library.contains("Intel") && std::env::var_os("I_MPI_PMI_LIBRARY").is_none();
         let way = match (identity.launcher, plugin()) {
             (Launcher::Slurm, Some(plugin)) if !started_by(plugin) => format!("take srun --mpi={plugin}"),

@@ -5,7 +5,7 @@ use crate::failure::{Failure, Result};
 use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
 #[cfg(feature = "mpi")]
-use collectives::transport::mpi::{Family, family};
+use collectives_mpi::{Family, family};
 
 /// How the ranks of a run reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

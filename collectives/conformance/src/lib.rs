@@ -8,6 +8,8 @@ mod device;
 mod failures;
 mod flights;
 mod groups;
+pub mod p2p;
+pub mod planned;
 mod random;
 
 pub use device::{

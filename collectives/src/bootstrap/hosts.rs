@@ -130,10 +130,10 @@ pub(super) fn host_name() -> String {
 }
 
 /// A variable that Hydra gives its ranks, and no other manager that speaks PMI: how many of them are on the host.
-pub(crate) const OF_HYDRA: &str = "MPI_LOCALNRANKS";
+pub const OF_HYDRA: &str = "MPI_LOCALNRANKS";
 
 /// The socket to the process manager that speaks PMI, as PMI_FD names it.
-pub(crate) fn pmi_socket() -> Option<BorrowedFd<'static>> {
+pub fn pmi_socket() -> Option<BorrowedFd<'static>> {
     connected(&std::env::var("PMI_FD").ok()?)
 }
 

@@ -20,8 +20,7 @@ mod wire;
 
 pub use board::{Board, Ending};
 pub(crate) use hosts::boot_and_space;
-#[cfg(feature = "mpi")]
-pub(crate) use hosts::{OF_HYDRA, pmi_socket};
+pub use hosts::{OF_HYDRA, pmi_socket};
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
 pub use memfd::anonymous;

@@ -7,7 +7,7 @@ use crate::error::Error;
 const ANOTHER: char = '\u{1}';
 
 /// What a rank tells its peers when it gives up.
-pub(super) fn told(why: &Error) -> String {
+pub fn told(why: &Error) -> String {
     match why {
         Error::PeerLost { peer, how, .. } => format!("{ANOTHER}{peer} {how}"),
         other => other.to_string(),
@@ -15,7 +15,7 @@ pub(super) fn told(why: &Error) -> String {
 }
 
 /// What `rank` hears when `from` tells it so; both are ranks of the job.
-pub(super) fn heard(rank: usize, from: usize, words: &str) -> Error {
+pub fn heard(rank: usize, from: usize, words: &str) -> Error {
     let another = |words: &str| {
         let (peer, how) = words.strip_prefix(ANOTHER)?.split_once(' ')?;
         Some((peer.parse().ok()?, how.to_owned()))

@@ -5,30 +5,35 @@ use std::time::{Duration, Instant};
 /// After a peer has left in order, what it sent before may still be on its way for this long.
 const AFTER_LEAVING: Duration = Duration::from_secs(1);
 
-pub(super) struct Farewells {
+/// By ranks of the group.
+pub struct Farewells {
     left: Vec<Option<Instant>>,
     count: usize,
 }
 
 impl Farewells {
-    pub(super) fn none(size: usize) -> Self {
+    /// Of a group of `size`, which nobody has left.
+    pub fn none(size: usize) -> Self {
         Farewells { left: vec![None; size], count: 0 }
     }
 
     /// `peer` has said goodbye.
-    pub(super) fn note(&mut self, peer: usize) {
+    pub fn note(&mut self, peer: usize) {
         if self.left[peer].replace(Instant::now()).is_none() {
             self.count += 1;
         }
     }
 
-    pub(super) fn has_left(&self, peer: usize) -> bool {
+    /// Whether `peer` has said goodbye.
+    #[inline]
+    pub fn has_left(&self, peer: usize) -> bool {
         self.left[peer].is_some()
     }
 
     /// Whether `peer` has left too long ago for anything of it to come any more, and so for a message that it was taking
     /// to be still under way.
-    pub(super) fn is_done_with(&self, peer: usize) -> bool {
+    #[inline]
+    pub fn is_done_with(&self, peer: usize) -> bool {
         self.count > 0 && self.left[peer].is_some_and(|at| at.elapsed() > AFTER_LEAVING)
     }
 }

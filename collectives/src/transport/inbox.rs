@@ -7,16 +7,19 @@ use std::collections::VecDeque;
 /// Forming a group takes one of each member, and several may be formed at once.
 const MOST_KEPT: usize = 4 * MAX_SIZE;
 
-pub(super) struct Inbox<W> {
+/// Words in the order in which they came.
+pub struct Inbox<W> {
     words: VecDeque<W>,
 }
 
 impl<W> Inbox<W> {
-    pub(super) fn empty() -> Self {
+    /// Without words.
+    pub fn empty() -> Self {
         Inbox { words: VecDeque::new() }
     }
 
-    pub(super) fn put(&mut self, word: W) {
+    /// Keeps `word`.
+    pub fn put(&mut self, word: W) {
         self.words.push_back(word);
         if self.words.len() > MOST_KEPT {
             self.words.pop_front();
@@ -24,19 +27,23 @@ impl<W> Inbox<W> {
     }
 
     /// The oldest word that is `wanted`.
-    pub(super) fn take(&mut self, wanted: impl Fn(&W) -> bool) -> Option<W> {
+    pub fn take(&mut self, wanted: impl Fn(&W) -> bool) -> Option<W> {
         let at = self.words.iter().position(wanted)?;
         self.words.remove(at)
     }
 
     /// How many words are kept.
-    #[cfg(feature = "mpi")]
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.words.len()
     }
 
+    /// Whether none is kept.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
     /// Forgets all words that are not `wanted`.
-    pub(super) fn retain(&mut self, wanted: impl Fn(&W) -> bool) {
+    pub fn retain(&mut self, wanted: impl Fn(&W) -> bool) {
         self.words.retain(wanted);
     }
 }

@@ -1,27 +1,19 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
-mod blame;
 pub mod emulated;
-mod farewell;
 pub mod hierarchical;
-mod inbox;
-#[cfg(feature = "mpi")]
-pub mod mpi;
-// What of it needs no library, for its tests.
-#[cfg(all(test, not(feature = "mpi")))]
-#[allow(dead_code)]
-mod mpi {
-    mod family;
-    mod tags;
-    mod words;
-}
-mod neighbours;
 mod nodes;
 mod processes;
 pub mod shm;
 pub mod threads;
 pub mod ucx;
-mod waits;
+
+// What transports share whose library says little about peers, also those of other crates.
+pub mod blame;
+pub mod farewell;
+pub mod inbox;
+pub mod neighbours;
+pub mod waits;
 
 use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
@@ -30,7 +22,7 @@ use std::time::Duration;
 pub use waits::Wait;
 
 /// How long to wait for a peer's explanation of what went wrong, which is better than what this rank can tell.
-pub(crate) const HEARSAY: Duration = Duration::from_millis(300);
+pub const HEARSAY: Duration = Duration::from_millis(300);
 
 /// What matches a send with its receive: unique per (call, step) on one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -261,7 +253,10 @@ pub trait Waits {
 }
 
 /// Refuses a `call` of the job's `rank` that has to do with a rank which its group of `size` does not have.
-fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Argument`], with both.
+pub fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()> {
     if peer < size {
         return Ok(());
     }
@@ -270,14 +265,17 @@ fn admit(call: &'static str, rank: usize, peer: usize, size: usize) -> Result<()
 
 /// What it means that a receive of `posted` bytes has met a message of another length; `None` where the library says only
 /// that it is longer.
-fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>) -> Error {
+pub fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>) -> Error {
     let theirs = sent.map_or_else(|| "more".into(), |bytes| format!("{bytes} bytes"));
     let mine = format!("{posted} bytes");
     Error::Diverged { sequence: 0, rank, mine, peer, theirs, past: String::new() }
 }
 
 /// The place of this rank among the `members` of a group who form one of their own.
-fn place_among(members: &[usize], group: &impl Transport) -> Result<usize> {
+///
+/// # Errors
+/// [`Error::Argument`] where the group has no such member, one is there twice, or this rank is not among them.
+pub fn place_among(members: &[usize], group: &impl Transport) -> Result<usize> {
     let (me, rank) = (group.rank(), group.job_rank(group.rank()));
     members.iter().try_for_each(|&member| admit("subgroup", rank, member, group.size()))?;
     let refused = |what| {

@@ -10,27 +10,32 @@ use std::time::{Duration, Instant};
 
 /// Where a rank runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Home {
+pub struct Home {
     /// The host and its process numbers: equal means that a process number of one means the same to the other.
-    pub(super) host: u64,
-    pub(super) pid: u32,
+    pub host: u64,
+    /// The number of its process there.
+    pub pid: u32,
 }
 
 impl Home {
-    pub(super) const BYTES: usize = 8 + 4;
+    /// What [`to_bytes`](Self::to_bytes) makes of one.
+    pub const BYTES: usize = 8 + 4;
 
-    pub(super) fn of_this_process() -> Self {
+    /// Of this rank.
+    pub fn of_this_process() -> Self {
         Home { host: digest(boot_and_space("pid").bytes()), pid: std::process::id() }
     }
 
-    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+    /// For others to read by [`from_bytes`](Self::from_bytes).
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[..8].copy_from_slice(&self.host.to_le_bytes());
         out[8..].copy_from_slice(&self.pid.to_le_bytes());
         out
     }
 
-    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+    /// What another rank's [`to_bytes`](Self::to_bytes) has said.
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let (host, pid) = bytes.split_at(8);
         Home {
             host: u64::from_le_bytes(host.try_into().expect("8 bytes")),
@@ -40,14 +45,13 @@ impl Home {
 }
 
 /// Watches the processes of the other ranks on this host.
-pub(super) struct Neighbours {
+pub struct Neighbours {
     processes: Processes,
     /// By rank, as the rest.
     homes: Vec<Home>,
     ended: Vec<bool>,
     any: bool,
     /// The first that was seen to have ended, and when; of several at one look the lowest.
-    #[cfg(any(feature = "mpi", test))]
     first: Option<(usize, Instant)>,
     next: Instant,
 }
@@ -56,8 +60,7 @@ pub(super) struct Neighbours {
 const LAST_WORDS: Duration = Duration::from_millis(20);
 /// For how long a rank that has seen another's end does not end itself, where nothing but ends can be seen: who looks more
 /// often than that sees the first one alone, and not also those that it has brought about.
-#[cfg(feature = "mpi")]
-pub(super) const SEEN_BY_ALL: Duration = Duration::from_millis(200);
+pub const SEEN_BY_ALL: Duration = Duration::from_millis(200);
 /// How often a waiting rank looks at its neighbours.
 const INTERVAL: Duration = Duration::from_millis(2);
 
@@ -67,7 +70,7 @@ impl Neighbours {
     ///
     /// # Errors
     /// One that has ended already, or no file left to watch one with.
-    pub(super) fn of(rank: usize, homes: Vec<Home>) -> Result<Self> {
+    pub fn of(rank: usize, homes: Vec<Home>) -> Result<Self> {
         let mut processes = Processes::default();
         let mine = homes[rank];
         for (peer, home) in homes.iter().enumerate() {
@@ -100,14 +103,13 @@ impl Neighbours {
             ended: vec![false; homes.len()],
             homes,
             any: false,
-            #[cfg(any(feature = "mpi", test))]
             first: None,
             next: Instant::now(),
         })
     }
 
     /// Looks which processes have ended; once in a while only, so that it is cheap.
-    pub(super) fn look(&mut self) {
+    pub fn look(&mut self) {
         let now = Instant::now();
         if now < self.next || self.processes.is_empty() {
             return;
@@ -115,37 +117,38 @@ impl Neighbours {
         self.next = now + INTERVAL;
         self.processes.ended(|peer| {
             (self.ended[peer], self.any) = (true, true);
-            #[cfg(any(feature = "mpi", test))]
             self.first.get_or_insert((peer, now));
         });
     }
 
     /// Whether any process had ended at the last look.
-    pub(super) fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.any
     }
 
     /// Whether the process of `peer` had ended at the last look.
-    pub(super) fn ended(&self, peer: usize) -> bool {
+    pub fn ended(&self, peer: usize) -> bool {
         self.ended[peer]
     }
 
     /// Looks, and says which rank ended first, once it was seen to have ended `grace` ago. Those that end after it mostly
     /// do so because of it.
-    #[cfg(any(feature = "mpi", test))]
-    pub(super) fn first_ended(&mut self, grace: Duration) -> Option<usize> {
+    pub fn first_ended(&mut self, grace: Duration) -> Option<usize> {
         self.look();
         self.first.filter(|(_, seen)| seen.elapsed() >= grace).map(|(peer, _)| peer)
     }
 
     /// How `peer` was lost, whose process has ended.
-    pub(super) fn how(&self, peer: usize) -> String {
+    pub fn how(&self, peer: usize) -> String {
         format!("ended (process {}) without leaving the group", self.homes[peer].pid)
     }
 }
 
 /// Whether words come from a rank whose process has ended, as far as `listen` hears any.
-pub(super) fn last_words(mut listen: impl FnMut() -> Result<bool>) -> Result<bool> {
+///
+/// # Errors
+/// Those of `listen`.
+pub fn last_words(mut listen: impl FnMut() -> Result<bool>) -> Result<bool> {
     let until = Instant::now() + LAST_WORDS;
     loop {
         if listen()? {

@@ -18,41 +18,41 @@ pub struct Wait {
 const STILL: u64 = 1 << 31;
 
 /// The owner of `word` waits, still or by now.
-pub(super) fn note(word: &AtomicU64, wait: Wait) {
+pub fn note(word: &AtomicU64, wait: Wait) {
     let times = (word.load(Ordering::Relaxed) >> 32).wrapping_add(1);
     let still = if wait.still { STILL } else { 0 };
     word.store(times << 32 | still | wait.rank as u64, Ordering::Relaxed);
 }
 
 /// What was noted last, if that was after `word` was `before`.
-pub(super) fn noted_since(word: &AtomicU64, before: u64) -> Option<Wait> {
+pub fn noted_since(word: &AtomicU64, before: u64) -> Option<Wait> {
     let now = word.load(Ordering::Relaxed);
     let wait = Wait { rank: (now as u32 as u64 & !STILL) as usize, still: now & STILL != 0 };
     (now != before).then_some(wait)
 }
 
 /// The same in words.
-pub(super) fn told(wait: Wait) -> String {
+pub fn told(wait: Wait) -> String {
     format!("{} {}", wait.rank, if wait.still { "still" } else { "moves" })
 }
 
 /// What has come of questions and answers.
 #[derive(Default)]
-pub(super) struct Questions {
+pub struct Questions {
     /// Ranks that want to know for whom this one waits.
-    pub(super) askers: Vec<usize>,
+    pub askers: Vec<usize>,
     /// How often ranks that were asked have answered, and what.
     answers: BTreeMap<usize, (u64, Wait)>,
 }
 
 impl Questions {
     /// How often `peer` has answered before it is asked now.
-    pub(super) fn before(&self, peer: usize) -> u64 {
+    pub fn before(&self, peer: usize) -> u64 {
         self.answers.get(&peer).map_or(0, |(times, _)| *times)
     }
 
     /// `from` has answered, with a rank of the `size` that there are.
-    pub(super) fn answered(&mut self, from: usize, words: &str, size: usize) {
+    pub fn answered(&mut self, from: usize, words: &str, size: usize) {
         let times = self.before(from) + 1;
         let (rank, how) = words.split_once(' ').unwrap_or_default();
         let rank = rank.parse().ok().filter(|&rank| rank < size);
@@ -60,7 +60,7 @@ impl Questions {
     }
 
     /// What `peer` has answered last, if that was after it had answered `before` times.
-    pub(super) fn answer(&self, peer: usize, before: u64) -> Option<Wait> {
+    pub fn answer(&self, peer: usize, before: u64) -> Option<Wait> {
         self.answers.get(&peer).filter(|(times, _)| *times > before).map(|(_, wait)| *wait)
     }
 }

@@ -1,10 +1,10 @@
 //! The shared-memory transport between real processes: publishing and reading, messages, subgroups, memory.
 
-use crate::p2p;
 use crate::ranks::{PATIENCE, identity, job, options, pattern, run, this_test, until, wait};
 use collectives::bootstrap::{Options, shm_group};
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Error, Result};
+use conformance::p2p;
 
 /// A buffer that peers can read where it is.
 fn shared(t: &mut dyn Transport, data: &[u8]) -> Buffer<u8> {

@@ -1,14 +1,13 @@
 //! What the engine holds for calls is what was said beforehand, on every transport but MPI, whose launcher has a test of
 //! its own.
 
-use crate::planned;
 use crate::ranks::{PATIENCE, connect, identity, job, options, this_test};
 use collectives::Communicator;
 use collectives::bootstrap::{Rendezvous, shm_inside};
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Nodes, Transport};
-use conformance::standard;
+use conformance::{planned, standard};
 
 fn over(test: &str, sizes: &[usize], transport: fn() -> collectives::Result<Box<dyn Transport>>) {
     let body = || {

@@ -1,10 +1,9 @@
 //! The suite that every transport passes, here over shared memory, where each rank is a process.
 
-use crate::p2p;
 use crate::ranks::{self, PATIENCE, connect, run, this_test};
 use collectives::transport::Tag;
 use collectives::{Communicator, Options, Progress};
-use conformance::{Case, cases, standard, windowed};
+use conformance::{Case, cases, p2p, standard, windowed};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,12 @@
 //! The UCX transport between real processes over each of UCX's transports that a machine without special hardware
 //! has. The processes are this test program again, as `rank_process`.
 
-use crate::{p2p, ucx_groups};
+use crate::ucx_groups;
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Request, Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
-use conformance::{Case, cases, each};
+use conformance::{Case, cases, each, p2p};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
 //! Groups of a rank over UCX, which share a worker: how many there can be, and what one of them that fails is to the others.
 
-use crate::p2p;
 use crate::ucx::{available, errors, passes};
 use collectives::Error;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Tag, Transport};
+use conformance::p2p;
 
 /// As many groups as tags tell apart, and one more.
 pub fn too_many(t: &mut UcxTransport) {

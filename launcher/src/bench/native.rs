@@ -12,7 +12,7 @@ use collectives::schedule::Call;
 use collectives::schedule::Kind;
 
 #[cfg(feature = "mpi")]
-pub use collectives::transport::mpi::native::Native;
+pub use collectives_mpi::native::Native;
 
 /// Nothing: this build has no library with collectives.
 #[cfg(not(feature = "mpi"))]
@@ -51,7 +51,7 @@ pub fn check(operation: Operation, calls: Calls, transport: &str) -> Result<()> 
 pub fn library(transport: &str) -> Option<String> {
     match transport {
         #[cfg(feature = "mpi")]
-        "mpi" => Some(collectives::transport::mpi::library()),
+        "mpi" => Some(collectives_mpi::library()),
         "ucx" => collectives::transport::ucx::library().ok(),
         _ => None,
     }
@@ -77,7 +77,7 @@ pub fn obstacle(native: &Native, _call: &Call) -> Option<String> {
 pub fn why(native: &Native, call: &Call) -> String {
     let caveat = native.caveat().filter(|_| call.kind == Kind::Reduce);
     let caveat = caveat.map_or(String::new(), |caveat| format!("; {caveat}"));
-    format!("as asked for: {}{caveat}", collectives::transport::mpi::library())
+    format!("as asked for: {}{caveat}", collectives_mpi::library())
 }
 
 /// Why the library's own algorithm runs.

@@ -1,7 +1,7 @@
 //! Which MPI library this program is built against, and what that says about how it has to be used.
 
-use super::family::{Family, short};
 use super::ffi;
+use crate::family::{Family, short};
 use std::os::raw::c_int;
 
 /// The name and version of the library; MPI need not be started.

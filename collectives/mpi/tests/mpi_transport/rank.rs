@@ -1,14 +1,14 @@
 //! What one rank does in each case; the tests start the ranks and look at how they end.
 
 use crate::launch::FOLDER;
-use crate::{native, p2p, planned, strict, worlds};
+use crate::{native, strict, worlds};
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::mpi::{MpiTransport, Start, library};
 use collectives::transport::{PerNode, Tag, Transport};
 use collectives::{Buffer, Communicator, DType, Error, Options, Progress, ReduceOp};
-use conformance::{Case, cases, standard, windowed};
+use collectives_mpi::{MpiTransport, Start, library};
+use conformance::{Case, cases, p2p, planned, standard, windowed};
 use std::time::{Duration, Instant};
 
 /// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.

@@ -6,13 +6,13 @@
 //! number, where it takes the place of a message that is then lost.
 
 use super::session::Session;
-use super::words::LARGEST;
-pub(super) use super::words::{Kind, Word};
 use super::{failures, ffi, unreceived};
-use crate::error::{Error, Result};
-use crate::transport::inbox::Inbox;
-use crate::transport::neighbours::SEEN_BY_ALL;
-use crate::transport::waits::{self, Questions, Wait};
+use crate::words::LARGEST;
+pub(super) use crate::words::{Kind, Word};
+use collectives::transport::inbox::Inbox;
+use collectives::transport::neighbours::SEEN_BY_ALL;
+use collectives::transport::waits::{self, Questions, Wait};
+use collectives::{Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};

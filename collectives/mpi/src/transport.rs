@@ -1,4 +1,4 @@
-//! Messages over MPI, whichever library the program was built against (Cargo feature `mpi`).
+//! Messages over MPI, whichever library the program was built against.
 //!
 //! rsmpi starts MPI and gives its C interface; messages go as bytes through `MPI_Isend`, `MPI_Irecv` and `MPI_Test`
 //! on communicators of our own, whose errors come back as codes with MPI's own text. MPI is asked for
@@ -14,25 +14,23 @@ mod blocked;
 mod comm;
 mod control;
 mod failures;
-mod family;
 mod fatal;
 mod library;
 mod members;
 pub mod native;
 mod requests;
 mod session;
-mod tags;
 mod unreceived;
-mod words;
 
-use super::farewell::Farewells;
-use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_length};
-use crate::digest::digest;
-use crate::error::{Error, Result};
+use crate::tags::{LEAST_LIMIT, Mapped, Tags};
 use blocked::Place;
 pub use blocked::Start;
+use collectives::transport::farewell::Farewells;
+use collectives::transport::{
+    HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_length,
+};
+use collectives::{Error, Result, digest};
 use comm::Comm;
-pub use family::Family;
 pub use library::{family, library};
 use mpi::ffi;
 use requests::{Comms, Kind, Outcome, Requests, Route};
@@ -40,7 +38,6 @@ use session::Session;
 use std::os::raw::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tags::{Mapped, Tags};
 
 /// What worlds, groups of all ranks, are numbered after, as others are after the group that they are formed out of.
 const WORLD: u64 = 1;
@@ -145,11 +142,11 @@ impl MpiTransport {
         let guarded = family().overruns();
         let (rank, size) = messages.rank_and_size()?;
         let limit = messages.tag_limit()?;
-        if limit < tags::LEAST_LIMIT {
+        if limit < LEAST_LIMIT {
             let why = format!(
                 "{} takes tags up to {limit}; {} are needed (MPIR_CVAR_CH4_OFI_TAG_BITS gives MPICH and its like more)",
                 session.library(),
-                tags::LEAST_LIMIT
+                LEAST_LIMIT
             );
             return Err(Error::Unavailable { name: "mpi".into(), why });
         }

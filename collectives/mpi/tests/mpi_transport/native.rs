@@ -2,8 +2,8 @@
 
 use collectives::schedule::{Call, Kind};
 use collectives::transport::Transport;
-use collectives::transport::mpi::MpiTransport;
 use collectives::{Buffer, DType, ReduceOp, bf16};
+use collectives_mpi::MpiTransport;
 
 /// Exactly summable data, so that MPI's order of summation does not matter.
 pub fn collectives(t: &MpiTransport) {

@@ -9,14 +9,14 @@
 //! they were posted, on both sides. Calls start in the same order on all ranks, so two calls whose tags are equal are
 //! posted in the same order on both sides unless a rank posts a message of the earlier call after one of the later,
 //! which takes a window of calls under way at once on that rank. The engine holds the later ones back so that there never
-//! are (see [`window`](crate::transport::Transport::window)), and [`Tags::collective`] would refuse them.
+//! are (see [`window`](collectives::transport::Transport::window)), and [`Tags::collective`] would refuse them.
 //!
 //! Over a library with tags of 31 bits that writes past a receive to which a longer message comes (see
-//! [`requests`](super::requests)), some messages have tags of another kind, on a communicator of their own: 11 bits of the
+//! `transport/requests.rs`), some messages have tags of another kind, on a communicator of their own: 11 bits of the
 //! call's number, 8 of what is called, and 12 of the exact length. A message of another length cannot meet such a receive, so it is posted at once.
 
-use crate::transport::Tag;
-use crate::watch::Coded;
+use collectives::transport::Tag;
+use collectives::watch::Coded;
 use std::ops::Range;
 use std::os::raw::c_int;
 
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn exact_tags_hold_the_length() {
-        use crate::element::{DType, ReduceOp};
-        use crate::schedule::{Call, Kind};
+        use collectives::schedule::{Call, Kind};
+        use collectives::{DType, ReduceOp};
         let tags = Tags::new(c_int::MAX, true);
         let mut seen = std::collections::HashSet::new();
         for call in [0u64, 1, 2047, 2048 * 5 + 7] {

@@ -4,13 +4,13 @@
 
 use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
-use super::family::is_mpich_4_0;
 use super::fatal;
 use super::members::LINGER_FAILED;
 use super::{ffi, library};
-use crate::bootstrap::{OF_HYDRA, pmi_socket};
-use crate::error::{Error, Result};
-use crate::transport::neighbours::{Home, Neighbours};
+use crate::family::is_mpich_4_0;
+use collectives::bootstrap::{OF_HYDRA, pmi_socket};
+use collectives::transport::neighbours::{Home, Neighbours};
+use collectives::{Error, Result};
 use mpi::Threading;
 use mpi::environment::Universe;
 use std::cell::Cell;

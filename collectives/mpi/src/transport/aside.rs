@@ -4,9 +4,9 @@
 use super::ffi;
 use super::requests::{Kind, OK, Requests, Slot};
 use super::session::Session;
-use super::tags::{Said, Tags};
-use crate::error::Result;
-use crate::watch::{Coded, Fingerprint};
+use crate::tags::{Said, Tags};
+use collectives::Result;
+use collectives::watch::{Coded, Fingerprint};
 use std::os::raw::c_int;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Starts ranks under the launcher of the library that is built in, and says how they ended.
 
-use crate::p2p;
-use collectives::transport::mpi::{Family, family, library};
+use collectives_mpi::{Family, family, library};
+use conformance::p2p;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 

@@ -7,13 +7,13 @@
 
 use super::blocked::{Place, Watch};
 use super::comm::Comm;
-use super::family::{Family, is_mpich_4_0};
 use super::ffi;
 use super::library::{SMALL_HANDLES, family};
-use crate::buffer::Buffer;
-use crate::element::{DType, Element, ReduceOp};
-use crate::error::{Error, Result};
-use crate::schedule::{Call, Kind};
+use crate::family::{Family, is_mpich_4_0};
+use collectives::Buffer;
+use collectives::schedule::{Call, Kind};
+use collectives::{DType, Element, ReduceOp};
+use collectives::{Error, Result};
 use std::ffi::c_void;
 use std::os::raw::c_int;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Worlds of one process: several at once or in turn, one that has no deadline, and one with more groups than there can be.
 
-use crate::p2p;
 use collectives::bootstrap;
-use collectives::transport::mpi::{MpiTransport, Start};
 use collectives::transport::{Tag, Transport};
+use collectives_mpi::{MpiTransport, Start};
+use conformance::p2p;
 use std::time::{Duration, Instant};
 
 /// Longer than anything that a rank sent before its farewell is awaited.

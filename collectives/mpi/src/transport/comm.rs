@@ -5,8 +5,9 @@
 //! MPICH, and five of 65536 with Open MPI (4.1).
 
 use super::session::{Session, text};
-use super::{control, ffi, tags};
-use crate::error::Result;
+use super::{control, ffi};
+use crate::tags;
+use collectives::Result;
 use std::os::raw::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;

@@ -1,21 +1,17 @@
 //! The MPI transport under the mpirun of the library that this is built against. The ranks are this test program
 //! again, as `rank_process`. Needs the feature `mpi`; both libraries are tested by building twice, as `tests/run` does:
-//! `MPICC=mpicc.openmpi cargo test -p caravan-collectives --features mpi --test mpi_transport`, and the same with
+//! `MPICC=mpicc.openmpi cargo test -p caravan-mpi --features mpi --test mpi_transport`, and the same with
 //! `mpicc.mpich`, each with a target folder of its own.
 #![cfg(feature = "mpi")]
 
 mod launch;
 mod native;
-#[path = "../public/p2p.rs"]
-mod p2p;
-#[path = "../public/planned.rs"]
-mod planned;
 mod rank;
 mod strict;
 mod worlds;
 
-use collectives::transport::mpi::library;
-use conformance::cases;
+use collectives_mpi::library;
+use conformance::{cases, p2p};
 use launch::{CASE, passes, passes_over_ucx, run, run_over_ulfm, run_unseen, text};
 use rank::NODES;
 use std::time::{Duration, Instant};

@@ -2,10 +2,10 @@
 
 use super::MpiTransport;
 use super::control::{Kind, Word};
-use crate::error::{Error, Result};
-use crate::transport::neighbours::last_words;
-use crate::transport::{Transport, blame};
-use crate::watch::Waited;
+use collectives::transport::neighbours::last_words;
+use collectives::transport::{Transport, blame};
+use collectives::watch::Waited;
+use collectives::{Error, Result};
 use std::os::raw::c_int;
 use std::time::Duration;
 

@@ -3,9 +3,9 @@
 //! all ranks have come to the end, each looks by itself, see [`Control::end`](super::control::Control::end).)
 
 use super::library::library;
-use crate::error::{Error, Result};
-use crate::transport::neighbours::{Neighbours, SEEN_BY_ALL};
-use crate::watch::Waited;
+use collectives::transport::neighbours::{Neighbours, SEEN_BY_ALL};
+use collectives::watch::Waited;
+use collectives::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
@@ -34,9 +34,9 @@ impl Default for Start {
     fn default() -> Self {
         Start {
             one_thread: false,
-            within: crate::bootstrap::Options::default().timeout,
+            within: collectives::bootstrap::Options::default().timeout,
             missing: None,
-            call_timeout: crate::Options::default().deadline,
+            call_timeout: collectives::Options::default().deadline,
             caught: || false,
             // In one piece, between which nothing of other ranks comes in a launcher's output.
             tell: Arc::new(|why| {

@@ -1,11 +1,11 @@
 //! What UCX ends the process for where an MPI library sends over it: a copy from the memory of another process of this host
 //! that has ended. MPI would take such a message for one that came, so nothing may go on here (over our own transport it can:
-//! [`fatal`](crate::transport::ucx)); but before the process ends, this rank says who was lost, instead of a trace of calls.
+//! [`fatal`](collectives::transport::ucx)); but before the process ends, this rank says who was lost, instead of a trace of calls.
 
 use super::blocked::{Ranks, Start};
-use crate::error::Error;
-use crate::transport::HEARSAY;
-use crate::transport::neighbours::SEEN_BY_ALL;
+use collectives::Error;
+use collectives::transport::HEARSAY;
+use collectives::transport::neighbours::SEEN_BY_ALL;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -6,15 +6,15 @@
 //! enough to travel at once. Ranks that disagree must get an error, not a ruined memory, so over such a library large
 //! messages have a communicator of their own, and their receives are posted only when a probe has seen a message of
 //! exactly the right length. Small messages are posted as usual and meet only small ones. Messages of middling length
-//! are posted at once on a third communicator, where tags say how long they are; see [`tags`](super::tags).
+//! are posted at once on a third communicator, where tags say how long they are; see [`tags`](crate::tags).
 
 use super::aside::{post, read, take};
 use super::session::Session;
-use super::tags::Tags;
 use super::{SMALL, ffi};
-use crate::error::Result;
-use crate::transport::{Request, Tag};
-use crate::watch::{Coded, Fingerprint};
+use crate::tags::Tags;
+use collectives::Result;
+use collectives::transport::{Request, Tag};
+use collectives::watch::{Coded, Fingerprint};
 use std::os::raw::c_int;
 use std::time::Instant;
 
@@ -193,7 +193,7 @@ impl Requests {
     /// Posts a message in parts; MPI keeps their order.
     ///
     /// # Safety
-    /// As of [`Transport::send`](crate::transport::Transport::send); it is this thread's turn.
+    /// As of [`Transport::send`](collectives::transport::Transport::send); it is this thread's turn.
     #[inline(always)]
     pub(super) unsafe fn send(
         &mut self,
@@ -260,7 +260,7 @@ impl Requests {
     /// Posts a receive in parts, or notes it for probing. What is posted whole and comes within `looks` needs no place.
     ///
     /// # Safety
-    /// As of [`Transport::recv`](crate::transport::Transport::recv); it is this thread's turn.
+    /// As of [`Transport::recv`](collectives::transport::Transport::recv); it is this thread's turn.
     #[inline(always)]
     pub(super) unsafe fn recv(
         &mut self,
