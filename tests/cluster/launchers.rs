@@ -161,6 +161,18 @@ fn a_failing_rank_takes_the_job_down_with_its_reason() {
     }
 }
 
+/// `part` with every launcher and transport, all at the same time: it mostly waits.
+fn at_once(part: impl Fn(Mpirun, &str) + Sync) {
+    std::thread::scope(|scope| {
+        for mpirun in Mpirun::tried() {
+            for transport in Mpirun::transports() {
+                let part = &part;
+                scope.spawn(move || part(mpirun, transport));
+            }
+        }
+    });
+}
+
 /// A run that takes for ever, started and under way.
 fn endless(bench: &Bench, mpirun: Mpirun, transport: &str) -> Child {
     bench.endless(mpirun.run(bench, &[(3, &format!("{CARAVAN} {ENDLESS} --quiet --transport {transport}"))]))
@@ -186,19 +198,17 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
 /// mpirun passes this signal on to all ranks, where others make it end them.
 #[test]
 fn a_job_that_is_asked_to_end_keeps_its_model() {
-    for mpirun in Mpirun::tried() {
-        for transport in Mpirun::transports() {
-            let bench = bench();
-            let run = endless(&bench, mpirun, transport);
-            signal(run.id(), Signal::USR1);
-            // Hydra has been seen to end with 0 of itself.
-            let said = bench.finish(run).stderr;
-            let words = ["caravan: interrupted by signal 10; the weights after step ", " were saved to out"];
-            assert!(words.iter().all(|word| said.contains(word)), "{said}");
-            bench.run("eval --model out --data text.txt --quiet").success();
-            bench.nothing_left();
-        }
-    }
+    at_once(|mpirun, transport| {
+        let bench = bench();
+        let run = endless(&bench, mpirun, transport);
+        signal(run.id(), Signal::USR1);
+        // Hydra has been seen to end with 0 of itself.
+        let said = bench.finish(run).stderr;
+        let words = ["caravan: interrupted by signal 10; the weights after step ", " were saved to out"];
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        bench.run("eval --model out --data text.txt --quiet").success();
+        bench.nothing_left();
+    });
 }
 
 #[test]
@@ -224,35 +234,33 @@ fn a_killed_rank_takes_the_job_down() {
 
 #[test]
 fn a_mixed_launch_names_the_difference() {
-    for mpirun in Mpirun::tried() {
-        for transport in Mpirun::transports() {
-            let bench = bench();
-            bench.text("text.txt", 6000);
-            bench.file("other.txt", "quite another text ".repeat(400));
-            let other_text = TRAIN.replace("text.txt", "other.txt");
-            let train = format!("{CARAVAN} {TRAIN} --transport {transport}");
-            let mixed = |one: &str, other: &str, words: &[&str]| {
-                let outcome = bench.finish(mpirun.run(&bench, &[(1, one), (1, other)]).spawn().unwrap());
-                fails(&outcome, words);
-                fails(&outcome, &["ranks were started with different arguments"]);
-                bench.nothing_left();
-            };
-            mixed(&train, &format!("{train} --stage 2"), &["'--stage 2'", "'--stage 3'"]);
-            mixed(&train, &format!("{train} --seed 2"), &["'--seed 2'", "'--seed 1337'"]);
-            mixed(
-                &train,
-                &format!("{CARAVAN} {other_text} --transport {transport}"),
-                &["'--data of 7600 tokens"],
-            );
-            let bench_command = format!("{CARAVAN} bench all_reduce --transport {transport}");
-            mixed(&train, &bench_command, &["'command train'", "'operation all_reduce'"]);
-            if transport != "shm" {
-                let words = [format!("'--transport {transport}'"), "'--transport shm'".to_owned()];
-                let line = format!("{CARAVAN} {TRAIN} --transport shm");
-                mixed(&train, &line, &[&words[0], &words[1]]);
-            }
+    at_once(|mpirun, transport| {
+        let bench = bench();
+        bench.text("text.txt", 6000);
+        bench.file("other.txt", "quite another text ".repeat(400));
+        let other_text = TRAIN.replace("text.txt", "other.txt");
+        let train = format!("{CARAVAN} {TRAIN} --transport {transport}");
+        let mixed = |one: &str, other: &str, words: &[&str]| {
+            let outcome = bench.finish(mpirun.run(&bench, &[(1, one), (1, other)]).spawn().unwrap());
+            fails(&outcome, words);
+            fails(&outcome, &["ranks were started with different arguments"]);
+            bench.nothing_left();
+        };
+        mixed(&train, &format!("{train} --stage 2"), &["'--stage 2'", "'--stage 3'"]);
+        mixed(&train, &format!("{train} --seed 2"), &["'--seed 2'", "'--seed 1337'"]);
+        mixed(
+            &train,
+            &format!("{CARAVAN} {other_text} --transport {transport}"),
+            &["'--data of 7600 tokens"],
+        );
+        let bench_command = format!("{CARAVAN} bench all_reduce --transport {transport}");
+        mixed(&train, &bench_command, &["'command train'", "'operation all_reduce'"]);
+        if transport != "shm" {
+            let words = [format!("'--transport {transport}'"), "'--transport shm'".to_owned()];
+            let line = format!("{CARAVAN} {TRAIN} --transport shm");
+            mixed(&train, &line, &[&words[0], &words[1]]);
         }
-    }
+    });
 }
 
 /// A rank whose flags make no sense never comes, and nobody waits for it.
@@ -274,19 +282,17 @@ fn one_rank_with_nonsense_ends_the_job() {
 
 #[test]
 fn a_rank_that_never_arrives_is_named() {
-    for mpirun in Mpirun::tried() {
-        for transport in Mpirun::transports() {
-            let bench = bench();
-            bench.text("text.txt", 6000);
-            let line = format!("{CARAVAN} {TRAIN} --transport {transport} --rendezvous-timeout 1");
-            // The one that does not come is ended with the job.
-            // One that comes: of two, one could be late as well.
-            let parts = [(1, line.as_str()), (1, "sleep 1000")];
-            let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
-            fails(&outcome, &["rank 1 of 2 did not arrive", "within 1s"]);
-            bench.nothing_left();
-        }
-    }
+    at_once(|mpirun, transport| {
+        let bench = bench();
+        bench.text("text.txt", 6000);
+        let line = format!("{CARAVAN} {TRAIN} --transport {transport} --rendezvous-timeout 1");
+        // The one that does not come is ended with the job.
+        // One that comes: of two, one could be late as well.
+        let parts = [(1, line.as_str()), (1, "sleep 1000")];
+        let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+        fails(&outcome, &["rank 1 of 2 did not arrive", "within 1s"]);
+        bench.nothing_left();
+    });
 }
 
 #[test]
