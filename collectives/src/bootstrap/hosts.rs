@@ -3,6 +3,7 @@
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 
 /// Nobody lists more hosts than this; a range beyond it is a mistake, not a cluster.
 const MOST_HOSTS: usize = 1 << 20;
@@ -113,9 +114,20 @@ pub(super) fn of_uri(uri: &str) -> Option<String> {
 
 /// What two processes have in common exactly when they share the boot of a kernel and one kind of its namespaces.
 pub(crate) fn boot_and_space(kind: &str) -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let space = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
-    format!("{} {}", boot.trim(), space.display())
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    let space =
+        std::fs::read_link(format!("/proc/self/ns/{kind}")).ok().map(|path| path.display().to_string());
+    // A kernel that does not know this kind has one for all.
+    let space = space.or_else(|| Path::new("/proc/self/ns").is_dir().then(String::new));
+    in_common(boot.as_deref(), space.as_deref(), &host_name())
+}
+
+/// Where a sandbox hides one of them, hosts are told apart by their `name`.
+fn in_common(boot: Option<&str>, space: Option<&str>, name: &str) -> String {
+    match (boot, space) {
+        (Some(boot), Some(space)) => format!("{} {space}", boot.trim()),
+        (boot, space) => format!("{} {} {name}", boot.unwrap_or_default().trim(), space.unwrap_or_default()),
+    }
 }
 
 /// What two processes have in common exactly when they can meet at an abstract socket and share memory: the same
@@ -209,6 +221,17 @@ fn prose(parts: &[String]) -> String {
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
+
+    #[test]
+    fn hosts_that_hide_what_they_are_go_by_their_names() {
+        let (boot, space) = (Some("b\n"), Some("net:[1]"));
+        assert_eq!(in_common(boot, space, "one"), in_common(boot, space, "two"));
+        assert_ne!(in_common(boot, space, "one"), in_common(boot, Some("net:[2]"), "one"));
+        for (boot, space) in [(None, space), (boot, None), (None, None)] {
+            assert_ne!(in_common(boot, space, "one"), in_common(boot, space, "two"));
+            assert_eq!(in_common(boot, space, "one"), in_common(boot, space, "one"));
+        }
+    }
 
     #[test]
     fn slurm_lists_expand() {
