@@ -84,11 +84,13 @@ impl Fingerprint {
     }
 
     /// As it travels.
+    #[inline]
     pub fn bits(self) -> u64 {
         self.0
     }
 
     /// From the wire, without the bit that says how the peer publishes.
+    #[inline]
     pub fn from_bits(bits: u64) -> Self {
         Fingerprint(bits & !Self::STAGED)
     }
@@ -127,16 +129,19 @@ impl Coded {
     }
 
     /// From the low 16 bits of a tag, if those are not the number of a message.
+    #[inline]
     pub fn from_slot(slot: u16) -> Option<Self> {
         (slot & Self::FLAG != 0).then_some(Coded(slot))
     }
 
     /// As the low 16 bits of a tag.
+    #[inline]
     pub fn slot(self) -> u16 {
         self.0
     }
 
     /// What is called, without bits of the length.
+    #[inline]
     pub fn what(self) -> u8 {
         (self.0 >> Self::LENGTH) as u8
     }
