@@ -85,6 +85,8 @@ mod tests {
             ("MPIwrapper Version:\t2.2.2", false, Family::Unknown),
         ] {
             assert_eq!(Family::of(&short(version), small_handles), family, "{version}");
+            let known = matches!(family, Family::Mpich | Family::CrayMpich);
+            assert_eq!(family.overruns(), !known, "{version}");
         }
     }
 }
