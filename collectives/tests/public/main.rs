@@ -17,3 +17,4 @@ mod shm;
 mod threads;
 mod ucx;
 mod ucx_groups;
+mod ucx_processes;

@@ -2,78 +2,13 @@
 //! has. The processes are this test program again, as `rank_process`.
 
 use crate::ucx_groups;
+use crate::ucx_processes::{CASE, available, errors, finish, passes, start, start_with, text};
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Request, Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
 use conformance::{Case, cases, each, p2p};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-const CASE: &str = "CARAVAN_TEST_CASE";
-
-pub fn available() -> bool {
-    match ucx_sys::Ucp::load() {
-        Ok(_) => true,
-        Err(why) => {
-            harness::skip(&why);
-            false
-        }
-    }
-}
-
-/// Starts `ranks` processes of `case` over UCX's transports `tls`.
-fn start(case: &str, ranks: usize, tls: &str) -> Vec<Child> {
-    let job = format!("ucx-test-{}-{case}-{ranks}-{}", std::process::id(), tls.replace(',', "-"));
-    (0..ranks)
-        .map(|rank| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "ucx::rank_process", "--nocapture"])
-                .envs([
-                    (CASE, case),
-                    ("UCX_TLS", tls),
-                    ("CARAVAN_JOB", &job),
-                    ("UCX_WARN_UNUSED_ENV_VARS", "n"),
-                ])
-                .envs([("CARAVAN_RANK", rank.to_string()), ("CARAVAN_WORLD", ranks.to_string())])
-                .env_remove("CARAVAN_RENDEZVOUS")
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
-        })
-        .collect()
-}
-
-/// Waits for all, killing those that hang.
-fn finish(children: Vec<Child>) -> Vec<Output> {
-    let until = Instant::now() + 2 * p2p::PATIENCE;
-    children
-        .into_iter()
-        .map(|mut child| {
-            while child.try_wait().unwrap().is_none() {
-                if Instant::now() > until {
-                    child.kill().unwrap();
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            child.wait_with_output().unwrap()
-        })
-        .collect()
-}
-
-fn text(output: &Output) -> String {
-    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-pub fn passes(case: &str, ranks: usize, tls: &str) {
-    if !available() {
-        return;
-    }
-    for (rank, output) in finish(start(case, ranks, tls)).iter().enumerate() {
-        assert!(output.status.success(), "{case} over {tls}, rank {rank} of {ranks}:\n{}", text(output));
-    }
-}
+use std::time::Duration;
 
 fn connect() -> UcxTransport {
     let identity = Identity::from_env().unwrap().unwrap();
@@ -409,19 +344,6 @@ fn more_calls_than_tags_tell_apart_may_follow_each_other() {
     passes("many", 2, "posix,cma");
 }
 
-/// The errors that the surviving ranks of `case` print, with the time from the start to the end of all.
-pub fn errors(case: &str, ranks: usize, tls: &str, survivors: &[usize]) -> Vec<String> {
-    let outputs = finish(start(case, ranks, tls));
-    survivors
-        .iter()
-        .map(|&rank| {
-            let all = text(&outputs[rank]);
-            assert!(outputs[rank].status.success(), "{case} over {tls}, rank {rank}:\n{all}");
-            all.lines().find_map(|l| l.split_once("error: ")).expect("an error").1.to_string()
-        })
-        .collect()
-}
-
 #[test]
 fn a_killed_rank_is_named_by_the_others() {
     if !available() {
@@ -479,5 +401,25 @@ fn unknown_ucx_transports_are_explained() {
     for output in &outputs {
         let all = text(output);
         assert!(!output.status.success() && all.contains("UCX_TLS=nosuchtransport"), "{all}");
+    }
+}
+
+#[test]
+fn queues_in_shared_memory_that_do_not_fit_are_refused() {
+    if !available() {
+        return;
+    }
+    let sizes = |rank| [None, Some(("UCX_POSIX_FIFO_ELEM_SIZE", "256"))][rank];
+    for output in &finish(start_with("suite", 2, "posix,cma", sizes)) {
+        let all = text(output);
+        assert!(
+            !output.status.success() && all.contains("rank 1") && all.contains("POSIX_FIFO_ELEM_SIZE=256"),
+            "{all}"
+        );
+    }
+    // The user's own, alike for all.
+    let same = |_| Some(("UCX_POSIX_FIFO_ELEM_SIZE", "256"));
+    for output in &finish(start_with("suite", 2, "posix,cma", same)) {
+        assert!(output.status.success(), "{}", text(output));
     }
 }

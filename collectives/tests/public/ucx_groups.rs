@@ -1,6 +1,6 @@
 //! Groups of a rank over UCX, which share a worker: how many there can be, and what one of them that fails is to the others.
 
-use crate::ucx::{available, errors, passes};
+use crate::ucx_processes::{available, errors, passes};
 use collectives::Error;
 use collectives::transport::ucx::UcxTransport;
 use collectives::transport::{Tag, Transport};

@@ -1,5 +1,6 @@
 //! What a rank knows of its peers: where they and their workers are.
 
+use super::defaults::elements;
 use crate::error::{Error, Result};
 use crate::transport::neighbours::Home;
 
@@ -9,18 +10,22 @@ pub(super) struct Card {
     pub(super) home: Home,
     /// Whether this rank's `UCX_TLS` leaves out every shared-memory transport.
     pub(super) network_only: bool,
+    /// By which [length of elements](elements) it sends over shared memory; empty where it does not.
+    pub(super) elements: String,
     /// The worker's address.
     pub(super) address: Vec<u8>,
 }
 
-const VERSION: u8 = 3;
-const FIXED: usize = 1 + Home::BYTES + 1;
+const VERSION: u8 = 4;
+/// Version, home, whether only the network is used, and how many bytes of `elements` follow.
+const FIXED: usize = 1 + Home::BYTES + 2;
 
 impl Card {
     pub(super) fn of_this_process(address: Vec<u8>) -> Self {
         Card {
             home: Home::of_this_process(),
             network_only: network_only(std::env::var("UCX_TLS").ok().as_deref()),
+            elements: elements(|name| std::env::var(name).ok()).unwrap_or_default(),
             address,
         }
     }
@@ -28,24 +33,48 @@ impl Card {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend(self.home.to_bytes());
-        out.push(self.network_only as u8);
+        let elements = &self.elements.as_bytes()[..self.elements.len().min(u8::MAX.into())];
+        out.extend([self.network_only as u8, elements.len() as u8]);
+        out.extend(elements);
         out.extend(&self.address);
         out
     }
 
     pub(super) fn from_bytes(peer: usize, bytes: &[u8]) -> Result<Self> {
-        if bytes.len() <= FIXED || bytes[0] != VERSION {
-            return Err(Error::Launch(format!(
+        Self::read(bytes).ok_or_else(|| {
+            Error::Launch(format!(
                 "rank {peer} sent {} bytes as its UCX address, which is not what this version of caravan sends; \
                  all ranks must run the same program",
                 bytes.len()
+            ))
+        })
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (&[VERSION, ref home @ .., network_only, long], rest) = bytes.split_first_chunk::<FIXED>()?
+        else {
+            return None;
+        };
+        let (elements, address) = rest.split_at_checked(long.into())?;
+        (!address.is_empty()).then(|| Card {
+            home: Home::from_bytes(*home),
+            network_only: network_only != 0,
+            elements: String::from_utf8_lossy(elements).into_owned(),
+            address: address.to_vec(),
+        })
+    }
+
+    /// Fails where this card's rank and that of `other` have queues in shared memory of unlike elements.
+    pub(super) fn fits(&self, rank: usize, other: &Card, peer: usize) -> Result<()> {
+        let both = !self.elements.is_empty() && !other.elements.is_empty();
+        if self.home.host == other.home.host && both && self.elements != other.elements {
+            let (mine, theirs) = (&self.elements, &other.elements);
+            return Err(Error::Launch(format!(
+                "rank {rank} sends over UCX's shared memory with {mine}, rank {peer} of the same host with {theirs}, and UCX \
+                 would mix up their messages; set these variables alike for all ranks, or for none"
             )));
         }
-        Ok(Card {
-            home: Home::from_bytes(bytes[1..FIXED - 1].try_into().expect("a home's bytes")),
-            network_only: bytes[FIXED - 1] != 0,
-            address: bytes[FIXED..].to_vec(),
-        })
+        Ok(())
     }
 }
 
@@ -67,10 +96,23 @@ mod tests {
     fn cards_survive_the_wire() {
         let card = Card::of_this_process(vec![1, 2, 3]);
         assert_eq!(Card::from_bytes(0, &card.to_bytes()).unwrap(), card);
-        for bad in [&[][..], &[VERSION; FIXED], &[9; 40]] {
+        for bad in [&[][..], &[VERSION; FIXED], &[VERSION; FIXED + VERSION as usize], &[9; 40]] {
             let text = Card::from_bytes(3, bad).unwrap_err().to_string();
             assert!(text.contains("rank 3") && text.contains("same program"), "{text}");
         }
+    }
+
+    #[test]
+    fn queues_of_one_host_are_alike() {
+        let card = Card::of_this_process(vec![1]);
+        let with = |elements: &str| Card { elements: elements.into(), ..card.clone() };
+        let (ours, other) = (with("UCX_MM_FIFO_ELEM_SIZE=640"), with("UCX_MM_FIFO_ELEM_SIZE=128"));
+        ours.fits(0, &ours, 1).unwrap();
+        ours.fits(0, &with(""), 1).unwrap();
+        let elsewhere = Home { host: other.home.host ^ 1, ..other.home };
+        ours.fits(0, &Card { home: elsewhere, ..other.clone() }, 1).unwrap();
+        let text = ours.fits(0, &other, 1).unwrap_err().to_string();
+        assert!(text.contains("SIZE=640, rank 1") && text.contains("SIZE=128"), "{text}");
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl State {
         }
         let read = |(peer, bytes): (usize, &Vec<u8>)| Card::from_bytes(peer, bytes);
         let cards: Vec<Card> = all.iter().enumerate().map(read).collect::<Result<_>>()?;
+        cards.iter().enumerate().try_for_each(|(peer, card)| cards[rank].fits(rank, card, peer))?;
         let homes: Vec<Home> = cards.iter().map(|card| card.home).collect();
         let mut state = State {
             rank,

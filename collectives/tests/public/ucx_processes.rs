@@ -1,0 +1,94 @@
+//! Processes that run cases of the tests of UCX.
+
+use conformance::p2p;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+pub const CASE: &str = "CARAVAN_TEST_CASE";
+
+pub fn available() -> bool {
+    match ucx_sys::Ucp::load() {
+        Ok(_) => true,
+        Err(why) => {
+            harness::skip(&why);
+            false
+        }
+    }
+}
+
+/// Starts `ranks` processes of `case` over UCX's transports `tls`.
+pub fn start(case: &str, ranks: usize, tls: &str) -> Vec<Child> {
+    start_with(case, ranks, tls, |_| None)
+}
+
+/// The same, each rank with one more variable.
+pub fn start_with(
+    case: &str,
+    ranks: usize,
+    tls: &str,
+    variable: fn(usize) -> Option<(&'static str, &'static str)>,
+) -> Vec<Child> {
+    let job = format!("ucx-test-{}-{case}-{ranks}-{}", std::process::id(), tls.replace(',', "-"));
+    (0..ranks)
+        .map(|rank| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "ucx::rank_process", "--nocapture"])
+                .envs([
+                    (CASE, case),
+                    ("UCX_TLS", tls),
+                    ("CARAVAN_JOB", &job),
+                    ("UCX_WARN_UNUSED_ENV_VARS", "n"),
+                ])
+                .envs([("CARAVAN_RANK", rank.to_string()), ("CARAVAN_WORLD", ranks.to_string())])
+                .envs(variable(rank))
+                .env_remove("CARAVAN_RENDEZVOUS")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect()
+}
+
+/// Waits for all, killing those that hang.
+pub fn finish(children: Vec<Child>) -> Vec<Output> {
+    let until = Instant::now() + 2 * p2p::PATIENCE;
+    children
+        .into_iter()
+        .map(|mut child| {
+            while child.try_wait().unwrap().is_none() {
+                if Instant::now() > until {
+                    child.kill().unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            child.wait_with_output().unwrap()
+        })
+        .collect()
+}
+
+pub fn text(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+pub fn passes(case: &str, ranks: usize, tls: &str) {
+    if !available() {
+        return;
+    }
+    for (rank, output) in finish(start(case, ranks, tls)).iter().enumerate() {
+        assert!(output.status.success(), "{case} over {tls}, rank {rank} of {ranks}:\n{}", text(output));
+    }
+}
+
+/// The errors that the surviving ranks of `case` print, with the time from the start to the end of all.
+pub fn errors(case: &str, ranks: usize, tls: &str, survivors: &[usize]) -> Vec<String> {
+    let outputs = finish(start(case, ranks, tls));
+    survivors
+        .iter()
+        .map(|&rank| {
+            let all = text(&outputs[rank]);
+            assert!(outputs[rank].status.success(), "{case} over {tls}, rank {rank}:\n{all}");
+            all.lines().find_map(|l| l.split_once("error: ")).expect("an error").1.to_string()
+        })
+        .collect()
+}
