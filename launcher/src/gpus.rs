@@ -4,7 +4,7 @@ use crate::failure::{Failure, Result};
 use crate::plan::Ranks;
 use collectives::bootstrap::Identity;
 use collectives::device::SharedQueue;
-use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency, share_gpu};
+use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency, share_gpu, share_gpu_on_one_host};
 use collectives::{Account, Carrier, Communicator, Order, Wired};
 use std::sync::Arc;
 
@@ -38,8 +38,17 @@ pub fn sharing() -> Option<&'static str> {
 
 /// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,
 /// that of the ranks and the one that starts them: the driver, which may start threads, is not yet opened.
-pub fn permit_sharing(identity: Option<&Identity>) {
-    let Some(version) = Survey::nccl_number() else { return };
+///
+/// # Errors
+/// An NCCL that lets ranks of one host share, as if each had a host of its own, and ranks on several hosts.
+pub fn permit_sharing(identity: Option<&Identity>) -> Result<()> {
+    let Some(version) = Survey::nccl_number() else { return Ok(()) };
+    let apart = identity.is_some_and(|me| me.local_size.is_some_and(|here| here < me.world));
+    if let (true, Some(why)) = (apart, share_gpu_on_one_host(version)) {
+        return Err(Failure::usage(format!(
+            "--share-gpus of ranks on several hosts: {why}; start one rank for each GPU"
+        )));
+    }
     for (name, value) in share_gpu(version, identity.map(|i| i.rank)) {
         if std::env::var_os(name).is_none() {
             // SAFETY: by the caller's place at the start of the program, there is no other thread that could read
@@ -47,6 +56,7 @@ pub fn permit_sharing(identity: Option<&Identity>) {
             unsafe { std::env::set_var(name, value) };
         }
     }
+    Ok(())
 }
 
 /// Which of the `gpus` of its host a rank has, by its number among the ranks there: they are dealt to GPUs in turn.

@@ -74,8 +74,10 @@ fn main() -> ExitCode {
         }
         std::process::exit(code)
     });
-    if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl")) {
-        gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref());
+    if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl"))
+        && let Err(failure) = gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref())
+    {
+        return ranks::report(&failure);
     }
     let done = match &cli.command {
         Command::Train(args) => train(args),

@@ -403,7 +403,7 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
                 return Ok(id);
             }
             // SAFETY: by the caller.
-            unsafe { this.give(state, id, &program, &call, ends)? };
+            state.slots.place(id).giving_all(|| unsafe { this.give(state, id, &program, &call, ends) })?;
             Ok(id)
         })
     }
@@ -466,6 +466,8 @@ impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
         key: i64,
     ) -> Result<Option<Arc<dyn Carrier>>> {
         let part = || {
+            // NCCL wants nothing under way. Messages that it has not been given stay: peers may come to them only afterwards.
+            self.alive(&mut self.lock(), |_, state| state.queues().try_for_each(Queue::synchronize))?;
             let wire = self.wire.split(host, color, key)?;
             let (Some(host), Some(wire)) = (host, wire) else { return Ok(None) };
             let (compute, limit) = (self.compute.clone(), self.limit);

@@ -19,6 +19,9 @@ pub(super) struct Slot<E> {
     pub done: E,
     /// The wire is being given the call, which may take it until other ranks have come to theirs.
     giving: AtomicBool,
+    /// The call's queues have part of it: what `done` says is of the last call. To give them the rest may take the host until
+    /// something is done that they have, which may wait for other ranks.
+    partly: AtomicBool,
     pub call: Mutex<Option<Numbered>>,
 }
 
@@ -31,18 +34,30 @@ impl<E> Slot<E> {
         given
     }
 
-    /// Whether the call is on its way or about to be. What `done` says before all of the call is given is of the last one.
+    /// Gives the call's queues all of it, the last of which is to record `done`; `given` has been recorded.
+    pub fn giving_all<R>(&self, give: impl FnOnce() -> R) -> R {
+        self.partly.store(true, Ordering::Release);
+        let given = give();
+        self.partly.store(false, Ordering::Release);
+        given
+    }
+
+    /// Whether the call is on its way or about to be.
     pub fn under_way<Q: Streams<Event = E>>(&self) -> Result<bool> {
-        Ok(self.is_being_given() || !Q::happened(&self.done)?)
+        Ok(self.is_being_given() || !self.is_done::<Q>()?)
     }
 
     /// The same once there is nothing of this rank's own that it waits for.
     pub fn waits_for_others<Q: Streams<Event = E>>(&self) -> Result<bool> {
-        Ok(self.is_being_given() || (!Q::happened(&self.done)? && Q::happened(&self.given)?))
+        Ok(self.is_being_given() || (!self.is_done::<Q>()? && Q::happened(&self.given)?))
     }
 
     fn is_being_given(&self) -> bool {
         self.giving.load(Ordering::Acquire)
+    }
+
+    fn is_done<Q: Streams<Event = E>>(&self) -> Result<bool> {
+        Ok(!self.partly.load(Ordering::Acquire) && Q::happened(&self.done)?)
     }
 }
 
@@ -92,7 +107,8 @@ impl<E: Send + Sync> Slots<E> {
 
     fn add<Q: Streams<Event = E>>(&mut self, queue: &SharedQueue<Q>) -> Result<u32> {
         let (given, done) = (queue.event()?, queue.event()?);
-        let slot = Arc::new(Slot { given, done, giving: AtomicBool::new(false), call: Mutex::new(None) });
+        let [giving, partly] = Default::default();
+        let slot = Arc::new(Slot { given, done, giving, partly, call: Mutex::new(None) });
         locked(&self.shared.places).push(Arc::clone(&slot));
         self.all.push(slot);
         Ok(self.all.len() as u32 - 1)
@@ -104,6 +120,11 @@ impl<E: Send + Sync> Slots<E> {
 
     pub fn slot(&self, id: u32) -> &Slot<E> {
         &self.all[id as usize]
+    }
+
+    /// The same, to keep while others are used.
+    pub fn place(&self, id: u32) -> Arc<Slot<E>> {
+        Arc::clone(&self.all[id as usize])
     }
 
     /// A place for a call.
@@ -139,4 +160,41 @@ impl<E: Send + Sync> Slots<E> {
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Queue;
+    use crate::device::emulation::{EmulatedQueue, Emulator};
+    use crate::element::DType;
+    use crate::schedule::Kind;
+
+    /// While the host gives a long call it may come to wait for others, and `done` is still that of the last call.
+    #[test]
+    fn a_call_that_is_given_in_part_is_under_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(emulator) = Emulator::build(&[], folder.path()).unwrap() else {
+            return harness::skip("there is no C++ compiler");
+        };
+        let mut queue = SharedQueue::new(emulator.queue(0));
+        let mut slots = Slots::new(&queue).unwrap();
+        let call = Call::new(Kind::AllReduce, DType::F32, 4);
+        let id = slots.take(&queue, call, Lane::Reductions).unwrap();
+        let slot = slots.place(id);
+        let seen = || {
+            let under_way = slot.under_way::<EmulatedQueue>().unwrap();
+            (under_way, slot.waits_for_others::<EmulatedQueue>().unwrap())
+        };
+        assert_eq!(seen(), (false, false));
+        queue.record(&slot.given).unwrap();
+        queue.synchronize().unwrap();
+        slot.giving_all(|| {
+            assert_eq!(seen(), (true, true));
+            queue.record(&slot.done).unwrap();
+            queue.synchronize().unwrap();
+            assert_eq!(seen(), (true, true), "until the host is through");
+        });
+        assert_eq!(seen(), (false, false));
+    }
 }

@@ -3,7 +3,7 @@
 mod comm;
 mod sharing;
 
-pub use sharing::share_gpu;
+pub use sharing::{share_gpu, share_gpu_on_one_host};
 
 use super::gpu::Gpu;
 use super::stream::Stream;

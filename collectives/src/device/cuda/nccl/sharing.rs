@@ -32,6 +32,17 @@ pub fn share_gpu(version: u32, rank: Option<usize>) -> Vec<(&'static str, String
     ]
 }
 
+/// Why ranks can share GPUs on one host only, if NCCL of this version has no other way.
+pub fn share_gpu_on_one_host(version: u32) -> Option<String> {
+    let [here, needed] = [version, SHARED_GPU].map(Nccl::numbers);
+    (version < SHARED_GPU).then(|| {
+        format!(
+            "NCCL {here} lets ranks share one only with messages over the loopback network of their host, and newer ones, from \
+             {needed} on, by themselves"
+        )
+    })
+}
+
 /// What ranks tell each other before they meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Card {
@@ -146,5 +157,7 @@ mod tests {
         assert!(share_gpu(23002, Some(3))[0].1 != share_gpu(23002, Some(4))[0].1);
         // All ranks would inherit one name.
         assert!(names(23002, None).is_empty());
+        assert_eq!(share_gpu_on_one_host(23003), None);
+        assert!(share_gpu_on_one_host(22809).unwrap().contains("2.28.9"));
     }
 }
