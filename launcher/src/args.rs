@@ -127,9 +127,9 @@ pub struct RankArgs {
     /// than 32 MiB take over the slowest link or, with --algo native, than all that a call sends takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
-    /// Colours of the bar that train and eval draw; auto leaves them away where NO_COLOR is set.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
-    pub color: Colour,
+    /// Colours of the bar that train and eval draw [default: auto, which leaves them away where NO_COLOR is set].
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub color: Option<Colour>,
     /// No progress, no tables, no sample: errors, and the loss that eval is for.
     #[arg(long, short)]
     pub quiet: bool,
@@ -245,9 +245,9 @@ pub struct TrainArgs {
     /// two steps and saves; Ctrl-C ends it at once.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// At stage 3, gather the next unit's parameters while this one computes. The bits are the same either way.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub prefetch: Switch,
+    /// At stage 3, gather the next unit's parameters while this one computes [default: on]. The bits are the same either way.
+    #[arg(long, value_enum)]
+    pub prefetch: Option<Switch>,
     /// Who moves calls forward while ranks compute. A thread is one more beside the --threads of each rank, which by
     /// default leave it a processor: over messages it sends and fetches the next, over shm it copies and adds. The bits are the
     /// same either way.

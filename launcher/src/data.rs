@@ -46,6 +46,14 @@ pub fn check_random(paths: &[PathBuf]) -> Result<()> {
     }
 }
 
+/// Refuses a dash, which is no name here for the standard input.
+///
+/// # Errors
+/// What to take instead.
+pub fn check_names(paths: &[PathBuf]) -> Result<()> {
+    paths.iter().try_for_each(|path| files::check_name("--data", path, "/dev/stdin for the standard input"))
+}
+
 /// Refuses random tokens beside files.
 ///
 /// # Errors
@@ -318,9 +326,9 @@ impl Feed {
 /// A file that is named twice; a path where nothing is, also where it is the word for random tokens, for which nobody
 /// comes here; those of [`text::files_below`].
 pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
+    check_names(paths)?;
     let mut files = Vec::new();
     for path in paths {
-        files::check_name("--data", path, "/dev/stdin for the standard input")?;
         match path.metadata() {
             Ok(there) if there.is_dir() => files.extend(text::files_below(path, reads)?),
             Ok(_) => files.push(path.clone()),

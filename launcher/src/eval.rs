@@ -82,6 +82,12 @@ impl EvalPlan {
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;
         ranks.check_inputs("--data", input.token_files(), identity)?;
+        if let (Some(tokenizer), false) = (&args.tokenizer, input.is_text()) {
+            return Err(Failure::usage(format!(
+                "--tokenizer {} is for text, and --data are tokens already: leave it away",
+                tokenizer.display()
+            )));
+        }
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;
         let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?;
@@ -90,7 +96,8 @@ impl EvalPlan {
         check_tokens(&feed, identity)?;
         // A batch larger than the data would only reserve memory.
         let rows = args.micro_batch.min(windows.count());
-        let (dtype, json, quiet, colour) = (args.dtype, args.json, args.ranks.quiet, args.ranks.color);
+        let (dtype, json, quiet, colour) =
+            (args.dtype, args.json, args.ranks.quiet, args.ranks.color.unwrap_or_default());
         let (recompute, threads) = (Recompute::NoBackward, ranks.threads);
         let batch = MicroBatch { rows, length, recompute, precision, threads };
         // Whether the device's kernels take the model is known before any rank starts.

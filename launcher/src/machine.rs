@@ -60,6 +60,12 @@ impl Machine {
         self.cgroup_memory.map_or(all, |limit| limit.min(all))
     }
 
+    /// Of them, about those that nobody has yet; where nobody says, all.
+    pub fn free_memory(&self) -> u64 {
+        let free = if self.memory_available == 0 { u64::MAX } else { self.memory_available };
+        self.usable_memory().min(free)
+    }
+
     /// The same as JSON.
     pub fn json(&self) -> Value {
         json!({

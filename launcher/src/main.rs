@@ -111,7 +111,7 @@ fn never_came(code: u8) {
 fn train(args: &TrainArgs) -> Result<()> {
     let identity = ranks::identity()?;
     let plan = TrainPlan::new(args, identity.as_ref())?;
-    let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color };
+    let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color.unwrap_or_default() };
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &train::signature(&plan))?;
         plan::lead_tokens(&plan.feed, identity.as_ref(), &comm)?;

@@ -123,6 +123,15 @@ impl TrainPlan {
         let token_files = input.as_ref().map_or(&[][..], Input::token_files);
         ranks.check_inputs("--data", token_files, identity)?;
         let for_text = input.as_ref().is_some_and(Input::is_text);
+        if let (Some(tokenizer), false) =
+            (&args.tokenizer, for_text || args.save.is_some() || args.sample > 0)
+        {
+            return usage(format!(
+                "--tokenizer {} is for text, for the sample and for --save, and --data are tokens already, with --sample 0 and \
+                 no --save: leave it away",
+                tokenizer.display()
+            ));
+        }
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
@@ -321,6 +330,7 @@ pub fn lead_tokens(feed: &Feed, identity: Option<&Identity>, comm: &Communicator
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     Numbers::check(args)?;
     check_device(args)?;
+    data::check_names(&args.data)?;
     data::check_alone(&args.data)?;
     let name = &*args.model.to_string_lossy();
     let length = match LlamaConfig::preset(name) {

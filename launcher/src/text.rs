@@ -253,9 +253,15 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     match file.metadata().map_err(cannot)?.len() {
         // A pipe or a device says no length, and may never end.
         0 => {
-            let most = Machine::probe().usable_memory();
+            let most = Machine::probe().free_memory() / 2;
             file.take(most).read_to_end(&mut bytes).map_err(cannot)?;
-            check_room(path, bytes.len() as u64, most)?;
+            if bytes.len() as u64 == most {
+                return Err(Failure::usage(format!(
+                    "--data {} goes on after {}, half of this machine's free memory: split it into smaller files",
+                    path.display(),
+                    human::bytes(most)
+                )));
+            }
         }
         _ => drop((&file).read_to_end(&mut bytes).map_err(cannot)?),
     }

@@ -21,7 +21,9 @@ pub use config::{LlamaConfig, Rope, RopeScaling};
 pub use cpu::has_faster_products;
 pub use error::{Error, Result};
 pub use init::init_range;
-pub use llama::{Accounts, Footprint, Llama, Recompute, device_footprint, device_modules, footprint};
+pub use llama::{
+    Accounts, Footprint, Llama, Recompute, check_on_device, device_footprint, device_modules, footprint,
+};
 pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 pub use team::Team;
 pub use unfinished::{NewFile, is_mount_point, remove_unfinished};

@@ -7,6 +7,7 @@ mod diverging;
 mod doctor;
 mod endings;
 mod help;
+mod idle;
 mod inputs;
 mod limits;
 mod models;

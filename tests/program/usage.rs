@@ -211,6 +211,8 @@ fn ranks_with_other_weights_or_another_tokenizer_are_named() {
     word_tokenizer(&bench, 100);
     word_tokenizer(&bench, 200);
     let train = "train --model nano --data t.bin --steps 1 --micro-batch 1 --sample 0 --quiet";
+    // A tokenizer is also for what is generated.
+    let sampled = train.replace("--sample 0", "--sample 1");
     for (job, [first, second], word) in [
         (
             "eval",
@@ -220,7 +222,7 @@ fn ranks_with_other_weights_or_another_tokenizer_are_named() {
         ("train", ["m1", "m2"].map(|m| train.replace("nano", m)), "weights of --model"),
         ("recompute", ["none", "full"].map(|r| format!("{train} --recompute {r}")), "--recompute"),
         ("metrics", [train.to_owned(), format!("{train} --metrics m.jsonl")], "--metrics"),
-        ("tokenizer", [100, 200].map(|n| format!("{train} --tokenizer words-{n}.json")), "--tokenizer"),
+        ("tokenizer", [100, 200].map(|n| format!("{sampled} --tokenizer words-{n}.json")), "--tokenizer"),
     ] {
         let start = |rank: &str, args: &str| {
             let mut command = bench.command(args);

@@ -204,16 +204,13 @@ impl Environment<'_> {
         }
         let local_rank = self.number(names.local_rank)?;
         let local_size = self.number(names.local_size)?;
-        if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
-            below(names.local_rank, local_rank, names.local_size, local_size)?;
+        match (local_rank, local_size) {
+            (Some(rank), Some(size)) => below(names.local_rank, rank, names.local_size, size)?,
+            (Some(rank), None) => below(names.local_rank, rank, names.world, world)?,
+            (None, _) => {}
         }
-        if let Some(local_size) = local_size
-            && !(1..=world).contains(&local_size)
-        {
-            return Err(Error::Launch(format!(
-                "{}={local_size} is not from 1 to {}={world}",
-                names.local_size, names.world
-            )));
+        if let Some(local_size) = local_size {
+            fits(&format!("{}={local_size}", names.local_size), local_size, names.world, world)?;
         }
         let (job, token, rendezvous) = (None, None, None);
         Ok(Some(Identity { rank, world, local_rank, local_size, launcher, job, token, rendezvous }))
@@ -289,6 +286,14 @@ fn below(small_name: &str, small: usize, large_name: &str, large: usize) -> Resu
         return Ok(());
     }
     Err(Error::Launch(format!("{small_name}={small} does not fit {large_name}={large}: ranks count from 0")))
+}
+
+/// Whether a host can have so many of `world` ranks.
+fn fits(what: &str, count: usize, world_name: &str, world: usize) -> Result<()> {
+    match (1..=world).contains(&count) {
+        true => Ok(()),
+        false => Err(Error::Launch(format!("{what} is not from 1 to {world_name}={world}"))),
+    }
 }
 
 #[cfg(test)]
@@ -419,6 +424,10 @@ mod tests {
             (
                 &[("CARAVAN_RANK", "1"), ("CARAVAN_WORLD", "2"), ("CARAVAN_LOCAL_SIZE", "0")],
                 &["CARAVAN_LOCAL_SIZE=0", "CARAVAN_WORLD=2"],
+            ),
+            (
+                &[("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "1"), ("CARAVAN_LOCAL_RANK", "7")],
+                &["CARAVAN_LOCAL_RANK=7", "CARAVAN_WORLD=1"],
             ),
             (
                 &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")],

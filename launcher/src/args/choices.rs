@@ -181,9 +181,10 @@ pub enum Offload {
 }
 
 /// When output is coloured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Colour {
     /// On a terminal.
+    #[default]
     Auto,
     /// Wherever a bar is drawn.
     Always,

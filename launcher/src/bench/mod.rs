@@ -131,12 +131,15 @@ fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &st
     args.plot.as_ref().map_or(Ok(()), |figure| check_figure("--plot", figure))
 }
 
-/// Refuses what is for ranks that compute with several threads.
+/// Refuses what is for ranks that compute with several threads, and draw a bar.
 fn single_threaded(args: &RankArgs) -> Result<()> {
-    match args.threads {
-        Some(threads) => Err(Failure::usage(format!(
+    if let Some(threads) = args.threads {
+        return Err(Failure::usage(format!(
             "--threads {threads} is of train and eval: ranks of bench call and compute with one thread each; leave it away"
-        ))),
+        )));
+    }
+    match args.color {
+        Some(_) => Err(Failure::usage("--color is of train and eval: bench draws no bar; leave it away")),
         None => Ok(()),
     }
 }
@@ -165,6 +168,9 @@ fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
     files::check_writable("-o", &args.out, Way::Whole)?;
     files::check_apart("-o", &args.out, &args.inputs)?;
+    let stream = "/dev/stdin for the standard input";
+    args.inputs.iter().try_for_each(|input| files::check_name("bench plot", input, stream))?;
+    files::check_once("bench plot", &args.inputs)?;
     let series = Series::read(&args.inputs)?;
     files::write_whole(&args.out, plot::svg(&series, "caravan bench")?.as_bytes())
 }

@@ -52,10 +52,11 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         "so large that its square is above 0 in 32 bits, or 0 (0 clips nothing)",
         |x| x == 0.0 || x > 0.0 && (x as f32).powi(2) > 0.0,
     )?;
+    let stage = args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?;
     Ok(zero::Config {
-        stage: args.stage.parse().map_err(|e| Failure::usage(format!("--stage {}: {e}", args.stage)))?,
+        stage,
         bucket_bytes,
-        prefetch: args.prefetch == Switch::On,
+        prefetch: prefetch(args.prefetch, stage)?,
         accumulate: args.accumulate,
         adamw,
         clip: (clip > 0.0).then_some(clip as f32),
@@ -85,14 +86,27 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
     if warmup > args.steps {
         return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
     }
-    if let (Some(floor), true) = (args.min_lr, warmup == args.steps) {
+    // The first step after the warm-up is at the peak.
+    if let (Some(floor), true) = (args.min_lr, warmup + 1 >= args.steps) {
         return usage(format!(
-            "--min-lr {floor} with --warmup {warmup} of {} --steps, after which no step comes down to it: leave --min-lr away, \
-             or lower --warmup",
+            "--min-lr {floor} with a --warmup of {warmup} of {} --steps, after which no step comes down to it: leave --min-lr \
+             away, take more --steps, or lower --warmup",
             args.steps
         ));
     }
     Ok(Rate { peak, floor, warmup, steps: args.steps, shape: args.schedule })
+}
+
+/// Whether the next unit is gathered early; only stage 3 gathers units at all.
+fn prefetch(asked: Option<Switch>, stage: zero::Stage) -> Result<bool> {
+    match asked {
+        Some(_) if stage.level() < 3 => usage(format!(
+            "--prefetch at --stage {}, which holds all parameters and gathers none of them early: leave it away, or take \
+             --stage 3",
+            stage.level()
+        )),
+        asked => Ok(asked != Some(Switch::Off)),
+    }
 }
 
 /// The fraction that is held out, as given or by the order's habit.

@@ -11,7 +11,7 @@ use crate::gpus;
 use crate::layers::Layers;
 use crate::transports::Transport;
 use collectives::bootstrap::spawn::OnRequest;
-use collectives::bootstrap::{self, Identity};
+use collectives::bootstrap::{self, Identity, variables};
 use collectives::schedule::Kind;
 use collectives::transport::{self, Nodes};
 use collectives::{Communicator, MAX_SIZE, Progress};
@@ -60,10 +60,20 @@ pub struct Ranks {
 }
 
 /// Refuses to be a run of its own where something else than torchrun has made this process one of several of PyTorch's:
-/// each of them would be such a run, without a word.
+/// each of them would be such a run, without a word. The same where it was told how to meet others, and not which rank it is.
 fn check_alone(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
     let [rank, world, host] =
         ["RANK", "WORLD_SIZE", "MASTER_ADDR"].map(|name| variable(name).filter(|v| !v.is_empty()));
+    let others = [variables::RENDEZVOUS, variables::LOCAL_RANK, variables::LOCAL_SIZE];
+    if let Some(name) = others.into_iter().find(|name| variable(name).is_some_and(|v| !v.trim().is_empty())) {
+        return usage(format!(
+            "{name}={} is set and nothing says which of how many ranks this is, so that it would be a run of its own: set \
+             {} and {} for each process, or take --ranks N for a run of this process",
+            variable(name).unwrap_or_default(),
+            variables::RANK,
+            variables::WORLD
+        ));
+    }
     match (rank, world, host) {
         (Some(rank), Some(world), Some(host)) if world.parse().is_ok_and(|world: usize| world > 1) => {
             usage(format!(

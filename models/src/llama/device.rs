@@ -1,7 +1,7 @@
 //! A Llama on a device.
 
 use super::Llama;
-use super::memory::{Accounts, Allocator, CHUNKS, Footprint, Recompute, Shape, State};
+use super::memory::{Accounts, Allocator, CHUNKS, Footprint, Recompute, Shape, State, tokens};
 use crate::config::LlamaConfig;
 use crate::cuda::{Cuda, CudaShape, TensorCores};
 use crate::error::{Error, Result};
@@ -26,19 +26,28 @@ pub(crate) fn chunk(tokens: usize, vocab: usize) -> usize {
     tokens.div_ceil(pieces).next_multiple_of(TILE).min(tokens)
 }
 
+/// Whether a device's kernels take micro-batches of `rows` sequences of `length` tokens, of whatever model.
+///
+/// # Errors
+/// None of one of both, or more than their grids can have.
+pub fn check_on_device(rows: usize, length: usize) -> Result<()> {
+    if rows > ROWS {
+        return Err(Error::config(format!(
+            "a micro-batch of {rows} sequences: on a device at most {ROWS} are possible"
+        )));
+    }
+    if length > LONGEST {
+        return Err(Error::config(format!(
+            "sequences of {length} tokens: on a device at most {LONGEST} are possible"
+        )));
+    }
+    tokens(rows, length).map(drop)
+}
+
 impl Shape {
     /// As [`Shape::new`], with the chunks of logits that suit a device.
     fn on_device(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Self> {
-        if rows > ROWS {
-            return Err(Error::config(format!(
-                "a micro-batch of {rows} sequences: on a device at most {ROWS} are possible"
-            )));
-        }
-        if length > LONGEST {
-            return Err(Error::config(format!(
-                "sequences of {length} tokens: on a device at most {LONGEST} are possible"
-            )));
-        }
+        check_on_device(rows, length)?;
         let shape = Shape::new(config, rows, length, recompute, 1)?;
         Ok(Shape { chunk: chunk(shape.tokens, config.vocab), in_place: true, ..shape })
     }

@@ -76,6 +76,23 @@ pub(super) struct Shape {
     pub threads: usize,
 }
 
+/// The tokens of a micro-batch of `rows` sequences of `length` tokens.
+///
+/// # Errors
+/// There are none, or more than 2^28.
+pub(super) fn tokens(rows: usize, length: usize) -> Result<usize> {
+    if rows == 0 || length == 0 {
+        return Err(Error::config(format!(
+            "a micro-batch of {rows} sequences of {length} tokens: both must be at least 1"
+        )));
+    }
+    rows.checked_mul(length).filter(|&n| n <= 1 << 28).ok_or_else(|| {
+        Error::config(format!(
+            "a micro-batch of {rows} sequences of {length} tokens: at most 2^28 tokens are possible"
+        ))
+    })
+}
+
 impl Shape {
     /// Checks that such a model can be built.
     pub(super) fn new(
@@ -86,22 +103,13 @@ impl Shape {
         threads: usize,
     ) -> Result<Self> {
         config.validate()?;
-        if rows == 0 || length == 0 {
-            return Err(Error::config(format!(
-                "a micro-batch of {rows} sequences of {length} tokens: both must be at least 1"
-            )));
-        }
         if length > config.context {
             return Err(Error::config(format!(
                 "sequences of {length} tokens: the model's context is {}, so at most that many",
                 config.context
             )));
         }
-        let Some(tokens) = rows.checked_mul(length).filter(|&n| n <= 1 << 28) else {
-            return Err(Error::config(format!(
-                "a micro-batch of {rows} sequences of {length} tokens: at most 2^28 tokens are possible"
-            )));
-        };
+        let tokens = tokens(rows, length)?;
         if threads == 0 || threads > 4096 {
             return Err(Error::config(format!("{threads} compute threads: 1 to 4096 are possible")));
         }

@@ -13,7 +13,7 @@ mod rope;
 mod tests;
 
 pub(crate) use device::chunk;
-pub use device::{device_footprint, device_modules};
+pub use device::{check_on_device, device_footprint, device_modules};
 pub use memory::{Accounts, Footprint, Recompute};
 
 use crate::config::LlamaConfig;

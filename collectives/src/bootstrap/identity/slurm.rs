@@ -1,7 +1,7 @@
 //! What srun leaves in the environment of a rank.
 
 use super::super::hosts;
-use super::{Environment, Identity, Launcher, Names, below, variables};
+use super::{Environment, Identity, Launcher, Names, below, fits, variables};
 use crate::error::{Error, Result};
 
 /// Slurm numbers its batch, interactive and external pseudo-steps from here upwards, or from -1 downwards since 26.05; a
@@ -49,6 +49,7 @@ impl Environment<'_> {
         if let (Some((name, text)), Some(place)) = (per_node, place) {
             let counts = hosts::tasks_per_node(name, &text)?;
             if let Some(&count) = counts.get(place) {
+                fits(&format!("{name}={text}: {count} of node {place}"), count, names.world, me.world)?;
                 if let Some(local_rank) = me.local_rank {
                     below("SLURM_LOCALID", local_rank, &format!("{name}={text}: node {place} has"), count)?;
                 }
@@ -102,6 +103,24 @@ mod tests {
             ("SLURM_JOB_NODELIST", "n1"),
         ];
         assert_eq!(from(&one).unwrap().unwrap().rendezvous, None);
+    }
+
+    #[test]
+    fn a_node_has_some_of_the_tasks() {
+        for count in ["0", "4", "9(x2)"] {
+            let table = [
+                ("SLURM_STEP_ID", "0"),
+                ("SLURM_PROCID", "0"),
+                ("SLURM_NTASKS", "3"),
+                ("SLURM_NODEID", "0"),
+                ("SLURM_STEP_TASKS_PER_NODE", count),
+            ];
+            let text = from(&table).unwrap_err().to_string();
+            assert!(
+                text.contains(&format!("PER_NODE={count}: ")) && text.contains("1 to SLURM_NTASKS=3"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::kept::Record;
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use crate::plan::at_least_one;
 use choice::{Named, choose};
 use collectives::device::cuda::{Gpu, Properties, Stream};
 use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency};
@@ -26,10 +27,13 @@ use std::time::Instant;
 /// # Errors
 /// Usage, a device that cannot be used, or kernels that are wrong.
 pub fn kernels(args: &KernelArgs) -> Result<()> {
-    let config = LlamaConfig::preset(&args.model).map_err(Failure::usage)?;
-    if args.rows == 0 || args.length == 0 {
-        return Err(Failure::usage("--micro-batch and --seq are at least 1"));
-    }
+    let config = LlamaConfig::preset(&args.model).map_err(|_| {
+        let known = LlamaConfig::PRESETS.join(", ");
+        Failure::usage(format!("--model '{}': kernels are measured of models by name: {known}", args.model))
+    })?;
+    at_least_one("--micro-batch", args.rows)?;
+    at_least_one("--seq", args.length)?;
+    models::check_on_device(args.rows, args.length).map_err(Failure::usage)?;
     let plan = Plan { args, config };
     // On any machine, before one is looked for.
     plan.choose(None)?;
