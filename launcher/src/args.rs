@@ -98,7 +98,7 @@ pub struct RankArgs {
     /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun
     /// or srun), ucx, shm+mpi or shm+ucx (shared memory inside nodes, messages between), shm+shm or threads+threads (to try
     /// out nodes on one host), or auto: shm on one host, shm+mpi or shm+ucx on several. nccl is between GPUs, one for each
-    /// rank; nccl+threads, nccl+ucx and so on say what carries the rest.
+    /// rank, of train and of bench with data; nccl+threads, nccl+ucx and so on say what carries the rest.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
     /// Ranks of a node, for shm+mpi, shm+ucx, shm+shm, threads+threads and emulated links: K that follow each other, or K that
@@ -330,7 +330,7 @@ pub struct TokenizeArgs {
   caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch
 
 The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets what \
-the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH.")]
+the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, --mpi=cray_shasta for Cray's.")]
 pub struct SbatchArgs {
     /// Nodes of the job.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -367,7 +367,7 @@ pub struct SbatchArgs {
     /// Where the job's output goes [default: %x-%j.out].
     #[arg(long, value_name = "FILE")]
     pub output: Option<String>,
-    /// How srun serves MPI [default: with --transport mpi pmix for Open MPI and pmi2 for MPICH, else Slurm's own
+    /// How srun serves MPI [default: with --transport mpi pmix for Open MPI, pmi2 for MPICH and cray_shasta for Cray's, else Slurm's own
     /// default].
     #[arg(long, value_name = "PLUGIN")]
     pub mpi: Option<String>,

@@ -241,8 +241,8 @@ pub struct CollectiveArgs {
     /// OSU's and UCX's benchmarks is.
     #[arg(long = "ping-pong", alias = "ping_pong")]
     pub ping_pong: bool,
-    /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap, or over NCCL does not
-    /// register them with it [default: 1, over NCCL 0].
+    /// 1 takes buffers from the transport, which peers reach fastest; 0 takes them from the heap. Over NCCL, which is given
+    /// none to register, 0 alone is possible [default: 1, over NCCL 0].
     #[arg(short = 'R', long = "local-register", alias = "local_register", value_name = "0|1")]
     pub register: Option<String>,
     /// 1 adds columns with the least, greatest and 99th percentile of single calls and their variation, each call as
