@@ -1,4 +1,4 @@
-//! NCCL, collectives between GPUs: version 2.18 or newer.
+//! NCCL, collectives between GPUs: version 2.23.4 or newer.
 
 use crate::driver::Handle;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -12,8 +12,12 @@ pub type Comm = *mut c_void;
 pub const SUCCESS: Status = 0;
 /// Not an error: a non-blocking communicator is still at it.
 pub const IN_PROGRESS: Status = 7;
-/// The oldest version with everything used here.
-pub const OLDEST: u32 = 21800;
+/// The oldest version whose non-blocking communicators launch every kernel from a thread of NCCL's own. In older ones whoever
+/// gives a group launches its kernels itself, unless ranks have yet to connect: where a peer stands still and the queues of the
+/// GPU are full, that call does not come back, and nothing else may be called meanwhile, not even to give up.
+pub const OLDEST: u32 = 22304;
+/// The version whose [`Config`] ours is.
+const OF_CONFIG: u32 = 21800;
 /// The oldest version that lets several ranks use one GPU when it is asked to.
 pub const SHARED_GPU: u32 = 23003;
 /// A field of [`Config`] that NCCL is to choose.
@@ -91,7 +95,7 @@ impl Config {
         Config {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
-            version: OLDEST,
+            version: OF_CONFIG,
             blocking: 0,
             cluster: UNDEFINED,
             min_blocks: UNDEFINED,
@@ -153,12 +157,10 @@ impl Nccl {
                     CUDA 12)";
         let nccl =
             Nccl::resolve(crate::find::open("NCCL", &["libnccl.so.2"], &["libnvidia-ml.so.1"], hint)?)?;
-        let number = nccl.number();
-        if number < OLDEST {
-            let (found, oldest) = (Nccl::numbers(number), Nccl::numbers(OLDEST));
-            return Err(format!("{} is NCCL {found}, and {oldest} or newer is needed: {hint}", nccl.file()));
+        match too_old(nccl.number()) {
+            Some(why) => Err(format!("{} is {why}: {hint}", nccl.file())),
+            None => Ok(nccl),
         }
-        Ok(nccl)
     }
 
     /// Its version, as one number.
@@ -195,6 +197,11 @@ unsafe fn word(text: *const c_char) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
 
+fn too_old(number: u32) -> Option<String> {
+    let [found, oldest] = [number, OLDEST].map(Nccl::numbers);
+    (number < OLDEST).then(|| format!("NCCL {found}, and {oldest} or newer is needed"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,6 +226,8 @@ mod tests {
 
     #[test]
     fn versions_are_written_with_dots() {
+        assert_eq!(too_old(22304), None);
+        assert_eq!(too_old(22203).unwrap(), "NCCL 2.22.3, and 2.23.4 or newer is needed");
         assert_eq!([21800, 23003, 22304].map(Nccl::numbers), ["2.18.0", "2.30.3", "2.23.4"]);
     }
 }
