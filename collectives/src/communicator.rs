@@ -260,7 +260,11 @@ impl Communicator {
     /// The same for a group whose calls nobody moves on but who makes them: somebody is always at it, and that it moves
     /// says nothing about others.
     pub(crate) fn split_apart(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        self.split_into(Arc::default(), color, key)
+        let part = self.split_into(Arc::default(), color, key)?;
+        if let Some(part) = &part {
+            part.handle.shared.lock().speaks = false;
+        }
+        Ok(part)
     }
 
     fn split_into(&self, family: Arc<Family>, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {

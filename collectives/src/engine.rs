@@ -81,6 +81,9 @@ pub(crate) struct Engine {
     threaded: bool,
     /// How far calls had got when nobody who waits was last asked for that, and since when.
     quiet: Option<(u64, Waited)>,
+    /// Whether what its calls wait for is what this rank waits for: not those of who watches a rank, and goes on while it
+    /// stands still.
+    pub speaks: bool,
     failed: Option<Error>,
     stats: Stats,
 }
@@ -128,6 +131,7 @@ impl Engine {
             past,
             threaded: matches!(options.progress, Progress::Thread { .. }),
             quiet: None,
+            speaks: true,
             failed: None,
             stats: Stats::default(),
         }

@@ -36,7 +36,7 @@ impl Engine {
     /// Notices peers that are gone, and, where a call is waited for in which nothing has happened for as long as `silent`
     /// says, a peer that has been silent for too long.
     pub(super) fn check(&mut self, id: Option<u32>, silent: Option<Duration>) -> Result<()> {
-        if let Some(id) = id.or(self.order.first().copied()) {
+        if let (true, Some(id)) = (self.speaks, id.or(self.order.first().copied())) {
             self.note_wait(id, silent);
         }
         if let Err(error) = self.transport.check() {
@@ -114,5 +114,44 @@ impl Engine {
         }
         let silent = inquiry.waited.so_far() > patience;
         silent.then(|| (inquiry.peer, std::mem::take(&mut inquiry.passed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Communicator, Error, Options};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    /// The rank stands still, and its watch goes on.
+    #[test]
+    fn a_group_apart_does_not_answer_for_its_rank() {
+        const MOST: usize = 500;
+        let options = Options { deadline: Duration::from_millis(400), ..Options::default() };
+        let beats = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for comm in Communicator::threads_with(2, options).unwrap() {
+                let beats = &beats;
+                scope.spawn(move || {
+                    let rank = comm.rank();
+                    let apart = comm.split_apart(Some(0), rank as i64).unwrap().expect("a group");
+                    let watch = scope.spawn(move || {
+                        while beats.load(Ordering::Relaxed) < MOST && apart.barrier().is_ok() {
+                            if rank == 0 {
+                                beats.fetch_add(1, Ordering::Relaxed);
+                                std::thread::sleep(Duration::from_millis(20));
+                            }
+                        }
+                    });
+                    if rank == 0 {
+                        let late = comm.barrier().unwrap_err();
+                        assert!(matches!(late, Error::Timeout { peer: 1, .. }), "{late}");
+                        let before = beats.swap(MOST, Ordering::Relaxed);
+                        assert!(before < MOST, "only when there was nothing more to answer");
+                    }
+                    watch.join().unwrap();
+                });
+            }
+        });
     }
 }
