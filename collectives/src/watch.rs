@@ -48,6 +48,24 @@ impl Waited {
     }
 }
 
+/// A limit to how long this process [waits](Waited) for something.
+pub(crate) struct Until {
+    waited: Waited,
+    limit: Duration,
+}
+
+impl Until {
+    /// So long from now on.
+    pub fn after(limit: Duration) -> Self {
+        Until { waited: Waited::begin(), limit }
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&mut self) -> bool {
+        self.waited.so_far() > self.limit
+    }
+}
+
 /// A call in 64 bits: kind, type, operation, root and count, so that what a peer calls can be told in words.
 ///
 /// The lowest bit is not part of the call: it says how a rank publishes.

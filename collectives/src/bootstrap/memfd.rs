@@ -91,7 +91,10 @@ impl SharedMap {
     /// Gives a range memory through the kept file, for kernels that cannot do it through the mapping.
     pub fn reserve(&self, offset: usize, bytes: usize) -> std::result::Result<(), rustix::io::Errno> {
         let fd = self.fd.as_ref().ok_or(rustix::io::Errno::BADF)?;
-        rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), offset as u64, bytes as u64)
+        // A signal, as one that asks for a save, ends it, and before Linux 5.14 takes back what it has done.
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), offset as u64, bytes as u64)
+        })
     }
 
     /// Bytes mapped.

@@ -105,7 +105,7 @@ impl Algorithm {
     }
 
     /// The algorithms that can carry `kind` in some group of several ranks.
-    pub(super) fn anywhere(kind: Kind) -> Vec<Algorithm> {
+    pub fn anywhere(kind: Kind) -> Vec<Algorithm> {
         let plain = Group::plain(0, 2);
         let direct = Group { direct: Some(0), ..plain.clone() };
         let nodes = Group { nodes: Some(Arc::new(Nodes::apart(2))), ..plain };

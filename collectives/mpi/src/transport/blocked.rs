@@ -9,7 +9,7 @@ use collectives::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How a process starts MPI, and when it stops waiting for other ranks inside it.
 #[derive(Clone)]
@@ -199,8 +199,7 @@ impl Place {
 
 /// How one call has gone so far.
 struct Wait {
-    began: Instant,
-    /// The same, but for what this process was stopped.
+    /// But for what this process was stopped.
     waited: Waited,
     /// Ranks have been looked for.
     asked: bool,
@@ -208,7 +207,7 @@ struct Wait {
 
 impl Wait {
     fn new() -> Self {
-        Wait { began: Instant::now(), waited: Waited::begin(), asked: false }
+        Wait { waited: Waited::begin(), asked: false }
     }
 
     /// Why nothing more can be hoped for.
@@ -235,13 +234,13 @@ impl Wait {
     fn not_started(&mut self, start: &Start) -> Option<Error> {
         let half = start.within / 2;
         let missing = match &start.missing {
-            Some(missing) if !self.asked && self.began.elapsed() >= half => {
+            Some(missing) if !self.asked && self.waited.so_far() >= half => {
                 self.asked = true;
-                missing(half)
+                self.waited.blocked(|| missing(half))
             }
             _ => None,
         };
-        if missing.is_none() && self.began.elapsed() < start.within {
+        if missing.is_none() && self.waited.so_far() < start.within {
             return None;
         }
         let missing = missing.unwrap_or_else(|| {

@@ -11,8 +11,9 @@ use super::members::Members;
 use super::session::{State, Word};
 use crate::error::Error;
 use crate::transport::{Transport, blame};
+use crate::watch::Until;
 use std::ptr::null_mut;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use ucx_sys::{Posted, UCS_INPROGRESS, UCS_OK};
 
 /// How long a rank that leaves waits for living peers to take what it sent.
@@ -31,7 +32,7 @@ impl UcxTransport {
         self.announced = true;
         self.tell_peers(Word::Failure, &text, |state, peer| !state.is_gone(peer));
         self.members.lost.get_or_insert_with(|| why.clone());
-        self.wait(Instant::now() + LINGER_FAILED, |this| match this.session.turn() {
+        self.wait(&mut Until::after(LINGER_FAILED), |this| match this.session.turn() {
             Ok(mut state) => state.settle_outgoing(),
             Err(_) => true,
         });
@@ -50,13 +51,13 @@ impl UcxTransport {
     }
 
     /// Moves things forward until `done` or the deadline; whether it was done.
-    fn wait(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+    fn wait(&mut self, until: &mut Until, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         loop {
             if done(self) {
                 return true;
             }
             let moved = self.session.turn().is_ok_and(|state| state.worker.progress());
-            if Instant::now() > until {
+            if until.is_over() {
                 return false;
             }
             if !moved {
@@ -92,12 +93,12 @@ impl UcxTransport {
             // Or else peers would take the end of this process for the cause.
             self.announce_failure(&why);
         }
-        let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+        let mut until = Until::after(if failed { LINGER_FAILED } else { LINGER });
         if let Ok(state) = self.session.turn() {
             self.requests.cancel_receives(&state.worker);
         }
         // Also what has begun to come, because who still sends it would take the farewell for a refusal.
-        let settled = self.wait(until, |this| this.settle() || !failed && this.check().is_err());
+        let settled = self.wait(&mut until, |this| this.settle() || !failed && this.check().is_err());
         if settled && self.members.lost.is_none() {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
@@ -109,8 +110,8 @@ impl UcxTransport {
             // Found only now. This process may end before the one that is to blame.
             self.announce_failure(&why);
         }
-        let until = if self.members.lost.is_some() { Instant::now() + LINGER_FAILED } else { until };
-        let settled = self.wait(until, Self::settle);
+        let mut until = if self.members.lost.is_some() { Until::after(LINGER_FAILED) } else { until };
+        let settled = self.wait(&mut until, Self::settle);
         let mut state = self.session.any_turn();
         state.free_number(self.members.number());
         state.failed |= self.members.lost.is_some() || failed;
@@ -128,7 +129,7 @@ impl UcxTransport {
 
 impl State {
     /// Moves things forward until `done` or the deadline; whether it was done.
-    fn wait(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+    fn wait(&mut self, until: &mut Until, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         loop {
             // A failure to receive notices leaves the deadline.
             let _ = self.listen();
@@ -136,7 +137,7 @@ impl State {
                 return true;
             }
             let moved = self.worker.progress();
-            if Instant::now() > until {
+            if until.is_over() {
                 return false;
             }
             if !moved {
@@ -154,17 +155,17 @@ impl State {
                 let _ = self.say(peer, Word::Absent, 0, &why);
             }
         }
-        self.wait(Instant::now() + LINGER_FAILED, State::settle_outgoing);
+        self.wait(&mut Until::after(LINGER_FAILED), State::settle_outgoing);
         self.given_up = true;
     }
 
     /// Ends the connections that UCX ends by force, until the messages of this rank have `settled`: a network card would still
     /// fetch what a peer has announced, or a peer's put what was announced to it, in memory that has another use by then.
     fn cut(&mut self, mut settled: impl FnMut(&Worker) -> bool) {
-        let until = Instant::now() + LINGER_FAILED;
+        let mut until = Until::after(LINGER_FAILED);
         let reporting = |this: &Self, peer| this.reports(peer).then_some(true);
-        if self.close_connections(until, reporting) {
-            self.wait(until, |this| settled(&this.worker));
+        if self.close_connections(&mut until, reporting) {
+            self.wait(&mut until, |this| settled(&this.worker));
         }
     }
 
@@ -178,7 +179,7 @@ impl State {
         let failed = self.failed || std::thread::panicking();
         let mut settled = false;
         if !self.given_up {
-            let until = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+            let mut until = Until::after(if failed { LINGER_FAILED } else { LINGER });
             for peer in 0..self.cards.len() {
                 if !self.is_done_with(peer) {
                     // Who cannot be told is gone, or will be taken for it.
@@ -186,12 +187,12 @@ impl State {
                 }
             }
             let all = |this: &mut Self| (0..this.cards.len()).all(|peer| this.is_done_with(peer));
-            self.wait(until, |this| all(this) && this.settle_outgoing());
-            let until = Instant::now() + if failed { LINGER_FAILED } else { CLOSING };
+            self.wait(&mut until, |this| all(this) && this.settle_outgoing());
+            let mut until = Until::after(if failed { LINGER_FAILED } else { CLOSING });
             // Forcing is allowed only where losses are reported, and needed only where one was.
             let lost = |this: &Self, peer| Some(this.failures.of(peer) != UCS_OK);
-            settled = self.close_connections(until, lost) && self.take_back_notice(until);
-            settled &= self.wait(until, |this| this.settle_outgoing());
+            settled = self.close_connections(&mut until, lost) && self.take_back_notice(&mut until);
+            settled &= self.wait(&mut until, |this| this.settle_outgoing());
         }
         if settled {
             self.worker.destroy();
@@ -204,7 +205,7 @@ impl State {
     }
 
     /// Closes the connections for which `how` says whether by force, and else with a flush; whether all are closed.
-    fn close_connections(&mut self, until: Instant, how: fn(&Self, usize) -> Option<bool>) -> bool {
+    fn close_connections(&mut self, until: &mut Until, how: fn(&Self, usize) -> Option<bool>) -> bool {
         let mut closing = Vec::new();
         for peer in 0..self.endpoints.len() {
             let Some(force) = how(self, peer) else { continue };
@@ -225,7 +226,7 @@ impl State {
     }
 
     /// Takes back the receive of the next notice; whether it is over.
-    fn take_back_notice(&mut self, until: Instant) -> bool {
+    fn take_back_notice(&mut self, until: &mut Until) -> bool {
         let request = std::mem::replace(&mut self.notice_request, null_mut());
         if request.is_null() {
             return true;
@@ -297,7 +298,7 @@ mod tests {
             let message = vec![1u8; 4 << 20];
             // SAFETY: `message` stays until it has ended.
             unsafe { t.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
-            assert!(!t.wait(Instant::now() + LINGER_FAILED, UcxTransport::settle), "nobody takes it");
+            assert!(!t.wait(&mut Until::after(LINGER_FAILED), UcxTransport::settle), "nobody takes it");
             let mut state = t.session.turn().unwrap();
             state.cut(|worker| t.requests.settle(worker));
             assert!(t.requests.settle(&state.worker), "a card could still read the message");
