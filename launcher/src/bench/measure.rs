@@ -14,7 +14,7 @@ use super::statistics::{Summary, average};
 use super::table::{Half, Label, dtype_name};
 use crate::failure::{Failure, Result};
 use collectives::device::Queue;
-use collectives::schedule::{Call, Local, Schedule};
+use collectives::schedule::{Algorithm, Call, Local, Schedule};
 use collectives::{Communicator, DType, ReduceOp};
 use std::time::Instant;
 
@@ -51,6 +51,23 @@ pub fn force(plan: &Plan, comm: &Communicator) -> Result<()> {
         plan.operation.name(),
         possible.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
     )))
+}
+
+/// Whether the algorithm that was asked for can carry the operation between several ranks of some machine.
+///
+/// # Errors
+/// It cannot, and with those that can.
+pub fn possible_anywhere(plan: &Plan) -> Result<()> {
+    let Algo::Named(algorithm) = plan.algo else { return Ok(()) };
+    let possible = Algorithm::anywhere(plan.operation.kind());
+    match possible.contains(&algorithm) {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "--algo {algorithm}: {} of several ranks can be carried by {}, or auto",
+            plan.operation.name(),
+            possible.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
+        ))),
+    }
 }
 
 /// The types and reductions of `plan`, as far as these ranks can carry them.

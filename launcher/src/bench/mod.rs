@@ -87,6 +87,9 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
         flags.foreign.check(Some(world), flags.ranks.ranks)?;
         let plan = Plan::new(operation, flags)?;
         plan.check(world, true)?;
+        if world > 1 {
+            measure::possible_anywhere(&plan)?;
+        }
         check_bind(plan.repeats.bind, true, asked.nccl)?;
         files::check_distinct(&outputs::asked_for(flags))?;
         return check_together(&plan, flags, asked.nccl, &asked.label());
