@@ -1,5 +1,6 @@
 //! Mean loss over windows of tokens: the same bits for any number of ranks, and of windows in a batch.
 
+use crate::agree;
 use crate::args::Precision;
 use crate::failure::{Failure, Result};
 use collectives::{Communicator, ReduceOp};
@@ -17,7 +18,8 @@ const AT_ONCE: usize = 8;
 /// other after every round, so that a slower one is never behind by more than that.
 ///
 /// # Errors
-/// What `losses` or the ranks say; a loss that is not finite, of a model with this name and type.
+/// What `losses` or the ranks say; tokens that a rank could not read, of which all ranks hear; a loss that is not finite, of a
+/// model with this name and type.
 pub fn mean_loss(
     tokens: &Tokens,
     windows: &Windows,
@@ -33,7 +35,7 @@ pub fn mean_loss(
     // Where a batch's windows begin; the shorter one follows all others.
     let all = windows.count() + usize::from(rest > 0);
     let begin = |batch: usize| if batch <= whole { (batch * rows).min(windows.count()) } else { all };
-    let (mut total, mut sums) = (0f64, Vec::new());
+    let (mut total, mut sums, mut unread) = (0f64, Vec::new(), String::new());
     for from in (0..batches).step_by(comm.size()) {
         let start = begin(from);
         sums.clear();
@@ -43,9 +45,16 @@ pub fn mean_loss(
             let (first, end) = (begin(batch), begin(batch + 1));
             let (rows, length) = (end - first, if batch < whole { windows.length() } else { rest });
             let (inputs, targets) = (&mut inputs[..rows * length], &mut targets[..rows * length]);
-            windows.read(tokens, first, length, inputs, targets).map_err(Failure::run)?;
-            let batch = Batch { tokens: inputs, targets, rows, length };
-            losses(Some(&batch), Sums(&mut sums[first - start..end - start]))?;
+            let sums = &mut sums[first - start..end - start];
+            match windows.read(tokens, first, length, inputs, targets) {
+                Ok(()) => losses(Some(&Batch { tokens: inputs, targets, rows, length }), Sums(sums))?,
+                Err(why) => {
+                    // The others compute theirs, and see by the sum that something is wrong.
+                    unread = why.to_string();
+                    losses(None, Sums(&mut []))?;
+                    sums.fill(f64::NAN);
+                }
+            }
         } else {
             losses(None, Sums(&mut []))?;
         }
@@ -55,6 +64,16 @@ pub fn mean_loss(
             comm.all_reduce_in_place(part, ReduceOp::Sum)?;
         }
         total = sums.iter().fold(total, |total, sum| total + sum);
+        if !total.is_finite() {
+            break;
+        }
+    }
+    if !total.is_finite() {
+        let unread = agree::exchange(comm, &unread)?;
+        if let Some((rank, why)) = unread.iter().enumerate().find(|(_, why)| !why.is_empty()) {
+            let rank = comm.job_rank(rank);
+            return Err(Failure::Unread(format!("rank {rank} has no tokens to evaluate: {why}")));
+        }
     }
     let mean = total / (windows.count() * windows.length() + rest) as f64;
     match mean.is_finite() {

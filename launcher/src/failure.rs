@@ -28,6 +28,9 @@ pub enum Failure {
     /// It went through, and what came of it is no success: exit code 1, and no rank's fault.
     #[error("{0}")]
     Verdict(String),
+    /// As a verdict, of tokens that a rank could not read: what a model has learnt is worth no less.
+    #[error("{0}")]
+    Unread(String),
     /// As a verdict, of a run that was asked to end before its time: exit code 128 and the signal.
     #[error("{text}")]
     Stopped {
@@ -72,7 +75,7 @@ impl Failure {
     /// The exit code that says so.
     pub fn code(&self) -> u8 {
         match self {
-            Failure::Run(_) | Failure::Verdict(_) | Failure::Consequence(_) => 1,
+            Failure::Run(_) | Failure::Verdict(_) | Failure::Unread(_) | Failure::Consequence(_) => 1,
             Failure::Usage(_) => USAGE,
             Failure::Stopped { signal, .. } => stopped_by(*signal),
             Failure::Ranks { code, .. } | Failure::Told { code } => *code,
@@ -81,12 +84,12 @@ impl Failure {
 
     /// Whether it is no rank's failure, and all ranks come to it at the same point.
     pub fn is_verdict(&self) -> bool {
-        matches!(self, Failure::Verdict(_) | Failure::Stopped { .. })
+        matches!(self, Failure::Verdict(_) | Failure::Unread(_) | Failure::Stopped { .. })
     }
 
     /// A verdict with something more to say about it; any other failure as it is.
     pub fn remark(mut self, more: &str) -> Self {
-        if let Failure::Verdict(text) | Failure::Stopped { text, .. } = &mut self {
+        if let Failure::Verdict(text) | Failure::Unread(text) | Failure::Stopped { text, .. } = &mut self {
             text.push_str("; ");
             text.push_str(more);
         }

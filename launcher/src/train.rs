@@ -188,7 +188,7 @@ impl<'a, T: Float> Run<'a, T> {
             });
         self.account.evaluation += began.elapsed().as_secs_f64();
         let loss = loss.map_err(|e| match e {
-            Failure::Stopped { .. } => {
+            Failure::Stopped { .. } | Failure::Unread(_) => {
                 self.sound = true;
                 e
             }
@@ -263,7 +263,7 @@ impl<'a, T: Float> Run<'a, T> {
                     None => ruin.remark(&format!("{dir} was left as it was")),
                 })
             }
-            (Err(e), _) if lead && !e.is_verdict() => {
+            (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
                 // Who reads why has to know that the model is there.
                 let _ = self.tell_kept(kept);
                 Err(e)

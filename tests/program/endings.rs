@@ -232,6 +232,33 @@ fn an_evaluation_that_fails_at_the_end_leaves_the_saved_model() {
     }
 }
 
+/// One between two steps, which the model outlives as it does a batch that cannot be read.
+#[test]
+fn an_evaluation_that_fails_on_the_way_keeps_the_model() {
+    for flags in ["--ranks 1", "--ranks 3 --stage 0", "--ranks 2 --stage 3", "--ranks 2 --transport threads"]
+    {
+        let bench = bench();
+        bench.text("text.txt", 20_000);
+        bench.run("tokenize --data text.txt --out t.bin").success();
+        let train = "train --model nano --data t.bin --steps 300 --seq 8 --micro-batch 1 --eval-every 200";
+        let mut run = bench
+            .command(&format!("{train} {flags} --metrics /dev/stdout --save out"))
+            .spawn()
+            .expect("the program starts");
+        // As above: the evaluation is past what a pipe holds.
+        run.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let file = fs::File::options().write(true).open(bench.path("t.bin")).unwrap();
+        file.set_len(1024 + 2 * 18_000).unwrap();
+        let words = ["no tokens to evaluate", "t.bin", "fewer now", "after step 200 were saved to out"];
+        let outcome = bench.finish(run).refusal(1, &words);
+        assert!(!outcome.stderr.contains("no use") && !outcome.stderr.contains("--lr"), "{}", outcome.stderr);
+        let loss = bench.run("eval --model out --data text.txt --json").success().json()["loss"].clone();
+        assert!(loss.as_f64().unwrap() < 5.0, "{loss}");
+        assert_eq!(bench.names(), ["out", "t.bin", "text.txt"]);
+        bench.nothing_left();
+    }
+}
+
 /// Where the system has no more memory for the optimizer's state, a sentence says so.
 #[test]
 fn memory_that_the_system_refuses_is_an_error() {
