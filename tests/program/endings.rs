@@ -2,7 +2,7 @@
 
 use crate::bench;
 use collectives::digest;
-use harness::{Bench, ENDLESS, in_shared_memory, installed, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, in_shared_memory, installed, signal, skip};
 use rustix::process::Signal;
 use rustix::system::uname;
 use std::fs;
@@ -209,26 +209,12 @@ fn data_that_change_during_a_run_do_not_kill_it() {
 fn an_evaluation_that_fails_at_the_end_leaves_the_saved_model() {
     for flags in ["--ranks 3 --stage 0", "--ranks 2 --stage 3", "--ranks 2 --stage 1 --transport threads"] {
         let bench = bench();
-        bench.text("text.txt", 20_000);
-        bench.run("tokenize --data text.txt --out t.bin").success();
-        let train = "train --model nano --data t.bin --steps 300 --seq 8 --micro-batch 1";
-        let mut run = bench
-            .command(&format!("{train} {flags} --metrics /dev/stdout --save out"))
-            .spawn()
-            .expect("the program starts");
-        // A pipe holds the lines of half of these steps at most, so that the run waits until they are read.
-        run.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        // What is held out goes, two bytes a token behind a header; what is trained on stays.
-        let file = fs::File::options().write(true).open(bench.path("t.bin")).unwrap();
-        file.set_len(1024 + 2 * 18_000).unwrap();
-        let outcome = bench.finish(run).refusal(1, &["t.bin", "fewer now", "must not change"]);
+        let words = ["t.bin", "fewer now", "must not change"];
+        let outcome = trained_while_what_is_held_out_goes(&bench, flags).refusal(1, &words);
         assert!(outcome.stdout.contains("\"step\":300,"), "{}", outcome.stdout);
         assert!(!outcome.stdout.contains("summary"), "{}", outcome.stdout);
         assert!(outcome.stdout.ends_with("saved to out\n"), "{}", outcome.stdout);
-        let loss = bench.run("eval --model out --data text.txt --json").success().json()["loss"].clone();
-        assert!(loss.as_f64().unwrap() < 5.0, "{loss}");
-        assert_eq!(bench.names(), ["out", "t.bin", "text.txt"]);
-        bench.nothing_left();
+        the_model_is_worth_something(&bench);
     }
 }
 
@@ -238,25 +224,36 @@ fn an_evaluation_that_fails_on_the_way_keeps_the_model() {
     for flags in ["--ranks 1", "--ranks 3 --stage 0", "--ranks 2 --stage 3", "--ranks 2 --transport threads"]
     {
         let bench = bench();
-        bench.text("text.txt", 20_000);
-        bench.run("tokenize --data text.txt --out t.bin").success();
-        let train = "train --model nano --data t.bin --steps 300 --seq 8 --micro-batch 1 --eval-every 200";
-        let mut run = bench
-            .command(&format!("{train} {flags} --metrics /dev/stdout --save out"))
-            .spawn()
-            .expect("the program starts");
-        // As above: the evaluation is past what a pipe holds.
-        run.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let file = fs::File::options().write(true).open(bench.path("t.bin")).unwrap();
-        file.set_len(1024 + 2 * 18_000).unwrap();
         let words = ["no tokens to evaluate", "t.bin", "fewer now", "after step 200 were saved to out"];
-        let outcome = bench.finish(run).refusal(1, &words);
+        let flags = format!("{flags} --eval-every 200");
+        let outcome = trained_while_what_is_held_out_goes(&bench, &flags).refusal(1, &words);
         assert!(!outcome.stderr.contains("no use") && !outcome.stderr.contains("--lr"), "{}", outcome.stderr);
-        let loss = bench.run("eval --model out --data text.txt --json").success().json()["loss"].clone();
-        assert!(loss.as_f64().unwrap() < 5.0, "{loss}");
-        assert_eq!(bench.names(), ["out", "t.bin", "text.txt"]);
-        bench.nothing_left();
+        the_model_is_worth_something(&bench);
     }
+}
+
+/// 300 steps, in which the tokens go that are held out, before the 150th.
+fn trained_while_what_is_held_out_goes(bench: &Bench, flags: &str) -> Outcome {
+    bench.text("text.txt", 20_000);
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    let train = "train --model nano --data t.bin --steps 300 --seq 8 --micro-batch 1";
+    let mut run = bench
+        .command(&format!("{train} {flags} --metrics /dev/stdout --save out"))
+        .spawn()
+        .expect("the program starts");
+    // A pipe holds the lines of half of these steps at most, so that the run waits until they are read.
+    run.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    // What is held out goes, two bytes a token behind a header; what is trained on stays.
+    let file = fs::File::options().write(true).open(bench.path("t.bin")).unwrap();
+    file.set_len(1024 + 2 * 18_000).unwrap();
+    bench.finish(run)
+}
+
+fn the_model_is_worth_something(bench: &Bench) {
+    let loss = bench.run("eval --model out --data text.txt --json").success().json()["loss"].clone();
+    assert!(loss.as_f64().unwrap() < 5.0, "{loss}");
+    assert_eq!(bench.names(), ["out", "t.bin", "text.txt"]);
+    bench.nothing_left();
 }
 
 /// Where the system has no more memory for the optimizer's state, a sentence says so.
