@@ -367,8 +367,8 @@ pub struct SbatchArgs {
     /// Where the job's output goes [default: %x-%j.out].
     #[arg(long, value_name = "FILE")]
     pub output: Option<String>,
-    /// How srun serves MPI [default: with --transport mpi pmix for Open MPI, pmi2 for MPICH and cray_shasta for Cray's, else Slurm's own
-    /// default].
+    /// How srun serves MPI [default: with --transport mpi pmix for Open MPI, pmi2 for MPICH and cray_shasta for Cray's, else
+    /// Slurm's own default].
     #[arg(long, value_name = "PLUGIN")]
     pub mpi: Option<String>,
     /// The command and its flags, after --.

@@ -63,7 +63,7 @@ const PCI: &str = "0000:00:00";
 /// # Errors
 /// One sentence: usage, or what went wrong.
 pub fn bench(args: &BenchArgs) -> Result<()> {
-    args.command.ranks().map_or(Ok(()), single_threaded)?;
+    args.command.ranks().map_or(Ok(()), plain_calls)?;
     if let Some((operation, flags)) = args.command.collective() {
         return collective(operation, flags);
     }
@@ -82,7 +82,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 /// # Errors
 /// One sentence: wrong usage.
 pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
-    args.command.ranks().map_or(Ok(()), single_threaded)?;
+    args.command.ranks().map_or(Ok(()), plain_calls)?;
     if let Some((operation, flags)) = args.command.collective() {
         flags.foreign.check(Some(world), flags.ranks.ranks)?;
         let plan = Plan::new(operation, flags)?;
@@ -134,8 +134,8 @@ fn check_together(plan: &Plan, args: &CollectiveArgs, nccl: bool, transport: &st
     args.plot.as_ref().map_or(Ok(()), |figure| check_figure("--plot", figure))
 }
 
-/// Refuses what is for ranks that compute with several threads, and draw a bar.
-fn single_threaded(args: &RankArgs) -> Result<()> {
+/// Refuses what is for ranks that do more than call: compute with several threads, and draw a bar.
+fn plain_calls(args: &RankArgs) -> Result<()> {
     if let Some(threads) = args.threads {
         return Err(Failure::usage(format!(
             "--threads {threads} is of train and eval: ranks of bench call and compute with one thread each; leave it away"

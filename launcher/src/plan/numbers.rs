@@ -97,13 +97,13 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
     Ok(Rate { peak, floor, warmup, steps: args.steps, shape: args.schedule })
 }
 
-/// Whether the next unit is gathered early; only stage 3 gathers units at all.
+/// Whether the next unit is gathered early, where units are gathered at all.
 fn prefetch(asked: Option<Switch>, stage: zero::Stage) -> Result<bool> {
     match asked {
-        Some(_) if stage.level() < 3 => usage(format!(
+        Some(_) if !stage.shards_parameters => usage(format!(
             "--prefetch at --stage {}, which holds all parameters and gathers none of them early: leave it away, or take \
              --stage 3",
-            stage.level()
+            stage
         )),
         asked => Ok(asked != Some(Switch::Off)),
     }

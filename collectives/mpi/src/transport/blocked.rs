@@ -199,7 +199,7 @@ impl Place {
 
 /// How one call has gone so far.
 struct Wait {
-    /// But for what this process was stopped.
+    /// How long it takes, but for what this process was stopped.
     waited: Waited,
     /// Ranks have been looked for.
     asked: bool,

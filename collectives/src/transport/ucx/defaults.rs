@@ -38,9 +38,9 @@ pub(super) fn ours(
         // `ANNOUNCED`.
         (fetches, "UCX_RNDV_SEND_NBR_THRESH", c"RNDV_SEND_NBR_THRESH", c"32K"),
         // What fits into an element of a queue is there as soon as the element is; longer messages are in a buffer beside it.
-        // With this instead of 128 bytes, messages of 100 to 600 bytes take 0.30 us instead of 0.36 there (AMD EPYC of 2022,
-        // both ranks on one core). With 1152, a root that runs ahead takes a third longer for messages of 1 KiB, because the
-        // queue no longer fits into the first cache.
+        // With this instead of 128 bytes all_gather of messages of 128 takes 0.33 us instead of 0.40, of 512 about as long as
+        // before (both ranks on one core of an AMD EPYC, by hand; the benches' results of 2026-11-28). Still longer ones would
+        // not fit into the first cache all at once, and take longer where a root runs ahead.
         (elements, "UCX_MM_FIFO_ELEM_SIZE", c"MM_FIFO_ELEM_SIZE", ELEMENT),
         // Where the loss of a peer is to be reported, UCX moves large messages over TCP as a row of short ones, each a
         // system call at both ends. Longer ones than 8K and 64K make that faster than what it does without reports; a
@@ -100,10 +100,13 @@ fn is_among(tls: Option<String>, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    /// What is set where the environment has so many variables.
-    fn set(version: (u32, u32), fast: bool, set: &[(&str, &str)]) -> Vec<String> {
-        let variable = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
-        ours(version, fast, variable).map(|(name, _)| name.to_str().unwrap().into()).collect()
+    fn of(set: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        |name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+    }
+
+    /// What is set where the environment has these variables.
+    fn set(version: (u32, u32), fast: bool, variables: &[(&str, &str)]) -> Vec<String> {
+        ours(version, fast, of(variables)).map(|(name, _)| name.to_str().unwrap().into()).collect()
     }
 
     const ALIVE: [&str; 2] = ["KEEPALIVE_INTERVAL", "KEEPALIVE_NUM_EPS"];
@@ -177,9 +180,7 @@ mod tests {
 
     #[test]
     fn by_which_elements_a_rank_sends_is_said() {
-        let said = |set: &[(&str, &str)]| {
-            elements(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
-        };
+        let said = |set: &[(&str, &str)]| elements(of(set));
         assert_eq!(said(&[]).as_deref(), Some("UCX_MM_FIFO_ELEM_SIZE=640"));
         assert_eq!(said(&[("UCX_TLS", "tcp"), ("UCX_MM_FIFO_ELEM_SIZE", "256")]), None);
         let own = [("UCX_SYSV_FIFO_ELEM_SIZE", "256"), ("UCX_POSIX_FIFO_ELEM_SIZE", "1k")];
