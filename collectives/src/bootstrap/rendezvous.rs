@@ -65,7 +65,7 @@ impl Rendezvous {
         };
         let ranks: Vec<usize> = (0..world).collect();
         let me = Member { ranks: &ranks, index: rank, world, token: &secret, job: &job };
-        let star = Star::meet(&place, &me, options.timeout, board.as_deref())?;
+        let star = Star::meet(&place, &me, options.timeout, board.as_deref(), None)?;
         let (key, name) = (hosts::host_key(), hosts::host_name());
         let mut joined = Rendezvous {
             star,
@@ -87,7 +87,11 @@ impl Rendezvous {
             let job = &joined.local_job;
             let place = Place::Unix(socket_name(job, &format!("host of {}", local[0])));
             let me = Member { ranks: &local, index, world, token: &secret, job };
-            joined.local = Some(Star::meet(&place, &me, joined.timeout, joined.board.as_deref())?);
+            let above = &joined.star;
+            let met = Star::meet(&place, &me, joined.timeout, joined.board.as_deref(), Some(above));
+            joined.local = Some(met.map_err(|error| above.tell(error))?);
+            // Nobody leaves the world's star while others wait below it.
+            joined.barrier()?;
         }
         Ok(joined)
     }
@@ -176,7 +180,8 @@ impl Rendezvous {
     /// # Errors
     /// As [`exchange`](Self::exchange).
     pub fn exchange_local(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.local.as_ref().unwrap_or(&self.star).exchange(blob, self.timeout, self.board.as_deref())
+        let local = self.local.as_ref().unwrap_or(&self.star);
+        local.exchange(blob, self.timeout, self.board.as_deref()).map_err(|error| self.tell(error))
     }
 
     /// The descriptors of the ranks of this host, in the order of [`local_ranks`](Self::local_ranks); all give
@@ -185,7 +190,13 @@ impl Rendezvous {
     /// # Errors
     /// As [`exchange`](Self::exchange).
     pub(crate) fn exchange_fds(&mut self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
-        self.local.as_ref().unwrap_or(&self.star).exchange_fds(fds, self.timeout, self.board.as_deref())
+        let local = self.local.as_ref().unwrap_or(&self.star);
+        local.exchange_fds(fds, self.timeout, self.board.as_deref()).map_err(|error| self.tell(error))
+    }
+
+    /// Other hosts hear what has failed on this one.
+    fn tell(&self, error: Error) -> Error {
+        if self.local.is_some() { self.star.tell(error) } else { error }
     }
 
     /// Returns once all ranks have called it.
@@ -249,7 +260,7 @@ fn meet_node(
         .ok_or_else(|| Error::Launch(format!("rank {rank} is not one of the ranks {node:?} of its node")))?;
     let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
     let me = Member { ranks: node, index, world, token: &token, job };
-    let star = Star::meet(&place, &me, timeout, board.as_deref())?;
+    let star = Star::meet(&place, &me, timeout, board.as_deref(), None)?;
     let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
     let local_job = job.to_owned();
     Ok(Rendezvous { star, local: None, hosts, local_job, token, job_size: world, timeout, board })

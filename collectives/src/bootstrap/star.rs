@@ -4,8 +4,9 @@ mod meeting;
 
 use super::hosts;
 use super::place::Place;
-use super::wire::{self, Kind, Stream, Trouble, Wait};
+use super::wire::{self, CLOSED, Descriptors, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -37,15 +38,16 @@ pub(super) struct Star {
 }
 
 impl Star {
-    /// Brings the members together.
+    /// Brings the members together, while those of a star above, if there is one, are all there.
     pub fn meet(
         place: &Place,
         me: &Member<'_>,
         timeout: Duration,
         board: Option<&super::Board>,
+        above: Option<&Star>,
     ) -> Result<Star> {
         let timeout = timeout.min(LONGEST);
-        let wait = Wait::new(timeout, me.ranks[me.index], board);
+        let wait = Wait::new(timeout, me.ranks[me.index], board).below(above);
         let (links, homes) = match (me.ranks.len(), me.index) {
             (1, _) => Default::default(),
             (_, 0) => meeting::gather(place, me, timeout, &wait)?,
@@ -73,31 +75,19 @@ impl Star {
             return unpack(&all, self.ranks.len())
                 .ok_or_else(|| Error::Launch("the rendezvous sent a malformed exchange".into()));
         }
-        let (mut all, mut blobs) = (Vec::new(), vec![blob.to_vec()]);
-        let mut late = Vec::new();
-        for (i, link) in self.links.iter().enumerate() {
-            match wire::read(link, &wait) {
-                Ok((Kind::Data, blob)) => blobs.push(blob),
-                Ok((Kind::Refused, why)) => return Err(self.tell(wire::refusal(&why, wait.rank))),
-                Ok((kind, _)) => {
-                    return Err(self.tell(Error::Launch(format!(
-                        "rank {} sent {kind:?} where an exchange was due",
-                        self.ranks[i + 1]
-                    ))));
+        let mut arriving: Vec<Partial> = self.links.iter().map(|_| Partial::default()).collect();
+        let others = self.collect(&wait, "exchange", timeout, |i, link| {
+            match arriving[i].advance(link, wire::LONGEST_FRAME).map_err(Trouble::Gone)? {
+                None => Ok(None),
+                Some((Kind::Data, blob)) => Ok(Some(blob)),
+                Some((Kind::Refused, why)) => Err(Trouble::Job(wire::refusal(&why, wait.rank))),
+                Some((kind, _)) => {
+                    Err(Trouble::Gone(format!("it sent {kind:?} where {:?} was due", Kind::Data)))
                 }
-                Err(Trouble::Late) => late.push(i),
-                Err(trouble) => return Err(self.tell(self.lost(i + 1, trouble, "exchange", timeout))),
             }
-        }
-        if !late.is_empty() {
-            let ranks: Vec<usize> = late.iter().map(|&i| self.ranks[i + 1]).collect();
-            let homes = hosts::places(late.iter().map(|&i| self.homes[i].as_str()));
-            return Err(self.tell(Error::Launch(format!(
-                "exchange: {} of {}, on {homes}, did not answer within {timeout:?}",
-                hosts::list(&ranks),
-                self.ranks.len()
-            ))));
-        }
+        })?;
+        let (mut all, mut blobs) = (Vec::new(), vec![blob.to_vec()]);
+        blobs.extend(others);
         for blob in &blobs {
             all.extend_from_slice(&(blob.len() as u32).to_le_bytes());
             all.extend_from_slice(blob);
@@ -128,12 +118,9 @@ impl Star {
         }
         let own = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let mut all = own.map_err(|e| self.tell(Error::system("duplicating a descriptor", e)))?;
-        for (i, link) in self.links.iter().enumerate() {
-            match wire::recv_fds(link, each, &wait) {
-                Ok(fds) => all.extend(fds),
-                Err(trouble) => return Err(self.tell(self.lost(i + 1, trouble, what, timeout))),
-            }
-        }
+        let mut arriving: Vec<Descriptors> = self.links.iter().map(|_| Descriptors::expect(each)).collect();
+        let others = self.collect(&wait, what, timeout, |i, link| arriving[i].advance(link, &wait))?;
+        all.extend(others.into_iter().flatten());
         let borrowed: Vec<BorrowedFd<'_>> = all.iter().map(AsFd::as_fd).collect();
         for (i, link) in self.links.iter().enumerate() {
             if let Err(trouble) = wire::send_fds(link, &borrowed, &wait) {
@@ -144,6 +131,74 @@ impl Star {
             }
         }
         Ok(by_member(all, each))
+    }
+
+    /// In the middle: what each of the others sends, in their order, in whatever order it comes; `take` reads what is there.
+    fn collect<T>(
+        &self,
+        wait: &Wait<'_>,
+        what: &str,
+        timeout: Duration,
+        mut take: impl FnMut(usize, &Stream) -> std::result::Result<Option<T>, Trouble>,
+    ) -> Result<Vec<T>> {
+        let mut taken: Vec<Option<T>> = self.links.iter().map(|_| None).collect();
+        while taken.iter().any(Option::is_none) {
+            // Who has sent its part waits for the answer, and can only end.
+            let of = |part: &Option<T>| if part.is_none() { PollFlags::IN } else { PollFlags::RDHUP };
+            let sockets = self.links.iter().zip(&taken);
+            let mut fds: Vec<PollFd<'_>> =
+                sockets.map(|(link, part)| PollFd::from_borrowed_fd(link.fd(), of(part))).collect();
+            if let Err(trouble) = wait.poll(&mut fds) {
+                return Err(self.tell(match trouble {
+                    Trouble::Late => self.late(&taken, what, timeout),
+                    trouble => self.lost(0, trouble, what, timeout),
+                }));
+            }
+            let stirred = fds.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<bool>>();
+            for (i, link) in self.links.iter().enumerate().filter(|&(i, _)| stirred[i]) {
+                let said = match taken[i] {
+                    None => take(i, link),
+                    Some(_) => Err(Trouble::Gone(CLOSED.into())),
+                };
+                taken[i] = said
+                    .map_err(|trouble| self.tell(self.lost(i + 1, wait.explained(trouble), what, timeout)))?;
+            }
+        }
+        Ok(taken.into_iter().flatten().collect())
+    }
+
+    /// Who has not answered in time.
+    fn late<T>(&self, taken: &[Option<T>], what: &str, timeout: Duration) -> Error {
+        let late: Vec<usize> = (0..taken.len()).filter(|&i| taken[i].is_none()).collect();
+        let ranks: Vec<usize> = late.iter().map(|&i| self.ranks[i + 1]).collect();
+        let homes = hosts::places(late.iter().map(|&i| self.homes[i].as_str()));
+        Error::Launch(format!(
+            "{what}: {} of {}, on {homes}, did not answer within {timeout:?}",
+            hosts::list(&ranks),
+            self.ranks.len()
+        ))
+    }
+
+    /// While this member waits in another star, and the members of this one wait for each other: an error once one of them
+    /// has ended, or has said why it failed.
+    pub fn whole(&self) -> Result<()> {
+        let asked = PollFlags::IN | PollFlags::RDHUP;
+        let mut fds: Vec<PollFd<'_>> =
+            self.links.iter().map(|link| PollFd::from_borrowed_fd(link.fd(), asked)).collect();
+        // Who sends its part of the next exchange has come further, and is well.
+        if poll(&mut fds, Some(&Timespec::default())).unwrap_or(0) == 0 {
+            return Ok(());
+        }
+        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        for (i, (link, fd)) in self.links.iter().zip(&fds).enumerate() {
+            if fd.revents().intersects(ended) || link.next() == Some(Kind::Refused) {
+                let member = if self.index == 0 { i + 1 } else { 0 };
+                let wait = self.wait(Duration::ZERO, None);
+                let why = wire::heard(link, Trouble::Gone(CLOSED.into()), &wait);
+                return Err(self.lost(member, why, "rendezvous", Duration::ZERO));
+            }
+        }
+        Ok(())
     }
 
     fn wait<'a>(&self, timeout: Duration, board: Option<&'a super::Board>) -> Wait<'a> {
@@ -162,7 +217,7 @@ impl Star {
     }
 
     /// Tells all others why it failed, as far as they still listen.
-    fn tell(&self, error: Error) -> Error {
+    pub fn tell(&self, error: Error) -> Error {
         wire::refuse(self.links.iter(), &error, self.ranks[self.index]);
         error
     }

@@ -1,28 +1,30 @@
 //! Frames and descriptors over a socket of either family: small, and every wait has a deadline and looks at the
-//! job board.
+//! job board and at the star above.
+
+mod descriptors;
 
 use super::board::Board;
+use super::star::Star;
 use crate::error::{Error, Result};
 use crate::watch::Waited;
+pub(super) use descriptors::{Descriptors, recv_fds, send_fds};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use std::cell::Cell;
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind, IoSlice, Read};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// No frame is longer: blobs are addresses and the like. A stranger's length must not make us allocate.
 pub(super) const LONGEST_FRAME: usize = 64 << 20;
+/// What is said of a peer whose end has come.
+pub(super) const CLOSED: &str = "the connection closed";
 /// Bytes before a payload: its kind and its length.
 const HEADER: usize = 5;
-/// The kernel takes at most 253 descriptors at once.
-const FDS_AT_ONCE: usize = 128;
+/// Who knows how a rank ended says so within this time.
+const KNOWN_WITHIN: Duration = Duration::from_millis(500);
 
 /// What a frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,15 @@ impl Stream {
         }
     }
 
+    /// The kind of the frame that comes next, which stays there.
+    pub fn next(&self) -> Option<Kind> {
+        let mut first = [0];
+        match rustix::net::recv(self.fd(), &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 1)) => Kind::of(first[0]),
+            _ => None,
+        }
+    }
+
     pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Stream::Unix(s) => s.as_fd(),
@@ -77,6 +88,8 @@ pub(super) struct Wait<'a> {
     timeout: Duration,
     pub rank: usize,
     pub board: Option<&'a Board>,
+    /// The star whose members wait for each other in stars of their own, as the world's do while those of a host meet.
+    above: Option<&'a Star>,
 }
 
 /// Why a frame could not be moved.
@@ -93,7 +106,17 @@ pub(super) enum Trouble {
 impl<'a> Wait<'a> {
     /// From now on.
     pub fn new(timeout: Duration, rank: usize, board: Option<&'a Board>) -> Self {
-        Wait { waited: Cell::new(Waited::begin()), timeout, rank, board }
+        Wait { waited: Cell::new(Waited::begin()), timeout, rank, board, above: None }
+    }
+
+    /// One that also ends when that star has lost a member.
+    pub fn below(self, above: Option<&'a Star>) -> Self {
+        Wait { above, ..self }
+    }
+
+    /// From now on, until this passes or what ends `self`.
+    pub fn anew(&self, timeout: Duration) -> Self {
+        Wait::new(timeout, self.rank, self.board).below(self.above)
     }
 
     /// What is left of it.
@@ -137,8 +160,26 @@ impl<'a> Wait<'a> {
         if self.left().is_zero() { Err(Trouble::Late) } else { Ok(()) }
     }
 
-    /// Whether the supervisor's board reports a failed rank.
+    /// What the end of a peer comes from: its supervisor knows, or the star above, and says so in a moment.
+    pub fn explained(&self, trouble: Trouble) -> Trouble {
+        if self.board.is_none() && self.above.is_none() || !matches!(trouble, Trouble::Gone(_)) {
+            return trouble;
+        }
+        let soon = self.anew(KNOWN_WITHIN);
+        loop {
+            match soon.pause(Duration::from_millis(2)) {
+                Ok(()) => {}
+                Err(Trouble::Job(error)) => return Trouble::Job(error),
+                Err(_) => return trouble,
+            }
+        }
+    }
+
+    /// Whether the supervisor's board or the star above reports a failed rank.
     pub fn job(&self) -> Result<()> {
+        if let Some(star) = self.above {
+            star.whole()?;
+        }
         match self.board.and_then(|b| b.first_failure().map(|r| (b, r))) {
             Some((board, peer)) if peer != self.rank => {
                 let how = board.how(peer).unwrap_or_else(|| "failed".into());
@@ -167,7 +208,7 @@ pub(super) fn write(
         ];
         let none = &mut SendAncillaryBuffer::default();
         match rustix::net::sendmsg(stream.fd(), &left, none, SendFlags::NOSIGNAL) {
-            Ok(0) => return Err(Trouble::Gone("the connection closed".into())),
+            Ok(0) => return Err(Trouble::Gone(CLOSED.into())),
             Ok(n) => sent += n,
             Err(rustix::io::Errno::AGAIN) => {
                 wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::OUT)])?;
@@ -284,153 +325,12 @@ impl Partial {
                 Some(had) => &mut self.payload[had..],
             };
             match stream.read(into) {
-                Ok(0) => return Err("the connection closed".into()),
+                Ok(0) => return Err(CLOSED.into()),
                 Ok(n) => self.come += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e.to_string()),
             }
-        }
-    }
-}
-
-/// Sends descriptors over a Unix stream, each batch with one byte to carry it.
-pub(super) fn send_fds(
-    stream: &Stream,
-    fds: &[BorrowedFd<'_>],
-    wait: &Wait<'_>,
-) -> std::result::Result<(), Trouble> {
-    for batch in fds.chunks(FDS_AT_ONCE) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
-        loop {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(batch)) {
-                return Err(Trouble::Gone("no room for descriptors".into()));
-            }
-            match rustix::net::sendmsg(stream.fd(), &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL)
-            {
-                Ok(_) => break,
-                Err(rustix::io::Errno::AGAIN) => {
-                    wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::OUT)])?;
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                // So many are on their way between this user's processes that the kernel takes no more, until they are
-                // received.
-                Err(rustix::io::Errno::TOOMANYREFS) => wait.pause(Duration::from_millis(1))?,
-                Err(e) => return Err(Trouble::Gone(e.to_string())),
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Receives exactly `count` descriptors.
-pub(super) fn recv_fds(
-    stream: &Stream,
-    count: usize,
-    wait: &Wait<'_>,
-) -> std::result::Result<Vec<OwnedFd>, Trouble> {
-    let mut all = Vec::with_capacity(count);
-    while all.len() < count {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0u8; 1];
-        let mut room = [IoSliceMut::new(&mut byte)];
-        match rustix::net::recvmsg(stream.fd(), &mut room, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(message) if message.bytes == 0 => return Err(Trouble::Gone("the connection closed".into())),
-            Ok(message) => {
-                let had = all.len();
-                for message in control.drain() {
-                    if let RecvAncillaryMessage::ScmRights(fds) = message {
-                        all.extend(fds);
-                    }
-                }
-                // The kernel passes as many as this process may open, and drops the others.
-                if message.flags.contains(ReturnFlags::CTRUNC) {
-                    let text = format!(
-                        "only {} of {count} descriptors of its peers' memory came: its limit of open files (ulimit -n) \
-                         is too low",
-                        all.len()
-                    );
-                    // Before others notice that it is gone, and take that for the cause.
-                    if let Some(board) = wait.board {
-                        board.announce(wait.rank, &text);
-                    }
-                    return Err(Trouble::Job(Error::Launch(text)));
-                }
-                if all.len() == had {
-                    // Who has failed says so in a frame.
-                    return Err(match read_on(Partial::begun(byte[0]), stream, wait)? {
-                        (Kind::Refused, payload) => Trouble::Job(refusal(&payload, wait.rank)),
-                        (kind, _) => Trouble::Gone(format!("it sent {kind:?} where descriptors were due")),
-                    });
-                }
-            }
-            Err(rustix::io::Errno::AGAIN) => {
-                wait.poll(&mut [PollFd::from_borrowed_fd(stream.fd(), PollFlags::IN)])?;
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Trouble::Gone(e.to_string())),
-        }
-    }
-    if all.len() != count {
-        return Err(Trouble::Gone(format!("{} descriptors came instead of {count}", all.len())));
-    }
-    Ok(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::alone::alone;
-    use super::*;
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    use std::os::fd::AsRawFd;
-
-    #[test]
-    fn a_limit_of_open_files_is_named_at_once() {
-        if !alone("bootstrap::wire::tests::a_limit_of_open_files_is_named_at_once") {
-            return;
-        }
-        let (here, there) = UnixStream::pair().unwrap();
-        here.set_nonblocking(true).unwrap();
-        there.set_nonblocking(true).unwrap();
-        let wait = Wait::new(Duration::from_secs(10), 0, None);
-        let fds = [here.as_fd(); 8];
-        let sender = Stream::Unix(here.try_clone().unwrap());
-        send_fds(&sender, &fds, &wait).unwrap();
-        // Room for some of them, not for all.
-        let next = there.try_clone().unwrap().as_raw_fd() as u64;
-        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(next + 3), maximum }).unwrap();
-        match recv_fds(&Stream::Unix(there), fds.len(), &wait) {
-            Err(Trouble::Job(error)) => {
-                let text = error.to_string();
-                assert!(text.contains("of 8 descriptors") && text.contains("ulimit -n"), "{text}");
-                assert!(!text.contains("only 0"), "{text}");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_refusal_may_come_in_place_of_descriptors() {
-        let (here, there) = UnixStream::pair().unwrap();
-        let [here, there] = [here, there].map(|end| {
-            end.set_nonblocking(true).unwrap();
-            Stream::Unix(end)
-        });
-        let wait = Wait::new(Duration::from_secs(10), 0, None);
-        let error = Error::PeerLost { rank: 0, peer: 2, how: "was lost".into() };
-        refuse(std::iter::once(&here), &error, 0);
-        match recv_fds(&there, 2, &Wait::new(Duration::from_secs(10), 1, None)) {
-            Err(Trouble::Job(error)) => assert_eq!(error.to_string(), "rank 2 was lost; rank 1 stops"),
-            other => panic!("{other:?}"),
-        }
-        // Other words are no refusal, and say nothing of a limit.
-        write(&here, Kind::Data, b"words", &wait).unwrap();
-        match recv_fds(&there, 2, &wait) {
-            Err(Trouble::Gone(text)) => assert!(text.contains("Data") && !text.contains("ulimit"), "{text}"),
-            other => panic!("{other:?}"),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! How the members of a star find each other: the middle takes in the others, who look for it.
 
 use super::{EXTRA, Member, lost};
+use crate::bootstrap::hosts;
 use crate::bootstrap::place::{Found, Listener, Place, Search, Why};
 use crate::bootstrap::wire::{self, Kind, Partial, Stream, Trouble, Wait};
-use crate::bootstrap::{Board, hosts};
 use crate::error::{Error, Result};
 use crate::watch::Waited;
 use rustix::event::{PollFd, PollFlags};
@@ -171,7 +171,7 @@ pub(super) fn gather(
         joined.into_iter().flatten().map(|(stream, hello)| (stream, hello.host)).unzip();
     for (i, link) in links.iter().enumerate() {
         if let Err(trouble) = wire::write(link, Kind::Welcome, &[], wait) {
-            let error = lost(wait.rank, me.ranks[i + 1], trouble, "rendezvous", timeout);
+            let error = lost(wait.rank, me.ranks[i + 1], wait.explained(trouble), "rendezvous", timeout);
             wire::refuse(links.iter(), &error, wait.rank);
             return Err(error);
         }
@@ -234,15 +234,10 @@ fn ended(
         Ok(Some((kind, _))) => format!("it sent {kind:?} where it had to wait"),
         Err(why) => why,
     };
-    // A supervisor knows how, and says so in a moment.
-    let soon = Wait::new(Duration::from_millis(500), wait.rank, wait.board);
-    while wait.board.is_some() {
-        match soon.pause(Duration::from_millis(2)) {
-            Ok(()) => {}
-            Err(Trouble::Job(error)) => return Some(error),
-            Err(_) => break,
-        }
-    }
+    let why = match wait.explained(Trouble::Gone(why)) {
+        Trouble::Gone(why) => why,
+        known => return Some(lost(wait.rank, me.ranks[hello.index], known, "rendezvous", Duration::ZERO)),
+    };
     let (come, of) = (1 + joined.iter().flatten().count(), me.ranks.len());
     let (pid, host) = (hello.pid, &hello.host);
     let how = format!(
@@ -283,13 +278,14 @@ pub(super) fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &
     let mut other: Option<(String, Waited)> = None;
     loop {
         wait.job()?;
-        let greeted = |stream| match greet(stream, place, me, timeout, wait.board) {
+        // The middle came before this moment and gives up within its own timeout, then names who is missing.
+        let greeted = |stream| match greet(stream, place, me, &wait.anew(timeout + EXTRA)) {
             // Any program may have the port, and close or say what it says to everybody.
             Err(Trouble::Gone(why)) if matches!(place, Place::Tcp(_)) => {
                 other = Some((why, Waited::begin()));
                 Ok(None)
             }
-            Err(trouble) => Err(lost(wait.rank, middle, trouble, &what, timeout)),
+            Err(trouble) => Err(lost(wait.rank, middle, wait.explained(trouble), &what, timeout)),
             Ok(stream) => Ok(Some(stream)),
         };
         let why = match search.look(wait, greeted)? {
@@ -322,14 +318,11 @@ fn greet(
     stream: Stream,
     place: &Place,
     me: &Member<'_>,
-    timeout: Duration,
-    board: Option<&Board>,
+    wait: &Wait<'_>,
 ) -> std::result::Result<Stream, Trouble> {
-    // The middle came before this moment and gives up within its own timeout, then names who is missing.
-    let wait = Wait::new(timeout + EXTRA, me.ranks[me.index], board);
-    wire::write(&stream, Kind::Hello, &Hello::encode(me), &wait)
-        .map_err(|trouble| wire::heard(&stream, trouble, &wait))?;
-    match wire::read(&stream, &wait)? {
+    wire::write(&stream, Kind::Hello, &Hello::encode(me), wait)
+        .map_err(|trouble| wire::heard(&stream, trouble, wait))?;
+    match wire::read(&stream, wait)? {
         (Kind::Welcome, _) => Ok(stream),
         (Kind::Refused, payload) => Err(Trouble::Job(wire::refusal(&payload, wait.rank))),
         (Kind::Stranger, _) => Err(Trouble::Job(Error::Launch(format!(

@@ -16,7 +16,7 @@ fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
     let place = Place::Unix(name);
     let middle = std::thread::spawn(move || {
         let me = Member { ranks: &[0, 1, 2], index: 0, world: 3, token: "", job: "files" };
-        Star::meet(&place, &me, Duration::from_secs(600), None).map(|_| ())
+        Star::meet(&place, &me, Duration::from_secs(600), None, None).map(|_| ())
     });
     while connect(&others[0], &address).is_err() {
         std::thread::sleep(Duration::from_millis(1));
@@ -48,7 +48,7 @@ fn middle_of_two(name: &str) -> std::thread::JoinHandle<Result<()>> {
     let place = Place::Unix(name.to_owned());
     std::thread::spawn(move || {
         let me = Member { ranks: &[0, 1], index: 0, world: 2, token: "right", job: "the-name" };
-        Star::meet(&place, &me, Duration::from_secs(600), None).map(|_| ())
+        Star::meet(&place, &me, Duration::from_secs(600), None, None).map(|_| ())
     })
 }
 
@@ -101,7 +101,7 @@ fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
             let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "lost" };
-            let star = Star::meet(&place, &me, Duration::from_secs(600), None).unwrap();
+            let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
             let own = [star.links[0].fd()];
             (index < 2).then(|| star.exchange_fds(&own, Duration::from_secs(600), None).unwrap_err())
         })
@@ -113,6 +113,67 @@ fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
 }
 
 #[test]
+fn who_is_lost_is_named_while_others_are_silent() {
+    let hour = Duration::from_secs(3600);
+    for descriptors in [false, true] {
+        let name = format!("caravan-test-silence-{descriptors}-{}", std::process::id());
+        let member = |index| {
+            let place = Place::Unix(name.clone());
+            std::thread::spawn(move || {
+                let me = Member { ranks: &[0, 1, 2, 3], index, world: 4, token: "", job: "silence" };
+                Star::meet(&place, &me, hour, None, None).unwrap()
+            })
+        };
+        let [zero, one, two, three] = [0, 1, 2, 3].map(member).map(|thread| thread.join().unwrap());
+        // The second says its part and is lost, the first says nothing, as the third.
+        if descriptors {
+            // Not its own end, which then lasts.
+            let fds = [three.links[0].fd()];
+            wire::send_fds(&two.links[0], &fds, &Wait::new(hour, 2, None)).unwrap();
+        } else {
+            wire::write(&two.links[0], Kind::Data, b"mine", &Wait::new(hour, 2, None)).unwrap();
+        }
+        drop(two);
+        let own = [one.links[0].fd()];
+        let ended = |star: &Star| match descriptors {
+            false => star.exchange(b"mine", hour, None).unwrap_err(),
+            true => star.exchange_fds(&own, hour, None).unwrap_err(),
+        };
+        for error in [ended(&zero), ended(&one), ended(&three)] {
+            assert!(matches!(error, Error::PeerLost { peer: 2, .. }), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn who_is_lost_before_its_host_meets_is_named_by_all_hosts() {
+    let hour = Duration::from_secs(3600);
+    for lost in 0..4 {
+        let name = format!("caravan-test-above-{lost}-{}", std::process::id());
+        let member = |index| {
+            let name = name.clone();
+            std::thread::spawn(move || {
+                let ranks = [0, 1, 2, 3];
+                let me = Member { ranks: &ranks, index, world: 4, token: "", job: "above" };
+                let world = Star::meet(&Place::Unix(name.clone()), &me, hour, None, None).unwrap();
+                if index == lost {
+                    return None;
+                }
+                let (host, index) = (index / 2, index % 2);
+                let me = Member { ranks: &ranks[2 * host..][..2], index, world: 4, token: "", job: "above" };
+                let place = Place::Unix(format!("{name}-{host}"));
+                let met =
+                    Star::meet(&place, &me, hour, None, Some(&world)).map_err(|error| world.tell(error));
+                Some(met.and_then(|_| world.exchange(&[], hour, None)).unwrap_err())
+            })
+        };
+        for error in [0, 1, 2, 3].map(member).into_iter().filter_map(|thread| thread.join().unwrap()) {
+            assert!(matches!(error, Error::PeerLost { peer, .. } if peer == lost), "{lost}: {error:?}");
+        }
+    }
+}
+
+#[test]
 fn who_has_joined_and_ends_before_all_have_come_is_named_by_all() {
     let name = format!("caravan-test-ended-{}", std::process::id());
     let (ranks, hour) = ([0, 1, 2, 3], Duration::from_secs(3600));
@@ -120,7 +181,7 @@ fn who_has_joined_and_ends_before_all_have_come_is_named_by_all() {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
             let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended" };
-            Star::meet(&place, &me, hour, None).map(|_| ()).unwrap_err()
+            Star::meet(&place, &me, hour, None, None).map(|_| ()).unwrap_err()
         })
     };
     let wait = Wait::new(hour, 1, None);
@@ -152,7 +213,7 @@ fn a_blob_too_long_ends_the_exchange_of_all() {
             let place = Place::Unix(name.clone());
             std::thread::spawn(move || {
                 let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "long" };
-                let star = Star::meet(&place, &me, Duration::from_secs(600), None).unwrap();
+                let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
                 let blob = vec![1; if index == long { wire::LONGEST_FRAME } else { 1 }];
                 // It stays: nobody learns from its end.
                 (star.exchange(&blob, Duration::from_secs(600), None).unwrap_err().to_string(), star)
@@ -173,7 +234,7 @@ fn other_programs_at_the_address_of_rank_0_are_passed_by() {
         let place = place.clone();
         std::thread::spawn(move || {
             let me = Member { ranks: &[0, 1], index, world: 2, token: "ours", job: "passed-by" };
-            Star::meet(&place, &me, Duration::from_secs(60), None).map(|_| ())
+            Star::meet(&place, &me, Duration::from_secs(60), None, None).map(|_| ())
         })
     };
     let one = member(1);
@@ -193,7 +254,7 @@ fn who_comes_late_to_an_exchange_hears_why_it_has_failed() {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
             let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "late" };
-            Star::meet(&place, &me, Duration::from_secs(600), None).unwrap()
+            Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap()
         })
     };
     for descriptors in [false, true] {
@@ -219,7 +280,7 @@ fn blobs_of_any_length_reach_every_member() {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
             let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "blobs" };
-            let star = Star::meet(&place, &me, Duration::from_secs(600), None).unwrap();
+            let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
             // More than a socket takes at once, and nothing.
             [3_000_000, 0, 1].map(|bytes| {
                 let blob: Vec<u8> = (0..bytes).map(|i| (i * (index + 1) % 251) as u8).collect();
