@@ -123,8 +123,9 @@ pub struct RankArgs {
     /// Seconds that ranks wait for each other at the start.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub rendezvous_timeout: f64,
-    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. It has to be longer
-    /// than 32 MiB take over the slowest link or, with --algo native, than all that a call sends takes.
+    /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. One that gets further
+    /// with others meanwhile is waited for ten times as long. It has to be longer than 32 MiB take over the slowest link or,
+    /// with --algo native, than all that a call sends takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
     pub call_timeout: f64,
     /// Colours of the bar that train and eval draw [default: auto, which leaves them away where NO_COLOR is set].

@@ -6,6 +6,7 @@ use super::options::Priority;
 use super::posted::Posted;
 use crate::buffer::Memory;
 use crate::schedule::{Schedule, Step};
+use crate::watch::Waited;
 use std::any::Any;
 use std::rc::Rc;
 
@@ -19,6 +20,8 @@ pub(super) struct Flight {
     pub blocked_on: usize,
     /// Once it has waited for too long. Boxed, because calls are begun often and this seldom.
     pub inquiry: Option<Box<Inquiry>>,
+    /// How far it and those before it had got when somebody waited for it last, and for how long by now.
+    pub stuck: Option<(u64, Waited)>,
     /// Buffers of a call that nobody waits for any more.
     pub orphan: Option<Box<dyn Any + Send>>,
 }
@@ -32,6 +35,7 @@ impl Flight {
             priority: Priority::default(),
             blocked_on: 0,
             inquiry: None,
+            stuck: None,
             orphan: None,
         }
     }

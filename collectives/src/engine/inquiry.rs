@@ -1,7 +1,7 @@
 //! Who is silent when a call has waited for too long. The peer that it waits for may itself wait for another, as along a
 //! ring: so it is asked for whom, and that one likewise, until one does not answer within a quarter of the deadline, at least
 //! 300 ms and at most 5 s. Whoever still gets further, as in a long transfer with another, is not silent, nor is who waits for
-//! it.
+//! it: but not for ever, because threads that wait for each other in two groups may have beside them a third that gets further.
 
 use super::{Engine, Stage};
 use crate::error::Result;
@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// The longest time for an answer, which comes at the next look of a rank that waits.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// For so many deadlines a call may stand still, with all before it, because whom it waits for gets further elsewhere.
+const DEADLINES: u32 = 10;
 
 /// The question whom a call waits for in the end; ranks are those of the job. Each call has its own: threads of a rank that
 /// wait for several would else begin each other's anew.
@@ -48,16 +50,36 @@ impl Engine {
             return Err(self.fail(error));
         }
         let (Some(id), Some(silent)) = (id, silent) else { return Ok(()) };
-        let after = self.options.deadline;
-        if silent < after || self.flights[id as usize].stage != Stage::Running {
-            self.flights[id as usize].inquiry = None;
+        if self.flights[id as usize].stage != Stage::Running {
             return Ok(());
         }
-        let Some((peer, through)) = self.silent_rank(id) else { return Ok(()) };
-        let how =
-            through.last().map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
-        let error = self.timeout(id, &how, peer, after, &through);
+        let (after, stuck) = (self.options.deadline, self.stuck(id));
+        if silent < after {
+            self.flights[id as usize].inquiry = None;
+        } else if let Some((peer, through)) = self.silent_rank(id) {
+            let how = through
+                .last()
+                .map_or(String::new(), |rank| format!(", for which rank {rank} waits as well,"));
+            let error = self.timeout(id, &how, peer, after, &through);
+            return Err(self.fail(error));
+        }
+        let longest = after.saturating_mul(DEADLINES);
+        if stuck < longest {
+            return Ok(());
+        }
+        let peer = self.transport.job_rank(self.waited_for(id));
+        let error = self.timeout(id, ", while other calls got further,", peer, longest, &[]);
         Err(self.fail(error))
+    }
+
+    /// How long a call that somebody waits for has stood still, with all that were started before it.
+    fn stuck(&mut self, id: u32) -> Duration {
+        let until = self.order.iter().position(|&other| other == id).map_or(0, |at| at + 1);
+        let mark = self.mark_of(&self.order[..until]);
+        match &mut self.flights[id as usize].stuck {
+            Some((last, waited)) if *last == mark => waited.so_far(),
+            other => other.insert((mark, Waited::begin())).1.so_far(),
+        }
     }
 
     /// Lets peers that ask know for whom this rank waits, and whether anything of its gets further: by who waits, or else by
@@ -122,6 +144,42 @@ mod tests {
     use crate::{Communicator, Error, Options};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
+
+    /// Two threads of each rank wait for each other, and a third beside them gets further.
+    #[test]
+    fn who_gets_further_elsewhere_is_not_waited_for_for_ever() {
+        const MOST: usize = 1000;
+        let options = Options { deadline: Duration::from_millis(300), ..Options::default() };
+        let beats = AtomicUsize::new(0);
+        let ends = std::thread::scope(|scope| {
+            let ranks = Communicator::threads_with(2, options).unwrap().into_iter().map(|comm| {
+                let beats = &beats;
+                scope.spawn(move || {
+                    let rank = comm.rank();
+                    let [other, busy] = [1, 2].map(|_| comm.split(Some(0), rank as i64).unwrap().unwrap());
+                    let goes_on = scope.spawn(move || {
+                        while beats.load(Ordering::Relaxed) < MOST && busy.barrier().is_ok() {
+                            if rank == 0 {
+                                beats.fetch_add(1, Ordering::Relaxed);
+                                std::thread::sleep(Duration::from_millis(20));
+                            }
+                        }
+                    });
+                    let stuck = if rank == 0 { comm.barrier() } else { other.barrier() }.unwrap_err();
+                    let before = beats.swap(MOST, Ordering::Relaxed);
+                    goes_on.join().unwrap();
+                    (before, stuck)
+                })
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).min_by_key(|&(before, _)| before)
+        });
+        // Of the rank that gave up first.
+        let (before, error) = ends.unwrap();
+        assert!(before < MOST, "only when nothing got further any more: {error}");
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(error.to_string().contains("while other calls got further"), "{error}");
+    }
 
     /// The rank stands still, and its watch goes on.
     #[test]

@@ -32,7 +32,8 @@ pub struct Options {
     /// Who makes progress while nobody waits.
     pub progress: Progress,
     /// How long a peer may be silent, while this rank waits, before the call fails. As long as any call of this rank gets
-    /// further, nobody is silent. It gets further by each message that ends, and a long one goes in
+    /// further, nobody is silent; but a call that has itself stood still for ten times as long, with all that were started
+    /// before it in its group, fails nevertheless. It gets further by each message that ends, and a long one goes in
     /// several: this has to be longer than two of [`Tuning::longest`] bytes take.
     pub deadline: Duration,
     /// Whether ranks share processors, so that a waiting rank soon leaves its own to others; by default where the group

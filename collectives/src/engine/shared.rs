@@ -381,9 +381,14 @@ impl Drop for Shared {
 impl Engine {
     /// Changes whenever a call in flight got any further, one ended or one was started.
     pub(super) fn progress_mark(&self) -> u64 {
-        let marks = self.order.iter().map(|&id| self.flights[id as usize].state.progress_mark());
         let started_and_left = self.stats.calls << 12 | (self.order.len() as u64 & 0xfff);
-        marks.fold(started_and_left.wrapping_mul(0x9e37_79b9_7f4a_7c15), u64::wrapping_add)
+        self.mark_of(&self.order).wrapping_add(started_and_left.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// Changes whenever one of these got any further.
+    pub(super) fn mark_of(&self, calls: &[u32]) -> u64 {
+        let marks = calls.iter().map(|&id| self.flights[id as usize].state.progress_mark());
+        marks.fold(calls.len() as u64, u64::wrapping_add)
     }
 }
 
