@@ -246,9 +246,8 @@ impl Control {
         self.outgoing.is_empty()
     }
 
-    /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way and the
-    /// messages that no group has received, of which some libraries complain otherwise, on standard output. False once a
-    /// word has come that a rank has failed, which then never comes here.
+    /// Before MPI is finalised, by all ranks of the job together: takes in the words that are still on their way, and returns
+    /// once nobody sends any more. False once a word has come that a rank has failed, which then never comes here.
     ///
     /// # Errors
     /// The loss of a rank of this host that has ended without a word; MPI's.
@@ -276,9 +275,13 @@ impl Control {
         }
         // SAFETY: a valid communicator and place.
         let barrier = |request: *mut ffi::MPI_Request| unsafe { ffi::MPI_Ibarrier(comm, request) };
-        if !self.together(session, LEFT, ("MPI_Ibarrier", barrier))? {
-            return Ok(false);
-        }
+        self.together(session, LEFT, ("MPI_Ibarrier", barrier))
+    }
+
+    /// After that: takes in the messages that no group has received, of which some libraries complain otherwise, on standard
+    /// output. What has come waits for no rank, unless one is lost with half of it under
+    /// way.
+    pub(super) fn clear(&mut self) {
         self.groups.drain(..).for_each(unreceived::take_all);
         if let Some(mut receive) = self.receive.take() {
             // SAFETY: a request that was posted and not yet reported complete; cancelling an unmatched receive lets the
@@ -288,7 +291,6 @@ impl Control {
                 ffi::MPI_Wait(&mut receive, ffi::RSMPI_STATUS_IGNORE);
             }
         }
-        Ok(true)
     }
 
     /// Returns once all ranks have come to what `post`, by its name, starts, or false when one of them has said that it has failed

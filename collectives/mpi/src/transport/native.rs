@@ -14,7 +14,9 @@ use collectives::Buffer;
 use collectives::schedule::{Call, Kind};
 use collectives::{DType, Element, ReduceOp};
 use collectives::{Error, Result};
+use std::cell::Cell;
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::os::raw::c_int;
 use std::time::Duration;
 
@@ -33,6 +35,8 @@ pub struct Native {
     in_place_known: bool,
     /// The library ends the process in a reduce in place to another root than rank 0, as MPICH 4.0.2 does.
     root_zero_only: bool,
+    /// One thread at a time: a call that returns ends the watch of another's.
+    one_thread: PhantomData<Cell<()>>,
 }
 
 /// A collective under way, with its buffers.
@@ -58,7 +62,8 @@ impl Native {
         let signed_only = comm.session().turn().is_ok_and(|_turn| takes_unsigned_for_signed());
         // One that wraps another may have a value of its own.
         let in_place_known = family() != Family::Unknown;
-        Native { in_place_known, signed_only, root_zero_only, comm, watch, rank, size }
+        let one_thread = PhantomData;
+        Native { in_place_known, signed_only, root_zero_only, one_thread, comm, watch, rank, size }
     }
 
     /// What has to be done otherwise than asked, because this library cannot.
@@ -153,7 +158,7 @@ impl Native {
                 format!("{s} elements in and {r} out were given, {sends} and {receives} are needed");
             return Err(self.refuse(call, problem));
         }
-        (arguments.send, arguments.recv) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+        (arguments.send, arguments.recv) = (input(send), output(recv));
         Ok(arguments)
     }
 
@@ -164,7 +169,7 @@ impl Native {
             let problem = format!("{} elements were given, {} are needed", data.len(), sends.max(receives));
             return Err(self.refuse(call, problem));
         }
-        (arguments.send, arguments.recv) = (data.as_ptr().cast(), data.as_mut_ptr().cast());
+        (arguments.send, arguments.recv) = (input(data), output(data));
         match call.kind {
             Kind::Broadcast | Kind::Barrier => {}
             Kind::Reduce if self.rank != call.root => {}
@@ -199,11 +204,17 @@ impl Native {
         }
     }
 
+    /// The number that MPI takes. Of a reduce_scatter the whole has to be one as well: Open MPI multiplies so.
     fn count(&self, call: &Call) -> Result<c_int> {
-        c_int::try_from(call.count).map_err(|_| {
-            let problem = format!("{} elements; MPI's own collectives take up to {}", call.count, c_int::MAX);
-            self.refuse(call, problem)
-        })
+        let parts = if call.kind == Kind::ReduceScatter { self.size } else { 1 };
+        let whole = call.count.saturating_mul(parts);
+        match (c_int::try_from(call.count), c_int::try_from(whole)) {
+            (Ok(count), Ok(_)) => Ok(count),
+            _ => {
+                let problem = format!("{whole} elements; MPI's own collectives take up to {}", c_int::MAX);
+                Err(self.refuse(call, problem))
+            }
+        }
     }
 
     fn dtype(&self, call: &Call) -> Result<ffi::MPI_Datatype> {
@@ -340,6 +351,17 @@ impl Native {
     }
 }
 
+/// Where nothing is read or written. An empty slice of bytes may have the address 1, which is MPI_IN_PLACE.
+static NOTHING: u64 = 0;
+
+fn input<T>(data: &[T]) -> *const c_void {
+    if data.is_empty() { (&raw const NOTHING).cast() } else { data.as_ptr().cast() }
+}
+
+fn output<T>(data: &mut [T]) -> *mut c_void {
+    if data.is_empty() { (&raw const NOTHING).cast_mut().cast() } else { data.as_mut_ptr().cast() }
+}
+
 /// Whether the library finds 3000000000 less than 5.
 fn takes_unsigned_for_signed() -> bool {
     let (one, mut least) = (3_000_000_000u32, 5u32);
@@ -365,6 +387,10 @@ impl<T: Element> Started<'_, T> {
         let code = unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
         if code != ffi::MPI_SUCCESS as c_int || flag != 0 {
             self.request = None;
+        }
+        if code != ffi::MPI_SUCCESS as c_int {
+            // What a peer that is left has sent may still arrive in it.
+            std::mem::forget(self.buffers.take());
         }
         session.check("MPI_Test", code)?;
         Ok(flag != 0)

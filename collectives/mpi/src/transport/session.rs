@@ -328,6 +328,7 @@ impl Drop for Session {
             Ok(true) => {
                 // Where no thread can be had, the launcher ends what hangs.
                 let _watch = self.watch_of(Place::End).ok();
+                self.control().clear();
                 if self.without_end {
                     // In MPICH 4.0, MPI_Finalize over UCX's tcp often hangs as soon as ranks of two hosts have exchanged
                     // anything. All have come here, by `end`; the process ends with MPI as it is.

@@ -96,6 +96,15 @@ pub fn collectives(t: &MpiTransport) {
         "{unasked}"
     );
     native.check(&call(Kind::AllGather, (1 << 31) - 1)).unwrap();
+    // MPI multiplies what each gets by the ranks.
+    let most = ((1 << 31) - 1) / n;
+    native.check(&call(Kind::ReduceScatter, most)).unwrap();
+    assert!(n == 1 || native.check(&call(Kind::ReduceScatter, most + 1)).is_err());
+    // Nothing, which lies at the address that MPI_IN_PLACE has.
+    let nothing = |kind| Call::new(kind, DType::U8, 0);
+    for kind in [Kind::ReduceScatter, Kind::AllReduce, Kind::AllGather, Kind::AllToAll] {
+        native.run::<u8>(nothing(kind), &[], &mut []).unwrap();
+    }
     for (result, words) in refused {
         let text = result.expect_err(words).to_string();
         assert!(text.contains(words), "{text}");
