@@ -200,7 +200,8 @@ impl Communicator {
 
     /// Takes now the engine's memory for `calls` with buffers from [`alloc`](Self::alloc), however many of them are in
     /// flight at once: [`scratch_bytes`](crate::scratch_bytes) says how much it holds then, with none of `calls` if a
-    /// carrier takes them to others than the engine. Other calls may still take more.
+    /// carrier takes them to others than the engine. Other calls may still take more, and so do more than two messages at a
+    /// time, which wait for nobody.
     ///
     /// # Errors
     /// [`Error::Argument`] for a call that cannot be made here, [`Error::System`] where the system refuses the memory.

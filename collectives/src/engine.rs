@@ -271,7 +271,7 @@ impl Engine {
         self.rounds += schedule.rounds as u64;
         self.stats.calls += 1;
         self.stats.bytes_sent += schedule.volume as u64;
-        (flight.stage, flight.priority) = (Stage::Running, priority);
+        (flight.stage, flight.priority, flight.blocked_on) = (Stage::Running, priority, group.rank);
         (flight.inquiry, flight.stuck) = (None, None);
         // A repeated call often finds the schedule where it was: counting references would cost as much as a step.
         if !flight.schedule.as_ref().is_some_and(|last| Rc::ptr_eq(last, schedule)) {

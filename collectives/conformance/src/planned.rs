@@ -8,6 +8,8 @@ use collectives::{Buffer, Communicator, DType, Element, ReduceOp, bf16, oracle, 
 const SHARD: usize = 300_000;
 /// Elements that two ranks give each other whole: in place, and readable, that takes memory for a copy.
 const WHOLE: usize = 100_000;
+/// Elements of a message that a fingerprint travels with, where one does: more than a call in flight has memory for anyway.
+const MESSAGE: usize = 800;
 /// Calls in flight at once: more than have memory at once.
 const FLIGHTS: usize = 6;
 
@@ -29,7 +31,9 @@ pub fn rank(comm: Communicator) {
     let gather = Call { in_place: true, ..Call::new(Kind::AllGather, DType::Bf16, SHARD) };
     let all = Call { in_place: true, ..Call::new(Kind::AllReduce, DType::Bf16, SHARD) };
     let whole = Call { in_place: true, ..Call::new(Kind::AllReduce, DType::Bf16, WHOLE) };
-    let calls = [scatter, gather, all, whole];
+    let (to, from) = ((me + 1) % size, (me + size - 1) % size);
+    let message = |kind, peer| Call { root: peer, ..Call::new(kind, DType::F64, MESSAGE) };
+    let calls = [scatter, gather, all, whole, message(Kind::Send, to), message(Kind::Recv, from)];
     let planned = scratch_bytes(&comm.group(), &calls);
     let held = comm.scratch();
     comm.reserve(&calls).expect("memory");
@@ -49,8 +53,7 @@ pub fn rank(comm: Communicator) {
         }
         let reduced = comm.start_all_reduce_in_place::<bf16>(filled(&comm, SHARD), ReduceOp::Sum);
         // Messages need no place behind collectives that wait for one: their peers may make them first.
-        let (to, from) = ((me + 1) % size, (me + size - 1) % size);
-        let (mut sent, mut received) = (Buffer::<f64>::zeroed(400), vec![0f64; 400]);
+        let (mut sent, mut received) = (Buffer::<f64>::zeroed(MESSAGE), vec![0f64; MESSAGE]);
         sent.host_mut().fill(me as f64);
         let message = comm.start_send(sent, to, 7).expect("starts");
         comm.recv(&mut received[..], from, 7).expect("arrives");

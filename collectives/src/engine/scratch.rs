@@ -12,6 +12,29 @@ use crate::transport::Transport;
 /// places made only when needed would be allocated in the middle of a steady training step.
 pub(super) const READY: usize = 32;
 
+/// What memory is lent for, and in how many kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A collective's that only this rank sees.
+    Own,
+    /// A collective's that peers read, and the transport's.
+    Published,
+    /// A user's message: none takes from collectives what was taken for them beforehand.
+    Message,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Own, Kind::Published, Kind::Message];
+
+    fn of(schedule: &Schedule) -> Self {
+        match (schedule.call.kind.is_message(), schedule.scratch_published) {
+            (true, _) => Kind::Message,
+            (false, true) => Kind::Published,
+            (false, false) => Kind::Own,
+        }
+    }
+}
+
 /// Collectives that have a piece of memory of one kind at once; later ones wait for a piece before they begin. With
 /// two, messages of one call travel while contributions of another are reduced: 16 sums in flight between two ranks over
 /// UCX took 8% longer than with a piece each at 16 KiB, 2% at 256 KiB, and as long at 4 MiB.
@@ -37,14 +60,13 @@ pub fn ready_bytes(size: usize) -> usize {
     READY * kept(size)
 }
 
-/// Bytes of a piece that is enough for each of `calls`, 0 if none needs one: of memory that only this rank sees, and of
-/// memory that peers read.
-pub(super) fn pieces(group: &Group, calls: &[Call]) -> [usize; 2] {
+/// Bytes of a piece of each kind that is enough for each of `calls`, 0 if none needs one.
+pub(super) fn pieces(group: &Group, calls: &[Call]) -> [usize; Kind::ALL.len()] {
     let local = Local { send_registered: true, recv_registered: true };
-    let mut needed = [0; 2];
+    let mut needed = [0; Kind::ALL.len()];
     for &call in calls {
         let schedule = Schedule::new(call, group, local, None);
-        let most = &mut needed[usize::from(schedule.scratch_published)];
+        let most = &mut needed[Kind::of(&schedule) as usize];
         // Also where it is no more than the first calls in flight have: later ones have none of their own.
         *most = (*most).max(schedule.scratch.next_multiple_of(PAGE));
     }
@@ -56,18 +78,15 @@ pub(super) struct Scratch {
     pub memory: Memory,
     /// Peers may read it until they have finished this round of the group.
     pub busy_until: Option<u64>,
-    /// Whether it came from the transport, so that peers can read it.
-    pub published: bool,
-    /// Whether a collective has it: of these there are at most [`LENT`].
-    counted: bool,
+    kind: Kind,
 }
 
 /// All pieces that are not lent.
 #[derive(Default)]
 pub(super) struct Pool {
     free: Vec<Scratch>,
-    /// Pieces that collectives have: those that only this rank sees, and those that peers read.
-    lent: [usize; 2],
+    /// Pieces of each kind that calls have.
+    lent: [usize; Kind::ALL.len()],
     pub account: Account,
 }
 
@@ -76,16 +95,13 @@ const PAGE: usize = 4096;
 
 impl Pool {
     /// Makes all pieces at least as long as [`pieces`] says, but for those that peers still read.
-    pub fn reserve(&mut self, bytes: [usize; 2], transport: &mut dyn Transport) -> Result<()> {
-        for (published, bytes) in [(false, bytes[0]), (true, bytes[1])] {
-            if bytes == 0 {
-                continue;
-            }
-            let fits = |s: &Scratch| s.published == published && s.memory.bytes() >= bytes;
-            self.free.retain(|s| s.published != published || fits(s) || !released(s, transport));
-            let have = self.lent[usize::from(published)] + self.free.iter().filter(|s| fits(s)).count();
+    pub fn reserve(&mut self, bytes: [usize; Kind::ALL.len()], transport: &mut dyn Transport) -> Result<()> {
+        for (kind, bytes) in Kind::ALL.into_iter().zip(bytes).filter(|&(_, bytes)| bytes > 0) {
+            let fits = |s: &Scratch| s.kind == kind && s.memory.bytes() >= bytes;
+            self.free.retain(|s| s.kind != kind || fits(s) || !released(s, transport));
+            let have = self.lent[kind as usize] + self.free.iter().filter(|s| fits(s)).count();
             for _ in have..LENT {
-                let scratch = self.make(bytes, published, transport)?;
+                let scratch = self.make(bytes, kind, transport)?;
                 self.free.push(scratch);
             }
         }
@@ -94,20 +110,19 @@ impl Pool {
 
     /// What `schedule` needs; None where as many collectives have pieces of that kind as may at once.
     pub fn lend(&mut self, schedule: &Schedule, transport: &mut dyn Transport) -> Result<Option<Scratch>> {
-        let published = schedule.scratch_published;
-        let counted = !schedule.call.kind.is_message();
-        if counted && self.lent[usize::from(published)] == LENT {
+        let kind = Kind::of(schedule);
+        if kind != Kind::Message && self.lent[kind as usize] == LENT {
             return Ok(None);
         }
-        let scratch = self.take(schedule.scratch, published, transport)?;
-        self.lent[usize::from(published)] += usize::from(counted);
-        Ok(Some(Scratch { counted, ..scratch }))
+        let scratch = self.take(schedule.scratch, kind, transport)?;
+        self.lent[kind as usize] += 1;
+        Ok(Some(scratch))
     }
 
-    /// At least `bytes`; readable by peers if `published`. A call that needs more than the free pieces have
-    /// replaces the largest of them, so that the pool holds what the most demanding calls at once needed.
-    fn take(&mut self, bytes: usize, published: bool, transport: &mut dyn Transport) -> Result<Scratch> {
-        let fits = |s: &Scratch| s.published == published && s.memory.bytes() >= bytes;
+    /// At least `bytes`. A call that needs more than the free pieces have replaces the largest of them, so that the pool
+    /// holds what the most demanding calls at once needed.
+    fn take(&mut self, bytes: usize, kind: Kind, transport: &mut dyn Transport) -> Result<Scratch> {
+        let fits = |s: &Scratch| s.kind == kind && s.memory.bytes() >= bytes;
         // Among equals the one whose readers are the longest gone.
         let best = (0..self.free.len())
             .filter(|&i| fits(&self.free[i]))
@@ -116,24 +131,24 @@ impl Pool {
             return Ok(self.free.swap_remove(i));
         }
         let outgrown = (0..self.free.len())
-            .filter(|&i| self.free[i].published == published && released(&self.free[i], transport))
+            .filter(|&i| self.free[i].kind == kind && released(&self.free[i], transport))
             .max_by_key(|&i| self.free[i].memory.bytes());
         if let Some(i) = outgrown {
             self.free.swap_remove(i);
         }
-        self.make(bytes.next_multiple_of(PAGE), published, transport)
+        self.make(bytes.next_multiple_of(PAGE), kind, transport)
     }
 
-    fn make(&self, bytes: usize, published: bool, transport: &mut dyn Transport) -> Result<Scratch> {
-        let memory = match published {
-            true => transport.alloc(bytes)?,
-            false => Buffer::<u8>::try_zeroed(bytes)?.into_memory(),
+    fn make(&self, bytes: usize, kind: Kind, transport: &mut dyn Transport) -> Result<Scratch> {
+        let memory = match kind {
+            Kind::Published => transport.alloc(bytes)?,
+            Kind::Own | Kind::Message => Buffer::<u8>::try_zeroed(bytes)?.into_memory(),
         };
-        Ok(Scratch { memory: memory.booked(&self.account), busy_until: None, published, counted: false })
+        Ok(Scratch { memory: memory.booked(&self.account), busy_until: None, kind })
     }
 
     pub fn give_back(&mut self, scratch: Scratch) {
-        self.lent[usize::from(scratch.published)] -= usize::from(scratch.counted);
+        self.lent[scratch.kind as usize] -= 1;
         self.free.push(scratch);
     }
 
@@ -163,15 +178,16 @@ fn released(scratch: &Scratch, transport: &mut dyn Transport) -> bool {
 impl Engine {
     /// Gives a call its scratch; false where it has to wait for some. Collectives get it in the order of their start,
     /// which is the same on all ranks: so the oldest that is under way anywhere has it everywhere. A user's message
-    /// waits for nobody, because its peer may make other calls first.
+    /// waits for nobody, because its peer may make other calls first, nor does anything wait for one that may not go yet.
     pub(super) fn equip(&mut self, id: u32) -> Result<bool> {
+        let collective = |&&id: &&u32| !self.flights[id as usize].is_message();
+        let first = self.waiting.iter().find(collective) == Some(&id);
         let flight = &mut self.flights[id as usize];
         let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
         if schedule.scratch == 0 || !flight.state.scratch_at.is_null() {
             return Ok(true);
         }
-        let next = self.waiting.front() == Some(&id) || schedule.call.kind.is_message();
-        let found = match next {
+        let found = match first || schedule.call.kind.is_message() {
             true => self.pool.lend(schedule, &mut *self.transport),
             false => Ok(None),
         };
