@@ -1,4 +1,4 @@
-//! Mean loss over windows of tokens: the same bits for any number of ranks, and of windows in a batch.
+//! Mean loss over windows of tokens: the same bits for any number of ranks and, on a processor, of windows in a batch.
 
 use crate::agree;
 use crate::args::Precision;

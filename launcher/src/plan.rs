@@ -123,12 +123,11 @@ impl TrainPlan {
         let token_files = input.as_ref().map_or(&[][..], Input::token_files);
         ranks.check_inputs("--data", token_files, identity)?;
         let for_text = input.as_ref().is_some_and(Input::is_text);
-        if let (Some(tokenizer), false) =
-            (&args.tokenizer, for_text || args.save.is_some() || args.sample > 0)
-        {
+        let sample = if args.ranks.quiet { 0 } else { args.sample };
+        if let (Some(tokenizer), false) = (&args.tokenizer, for_text || args.save.is_some() || sample > 0) {
             return usage(format!(
-                "--tokenizer {} is for text, for the sample and for --save, and --data are tokens already, with --sample 0 and \
-                 no --save: leave it away",
+                "--tokenizer {} is for text, for the sample and for --save, and --data are tokens already, with no sample \
+                 (--sample 0 or --quiet) and no --save: leave it away",
                 tokenizer.display()
             ));
         }
@@ -198,7 +197,7 @@ impl TrainPlan {
             val_fraction,
             metrics: args.metrics.clone(),
             save: args.save.clone(),
-            sample: if args.ranks.quiet { 0 } else { args.sample },
+            sample,
         };
         plan.check_memory(identity)?;
         Ok(plan)
@@ -266,12 +265,11 @@ impl TrainPlan {
         }
     }
 
-    /// Bytes of the host that a rank holds at least, whichever flags but those of model and placement are changed.
+    /// Bytes of the host that a rank holds at least, whichever flags but those of model, ranks and placement are changed.
     fn least_memory(&self) -> Result<u64> {
-        let sharded = zero::Config { stage: zero::Stage::ALL[3], accumulate: 1, ..self.zero.clone() };
-        let zero = if self.ranks.world > 1 { &sharded } else { &self.zero };
+        let zero = zero::Config { stage: zero::Stage::ALL[3], accumulate: 1, ..self.zero.clone() };
         let batch = MicroBatch { rows: 1, length: 1, recompute: models::Recompute::Full, ..self.batch };
-        let need = self.need(zero, &batch)?.memory;
+        let need = self.need(&zero, &batch)?.memory;
         Ok((need.total() - need.on_device(zero.placement)) as u64)
     }
 

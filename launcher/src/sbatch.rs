@@ -13,7 +13,7 @@ use crate::out;
 use crate::plan::{Asked, at_least_one, check_anywhere, on_hosts};
 use crate::transports::{Transport, plugin};
 use collectives::MAX_SIZE;
-use collectives::transport::PerNode;
+use collectives::transport::Nodes;
 use std::fmt::Write;
 
 /// Prints the script.
@@ -223,14 +223,16 @@ impl Inner {
                 args.nodes
             )));
         }
-        if let (Some(PerNode::Block(node)), true) = (self.asked.layers.per_node, args.nodes > 1)
-            && !args.ranks_per_node.is_multiple_of(node)
-        {
-            return Err(Failure::usage(format!(
-                "--ranks-per-node {node} of this {}: some of these nodes would span two of Slurm's, which have {} ranks \
-                 each: take a divisor of that, or leave it away",
-                self.name, args.ranks_per_node
-            )));
+        if let Some(given) = self.asked.layers.per_node {
+            let (nodes, each) = (Nodes::by_hand(world, given)?, args.ranks_per_node);
+            let spans = |ranks: &Vec<usize>| ranks.windows(2).any(|pair| pair[0] / each != pair[1] / each);
+            if nodes.all().iter().any(spans) {
+                return Err(Failure::usage(format!(
+                    "--ranks-per-node {given} of this {}: some of these nodes would span two of Slurm's, which have {each} ranks \
+                     each, one after another: take a divisor of that, or leave it away",
+                    self.name
+                )));
+            }
         }
         gpus::check(args, self.name, self.gpus, self.ranks.share_gpus)
     }
@@ -388,6 +390,10 @@ pub mod tests {
                 &["--ranks-per-node x", "4:cyclic"],
             ),
             ("--nodes 2 -- train --transport shm+ucx --ranks-per-node 3", &["--ranks-per-node 3", "2 ranks"]),
+            (
+                "--nodes 2 --ranks-per-node 4 -- train --transport shm+ucx --ranks-per-node 2:cyclic",
+                &["--ranks-per-node 2:cyclic", "which have 4 ranks each, one after another"],
+            ),
             ("-- train --threads 0", &["--threads 0", "1 to 1024"]),
             ("-- train --call-timeout 0", &["--call-timeout 0", "at least 0.001"]),
             ("-- train --share-gpus", &["--share-gpus", "--device cuda"]),

@@ -20,6 +20,11 @@ fn flags_that_would_do_nothing_are_refused() {
             format!("{train} --data t.bin --tokenizer words-100.json"),
             &["--tokenizer words-100.json", "tokens already"],
         ),
+        // A quiet run shows no sample.
+        (
+            format!("{} --data t.bin --tokenizer words-100.json", train.replace("--sample 0", "--sample 9")),
+            &["--tokenizer words-100.json", "--quiet"],
+        ),
         ("eval --model m --data t.bin --tokenizer bytes".into(), &["--tokenizer bytes", "tokens already"]),
         ("bench all_reduce --color never".into(), &["--color", "bench draws no bar"]),
     ];

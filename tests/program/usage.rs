@@ -212,7 +212,7 @@ fn ranks_with_other_weights_or_another_tokenizer_are_named() {
     word_tokenizer(&bench, 200);
     let train = "train --model nano --data t.bin --steps 1 --micro-batch 1 --sample 0 --quiet";
     // A tokenizer is also for what is generated.
-    let sampled = train.replace("--sample 0", "--sample 1");
+    let sampled = train.replace("--sample 0 --quiet", "--sample 1");
     for (job, [first, second], word) in [
         (
             "eval",

@@ -24,6 +24,9 @@ pub fn of_memory(zero: &zero::Config, batch: &MicroBatch, world: usize, fewer: b
     if zero.stage.level() < shards {
         advice += ", or a higher --stage";
     }
+    if computes && zero.accumulate > 1 {
+        advice += ", or --accumulate 1";
+    }
     if computes && batch.recompute == models::Recompute::None {
         advice += ", or --recompute full";
     }
@@ -54,9 +57,9 @@ mod tests {
             (advice(Placement::Host, 0, 1, 1, 1), "--model or --seq, or --recompute full"),
             (
                 advice(Placement::Host, 1, 2, 1, 1),
-                "--model or --seq, or a higher --stage, or --recompute full",
+                "--model or --seq, or a higher --stage, or --accumulate 1, or --recompute full",
             ),
-            (advice(Placement::Host, 2, 2, 1, 1), "--model or --seq, or --recompute full"),
+            (advice(Placement::Host, 2, 2, 1, 1), "--model or --seq, or --accumulate 1, or --recompute full"),
             (advice(Placement::Offloaded, 0, 1, 4, 2), "--model, or fewer --ranks, or a higher --stage"),
             (advice(Placement::Offloaded, 1, 1, 4, 2), "--model, or fewer --ranks"),
             (advice(Placement::Device, 0, 2, 4, 1), "--model"),

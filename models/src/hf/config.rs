@@ -61,7 +61,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
     Ok((config, remarks))
 }
 
-/// Refuses everything that would change the computation and that we do not compute.
+/// Refuses everything that would change what a model computes and that we do not compute.
 fn check_supported(fields: &Fields<'_>) -> Result<()> {
     let only = "only LlamaForCausalLM is supported";
     let architectures = fields.get("architectures");

@@ -3,7 +3,8 @@
 use crate::units::DEVIATION;
 use serde_json::{Map, Value};
 
-/// The keys that name special tokens: kept for a saved model, of no meaning to training.
+/// The keys that name special tokens: kept for a saved model, of no meaning to training. (transformers keeps what lookups of
+/// `pad_token_id` teach from its row, which is trained here like any other, as README says.)
 pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
 /// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.

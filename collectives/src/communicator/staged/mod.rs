@@ -94,8 +94,8 @@ impl<Q: Streams> Staged<Q> {
         Ok(Staged(group))
     }
 
-    /// The same with all memory of the host taken now, for calls whose buffers have up to `largest` bytes together, and
-    /// booked on `account`: [`staged_bytes`] says how much. Larger calls still take more.
+    /// The same with all memory of the host taken now, for calls whose buffers have up to `largest` bytes together, the input
+    /// of one out of place rounded up to 64, and booked on `account`: [`staged_bytes`] says how much. Larger calls still take more.
     ///
     /// # Errors
     /// As [`new`](Self::new), or there is too little memory.
