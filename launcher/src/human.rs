@@ -69,13 +69,17 @@ pub fn count(n: f64) -> String {
     }
 }
 
-/// `850 ms`, `12.3 s`, `4 min 10 s`.
+/// `850 ms`, `12.3 s`, `4 min 10 s`, `26 h 5 min`.
 pub fn seconds(s: f64) -> String {
     match s {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
         s if s < 0.9995 => format!("{:.0} ms", s * 1e3),
         s if s < 99.95 => format!("{s:.1} s"),
-        s => format!("{:.0} min {:.0} s", (s.round() / 60.0).floor(), s.round() % 60.0),
+        s if s < 3599.5 => format!("{:.0} min {:.0} s", (s.round() / 60.0).floor(), s.round() % 60.0),
+        s => {
+            let minutes = (s / 60.0).round();
+            format!("{:.0} h {:.0} min", (minutes / 60.0).floor(), minutes % 60.0)
+        }
     }
 }
 
@@ -141,5 +145,6 @@ mod tests {
         let counts = [7.0, 9994.0, 857_216.0, 31_597_056.0, 8.03e9].map(count);
         assert_eq!(counts, ["7", "9994", "857k", "31.6M", "8.03G"]);
         assert_eq!([2e-5, 0.25, 12.34, 250.0].map(seconds), ["20 us", "250 ms", "12.3 s", "4 min 10 s"]);
+        assert_eq!([3599.4, 3599.6, 93900.0].map(seconds), ["59 min 59 s", "1 h 0 min", "26 h 5 min"]);
     }
 }

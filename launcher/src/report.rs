@@ -190,7 +190,7 @@ impl Table<'_> {
 
     fn line(&mut self, name: &str, cells: impl Iterator<Item = String>) {
         self.text.push_str(&format!("{name:<26}"));
-        cells.for_each(|cell| self.text.push_str(&format!("{cell:>16}")));
+        cells.for_each(|cell| self.text.push_str(&format!(" {cell:>16}")));
         self.text.push('\n');
     }
 
@@ -260,6 +260,9 @@ mod tests {
         assert_eq!(line(&two, "a step"), "a step 2.00 MiB 2.00 MiB");
         assert_eq!(line(&two, "compute"), "compute 6.0 s 60% 6.0 s 60%");
         assert_eq!(line(&two, "other"), "other 1.0 s 10% 1.0 s 10%");
+        let long = RankReport { compute: 1000.0, total: 1020.0, ..report(0) };
+        let two = table(&[long, long], 512, Placement::Host);
+        assert_eq!(line(&two, "compute"), "compute 16 min 40 s 98% 16 min 40 s 98%");
         let many: Vec<_> = (0..9).map(report).collect();
         let many = table(&many, 1, Placement::Host);
         assert!(!many.contains("on the"), "{many}");

@@ -29,7 +29,7 @@ fn without_flags_it_trains_on_the_text_that_is_here() {
         assert!(outcome.stderr.contains(words), "'{words}' is not in {}", outcome.stderr);
     }
     assert!(
-        outcome.stdout.contains("held                                rank 0          rank 1\n"),
+        outcome.stdout.contains("held                                 rank 0           rank 1\n"),
         "{}",
         outcome.stdout
     );

@@ -124,6 +124,7 @@ fn rank_process() {
         }
         "too_many_groups" => ucx_groups::too_many(&mut t),
         "numbers_again" => ucx_groups::numbers_again(&mut t),
+        "late_farewell" => ucx_groups::late_farewell(&mut t),
         "cannot_end_a_message" => ucx_groups::cannot_end_a_message(&mut t),
         "leaves_before_sending" => {
             if t.rank() == 0 {

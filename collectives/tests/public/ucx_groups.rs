@@ -42,6 +42,38 @@ pub fn numbers_again(t: &mut UcxTransport) {
     }
 }
 
+/// Rank 0 leaves a group when rank 1, which has left it long ago, knows another by its number.
+pub fn late_farewell(t: &mut UcxTransport) {
+    t.narrow(3);
+    let rank = t.rank();
+    let mut old = Some(t.subgroup(&[0, 1], 0, p2p::PATIENCE).unwrap());
+    p2p::barrier(t, 1);
+    if rank == 1 {
+        old = None;
+    }
+    p2p::barrier(t, 2);
+    // Its number is another, as for rank 0 all are.
+    drop(t.subgroup(&[0, 1], 1, p2p::PATIENCE).unwrap());
+    p2p::barrier(t, 4);
+    let mut group = t.subgroup(&[0, 1], 2, p2p::PATIENCE).unwrap();
+    drop(old);
+    p2p::barrier(t, 3);
+    // Where one of them has left, nothing more is awaited of it.
+    group.check().unwrap();
+    let (sent, mut come) = ([7u8; 100], [0u8; 100]);
+    for from in [0, 1] {
+        // SAFETY: both stay until the wait is over.
+        let request = unsafe {
+            match rank == from {
+                true => group.send(1 - from, Tag(9 << 16), sent.as_ptr(), sent.len()),
+                false => group.recv(from, Tag(9 << 16), come.as_mut_ptr(), come.len()),
+            }
+        };
+        p2p::wait(&mut *group, &[request.unwrap()]).unwrap();
+    }
+    assert_eq!(come, sent);
+}
+
 /// Rank 0 gives a group up with a message that rank 1, which waits for it in another, does not take.
 pub fn cannot_end_a_message(t: &mut UcxTransport) {
     let mut group = t.subgroup(&[0, 1], 1, p2p::PATIENCE).unwrap();
@@ -65,6 +97,13 @@ fn more_groups_than_tags_tell_apart_are_refused() {
 fn what_nobody_received_does_not_come_to_a_later_group() {
     for tls in ["posix,cma", "tcp"] {
         passes("numbers_again", 2, tls);
+    }
+}
+
+#[test]
+fn who_leaves_a_group_late_does_not_leave_another() {
+    for tls in ["posix,cma", "tcp"] {
+        passes("late_farewell", 2, tls);
     }
 }
 

@@ -77,6 +77,14 @@ impl<'a> Record<'a> {
         self.put(true)
     }
 
+    /// Writes what there is of a run that cannot go on.
+    ///
+    /// # Errors
+    /// As of [`keep`](Self::keep).
+    pub fn cut_short(&mut self) -> Result<()> {
+        self.put(false)
+    }
+
     fn put(&mut self, complete: bool) -> Result<()> {
         let Some(path) = self.path else { return Ok(()) };
         let mut whole = self.about.clone();
@@ -125,6 +133,8 @@ mod tests {
         record.keep().unwrap();
         assert_eq!((&read()["complete"], &read()["rows"]), (&false.into(), &serde_json::json!([1])));
         record.rows.push(2.into());
+        record.cut_short().unwrap();
+        assert_eq!((&read()["complete"], &read()["rows"]), (&false.into(), &serde_json::json!([1, 2])));
         record.write().unwrap();
         assert_eq!((&read()["complete"], &read()["rows"]), (&true.into(), &serde_json::json!([1, 2])));
         assert_eq!(read()["device"], "one");

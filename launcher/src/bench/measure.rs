@@ -312,6 +312,8 @@ impl<T: Exact> Bench<'_, T> {
                 }),
             }
         };
+        // Calls before, which a device may still be at, are not of the first.
+        settled()?;
         comm.barrier()?;
         let mut last = Instant::now();
         for _ in 0..iterations {

@@ -220,9 +220,9 @@ fn measure(
 }
 
 /// Where what is known of one size ends and what is known of the other begins: of the sizes between the two nothing was tried,
-/// and their geometric mean is the fairest guess.
+/// and their geometric mean is the fairest guess. Nothing has none.
 fn between(below: usize, above: usize) -> usize {
-    (below as f64 * above as f64).sqrt() as usize
+    if below == 0 { above / 2 } else { (below as f64 * above as f64).sqrt() as usize }
 }
 
 /// The median over calls of the slowest rank's time: the same on all ranks, as the table has to be.
@@ -297,6 +297,13 @@ mod tests {
     fn a_rule_changes_where_the_measurements_cross() {
         let rule = fit(&points(&[[1.0, 5.0], [2.0, 6.0], [20.0, 7.0], [90.0, 20.0]]), &TWO);
         assert_eq!(rule, Rule::new(TWO[0], 8192, TWO[1]));
+    }
+
+    #[test]
+    fn what_is_known_of_large_sizes_is_not_known_of_the_smallest() {
+        assert_eq!(between(1 << 10, 4 << 10), 2 << 10);
+        // As below a first size of no more than -i adds.
+        assert_eq!((between(0, 2 << 20), between(0, 0)), (1 << 20, 0));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) const WAITS: usize = 256;
 pub(super) const ABORT: usize = 1024;
 /// Control blocks of subgroups: pairs of key and offset.
 pub(super) const REGISTRY: usize = 2048;
-/// Groups beside the world that a rank can be in at once.
+/// Groups beside the world that a rank can be in at once, or has left while others are still in them.
 pub(super) const REGISTRY_ENTRIES: usize = 384;
 /// Bytes of the header.
 pub(super) const HEADER: usize = 8192;

@@ -170,7 +170,9 @@ impl Segments {
         let Some(entry) = entries().find(|&e| own.u64(e).load(Ordering::Relaxed) == 0) else {
             self.arena.release(own, offset, layout.bytes());
             let most = layout::REGISTRY_ENTRIES;
-            return Err(Error::system(what, format!("it is in {most} already, the most it can be in")));
+            let problem =
+                format!("it is in {most} already, or left them before others did, and that is the most");
+            return Err(Error::system(what, problem));
         };
         own.u64(entry + 8).store(offset as u64, Ordering::Relaxed);
         own.u64(entry).store(key, Ordering::Release);

@@ -41,6 +41,7 @@ impl UcxTransport {
     /// Says something to the members that are still there and that `wanted` accepts.
     fn tell_peers(&mut self, word: Word, text: &str, wanted: fn(&mut State, usize) -> bool) {
         let Ok(mut state) = self.session.turn() else { return };
+        self.members.hear_farewells(&mut state);
         let Members { rank, ranks, numbers, farewells, .. } = &self.members;
         for (member, &peer) in ranks.iter().enumerate() {
             if member != *rank && !farewells.has_left(member) && wanted(&mut state, peer) {

@@ -78,6 +78,18 @@ impl Members {
         Ok(())
     }
 
+    /// Takes note of who has left. It knows this group no more, and may know another by its number.
+    pub(super) fn hear_farewells(&mut self, state: &mut State) {
+        state.worker.progress();
+        // A failure to receive notices is found by whoever waits for one.
+        let _ = state.listen();
+        while let Some(notice) = state.take_farewell(self.number()) {
+            if let Some(peer) = self.ranks.iter().position(|&r| r == notice.from) {
+                self.farewells.note(peer);
+            }
+        }
+    }
+
     /// What is known to have gone wrong by now.
     fn find_loss(&mut self, state: &mut State) -> Result<Option<Error>> {
         if !state.misses_any() {

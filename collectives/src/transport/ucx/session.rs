@@ -200,6 +200,8 @@ impl State {
         }
         self.numbers[number] = true;
         self.next = number + 1;
+        // Peers have said farewell to the last group of this number, perhaps when this rank had left it.
+        self.forget(number as u16);
         Some(number as u16)
     }
 
@@ -216,6 +218,12 @@ impl State {
 
     pub(super) fn free_number(&mut self, number: u16) {
         self.numbers[number as usize] = false;
+        self.forget(number);
+    }
+
+    /// What has been said of a group.
+    fn forget(&mut self, number: u16) {
+        let _ = self.listen();
         self.inbox.retain(|notice| notice.group != number);
     }
 
@@ -289,6 +297,11 @@ impl State {
     /// The next notice about a group of this rank.
     pub(super) fn take_notice(&mut self, group: u16) -> Option<Notice> {
         self.inbox.take(|notice| notice.group == group)
+    }
+
+    /// The next farewell of those.
+    pub(super) fn take_farewell(&mut self, group: u16) -> Option<Notice> {
+        self.inbox.take(|notice| notice.group == group && notice.word == Word::Farewell)
     }
 
     /// Answers those who have asked.

@@ -146,7 +146,7 @@ impl Plan<'_> {
             check::cases().into_iter().filter(|case| chosen.contains(&case.name)).collect();
         let rows = cases.iter().map(|case| show::state(case.name, "not run")).collect();
         let mut record = Record::new(self.args.json.as_deref(), json!({"device": about}), "checks", rows);
-        record.keep()?;
+        let mut kept = record.keep();
         // All at once, which several processors compile side by side. What fails here fails again in its own case.
         let needed = |module: &Module| cases.iter().any(|case| case.sources.contains(&module.source.name));
         let modules: Vec<Module> = check::modules().into_iter().filter(needed).collect();
@@ -162,7 +162,7 @@ impl Plan<'_> {
             // Should it never end, its name is known.
             out.text(&show::begins(case.name));
             record.rows[i] = show::state(case.name, "not ended");
-            record.keep()?;
+            kept = kept.and_then(|()| record.keep());
             let start = Instant::now();
             let mut outcome = case.run(queues);
             lost = check::lost(queues).map(|why| (i + 1, why));
@@ -173,18 +173,18 @@ impl Plan<'_> {
             wrong += usize::from(!outcome.wrong.is_empty());
             out.text(&show::outcome(case.name, &outcome, start.elapsed()));
             record.rows[i] = show::checked(case.name, &outcome);
-            record.keep()?;
+            kept = kept.and_then(|()| record.keep());
         }
-        record.write()?;
-        match (lost, wrong) {
-            (Some((ran, why)), _) if ran < cases.len() => Err(Failure::run(format!(
+        let found = match (lost, wrong) {
+            (Some((ran, why)), _) if ran < cases.len() => Some(format!(
                 "{wrong} of {ran} checks of kernels failed, and {} were not run, because the device takes no more work \
                  in this process ({why}): give their names to another",
                 cases.len() - ran
-            ))),
-            (_, 0) => Ok(()),
-            (_, n) => Err(Failure::run(format!("{n} of {} checks of kernels failed", cases.len()))),
-        }
+            )),
+            (_, 0) => None,
+            (_, n) => Some(format!("{n} of {} checks of kernels failed", cases.len())),
+        };
+        ended(found, kept.and_then(|()| record.write()))
     }
 
     /// Times the groups.
@@ -232,15 +232,27 @@ impl Plan<'_> {
                 kept = record.keep();
             }
         });
-        kept?;
-        record.write()?;
-        let after =
-            |why| format!("what comes after it was not timed, because the device takes no more work ({why})");
-        measured.map_err(|why| Failure::run(after(why)))?;
-        match missing {
-            0 => Ok(()),
-            n => Err(Failure::run(format!("{n} of {} kernels could not be timed", record.rows.len()))),
-        }
+        let written = kept.and_then(|()| match &measured {
+            Ok(()) => record.write(),
+            Err(_) => record.cut_short(),
+        });
+        let found = match (measured, missing) {
+            (Err(why), _) => Some(format!(
+                "what comes after it was not timed, because the device takes no more work ({why})"
+            )),
+            (Ok(()), 0) => None,
+            (Ok(()), n) => Some(format!("{n} of {} kernels could not be timed", record.rows.len())),
+        };
+        ended(found, written)
+    }
+}
+
+/// What was wrong, if anything was, before what could not be written.
+fn ended(found: Option<String>, written: Result<()>) -> Result<()> {
+    match (found, written) {
+        (None, written) => written,
+        (Some(found), Ok(())) => Err(Failure::run(found)),
+        (Some(found), Err(unwritten)) => Err(Failure::run(format!("{found}; {unwritten}"))),
     }
 }
 
