@@ -62,6 +62,9 @@ pub fn cases() -> Vec<Case> {
     for (name, run) in flights::CASES.iter().chain(groups::CASES).chain(random::CASES) {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
+    for (name, run) in random::PIECES {
+        all.push(Case { name, run: *run, options: pieces, fails: false });
+    }
     for (name, run) in calls::LARGE.iter().chain(groups::LARGE).chain(random::LARGE) {
         all.push(Case { name, run: *run, options: standard, fails: false });
     }
@@ -99,6 +102,12 @@ pub fn small() -> Options {
         ..Tuning::default()
     };
     Options { tuning, stream: Some(1500), ..standard() }
+}
+
+/// As by default, but that messages of more than a few pages go in pieces.
+pub fn pieces() -> Options {
+    let tuning = Tuning { longest: 10_000, ..Tuning::default() };
+    Options { tuning, ..standard() }
 }
 
 /// A case that leaves the communicator usable.

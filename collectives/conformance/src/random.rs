@@ -2,11 +2,17 @@
 //! or not at all, on a group and on groups made from it, with messages in between. What is drawn depends on the seed alone,
 //! so that a failure can be had again: `CARAVAN_TEST_SEEDS=7..8`.
 
+mod bursts;
+
 use super::{Keep, Part, Sample, data, dawdle, everyone, same};
+use bursts::{Later, burst};
 use collectives::schedule::Kind;
 use collectives::{Buffer, Communicator, Pending, Priority, ReduceOp, Result, bf16, f16, oracle};
 
 pub(super) const CASES: &[Part] = &[("random calls in flight", |comm| seeds(comm, 600))];
+
+/// With messages of which most go in pieces.
+pub(super) const PIECES: &[Part] = &[("random calls in pieces", |comm| seeds(comm, 2000))];
 
 /// With lengths that real calls have.
 pub(super) const LARGE: &[Part] = &[("random large calls in flight", |comm| seeds(comm, 60_000))];
@@ -69,7 +75,11 @@ fn seeds(comm: Communicator, longest: usize) {
 fn random(comm: &Communicator, seed: usize, longest: usize) {
     let mut groups = vec![Some(comm.clone())];
     let mut flying: Vec<Check> = Vec::new();
+    let mut later: Vec<(usize, Later)> = Vec::new();
     for step in 0..STEPS {
+        for (_, then) in later.extract_if(.., |(at, _)| *at == step) {
+            flying.extend(then());
+        }
         let (mut all, mut own) = (Draw::of(seed, step, usize::MAX), Draw::of(seed, step, comm.rank()));
         let (chosen, action) = (all.below(groups.len()), all.below(20));
         if action == 0 {
@@ -98,8 +108,15 @@ fn random(comm: &Communicator, seed: usize, longest: usize) {
                 };
                 group.force(kind, algorithm).expect("a candidate");
             }
-            2..6 => types!(message, &group, seed * STEPS + step, longest, &mut all, &mut own, &mut flying),
-            _ => types!(collective, &group, seed * STEPS + step, longest, &mut all, &mut own, &mut flying),
+            2..5 => {
+                flying.extend(types!(message, &group, seed * STEPS + step, longest, &mut all, &mut own));
+            }
+            5..7 => {
+                let at = step + 1 + all.below(6);
+                let then = types!(burst, &group, seed * STEPS + step, longest, &mut all, &mut own);
+                later.extend(then.map(|then| (at, then)));
+            }
+            _ => flying.extend(types!(collective, &group, seed * STEPS + step, longest, &mut all, &mut own)),
         }
         while flying.len() > own.below(12) {
             let check = flying.remove(own.below(flying.len()));
@@ -110,6 +127,7 @@ fn random(comm: &Communicator, seed: usize, longest: usize) {
             }
         }
     }
+    flying.extend(later.into_iter().flat_map(|(_, then)| then()));
     land(&mut flying, &mut Draw::of(seed, STEPS, comm.rank()));
     for kind in Kind::ALL {
         comm.force(kind, None).expect("no algorithm");
@@ -119,7 +137,7 @@ fn random(comm: &Communicator, seed: usize, longest: usize) {
 
 /// One of the types, the same on all ranks.
 macro_rules! types {
-    ($run:ident, $comm:expr, $seed:expr, $longest:expr, $all:expr, $own:expr, $flying:expr) => {{
+    ($run:ident, $comm:expr, $seed:expr, $longest:expr, $all:expr, $own:expr) => {{
         let run = $all.of_all(&[
             $run::<f32>,
             $run::<f64>,
@@ -132,7 +150,7 @@ macro_rules! types {
             $run::<i8>,
             $run::<u8>,
         ]);
-        $flying.extend(run($comm, $seed, $longest, $all, $own));
+        run($comm, $seed, $longest, $all, $own)
     }};
 }
 use types;
