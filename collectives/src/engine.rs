@@ -445,7 +445,7 @@ impl Engine {
         }
         // Nothing but published scratch, a call in flight or what a neighbour is to compare can hold this rank up.
         let idle = self.order.is_empty() && !self.owes_a_comparison();
-        if idle && self.pool.quiet(&mut *self.transport) {
+        if idle && self.pool.can_be_left(&mut *self.transport) {
             return false;
         }
         if self.poll(None).is_err() || self.check(None, None).is_err() {

@@ -152,9 +152,16 @@ impl Pool {
         self.free.push(scratch);
     }
 
-    /// Whether peers have finished reading all of it.
-    pub fn quiet(&self, transport: &mut dyn Transport) -> bool {
-        self.free.iter().all(|s| released(s, transport))
+    /// Whether the group can be left as far as peers still read any of it: they have finished, or the transport takes that.
+    pub fn can_be_left(&mut self, transport: &mut dyn Transport) -> bool {
+        while let Some(busy) = self.free.iter().position(|s| !released(s, transport)) {
+            let Scratch { memory, busy_until, kind } = self.free.swap_remove(busy);
+            if let Some(memory) = transport.leave_behind(memory) {
+                self.free.push(Scratch { memory, busy_until, kind });
+                return false;
+            }
+        }
+        true
     }
 
     /// Never gives the memory back: peers may still read it.

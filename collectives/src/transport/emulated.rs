@@ -233,6 +233,10 @@ unsafe impl Transport for Emulated {
         self.inner.alloc(bytes)
     }
 
+    fn leave_behind(&mut self, memory: Memory) -> Option<Memory> {
+        self.inner.leave_behind(memory)
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         let index = self.slot(false, to);
         if let Some(hop) = self.hop(to) {

@@ -165,6 +165,13 @@ unsafe impl Transport for Hierarchical {
         }
     }
 
+    fn leave_behind(&mut self, memory: Memory) -> Option<Memory> {
+        match &mut self.inner {
+            Some(inner) => inner.leave_behind(memory),
+            None => self.outer.leave_behind(memory),
+        }
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         // SAFETY: the caller's promise, both times.
         let way = unsafe {

@@ -111,6 +111,12 @@ pub unsafe trait Transport: Send {
         })
     }
 
+    /// Takes memory of [`alloc`](Self::alloc) that peers may still read as this rank leaves the group, and frees it when all
+    /// have left; or gives it back, where nobody would know when that is.
+    fn leave_behind(&mut self, memory: Memory) -> Option<Memory> {
+        Some(memory)
+    }
+
     /// Posts a message of `bytes` at `src` to `to`; messages between two ranks with one tag match in order.
     ///
     /// # Safety

@@ -1,8 +1,9 @@
 //! The suite that every transport passes, here over shared memory, where each rank is a process.
 
 use crate::ranks::{self, PATIENCE, connect, run, this_test};
+use collectives::bootstrap;
 use collectives::transport::Tag;
-use collectives::{Communicator, Options, Progress};
+use collectives::{Buffer, Communicator, Options, Progress};
 use conformance::{Case, cases, p2p, standard, windowed};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -59,6 +60,44 @@ fn default_windows() {
 fn with_progress_threads() {
     let chosen = |case: &Case| !["reduce", "all_reduce", "reduce_scatter"].contains(&case.name);
     suite(this_test!(), 2, chosen, Progress::Thread { cpu: None });
+}
+
+/// A rank need not wait for who still reads what it has shown in a group that it leaves, nor lose the memory of it.
+#[test]
+fn groups_are_left_before_all_have_read() {
+    let each = 512 << 10;
+    // Less than what would be lost.
+    let options = bootstrap::Options { segment_limit: Some(12 << 20), ..ranks::options() };
+    // Files, because who waits for a message reads meanwhile.
+    let place = std::env::temp_dir();
+    let sign = |what| place.join(format!("caravan-test-{what}-{}", std::os::unix::process::parent_id()));
+    let give = |what| std::fs::write(sign(what), []).expect("a file");
+    let await_one = |what| {
+        while std::fs::remove_file(sign(what)).is_err() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    };
+    let body = || {
+        let transport = bootstrap::shm_group(&ranks::identity(), &options).expect("a group");
+        let world = Communicator::new(transport, standard()).expect("a communicator");
+        for i in 0..24u8 {
+            let group = world.split(Some(0), 0).expect("works").expect("a group");
+            if world.rank() == 0 {
+                await_one("begun");
+                group.broadcast(&mut vec![i; each][..], 0).expect("works");
+                drop(group);
+                give("left");
+            } else {
+                let read = group.start_broadcast(Buffer::<u8>::zeroed(each), 0).expect("starts");
+                give("begun");
+                await_one("left");
+                assert!(read.wait().expect("works").host().iter().all(|&byte| byte == i));
+            }
+        }
+    };
+    for report in ranks::job(this_test!(), &[2], body) {
+        assert_eq!(report.exit_code(), 0, "{:?}", report.sentence());
+    }
 }
 
 #[test]

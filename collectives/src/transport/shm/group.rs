@@ -3,6 +3,7 @@
 use super::bell::Fences;
 use super::layout::{self, Block, Layout};
 use super::segments::Segments;
+use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +23,8 @@ pub(super) struct Group {
     blocks: Vec<Option<Block>>,
     /// Key and offset of a subgroup's own block.
     subgroup: Option<(u64, usize)>,
+    /// What members may still read when this process has left it.
+    behind: Vec<Memory>,
 }
 
 impl Group {
@@ -39,6 +42,7 @@ impl Group {
             fences,
             blocks,
             subgroup: None,
+            behind: Vec::new(),
             segments,
         }
     }
@@ -53,7 +57,17 @@ impl Group {
         let mut blocks = vec![None; members.len()];
         blocks[me] = Some(own);
         let (segments, fences) = (self.segments.clone(), self.fences);
-        Ok(Group { segments, members, me, layout, own, fences, blocks, subgroup: Some((key, offset)) })
+        let (subgroup, behind) = (Some((key, offset)), Vec::new());
+        Ok(Group { segments, members, me, layout, own, fences, blocks, subgroup, behind })
+    }
+
+    /// Takes what members may still read, until all have left a subgroup; the world's is the process's.
+    pub fn leave_behind(&mut self, memory: Memory) -> Option<Memory> {
+        if self.subgroup.is_none() {
+            return Some(memory);
+        }
+        self.behind.push(memory);
+        None
     }
 
     pub fn size(&self) -> usize {
@@ -125,7 +139,8 @@ impl Drop for Group {
             // Nobody is told that this rank left in good order, and what it has shown stays.
             _ if std::thread::panicking() => self.segments.give_up(self.segments.rank(), "panicked"),
             Some((key, offset)) => {
-                self.segments.leave(key, offset, self.layout, std::mem::take(&mut self.members));
+                let behind = std::mem::take(&mut self.behind);
+                self.segments.leave((key, offset), self.layout, std::mem::take(&mut self.members), behind);
             }
             None => self.own.left(self.me).store(1, Ordering::Release),
         }

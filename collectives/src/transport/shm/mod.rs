@@ -165,6 +165,10 @@ unsafe impl Transport for ShmTransport {
         self.group.segments.alloc(bytes)
     }
 
+    fn leave_behind(&mut self, memory: Memory) -> Option<Memory> {
+        self.group.leave_behind(memory)
+    }
+
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         self.checked_peer("send", to)?;
         if self.gone(to) {

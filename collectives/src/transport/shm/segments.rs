@@ -44,6 +44,8 @@ struct Retired {
     members: Vec<usize>,
     /// Places in the group that have not been told yet, because their block was not there.
     untold: Vec<usize>,
+    /// What members may read until they have left, too.
+    behind: Vec<Memory>,
 }
 
 impl Segments {
@@ -191,11 +193,17 @@ impl Segments {
             .then(|| unsafe { Block::new(map.at(offset, layout.bytes()), layout) })
     }
 
-    /// Leaves a subgroup. The own block is freed when all members have left too.
-    pub fn leave(&self, key: u64, offset: usize, layout: Layout, members: Vec<usize>) {
+    /// Leaves a subgroup. The own block, and what is left behind, is freed when all members have left too.
+    pub fn leave(
+        &self,
+        (key, offset): (u64, usize),
+        layout: Layout,
+        members: Vec<usize>,
+        behind: Vec<Memory>,
+    ) {
         let untold = (0..members.len()).collect();
         let mut retired = self.lock_retired();
-        retired.push(Retired { key, offset, layout, members, untold });
+        retired.push(Retired { key, offset, layout, members, untold, behind });
         self.reap(&mut retired);
     }
 
@@ -220,6 +228,7 @@ impl Segments {
                     own.u64(entry).store(0, Ordering::Release);
                 }
                 self.arena.release(own, old.offset, old.layout.bytes());
+                old.behind.clear();
             }
             !over
         });
