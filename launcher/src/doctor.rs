@@ -39,6 +39,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let (all, free) = (human::bytes(machine.memory), human::bytes(machine.memory_available));
     row("memory", format!("{all}, {free} available{limit}"))?;
     match machine.shm {
+        Some((0, _)) => row("/dev/shm", "as much as there is memory".into())?,
         Some((all, free)) => row("/dev/shm", format!("{}, {} free", human::bytes(all), human::bytes(free)))?,
         None => row("/dev/shm", "missing (MPI and UCX want it; the transports here do not)".into())?,
     }

@@ -88,6 +88,7 @@ impl EvalPlan {
                 tokenizer.display()
             )));
         }
+        ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;
         let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?;

@@ -131,6 +131,7 @@ impl TrainPlan {
                 tokenizer.display()
             ));
         }
+        ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.

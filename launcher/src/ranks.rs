@@ -180,7 +180,8 @@ pub fn lead(
 /// Ends the ranks that would wait for this one, which has failed before it met them, once its sentence has gone its way
 /// through the launcher.
 pub fn end_job(identity: &Identity, code: u8) {
-    if identity.launcher == Launcher::Pmi {
+    // Alone it has none, and may be one of several commands of a script, which the launcher would end.
+    if identity.launcher == Launcher::Pmi && identity.world > 1 {
         std::thread::sleep(SENTENCE);
         identity.end_job(code);
     }

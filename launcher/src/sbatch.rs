@@ -23,7 +23,12 @@ use std::fmt::Write;
 pub fn sbatch(args: &SbatchArgs) -> Result<()> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::run(format!("where this program lies, for the script to call: {e}")))?;
-    out::text(script(args, &program.to_string_lossy())?)?;
+    let name = program.to_str().filter(|_| program.is_file()).ok_or_else(|| {
+        let there = program.display();
+        let text = "which a script cannot call: start it by a name in UTF-8 of a file that is there";
+        Failure::run(format!("this program is {there}, {text}"))
+    })?;
+    out::text(script(args, name)?)?;
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, fchown};
 use std::path::{Path, PathBuf};
 
 /// More unfinished things of one name than this are no coincidence.
@@ -27,6 +27,8 @@ const LONGEST_NAME: usize = 255;
 const DESCRIPTORS: &str = "/proc/self/fd";
 /// Who may read, write and search: what is replaced passes it on.
 const RIGHTS: u32 = 0o777;
+/// That what is made in a directory is of the directory's group.
+const OF_ITS_GROUP: u32 = 0o2000;
 
 /// A file that takes its name, and the place of what had it, when it is whole. Dropped before, it leaves nothing.
 #[derive(Debug)]
@@ -63,7 +65,8 @@ impl NewFile {
         if let Ok(there) = new.path.symlink_metadata()
             && there.is_file()
         {
-            let _ = new.file.set_permissions(Permissions::from_mode(there.mode() & RIGHTS));
+            let rights = passed_on(&there, &new.file.metadata()?, |gid| fchown(&new.file, None, Some(gid)));
+            let _ = new.file.set_permissions(Permissions::from_mode(rights));
         }
         Ok(new)
     }
@@ -111,6 +114,16 @@ impl Drop for NewFile {
     }
 }
 
+/// Gives what was made the group of what is `there`, and says which rights it may have then: another group gets none that
+/// others have not.
+fn passed_on(there: &fs::Metadata, made: &fs::Metadata, give: impl FnOnce(u32) -> Result<()>) -> u32 {
+    let rights = there.mode() & RIGHTS;
+    match made.gid() == there.gid() || give(there.gid()).is_ok() {
+        true => rights,
+        false => rights & (!0o070 | rights << 3),
+    }
+}
+
 /// A file without a name in `dir`, locked; None where the file system, or the system, has none such.
 pub(crate) fn nameless(dir: &Path) -> Option<File> {
     if !Path::new(DESCRIPTORS).is_dir() {
@@ -135,8 +148,11 @@ pub(crate) fn directory(target: &Path) -> Result<(PathBuf, File)> {
     first_free(target, &unfinished(), |name| {
         fs::create_dir(name)?;
         if let Some(there) = &there {
-            // As a file's; and this process has to write there.
-            let _ = fs::set_permissions(name, Permissions::from_mode(there.mode() & RIGHTS | 0o700));
+            // As a file's; and this process has to write there. chmod would take away what a directory has of the one around.
+            let made = fs::metadata(name)?;
+            let rights = passed_on(there, &made, |gid| chown(name, None, Some(gid)));
+            let of_its_group = (there.mode() | made.mode()) & OF_ITS_GROUP;
+            let _ = fs::set_permissions(name, Permissions::from_mode(rights | of_its_group | 0o700));
         }
         match File::open(name) {
             Err(e) if e.kind() == ErrorKind::NotFound => Err(taken_away()),
@@ -283,6 +299,19 @@ mod tests {
             fs::set_permissions(&dir, Permissions::from_mode(closed)).unwrap();
             assert_eq!(rights(&directory(&dir).unwrap().0), closed);
         }
+        // A group's own stays the group's, also what is made in it.
+        fs::set_permissions(&dir, Permissions::from_mode(0o2770)).unwrap();
+        let mode = directory(&dir).unwrap().0.metadata().unwrap().mode();
+        assert_eq!(mode & (RIGHTS | OF_ITS_GROUP), 0o2770);
+        // Not everybody may give a file to a group.
+        if chown(&dir, None, Some(12_345)).is_err() {
+            return;
+        }
+        fs::set_permissions(&dir, Permissions::from_mode(0o754)).unwrap();
+        let made = directory(&dir).unwrap().0.metadata().unwrap();
+        assert_eq!((made.gid(), made.mode() & RIGHTS), (12_345, 0o754));
+        let (there, other) = (dir.metadata().unwrap(), home.path().metadata().unwrap());
+        assert_eq!(passed_on(&there, &other, |_| Err(Errno::PERM.into())), 0o744);
     }
 
     #[test]

@@ -25,8 +25,7 @@ fn what_no_rank_can_read_is_told_once() {
     for (flags, input, words) in [
         ("--data /dev/stdin", bench.path("a.bin"), ["--data /dev/stdin", "/a.bin"]),
         ("--data a.bin --tuning /dev/stdin", bench.path("t.txt"), ["--tuning /dev/stdin", "/t.txt"]),
-        // Their parent can, and finds nothing wrong.
-        ("--data text.txt --tokenizer /dev/stdin", tokenizer, ["/dev/stdin", "tokenizer.json"]),
+        ("--data text.txt --tokenizer /dev/stdin", tokenizer, ["--tokenizer /dev/stdin", "/words-64.json"]),
     ] {
         run(flags, &input).refusal(2, &words);
     }

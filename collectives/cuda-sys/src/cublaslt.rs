@@ -98,7 +98,7 @@ functions! {
 }
 
 impl CublasLt {
-    /// Opens the newest library whose major version is at most `newest`.
+    /// Opens the first library that is found of the newest major version up to `newest`.
     pub fn load(newest: u32) -> Result<Self, String> {
         let names: Vec<String> =
             (12..=newest.min(13)).rev().map(|major| format!("libcublasLt.so.{major}")).collect();

@@ -158,7 +158,10 @@ impl Nccl {
         let nccl =
             Nccl::resolve(crate::find::open("NCCL", &["libnccl.so.2"], &["libnvidia-ml.so.1"], hint)?)?;
         match too_old(nccl.number()) {
-            Some(why) => Err(format!("{} is {why}: {hint}", nccl.file())),
+            Some(why) => {
+                let there = "or name the folder of one that is there in CARAVAN_CUDA_LIBRARIES";
+                Err(format!("{} is {why}: {hint}, {there}", nccl.file()))
+            }
             None => Ok(nccl),
         }
     }

@@ -37,7 +37,7 @@ functions! {
 }
 
 impl Nvrtc {
-    /// Opens the newest compiler whose major version is at most `newest` (what it makes must load in the driver).
+    /// Opens the first compiler that is found of the newest major version up to `newest` (what it makes must load in the driver).
     pub fn load(newest: u32) -> Result<Self, String> {
         let names: Vec<String> =
             (12..=newest.min(13)).rev().map(|major| format!("libnvrtc.so.{major}")).collect();

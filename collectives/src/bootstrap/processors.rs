@@ -86,7 +86,26 @@ fn process_of(launcher: Launcher) -> Option<Pid> {
     {
         return Pid::from_raw(manager as i32);
     }
-    ancestors().find(|(_, name)| launcher.has(name)).map(|(pid, _)| pid).or_else(getppid)
+    above(launcher, getppid(), about)
+}
+
+/// The same among those above a process with this parent, of which `about` says name and parent.
+fn above(
+    launcher: Launcher,
+    parent: Option<Pid>,
+    about: impl Fn(Pid) -> Option<(String, Option<Pid>)>,
+) -> Option<Pid> {
+    let mut next = parent;
+    while let Some(pid) = next {
+        match about(pid) {
+            Some((name, _)) if launcher.has(&name) => return Some(pid),
+            Some((_, parent)) => next = parent,
+            // Where users see their own processes only (hidepid), Slurm's is the first that they do not: it is root's.
+            None if launcher == Launcher::Slurm => return Some(pid),
+            None => break,
+        }
+    }
+    parent
 }
 
 /// The processes above this one and their names, the nearest first, as far as they can be seen from here.
@@ -114,6 +133,22 @@ mod tests {
     use super::*;
     use rustix::thread::{CpuSet, sched_setaffinity};
     use std::process::Command;
+
+    #[test]
+    fn who_started_the_ranks_is_found_behind_a_script_and_where_it_is_hidden() {
+        let [script, step, init] = [30, 20, 1].map(|pid| Pid::from_raw(pid).unwrap());
+        let about = |hidden: bool| {
+            move |pid: Pid| match pid {
+                _ if pid == script => Some(("bash".to_owned(), Some(step))),
+                _ if hidden => None,
+                _ if pid == step => Some(("slurmstepd".to_owned(), Some(init))),
+                _ => Some(("systemd".to_owned(), None)),
+            }
+        };
+        let found = |launcher, hidden| above(launcher, Some(script), about(hidden));
+        assert_eq!([false, true].map(|hidden| found(Launcher::Slurm, hidden)), [Some(step); 2]);
+        assert_eq!([false, true].map(|hidden| found(Launcher::OpenMpi, hidden)), [Some(script); 2]);
+    }
 
     #[test]
     fn the_least_quota_around_a_process_counts() {

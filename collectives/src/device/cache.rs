@@ -1,4 +1,5 @@
-//! Machine code kept on disk, by everything that it depends on: sources, macros, options, architecture, compiler.
+//! Machine code kept on disk, by what it depends on: sources, macros, options, architecture, and the compiler's version, which
+//! does not tell the updates of one minor version apart.
 
 use super::compile::{Compiler, Machine, options};
 use super::source::Module;
@@ -59,7 +60,7 @@ impl Cache {
     }
 }
 
-/// Two 64-bit hashes of everything that the machine code depends on.
+/// Two 64-bit hashes of what the machine code depends on.
 fn key(module: &Module, machine: Machine, compiler: (u32, u32)) -> [u64; 2] {
     let mut all: Vec<u8> = Vec::new();
     let mut add = |text: &str| {

@@ -53,7 +53,7 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Opens the newest NVRTC whose major version is at most `newest`: machine code of a newer toolkit does not load
+    /// Opens the first NVRTC that is found of the newest major version up to `newest`: machine code of a newer toolkit does not load
     /// in an older driver.
     ///
     /// # Errors

@@ -257,7 +257,8 @@ pub fn check_destination(dir: &Path, bytes: u64) -> Result<PathBuf> {
     let disk =
         rustix::fs::statvfs(existing).map_err(|e| Error::system("look at the disk of", existing, e))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free < bytes {
+    // One without a limit, as a tmpfs may be, has no blocks.
+    if disk.f_blocks > 0 && free < bytes {
         let text = format!("the model's weights need {bytes} bytes, and its disk has {free} free");
         return Err(Error::format(dir, text));
     }

@@ -9,7 +9,7 @@ use crate::device::source::Module;
 use crate::element::DType;
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Device, Driver, Handle, Status};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -261,7 +261,8 @@ impl Gpu {
     pub(super) fn compile(&self, modules: &[Module]) -> Result<()> {
         let loaded =
             |m: &Module| self.inner.modules.lock().expect("no panic while locked").contains_key(&m.key());
-        let missing: Vec<&Module> = modules.iter().filter(|m| !loaded(m)).collect();
+        let mut keys = HashSet::new();
+        let missing: Vec<&Module> = modules.iter().filter(|m| !loaded(m) && keys.insert(m.key())).collect();
         if missing.len() < 2 {
             return Ok(());
         }
