@@ -185,12 +185,12 @@ impl Star {
         let asked = PollFlags::IN | PollFlags::RDHUP;
         let mut fds: Vec<PollFd<'_>> =
             self.links.iter().map(|link| PollFd::from_borrowed_fd(link.fd(), asked)).collect();
-        // Who sends its part of the next exchange has come further, and is well.
         if poll(&mut fds, Some(&Timespec::default())).unwrap_or(0) == 0 {
             return Ok(());
         }
         let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         for (i, (link, fd)) in self.links.iter().zip(&fds).enumerate() {
+            // Who sends its part of the next exchange has come further, and is well.
             if fd.revents().intersects(ended) || link.next() == Some(Kind::Refused) {
                 let member = if self.index == 0 { i + 1 } else { 0 };
                 let wait = self.wait(Duration::ZERO, None);
