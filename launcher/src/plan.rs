@@ -10,7 +10,7 @@ mod ranks;
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::at_least_one;
-pub use ranks::{Ranks, UNASKED, with_ranks};
+pub use ranks::{Ranks, UNASKED, of_a_shell, with_ranks};
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
 use crate::bench::tuning;

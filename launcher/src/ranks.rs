@@ -5,7 +5,7 @@ use crate::bench::native::Native;
 use crate::bind;
 use crate::failure::{Failure, Result, USAGE, VERDICT, stopped_by};
 use crate::out;
-use crate::plan::Ranks;
+use crate::plan::{Ranks, of_a_shell};
 #[cfg(feature = "mpi")]
 use crate::tokenizer;
 use crate::train::stop;
@@ -247,20 +247,22 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
 
 /// Meets the other ranks, whose calls must fit this one's.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
-    let mut rendezvous = Rendezvous::join(identity, options).map_err(perhaps_slow)?;
+    let mut rendezvous = Rendezvous::join(identity, options).map_err(|e| perhaps_slow(e, identity))?;
     agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())?;
     Ok(rendezvous)
 }
 
 /// A rank reads its data, and makes tokens of text, before it meets the others: what to do if it only takes longer.
-fn perhaps_slow(error: Error) -> Error {
+fn perhaps_slow(error: Error, identity: &Identity) -> Error {
     const LATER: &str = "; if it still reads its data, --rendezvous-timeout SECONDS waits longer, and 'caravan tokenize' makes \
                          of text what is read at once";
+    let shell =
+        of_a_shell(identity.launcher.name(), identity.launcher.marks(), std::io::stdin().is_terminal());
     match error {
         Error::Timeout { what, rank, peer, after, past } => {
-            Error::Timeout { what, rank, peer, after, past: past + LATER }
+            Error::Timeout { what, rank, peer, after, past: past + LATER + &shell }
         }
-        Error::Launch(text) if text.contains("did not arrive") => Error::Launch(text + LATER),
+        Error::Launch(text) if text.contains("did not arrive") => Error::Launch(text + LATER + &shell),
         error => error,
     }
 }

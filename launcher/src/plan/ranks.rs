@@ -323,8 +323,7 @@ pub fn with_ranks(ranks: u64, started: bool) -> String {
 /// Why `asked` ranks cannot be had where a launcher started others: also a shell that it gave to a user is one of them.
 fn elsewhere(asked: usize, there: &Identity) -> String {
     let (name, world) = (there.launcher.name(), there.world);
-    let marks: Vec<String> = there.launcher.marks().map(|name| format!("-u {name}")).collect();
-    let itself = format!("take 'env {} caravan ...', which starts them itself", marks.join(" "));
+    let itself = by_itself(there.launcher.marks());
     match world {
         1 => format!(
             "--ranks {asked}, but this process is the only rank that {name} started: start {asked} with it, or {itself}"
@@ -333,6 +332,22 @@ fn elsewhere(asked: usize, there: &Identity) -> String {
             "--ranks {asked}, but this process is one of {world} ranks that {name} started: leave --ranks away if all of \
              them run caravan, or {itself}"
         ),
+    }
+}
+
+/// How a shell with these marks of a launcher has caravan start ranks.
+fn by_itself(marks: impl Iterator<Item = &'static str>) -> String {
+    let marks: Vec<String> = marks.map(|name| format!("-u {name}")).collect();
+    format!("take 'env {} caravan ...', which starts them itself", marks.join(" "))
+}
+
+/// More about ranks that have not come, where this one may have been `typed` in the one shell that a launcher with these
+/// marks started for all of them, as `srun -n 8 --pty bash` does.
+pub fn of_a_shell(name: &str, marks: impl Iterator<Item = &'static str>, typed: bool) -> String {
+    let mut marks = marks.peekable();
+    match typed && marks.peek().is_some() {
+        true => format!("; if {name} started this shell for all ranks, {}", by_itself(marks)),
+        false => String::new(),
     }
 }
 
@@ -350,6 +365,14 @@ mod tests {
 
     fn plan(flags: &str) -> Result<Ranks> {
         Ranks::plan(&args(flags), UNASKED, None)
+    }
+
+    #[test]
+    fn a_shell_that_was_started_for_all_ranks_hears_how_to_start_them() {
+        let said = |marks: &'static [&str], typed| of_a_shell("srun", marks.iter().copied(), typed);
+        let how = "; if srun started this shell for all ranks, take 'env -u A -u B caravan ...', which starts them itself";
+        assert_eq!(said(&["A", "B"], true), how);
+        assert_eq!([said(&["A", "B"], false), said(&[], true)], ["", ""]);
     }
 
     #[test]
