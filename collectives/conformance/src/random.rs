@@ -50,6 +50,12 @@ impl Draw {
         all[self.below(all.len())]
     }
 
+    /// One of so many ranks, and another.
+    fn pair(&mut self, n: usize) -> (usize, usize) {
+        let from = self.below(n);
+        (from, (from + 1 + self.below(n - 1)) % n)
+    }
+
     /// Short and long ones, now and then none.
     fn length(&mut self, longest: usize) -> usize {
         match self.below(8) {
@@ -220,8 +226,7 @@ fn message<T: Sample>(
     if n == 1 {
         return None;
     }
-    let from = all.below(n);
-    let (to, tag) = ((from + 1 + all.below(n - 1)) % n, all.below(3) as u32);
+    let ((from, to), tag) = (all.pair(n), all.below(3) as u32);
     let sent = data::<T>(seed, from, all.length(longest));
     let (blocking, keep) = (own.below(2) == 0, own.of_all(&Keep::ALL));
     let what = format!("call {seed}, {} {} from {from} to {to}, tag {tag}", sent.len(), T::DTYPE);

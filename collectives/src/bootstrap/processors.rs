@@ -90,37 +90,32 @@ fn process_of(launcher: Launcher) -> Option<Pid> {
 }
 
 /// The same among those above a process with this parent, of which `about` says name and parent.
-fn above(
-    launcher: Launcher,
-    parent: Option<Pid>,
-    about: impl Fn(Pid) -> Option<(String, Option<Pid>)>,
-) -> Option<Pid> {
-    let mut next = parent;
-    while let Some(pid) = next {
-        match about(pid) {
-            Some((name, _)) if launcher.has(&name) => return Some(pid),
-            Some((_, parent)) => next = parent,
-            // Where users see their own processes only (hidepid), Slurm's is the first that they do not: it is root's.
-            None if launcher == Launcher::Slurm => return Some(pid),
-            None => break,
-        }
-    }
-    parent
+fn above(launcher: Launcher, parent: Option<Pid>, about: impl Fn(Pid) -> About) -> Option<Pid> {
+    let starts =
+        |name: &Option<String>| name.as_ref().map_or(launcher.is_hidden(), |name| launcher.has(name));
+    walk(parent, about).find(|(_, name)| starts(name)).map(|(pid, _)| pid).or(parent)
 }
 
-/// The processes above this one and their names, the nearest first, as far as they can be seen from here.
-pub(super) fn ancestors() -> impl Iterator<Item = (Pid, String)> {
-    let mut next = getppid();
+/// Names of the processes above this one, the nearest first, as far as they can be seen from here.
+pub(super) fn ancestors() -> impl Iterator<Item = String> {
+    walk(getppid(), about).filter_map(|(_, name)| name)
+}
+
+/// A process and those above it, the last of which may have no name that can be seen.
+fn walk(from: Option<Pid>, about: impl Fn(Pid) -> About) -> impl Iterator<Item = (Pid, Option<String>)> {
+    let mut next = from;
     std::iter::from_fn(move || {
         let pid = next?;
-        let (name, parent) = about(pid)?;
-        next = parent;
+        let (name, parent) = about(pid).unzip();
+        next = parent.flatten();
         Some((pid, name))
     })
 }
 
-/// Name and parent of a process.
-fn about(pid: Pid) -> Option<(String, Option<Pid>)> {
+/// Name and parent of a process that can be seen.
+type About = Option<(String, Option<Pid>)>;
+
+fn about(pid: Pid) -> About {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name stands in parentheses and may have some itself.
     let (before, after) = stat.rsplit_once(')')?;

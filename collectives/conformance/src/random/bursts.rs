@@ -20,8 +20,7 @@ pub(super) fn burst<T: Sample>(
     if n == 1 {
         return None;
     }
-    let from = all.below(n);
-    let (to, early) = ((from + 1 + all.below(n - 1)) % n, all.below(2));
+    let ((from, to), early) = (all.pair(n), all.below(2));
     let count = 1 + all.below(3);
     // Mostly one in several pieces, and behind it such as need memory of the engine, which travel with a fingerprint.
     let length = |i| match (i, all.below(4)) {

@@ -45,6 +45,11 @@ impl Launcher {
         names.contains(&name.split_once('.').map_or(name, |(before, _)| before))
     }
 
+    /// Whether users may see nothing of that process: Slurm's is root's, and `/proc` may show them their own only (hidepid).
+    pub(crate) fn is_hidden(self) -> bool {
+        self == Launcher::Slurm
+    }
+
     /// Variables of this process's environment without which it would be nobody's rank.
     pub fn marks(self) -> impl Iterator<Item = &'static str> {
         let names: &[_] = match self {
