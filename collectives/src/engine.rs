@@ -47,6 +47,8 @@ use stream::Past;
 
 /// Bytes after which calls of higher priority get a look, when there are several.
 const QUANTUM: usize = 512 << 10;
+/// After so many calls ranks that never wait for long look whether one is lost, and answer those that leave.
+const LOOKED_AFTER: u64 = 1024;
 /// How long calls that nobody waits for may still take when the last handle goes.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -282,6 +284,9 @@ impl Engine {
         let quantum = if self.threaded { 0 } else { usize::MAX };
         let called = schedule.fingerprint;
         self.run(id, looks, quantum)?;
+        if self.stats.calls.is_multiple_of(LOOKED_AFTER) {
+            self.check(None, None)?;
+        }
         if tag.is_none() && self.group.size > 1 && self.history.note(called) {
             self.begin_comparison()?;
         }

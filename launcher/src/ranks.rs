@@ -16,7 +16,7 @@ use collectives::bootstrap::spawn::{self, Report};
 use collectives::bootstrap::{self, Board, Ending, Identity, Launcher, Rendezvous, variables};
 #[cfg(feature = "mpi")]
 use collectives::transport::Transport as _;
-use collectives::transport::ucx::{Segments, UcxTransport};
+use collectives::transport::ucx::{self, Segments, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
 use collectives::{Communicator, Error};
 #[cfg(feature = "mpi")]
@@ -211,7 +211,8 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         Transport::Ucx => {
             let rendezvous = met.insert(meet(ranks, identity, &options)?);
             let exchange = &mut |card: Vec<u8>| rendezvous.exchange(&card);
-            (Box::new(UcxTransport::connect(identity.rank, identity.world, options.timeout, exchange)?), None)
+            let start = ucx::Start { within: options.timeout, call_timeout: ranks.options.deadline };
+            (Box::new(UcxTransport::connect(identity.rank, identity.world, &start, exchange)?), None)
         }
         Transport::Mpi => {
             // MPI does not say which rank has not come, so ranks meet before, where they surely can.

@@ -20,8 +20,6 @@ const SPAN_BITS: u32 = 6;
 /// So many have messages under way at most. A rank that is further ahead of those before it has the rest wait, and calls
 /// that are a window of the transport's after them.
 const POSTED: usize = 16;
-/// After so many collectives, some comparisons, ranks that never wait for long look whether one is lost.
-const LOOKED_AFTER: u64 = 16 * SPAN as u64;
 /// Lists for so many are kept.
 const SPARE: usize = 2;
 /// The number of these messages within their call. The first message of a call, to which others may come in its place, has
@@ -160,9 +158,6 @@ impl Engine {
     #[cold]
     pub(super) fn begin_comparison(&mut self) -> Result<()> {
         self.history.begin();
-        if self.history.count.is_multiple_of(LOOKED_AFTER) {
-            self.check(None, None)?;
-        }
         self.compare()
     }
 

@@ -6,7 +6,7 @@ use collectives::bootstrap::{Ending, Rendezvous, nodes_of, shm_inside};
 use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::shm::ShmTransport;
-use collectives::transport::ucx::UcxTransport;
+use collectives::transport::ucx::{Start, UcxTransport};
 use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Error, Options, Result};
 use conformance::{Case, cases};
@@ -21,7 +21,7 @@ fn shm(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
 fn ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
     let (rank, world) = (rendezvous.rank(), rendezvous.world());
     let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
-    Ok(Box::new(UcxTransport::connect(rank, world, PATIENCE, exchange)?))
+    Ok(Box::new(UcxTransport::connect(rank, world, &Start::default(), exchange)?))
 }
 
 /// Behind a link that holds every message back.

@@ -1,11 +1,11 @@
 //! What the engine holds for calls is what was said beforehand, on every transport but MPI, whose launcher has a test of
 //! its own.
 
-use crate::ranks::{PATIENCE, connect, identity, job, options, this_test};
+use crate::ranks::{connect, identity, job, options, this_test};
 use collectives::Communicator;
 use collectives::bootstrap::{Rendezvous, shm_inside};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::ucx::UcxTransport;
+use collectives::transport::ucx::{Start, UcxTransport};
 use collectives::transport::{Nodes, Transport};
 use conformance::{planned, standard};
 
@@ -38,7 +38,7 @@ fn ucx() -> collectives::Result<Box<dyn Transport>> {
     let mut rendezvous = Rendezvous::join(&identity(), &options())?;
     let (rank, world) = (rendezvous.rank(), rendezvous.world());
     let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
-    Ok(Box::new(UcxTransport::connect(rank, world, PATIENCE, exchange)?))
+    Ok(Box::new(UcxTransport::connect(rank, world, &Start::default(), exchange)?))
 }
 
 /// Ranks dealt to two nodes in turn.

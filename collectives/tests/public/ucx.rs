@@ -4,24 +4,29 @@
 use crate::ucx_groups;
 use crate::ucx_processes::{CASE, available, errors, finish, passes, start, start_with, text};
 use collectives::bootstrap::{Identity, Options, Rendezvous};
-use collectives::transport::ucx::UcxTransport;
+use collectives::transport::ucx::{Start, UcxTransport};
 use collectives::transport::{Request, Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
 use conformance::{Case, cases, each, p2p};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-fn connect() -> UcxTransport {
+fn connect(start: &Start) -> UcxTransport {
     let identity = Identity::from_env().unwrap().unwrap();
     let mut meeting = Rendezvous::join(&identity, &Options::default()).unwrap();
     let exchange = &mut |blob: Vec<u8>| meeting.exchange(&blob);
-    UcxTransport::connect(identity.rank, identity.world, p2p::PATIENCE, exchange).unwrap()
+    UcxTransport::connect(identity.rank, identity.world, start, exchange).unwrap()
 }
 
 /// One rank of the case that the environment names; nothing when this is run as an ordinary test.
 #[test]
 fn rank_process() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let mut t = connect();
+    let call_timeout = match case.as_str() {
+        "left_waiting" => Duration::from_millis(100),
+        _ => Start::default().call_timeout,
+    };
+    let mut t = connect(&Start { call_timeout, ..Start::default() });
     match case.as_str() {
         "suite" => {
             p2p::suite(&mut t);
@@ -81,6 +86,19 @@ fn rank_process() {
                 t.check().expect("rank 0 left in order");
                 let mut rest = t.subgroup(&(1..t.size()).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
                 p2p::barrier(&mut *rest, 1);
+            }
+        }
+        // Rank 1 is about something else for longer than rank 0 waits for it at its end.
+        "left_waiting" => {
+            let message = vec![1u8; 4 << 20];
+            p2p::barrier(&mut t, 1);
+            if t.rank() == 0 {
+                // SAFETY: `message` stays until the transport has ended.
+                unsafe { t.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
+                drop(t);
+            } else {
+                std::thread::sleep(Duration::from_secs(3));
+                println!("error: {}", p2p::wait_for_nothing(&mut t, 0));
             }
         }
         // The last rank dies without a word; the others wait for it.
@@ -234,8 +252,8 @@ fn messages_between_threads_of_one_process() {
     if !available() {
         return;
     }
-    let (hub, blobs): (Vec<_>, Vec<_>) = (0..3).map(|_| std::sync::mpsc::channel::<Vec<Vec<u8>>>()).unzip();
-    let (up, down) = std::sync::mpsc::channel::<(usize, Vec<u8>)>();
+    let (hub, blobs): (Vec<_>, Vec<_>) = (0..3).map(|_| channel::<Vec<Vec<u8>>>()).unzip();
+    let (up, down) = channel::<(usize, Vec<u8>)>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let mut all = vec![Vec::new(); 3];
@@ -251,7 +269,7 @@ fn messages_between_threads_of_one_process() {
                     up.send((rank, blob)).unwrap();
                     Ok(inbox.recv().unwrap())
                 };
-                let mut t = UcxTransport::connect(rank, 3, p2p::PATIENCE, &mut exchange).unwrap();
+                let mut t = UcxTransport::connect(rank, 3, &Start::default(), &mut exchange).unwrap();
                 p2p::suite(&mut t);
             });
         }
@@ -264,8 +282,9 @@ fn a_rank_that_does_not_connect_is_waited_for_as_long_as_asked() {
         return;
     }
     let within = Duration::from_millis(50);
-    let (card, cards) = std::sync::mpsc::channel::<Vec<u8>>();
-    let (failed, over) = std::sync::mpsc::channel::<()>();
+    let start = Start { within, ..Start::default() };
+    let (card, cards) = channel::<Vec<u8>>();
+    let (failed, over) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             // It tells its address and goes no further.
@@ -274,16 +293,27 @@ fn a_rank_that_does_not_connect_is_waited_for_as_long_as_asked() {
                 over.recv().unwrap();
                 Err(Error::Launch("the other has failed".into()))
             };
-            assert!(UcxTransport::connect(1, 2, within, &mut exchange).is_err());
+            assert!(UcxTransport::connect(1, 2, &start, &mut exchange).is_err());
         });
         let mut exchange = |mine: Vec<u8>| Ok(vec![mine, cards.recv().unwrap()]);
-        let error = UcxTransport::connect(0, 2, within, &mut exchange).err().expect("rank 1 is silent");
+        let error = UcxTransport::connect(0, 2, &start, &mut exchange).err().expect("rank 1 is silent");
         failed.send(()).unwrap();
         assert!(
             matches!(error, Error::Timeout { rank: 0, peer: 1, after, .. } if after == within),
             "{error}"
         );
     });
+}
+
+#[test]
+fn a_rank_that_leaves_waits_for_its_peers_as_long_as_asked() {
+    if !available() {
+        return;
+    }
+    let error = &errors("left_waiting", 2, "posix,cma", &[1])[0];
+    // Where the message fills the queue, no word gets past it.
+    let said = "to leave a group with a message under way on rank 0: no answer from rank 1 within 100ms";
+    assert!(error.contains(said) || error.contains("rank 0 ended"), "{error}");
 }
 
 #[test]

@@ -7,8 +7,11 @@ use crate::{Buffer, Communicator, DType};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The first of many ranks. One message comes between two looks, and each look takes longer than a peer may be silent.
+#[derive(Default)]
 struct Slow {
     came: bool,
+    /// A peer is lost, as who asks for that hears.
+    lost: bool,
 }
 
 const DEADLINE: Duration = Duration::from_millis(1);
@@ -54,7 +57,10 @@ unsafe impl Transport for Slow {
     }
 
     fn check(&mut self) -> Result<()> {
-        Ok(())
+        match self.lost {
+            true => Err(Error::PeerLost { rank: 0, peer: 1, how: "has ended".into() }),
+            false => Ok(()),
+        }
     }
 
     fn abort(&mut self, _: &Error) {}
@@ -63,9 +69,17 @@ unsafe impl Transport for Slow {
 #[test]
 fn a_call_that_moves_on_may_take_longer_than_a_silent_peer() {
     let options = Options { deadline: DEADLINE, ..Options::default() };
-    let comm = Communicator::new(Box::new(Slow { came: false }), options).unwrap();
+    let comm = Communicator::new(Box::new(Slow::default()), options).unwrap();
     let mut all = vec![0u64; comm.size()];
     comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
+}
+
+#[test]
+fn who_never_waits_hears_of_a_loss() {
+    let lost = Slow { lost: true, ..Slow::default() };
+    let comm = Communicator::new(Box::new(lost), Options::default()).unwrap();
+    let sent = (0..2000).try_for_each(|_| comm.send(&[7u8][..], 2, 0));
+    assert!(matches!(sent, Err(Error::PeerLost { peer: 1, .. })), "{sent:?}");
 }
 
 /// The first of several ranks. Nothing comes before each message has been looked at: of what it has yet to ask a library

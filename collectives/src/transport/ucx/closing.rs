@@ -16,9 +16,7 @@ use std::ptr::null_mut;
 use std::time::Duration;
 use ucx_sys::{Posted, UCS_INPROGRESS, UCS_OK};
 
-/// How long a rank that leaves waits for living peers to take what it sent.
-const LINGER: Duration = Duration::from_secs(30);
-/// How long a rank that failed does so.
+/// How long a rank that failed waits for living peers to take what it sent.
 const LINGER_FAILED: Duration = Duration::from_millis(300);
 /// How long connections may take to close once peers have confirmed.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -75,6 +73,18 @@ impl UcxTransport {
         }
     }
 
+    /// Whether every rank that a message under way is for has left the group: nobody takes it any more.
+    fn is_done_with_all(&self) -> bool {
+        self.requests.peers().all(|peer| self.members.farewells.is_done_with(peer))
+    }
+
+    /// That some peer has not taken, in this time, what was sent to it.
+    fn silent(&self, after: Duration) -> Option<Error> {
+        let peer = self.members.ranks[self.requests.peers().next()?];
+        let (what, past) = ("to leave a group with a message under way".into(), String::new());
+        Some(Error::Timeout { what, rank: self.members.job_rank(), peer, after, past })
+    }
+
     /// Ends the group, in order where nothing was lost. Afterwards this process touches no memory of its requests any
     /// more.
     pub(super) fn close(&mut self) {
@@ -94,13 +104,20 @@ impl UcxTransport {
             // Or else peers would take the end of this process for the cause.
             self.announce_failure(&why);
         }
-        let mut until = Until::after(if failed { LINGER_FAILED } else { LINGER });
+        let linger = self.session.any_turn().linger;
+        let mut until = Until::after(if failed { LINGER_FAILED } else { linger });
         if let Ok(state) = self.session.turn() {
             self.requests.cancel_receives(&state.worker);
         }
         // Also what has begun to come, because who still sends it would take the farewell for a refusal.
-        let settled = self.wait(&mut until, |this| this.settle() || !failed && this.check().is_err());
-        if settled && self.members.lost.is_none() {
+        let ended = self.wait(&mut until, |this| {
+            // A peer that gives up now must not be waited for, nor those that have left without taking anything more.
+            this.settle() || !failed && (this.check().is_err() || this.is_done_with_all())
+        });
+        if !ended && self.members.lost.is_none() {
+            self.members.lost = self.silent(linger);
+        }
+        if self.members.lost.is_none() {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
                 let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
@@ -180,16 +197,17 @@ impl State {
         let failed = self.failed || std::thread::panicking();
         let mut settled = false;
         if !self.given_up {
-            let mut until = Until::after(if failed { LINGER_FAILED } else { LINGER });
+            let mut until = Until::after(if failed { LINGER_FAILED } else { self.linger });
             for peer in 0..self.cards.len() {
                 if !self.is_done_with(peer) {
+                    self.parting[peer] = true;
                     // Who cannot be told is gone, or will be taken for it.
                     let _ = self.say(peer, Word::Leaving, 0, "");
                 }
             }
             let all = |this: &mut Self| (0..this.cards.len()).all(|peer| this.is_done_with(peer));
-            self.wait(&mut until, |this| all(this) && this.settle_outgoing());
-            let mut until = Until::after(if failed { LINGER_FAILED } else { CLOSING });
+            let parted = self.wait(&mut until, |this| all(this) && this.settle_outgoing());
+            let mut until = Until::after(if failed || !parted { LINGER_FAILED } else { CLOSING });
             // Forcing is allowed only where losses are reported, and needed only where one was.
             let lost = |this: &Self, peer| Some(this.failures.of(peer) != UCS_OK);
             settled = self.close_connections(&mut until, lost) && self.take_back_notice(&mut until);
@@ -207,23 +225,26 @@ impl State {
 
     /// Closes the connections for which `how` says whether by force, and else with a flush; whether all are closed.
     fn close_connections(&mut self, until: &mut Until, how: fn(&Self, usize) -> Option<bool>) -> bool {
-        let mut closing = Vec::new();
+        let (mut closing, mut refused) = (Vec::new(), false);
         for peer in 0..self.endpoints.len() {
             let Some(force) = how(self, peer) else { continue };
             let endpoint = std::mem::replace(&mut self.endpoints[peer], null_mut());
             if endpoint.is_null() {
                 continue;
             }
-            if let Posted::Pending(request) = self.worker.close(endpoint, force) {
-                closing.push(request);
+            match self.worker.close(endpoint, force) {
+                Posted::Done => {}
+                Posted::Pending(request) => closing.push(request),
+                Posted::Failed(_) => refused = true,
             }
         }
-        self.wait(until, |this| {
-            let worker: &Worker = &this.worker;
-            // SAFETY: requests of this worker that were not yet reported complete.
-            closing.retain(|&request| unsafe { worker.finished(request) == UCS_INPROGRESS });
-            closing.is_empty()
-        })
+        !refused
+            && self.wait(until, |this| {
+                let worker: &Worker = &this.worker;
+                // SAFETY: requests of this worker that were not yet reported complete.
+                closing.retain(|&request| unsafe { worker.finished(request) == UCS_INPROGRESS });
+                closing.is_empty()
+            })
     }
 
     /// Takes back the receive of the next notice; whether it is over.
@@ -251,6 +272,7 @@ impl Drop for UcxTransport {
 mod tests {
     use super::*;
     use crate::transport::Tag;
+    use crate::transport::ucx::Start;
     use std::sync::mpsc::channel;
 
     /// Says to a process that it is this test's.
@@ -278,7 +300,7 @@ mod tests {
     }
 
     fn cut_between_threads() {
-        let within = Duration::from_secs(30);
+        let start = Start::default();
         let ((to_1, from_0), (to_0, from_1)) = (channel::<Vec<u8>>(), channel::<Vec<u8>>());
         let (ended, over) = channel::<()>();
         // Whoever fails lets go of what the other waits for.
@@ -288,14 +310,14 @@ mod tests {
                     to_0.send(mine.clone()).unwrap();
                     Ok(vec![from_0.recv().unwrap(), mine])
                 };
-                let _idle = UcxTransport::connect(1, 2, within, &mut exchange).unwrap();
+                let _idle = UcxTransport::connect(1, 2, &start, &mut exchange).unwrap();
                 let _ = over.recv();
             });
             let mut exchange = |mine: Vec<u8>| {
                 to_1.send(mine.clone()).unwrap();
                 Ok(vec![mine, from_1.recv().unwrap()])
             };
-            let mut t = UcxTransport::connect(0, 2, within, &mut exchange).unwrap();
+            let mut t = UcxTransport::connect(0, 2, &start, &mut exchange).unwrap();
             let message = vec![1u8; 4 << 20];
             // SAFETY: `message` stays until it has ended.
             unsafe { t.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };

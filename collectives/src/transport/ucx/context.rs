@@ -265,7 +265,8 @@ impl Worker {
         unsafe { !(self.context.ucp.ucp_tag_probe_nb)(self.handle, tag, mask, 0, &mut info).is_null() }
     }
 
-    /// Starts to receive such a message, of which at most `bytes` are taken; none where there is none.
+    /// Starts to receive such a message, of which at most `bytes` are taken; none where there is none. After an error it is
+    /// gone.
     ///
     /// # Safety
     /// As of [`recv`](Self::recv).
@@ -275,18 +276,22 @@ impl Worker {
         mask: ucp_tag_t,
         dst: *mut u8,
         bytes: usize,
-    ) -> Option<*mut c_void> {
+    ) -> std::result::Result<Option<*mut c_void>, ucs_status_t> {
         let ucp = &self.context.ucp;
         let mut info = ucp_tag_recv_info_t::default();
         // SAFETY: a valid worker and place; the caller's promise for the rest.
         let posted = unsafe {
             let message = (ucp.ucp_tag_probe_nb)(self.handle, tag, mask, 1, &mut info);
             if message.is_null() {
-                return None;
+                return Ok(None);
             }
             posted((ucp.ucp_tag_msg_recv_nbx)(self.handle, dst.cast(), bytes, message, &RECV))
         };
-        if let Posted::Pending(request) = posted { Some(request) } else { None }
+        match posted {
+            Posted::Pending(request) => Ok(Some(request)),
+            Posted::Failed(status) => Err(status),
+            Posted::Done => Err(UCS_ERR_CANCELED),
+        }
     }
 
     /// The state of a send or of a close; frees the request once it is no longer under way.

@@ -4,6 +4,7 @@ use super::session::{State, Word};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
 use crate::transport::{admit, blame, farewell::Farewells};
+use std::time::Duration;
 
 pub(super) struct Members {
     /// This rank in the group.
@@ -95,7 +96,10 @@ impl Members {
         if !state.misses_any() {
             return Ok(None);
         }
-        for peer in 0..self.ranks.len() {
+        // Those that end after the first mostly do so because of it.
+        let first = state.neighbours.first_ended(Duration::ZERO);
+        let first = first.and_then(|first| self.ranks.iter().position(|&rank| rank == first));
+        for peer in first.into_iter().chain(0..self.ranks.len()) {
             let world = self.ranks[peer];
             if self.farewells.has_left(peer) || !state.is_gone(world) {
                 continue;

@@ -52,6 +52,21 @@ const NAP: Duration = Duration::from_micros(50);
 /// ones; a virtual machine does not say whether they do.
 const ANNOUNCED: usize = 8 << 10;
 
+/// How long ranks wait for each other where no call does.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// How long ranks have to answer when they connect to each other.
+    pub within: Duration,
+    /// How long a rank that leaves a group waits for its peers to take what it sent.
+    pub call_timeout: Duration,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Start { within: crate::bootstrap::Options::default().timeout, call_timeout: crate::watch::DEADLINE }
+    }
+}
+
 /// UCX between the ranks of one group.
 pub struct UcxTransport {
     session: Hold,
@@ -66,7 +81,7 @@ pub struct UcxTransport {
 impl UcxTransport {
     /// Opens UCX on this rank, learns the peers' addresses and connects to them. `exchange` gives each rank's bytes to
     /// all: its result holds one entry per rank, in their order. All ranks call this together. Up to 64 ranks connect
-    /// here, so that no call pays for it later, and wait `within` for each other; more connect at their first message.
+    /// here, so that no call pays for it later; more connect at their first message.
     ///
     /// # Errors
     /// [`Error::Unavailable`] where UCX is missing or refuses `UCX_TLS`; [`Error::Library`] where no transport of it
@@ -75,7 +90,7 @@ impl UcxTransport {
     pub fn connect(
         rank: usize,
         size: usize,
-        within: Duration,
+        start: &Start,
         exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
         if size > tags::MOST_RANKS {
@@ -83,8 +98,8 @@ impl UcxTransport {
                 format!("{size} ranks asked for, the tags of this transport hold {}", tags::MOST_RANKS);
             return Err(Error::Argument { call: "connect over UCX", rank, problem });
         }
-        let mut session = State::open(rank, size, exchange)?;
-        session.turn()?.greet(within)?;
+        let mut session = State::open(rank, size, start.call_timeout, exchange)?;
+        session.turn()?.greet(start.within)?;
         Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
     }
 

@@ -167,11 +167,12 @@ impl Requests {
                     Ok(false)
                 }
                 UCS_ERR_CANCELED => match worker.recv_unmet(tag, mask, dst.cast_mut(), bytes) {
-                    Some(request) => {
+                    Ok(Some(request)) => {
                         (slot.pointer, slot.looks) = (request, u32::MAX);
                         Ok(false)
                     }
-                    None => otherwise(UCS_ERR_CANCELED, came),
+                    Ok(None) => otherwise(UCS_ERR_CANCELED, came),
+                    Err(status) => otherwise(status, came),
                 },
                 UCS_OK if came.length == bytes && came.sender_tag == tag => Ok(true),
                 status => otherwise(status, came),
@@ -183,6 +184,11 @@ impl Requests {
     pub(super) fn with(&self, request: Request) -> (Kind, usize) {
         let slot = &self.slots[request.0 as u32 as usize];
         (slot.kind, slot.peer)
+    }
+
+    /// With whom the messages are that are under way.
+    pub(super) fn peers(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().filter(|slot| !slot.pointer.is_null()).map(|slot| slot.peer)
     }
 
     /// Takes over a receive that nobody awaits any more, with its memory.

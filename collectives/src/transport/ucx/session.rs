@@ -16,6 +16,7 @@ use crate::transport::waits::{self, Questions, Wait};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
+use std::time::Duration;
 use ucx_sys::{Handle, Posted, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t};
 
 pub(super) const NOTICE_BYTES: usize = 1 << 10;
@@ -86,6 +87,8 @@ pub(super) struct State {
     questions: Questions,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
+    /// Peers to whom this rank has said that it leaves.
+    pub(super) parting: Vec<bool>,
     /// The numbers of this rank's groups, and how many there can be.
     numbers: Vec<bool>,
     pub(super) most: usize,
@@ -96,6 +99,8 @@ pub(super) struct State {
     pub(super) notice_request: *mut c_void,
     /// Control messages under way, with their bytes, and messages that are taken out without theirs.
     pub(super) outgoing: Vec<(Box<[u8]>, *mut c_void)>,
+    /// How long a rank that leaves waits for living peers to take what it sent.
+    pub(super) linger: Duration,
     /// A group has failed: the end must not wait for peers.
     pub(super) failed: bool,
     /// Why the first of them did, where that is known.
@@ -114,6 +119,7 @@ impl State {
     pub(super) fn open(
         rank: usize,
         size: usize,
+        linger: Duration,
         exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Hold> {
         let context = Context::open(rank, size)?;
@@ -139,6 +145,7 @@ impl State {
             absent: BTreeMap::new(),
             questions: Questions::default(),
             settled: vec![false; size],
+            parting: vec![false; size],
             cards,
             numbers: vec![true],
             most: tags::MOST_GROUPS,
@@ -147,6 +154,7 @@ impl State {
             notice: vec![0; NOTICE_BYTES].into(),
             notice_request: null_mut(),
             outgoing: Vec::new(),
+            linger,
             failed: false,
             cause: None,
             given_up: false,
@@ -211,8 +219,13 @@ impl State {
         let (tag, mask) = tags::of_group(number);
         // SAFETY: none of their bytes are taken.
         let take = || unsafe { self.worker.recv_unmet(tag, mask, NonNull::dangling().as_ptr(), 0) };
-        while let Some(request) = take() {
-            self.outgoing.push((Box::default(), request));
+        loop {
+            match take() {
+                Ok(Some(request)) => self.outgoing.push((Box::default(), request)),
+                Ok(None) => break,
+                // It is gone all the same.
+                Err(_) => {}
+            }
         }
     }
 
@@ -270,8 +283,9 @@ impl State {
             Word::Leaving => {
                 // What it sent before has come, because messages between two ranks keep their order.
                 self.settled[from] = true;
-                // If it cannot be told, it is gone already. Who has given up has told it, and makes no connections.
-                if !self.given_up {
+                // If it cannot be told, it is gone already. Who has given up has told it, and makes no connections. Who has
+                // said the same needs no answer, and may be past receiving one, which would then be under way for ever.
+                if !self.given_up && !self.parting[from] {
                     let _ = self.say(from, Word::Confirmed, 0, "");
                 }
             }
