@@ -117,8 +117,12 @@ impl Input {
             None => Ok(Input::Tokens(files)),
             Some(_) if !tokenised.contains(&true) => Ok(Input::Text { files, left_out: None }),
             Some(odd) => Err(Failure::usage(format!(
-                "--data has both token files and text ({}): 'caravan tokenize' makes a token file of text",
-                files[odd].display()
+                "--data has both token files and {}, which is none{}",
+                files[odd].display(),
+                match text::headerless(&files[odd]) {
+                    "" => ": 'caravan tokenize' makes a token file of text",
+                    headerless => headerless,
+                }
             ))),
         }
     }

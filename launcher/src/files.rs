@@ -42,6 +42,13 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
         Ok(there) if there.is_dir() => return Err(refuse(&"is a directory; give a file")),
         // To open a pipe or a device may do something.
         Ok(there) if !there.is_file() => return Ok(()),
+        Ok(_) if is_descriptor(path) => {
+            let name = through_links(path);
+            return Err(refuse(&format!(
+                "is a file that is open, with more in it: give its name, {}",
+                name.display()
+            )));
+        }
         Ok(_) if way == Way::Growing => {
             return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(deny);
         }
@@ -111,7 +118,8 @@ pub fn place(path: &Path) -> Option<PathBuf> {
         Err(_) => {
             let path = through_links(path);
             let folder = folder(&path);
-            Some(fs::canonicalize(folder).unwrap_or(folder.to_owned()).join(path.file_name()?))
+            let there = fs::canonicalize(folder).or_else(|_| std::path::absolute(folder)).ok()?;
+            Some(there.join(path.file_name()?))
         }
     }
 }
@@ -136,15 +144,19 @@ fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     std::iter::successors(Some(path.to_owned()), next).take(MOST)
 }
 
-/// Standard output or standard error, if `path` is a name of one of them. What they go to may be a file with more in
+/// Standard output or standard error, if `path` is a name of one of them, or leads to one. What they go to may be a file with more in
 /// it, which is not ours: opened by this name anew it would be written from its start, or replaced.
 pub fn standard(path: &Path) -> Option<File> {
-    let fd = match path.to_str()? {
-        "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => std::io::stdout().as_fd().try_clone_to_owned(),
-        "/dev/stderr" | "/dev/fd/2" | "/proc/self/fd/2" => std::io::stderr().as_fd().try_clone_to_owned(),
-        _ => return None,
+    let open = |at: PathBuf| match at.to_str()? {
+        "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => {
+            Some(std::io::stdout().as_fd().try_clone_to_owned())
+        }
+        "/dev/stderr" | "/dev/fd/2" | "/proc/self/fd/2" => {
+            Some(std::io::stderr().as_fd().try_clone_to_owned())
+        }
+        _ => None,
     };
-    fd.ok().map(File::from)
+    links(path).find_map(open)?.ok().map(File::from)
 }
 
 /// Refuses this process's standard input as a file that processes which it starts read too: they have none.
@@ -434,6 +446,25 @@ mod tests {
         assert!(write_whole(&full, b"{}").unwrap_err().to_string().contains("No space left"));
         assert!(fs::metadata(&full).is_ok_and(|there| !there.is_file()) && full.is_symlink());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn what_is_open_already_is_not_written_from_its_start() {
+        use std::os::fd::AsRawFd;
+        let dir = tempfile::tempdir().unwrap();
+        let [log, link, out] = ["log", "link", "out"].map(|name| dir.path().join(name));
+        fs::write(&log, "precious").unwrap();
+        let open = fs::OpenOptions::new().append(true).open(&log).unwrap();
+        let descriptor = PathBuf::from(format!("/dev/fd/{}", open.as_raw_fd()));
+        std::os::unix::fs::symlink(&descriptor, &link).unwrap();
+        for (path, way) in [(&descriptor, Way::Growing), (&descriptor, Way::Whole), (&link, Way::Whole)] {
+            let e = check_writable("--json", path, way).unwrap_err();
+            assert!(e.code() == 2 && e.to_string().contains(&log.display().to_string()), "{e}");
+        }
+        assert_eq!(fs::read(&log).unwrap(), b"precious");
+        std::os::unix::fs::symlink("/dev/stdout", &out).unwrap();
+        check_writable("--json", &out, Way::Whole).unwrap();
+        assert!(standard(&out).is_some() && standard(&log).is_none());
     }
 
     #[test]

@@ -381,7 +381,7 @@ fn check_batch(
     length: usize,
     step: usize,
 ) -> Result<()> {
-    let (have, world) = (feed.training().len(), ranks.world);
+    let (have, held, world) = (feed.training().len(), feed.held_out_tokens(), ranks.world);
     if have > step {
         return Ok(());
     }
@@ -390,11 +390,13 @@ fn check_batch(
         ("--micro-batch", args.micro_batch > 1),
         ("--seq", length > 1),
         ("--ranks", ranks.fewer(1, identity)),
+        ("--val-fraction", have + held > step),
     ]);
     let or = if lower.is_empty() { String::new() } else { format!(" or lower {lower}") };
+    let aside = if held > 0 { format!(" beside {held} that are held out") } else { String::new() };
     usage(format!(
         "the data are shorter than one batch: a step takes {world} ranks x {} micro-batches x {} sequences x {length} \
-         tokens and one more, {} tokens, and there are {have} for training: give more --data{or}",
+         tokens and one more, {} tokens, and there are {have} for training{aside}: give more --data{or}",
         args.accumulate,
         args.micro_batch,
         step + 1

@@ -69,7 +69,13 @@ fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     match (tokens.first(), odd) {
-        (None, _) => Err(nothing_below(dir, Reads::TextOrTokens)),
+        (None, Some(odd)) => Err(Failure::usage(format!(
+            "no text below {}, and {} is no token file{}",
+            dir.display(),
+            odd.display(),
+            headerless(&odd)
+        ))),
+        (None, None) => Err(nothing_below(dir, Reads::TextOrTokens)),
         (Some(_), None) => Ok(tokens),
         (Some(first), Some(odd)) => Err(Failure::usage(format!(
             "--data {} has token files ({} first) and {}, which is {}: make it whole or take it away, or name those that \
@@ -111,6 +117,17 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
             if named.len() == 1 { "one file".into() } else { format!("{} files", named.len()) },
             first.display()
         ))),
+    }
+}
+
+/// What token files have that others of their name do not, for an error about one of those; nothing for other names.
+pub fn headerless(file: &Path) -> &'static str {
+    match file.extension().is_some_and(|ending| ending == TOKENS) {
+        true => {
+            ": token files (.bin) begin with llm.c's header of 1024 bytes, which those of nanoGPT lack; 'caravan tokenize' \
+             makes one of text"
+        }
+        false => "",
     }
 }
 
@@ -271,16 +288,18 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Failure::usage(format!(
-            "--data {} is not UTF-8 text: byte {:#04x} at offset {at}; {takes}",
+            "--data {} is not UTF-8 text: byte {:#04x} at offset {at}; {takes}{}",
             path.display(),
-            e.as_bytes()[at]
+            e.as_bytes()[at],
+            headerless(path)
         ))
     })?;
     match text.find('\0') {
         None => Ok(text),
         Some(at) => Err(Failure::usage(format!(
-            "--data {} is no text: it has a zero byte at offset {at}; {takes}",
-            path.display()
+            "--data {} is no text: it has a zero byte at offset {at}; {takes}{}",
+            path.display(),
+            headerless(path)
         ))),
     }
 }

@@ -60,6 +60,13 @@ impl HuggingFace {
         let opened = guarded(|| tokenizers::Tokenizer::from_file(path)).map_err(refuse)?;
         let mut inner = opened.map_err(|e| refuse(why_not(path, &e.to_string())))?;
         let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
+        if let ModelWrapper::BPE(bpe) = inner.get_model()
+            && let Some(dropout) = bpe.dropout.filter(|&dropout| dropout > 0.0)
+        {
+            return Err(refuse(format!(
+                "its dropout is {dropout}, by which a text is other tokens each time: set \"dropout\" in it to null"
+            )));
+        }
         if let Some(piece) = unknown_piece(&around) {
             return Err(refuse(format!(
                 "its post_processor puts {piece} around a text, which it does not define"
@@ -86,10 +93,7 @@ impl HuggingFace {
         let value = |part: serde_json::Result<Value>| part.map_err(|e| refuse(e.to_string()));
         let normalizer = value(serde_json::to_value(inner.get_normalizer()))?;
         let pre_tokenizer = value(serde_json::to_value(inner.get_pre_tokenizer()))?;
-        // Dropout makes other tokens each time.
-        let random =
-            matches!(inner.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|p| p > 0.0));
-        let local = local::is_local(&normalizer, &pre_tokenizer) && !random;
+        let local = local::is_local(&normalizer, &pre_tokenizer);
         let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
         Ok(HuggingFace { inner, path: path.to_owned(), name, vocab, plain, around, local })
     }

@@ -1,4 +1,5 @@
-//! What runs read besides regular files: pipes, the standard input, and names that are no text.
+//! What runs read besides regular files: pipes, the standard input, and names that are no text; and what is no data, or no
+//! tokenizer for them.
 
 use crate::{bench, word_tokenizer};
 use harness::{Bench, Outcome, json_lines};
@@ -210,7 +211,10 @@ fn what_has_zero_bytes_is_no_text() {
     bench.run(&format!("{train} --data text.txt --save m")).success();
     let commands = [train, "eval --model m", "tokenize --out t.bin"];
     for (data, words) in [
-        ("train.bin", &["train.bin", "no text", "zero byte at offset 1;", "UTF-8 text"][..]),
+        (
+            "train.bin",
+            &["train.bin", "no text", "zero byte at offset 1;", "UTF-8 text", "those of nanoGPT lack"][..],
+        ),
         ("corpus/utf16.txt", &["utf16.txt", "zero byte at offset 1;"]),
         ("corpus", &["utf16.txt", "zero byte at offset 1;"]),
         ("swapped.bin", &["swapped.bin", "token", "other byte order"]),
@@ -219,6 +223,14 @@ fn what_has_zero_bytes_is_no_text() {
             bench.run(&format!("{command} --data {data}")).refusal(2, words);
         }
     }
+    bench.file("prepared/train.bin", fs::read(bench.path("train.bin")).unwrap());
+    let prepared =
+        "no text below prepared, and prepared/train.bin is no token file: token files (.bin) begin";
+    bench.run(&format!("{train} --data prepared")).refusal(2, &[prepared]);
+    bench.run("tokenize --data text.txt --out whole.bin").success();
+    bench
+        .run(&format!("{train} --data whole.bin train.bin"))
+        .refusal(2, &["both token files and train.bin, which is none", "nanoGPT"]);
     for (from, words) in [("train.bin", "zero byte at offset 1;"), ("swapped.bin", "other byte order")] {
         let bytes = fs::read(bench.path(from)).unwrap();
         piped(&bench, &format!("{train} --data /dev/stdin"), &[], &bytes)
@@ -301,5 +313,44 @@ fn a_link_to_a_directory_is_not_followed_and_said_where_nothing_else_is() {
         let help = bench.run(&format!("{command} --help")).success().stdout;
         let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("links to directories"), "{command}: {help}");
+    }
+}
+
+#[test]
+fn a_tokenizer_that_does_not_fit_is_refused() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    word_tokenizer(&bench, 300);
+    bench.file("broken.json", "{}");
+    let train = |flags: &str| bench.run(&format!("train --model nano --data text.txt --tokenizer {flags}"));
+    train("words-300.json").refusal(2, &["words-300.json", "299", "vocabulary of 256"]);
+    train("broken.json").refusal(2, &["broken.json", "tokenizer.json"]);
+    train("none.json").refusal(2, &["none.json", "'bytes'"]);
+    bench.run("tokenize --data text.txt --tokenizer none.json --out t.bin").refusal(2, &["none.json"]);
+    bench.run("tokenize --data none.txt --out t.bin").refusal(2, &["none.txt"]);
+    bench.run("tokenize --data text.txt --out no/dir/t.bin").refusal(2, &["--out", "no/dir"]);
+    // Every word of the text is known, and none of its spaces is a word.
+    bench.file("spaces.txt", " \n ");
+    let nothing = "tokenize --data spaces.txt --tokenizer words-300.json --out t.bin";
+    bench.run(nothing).refusal(2, &["words-300.json", "no tokens of 3 bytes"]);
+    assert!(!bench.path("t.bin").exists());
+}
+
+#[test]
+fn a_tokenizer_that_its_library_cannot_use_is_refused() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let whole: serde_json::Value =
+        serde_json::from_slice(&fs::read(word_tokenizer(&bench, 100)).unwrap()).unwrap();
+    let mut broken = whole.clone();
+    broken["pre_tokenizer"] = serde_json::json!({"type": "FixedLength", "length": 0});
+    bench.file("broken.json", broken.to_string());
+    let mut random = whole;
+    random["model"] = serde_json::json!({"type": "BPE", "dropout": 0.5, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]});
+    bench.file("random.json", random.to_string());
+    for command in ["train --model nano", "tokenize --out t.bin"] {
+        let with = |name: &str| bench.run(&format!("{command} --data text.txt --tokenizer {name}"));
+        with("broken.json").refusal(2, &["broken.json"]);
+        with("random.json").refusal(2, &["random.json", "dropout is 0.5"]);
     }
 }

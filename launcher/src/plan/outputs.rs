@@ -30,11 +30,10 @@ pub fn check_outputs(
         check_kept(model, tokenizer, data, place)?;
     }
     let Some(file) = metrics else { return Ok(()) };
-    files::check_writable("--metrics", file, Way::Growing)?;
-    match (place, files::place(file)) {
-        (Some(model), Some(place)) => check_beside(file, &place, &model),
-        _ => Ok(()),
+    if let (Some(model), Some(place)) = (place, files::place(file)) {
+        check_beside(file, &place, &model)?;
     }
+    files::check_writable("--metrics", file, Way::Growing)
 }
 
 /// Refuses a `place` of the saved model where one lies of which the run reads a part only, but the one that it goes on from;

@@ -2,10 +2,11 @@
 
 use super::fields::Fields;
 use super::remarks::{OF_BYTES, Remarks, TOKEN_IDS, no_token_ids};
-use crate::config::{LlamaConfig, Rope, RopeScaling};
+use super::rope::{parse_rope, rope_scaling};
+use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use collectives::DType;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// The shape in the text of a config.json, and what else we want of it. `path` is for errors.
@@ -131,75 +132,6 @@ fn rows(vocab: usize) -> std::ops::Range<i64> {
     -vocab..vocab
 }
 
-/// Both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
-fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
-    check_rotated(fields)?;
-    let theta = fields.number("rope_theta")?;
-    let object = |key, inside| match fields.object(key)?.filter(|map| !map.is_empty()) {
-        Some(map) => parse_rope_object(fields, inside, map, context).map(Some),
-        None => Ok(None),
-    };
-    match (object("rope_scaling", "rope_scaling.")?, object("rope_parameters", "rope_parameters.")?) {
-        (Some(old), Some(new)) if old != new => {
-            let problem = "rope_scaling and rope_parameters disagree: one of them must go";
-            Err(Error::format(fields.path, problem))
-        }
-        (old, new) => Ok(new.or(old).unwrap_or(Rope::plain(theta.unwrap_or(DEFAULT_THETA)))),
-    }
-}
-
-/// Refuses to rotate a part of each head, which some say beside the rope's object and some in it.
-fn check_rotated(fields: &Fields<'_>) -> Result<()> {
-    let key = "partial_rotary_factor";
-    match fields.number(key)? {
-        None | Some(1.0) => Ok(()),
-        Some(part) => Err(fields.wrong(key, &json!(part), "only 1, the whole head, is supported")),
-    }
-}
-
-const DEFAULT_THETA: f64 = 10_000.0;
-/// What only positions that are scaled have.
-const SCALED: [&str; 3] = ["factor", "low_freq_factor", "high_freq_factor"];
-const ORIGINAL: &str = "original_max_position_embeddings";
-
-fn parse_rope_object(
-    outer: &Fields<'_>,
-    inside: &str,
-    map: &Map<String, Value>,
-    context: usize,
-) -> Result<Rope> {
-    let fields = Fields { path: outer.path, inside, map };
-    check_rotated(&fields)?;
-    if let Some((key, value)) = map.iter().find(|(_, value)| value.is_object()) {
-        return Err(fields.wrong(key, value, "one rope for all layers is supported"));
-    }
-    let required = |key: &str| fields.number(key)?.ok_or_else(|| fields.missing(key));
-    let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let kind = fields.text(key)?;
-    if kind.is_none()
-        && let Some((scaled, value)) = SCALED.iter().find_map(|key| Some((key, fields.get(key)?)))
-    {
-        // Some versions of transformers refuse it, and some scale nothing.
-        return Err(fields.wrong(scaled, value, "rope_type is missing: linear and llama3 have this"));
-    }
-    let scaling = match kind {
-        None | Some("default") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear { factor: required("factor")? },
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: required("factor")?,
-            low_freq_factor: required("low_freq_factor")?,
-            high_freq_factor: required("high_freq_factor")?,
-            original_context: fields.or_beside(outer, ORIGINAL, Fields::size)?.unwrap_or(context),
-        },
-        Some(other) => {
-            let wanted = "only default, linear and llama3 are supported";
-            return Err(fields.wrong(key, &json!(other), wanted));
-        }
-    };
-    let theta = fields.or_beside(outer, "rope_theta", Fields::number)?.unwrap_or(DEFAULT_THETA);
-    Ok(Rope { theta, scaling })
-}
-
 /// Whether transformers, 4 and 5, load a model of this shape. What only 4 does can be read and trained here.
 ///
 /// # Errors
@@ -212,21 +144,6 @@ pub fn check_loadable(config: &LlamaConfig) -> Result<()> {
             "transformers 5 would not load what is saved, because the hidden size {hidden} is no multiple of the {heads} \
              heads: a model whose heads divide its hidden size can be saved, and this one be trained without that"
         ))),
-    }
-}
-
-/// `rope_scaling` of a config.json, as transformers 4 and 5 both read it: of `linear`, up to 4.42, these two fields alone.
-pub fn rope_scaling(scaling: RopeScaling) -> Value {
-    match scaling {
-        RopeScaling::None => Value::Null,
-        RopeScaling::Linear { factor } => json!({"type": "linear", "factor": factor}),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low_freq_factor,
-            "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_context,
-        }),
     }
 }
 
@@ -275,7 +192,9 @@ pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> S
 
 #[cfg(test)]
 mod tests {
+    use super::super::rope::ORIGINAL;
     use super::*;
+    use crate::config::{Rope, RopeScaling};
 
     fn with(changes: Value) -> String {
         let mut value = json!({
@@ -388,6 +307,14 @@ mod tests {
             (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5: only 1"),
             (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
             (json!({"rope_scaling": {"factor": 8.0}}), "rope_scaling.factor is 8.0: rope_type is missing"),
+            (
+                json!({"rope_scaling": {"rope_type": "default", "type": "linear", "factor": 4.0}}),
+                "rope_scaling.type is \"linear\": rope_type is default",
+            ),
+            (
+                json!({"rope_scaling": {"type": "linear", "factor": 4.0, "rope_theta": 5e5}}),
+                "rope_scaling.rope_theta is 500000.0: transformers 4",
+            ),
             (json!({"rope_parameters": {"low_freq_factor": 1}}), "low_freq_factor is 1: rope_type is"),
             (
                 json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1e4}}),

@@ -182,6 +182,9 @@ impl Checkpoint {
         }
         let files: BTreeSet<&str> = places.values().copied().collect();
         for file in files {
+            if !is_there(&self.dir.join(file)) {
+                return Err(problem(format!("it lists {file}, which is not there: fetch it as well")));
+            }
             self.add_file(file)?;
         }
         for (name, file) in places {

@@ -4,10 +4,12 @@ mod config;
 mod fields;
 mod load;
 mod remarks;
+mod rope;
 mod save;
 mod staging;
 
-pub use config::{check_loadable, rope_scaling};
+pub use config::check_loadable;
 pub use load::{Checkpoint, check_fetched, has_weights, read_config};
 pub use remarks::Remarks;
+pub use rope::rope_scaling;
 pub use save::{SaveOptions, Writer, check_destination};

@@ -308,7 +308,10 @@ fn a_wrong_directory_or_index_is_named() {
             "not in a file of this directory",
         ),
         (&|i| i["weight_map"]["lm_head.weight"] = 7.into(), "not in a file of this directory"),
-        (&|i| i["weight_map"]["lm_head.weight"] = "absent.safetensors".into(), "absent.safetensors"),
+        (
+            &|i| i["weight_map"]["lm_head.weight"] = "absent.safetensors".into(),
+            "absent.safetensors, which is not there",
+        ),
         (&|i| *i = serde_json::json!([]), "no weight_map"),
     ];
     for (change, expected) in cases {
