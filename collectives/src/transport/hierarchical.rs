@@ -31,7 +31,7 @@ pub struct Hierarchical {
     local: Vec<Option<usize>>,
     ways: Vec<Way>,
     free: Vec<u32>,
-    /// Which transport was last looked at on behalf of requests of the other.
+    /// The place in `ways` of the request that was last looked at on behalf of one of the other transport.
     turn: usize,
 }
 
@@ -222,12 +222,16 @@ unsafe impl Transport for Hierarchical {
 
     fn subgroup(&mut self, members: &[usize], context: u64, within: Duration) -> Result<Box<dyn Transport>> {
         // First the outer one, which complains about members that do not exist.
-        let outer = self.outer.subgroup(members, context, within)?;
+        let mut outer = self.outer.subgroup(members, context, within)?;
         let nodes = self.nodes.among(members);
         let sharing = nodes.with(outer.rank());
         let local: Vec<usize> = sharing.iter().filter_map(|&m| self.local[members[m]]).collect();
         let inner = match &mut self.inner {
-            Some(inner) if local.len() > 1 => Some(inner.subgroup(&local, context, within)?),
+            Some(inner) if local.len() > 1 => {
+                let made = inner.subgroup(&local, context, within);
+                // Or else ranks of other nodes would take this one's end in the new group for an orderly one.
+                Some(made.inspect_err(|why| outer.abort(why))?)
+            }
             _ => None,
         };
         Ok(Box::new(Hierarchical::new(&self.name, inner, outer, nodes)?))

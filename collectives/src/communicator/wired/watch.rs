@@ -11,6 +11,7 @@ use crate::communicator::Communicator;
 use crate::device::Streams;
 use crate::error::{Error, Result};
 use crate::pending::Pending;
+use crate::schedule::{Algorithm, Kind};
 use crate::watch::{Fingerprint, Waited};
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
@@ -23,8 +24,6 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long the host may take to hear why a peer is gone.
 const HEARSAY: Duration = Duration::from_secs(1);
-/// How long the thread may take to end.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// The thread, and what it shares with the carrier.
 pub(super) struct Watch<Q: Streams> {
@@ -88,12 +87,11 @@ impl<Q: Streams> Watch<Q> {
         if host.size() == 1 {
             return Ok(Watch { state, thread: Mutex::new(None), _queue: PhantomData });
         }
-        // That watches meet must not pass for an answer to a call of the host.
-        let peers = host.split_apart(Some(0), host.rank() as i64)?;
         let mut rounds = Rounds {
             state: Arc::clone(&state),
-            peers: peers.expect("a rank that gave a color is in a group"),
+            peers: group_of_watches(host)?,
             round: None,
+            young: false,
             rows: None,
             table: vec![Row::default(); host.size()],
             over: false,
@@ -148,10 +146,20 @@ impl<Q: Streams> Watch<Q> {
     pub fn stop(&self) {
         let Some((thread, stop, end)) = locked(&self.thread).take() else { return };
         let _ = stop.send(());
-        if end.recv_timeout(GRACE).is_ok() {
+        if end.recv_timeout(self.state.host.deadline()).is_ok() {
             let _ = thread.join();
         }
     }
+}
+
+/// The group in which the watches of `host` meet.
+fn group_of_watches(host: &Communicator) -> Result<Communicator> {
+    // That watches meet must not pass for an answer to a call of the host.
+    let peers = host.split_apart(Some(0), host.rank() as i64)?;
+    let peers = peers.expect("a rank that gave a color is in a group");
+    // Each hears of each other by itself: whom one waits for is who is silent, and not one that was to pass it on.
+    peers.force(Kind::AllGather, Some(Algorithm::Pairwise))?;
+    Ok(peers)
 }
 
 /// How far one rank is, as it travels.
@@ -187,6 +195,8 @@ struct Rounds {
     state: Arc<State>,
     peers: Communicator,
     round: Option<Pending<Buffer<u64>>>,
+    /// It has begun at the last look, and does not tell yet who is silent.
+    young: bool,
     /// What the last round came in, for the next.
     rows: Option<Buffer<u64>>,
     table: Vec<Row>,
@@ -202,7 +212,7 @@ impl Rounds {
         }
         if let Some(round) = self.round.take() {
             if !round.is_done() {
-                self.round = Some(round);
+                (self.round, self.young) = (Some(round), false);
                 return Ok(());
             }
             let rows = round.wait()?;
@@ -220,7 +230,7 @@ impl Rounds {
         let mut rows = self.rows.take().unwrap_or_else(|| Buffer::zeroed(WORDS * self.peers.size()));
         let mine = Row { leaves, ..row::<Q>(slots)? };
         rows.host_mut()[WORDS * rank..WORDS * (rank + 1)].copy_from_slice(&mine.words());
-        self.round = Some(self.peers.start_all_gather_in_place(rows)?);
+        (self.round, self.young) = (Some(self.peers.start_all_gather_in_place(rows)?), true);
         Ok(())
     }
 
@@ -248,6 +258,16 @@ impl Rounds {
         Ok(())
     }
 
+    /// Whether `row` is of a rank that had not started this call, a collective.
+    fn is_behind(row: &Row, late: &Numbered) -> bool {
+        row.started[late.lane as usize] < late.number
+    }
+
+    /// Whether it may be known at the next look only why this call does not end.
+    fn may_tell_later(&self, late: &Numbered) -> bool {
+        self.young && Self::is_behind(&self.table[self.peers.rank()], late)
+    }
+
     /// Why a call that has begun here does not end.
     fn blame(&self, late: Numbered, after: Duration) -> Error {
         let (rank, job_rank) = (self.peers.rank(), |member| self.peers.job_rank(member));
@@ -257,7 +277,7 @@ impl Rounds {
         if late.number == 0 {
             return silent(late.call.root);
         }
-        let behind = |row: &Row| row.started[late.lane as usize] < late.number;
+        let behind = |row: &Row| Self::is_behind(row, &late);
         let position = |wanted: &dyn Fn(&Row) -> bool| self.table.iter().position(wanted);
         let peer = match behind(&self.table[rank]) {
             false => position(&behind),
@@ -316,27 +336,42 @@ impl Overdue {
                 *first = Some(numbered);
             }
         }
-        for (since, first) in self.since.iter_mut().zip(firsts) {
-            *since = match (first, *since) {
-                (None, _) => None,
-                (Some(first), Some((serial, mut waited))) if serial == first.serial => {
-                    if waited.so_far() > self.deadline {
-                        return Err(rounds.blame(first, self.deadline));
-                    }
-                    Some((serial, waited))
-                }
-                (Some(first), _) => Some((first.serial, Waited::begin())),
-            };
+        match self.first_late(firsts).filter(|late| !rounds.may_tell_later(late)) {
+            Some(late) => Err(rounds.blame(late, self.deadline)),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Of these, the one that was started first of those that are late: the others may wait for it.
+    fn first_late(&mut self, firsts: [Option<Numbered>; 3]) -> Option<Numbered> {
+        let mut late: Option<Numbered> = None;
+        for (since, first) in self.since.iter_mut().zip(firsts) {
+            let Some(first) = first else {
+                *since = None;
+                continue;
+            };
+            match since {
+                Some((serial, waited)) if *serial == first.serial => {
+                    let earlier = late.is_none_or(|late| first.serial < late.serial);
+                    if waited.so_far() > self.deadline && earlier {
+                        late = Some(first);
+                    }
+                }
+                _ => *since = Some((first.serial, Waited::begin())),
+            }
+        }
+        late
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Options;
     use crate::element::{DType, ReduceOp};
-    use crate::schedule::{Call, Kind};
+    use crate::schedule::Call;
+    use crate::transport::hierarchical::Hierarchical;
+    use crate::transport::{Nodes, Transport, threads};
 
     /// One process stands still, and its watch with it; another has only not come so far.
     #[test]
@@ -356,6 +391,7 @@ mod tests {
             state: Arc::new(state),
             peers,
             round: Some(round),
+            young: false,
             rows: None,
             table: vec![row(5), row(4), row(5)],
             over: false,
@@ -367,8 +403,51 @@ mod tests {
         // All are known to be that far but one; then nobody, because one does not come.
         assert_eq!(blamed(&mut rounds, 5), Some(1));
         assert_eq!(blamed(&mut rounds, 6), Some(2));
+        rounds.young = true;
+        assert!(rounds.may_tell_later(&late(6)) && !rounds.may_tell_later(&late(5)));
         rounds.table[1].leaves = true;
         rounds.over = true;
         assert_eq!(blamed(&mut rounds, 6), Some(1));
+    }
+
+    /// Of two nodes, where what a rank hears of the other node is passed on.
+    #[test]
+    fn who_is_waited_for_is_silent_itself() {
+        let watched = |mut outer: threads::Threads| {
+            let nodes = Nodes::blocks(4, 2).unwrap();
+            let inner = outer.subgroup(nodes.with(outer.rank()), 1, Duration::from_secs(10)).unwrap();
+            let both = Hierarchical::new("nodes", Some(inner), Box::new(outer), nodes).unwrap();
+            let host = Communicator::new(Box::new(both), Options::default()).unwrap();
+            (group_of_watches(&host).unwrap(), host)
+        };
+        let waited_for = std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                threads::group(4).into_iter().map(|rank| scope.spawn(move || watched(rank))).collect();
+            let groups: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            let start = |(peers, _): &(Communicator, _)| {
+                peers.start_all_gather_in_place(Buffer::<u64>::zeroed(4 * WORDS)).unwrap()
+            };
+            let rounds: Vec<_> = groups[..3].iter().map(start).collect();
+            for _ in 0..100 {
+                rounds.iter().for_each(|round| assert!(!round.is_done()));
+            }
+            let waited_for: Vec<_> = rounds.iter().map(Pending::waits_for).collect();
+            groups.iter().for_each(|(peers, _)| peers.abort("nobody waits for the rounds"));
+            waited_for
+        });
+        assert_eq!(waited_for, [Some(3); 3]);
+    }
+
+    #[test]
+    fn of_late_calls_the_first_is_named() {
+        let of = |kind, serial| {
+            let number = if kind == Kind::Recv { 0 } else { serial };
+            Some(Numbered { call: Call::new(kind, DType::F32, 6), lane: Lane::Gathers, number, serial })
+        };
+        let mut overdue = Overdue { deadline: Duration::ZERO, since: [None; 3] };
+        let under_way = [of(Kind::AllGather, 8), None, of(Kind::Recv, 7)];
+        assert!(overdue.first_late(under_way).is_none());
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(overdue.first_late(under_way).map(|late| late.serial), Some(7));
     }
 }
