@@ -93,6 +93,13 @@ pub struct Bench {
     ended: Mutex<Vec<u32>>,
 }
 
+/// A test that fails between two waits leaves nothing that would slow down those after it.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
 impl Bench {
     /// For the program at this path, usually `env!("CARGO_BIN_EXE_caravan")`.
     pub fn new(program: &str) -> Self {

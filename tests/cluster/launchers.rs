@@ -27,6 +27,29 @@ fn every_launcher_and_transport_gives_the_same_bits() {
     bench.nothing_left();
 }
 
+#[test]
+fn every_stage_over_mpi_gives_the_same_bits() {
+    let Some(mpirun) = Mpirun::built_in().filter(|m| harness::installed(m.program())) else { return };
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    for (ranks, variants) in [
+        (1, &["--stage 3"][..]),
+        (2, &["--stage 0", "--stage 2", "--stage 3 --bucket-size 4K"]),
+        (3, &["--stage 1 --bucket-size 4K", "--stage 3 --prefetch off --bucket-size 20K"]),
+        (4, &["--stage 0 --bucket-size 20K", "--stage 1", "--stage 2"]),
+    ] {
+        let own = format!("own-{ranks}");
+        bench.run(&traced(&own, &format!("--ranks {ranks} --transport threads --stage 0"))).success();
+        for (i, flags) in variants.iter().enumerate() {
+            let name = format!("mpi-{ranks}-{i}");
+            let line = format!("{CARAVAN} {}", traced(&name, &format!("--transport mpi {flags}")));
+            bench.finish(mpirun.run(&bench, &[(ranks, &line)]).spawn().unwrap()).success();
+            same(&bench, &own, &name);
+        }
+    }
+    bench.nothing_left();
+}
+
 /// Ranks with a GPU each, which the program emulates: the host carries what they exchange, by calls of other threads than the
 /// one that trains.
 #[test]

@@ -83,6 +83,22 @@ fn progress_of_calls() {
 }
 
 #[test]
+fn every_stage_over_ucx() {
+    if !bench().offers("ucx") {
+        return;
+    }
+    let variants = [
+        "--stage 0 --transport ucx",
+        "--stage 1 --transport ucx --bucket-size 4K",
+        "--stage 2 --transport ucx",
+        "--stage 3 --transport ucx --prefetch off --bucket-size 20K",
+    ];
+    for common in ["--ranks 1 --micro-batch 3", "--ranks 2 --micro-batch 2", "--ranks 4 --micro-batch 1"] {
+        compare(common, &variants);
+    }
+}
+
+#[test]
 fn one_rank() {
     compare("--ranks 1 --micro-batch 3", &VARIANTS);
 }

@@ -70,10 +70,12 @@ impl Draw {
 type Check = Box<dyn FnOnce()>;
 
 fn seeds(comm: Communicator, longest: usize) {
-    let seeds = std::env::var("CARAVAN_TEST_SEEDS").ok();
-    let seeds = seeds.as_deref().and_then(|text| text.split_once("..")).unwrap_or(("0", "8"));
+    let seeds = std::env::var("CARAVAN_TEST_SEEDS").unwrap_or_else(|_| "0..8".into());
+    let (first, end) = seeds.split_once("..").expect("seeds as 0..8");
     let number = |text: &str| text.parse::<usize>().expect("a seed");
-    for seed in number(seeds.0)..number(seeds.1) {
+    let seeds = number(first)..number(end);
+    assert!(!seeds.is_empty(), "no seeds: {seeds:?}");
+    for seed in seeds {
         random(&comm, seed, longest);
     }
 }

@@ -305,26 +305,32 @@ fn rotary_embedding_turns_and_turns_back() {
         })
         .collect();
     let x = values::<f32>(rows * length * heads * width, 1);
-    for threads in [1, 3] {
-        let mut cpu = cpu(threads);
-        let mut y = x.clone();
-        let view = View::from(angles.as_slice());
-        let mut turn = |y: &mut [f32], turn| {
-            Ops::<f32>::rope(&mut cpu, ViewMut::from(y), view, heads, width, length, turn);
-        };
-        turn(&mut y, Turn::Forward);
-        for (i, (x, y)) in x.chunks(width).zip(y.chunks(width)).enumerate() {
-            let p = i / heads % length;
-            for j in 0..width / 2 {
-                let (s, c) = (p as f64 * 0.7f64.powi(j as i32)).sin_cos();
-                let (a, b) = (f64::from(x[j]), f64::from(x[j + width / 2]));
-                assert!((f64::from(y[j]) - (a * c - b * s)).abs() < 1e-6);
-                assert!((f64::from(y[j + width / 2]) - (b * c + a * s)).abs() < 1e-6);
+    let mut results = Vec::new();
+    at_each_level(|_| {
+        for threads in [1, 3] {
+            let mut cpu = cpu(threads);
+            let mut y = x.clone();
+            let view = View::from(angles.as_slice());
+            let mut turn = |y: &mut [f32], turn| {
+                Ops::<f32>::rope(&mut cpu, ViewMut::from(y), view, heads, width, length, turn);
+            };
+            turn(&mut y, Turn::Forward);
+            for (i, (x, y)) in x.chunks(width).zip(y.chunks(width)).enumerate() {
+                let p = i / heads % length;
+                for j in 0..width / 2 {
+                    let (s, c) = (p as f64 * 0.7f64.powi(j as i32)).sin_cos();
+                    let (a, b) = (f64::from(x[j]), f64::from(x[j + width / 2]));
+                    assert!((f64::from(y[j]) - (a * c - b * s)).abs() < 1e-6);
+                    assert!((f64::from(y[j + width / 2]) - (b * c + a * s)).abs() < 1e-6);
+                }
             }
+            let turned = bits(&y);
+            turn(&mut y, Turn::Back);
+            assert!(distance(&y, &wide(&x)) < 1e-6);
+            results.push([turned, bits(&y)]);
         }
-        turn(&mut y, Turn::Back);
-        assert!(distance(&y, &wide(&x)) < 1e-6);
-    }
+    });
+    assert!(results.windows(2).all(|r| r[0] == r[1]), "the same bits everywhere");
 }
 
 #[test]
@@ -332,40 +338,55 @@ fn cross_entropy_agrees_with_its_definition() {
     for (rows, vocab) in [(1, 1), (5, 37), (9, 256)] {
         let logits: Vec<f32> = values::<f32>(rows * vocab, 1).into_iter().map(|x| x * 20.0).collect();
         let targets: Vec<u32> = (0..rows).map(|r| (r * 11 % vocab) as u32).collect();
-        for threads in [1, 2] {
-            let mut cpu = cpu(threads);
-            let (mut losses, mut alone) = (vec![0.0; rows], vec![0.0; rows]);
-            let mut lost = logits.clone();
-            // Of f32 the gradient is where the logits were; of others it has a place of its own, and is rounded.
-            let (logits_view, targets_view) = (lost.as_mut_slice().into(), targets.as_slice().into());
-            let none: &mut [f32] = &mut [];
-            let d =
-                cpu.cross_entropy(logits_view, targets_view, losses.as_mut_slice().into(), none.into(), 0.25);
-            let d: Vec<f32> = d.host().to_vec();
-            assert_eq!(bits(&d), bits(&lost));
-            lost.clone_from(&logits);
-            let mut room = vec![bf16::ZERO; rows * vocab];
-            let (logits_view, room_view) = (lost.as_mut_slice().into(), room.as_mut_slice().into());
-            let rounded =
-                cpu.cross_entropy(logits_view, targets_view, alone.as_mut_slice().into(), room_view, 0.25);
-            assert!(rounded.host().iter().zip(&d).all(|(rounded, d)| *rounded == bf16::from_f32(*d)));
-            assert_eq!(losses, alone);
-            lost.clone_from(&logits);
-            let (lost, targets_view) = (lost.as_mut_slice().into(), targets.as_slice().into());
-            Ops::<f32>::losses(&mut cpu, lost, targets_view, alone.as_mut_slice().into());
-            assert_eq!(losses, alone);
-            for r in 0..rows {
-                let row = wide(&logits[r * vocab..][..vocab]);
-                let largest = row.iter().copied().fold(f64::MIN, f64::max);
-                let sum: f64 = row.iter().map(|x| (x - largest).exp()).sum();
-                let target = targets[r] as usize;
-                assert!((f64::from(losses[r]) - (largest + sum.ln() - row[target])).abs() < 2e-5);
-                for (j, x) in row.iter().enumerate() {
-                    let exact = ((x - largest).exp() / sum - f64::from(u8::from(j == target))) * 0.25;
-                    assert!((f64::from(d[r * vocab + j]) - exact).abs() < 1e-6);
+        let mut results = Vec::new();
+        at_each_level(|_| {
+            for threads in [1, 2] {
+                let mut cpu = cpu(threads);
+                let (mut losses, mut alone) = (vec![0.0; rows], vec![0.0; rows]);
+                let mut lost = logits.clone();
+                // Of f32 the gradient is where the logits were; of others it has a place of its own, and is rounded.
+                let (logits_view, targets_view) = (lost.as_mut_slice().into(), targets.as_slice().into());
+                let none: &mut [f32] = &mut [];
+                let d = cpu.cross_entropy(
+                    logits_view,
+                    targets_view,
+                    losses.as_mut_slice().into(),
+                    none.into(),
+                    0.25,
+                );
+                let d: Vec<f32> = d.host().to_vec();
+                assert_eq!(bits(&d), bits(&lost));
+                lost.clone_from(&logits);
+                let mut room = vec![bf16::ZERO; rows * vocab];
+                let (logits_view, room_view) = (lost.as_mut_slice().into(), room.as_mut_slice().into());
+                let rounded = cpu.cross_entropy(
+                    logits_view,
+                    targets_view,
+                    alone.as_mut_slice().into(),
+                    room_view,
+                    0.25,
+                );
+                assert!(rounded.host().iter().zip(&d).all(|(rounded, d)| *rounded == bf16::from_f32(*d)));
+                assert_eq!(losses, alone);
+                lost.clone_from(&logits);
+                let (lost, targets_view) = (lost.as_mut_slice().into(), targets.as_slice().into());
+                Ops::<f32>::losses(&mut cpu, lost, targets_view, alone.as_mut_slice().into());
+                assert_eq!(losses, alone);
+                for r in 0..rows {
+                    let row = wide(&logits[r * vocab..][..vocab]);
+                    let largest = row.iter().copied().fold(f64::MIN, f64::max);
+                    let sum: f64 = row.iter().map(|x| (x - largest).exp()).sum();
+                    let target = targets[r] as usize;
+                    assert!((f64::from(losses[r]) - (largest + sum.ln() - row[target])).abs() < 2e-5);
+                    for (j, x) in row.iter().enumerate() {
+                        let exact = ((x - largest).exp() / sum - f64::from(u8::from(j == target))) * 0.25;
+                        assert!((f64::from(d[r * vocab + j]) - exact).abs() < 1e-6);
+                    }
                 }
+                results.push([bits(&losses), bits(&d)]);
             }
-        }
+        });
+        assert!(results.windows(2).all(|r| r[0] == r[1]), "{rows} x {vocab}: the same bits everywhere");
     }
 }
 
@@ -378,25 +399,28 @@ fn embedding_gradients_are_summed_by_token() {
     // Columns that one thread has alone, and that three divide.
     for ((vocab, hidden), add) in [((11, 70), false), ((11, 600), false), ((11, 600), true)] {
         let d = values::<f32>(tokens.len() * hidden, 1);
-        let sums = [1, 3].map(|threads| {
-            let mut table = values::<f32>(vocab * hidden, 2);
-            let mut exact = if add { wide(&table) } else { vec![0.0; vocab * hidden] };
-            for (i, &t) in tokens.iter().enumerate() {
-                for c in 0..hidden {
-                    exact[t as usize * hidden + c] += f64::from(d[i * hidden + c]);
+        let mut results = Vec::new();
+        at_each_level(|_| {
+            for threads in [1, 3] {
+                let mut table = values::<f32>(vocab * hidden, 2);
+                let mut exact = if add { wide(&table) } else { vec![0.0; vocab * hidden] };
+                for (i, &t) in tokens.iter().enumerate() {
+                    for c in 0..hidden {
+                        exact[t as usize * hidden + c] += f64::from(d[i * hidden + c]);
+                    }
                 }
+                let table_view = table.as_mut_slice().into();
+                cpu(threads).embed_backward(
+                    order.as_slice().into(),
+                    View::<f32>::from(d.as_slice()),
+                    table_view,
+                    add,
+                );
+                assert!(distance(&table, &exact) < 1e-6);
+                results.push(bits(&table));
             }
-            let table_view = table.as_mut_slice().into();
-            cpu(threads).embed_backward(
-                order.as_slice().into(),
-                View::<f32>::from(d.as_slice()),
-                table_view,
-                add,
-            );
-            assert!(distance(&table, &exact) < 1e-6);
-            bits(&table)
         });
-        assert_eq!(sums[0], sums[1], "threads change no bit of {hidden} columns");
+        assert!(results.windows(2).all(|r| r[0] == r[1]), "{hidden} columns: the same bits everywhere");
     }
 }
 
