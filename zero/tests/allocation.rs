@@ -4,12 +4,16 @@
 use collectives::bootstrap::{Identity, Options, shm_group};
 use collectives::device::SharedQueue;
 use collectives::device::emulation::Emulator;
-use collectives::{Alone, Carrier, Communicator, DType, Staged, bf16};
+use collectives::transport::emulated::Emulated;
+use collectives::transport::hierarchical::Hierarchical;
+use collectives::transport::ucx::{self, UcxTransport};
+use collectives::transport::{Nodes, Transport, threads};
+use collectives::{Alone, Carrier, Communicator, Float, Options as Behaviour, Progress, Staged, bf16};
 use harness::Counting;
 use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 use zero::memory::largest_call;
 use zero::{Batches, Config, Ledger, NoBatch, Placement, Plan, Stage, Trainer};
@@ -34,12 +38,21 @@ impl Batches for Fixed {
 /// How late one rank is in the steps that are counted, so that the others have all their calls under way.
 const LATE: Duration = Duration::from_millis(5);
 
-/// Groups of `world` ranks over shared memory, whose ranks meet as processes would.
+/// What each rank makes of its number and how many there are, all at the same time.
+fn at_once<T: Send>(world: usize, make: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let make = &make;
+        let handles: Vec<_> = (0..world).map(|rank| scope.spawn(move || make(rank))).collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+/// A group of `world` ranks over shared memory, which meet as processes would.
 fn over_shm(world: usize) -> Vec<Communicator> {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let run = RUNS.fetch_add(1, Ordering::Relaxed);
     let job = format!("caravan-test-allocation-{}-{run}", std::process::id());
-    let rank = |rank: usize| {
+    at_once(world, |rank| {
         let identity = Identity {
             rank,
             world,
@@ -49,22 +62,63 @@ fn over_shm(world: usize) -> Vec<Communicator> {
             ..Identity::alone()
         };
         let transport = shm_group(&identity, &Options::default()).unwrap();
-        Communicator::new(transport, collectives::Options::default()).unwrap()
-    };
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let handles: Vec<_> = (0..world).map(|r| scope.spawn(move || rank(r))).collect();
-        handles.into_iter().map(|h| h.join().unwrap()).collect()
+        Communicator::new(transport, Behaviour::default()).unwrap()
     })
 }
 
-/// Allocations of steps 4 to 8 of all `ranks` together, on the host or each with a device of its own.
-fn count(
-    ranks: Vec<Communicator>,
+/// Over UCX, whose own memory is not counted.
+fn over_ucx(world: usize) -> Vec<Communicator> {
+    let (cards, meeting) = (Mutex::new(vec![Vec::new(); world]), Barrier::new(world));
+    at_once(world, |rank| {
+        let mut exchange = |mine: Vec<u8>| {
+            cards.lock().unwrap()[rank] = mine;
+            meeting.wait();
+            Ok(cards.lock().unwrap().clone())
+        };
+        let transport = UcxTransport::connect(rank, world, &ucx::Start::default(), &mut exchange).unwrap();
+        Communicator::new(Box::new(transport), Behaviour::default()).unwrap()
+    })
+}
+
+/// Over threads as `wrap` has them, whose ranks behave as `options` say.
+fn over_threads(
+    world: usize,
+    options: Behaviour,
+    wrap: fn(Box<dyn Transport>) -> Box<dyn Transport>,
+) -> Vec<Communicator> {
+    let group: Vec<_> = threads::group(world).into_iter().map(|rank| Mutex::new(Some(rank))).collect();
+    at_once(world, |rank| {
+        let transport = group[rank].lock().unwrap().take().unwrap();
+        Communicator::new(wrap(Box::new(transport)), options).unwrap()
+    })
+}
+
+/// Nodes of two ranks, joined by a link.
+fn nodes(mut outer: Box<dyn Transport>) -> Box<dyn Transport> {
+    let nodes = Nodes::blocks(outer.size(), 2).unwrap();
+    let here = nodes.with(outer.rank());
+    let within = Behaviour::default().deadline;
+    let inner = (here.len() > 1).then(|| outer.subgroup(here, 77 + here[0] as u64, within).unwrap());
+    Box::new(Hierarchical::new("nodes", inner, link(outer), nodes).unwrap())
+}
+
+fn link(plain: Box<dyn Transport>) -> Box<dyn Transport> {
+    let apart = Nodes::apart(plain.size());
+    Box::new(Emulated::new("link", plain, "latency=2us,bandwidth=5GB/s".parse().unwrap(), apart).unwrap())
+}
+
+/// What a run is of, beside its ranks.
+#[derive(Clone, Copy, Debug)]
+struct Run {
     stage: u8,
     accumulate: usize,
-    device: Option<(&Emulator, Placement)>,
-) -> usize {
+    recompute: Recompute,
+    prefetch: bool,
+}
+
+/// Allocations of steps 4 to 8 of all `ranks` together, on the host or each with a device of its own.
+fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator, Placement)>) -> usize {
+    let Run { stage, accumulate, recompute, prefetch } = run;
     let world = ranks.len();
     let barrier = Barrier::new(world);
     let rank = |comm: Communicator| {
@@ -81,12 +135,13 @@ fn count(
             stage: Stage::try_from(stage).unwrap(),
             bucket_bytes: 8 << 10,
             accumulate,
+            prefetch,
             ..Config::default()
         };
         let accounts = ledger.of_model();
         let mut trainer = match device {
             None => {
-                let model = Llama::<bf16>::new(&config, 2, length, Recompute::None, 1, &accounts).unwrap();
+                let model = Llama::<T>::new(&config, 2, length, recompute, 1, &accounts).unwrap();
                 let trainer = Trainer::new(Box::new(model), comm, &zero, ledger, &mut source).unwrap();
                 assert!(trainer.plan().buckets().count() > 32);
                 trainer
@@ -100,15 +155,14 @@ fn count(
                     LlamaConfig { hidden: 32, head_dim: 16, layers, heads, kv_heads, vocab: 40, ..config };
                 let queue = SharedQueue::new(emulator.queue(0));
                 // As the program plans it: how many calls are under way at once depends on timing.
-                let plan = Plan::new(&config.units(), DType::Bf16, &zero, rank, world);
+                let plan = Plan::new(&config.units(), T::DTYPE, &zero, rank, world);
                 let largest = largest_call(&plan);
                 let carrier: Arc<dyn Carrier> = match world {
                     1 => Arc::new(Alone::new(&comm, queue.clone()).unwrap()),
                     _ => Arc::new(Staged::planned(&comm, queue.clone(), largest, &ledger.host).unwrap()),
                 };
                 let comm = comm.with_carrier(carrier);
-                let none = Recompute::None;
-                let model = Llama::<bf16, _>::on_device(&config, 2, length, none, queue.clone(), &accounts);
+                let model = Llama::<T, _>::on_device(&config, 2, length, recompute, queue.clone(), &accounts);
                 let model = Box::new(model.unwrap());
                 Trainer::on_device(&queue, 1, model, comm, &zero, ledger, &mut source).unwrap()
             }
@@ -140,19 +194,38 @@ fn count(
 // One test: another would allocate beside it.
 #[test]
 fn a_steady_step_allocates_nothing() {
+    let usual = Run { stage: 0, accumulate: 1, recompute: Recompute::None, prefetch: true };
     for world in [1, 2, 3] {
         for stage in 0..4 {
             for accumulate in [1, 2] {
                 for (transport, ranks) in
                     [("shm", over_shm(world)), ("threads", Communicator::threads(world))]
                 {
-                    let n = count(ranks, stage, accumulate, None);
-                    assert_eq!(
-                        n, 0,
-                        "{world} ranks over {transport}, stage {stage}, {accumulate} micro-batches"
-                    );
+                    let run = Run { stage, accumulate, ..usual };
+                    assert_eq!(count::<bf16>(ranks, run, None), 0, "{world} ranks over {transport}, {run:?}");
                 }
             }
+        }
+    }
+    let offered = ucx::library();
+    if let Err(why) = &offered {
+        harness::skip(&format!("beside UCX: {why}"));
+    }
+    let threaded = Behaviour { progress: Progress::Thread { cpu: None }, ..Behaviour::default() };
+    for (stage, recompute, prefetch) in
+        [(0, Recompute::Full, true), (2, Recompute::None, true), (3, Recompute::Full, false)]
+    {
+        let run = Run { stage, recompute, prefetch, ..usual };
+        for (transport, ranks) in [
+            ("shm", over_shm(2)),
+            ("threads with a thread for progress each", over_threads(2, threaded, |plain| plain)),
+            ("a link", over_threads(2, Behaviour::default(), link)),
+            ("nodes", over_threads(4, Behaviour::default(), nodes)),
+        ] {
+            assert_eq!(count::<f32>(ranks, run, None), 0, "ranks over {transport}, {run:?}");
+        }
+        if offered.is_ok() {
+            assert_eq!(count::<bf16>(over_ucx(3), run, None), 0, "3 ranks over UCX, {run:?}");
         }
     }
     let built = Emulator::build(&[], Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap();
@@ -162,7 +235,8 @@ fn a_steady_step_allocates_nothing() {
     for (world, stage, accumulate, placement) in
         [(1, 0, 2, Placement::Device), (2, 3, 1, Placement::Device), (2, 2, 2, Placement::Offloaded)]
     {
-        let n = count(over_shm(world), stage, accumulate, Some((&emulator, placement)));
-        assert_eq!(n, 0, "{world} ranks, stage {stage}, {accumulate} micro-batches, {placement:?}");
+        let run = Run { stage, accumulate, ..usual };
+        let n = count::<bf16>(over_shm(world), run, Some((&emulator, placement)));
+        assert_eq!(n, 0, "{world} ranks, {run:?}, {placement:?}");
     }
 }

@@ -19,6 +19,7 @@ mod library;
 mod members;
 pub mod native;
 mod requests;
+mod route;
 mod session;
 mod unreceived;
 
@@ -33,7 +34,8 @@ use collectives::{Error, Result, digest};
 use comm::Comm;
 pub use library::{family, library};
 use mpi::ffi;
-use requests::{Comms, Kind, Outcome, Requests, Route};
+use requests::{Outcome, Requests};
+use route::{Comms, Kind, Route};
 use session::Session;
 use std::os::raw::c_int;
 use std::sync::Arc;

@@ -27,7 +27,7 @@
 mod link;
 mod port;
 
-use super::{Nodes, Request, Tag, Transport, Waits};
+use super::{LISTED, Nodes, Request, Tag, Transport, Waits};
 use crate::bootstrap::boot_and_space;
 use crate::buffer::Memory;
 use crate::digest::digest;
@@ -55,6 +55,14 @@ struct Slot {
     due: u64,
     /// The header itself; the box keeps its address while the list of slots grows.
     words: Box<[u8; HEADER]>,
+}
+
+impl Slot {
+    fn free() -> Self {
+        let words = Box::new([0; HEADER]);
+        let (generation, active, receiving, peer) = (0, false, false, 0);
+        Slot { generation, active, receiving, peer, header: None, payload: None, due: 0, words }
+    }
 }
 
 /// One rank's ports, shared by all its groups.
@@ -100,7 +108,8 @@ impl Emulated {
         ports: Arc<Mutex<Ports>>,
         clock: u64,
     ) -> Self {
-        let (slots, free) = (Vec::new(), Vec::new());
+        let slots = (0..LISTED).map(|_| Slot::free()).collect();
+        let free = (0..LISTED as u32).rev().collect();
         Emulated { name, inner, link, nodes, ports, clock, slots, free }
     }
 
@@ -118,16 +127,7 @@ impl Emulated {
 
     fn slot(&mut self, receiving: bool, peer: usize) -> usize {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot {
-                generation: 0,
-                active: false,
-                receiving,
-                peer,
-                header: None,
-                payload: None,
-                due: 0,
-                words: Box::new([0; HEADER]),
-            });
+            self.slots.push(Slot::free());
             self.slots.len() as u32 - 1
         }) as usize;
         let slot = &mut self.slots[index];

@@ -5,7 +5,7 @@
 //! [`nodes`](Transport::nodes). Which ranks share a node is told by their rendezvous, or by hand
 //! ([`Nodes::by_hand`]). Where all ranks share one node, peers' memory is read as the inner transport reads it.
 
-use super::{Direct, Nodes, Request, Tag, Transport, Waits};
+use super::{Direct, LISTED, Nodes, Request, Tag, Transport, Waits};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Hierarchical {
             return Err(Error::Launch(format!("rank {one} inside a node is rank {other} between nodes")));
         }
         let local = (0..nodes.world()).map(|r| sharing.iter().position(|&s| s == r)).collect();
-        let (ways, free) = (Vec::new(), Vec::new());
+        let (ways, free) = (Vec::with_capacity(LISTED), Vec::with_capacity(LISTED));
         Ok(Hierarchical { name: name.into(), inner, outer, nodes, local, ways, free, turn: 0 })
     }
 

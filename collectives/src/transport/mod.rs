@@ -24,6 +24,10 @@ pub use waits::Wait;
 /// How long to wait for a peer's explanation of what went wrong, which is better than what this rank can tell.
 pub const HEARSAY: Duration = Duration::from_millis(300);
 
+/// Messages of a group that a transport notes without allocating: how many are under way at once depends on timing, and a
+/// later step may have more of them than all before it.
+pub const LISTED: usize = 1024;
+
 /// What matches a send with its receive: unique per (call, step) on one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);

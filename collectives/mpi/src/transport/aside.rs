@@ -2,7 +2,8 @@
 //! sender when it is not what is waited for.
 
 use super::ffi;
-use super::requests::{Kind, OK, Requests, Slot};
+use super::requests::{OK, Requests, Slot};
+use super::route::Kind;
 use super::session::Session;
 use crate::tags::{Said, Tags};
 use collectives::Result;

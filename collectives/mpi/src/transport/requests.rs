@@ -9,62 +9,15 @@
 //! are posted at once on a third communicator, where tags say how long they are; see [`tags`](crate::tags).
 
 use super::aside::{post, read, take};
+use super::route::{Comms, Kind, Route};
 use super::session::Session;
 use super::{SMALL, ffi};
 use crate::tags::Tags;
 use collectives::Result;
-use collectives::transport::{Request, Tag};
-use collectives::watch::{Coded, Fingerprint};
+use collectives::transport::{LISTED, Request, Tag};
+use collectives::watch::Fingerprint;
 use std::os::raw::c_int;
 use std::time::Instant;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Send,
-    Recv,
-}
-
-/// Communicators for small and large messages (the same where no guard is needed), and for those whose tags say how long
-/// they are, if there are such.
-#[derive(Clone, Copy)]
-pub(super) struct Comms {
-    pub(super) small: ffi::MPI_Comm,
-    pub(super) large: ffi::MPI_Comm,
-    pub(super) exact: Option<ffi::MPI_Comm>,
-}
-
-/// Where a message goes. Few words, which stay in registers: reading a larger value back at once would wait for all that
-/// the call of MPI before has written.
-#[derive(Clone, Copy)]
-pub(super) struct Route {
-    /// The engine's tag.
-    pub(super) of: Tag,
-    /// MPI's.
-    pub(super) tag: c_int,
-    /// MPI's on the communicator where tags say how long messages are, if it goes there; else -1.
-    pub(super) exactly: c_int,
-    /// Messages up to this many bytes are small.
-    pub(super) limit: usize,
-    /// A user's message, of which there may be more between these ranks with this tag.
-    pub(super) user: bool,
-}
-
-impl Route {
-    /// Whether messages of different lengths are kept apart.
-    pub(super) fn guarded(&self) -> bool {
-        self.limit != usize::MAX
-    }
-
-    /// What the message is, if it is all of a call between two ranks.
-    pub(super) fn coded(&self) -> Option<Coded> {
-        Coded::from_slot(self.of.0 as u16).filter(|_| !self.user)
-    }
-
-    /// Whether it goes where tags say how long messages are.
-    pub(super) fn is_exact(&self) -> bool {
-        self.exactly >= 0
-    }
-}
 
 /// How a message ended.
 pub(super) struct Outcome {
@@ -100,6 +53,27 @@ pub(super) struct Slot {
     pub(super) parts: Vec<ffi::MPI_Request>,
 }
 
+impl Slot {
+    fn free() -> Self {
+        Slot {
+            generation: 0,
+            active: false,
+            kind: Kind::Send,
+            peer: 0,
+            bytes: 0,
+            length: 0,
+            code: OK,
+            route: Route { of: Tag(0), tag: 0, exactly: -1, limit: 0, user: false },
+            dst: std::ptr::null_mut(),
+            unseen: 0..0,
+            looks: 0,
+            suspected: None,
+            called: None,
+            parts: Vec::with_capacity(1),
+        }
+    }
+}
+
 pub(super) struct Requests {
     pub(super) tags: Tags,
     pub(super) rank: usize,
@@ -124,7 +98,8 @@ pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
 impl Requests {
     /// For the messages of `rank` on communicators for collectives and for users' messages.
     pub(super) fn new(tags: Tags, rank: usize, [collectives, users]: [Comms; 2], chunk: usize) -> Self {
-        let (slots, free, probing) = (Vec::new(), Vec::new(), Vec::new());
+        let slots = (0..LISTED).map(|_| Slot::free()).collect();
+        let (free, probing) = ((0..LISTED as u32).rev().collect(), Vec::with_capacity(LISTED));
         Requests { tags, rank, collectives, users, slots, free, active: 0, probing, chunk }
     }
 
@@ -155,22 +130,7 @@ impl Requests {
         bytes: usize,
     ) -> (Request, usize) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot {
-                generation: 0,
-                active: false,
-                kind,
-                peer,
-                bytes,
-                length: 0,
-                code: OK,
-                route,
-                dst,
-                unseen: 0..0,
-                looks: 0,
-                suspected: None,
-                called: None,
-                parts: Vec::with_capacity(1),
-            });
+            self.slots.push(Slot::free());
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[index as usize];

@@ -7,11 +7,18 @@ use super::link::Hop;
 const MOST: usize = 256;
 
 /// One rank's port to a network: until when it sends, and when it receives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Port {
     out: u64,
     /// From and to, ascending, with gaps between them.
     into: Vec<(u64, u64)>,
+}
+
+impl Default for Port {
+    fn default() -> Self {
+        // One more until the oldest goes.
+        Port { out: 0, into: Vec::with_capacity(MOST + 1) }
+    }
 }
 
 impl Port {

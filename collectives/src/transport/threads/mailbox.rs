@@ -1,6 +1,6 @@
 //! Where messages to one rank wait for it, or it for them.
 
-use super::super::Tag;
+use super::super::{LISTED, Tag};
 use crate::error::Error;
 use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicBool;
@@ -10,8 +10,6 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 pub(super) const EAGER: usize = 16 << 10;
 /// Messages that have room in a mailbox at once.
 pub(super) const ROOM: usize = 32;
-/// Messages, receives and requests that a mailbox lists without allocating. How many there are at once depends on timing.
-const LISTED: usize = 1024;
 
 #[derive(Default)]
 pub(super) struct Mailbox {

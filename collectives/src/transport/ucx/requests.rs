@@ -5,7 +5,7 @@
 
 use super::context::Worker;
 use super::tags;
-use crate::transport::Request;
+use crate::transport::{LISTED, Request};
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 use ucx_sys::{UCS_ERR_CANCELED, UCS_INPROGRESS, UCS_OK, ucp_tag_recv_info_t, ucp_tag_t, ucs_status_t};
@@ -77,7 +77,6 @@ pub(super) unsafe fn ended(
     }
 }
 
-#[derive(Default)]
 pub(super) struct Requests {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -90,6 +89,13 @@ pub(super) struct Requests {
 // SAFETY: the pointers are requests of a worker that may move between threads, and turns keep calls apart; and memory that
 // callers of `recv` have vouched for.
 unsafe impl Send for Requests {}
+
+impl Default for Requests {
+    fn default() -> Self {
+        let (slots, free) = (Vec::with_capacity(LISTED), Vec::with_capacity(LISTED));
+        Requests { slots, free, orphans: Vec::new(), aside: None }
+    }
+}
 
 impl Requests {
     pub(super) fn add(&mut self, kind: Kind, pointer: *mut c_void, peer: usize, bytes: usize) -> Request {
