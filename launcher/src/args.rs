@@ -238,7 +238,7 @@ pub struct TrainArgs {
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 if random or sequential].
     #[arg(long, value_name = "X")]
     pub val_fraction: Option<f64>,
-    /// Write one JSON object a line: the run, each step, the summary.
+    /// Write one JSON object a line: the run, each step and evaluation, the summary.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Write the trained model as a Hugging Face directory. It has no state of the optimizer: a run that starts from it

@@ -54,7 +54,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// `857 k`, `31.6 M`, `8.03 G`: three digits and a decimal suffix.
+/// `857k`, `31.6M`, `8.03G`: three digits and a decimal suffix.
 pub fn count(n: f64) -> String {
     let (value, suffix) = match n.abs() {
         a if a >= 999.5e6 => (n / 1e9, "G"),

@@ -26,7 +26,7 @@ pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --fea
 
 /// What UCX does unless told otherwise, and should not, also inside MPI: it logs to standard output, where results go, and
 /// takes SIGHUP, by which a session ends what it has started, for a wish to be debugged.
-const OF_UCX: [(&str, &str); 2] = [("UCX_LOG_FILE", "stderr"), ("UCX_DEBUG_SIGNO", "0")];
+pub const OF_UCX: [(&str, &str); 2] = [("UCX_LOG_FILE", "stderr"), ("UCX_DEBUG_SIGNO", "0")];
 
 /// Sets [`OF_UCX`] where nobody else has. Called before there are other threads. UCX reads these as it is loaded, as a part of
 /// MPICH before the program begins, and would later only warn of variables that it has not used.

@@ -184,13 +184,13 @@ impl Environment<'_> {
             (None, None) => return Ok(None),
             (Some(rank), None) => {
                 return Err(Error::Launch(format!(
-                    "{}={rank} is set but {} is not",
+                    "{}={rank} is set but {} is not: set both, or neither",
                     names.rank, names.world
                 )));
             }
             (None, Some(world)) => {
                 return Err(Error::Launch(format!(
-                    "{}={world} is set but {} is not",
+                    "{}={world} is set but {} is not: set both, or neither",
                     names.world, names.rank
                 )));
             }
@@ -285,7 +285,9 @@ fn below(small_name: &str, small: usize, large_name: &str, large: usize) -> Resu
     if small < large {
         return Ok(());
     }
-    Err(Error::Launch(format!("{small_name}={small} does not fit {large_name}={large}: ranks count from 0")))
+    Err(Error::Launch(format!(
+        "{small_name}={small} does not fit {large_name}={large}: ranks count from 0, to one below that"
+    )))
 }
 
 /// Whether a host can have so many of `world` ranks.

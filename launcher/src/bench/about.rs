@@ -11,6 +11,7 @@ use super::{PCI, algo_name, average_name, native};
 use crate::gpus;
 use crate::layers;
 use crate::machine::{Machine, versions};
+use crate::transports::OF_UCX;
 use serde_json::{Value, json};
 
 /// Of a run that began at `started`, over `library` where the transport has one.
@@ -26,13 +27,15 @@ pub fn about(started: &str, library: Option<String>) -> Value {
     })
 }
 
-/// Settings of communication libraries in the environment; nothing else of it, for it may hold secrets.
+/// Settings of communication libraries in the environment, but those that this program makes itself; nothing else of it, for
+/// it may hold secrets.
 fn environment() -> Vec<String> {
     let prefixes =
         ["UCX_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll", "MPIR_CVAR_", "NCCL_", "CARAVAN_TUNING"];
     let mut all: Vec<String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
+        .filter(|(name, value)| !OF_UCX.contains(&(name.as_str(), value.as_str())))
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
     all.sort();

@@ -273,7 +273,8 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "GBPS")]
     pub min_busbw: Option<String>,
     /// Write configuration, machine, algorithms with reasons, and every timing; a FILE that is there is replaced, as by
-    /// --csv and --plot: after a row, but at most once a second, with "complete": false, and at the end.
+    /// --csv and --plot: after a row, but at most once a second and a twentieth of the time, with "complete": false, and at
+    /// the end.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write one line per size and placement; percentiles are of single calls, each over ranks as -a says, and those of -I

@@ -102,8 +102,8 @@ struct Variable {
 const VARIABLES: [Variable; 4] = [
     Variable { name: "NCCL_TESTS_MIN_BW", remedy: "take --min-busbw" },
     Variable { name: "NCCL_TESTS_DEVICE", remedy: "take CUDA_VISIBLE_DEVICES" },
-    Variable { name: "NCCL_TESTS_SPLIT", remedy: "all ranks are one group: unset it" },
-    Variable { name: "NCCL_TESTS_SPLIT_MASK", remedy: "all ranks are one group: unset it" },
+    Variable { name: "NCCL_TESTS_SPLIT", remedy: "unset it, for all ranks are one group here" },
+    Variable { name: "NCCL_TESTS_SPLIT_MASK", remedy: "unset it, for all ranks are one group here" },
 ];
 
 impl Variable {

@@ -20,16 +20,17 @@ pub fn asked_for(args: &CollectiveArgs) -> Vec<(&'static str, &Path)> {
 
 /// Those files.
 pub struct Outputs<'a> {
-    asked: Vec<(&'static str, &'a Path)>,
+    /// Each at a pace of its own: the JSON has every timing, and takes long to write when the rest does not.
+    asked: Vec<(&'static str, &'a Path, Pace)>,
     /// What the JSON judges the bandwidth by.
     least: Option<f64>,
-    pace: Pace,
 }
 
 impl<'a> Outputs<'a> {
     /// None of them is there yet; their directories are.
     pub fn new(args: &'a CollectiveArgs, least: Option<f64>) -> Self {
-        Outputs { asked: asked_for(args), least, pace: Pace::new() }
+        let asked = asked_for(args).into_iter().map(|(flag, path)| (flag, path, Pace::new()));
+        Outputs { asked: asked.collect(), least }
     }
 
     /// Whether there are any.
@@ -37,13 +38,11 @@ impl<'a> Outputs<'a> {
         !self.asked.is_empty()
     }
 
-    /// Puts the rows of an unfinished run in the place of the files, if it is time for that.
+    /// Puts the rows of an unfinished run in the place of the files, of each if it is time for that.
     pub fn keep(&mut self, run: &Run) {
-        let Outputs { asked, least, pace } = self;
-        pace.keep(|| {
-            let replaced = asked.iter().filter(|(_, path)| is_replaced(path));
-            replaced.map(|(flag, path)| write(flag, path, run, *least)).fold(Ok(()), Result::and)
-        });
+        for (flag, path, pace) in self.asked.iter_mut().filter(|(_, path, _)| is_replaced(path)) {
+            pace.keep(|| write(flag, path, run, self.least));
+        }
     }
 
     /// Writes everything.
@@ -52,7 +51,7 @@ impl<'a> Outputs<'a> {
     /// The first path that cannot be written, and the system's words.
     pub fn write(&self, run: &Run) -> Result<()> {
         // Each by itself: what has been measured for an hour is kept where it can be.
-        self.asked.iter().map(|(flag, path)| write(flag, path, run, self.least)).fold(Ok(()), Result::and)
+        self.asked.iter().map(|(flag, path, _)| write(flag, path, run, self.least)).fold(Ok(()), Result::and)
     }
 }
 

@@ -136,7 +136,7 @@ impl Series {
     /// A file that cannot be read, is no result, or is named twice.
     pub fn read(files: &[impl AsRef<Path>]) -> Result<Vec<Series>> {
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut all: Vec<(String, Series)> = Vec::new();
+        let mut all: Vec<(String, &str, Series)> = Vec::new();
         for (i, file) in files.iter().enumerate() {
             let path = file.as_ref();
             let refuse = |what: String| Failure::usage(format!("{} {what}", path.display()));
@@ -144,19 +144,21 @@ impl Series {
                 return Err(refuse("is given twice: a figure shows each file once".to_owned()));
             }
             let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
-            let json: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("is not JSON: {e}")))?;
+            const WRITTEN: &str = "give files that 'caravan bench OPERATION --json FILE' wrote";
+            let json: Value =
+                serde_json::from_str(&text).map_err(|e| refuse(format!("is not JSON: {e}: {WRITTEN}")))?;
             let alike = files.iter().filter(|other| stem(other.as_ref()) == stem(path)).count();
             let label = if alike > 1 { path.display().to_string() } else { stem(path) };
-            let series = Self::of_json(&json, &label).map_err(|e| {
-                refuse(format!("{e}: give files that 'caravan bench OPERATION --json FILE' wrote"))
-            })?;
-            all.extend(series.into_iter().map(|series| (label.clone(), series)));
+            let series = Self::of_json(&json, &label).map_err(|e| refuse(format!("{e}: {WRITTEN}")))?;
+            let unfinished = if json["complete"] == false { ", unfinished" } else { "" };
+            all.extend(series.into_iter().map(|series| (label.clone(), unfinished, series)));
         }
-        let elsewhere =
-            |label: &str, s: &Series| all.iter().any(|(other, o)| other != label && o.subject == s.subject);
-        let named = all.iter().map(|(label, s)| match elsewhere(label, s) {
-            false => s.clone(),
-            true => Series { subject: format!("{label}: {}", s.subject), ..s.clone() },
+        let elsewhere = |label: &str, s: &Series| {
+            all.iter().any(|(other, _, o)| other != label && o.subject == s.subject)
+        };
+        let named = all.iter().map(|(label, unfinished, s)| {
+            let label = if elsewhere(label, s) { format!("{label}: ") } else { String::new() };
+            Series { subject: format!("{label}{}{unfinished}", s.subject), ..s.clone() }
         });
         Ok(named.collect())
     }
@@ -185,7 +187,12 @@ mod tests {
             std::fs::create_dir(file.parent().unwrap()).unwrap();
             std::fs::write(file, example("shm", &[(1024, 1e-6)]).json(None).to_string()).unwrap();
         }
+        let mut cut = example("shm", &[(1024, 1e-6)]).json(None);
+        cut["complete"] = json!(false);
+        std::fs::write(&files[1], cut.to_string()).unwrap();
         let series = Series::read(&files).unwrap();
+        let unfinished = series.iter().map(|series| series.name().contains(", unfinished"));
+        assert_eq!(unfinished.collect::<Vec<_>>(), [false, false, true, true]);
         assert!(series[0].name().contains("x/run.json: ") && series[2].name().contains("y/run.json: "));
         let e = Series::read(&[&files[0], &files[0]]).unwrap_err();
         assert!(e.code() == 2 && e.to_string().contains("run.json is given twice"), "{e}");
