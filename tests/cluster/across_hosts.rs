@@ -1,8 +1,9 @@
 //! Two hosts on one machine: network name spaces joined by a pair of virtual interfaces whose rate a token bucket
 //! limits to 1 Gbit/s. mpirun reaches the second through an agent that enters its name space.
 
-use crate::{CARAVAN, Mpirun, bench, same, traced};
-use harness::{Bench, Outcome, installed, is_root, skip};
+use crate::{CARAVAN, Mpirun, PROMISED, bench, same, traced};
+use harness::{Bench, ENDLESS, Outcome, installed, is_root, json_lines, signal, skip};
+use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -94,16 +95,24 @@ impl<'a> Hosts<'a> {
     }
 
     fn run(&self, line: &str) -> Outcome {
+        self.bench.finish(self.command(line).spawn().expect("the program starts"))
+    }
+
+    fn command(&self, line: &str) -> Command {
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words);
         self.bench.prepare(&mut command);
         command.env("TMPDIR", self.bench.path("."));
-        self.bench.finish(command.spawn().expect("the program starts"))
+        command
     }
 
     /// mpirun on the first host, with ranks on both.
     fn mpirun(&self, mpirun: Mpirun, ranks: Ranks, line: &str) -> Outcome {
+        self.run(&self.line_of(mpirun, ranks, line))
+    }
+
+    fn line_of(&self, mpirun: Mpirun, ranks: Ranks, line: &str) -> String {
         let (each, dealt) = match ranks {
             Ranks::Block(each) => (each, false),
             Ranks::Dealt(each) => (each, true),
@@ -151,7 +160,7 @@ impl<'a> Hosts<'a> {
             }
         }
         words.extend(["-n".into(), all]);
-        self.run(&format!("{} {line}", words.join(" ")))
+        format!("{} {line}", words.join(" "))
     }
 }
 
@@ -203,6 +212,9 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
         );
         for transport in &between {
             names_a_rank_that_does_not_come(&hosts, mpirun, transport);
+            for victim in [0, 3] {
+                ends_when_one_is_killed(&hosts, mpirun, transport, victim);
+            }
         }
         // By itself the program takes what reaches.
         let table = measures(&hosts, mpirun, Ranks::Block(1), "all_reduce -b 64K -e 64K");
@@ -237,6 +249,28 @@ fn names_a_rank_that_does_not_come(hosts: &Hosts<'_>, mpirun: Mpirun, transport:
     let named = outcome.stderr.contains("rank 3 of 4 did not arrive");
     assert!(named, "{transport}: {}", outcome.stderr);
     assert!(since.elapsed() < Duration::from_secs(30), "{transport}: {:?}", since.elapsed());
+}
+
+/// Whichever host the rank is on that is killed, none of the other is left soon after.
+fn ends_when_one_is_killed(hosts: &Hosts<'_>, mpirun: Mpirun, transport: &str, victim: usize) {
+    let line = format!("{CARAVAN} {ENDLESS} --quiet --transport {transport}");
+    let run = hosts.bench.endless(hosts.command(&hosts.line_of(mpirun, Ranks::Block(2), &line)));
+    let variable = match mpirun {
+        Mpirun::OpenMpi => "OMPI_COMM_WORLD_RANK",
+        Mpirun::Mpich => "PMI_RANK",
+    };
+    let ranks = hosts.bench.ranks_by(variable);
+    assert_eq!(ranks.len(), 4);
+    let killed = Instant::now();
+    signal(ranks[victim].1, Signal::KILL);
+    let outcome = hosts.bench.finish(run);
+    let took = killed.elapsed();
+    assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    hosts.bench.nothing_left();
+    json_lines(&hosts.bench.path("m.jsonl"));
+    assert!(!hosts.bench.path("out").exists());
+    assert!(took < PROMISED, "{transport} under {}, rank {victim}: {took:?}", mpirun.program());
+    std::fs::remove_file(hosts.bench.path("m.jsonl")).expect("the metrics of a run");
 }
 
 /// The table of a measurement whose results are right.
