@@ -44,10 +44,8 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
         Ok(there) if !there.is_file() => return Ok(()),
         Ok(_) if is_descriptor(path) => {
             let name = through_links(path);
-            return Err(refuse(&format!(
-                "is a file that is open, with more in it: give its name, {}",
-                name.display()
-            )));
+            let named = if name.exists() { format!(", {}", name.display()) } else { String::new() };
+            return Err(refuse(&format!("is a file that is open already: give the file's own name{named}")));
         }
         Ok(_) if way == Way::Growing => {
             return fs::OpenOptions::new().append(true).open(path).map(drop).map_err(deny);

@@ -123,10 +123,7 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
 /// What token files have that others of their name do not, for an error about one of those; nothing for other names.
 pub fn headerless(file: &Path) -> &'static str {
     match file.extension().is_some_and(|ending| ending == TOKENS) {
-        true => {
-            ": token files (.bin) begin with llm.c's header of 1024 bytes, which those of nanoGPT lack; 'caravan tokenize' \
-             makes one of text"
-        }
+        true => "; token files (.bin) begin with llm.c's header of 1024 bytes, which those of nanoGPT lack",
         false => "",
     }
 }

@@ -225,7 +225,7 @@ fn what_has_zero_bytes_is_no_text() {
     }
     bench.file("prepared/train.bin", fs::read(bench.path("train.bin")).unwrap());
     let prepared =
-        "no text below prepared, and prepared/train.bin is no token file: token files (.bin) begin";
+        "no text below prepared, and prepared/train.bin is no token file; token files (.bin) begin";
     bench.run(&format!("{train} --data prepared")).refusal(2, &[prepared]);
     bench.run("tokenize --data text.txt --out whole.bin").success();
     bench

@@ -91,14 +91,15 @@ fn rank_process() {
         // Rank 1 is about something else for longer than rank 0 waits for it at its end.
         "left_waiting" => {
             let message = vec![1u8; 4 << 20];
-            p2p::barrier(&mut t, 1);
+            let met = p2p::try_barrier(&mut t, 1);
             if t.rank() == 0 {
+                met.unwrap();
                 // SAFETY: `message` stays until the transport has ended.
                 unsafe { t.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
                 drop(t);
             } else {
                 std::thread::sleep(Duration::from_secs(3));
-                println!("error: {}", p2p::wait_for_nothing(&mut t, 0));
+                println!("error: {}", met.err().unwrap_or_else(|| p2p::wait_for_nothing(&mut t, 0)));
             }
         }
         // The last rank dies without a word; the others wait for it.
@@ -144,6 +145,7 @@ fn rank_process() {
         "numbers_again" => ucx_groups::numbers_again(&mut t),
         "late_farewell" => ucx_groups::late_farewell(&mut t),
         "cannot_end_a_message" => ucx_groups::cannot_end_a_message(&mut t),
+        "left_without_taking" => ucx_groups::left_without_taking(&mut t),
         "leaves_before_sending" => {
             if t.rank() == 0 {
                 println!("error: {}", p2p::barrier_and_wait_for_nothing(&mut t, 1));

@@ -88,6 +88,34 @@ pub fn cannot_end_a_message(t: &mut UcxTransport) {
     println!("error: {}", t.check().expect_err("given up"));
 }
 
+/// Rank 1 leaves a group without taking what rank 0 has sent it, and waits for it in another.
+pub fn left_without_taking(t: &mut UcxTransport) {
+    let mut group = t.subgroup(&[0, 1], 1, p2p::PATIENCE).unwrap();
+    let message = vec![1u8; 4 << 20];
+    if t.rank() == 1 {
+        p2p::barrier(t, 1);
+        drop(group);
+        return println!("error: {}", p2p::wait_for_nothing(t, 0));
+    }
+    // SAFETY: `message` stays until the group has ended.
+    unsafe { group.send(1, Tag(7), message.as_ptr(), message.len()).unwrap() };
+    p2p::barrier(t, 1);
+    drop(group);
+    println!("error: {}", t.check().expect_err("given up"));
+}
+
+#[test]
+fn a_message_that_its_receiver_has_left_holds_nobody_up() {
+    if !available() {
+        return;
+    }
+    for tls in ["posix,cma", "tcp"] {
+        for error in errors("left_without_taking", 2, tls, &[0, 1]) {
+            assert!(error.contains("left the group without taking a message"), "{tls}: {error}");
+        }
+    }
+}
+
 #[test]
 fn more_groups_than_tags_tell_apart_are_refused() {
     passes("too_many_groups", 1, "self");

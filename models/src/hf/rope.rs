@@ -4,6 +4,7 @@ use super::fields::Fields;
 use crate::config::{Rope, RopeScaling};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
+
 /// Both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
 pub(super) fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
     check_rotated(fields)?;
@@ -18,7 +19,7 @@ pub(super) fn parse_rope(fields: &Fields<'_>, context: usize) -> Result<Rope> {
             Err(Error::format(fields.path, problem))
         }
         (Some(old), None) if theta.is_none() && old.theta != DEFAULT_THETA => {
-            let wanted = "transformers 4 looks for it beside rope_scaling only: it must be there";
+            let wanted = "transformers 4 takes it only from beside rope_scaling, so put it there";
             Err(fields.wrong("rope_scaling.rope_theta", &json!(old.theta), wanted))
         }
         (old, new) => Ok(new.or(old).unwrap_or(Rope::plain(theta.unwrap_or(DEFAULT_THETA)))),

@@ -12,7 +12,7 @@ use crate::device::Streams;
 use crate::error::{Error, Result};
 use crate::pending::Pending;
 use crate::schedule::{Algorithm, Kind};
-use crate::watch::{Fingerprint, Waited};
+use crate::watch::{Fingerprint, Until, Waited};
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long the host may take to hear why a peer is gone.
 const HEARSAY: Duration = Duration::from_secs(1);
+/// How long the thread may take to end after a failure.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The thread, and what it shares with the carrier.
 pub(super) struct Watch<Q: Streams> {
@@ -146,9 +148,14 @@ impl<Q: Streams> Watch<Q> {
     pub fn stop(&self) {
         let Some((thread, stop, end)) = locked(&self.thread).take() else { return };
         let _ = stop.send(());
-        if end.recv_timeout(self.state.host.deadline()).is_ok() {
-            let _ = thread.join();
+        let (mut orderly, mut failed) = (Until::after(self.state.host.deadline()), Until::after(GRACE));
+        while matches!(end.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout)) {
+            let until = if self.failed().is_some() { &mut failed } else { &mut orderly };
+            if until.is_over() {
+                return;
+            }
         }
+        let _ = thread.join();
     }
 }
 
@@ -265,7 +272,7 @@ impl Rounds {
 
     /// Whether it may be known at the next look only why this call does not end.
     fn may_tell_later(&self, late: &Numbered) -> bool {
-        self.young && Self::is_behind(&self.table[self.peers.rank()], late)
+        self.young && !self.over && Self::is_behind(&self.table[self.peers.rank()], late)
     }
 
     /// Why a call that has begun here does not end.
@@ -407,6 +414,7 @@ mod tests {
         assert!(rounds.may_tell_later(&late(6)) && !rounds.may_tell_later(&late(5)));
         rounds.table[1].leaves = true;
         rounds.over = true;
+        assert!(!rounds.may_tell_later(&late(6)), "there are no more rounds");
         assert_eq!(blamed(&mut rounds, 6), Some(1));
     }
 

@@ -73,14 +73,23 @@ impl UcxTransport {
         }
     }
 
-    /// Whether every rank that a message under way is for has left the group: nobody takes it any more.
-    fn is_done_with_all(&self) -> bool {
-        self.requests.peers().all(|peer| self.members.farewells.is_done_with(peer))
+    /// Those that a message under way is for, or from, and that have not left the group.
+    fn awaited(&self) -> impl Iterator<Item = usize> {
+        self.requests.peers().filter(|&peer| !self.members.farewells.is_done_with(peer))
     }
 
-    /// That some peer has not taken, in this time, what was sent to it.
-    fn silent(&self, after: Duration) -> Option<Error> {
-        let peer = self.members.ranks[self.requests.peers().next()?];
+    /// Whether messages are under way, and every rank that they are for has left the group: nobody takes them any more.
+    fn is_done_with_all(&self) -> bool {
+        self.requests.peers().next().is_some() && self.awaited().next().is_none()
+    }
+
+    /// Why a message is under way still, after so long.
+    fn untaken(&self, after: Duration) -> Option<Error> {
+        let Some(peer) = self.awaited().next() else {
+            let peer = self.requests.peers().next()?;
+            return Some(self.members.error(peer, "left the group without taking a message"));
+        };
+        let peer = self.members.ranks[peer];
         let (what, past) = ("to leave a group with a message under way".into(), String::new());
         Some(Error::Timeout { what, rank: self.members.job_rank(), peer, after, past })
     }
@@ -110,12 +119,12 @@ impl UcxTransport {
             self.requests.cancel_receives(&state.worker);
         }
         // Also what has begun to come, because who still sends it would take the farewell for a refusal.
-        let ended = self.wait(&mut until, |this| {
+        self.wait(&mut until, |this| {
             // A peer that gives up now must not be waited for, nor those that have left without taking anything more.
             this.settle() || !failed && (this.check().is_err() || this.is_done_with_all())
         });
-        if !ended && self.members.lost.is_none() {
-            self.members.lost = self.silent(linger);
+        if self.members.lost.is_none() && !self.settle() {
+            self.members.lost = self.untaken(linger);
         }
         if self.members.lost.is_none() {
             // Only those who could otherwise take the end of this process for a loss.
@@ -128,8 +137,7 @@ impl UcxTransport {
             // Found only now. This process may end before the one that is to blame.
             self.announce_failure(&why);
         }
-        let mut until = if self.members.lost.is_some() { Until::after(LINGER_FAILED) } else { until };
-        let settled = self.wait(&mut until, Self::settle);
+        let settled = self.wait(&mut Until::after(LINGER_FAILED), Self::settle);
         let mut state = self.session.any_turn();
         state.free_number(self.members.number());
         state.failed |= self.members.lost.is_some() || failed;
@@ -182,9 +190,8 @@ impl State {
     fn cut(&mut self, mut settled: impl FnMut(&Worker) -> bool) {
         let mut until = Until::after(LINGER_FAILED);
         let reporting = |this: &Self, peer| this.reports(peer).then_some(true);
-        if self.close_connections(&mut until, reporting) {
-            self.wait(&mut until, |this| settled(&this.worker));
-        }
+        self.close_connections(&mut until, reporting);
+        self.wait(&mut until, |this| settled(&this.worker));
     }
 
     /// Whether `peer` neither sends anything more nor waits for anything of this rank.
@@ -200,9 +207,8 @@ impl State {
             let mut until = Until::after(if failed { LINGER_FAILED } else { self.linger });
             for peer in 0..self.cards.len() {
                 if !self.is_done_with(peer) {
-                    self.parting[peer] = true;
                     // Who cannot be told is gone, or will be taken for it.
-                    let _ = self.say(peer, Word::Leaving, 0, "");
+                    self.parting[peer] = self.say(peer, Word::Leaving, 0, "").is_ok();
                 }
             }
             let all = |this: &mut Self| (0..this.cards.len()).all(|peer| this.is_done_with(peer));
@@ -238,13 +244,13 @@ impl State {
                 Posted::Failed(_) => refused = true,
             }
         }
-        !refused
-            && self.wait(until, |this| {
-                let worker: &Worker = &this.worker;
-                // SAFETY: requests of this worker that were not yet reported complete.
-                closing.retain(|&request| unsafe { worker.finished(request) == UCS_INPROGRESS });
-                closing.is_empty()
-            })
+        let closed = self.wait(until, |this| {
+            let worker: &Worker = &this.worker;
+            // SAFETY: requests of this worker that were not yet reported complete.
+            closing.retain(|&request| unsafe { worker.finished(request) == UCS_INPROGRESS });
+            closing.is_empty()
+        });
+        closed && !refused
     }
 
     /// Takes back the receive of the next notice; whether it is over.

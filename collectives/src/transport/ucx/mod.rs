@@ -57,7 +57,7 @@ const ANNOUNCED: usize = 8 << 10;
 pub struct Start {
     /// How long ranks have to answer when they connect to each other.
     pub within: Duration,
-    /// How long a rank that leaves a group waits for its peers to take what it sent.
+    /// How long a rank that leaves a group, or ends, waits for its peers to take what it sent.
     pub call_timeout: Duration,
 }
 
