@@ -65,5 +65,5 @@ fn write(flag: &str, path: &Path, run: &Run, least: Option<f64>) -> Result<()> {
             plot::svg(&Series::of_run(run), &format!("{name} over {transport}, {ranks} ranks{unfinished}"))?
         }
     };
-    files::write_whole(path, text.as_bytes())
+    files::write_whole(path, text.as_bytes()).map_err(|e| Failure::run(format!("{flag}: {e}")))
 }

@@ -157,17 +157,22 @@ fn replace(path: &Path, target: &Path, exchange: impl Fn(&Path, &Path) -> std::i
     if exchange(path, target).is_ok() {
         return Ok(());
     }
-    // Not of the names that are cleaned up, as long as there is no other model.
-    let old = beside(target, &format!("old-{}", std::process::id()));
-    fs::rename(target, &old).map_err(refused)?;
-    if let Err(e) = fs::rename(path, target) {
-        // The old model goes back; should that fail as well, it is still whole under its other name.
-        return Err(match fs::rename(&old, target) {
-            Ok(()) => refused(e),
-            Err(_) => {
-                Error::system(format!("move the finished model (the old is {}) to", old.display()), target, e)
-            }
-        });
+    // For a moment no model has the name: both lie under names that nobody cleans up by then, whoever is killed.
+    let [new, old] = ["new", "old"].map(|kind| beside(target, &format!("{kind}-{}", std::process::id())));
+    fs::rename(path, &new).map_err(refused)?;
+    let moved = fs::rename(target, &old).map_err(refused).and_then(|()| {
+        fs::rename(&new, target).map_err(|e| {
+            // The old model goes back; should that fail as well, it is still whole under its other name.
+            let what = match fs::rename(&old, target) {
+                Ok(()) => "move the finished model to".to_owned(),
+                Err(_) => format!("move the finished model (the old is {}) to", old.display()),
+            };
+            Error::system(what, target, e)
+        })
+    });
+    if let Err(error) = moved {
+        let _ = fs::rename(&new, path);
+        return Err(error);
     }
     // The new one has its place, whatever becomes of the old.
     let _ = fs::rename(&old, path).or_else(|_| fs::remove_dir_all(&old));
