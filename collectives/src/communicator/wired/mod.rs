@@ -50,8 +50,7 @@ pub fn wired_bytes(size: usize, limit: Option<usize>) -> [usize; 3] {
 /// Carries calls over wire `W`, for memory of the device whose compute queue is of type `Q`.
 ///
 /// Messages are matched with those of the other side by their order, not by their tags: between two ranks tags must come
-/// in one order. They are given to the wire when somebody waits for one, or asks after or drops any call of this carrier,
-/// and before a call of the same lane.
+/// in one order. The wire is given them before a call of their lane, and when somebody waits for, asks after or drops any.
 pub struct Wired<Q: Streams, W: Wire<Q>> {
     /// The group over the host's transport, without a carrier.
     host: Communicator,
@@ -185,9 +184,8 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
                 queue.after(&slot.given)?;
                 messages.clear();
                 for peer in (0..size).filter(|&peer| peer != rank) {
-                    let at = at.wrapping_add(lane as usize * size);
-                    let message =
-                        |outgoing, place| Message { peer, outgoing, at: at.wrapping_add(place), bytes: 1 };
+                    let byte = |place| at.wrapping_add(lane as usize * size + place);
+                    let message = |outgoing, place| Message { peer, outgoing, at: byte(place), bytes: 1 };
                     messages.extend([message(true, rank), message(false, peer)]);
                 }
                 // SAFETY: bytes of the scratch memory, each of another lane and rank; they are there before anything else is.
@@ -264,8 +262,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             self.flush(state)?;
         }
         let State { lanes, sums, slots, scratch, addresses, messages, prepared, .. } = state;
-        // Before anything of this call is under way: to load a kernel may wait for what the device is at, which may wait for a
-        // peer.
+        // Before any of it is under way: to load a kernel may wait for what the device is at, which may wait for a peer.
         let sums_up = program.steps.iter().any(|step| matches!(step, Step::Reduce { .. }));
         if sums_up && !prepared.contains(&call.dtype) {
             self.compute.clone().prepare(&[Module::reduce(call.dtype)])?;
