@@ -9,6 +9,8 @@ use zero::{Batches, Config, Ledger, NoBatch, Stage, Trainer};
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// What of the process's memory is of which kind.
+const MAPS: &str = "/proc/self/smaps";
 const ROWS: usize = 3;
 const LENGTH: usize = 32;
 /// What mailboxes, schedules, lists and the plan take.
@@ -17,9 +19,8 @@ const ASIDE: usize = 1 << 20;
 /// Bytes that the process holds: from the allocator, and from the system itself, which buffers of 2 MiB and more come from, in
 /// huge pages.
 fn held() -> usize {
-    let maps = std::fs::read_to_string("/proc/self/smaps").expect("what is mapped");
-    let mut size = 0;
-    let mut huge = 0;
+    let maps = std::fs::read_to_string(MAPS).expect("what is mapped");
+    let (mut size, mut huge) = (0, 0);
     for line in maps.lines() {
         let mut words = line.split_whitespace();
         match words.next() {
@@ -30,6 +31,7 @@ fn held() -> usize {
             _ => {}
         }
     }
+    drop(maps);
     Counting::held() + huge
 }
 
@@ -75,9 +77,10 @@ fn check<T: Float>(stage: u8, accumulate: usize, recompute: Recompute) {
 // One test: another would allocate beside it.
 #[test]
 fn a_rank_holds_what_was_planned() {
-    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+    let there = |path: &str| std::path::Path::new(path).exists();
+    if !there(MAPS) || !there("/sys/kernel/mm/transparent_hugepage") {
         return harness::skip(
-            "what a rank holds: this system has no huge pages, by which large buffers are known",
+            "what a rank holds: this system tells no huge pages, by which large buffers are known",
         );
     }
     for stage in 0..4 {

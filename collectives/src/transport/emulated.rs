@@ -82,6 +82,8 @@ pub struct Emulated {
     clock: u64,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Beyond so many places nothing was ever under way.
+    reached: usize,
 }
 
 impl Emulated {
@@ -110,7 +112,7 @@ impl Emulated {
     ) -> Self {
         let slots = (0..LISTED).map(|_| Slot::free()).collect();
         let free = (0..LISTED as u32).rev().collect();
-        Emulated { name, inner, link, nodes, ports, clock, slots, free }
+        Emulated { name, inner, link, nodes, ports, clock, slots, free, reached: 0 }
     }
 
     /// What a message to or from `peer` crosses.
@@ -130,6 +132,7 @@ impl Emulated {
             self.slots.push(Slot::free());
             self.slots.len() as u32 - 1
         }) as usize;
+        self.reached = self.reached.max(index + 1);
         let slot = &mut self.slots[index];
         (slot.active, slot.receiving, slot.peer) = (true, receiving, peer);
         (slot.header, slot.payload, slot.due) = (None, None, 0);
@@ -317,7 +320,7 @@ unsafe impl Transport for Emulated {
 
     fn park(&mut self, limit: Duration) {
         let waiting = |s: &&Slot| s.active && s.header.is_none() && s.payload.is_none() && s.due > 0;
-        match self.slots.iter().filter(waiting).map(|s| s.due).min() {
+        match self.slots[..self.reached].iter().filter(waiting).map(|s| s.due).min() {
             None => self.inner.park(limit),
             Some(due) => {
                 let left = due.saturating_sub(now());

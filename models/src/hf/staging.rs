@@ -2,7 +2,7 @@
 
 use super::save::check_destination;
 use crate::error::{Error, Result};
-use crate::unfinished::{self, beside, first_free, give_name, nameless, parent, remove_unfinished};
+use crate::unfinished::{self, first_free, give_name, nameless, parent, remove_unfinished};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -158,25 +158,34 @@ fn replace(path: &Path, target: &Path, exchange: impl Fn(&Path, &Path) -> std::i
         return Ok(());
     }
     // For a moment no model has the name: both lie under names that nobody cleans up by then, whoever is killed.
-    let [new, old] = ["new", "old"].map(|kind| beside(target, &format!("{kind}-{}", std::process::id())));
-    fs::rename(path, &new).map_err(refused)?;
-    let moved = fs::rename(target, &old).map_err(refused).and_then(|()| {
-        fs::rename(&new, target).map_err(|e| {
+    let new = set_aside(path, target, "new").map_err(refused)?;
+    let moved = set_aside(target, target, "old").map_err(refused).and_then(|old| {
+        let moved = fs::rename(&new, target).map_err(|e| {
             // The old model goes back; should that fail as well, it is still whole under its other name.
             let what = match fs::rename(&old, target) {
                 Ok(()) => "move the finished model to".to_owned(),
                 Err(_) => format!("move the finished model (the old is {}) to", old.display()),
             };
             Error::system(what, target, e)
-        })
+        });
+        moved.map(|()| old)
     });
-    if let Err(error) = moved {
-        let _ = fs::rename(&new, path);
-        return Err(error);
-    }
+    let old = moved.map_err(|error| match fs::rename(&new, path) {
+        Ok(()) => error,
+        Err(_) => Error::format(&new, format!("the finished model was left here: {error}")),
+    })?;
     // The new one has its place, whatever becomes of the old.
     let _ = fs::rename(&old, path).or_else(|_| fs::remove_dir_all(&old));
     Ok(())
+}
+
+/// Gives a directory the first name of this kind beside `target` that is free.
+fn set_aside(path: &Path, target: &Path, kind: &str) -> std::io::Result<PathBuf> {
+    let renamed = first_free(target, kind, |name| match name.exists() {
+        true => Err(ErrorKind::AlreadyExists.into()),
+        false => fs::rename(path, name),
+    });
+    renamed.map(|(name, ())| name)
 }
 
 /// Gives what of a finished model could not be moved to `target` a name that nobody cleans up. Whether it got none and
@@ -186,11 +195,8 @@ fn keep(path: PathBuf, target: &Path, what: &str, error: Error) -> (bool, Error)
     if !path.exists() {
         return (false, error);
     }
-    let renamed = first_free(target, "new", |name| match name.exists() {
-        true => Err(ErrorKind::AlreadyExists.into()),
-        false => fs::rename(&path, name),
-    });
-    let (kept, stays) = renamed.map_or((path.clone(), true), |(name, ())| (name, false));
+    let renamed = set_aside(&path, target, "new");
+    let (kept, stays) = renamed.map_or((path, true), |name| (name, false));
     (stays, Error::format(&kept, format!("{what} left here: {error}")))
 }
 
@@ -214,6 +220,7 @@ fn sync_dir(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unfinished::beside;
 
     #[test]
     fn directories_that_have_no_way_to_the_disk_are_no_failure() {

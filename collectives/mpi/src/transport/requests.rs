@@ -69,7 +69,7 @@ impl Slot {
             looks: 0,
             suspected: None,
             called: None,
-            parts: Vec::with_capacity(1),
+            parts: Vec::with_capacity(FEW),
         }
     }
 }
