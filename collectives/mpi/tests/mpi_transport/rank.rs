@@ -135,11 +135,11 @@ pub fn plays(case: &str) {
                 p2p::barrier(&mut t, 1);
                 let error = Error::system("writing the checkpoint", "No space left on device");
                 t.abort(&error);
-                eprintln!("error: {error}");
+                tell(&error);
                 1
             } else {
                 let error = p2p::barrier_and_wait_for_nothing(&mut t, 0);
-                eprintln!("error: {error}");
+                tell(&error);
                 2
             };
             drop(t);
@@ -297,6 +297,12 @@ fn inside(case: &str, mut t: MpiTransport) {
     println!("got out");
 }
 
+/// In one piece, between which nothing of other ranks comes in a launcher's output.
+fn tell(error: &Error) {
+    let line = format!("error: {error}\n");
+    eprint!("{line}");
+}
+
 /// MPI says that the last rank has ended, which here only stays away; the others fail as they would of a rank of another host.
 fn found_by_mpi(case: &str, mut t: MpiTransport) {
     p2p::barrier(&mut t, 1);
@@ -311,7 +317,7 @@ fn found_by_mpi(case: &str, mut t: MpiTransport) {
         drop(t);
     } else {
         let other = 1 - t.rank();
-        eprintln!("error: {}", p2p::wait_for_nothing(&mut t, other));
+        tell(&p2p::wait_for_nothing(&mut t, other));
         drop(t);
         std::process::exit(1);
     }
