@@ -142,8 +142,8 @@ fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     std::iter::successors(Some(path.to_owned()), next).take(MOST)
 }
 
-/// Standard output or standard error, if `path` is a name of one of them, or leads to one. What they go to may be a file with more in
-/// it, which is not ours: opened by this name anew it would be written from its start, or replaced.
+/// Standard output or standard error, if `path` is a name of one of them, or leads to one. What they go to may be a file with
+/// more in it, which is not ours: opened by this name anew it would be written from its start, or replaced.
 pub fn standard(path: &Path) -> Option<File> {
     let open = |at: PathBuf| match at.to_str()? {
         "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => {

@@ -324,8 +324,8 @@ pub struct OverlapArgs {
     /// Calls to the library's progress between slices of computation, with --progress inline: at most one between two products.
     #[arg(short = 't', long, value_name = "N", default_value_t = 0)]
     pub tests: usize,
-    /// Write everything, with every timing; a FILE that is there is replaced: after a row, but at most once a second, with
-    /// "complete": false, and at the end.
+    /// Write everything, with every timing; a FILE that is there is replaced: after a row, but at most once a second and a
+    /// twentieth of the time, with "complete": false, and at the end.
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Ranks and how they talk.
