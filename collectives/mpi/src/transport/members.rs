@@ -74,6 +74,13 @@ impl MpiTransport {
         self.give_up(lost);
     }
 
+    /// This rank has failed, and says so.
+    fn fail_with(&mut self, why: Error) {
+        self.tell_peers(Kind::Failure, &blame::told(&why));
+        self.session().fail(&why);
+        self.lost = Some(why);
+    }
+
     /// Takes note of a loss, unless another was before.
     fn give_up(&mut self, lost: Error) {
         self.session().fail(&lost);
@@ -172,6 +179,18 @@ impl MpiTransport {
         self.requests.peers().all(|peer| self.farewells.is_done_with(peer))
     }
 
+    /// Why a message is under way still, after so long.
+    fn untaken(&self, after: Duration) -> Option<Error> {
+        let awaited = self.requests.peers().find(|&peer| !self.farewells.is_done_with(peer));
+        let Some(peer) = awaited else {
+            let peer = self.requests.peers().next()?;
+            return Some(self.loss(peer, "left the group without taking a message"));
+        };
+        let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
+        let (what, past) = ("to leave a group with a message under way".into(), String::new());
+        Some(Error::Timeout { what, rank, peer, after, past })
+    }
+
     /// Whether everything that this process has said has gone.
     fn settle_words(&mut self) -> bool {
         let session = self.session();
@@ -195,10 +214,7 @@ impl MpiTransport {
         }
         if std::thread::panicking() && self.lost.is_none() {
             // The process may live on, and would be waited for.
-            let why = Error::GivenUp("panicked".into());
-            self.tell_peers(Kind::Failure, &blame::told(&why));
-            self.session().fail(&why);
-            self.lost = Some(why);
+            self.fail_with(Error::GivenUp("panicked".into()));
         }
         let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();
         // Where another thread has to call MPI, to wait here moves nothing.
@@ -217,6 +233,12 @@ impl MpiTransport {
             this.settle_requests()
                 || this.lost.is_none() && (this.check().is_err() || this.is_done_with_all())
         });
+        if !refused && !failed(self) && !self.settle_requests() {
+            // Not in order: the end of this process would be taken for the cause.
+            if let Some(why) = self.untaken(call_timeout) {
+                self.fail_with(why);
+            }
+        }
         let settled = if failed(self) {
             self.wait(linger(true), |this| this.settle_requests() && this.settle_words())
         } else {

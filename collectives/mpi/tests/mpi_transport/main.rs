@@ -5,6 +5,7 @@
 #![cfg(feature = "mpi")]
 
 mod launch;
+mod leaving;
 mod native;
 mod rank;
 mod strict;
@@ -56,6 +57,14 @@ fn ranks_that_have_left_do_not_wait_for_one_that_failed() {
         let all = text(&output);
         assert!(!output.status.success() && all.matches("got out").count() == 2, "{case}: {all}");
     }
+}
+
+#[test]
+fn a_rank_that_leaves_says_who_does_not_take_its_message() {
+    let Some(output) = run("leaves a message late", 2) else { return };
+    let all = text(&output);
+    let said = "to leave a group with a message under way on rank 0: no answer from rank 1 within 1s";
+    assert!(!output.status.success() && all.contains(said), "{all}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What one rank does in each case; the tests start the ranks and look at how they end.
 
 use crate::launch::FOLDER;
-use crate::{native, strict, worlds};
+use crate::{leaving, native, worlds};
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Call, Kind};
 use collectives::transport::hierarchical::Hierarchical;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const NODES: &str = "nodes: ";
 
 /// How long ranks wait inside MPI where one sleeps.
-const LATE: Duration = Duration::from_secs(1);
+pub const LATE: Duration = Duration::from_secs(1);
 
 /// This process's part in `case`.
 pub fn plays(case: &str) {
@@ -96,11 +96,12 @@ pub fn plays(case: &str) {
             }
             p2p::barrier(&mut t, 1);
         }
-        "early_leaver" => return early_leaver(t),
-        "busy_peers" => busy_peers(t),
-        "groups_in_turn" => groups_in_turn(t),
-        "stays_away" => return stays_away(t, false),
-        "stays_away_from_a_message" => return stays_away(t, true),
+        "early_leaver" => return leaving::early_leaver(t),
+        "busy_peers" => leaving::busy_peers(t),
+        "groups_in_turn" => leaving::groups_in_turn(t),
+        "leaves a message late" => leaving::leaves_a_message(t),
+        "stays_away" => return leaving::stays_away(t, false),
+        "stays_away_from_a_message" => return leaving::stays_away(t, true),
         // The last rank dies without a word; the launcher must end the others, who wait for it.
         "killed" => {
             if t.rank() == t.size() - 1 {
@@ -234,47 +235,6 @@ fn sent_too_late() {
     all_are_done(rank, size);
 }
 
-/// Groups that their ranks leave one after the other, so that farewells come to who has left before: none is kept.
-fn groups_in_turn(mut t: MpiTransport) {
-    let all: Vec<usize> = (0..t.size()).collect();
-    for number in 0..10 {
-        let mut group = t.subgroup(&all, number, p2p::PATIENCE).unwrap();
-        p2p::barrier(&mut *group, 1);
-        std::thread::sleep(Duration::from_millis((t.rank() as u64 + number) % 3 * 5));
-        drop(group);
-    }
-    p2p::barrier(&mut t, 1);
-    // The last may still be on their way.
-    let until = Instant::now() + Duration::from_secs(1);
-    while Instant::now() < until {
-        t.check().unwrap();
-    }
-    assert_eq!(t.untaken_words(), 0);
-}
-
-/// The first rank fails, perhaps `sending` what nobody takes, while the others, who have left in order, wait for it where
-/// MPI ends; they need not.
-fn stays_away(mut t: MpiTransport, sending: bool) {
-    let message = vec![0; 4 << 20];
-    p2p::barrier(&mut t, 1);
-    if t.rank() > 0 {
-        drop(t);
-        println!("got out");
-        // Launchers end the others as soon as one has ended.
-        std::thread::sleep(p2p::PATIENCE);
-        return;
-    }
-    if sending {
-        // SAFETY: the message stays until the transport is gone.
-        unsafe { t.send(1, Tag(2), message.as_ptr(), message.len()).unwrap() };
-    }
-    std::thread::sleep(Duration::from_millis(300));
-    t.abort(&Error::system("writing the table", "No space left on device"));
-    drop(t);
-    std::thread::sleep(Duration::from_secs(2));
-    std::process::exit(1);
-}
-
 /// The last rank dies or sleeps where the others wait for it in a call of MPI that blocks; none of them returns.
 fn inside(case: &str, mut t: MpiTransport) {
     let native = t.native().unwrap();
@@ -298,7 +258,7 @@ fn inside(case: &str, mut t: MpiTransport) {
 }
 
 /// In one piece, between which nothing of other ranks comes in a launcher's output.
-fn tell(error: &Error) {
+pub fn tell(error: &Error) {
     let line = format!("error: {error}\n");
     eprint!("{line}");
 }
@@ -439,54 +399,4 @@ fn in_rounds(t: MpiTransport) {
     let mut all = mine;
     comm.all_reduce_in_place(&mut all[..], ReduceOp::Sum).unwrap();
     assert!(all.iter().all(|&x| x == right));
-}
-
-/// A rank leaves a group whose other members do not look at MPI for long, and so do not take its farewell.
-fn busy_peers(mut t: MpiTransport) {
-    const BUSY: Duration = Duration::from_secs(4);
-    strict::sends_wait_for_receivers();
-    let all: Vec<usize> = (0..t.size()).collect();
-    let mut group = t.subgroup(&all, 3, p2p::PATIENCE).unwrap();
-    p2p::barrier(&mut *group, 1);
-    let since = Instant::now();
-    if t.rank() > 0 {
-        std::thread::sleep(BUSY);
-    }
-    drop(group);
-    assert!(t.rank() > 0 || since.elapsed() < BUSY / 2, "{:?}", since.elapsed());
-    // What has gone by now was no loss.
-    t.check().unwrap();
-    p2p::barrier(&mut t, 2);
-}
-
-/// A group that a rank leaves: what it sent arrives, its end is no loss, and who waits for more learns that it left.
-fn early_leaver(mut t: MpiTransport) {
-    let rank = t.rank();
-    let all: Vec<usize> = (0..t.size()).collect();
-    let mut group = t.subgroup(&all, 3, p2p::PATIENCE).unwrap();
-    let data = p2p::message(0, 1, 9, 200_000);
-    let mut space = vec![0u8; 200_000];
-    if rank == 0 {
-        // SAFETY: `data` stays until the transport is gone, which waits for it.
-        unsafe { group.send(1, Tag(9), data.as_ptr(), data.len()).unwrap() };
-        drop(group);
-    } else {
-        if rank == 1 {
-            std::thread::sleep(Duration::from_millis(50));
-            // SAFETY: `space` stays until the wait is over.
-            let request = unsafe { group.recv(0, Tag(9), space.as_mut_ptr(), space.len()).unwrap() };
-            p2p::wait(&mut *group, &[request]).unwrap();
-            p2p::assert_message(&space, 0, 1, 9);
-        }
-        let until = Instant::now() + Duration::from_millis(100);
-        while Instant::now() < until {
-            group.check().expect("rank 0 left in order");
-        }
-        let error = p2p::wait_for_nothing(&mut *group, 0).to_string();
-        assert!(error.contains("rank 0 left the group"), "{error}");
-        t.forgive();
-        drop(group);
-    }
-    p2p::barrier(&mut t, 1);
-    println!("rank done");
 }
