@@ -2,8 +2,10 @@
 //! which tests are skipped and why.
 
 mod counting;
+mod fake_cuda;
 
 pub use counting::Counting;
+pub use fake_cuda::fake_cuda;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -122,6 +124,13 @@ impl Bench {
         path
     }
 
+    /// A file of the scratch folder that holds one JSON value.
+    #[track_caller]
+    pub fn json(&self, name: &str) -> Value {
+        let text = fs::read_to_string(self.path(name)).expect("the file is there");
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in: {text}"))
+    }
+
     /// Text of this many bytes that a model can learn something from, the same on every call.
     pub fn text(&self, name: &str, bytes: usize) -> PathBuf {
         let words = ["many", "ranks", "carry", "one", "model", "over", "the", "pass", "before", "winter"];
@@ -164,8 +173,15 @@ impl Bench {
     }
 
     /// Runs the program to its end.
+    #[track_caller]
     pub fn run(&self, args: &str) -> Outcome {
-        self.finish(self.command(args).spawn().expect("the program starts"))
+        self.outcome(&mut self.command(args))
+    }
+
+    /// Runs a command of this test to its end.
+    #[track_caller]
+    pub fn outcome(&self, command: &mut Command) -> Outcome {
+        self.finish(command.spawn().expect("the program starts"))
     }
 
     /// Waits for a started command of this test; kills it, and fails, if it hangs, or if what it started keeps its output

@@ -1,20 +1,20 @@
 //! Streams that gather their work, on a driver that runs on the processor: what it is given, in which order, what becomes a
 //! graph, and when memory is freed.
 
-mod fake;
-
 use collectives::device::cuda::{Event, Gpu, Stream, Urgency};
 use collectives::device::{Cache, Launch, Module, PRODUCT_WORKSPACE, Product, Queue};
 use collectives::{Buffer, DType};
 use harness::Counting;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
 /// A folder with the libraries, the log and the kernels, if there can be one.
 fn faked() -> Option<PathBuf> {
-    let folder = fake::fake("streams that gather their work", "fake_graphs")?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_graphs");
+    let folder =
+        harness::fake_cuda("streams that gather their work", folder, &["driver", "nvrtc", "cublaslt"])?;
     let _ = std::fs::remove_file(folder.join("log"));
     // SAFETY: the only test of this program, before any other thread is started.
     unsafe {

@@ -1,14 +1,18 @@
 //! Kernels that are made ready before anything is launched, on a driver and a compiler that run on the processor.
 
-mod fake;
-
 use collectives::DType;
 use collectives::device::cuda::{Gpu, Stream, Urgency};
 use collectives::device::{Cache, Module, Queue};
+use std::path::Path;
 
 #[test]
 fn a_module_that_no_block_could_hold_keeps_no_other_from_being_compiled() {
-    let Some(folder) = fake::fake("kernels that are made ready", "fake_prepare") else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_prepare");
+    let Some(folder) =
+        harness::fake_cuda("kernels that are made ready", folder, &["driver", "nvrtc", "cublaslt"])
+    else {
+        return;
+    };
     // SAFETY: the only test of this program, before any other thread is started.
     unsafe { std::env::set_var("CARAVAN_CUDA_LIBRARIES", &folder) };
     let kept = tempfile::tempdir().expect("a folder");

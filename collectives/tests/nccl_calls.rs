@@ -6,8 +6,7 @@ use collectives::device::cuda::{Event, Gpu, Nccl, Stream, Survey, Urgency};
 use collectives::device::{Module, Queue, SharedQueue};
 use collectives::{Buffer, Communicator, DType, Options, Order, ReduceOp, Staged, Wired};
 use conformance::{device, standard};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -21,23 +20,8 @@ const ABOUT: &str = "calls of CUDA and NCCL";
 fn fake() -> bool {
     static BUILT: OnceLock<bool> = OnceLock::new();
     *BUILT.get_or_init(|| {
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake_driver_and_nccl");
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda");
-        for (source, library) in [("driver.c", "libcuda.so.1"), ("nccl.c", "libnccl.so.2")] {
-            let mut compiler = Command::new("cc");
-            let unfinished = folder.join(format!("{library}.{}", std::process::id()));
-            compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
-            compiler.arg(sources.join(source)).arg("-o").arg(&unfinished);
-            match compiler.status() {
-                Ok(status) => assert!(status.success(), "{compiler:?}"),
-                Err(_) => {
-                    harness::skip_all(ABOUT, "there is no C compiler (cc)");
-                    return false;
-                }
-            }
-            std::fs::rename(&unfinished, folder.join(library)).expect("a library");
-        }
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_driver_and_nccl");
+        let Some(folder) = harness::fake_cuda(ABOUT, folder, &["driver", "nccl"]) else { return false };
         // SAFETY: every test comes here first, and only one of them gets to this line.
         unsafe { std::env::set_var("CARAVAN_CUDA_LIBRARIES", &folder) };
         let survey = Survey::take();

@@ -63,8 +63,7 @@ fn overlap_says_that_progress_threads_have_no_processors() {
         let flags = format!("--ranks {} -b 4K -e 4K -n 2 --json o.json {flags}", ranks.max(2));
         let shown = bench.run(&format!("bench overlap all_gather {flags}")).success().stdout;
         assert_eq!(shown.contains("for both products and progress threads"), says, "{flags}: {shown}");
-        let json: serde_json::Value =
-            serde_json::from_slice(&fs::read(bench.path("o.json")).unwrap()).unwrap();
+        let json: serde_json::Value = bench.json("o.json");
         assert_eq!(json["processors"].as_array().unwrap().len(), ranks.max(2));
         let row = &json["overlap"][0];
         assert!(row["side"] == 48 || row["side"] == 16, "{row}");

@@ -17,7 +17,7 @@ fn run(bench: &Bench, args: &str) -> Outcome {
     let mut command = bench.command(args);
     // SAFETY: between fork and exec the closure makes one system call.
     unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &few)?)) };
-    bench.finish(command.spawn().expect("the program starts"))
+    bench.outcome(&mut command)
 }
 
 /// Every operation over `transport`; a stall is ended by the harness and is then no success.
@@ -48,8 +48,7 @@ fn over_ucx() {
     }
     every_operation("ucx");
     bench.run("bench barrier -n 2 --transport ucx --json r.json").success();
-    let text = std::fs::read(bench.path("r.json")).expect("a file");
-    let json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let json = bench.json("r.json");
     assert!(json["transport_library"].as_str().is_some_and(|name| name.starts_with("UCX")), "{json}");
 }
 
@@ -63,7 +62,7 @@ fn what_ucx_logs_is_no_result() {
     let ended = |variable: (&str, &str)| {
         let mut command = bench.command("bench barrier -n 2 -w 0 --transport ucx --ranks 16");
         command.env("UCX_TLS", "tcp,self").env(variable.0, variable.1);
-        bench.finish(command.spawn().expect("the program")).success()
+        bench.outcome(&mut command).success()
     };
     let outcome = ended(("UCX_NOT_KNOWN", "1"));
     assert!(outcome.stderr.contains("UCX_NOT_KNOWN"), "{}", outcome.stderr);

@@ -2,7 +2,6 @@
 
 use harness::{Bench, signal};
 use rustix::process::Signal;
-use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -149,7 +148,7 @@ fn inputs_of_all_others_that_do_not_fit_are_refused() {
     command.args(["-c", &run]);
     bench.prepare(&mut command);
     let words = ["24 ranks would hold", "lower -b and -e or --ranks", "take --algo auto"];
-    bench.finish(command.spawn().unwrap()).refusal(2, &words);
+    bench.outcome(&mut command).refusal(2, &words);
     bench.nothing_left();
 }
 
@@ -291,7 +290,7 @@ fn a_run_that_is_ended_leaves_the_rows_that_it_had() {
         signal(child.id(), Signal::TERM);
         let outcome = bench.finish(child);
         assert_eq!(outcome.code, Some(143), "{}", outcome.stderr);
-        let left: Value = serde_json::from_slice(&std::fs::read(bench.path("r.json")).unwrap()).unwrap();
+        let left = bench.json("r.json");
         assert_eq!(left["complete"], false, "{left}");
         assert!(!left[list].as_array().unwrap().is_empty() && left["end_time"].is_string(), "{left}");
         if list == "results" {
@@ -324,7 +323,7 @@ fn many_ranks_need_no_higher_limit_of_open_files() {
     let mut command = Command::new("bash");
     command.args(["-c", &run]);
     bench.prepare(&mut command);
-    bench.finish(command.spawn().unwrap()).success();
+    bench.outcome(&mut command).success();
 }
 
 #[test]
@@ -335,7 +334,7 @@ fn a_limit_of_file_sizes_below_the_memory_is_none_of_what_ranks_need() {
     let mut command = Command::new("bash");
     command.args(["-c", &run]);
     bench.prepare(&mut command);
-    bench.finish(command.spawn().unwrap()).success();
+    bench.outcome(&mut command).success();
 }
 
 #[test]
@@ -348,7 +347,7 @@ fn a_terminal_that_stops_what_writes_in_the_background_does_not_stop_ranks() {
     let mut command = Command::new("script");
     command.args(["-qec", &run, "/dev/null"]).stdin(Stdio::null());
     bench.prepare(&mut command);
-    let outcome = bench.finish(command.spawn().unwrap()).success();
+    let outcome = bench.outcome(&mut command).success();
     assert!(outcome.stdout.contains("# Avg bus bandwidth"), "{}", outcome.stdout);
 }
 

@@ -10,7 +10,7 @@ fn bench() -> Bench {
 
 /// What `--json` wrote.
 fn results(bench: &Bench) -> Value {
-    serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap()
+    bench.json("r.json")
 }
 
 /// The time and bus bandwidth of each half of each row.

@@ -10,7 +10,7 @@ use std::path::Path;
 fn run(bench: &Bench, folder: &Path, flags: &str) -> harness::Outcome {
     let mut command = bench.command(&format!("bench {flags}"));
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-    bench.finish(command.spawn().expect("starts"))
+    bench.outcome(&mut command)
 }
 
 #[test]
@@ -37,8 +37,7 @@ fn every_operation_between_gpus_is_measured_and_right() {
     let flags =
         "all_reduce -b 64 -e 64 -n 3 -R 0 --algo native --ranks 2 --transport nccl+threads --json r.json";
     run(&bench, folder, flags).success();
-    let json: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(bench.path("r.json")).expect("a file")).expect("JSON");
+    let json: serde_json::Value = bench.json("r.json");
     let library = json["transport_library"].as_str().unwrap_or_default();
     assert!(library.starts_with("NCCL 2.30"), "{json}");
     assert_eq!(json["config"]["registered_buffers"], false);
@@ -58,7 +57,7 @@ fn a_table_of_the_environment_is_none_of_nccls() {
     let mut command = bench.command("bench all_gather -b 64 -e 64 -n 2 --ranks 3 --transport nccl+threads");
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
     command.env("CARAVAN_TUNING", "t.txt");
-    bench.finish(command.spawn().expect("starts")).success();
+    bench.outcome(&mut command).success();
 }
 
 #[test]
@@ -77,7 +76,7 @@ fn what_cannot_be_between_gpus_is_refused() {
     }
     let mut command = bench.command("train --model nano --data random --steps 1 --transport nccl+threads");
     command.env("CARAVAN_CUDA_LIBRARIES", folder);
-    let refused = bench.finish(command.spawn().expect("starts"));
+    let refused = bench.outcome(&mut command);
     refused.refusal(2, &["--transport nccl", "add --device cuda"]);
     // More ranks than the eight GPUs.
     let text = run(&bench, folder, "all_gather -b 1K -e 1K -n 2 --ranks 9 --transport nccl+threads");

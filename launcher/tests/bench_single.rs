@@ -2,7 +2,6 @@
 
 use harness::Bench;
 use serde_json::Value;
-use std::fs;
 
 fn bench() -> Bench {
     Bench::new(env!("CARGO_BIN_EXE_caravan"))
@@ -13,7 +12,7 @@ fn columns_of_single_calls_are_of_the_slowest_rank_as_in_nccl_tests() {
     let bench = bench();
     let line = "bench all_reduce -b 1K -e 64K -n 20 -a 2 -I 1 --ranks 3 --json r.json";
     let text = bench.run(line).success().stdout;
-    let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+    let json = bench.json("r.json");
     assert_eq!(json["config"]["per_iter_timing"], "true");
     let rows: Vec<&str> = text.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).collect();
     let mut greater = 0;
@@ -62,7 +61,7 @@ fn lists_of_ranks_are_there_where_all_ranks_are_timed() {
         let text = bench.run(&line).success().stdout;
         let over = if timed { "max over ranks " } else { "max over timed ranks " };
         assert!(text.contains(over), "{text}");
-        let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+        let json = bench.json("r.json");
         for half in ["out_of_place_per_iter", "in_place_per_iter"] {
             let single = &json["results"][0][half];
             let numbers = |times: &Value| -> Vec<f64> {

@@ -152,7 +152,7 @@ fn every_operation_prints_nccl_tests_table_with_consistent_numbers() {
             .success();
         let wall_us = began.elapsed().as_secs_f64() * 1e6;
         let table = parse(&outcome.stdout);
-        let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+        let json = bench.json("r.json");
         assert_eq!((table.rows.len(), table.out_of_bounds), (3, 0), "{}", outcome.stdout);
         let factor = factor(operation, 3.0);
         let mut measured_us = 0.0;
@@ -210,7 +210,7 @@ fn messages_can_go_one_way_with_a_window() {
         let table = parse(&bench.run(&line).success().stdout);
         assert_eq!((table.rows.len(), table.out_of_bounds), (3, 0));
         assert!(table.rows.iter().flat_map(|r| &r.halves).all(|h| h.wrong == Some(0)));
-        let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+        let json = bench.json("r.json");
         assert_eq!(
             (&json["config"]["one_way"], &json["config"]["aggregated_iterations"]),
             (&true.into(), &4.into())
@@ -231,7 +231,7 @@ fn messages_can_go_there_and_back() {
         let table = parse(&bench.run(&line).success().stdout);
         assert_eq!((table.rows.len(), table.out_of_bounds), (3, 0));
         assert!(table.rows.iter().flat_map(|r| &r.halves).all(|h| h.wrong == Some(0)));
-        let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+        let json = bench.json("r.json");
         assert_eq!(json["config"]["ping_pong"], true);
     }
     let line = "bench send_recv --ping-pong -b 8 -e 8 -n 25 -w 0 -c 0 --emulate-link latency=20ms";
@@ -320,7 +320,7 @@ fn each_algorithm_can_be_asked_for_and_is_reported() {
                 format!("-b 1K -e 64K -f 64 -n 3 --algo {algorithm} --json r.json --csv r.csv --ranks 3");
             let outcome = bench.run(&format!("bench {operation} {flags}")).success();
             assert!(outcome.stdout.contains(&format!(": {algorithm}, as asked for\n")), "{}", outcome.stdout);
-            let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+            let json = bench.json("r.json");
             assert_eq!(json["results"][0]["in_place"]["algorithm"], *algorithm);
             assert_eq!(fs::read_to_string(bench.path("r.csv")).unwrap().lines().count(), 1 + 2 * 2);
         }
@@ -371,8 +371,7 @@ fn figures_show_one_run_or_several() {
 #[test]
 fn a_tuning_table_is_measured_and_then_used() {
     let bench = bench();
-    let by_variable =
-        |args: &str| bench.finish(bench.command(args).env("CARAVAN_TUNING", "t.txt").spawn().unwrap());
+    let by_variable = |args: &str| bench.outcome(bench.command(args).env("CARAVAN_TUNING", "t.txt"));
     // The variable may be set before there is a table, or an entry in it.
     // As mktemp makes it.
     bench.file("t.txt", "");
@@ -420,7 +419,7 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
         let rows = outcome.stdout.lines().filter(|l| !l.starts_with('#') && !l.is_empty());
         let fields: Vec<Vec<&str>> = rows.map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(fields.len(), 3 * 2, "{}", outcome.stdout);
-        let json: Value = serde_json::from_slice(&fs::read(bench.path("o.json")).unwrap()).unwrap();
+        let json = bench.json("o.json");
         for (shown, row) in fields.iter().zip(json["overlap"].as_array().unwrap()) {
             assert_eq!(shown.len(), 14, "{shown:?}");
             let n = |key: &str| row[key].as_f64().unwrap();

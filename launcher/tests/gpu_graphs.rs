@@ -16,7 +16,7 @@ fn train(bench: &Bench, folder: &Path, name: &str, flags: &str, refuse: &str) ->
     let mut command = bench.command(&flags);
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
     command.env("FAKE_CUDA_LOG", bench.path(&format!("{name}.log"))).env("FAKE_CUDA_REFUSE", refuse);
-    bench.finish(command.spawn().expect("starts"))
+    bench.outcome(&mut command)
 }
 
 /// What the driver did, and what it says of graphs.

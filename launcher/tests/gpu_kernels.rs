@@ -13,7 +13,7 @@ use std::process::Command;
 fn kernels(bench: &Bench, flags: &str) -> Outcome {
     let mut command = bench.command(&format!("bench kernels {flags}"));
     emulated(&mut command);
-    bench.finish(command.spawn().expect("starts"))
+    bench.outcome(&mut command)
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn kernels_are_checked_and_timed() {
         assert!(text.contains(words), "'{words}' is not in {text}");
     }
     assert!(!text.contains("WRONG") && !text.contains("adamw"), "{text}");
-    let written = json_lines_whole(&bench, "checks.json");
+    let written = bench.json("checks.json");
     let checks = &written["checks"];
     assert!(written["model"].is_null(), "{written}");
     assert!(checks[0]["comparisons"].as_u64() > Some(10) && checks[0]["worst_16_bit"].as_f64() < Some(1e-2));
@@ -37,15 +37,10 @@ fn kernels_are_checked_and_timed() {
     for words in ["norm backward, adding", "product gate 16 x 64 x 176", "GB/s", "of a copy", "TFLOP/s"] {
         assert!(text.contains(words), "'{words}' is not in {text}");
     }
-    let written = json_lines_whole(&bench, "times.json");
+    let written = bench.json("times.json");
     let times = &written["times"];
     assert_eq!(written["model"], "nano");
     assert!(times[0]["kernel"] == "copy" && times[0]["seconds"].as_f64() > Some(0.0), "{times}");
-}
-
-fn json_lines_whole(bench: &Bench, file: &str) -> serde_json::Value {
-    let text = std::fs::read_to_string(bench.path(file)).expect("the file is there");
-    serde_json::from_str(&text).expect("JSON")
 }
 
 #[test]
@@ -78,11 +73,11 @@ fn on_a_fake(bench: &Bench, folder: &Path, flags: &str, variable: (&str, &str)) 
 }
 
 /// What the file says of each case.
-fn states(bench: &Bench, file: &str) -> Vec<String> {
+fn states(bench: &Bench) -> Vec<String> {
     let of = |row: &serde_json::Value| {
         format!("{} {}", row["case"].as_str().unwrap(), row["state"].as_str().unwrap())
     };
-    json_lines_whole(bench, file)["checks"].as_array().expect("cases").iter().map(of).collect()
+    bench.json("c.json")["checks"].as_array().expect("cases").iter().map(of).collect()
 }
 
 #[test]
@@ -92,7 +87,7 @@ fn a_kernel_that_ruins_the_device_costs_no_other_case_its_name() {
     let flags =
         "--check swiglu_and_its_backward rotary_embeddings products_of_every_orientation --json c.json";
     let mut command = on_a_fake(&bench, folder, flags, ("FAKE_CUDA_FAULT", "swiglu_forward"));
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
     let text = &outcome.stdout;
     for words in [
@@ -107,23 +102,23 @@ fn a_kernel_that_ruins_the_device_costs_no_other_case_its_name() {
     assert!(outcome.stderr.contains("and 1 were not run"), "{}", outcome.stderr);
     let [ran, faulty, rest] =
         ["rotary_embeddings wrong", "swiglu_and_its_backward wrong", "products_of_every_orientation not run"];
-    assert_eq!(states(&bench, "c.json"), [ran, faulty, rest]);
+    assert_eq!(states(&bench), [ran, faulty, rest]);
 
     // A whole model, whose kernels end in a panic.
     let flags = "--check an_f32_llama_with_tied_embeddings --json c.json";
     let mut command = on_a_fake(&bench, folder, flags, ("FAKE_CUDA_FAULT", "swiglu_forward"));
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
-    assert_eq!(states(&bench, "c.json"), ["an_f32_llama_with_tied_embeddings wrong"]);
+    assert_eq!(states(&bench), ["an_f32_llama_with_tied_embeddings wrong"]);
     assert!(outcome.stdout.contains("a fake error"), "{}", outcome.stdout);
 
     // Times: the row says so, and what was timed before it stays.
     let flags = "rope swiglu product --model nano --micro-batch 1 --seq 16 --json times.json";
     let mut command = on_a_fake(&bench, folder, flags, ("FAKE_CUDA_FAULT", "swiglu_forward"));
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
     assert!(outcome.stderr.contains("takes no more work"), "{}", outcome.stderr);
-    let written = json_lines_whole(&bench, "times.json");
+    let written = bench.json("times.json");
     let kernels: Vec<&str> =
         written["times"].as_array().unwrap().iter().map(|row| row["kernel"].as_str().unwrap()).collect();
     assert_eq!(kernels, ["copy", "rope of queries", "swiglu"]);
@@ -140,13 +135,13 @@ fn a_kernel_that_hangs_is_known_by_name() {
         on_a_fake(&bench, folder, flags, ("FAKE_CUDA_HANG", "swiglu_forward")).spawn().expect("starts");
     let hangs = || {
         std::fs::read_to_string(bench.path("c.json")).is_ok_and(|text| text.contains("not ended"))
-            && states(&bench, "c.json")[1] == "swiglu_and_its_backward not ended"
+            && states(&bench)[1] == "swiglu_and_its_backward not ended"
     };
     let child = bench.until(child, "a kernel hangs", hangs);
     signal(child.id(), Signal::KILL);
     assert_eq!(bench.finish(child).code, None);
     let rest = ["swiglu_and_its_backward not ended", "products_of_every_orientation not run"];
-    assert_eq!(states(&bench, "c.json")[1..], rest);
+    assert_eq!(states(&bench)[1..], rest);
     // So is one that is timed.
     let flags = "norm swiglu --model nano --micro-batch 1 --seq 16 --json t.json --without copy";
     let child =
@@ -161,7 +156,7 @@ fn a_kernel_that_hangs_is_known_by_name() {
     assert_eq!(bench.finish(child).code, None);
     let swiglu = serde_json::json!({"kernel": "swiglu", "group": "swiglu", "state": "not ended"});
     assert_eq!(last(), swiglu);
-    let written = json_lines_whole(&bench, "t.json");
+    let written = bench.json("t.json");
     assert!(
         written["times"][0]["seconds"].is_number() && written["times"][1]["seconds"].is_number(),
         "{written}"
@@ -174,21 +169,18 @@ fn kernels_that_do_not_compile_keep_no_others_from_running() {
     let bench = bench();
     let flags = "--check swiglu_and_its_backward products_of_every_orientation --json c.json";
     let mut command = on_a_fake(&bench, folder, flags, ("FAKE_NVRTC_REFUSE", "swiglu.cu"));
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
     for words in ["compiling swiglu", "ok    products of every orientation", "not all of them"] {
         assert!(outcome.stdout.contains(words), "'{words}' is not in {}", outcome.stdout);
     }
-    assert_eq!(
-        states(&bench, "c.json"),
-        ["swiglu_and_its_backward wrong", "products_of_every_orientation ok"]
-    );
+    assert_eq!(states(&bench), ["swiglu_and_its_backward wrong", "products_of_every_orientation ok"]);
     let flags = "swiglu rope norm --model nano --micro-batch 1 --seq 16 --json times.json --without copy";
     let mut command = on_a_fake(&bench, folder, flags, ("FAKE_NVRTC_REFUSE", "swiglu.cu"));
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     assert_eq!(outcome.code, Some(1), "{}{}", outcome.stdout, outcome.stderr);
     assert!(outcome.stderr.contains("2 of 5 kernels could not be timed"), "{}", outcome.stderr);
-    let written = json_lines_whole(&bench, "times.json");
+    let written = bench.json("times.json");
     let timed = written["times"].as_array().unwrap().iter().filter(|row| row["seconds"].is_number());
     let groups: Vec<&str> = timed.map(|row| row["group"].as_str().unwrap()).collect();
     assert_eq!(groups, ["norm", "norm", "rope"]);

@@ -14,7 +14,7 @@ fn on(bench: &Bench, folder: &Path, capability: &str, args: &str) -> Outcome {
     let mut command = bench.command(args);
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
     command.env("FAKE_CUDA_CAPABILITY", capability);
-    bench.finish(command.spawn().expect("starts"))
+    bench.outcome(&mut command)
 }
 
 /// Attention's backward of heads of 128 takes more than a block has there in bf16, but not in f32, and its forward does not.
@@ -65,7 +65,7 @@ fn a_gpu_that_no_rank_has_does_not_matter() {
         let mut command = bench.command(args);
         command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
         command.env("FAKE_CUDA_LAST", capability);
-        bench.finish(command.spawn().expect("starts"))
+        bench.outcome(&mut command)
     };
     let train = "train --model nano --data random --seq 16 --micro-batch 1 --steps 1 --device cuda --transport shm --ranks";
     // One that the kernels do not run on, and one that the compiler does not know.

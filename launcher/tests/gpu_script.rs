@@ -42,7 +42,7 @@ fn a_run_for_gpu_machines_goes_through_on_an_emulated_one() {
     let bench = bench();
     let mut command = script(&bench);
     emulated(&mut command);
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
     assert_eq!(outcome.code, Some(0), "{text}{}", outcome.stderr);
     for words in [
@@ -87,14 +87,14 @@ fn the_run_for_gpu_machines_says_what_is_wrong() {
     let mut command = script(&bench);
     emulated(&mut command);
     command.env("CARAVAN_EMULATED_DEVICE", "1,1M").env("ONLY", "speed large");
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
     assert_eq!(outcome.code, Some(1), "{text}");
     assert!(text.contains("WRONG  failed (2): caravan train") && text.contains("SOMETHING FAILED"), "{text}");
     let mut command = script(&bench);
     emulated(&mut command);
     command.env("ONLY", "everything");
-    assert_eq!(bench.finish(command.spawn().expect("starts")).code, Some(2));
+    assert_eq!(bench.outcome(&mut command).code, Some(2));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn what_there_is_no_time_for_is_no_failure() {
     let mut command = script(&bench);
     emulated(&mut command);
     command.env("BUDGET", "5").env("ONLY", "check train speed mma");
-    let text = bench.finish(command.spawn().expect("starts")).success().stdout;
+    let text = bench.outcome(&mut command).success().stdout;
     let (_, list) = text.split_once("what was shown").unwrap_or_default();
     for words in ["no time is left for caravan bench kernels --check", "nothing is compared with stage-3"] {
         assert!(list.contains(&format!("skip   {words}")), "'{words}' is not in {text}");
@@ -122,12 +122,12 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
     let bench = bench();
     let mut products = bench.command("bench kernels --check products");
     products.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-    let text = bench.finish(products.spawn().expect("starts")).success().stdout;
+    let text = bench.outcome(&mut products).success().stdout;
     assert!(text.contains("ok    products of every orientation") && text.contains("Fake GPU 0"), "{text}");
 
     let mut command = script(&bench);
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large graphs");
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
     let (_, list) = text.split_once("what was shown").unwrap_or_default();
     for words in ["memory of stage-0 is", "memory of stage-3 is", "memory of timed is", "memory of large is"]
@@ -156,7 +156,7 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
             format!("train --model nano --data random --steps 3 --seq 16 --ranks 2 --device cuda {flags}");
         let mut train = bench.command(&flags);
         train.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-        bench.finish(train.spawn().expect("starts")).success();
+        bench.outcome(&mut train).success();
     }
     bench.nothing_left();
 }
@@ -168,7 +168,7 @@ fn the_run_for_gpu_machines_measures_nccl() {
     let mut command = script(&bench);
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "nccl").env("WIRE", "nccl+threads");
     command.env("TYPE", "int32");
-    let outcome = bench.finish(command.spawn().expect("starts"));
+    let outcome = bench.outcome(&mut command);
     let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
     assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
     let (_, list) = text.split_once("what was shown").unwrap_or_default();
@@ -203,7 +203,7 @@ fn with_a_bad_kernel(bench: &Bench, folder: &Path, parts: &str, bad: (&str, &str
     command.env("PATH", format!("{}:{path}", tools.display()));
     // What hangs is waited for; what only takes long on a busy machine should not be taken for it.
     command.env("PATIENCE", if bad.0 == "FAKE_CUDA_HANG" { "3" } else { "30" });
-    bench.finish(command.spawn().expect("starts"))
+    bench.outcome(&mut command)
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn the_run_for_gpu_machines_says_that_there_is_none() {
         return harness::skip("a machine without a GPU: NVIDIA's driver is here");
     }
     let bench = bench();
-    let outcome = bench.finish(script(&bench).spawn().expect("starts"));
+    let outcome = bench.outcome(&mut script(&bench));
     assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
     for words in ["no GPU that can be used", "NVIDIA's driver was not found"] {
         assert!(outcome.stderr.contains(words), "{}", outcome.stderr);

@@ -95,7 +95,7 @@ impl<'a> Hosts<'a> {
     }
 
     fn run(&self, line: &str) -> Outcome {
-        self.bench.finish(self.command(line).spawn().expect("the program starts"))
+        self.bench.outcome(&mut self.command(line))
     }
 
     fn command(&self, line: &str) -> Command {

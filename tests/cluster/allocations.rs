@@ -119,7 +119,7 @@ impl<'a> Slurm<'a> {
     }
 
     fn run(&self, line: &str) -> Outcome {
-        self.bench.finish(self.command(line).spawn().expect("the program starts"))
+        self.bench.outcome(&mut self.command(line))
     }
 
     /// How Slurm says that a job has ended; `sbatch --wait` asks seconds later.
@@ -378,7 +378,7 @@ fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     let mut shell = Command::new("bash");
     shell.args(["-n", "job.sh"]);
     bench.prepare(&mut shell);
-    bench.finish(shell.spawn().unwrap()).success();
+    bench.outcome(&mut shell).success();
     // Also where jobs take nothing from the environment of who submits them.
     let export = if nodes == 1 { "ALL" } else { "NONE" };
     let ended = slurm.batch(&format!("--export={export} job.sh"));
@@ -405,7 +405,7 @@ fn scripts_are_valid_for_the_shell() {
         let mut shell = Command::new("bash");
         shell.args(["-n", "job.sh"]);
         bench.prepare(&mut shell);
-        bench.finish(shell.spawn().unwrap()).success();
+        bench.outcome(&mut shell).success();
     }
     bench.run("sbatch --nodes 2 --ranks-per-node 4 -- train --ranks 3").refusal(2, &["--ranks 3", "8"]);
     bench.run("sbatch --nodes 2 -- doctor").refusal(2, &["no ranks"]);

@@ -43,7 +43,7 @@ fn every_stage_over_mpi_gives_the_same_bits() {
         for (i, flags) in variants.iter().enumerate() {
             let name = format!("mpi-{ranks}-{i}");
             let line = format!("{CARAVAN} {}", traced(&name, &format!("--transport mpi {flags}")));
-            bench.finish(mpirun.run(&bench, &[(ranks, &line)]).spawn().unwrap()).success();
+            bench.outcome(&mut mpirun.run(&bench, &[(ranks, &line)])).success();
             same(&bench, &own, &name);
         }
     }
@@ -62,7 +62,7 @@ fn devices_under_every_launcher_give_the_same_bits() {
     bench.text("text.txt", 1500);
     let run = |mut command: Command| {
         command.env("CARAVAN_EMULATED_DEVICE", "2,256M").env("CARAVAN_CACHE", env!("CARGO_TARGET_TMPDIR"));
-        bench.finish(command.spawn().expect("it starts")).success();
+        bench.outcome(&mut command).success();
     };
     let cuda = "--device cuda --stage 2 --threads 1";
     run(bench.command(&traced("own", &format!("{cuda} --ranks 2 --transport shm"))));
@@ -86,11 +86,11 @@ fn shared_memory_inside_nodes_and_mpi_between_them() {
     bench.run(&traced("own", "--ranks 4")).success();
     let nodes = "--transport shm+mpi --ranks-per-node 2";
     let line = format!("{CARAVAN} {}", traced("nodes", nodes));
-    bench.finish(mpirun.run(&bench, &[(4, &line)]).spawn().unwrap()).success();
+    bench.outcome(&mut mpirun.run(&bench, &[(4, &line)])).success();
     same(&bench, "own", "nodes");
     for operation in ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"] {
         let line = format!("{CARAVAN} bench {operation} -b 1K -e 1M -f 32 -n 3 -w 1 {nodes}");
-        let table = bench.finish(mpirun.run(&bench, &[(4, &line)]).spawn().unwrap()).success().stdout;
+        let table = bench.outcome(&mut mpirun.run(&bench, &[(4, &line)])).success().stdout;
         assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
     }
     bench.nothing_left();
@@ -119,7 +119,7 @@ fn emulated_links_over_mpi() {
     ] {
         let run = |args: &str| {
             let line = format!("{CARAVAN} {args} {flags}");
-            bench.finish(mpirun.run(&bench, &[(4, &line)]).spawn().unwrap()).success()
+            bench.outcome(&mut mpirun.run(&bench, &[(4, &line)])).success()
         };
         run(&traced(name, ""));
         same(&bench, "own", name);
@@ -144,7 +144,7 @@ fn eval_and_overlap_run_under_every_launcher() {
         for transport in Mpirun::transports() {
             let run = |args: &str| {
                 let line = format!("{CARAVAN} {args} --transport {transport}");
-                bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap()).success()
+                bench.outcome(&mut mpirun.run(&bench, &[(3, &line)])).success()
             };
             let found = run("eval --model own --data text.txt --seq 16 --json").json();
             assert_eq!(found["loss"], expected["loss"], "{} {transport}", mpirun.program());
@@ -177,7 +177,7 @@ fn a_failing_rank_takes_the_job_down_with_its_reason() {
             let bench = bench();
             bench.text("text.txt", 6000);
             let line = format!("{CARAVAN} {TRAIN} --transport {transport} --metrics /dev/full");
-            let outcome = bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap());
+            let outcome = bench.outcome(&mut mpirun.run(&bench, &[(3, &line)]));
             fails(&outcome, &["rank 0: cannot write metrics to /dev/full", "No space left"]);
             bench.nothing_left();
         }
@@ -264,7 +264,7 @@ fn a_mixed_launch_names_the_difference() {
         let other_text = TRAIN.replace("text.txt", "other.txt");
         let train = format!("{CARAVAN} {TRAIN} --transport {transport}");
         let mixed = |one: &str, other: &str, words: &[&str]| {
-            let outcome = bench.finish(mpirun.run(&bench, &[(1, one), (1, other)]).spawn().unwrap());
+            let outcome = bench.outcome(&mut mpirun.run(&bench, &[(1, one), (1, other)]));
             fails(&outcome, words);
             fails(&outcome, &["ranks were started with different arguments"]);
             bench.nothing_left();
@@ -295,7 +295,7 @@ fn one_rank_with_nonsense_ends_the_job() {
             let line = format!("{CARAVAN} bench all_reduce -b 1K -e 1K -n 1 --rendezvous-timeout 30");
             let since = Instant::now();
             let parts = [(1, line.as_str()), (1, &format!("{line} {nonsense}"))];
-            let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+            let outcome = bench.outcome(&mut mpirun.run(&bench, &parts));
             fails(&outcome, &[nonsense.split(' ').next().unwrap_or_default()]);
             assert!(since.elapsed().as_secs() < 20, "{} {nonsense}: {outcome:?}", mpirun.program());
             bench.nothing_left();
@@ -312,7 +312,7 @@ fn a_rank_that_never_arrives_is_named() {
         // The one that does not come is ended with the job.
         // One that comes: of two, one could be late as well.
         let parts = [(1, line.as_str()), (1, "sleep 1000")];
-        let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+        let outcome = bench.outcome(&mut mpirun.run(&bench, &parts));
         fails(&outcome, &["rank 1 of 2 did not arrive", "within 1s"]);
         bench.nothing_left();
     });
@@ -325,7 +325,7 @@ fn another_librarys_mpirun_is_named() {
     bench.text("text.txt", 6000);
     for mpirun in Mpirun::ALL.into_iter().filter(|m| *m != built_in && harness::installed(m.program())) {
         let line = format!("{CARAVAN} {TRAIN} --transport mpi");
-        let outcome = bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap());
+        let outcome = bench.outcome(&mut mpirun.run(&bench, &[(2, &line)]));
         fails(&outcome, &["of 2, but", "says rank 0 of 1", "take the mpirun of that library"]);
         bench.nothing_left();
     }
@@ -366,7 +366,7 @@ fn a_missing_ucx_names_its_package() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "bash", "-c", &run]);
     bench.prepare(&mut command);
-    let outcome = bench.finish(command.spawn().unwrap());
+    let outcome = bench.outcome(&mut command);
     if outcome.stderr.contains("unshare:") || outcome.stderr.contains("mount:") {
         return skip(&format!("this machine lets root mount nothing: {}", outcome.stderr.trim()));
     }

@@ -2,8 +2,6 @@
 
 use crate::{CARAVAN, Mpirun, bench};
 use harness::OPERATIONS;
-use serde_json::Value;
-use std::fs;
 
 /// The program built against some MPI, and its launcher; nothing in a build without.
 fn launcher() -> Option<Mpirun> {
@@ -25,10 +23,10 @@ fn every_operation_is_exact_in_every_form() {
                 "{CARAVAN} bench {operation} -b 1K -e 256K -f 16 -n 3 -w 1 -r all --transport mpi --algo native \
                  --json r.json {form}"
             );
-            let outcome = bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap());
+            let outcome = bench.outcome(&mut mpirun.run(&bench, &[(3, &line)]));
             let outcome = outcome.success();
             assert!(outcome.stdout.contains("# Out of bounds values : 0 OK"), "{}", outcome.stdout);
-            let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+            let json = bench.json("r.json");
             let library = json["transport_library"].as_str().unwrap();
             assert!(["Open MPI ", "MPICH "].iter().any(|l| library.starts_with(l)), "{library}");
             let rows = json["results"].as_array().unwrap();
@@ -43,7 +41,7 @@ fn every_operation_is_exact_in_every_form() {
         }
     }
     let line = format!("{CARAVAN} bench barrier -n 20 --transport mpi --algo native");
-    bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap()).success();
+    bench.outcome(&mut mpirun.run(&bench, &[(3, &line)])).success();
     bench.nothing_left();
 }
 
@@ -55,7 +53,7 @@ fn four_ranks_finish_every_operation_over_mpi() {
     for operation in OPERATIONS.into_iter().chain(["barrier"]) {
         let sizes = if operation == "barrier" { "" } else { "-b 1K -e 1M -f 32" };
         let line = format!("{CARAVAN} bench {operation} {sizes} -n 5 -w 1 --transport mpi");
-        let table = bench.finish(mpirun.run(&bench, &[(4, &line)]).spawn().unwrap()).success().stdout;
+        let table = bench.outcome(&mut mpirun.run(&bench, &[(4, &line)])).success().stdout;
         assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
     }
     bench.nothing_left();
@@ -70,7 +68,7 @@ fn types_that_mpi_reduces_are_exact() {
             let line = format!(
                 "{CARAVAN} bench all_reduce -d {dtype} -o {op} -b 3K -e 3K -n 1 -w 1 --transport mpi --algo native"
             );
-            let outcome = bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap());
+            let outcome = bench.outcome(&mut mpirun.run(&bench, &[(2, &line)]));
             // What a library gets wrong is refused instead.
             let signed_only = mpirun == Mpirun::Mpich && outcome.code != Some(0);
             if signed_only && dtype == "uint32" && ["min", "max"].contains(&op) {
@@ -91,7 +89,7 @@ fn one_rank_with_native_is_named_at_once() {
     let line = format!("{CARAVAN} bench all_reduce -b 1K -e 1K -n 1 --transport mpi --call-timeout 30");
     let parts = [(1, line.as_str()), (1, &format!("{line} --algo native"))];
     let since = std::time::Instant::now();
-    let outcome = bench.finish(mpirun.run(&bench, &parts).spawn().unwrap());
+    let outcome = bench.outcome(&mut mpirun.run(&bench, &parts));
     assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
     let said = "different arguments: rank 1 with '--algo native', rank 0 with nothing";
     assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
@@ -111,7 +109,7 @@ fn what_mpi_cannot_do_is_refused_by_name() {
         ("broadcast -m 2", &["broadcast", "blocking", "-m"]),
     ] {
         let line = format!("{CARAVAN} bench {flags} -b 1K -e 1K --transport mpi --algo native");
-        let outcome = bench.finish(mpirun.run(&bench, &[(2, &line)]).spawn().unwrap());
+        let outcome = bench.outcome(&mut mpirun.run(&bench, &[(2, &line)]));
         assert!(outcome.code.is_some_and(|c| c != 0), "{outcome:?}");
         assert!(!outcome.stdout.contains("# Collective test"), "before the table: {}", outcome.stdout);
         for word in words {
@@ -129,7 +127,7 @@ fn more_elements_than_mpi_counts_are_refused_before_the_first_row() {
     let line = format!(
         "{CARAVAN} bench broadcast -d int8 -b 525K -e 2100M -f 4096 -n 1 -w 0 -c 0 --transport mpi --algo native"
     );
-    let outcome = bench.finish(mpirun.run(&bench, &[(1, &line)]).spawn().unwrap());
+    let outcome = bench.outcome(&mut mpirun.run(&bench, &[(1, &line)]));
     assert_eq!(outcome.code, Some(2), "{outcome:?}");
     assert!(!outcome.stdout.contains("# Collective test"), "before the table: {}", outcome.stdout);
     for words in ["elements; MPI's own collectives take up to 2147483647", "-e", "--algo auto"] {
@@ -145,11 +143,11 @@ fn all_types_and_reductions_leave_out_what_mpi_lacks() {
     let line = format!(
         "{CARAVAN} bench reduce_scatter -d all -o all -b 3K -e 3K -n 1 -w 1 --transport mpi --algo native --json r.json"
     );
-    let table = bench.finish(mpirun.run(&bench, &[(3, &line)]).spawn().unwrap()).success().stdout;
+    let table = bench.outcome(&mut mpirun.run(&bench, &[(3, &line)])).success().stdout;
     assert!(table.contains("# skipped bfloat16 sum: MPI has no bf16"), "{table}");
     assert!(table.contains("# skipped float avg: MPI has no average"), "{table}");
     assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
-    let json: Value = serde_json::from_slice(&fs::read(bench.path("r.json")).unwrap()).unwrap();
+    let json = bench.json("r.json");
     let (rows, skipped) = (&json["results"], &json["config"]["skipped"]);
     assert_eq!(rows.as_array().unwrap().len() + skipped.as_array().unwrap().len(), 10 * 5, "{json}");
     bench.nothing_left();

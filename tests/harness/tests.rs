@@ -88,7 +88,7 @@ fn programs_hear_nothing_of_a_launcher_of_the_tests() {
         tests.env(name, "heard");
     }
     tests.env("CARAVAN_TUNING", "heard").env("CARAVAN_CACHE", "kept");
-    let said = bench.finish(tests.spawn().unwrap()).success().stdout;
+    let said = bench.outcome(&mut tests).success().stdout;
     assert!(said.contains("CARAVAN_CACHE=kept") && said.contains("UCX_TLS=chosen"), "{said}");
     assert!(!said.contains("=heard"), "{said}");
 }
@@ -100,7 +100,7 @@ fn programs_hear_what_they_are_told() {
     let mut command = Command::new("env");
     command.env("UCX_TLS", "chosen");
     bench.prepare(&mut command);
-    let said = bench.finish(command.spawn().unwrap()).success().stdout;
+    let said = bench.outcome(&mut command).success().stdout;
     assert!(said.contains("UCX_TLS=chosen\n") && said.contains("CARAVAN_TEST"), "{said}");
     print!("{said}");
 }

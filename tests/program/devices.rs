@@ -19,7 +19,7 @@ fn on(bench: &Bench, gpus: &str, args: &str) -> Command {
 }
 
 fn run(bench: &Bench, gpus: &str, args: &str) -> Outcome {
-    bench.finish(on(bench, gpus, args).spawn().expect("the program starts"))
+    bench.outcome(&mut on(bench, gpus, args))
 }
 
 const TRAIN: &str =
@@ -173,7 +173,7 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
             command.env_remove(name);
         }
         command.env("FAKE_CUDA_VERSION", version);
-        bench.finish(command.spawn().expect("the program starts")).refusal(2, words);
+        bench.outcome(&mut command).refusal(2, words);
     };
     refused("11040", &["--device cuda cannot be used", "CUDA 11.4", "12.0 or newer", "driver 525"]);
     if std::path::Path::new("/usr/local/cuda").exists() {
@@ -207,7 +207,7 @@ fn what_is_not_asked_for_is_not_opened() {
     let run = |args: &str| {
         let mut command = bench.command(args);
         command.env("CARAVAN_CUDA_LIBRARIES", bench.path(".")).env("LD_LIBRARY_PATH", bench.path("."));
-        bench.finish(command.spawn().expect("the program starts"))
+        bench.outcome(&mut command)
     };
     run(&format!("{TRAIN} --ranks 2")).success();
     run("bench all_reduce -b 1K -e 1K -n 2 --ranks 2 --transport shm").success();

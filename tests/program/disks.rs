@@ -159,7 +159,7 @@ fn a_file_that_may_not_grow_leaves_nothing() {
         let mut command = Command::new("bash");
         command.args(["-c", &format!("ulimit -c 0 -f {kibibytes}; exec {CARAVAN} {args}")]);
         bench.prepare(&mut command);
-        bench.finish(command.spawn().unwrap()).refusal(1, &words);
+        bench.outcome(&mut command).refusal(1, &words);
         assert_eq!(bench.names(), ["text.txt"]);
         bench.nothing_left();
     }
@@ -178,7 +178,7 @@ fn a_model_that_cannot_be_saved_and_is_ruined_is_told_as_both() {
         command.args(["-c", &format!("ulimit -c 0 -f 64; {run}")]);
         bench.prepare(&mut command);
         let words = ["--save", "File too large", "; the loss of nano after step 1 is NaN", "--lr"];
-        bench.finish(command.spawn().unwrap()).refusal(1, &words);
+        bench.outcome(&mut command).refusal(1, &words);
         bench.nothing_left();
     }
 }
@@ -211,7 +211,7 @@ fn standard_output_that_goes_to_a_file_keeps_what_is_there() {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("exec {CARAVAN} {flags} --quiet >> log")]);
         bench.prepare(&mut shell);
-        bench.finish(shell.spawn().unwrap()).success();
+        bench.outcome(&mut shell).success();
         fs::read_to_string(bench.path("log")).unwrap()
     };
     bench.file("log", "{\"before\": 1}\n");

@@ -44,7 +44,7 @@ fn doctor_sees_the_memory_that_a_control_group_grants() {
     let mut command = std::process::Command::new("bash");
     command.args(["-c", &run]);
     bench.prepare(&mut command);
-    let outcome = bench.finish(command.spawn().unwrap());
+    let outcome = bench.outcome(&mut command);
     if outcome.code == Some(77) {
         return harness::skip(&format!(
             "no memory control group can be made here: {}",
@@ -63,7 +63,7 @@ fn doctor_says_what_brings_what_is_missing() {
     }
     let mut command = bench.command("doctor");
     command.env("CARAVAN_CUDA_LIBRARIES", bench.path("")).env("PATH", "/nowhere");
-    let text = bench.finish(command.spawn().unwrap()).success().stdout;
+    let text = bench.outcome(&mut command).success().stdout;
     let line = |name: &str| {
         text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"))
     };

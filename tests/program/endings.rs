@@ -281,7 +281,7 @@ fn memory_that_the_system_refuses_is_an_error() {
     command.args(["-c", &run]);
     bench.prepare(&mut command);
     let words = ["rank 0 failed: allocating", "bytes of memory: the system has no more"];
-    bench.finish(command.spawn().unwrap()).refusal(1, &words);
+    bench.outcome(&mut command).refusal(1, &words);
     bench.nothing_left();
 }
 

@@ -45,7 +45,7 @@ fn who_knows_where_to_meet_but_not_who_it_is_is_no_run_of_its_own() {
         let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
         let mut command = bench.command(&format!("{train} {flags}"));
         command.envs([variable]);
-        bench.finish(command.spawn().unwrap())
+        bench.outcome(&mut command)
     };
     for variable in
         [("CARAVAN_RENDEZVOUS", "head:29500"), ("CARAVAN_LOCAL_RANK", "0"), ("CARAVAN_LOCAL_SIZE", "3")]

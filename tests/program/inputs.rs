@@ -21,7 +21,7 @@ fn what_no_rank_can_read_is_told_once() {
     let run = |flags: &str, input: &std::path::Path| {
         let mut command = bench.command(&format!("{train} {flags}"));
         command.stdin(fs::File::open(input).unwrap());
-        bench.finish(command.spawn().unwrap())
+        bench.outcome(&mut command)
     };
     for (flags, input, words) in [
         ("--data /dev/stdin", bench.path("a.bin"), ["--data /dev/stdin", "/a.bin"]),
@@ -185,7 +185,7 @@ fn names_of_models_and_tokenizers_need_not_be_text() {
     let train = "train --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet";
     let run = |args: &str, more: &[&OsStr]| {
         let mut command = bench.command(args);
-        bench.finish(command.args(more).spawn().unwrap()).success()
+        bench.outcome(command.args(more)).success()
     };
     let [flag, save] = ["--tokenizer", "--save"].map(OsStr::new);
     run(&format!("{train} --model nano"), &[flag, tokenizer, save, model]);
@@ -239,7 +239,7 @@ fn what_has_zero_bytes_is_no_text() {
     assert!(!bench.path("t.bin").exists());
     // Of what nobody named, it is left out.
     let mut command = bench.command(train);
-    let told = bench.finish(command.current_dir(bench.path("corpus")).spawn().unwrap()).success();
+    let told = bench.outcome(command.current_dir(bench.path("corpus"))).success();
     assert!(
         told.stderr.contains("without 1 that cannot be read or are no text, ./utf16.txt"),
         "{}",
@@ -280,7 +280,7 @@ fn tokens_take_the_place_of_no_stream() {
         shell.args(["-c", &format!("exec {program} tokenize --data text.txt --out {out} {to}")]);
         bench.prepare(&mut shell);
         bench
-            .finish(shell.spawn().unwrap())
+            .outcome(&mut shell)
             .refusal(2, &[&format!("--out {out} "), "stream", "a regular file by its name"]);
         assert_eq!(fs::read_to_string(bench.path("log")).unwrap(), "before\n", "{out}");
     }

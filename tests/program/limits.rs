@@ -13,7 +13,7 @@ fn too_few_open_files_are_named() {
     let line = format!("ulimit -n 100; exec {program} bench barrier --ranks 64 -n 1 -w 0");
     let mut command = Command::new("sh");
     bench.prepare(command.args(["-c", &line]));
-    let outcome = bench.finish(command.spawn().expect("a shell"));
+    let outcome = bench.outcome(&mut command);
     outcome.refusal(1, &["limit of open files (ulimit -n)"]);
 }
 
@@ -27,7 +27,7 @@ fn files_that_may_not_be_large_are_named_where_they_are_memory() {
         let line = format!("ulimit -c 0 -f {kibibytes}; exec {} {train}", env!("CARGO_BIN_EXE_caravan"));
         let mut command = Command::new("bash");
         bench.prepare(command.args(["-c", &line]));
-        let outcome = bench.finish(command.spawn().expect("a shell"));
+        let outcome = bench.outcome(&mut command);
         outcome.refusal(1, &["file sizes (ulimit -f)", "can be raised"]);
     }
     bench.nothing_left();
@@ -47,7 +47,7 @@ fn too_little_shared_memory_is_named_where_ucx_takes_it() {
     let line = format!("mount -t tmpfs -o size=9m none /dev/shm && {run}");
     let mut command = Command::new("unshare");
     bench.prepare(command.args(["--mount", "sh", "-c", &line]));
-    let outcome = bench.finish(command.spawn().expect("unshare"));
+    let outcome = bench.outcome(&mut command);
     if outcome.stderr.contains("unshare:") || outcome.stderr.contains("mount:") {
         return skip(&format!("UCX in a small /dev/shm: {}", outcome.stderr.trim()));
     }

@@ -40,7 +40,7 @@ fn on_terminal(kind: &str, args: &str) -> String {
     command.args(["-qec", &format!("{} {args}", env!("CARGO_BIN_EXE_caravan")), "/dev/null"]);
     bench.prepare(&mut command);
     command.env("TERM", kind);
-    bench.finish(command.spawn().unwrap()).success().stdout
+    bench.outcome(&mut command).success().stdout
 }
 
 /// There no bar can be drawn, and lines can.

@@ -82,11 +82,11 @@ fn the_directory_that_a_run_is_in_is_not_replaced() {
     {
         let mut command = bench.command(&format!("{train} {save}"));
         bench
-            .finish(command.current_dir(bench.path(from)).spawn().unwrap())
+            .outcome(command.current_dir(bench.path(from)))
             .refusal(2, &[&format!("--save: {save}"), "this run is in it", "from outside"]);
     }
     let mut command = bench.command(&format!("{train} ../../m"));
-    bench.finish(command.current_dir(bench.path("empty/inner")).spawn().unwrap()).success();
+    bench.outcome(command.current_dir(bench.path("empty/inner"))).success();
 }
 
 /// Runs as a user who has nothing in the scratch folder, or has no more rights than anybody. None, and a skip, where that

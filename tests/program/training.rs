@@ -294,7 +294,7 @@ fn nothing_that_was_asked_for_is_left_out_in_silence() {
     let flags = "--steps 1 --micro-batch 1 --sample 0 --ranks 2";
     let mut command = bench.command(&format!("train --model nano {flags}"));
     command.current_dir(bench.path("corpus"));
-    let said = bench.finish(command.spawn().unwrap()).success().stderr;
+    let said = bench.outcome(&mut command).success().stderr;
     assert!(
         said.contains("5400 tokens of ./small.txt (without 1 that") && said.contains("latin1.txt"),
         "{said}"
@@ -335,7 +335,7 @@ fn more_token_files_than_a_process_may_have_open_at_first_are_as_good_as_few() {
     let mut command = std::process::Command::new("bash");
     command.args(["-c", &format!("ulimit -Sn 64; exec {program} {train}")]);
     bench.prepare(&mut command);
-    bench.finish(command.spawn().unwrap()).success();
+    bench.outcome(&mut command).success();
 }
 
 /// The directory's own tokenizer is for text: where none is read, one that is of no use keeps nobody from tokens.

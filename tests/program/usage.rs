@@ -107,7 +107,7 @@ fn a_launcher_that_disagrees_is_named() {
     let run = |flags: &str, variables: &[(&str, &str)]| {
         let mut command = bench.command(&format!("train --model nano --data text.txt {flags}"));
         command.envs(variables.iter().copied());
-        bench.finish(command.spawn().unwrap())
+        bench.outcome(&mut command)
     };
     let two = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
     run("--ranks 3", &two).refusal(2, &["--ranks 3", "one of 2 ranks", "-u CARAVAN_RANK"]);
@@ -133,7 +133,7 @@ fn a_launcher_that_disagrees_is_named() {
     let line =
         format!("'{}' train --model nano --data text.txt --ranks 3; exit $?", env!("CARGO_BIN_EXE_caravan"));
     command.args(["-c", &line]).envs(left);
-    bench.finish(command.spawn().unwrap()).refusal(2, &["--ranks 3", "one of 4 ranks that srun started"]);
+    bench.outcome(&mut command).refusal(2, &["--ranks 3", "one of 4 ranks that srun started"]);
     // Ranks of PyTorch's that no torchrun has started would each be a run.
     let torch = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7")];
     run("", &torch).refusal(2, &["RANK=1", "CARAVAN_RANK=1", "CARAVAN_RENDEZVOUS=node7:PORT", "--ranks N"]);
@@ -150,7 +150,7 @@ fn what_is_advised_of_ranks_is_not_refused_next() {
     let run = |args: &str, world: Option<&str>| {
         let mut command = bench.command(args);
         command.envs(world.into_iter().flat_map(|world| [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", world)]));
-        bench.finish(command.spawn().unwrap())
+        bench.outcome(&mut command)
     };
     for args in ["bench send_recv", "bench tune"] {
         run(&format!("{args} --ranks 1"), None).refusal(2, &["take --ranks 2 or more"]);
@@ -193,7 +193,7 @@ fn ranks_of_a_launcher_that_a_host_cannot_hold_are_refused() {
         for args in bench_all.iter().map(String::as_str).chain([train]) {
             let mut command = bench.command(args);
             command.envs([("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "8"), ("CARAVAN_LOCAL_SIZE", local)]);
-            bench.finish(command.spawn().unwrap()).refusal(2, &[holds, "TiB", "this machine has"]);
+            bench.outcome(&mut command).refusal(2, &[holds, "TiB", "this machine has"]);
         }
     }
     bench.nothing_left();
@@ -268,7 +268,7 @@ fn data_that_cannot_be_used_are_refused() {
         if flags.is_empty() {
             command.current_dir(bench.path("void"));
         }
-        bench.finish(command.spawn().unwrap()).refusal(2, words);
+        bench.outcome(&mut command).refusal(2, words);
     }
     // Only what can be lower, and helps, is advised: nobody here chooses how many ranks another starts.
     for (flags, variables, advice) in [
@@ -282,7 +282,7 @@ fn data_that_cannot_be_used_are_refused() {
     ] {
         let mut command =
             bench.command(&format!("train --model nano --data short.txt --val-fraction 0.5 {flags}"));
-        let told = bench.finish(command.envs(variables.iter().copied()).spawn().unwrap());
+        let told = bench.outcome(command.envs(variables.iter().copied()));
         let told = told.refusal(2, &["shorter than one batch", advice]);
         assert!(told.stderr.trim_end().ends_with(advice), "{}", told.stderr);
     }
@@ -344,7 +344,7 @@ fn what_is_read_is_not_overwritten_and_what_is_saved_is_not_lost() {
     // A name that is no text is as good as any.
     let name = std::ffi::OsStr::from_bytes(b"m\xff");
     let mut command = bench.command(&format!("{train} --metrics run.jsonl"));
-    bench.finish(command.arg("--save").arg(name).spawn().unwrap()).success();
+    bench.outcome(command.arg("--save").arg(name)).success();
     assert!(bench.path(".").join(name).join("config.json").is_file());
     assert!(fs::read_to_string(bench.path("run.jsonl")).unwrap().contains("m\u{fffd}"));
 }
@@ -386,11 +386,11 @@ fn what_only_other_commands_take_is_told_so() {
     bench.text("random tokens", 20_000);
     let mut command = bench.command("eval --model m --json --data");
     command.arg("random tokens");
-    let told = bench.finish(command.spawn().unwrap()).success().json();
+    let told = bench.outcome(&mut command).success().json();
     assert_eq!(told["data"]["source"], "random tokens");
     let mut command = bench.command("train --model nano --steps 1 --micro-batch 1 --sample 0 --data");
     command.arg("random tokens");
-    let told = bench.finish(command.spawn().unwrap()).success();
+    let told = bench.outcome(&mut command).success();
     assert!((told.stdout + &told.stderr).contains("tokens of random tokens"));
 }
 
@@ -459,7 +459,7 @@ fn a_typing_error_ends_the_job_only_where_there_are_ranks() {
         let mut command = bench.command(args);
         let variables = [("PMI_RANK", "0".to_owned()), ("PMI_SIZE", "2".to_owned())];
         command.envs(variables).env("PMI_FD", theirs.as_raw_fd().to_string());
-        assert_eq!(bench.finish(command.spawn().unwrap()).code, Some(2), "{args}");
+        assert_eq!(bench.outcome(&mut command).code, Some(2), "{args}");
         manager.set_nonblocking(true).unwrap();
         let mut said = [0; 64];
         let bytes = manager.read(&mut said).unwrap_or(0);

@@ -164,13 +164,13 @@ mod tests {
         let x: Vec<f32> = (0..3 * GRAIN + 5).map(|i| (i as f32).sin()).collect();
         let run = |threads: usize| {
             let mut sum: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
-            let mut rounded = vec![half::bf16::ZERO; x.len()];
+            let mut rounded = vec![collectives::bf16::ZERO; x.len()];
             let mut squared = vec![0f64; x.len() / NORM_BLOCK];
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut work = || {
                 parted(&mut sum, &x, 1, add);
                 parted(&mut rounded, &sum, 1, round);
-                parted(&mut squared, &sum, NORM_BLOCK, squares::<half::bf16, f32>);
+                parted(&mut squared, &sum, NORM_BLOCK, squares::<collectives::bf16, f32>);
             };
             if threads > 1 {
                 pool.install(work)

@@ -278,11 +278,12 @@ mod tests {
         let a = AdamW::default();
         let c = a.coefficients(3, 1e-3, 0.7);
         let n = 1000;
-        let g: Vec<half::bf16> = (0..n).map(|i| half::bf16::from_f32((i as f32).sin())).collect();
+        let g: Vec<collectives::bf16> =
+            (0..n).map(|i| collectives::bf16::from_f32((i as f32).sin())).collect();
         let start: Vec<f32> = (0..n).map(|i| (i as f32).cos()).collect();
         let run = |cuts: &[usize]| {
             let (mut w, mut m, mut v) = (start.clone(), vec![0.1f32; n], vec![0.2f32; n]);
-            let mut p = vec![half::bf16::ZERO; n];
+            let mut p = vec![collectives::bf16::ZERO; n];
             for cut in cuts.windows(2) {
                 let r = cut[0]..cut[1];
                 let (m, v) = (&mut m[r.clone()], &mut v[r.clone()]);
@@ -300,7 +301,7 @@ mod tests {
         let gradient: Vec<f32> = (0..n).map(|i| (i as f32).sin()).collect();
         let run = |threads: usize| {
             let mut w: Vec<f32> = gradient.iter().map(|x| 1.0 - x).collect();
-            let (mut m, mut v, mut p) = (vec![0.1f32; n], vec![0.2f32; n], vec![half::bf16::ZERO; n]);
+            let (mut m, mut v, mut p) = (vec![0.1f32; n], vec![0.2f32; n], vec![collectives::bf16::ZERO; n]);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let part =
                 Part { gradient: &gradient, master: Some(&mut w), m: &mut m, v: &mut v, param: &mut p[..] };

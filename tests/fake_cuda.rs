@@ -1,0 +1,34 @@
+//! CUDA's libraries as ones that run on the processor: kernels do nothing, products and collectives are what they should be.
+
+use crate::{installed, nvidia_driver, skip_all};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Their sources, and the names by which they are found.
+const LIBRARIES: [(&str, &str); 4] = [
+    ("driver", "libcuda.so.1"),
+    ("nccl", "libnccl.so.2"),
+    ("nvrtc", "libnvrtc.so.13"),
+    ("cublaslt", "libcublasLt.so.13"),
+];
+
+/// Builds those whose sources are `wanted` in this folder, which it gives; `None`, with a skip of what they are for, where
+/// there is no C compiler, or a real driver. They are found by who sets `CARAVAN_CUDA_LIBRARIES`.
+pub fn fake_cuda(about: &str, folder: PathBuf, wanted: &[&str]) -> Option<PathBuf> {
+    if nvidia_driver() || !installed("cc") {
+        skip_all(about, "there is a real driver, or no C compiler (cc)");
+        return None;
+    }
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda");
+    for (source, library) in LIBRARIES.iter().filter(|(source, _)| wanted.contains(source)) {
+        // Another program may have loaded the last one.
+        let unfinished = folder.join(format!("{library}.{}", std::process::id()));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
+        compiler.arg(sources.join(source).with_extension("c")).arg("-o").arg(&unfinished);
+        assert!(compiler.status().expect("a compiler").success(), "{compiler:?}");
+        std::fs::rename(&unfinished, folder.join(library)).expect("a library");
+    }
+    Some(folder)
+}
