@@ -3,13 +3,13 @@
 use crate::agree;
 use crate::args::Precision;
 use crate::failure::{Failure, Result};
-use collectives::{Communicator, ReduceOp};
+use collectives::Communicator;
 use models::Batch;
 use models::tokens::{Tokens, Windows};
 
-/// Sums of windows that ranks add in one call: so few that the engine has room for them anyway, and a run holds no more
-/// after an evaluation than was planned for its steps.
-const AT_ONCE: usize = 8;
+/// Sums of windows that a rank gives the others in one call: so few that the engine has room for them anyway, and a run
+/// holds no more after an evaluation than was planned for its steps.
+const AT_ONCE: usize = 16;
 
 /// Deals the windows out in batches, of as many as there is room for (tokens, and those that they predict), batch b to rank
 /// b modulo `world`, and gives the mean loss of all; a last window is shorter, `rest` tokens, and a batch of its own unless
@@ -35,17 +35,17 @@ pub fn mean_loss(
     // Where a batch's windows begin; the shorter one follows all others.
     let all = windows.count() + usize::from(rest > 0);
     let begin = |batch: usize| if batch <= whole { (batch * rows).min(windows.count()) } else { all };
-    let (mut total, mut sums, mut unread) = (0f64, Vec::new(), String::new());
+    let width = rows.min(AT_ONCE);
+    let mut mine = vec![0f64; rows.next_multiple_of(width)];
+    let (mut part, mut sums) = (vec![0f64; width * comm.size()], vec![0f64; rows * comm.size()]);
+    let (mut total, mut unread) = (0f64, String::new());
     for from in (0..batches).step_by(comm.size()) {
-        let start = begin(from);
-        sums.clear();
-        sums.resize(begin(from + comm.size()) - start, 0f64);
         let batch = from + comm.rank();
         if batch < batches {
             let (first, end) = (begin(batch), begin(batch + 1));
             let (rows, length) = (end - first, if batch < whole { windows.length() } else { rest });
             let (inputs, targets) = (&mut inputs[..rows * length], &mut targets[..rows * length]);
-            let sums = &mut sums[first - start..end - start];
+            let sums = &mut mine[..rows];
             match windows.read(tokens, first, length, inputs, targets) {
                 Ok(()) => losses(Some(&Batch { tokens: inputs, targets, rows, length }), Sums(sums))?,
                 Err(why) => {
@@ -58,12 +58,17 @@ pub fn mean_loss(
         } else {
             losses(None, Sums(&mut []))?;
         }
-        // Each sum is on one rank and zero on the others, so adding over ranks is exact; then the order is that of
-        // the windows, whoever had them.
-        for part in sums.chunks_mut(AT_ONCE) {
-            comm.all_reduce_in_place(part, ReduceOp::Sum)?;
+        // Added in the order of the windows, whoever had them.
+        let start = begin(from);
+        let of = |rank: usize| begin(from + rank) - start..begin(from + rank + 1) - start;
+        for (piece, first) in mine.chunks(width).zip((0..).step_by(width)) {
+            comm.all_gather(piece, &mut part[..])?;
+            for (rank, theirs) in part.chunks(width).enumerate() {
+                let sums = sums[of(rank)].iter_mut().skip(first);
+                sums.zip(theirs).for_each(|(sum, &theirs)| *sum = theirs);
+            }
         }
-        total = sums.iter().fold(total, |total, sum| total + sum);
+        total = sums[..of(comm.size() - 1).end].iter().fold(total, |total, sum| total + sum);
         if !total.is_finite() {
             break;
         }

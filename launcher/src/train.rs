@@ -95,16 +95,17 @@ impl<'a, T: Float> Run<'a, T> {
             Some(_) if lead => save::companions(plan)?,
             _ => Companions::default(),
         };
-        let record = match &plan.metrics {
-            Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan)}))?,
-            _ => Record::default(),
-        };
         let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
         progress.line(&describe::headline(plan));
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
         let trainer = device::trainer::<T>(plan, comm, ledger)?;
+        // Only now: a run that is refused leaves the metrics of the one before.
+        let record = match &plan.metrics {
+            Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan)}))?,
+            _ => Record::default(),
+        };
         Ok(Run {
             plan,
             show,
@@ -207,7 +208,20 @@ impl<'a, T: Float> Run<'a, T> {
     /// What a run comes to because of `failure`. All ranks come to a verdict at the same point, before they update anything
     /// and with nothing under way between them: so what they have can still be kept.
     fn end_early(mut self, failure: Failure) -> Failure {
-        let Some(dir) = self.plan.save.as_deref().filter(|_| failure.is_verdict()) else { return failure };
+        if !failure.is_verdict() {
+            return failure;
+        }
+        let told = self.rescue(failure);
+        match (told, std::mem::take(&mut self.record).end()) {
+            (told @ Failure::Stopped { .. }, Err(e)) => Failure::Verdict(format!("{told}; {e}")),
+            (told, Err(e)) => told.remark(&e.to_string()),
+            (told, Ok(())) => told,
+        }
+    }
+
+    /// Keeps what a verdict leaves to keep, and says what came of that.
+    fn rescue(&mut self, failure: Failure) -> Failure {
+        let Some(dir) = self.plan.save.as_deref() else { return failure };
         let steps = self.made;
         if steps == 0 {
             return failure.remark("nothing was trained, so nothing was saved");
@@ -239,7 +253,7 @@ impl<'a, T: Float> Run<'a, T> {
         if !matches!(told, Failure::Stopped { .. }) {
             return told;
         }
-        match self.account_for(Some(dir)).and_then(|()| self.record.end()) {
+        match self.account_for(Some(dir)) {
             Ok(()) => told,
             Err(e @ Failure::Consequence(_)) => e,
             // What could not be shown or recorded does not take away what was kept.

@@ -143,6 +143,19 @@ fn a_disk_that_fills_up_with_metrics_keeps_whole_lines_and_costs_no_model() {
     }
 }
 
+/// Whoever sees how a run has failed should know that its metrics are not all there.
+#[test]
+fn metrics_that_are_missing_are_told_with_whatever_ends_the_run() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let run = format!(
+        "exec {CARAVAN} train --model nano --data text.txt --steps 1000 --warmup 1000 --lr 1e3 --clip 0 \
+         --micro-batch 1 --quiet --metrics disk/m.jsonl"
+    );
+    let Some(outcome) = with_disk(&bench, "8k", &run) else { return };
+    outcome.refusal(1, &["gradient norm is NaN", "cannot write metrics to disk/m.jsonl", "went on without"]);
+}
+
 #[test]
 fn a_file_that_may_not_grow_leaves_nothing() {
     let bench = bench();

@@ -45,7 +45,7 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
         weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
     };
-    // The norms that it is compared with are roots of 32 bits.
+    // Gradients that small have no squares in the optimizer, which is of 32 bits.
     let clip = number(
         "--clip",
         args.clip,
