@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::pages;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -76,7 +77,12 @@ impl SharedMap {
                 0,
             )
         }
-        .map_err(|e| Error::system(format!("mapping {bytes} bytes of shared memory"), e))?;
+        .map_err(|e| {
+            let limited = getrlimit(Resource::As).current.is_some() && e == rustix::io::Errno::NOMEM;
+            let raised = ": the limit of address space (ulimit -v) can be raised";
+            let words = format!("{e}{}", if limited { raised } else { "" });
+            Error::system(format!("mapping {bytes} bytes of shared memory"), words)
+        })?;
         let ptr =
             NonNull::new(raw.cast()).ok_or_else(|| Error::system("mapping shared memory", "address 0"))?;
         Ok(SharedMap { ptr, bytes, fd: None })

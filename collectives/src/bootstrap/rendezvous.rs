@@ -195,7 +195,7 @@ impl Rendezvous {
     }
 
     /// Other hosts hear what has failed on this one.
-    fn tell(&self, error: Error) -> Error {
+    pub(crate) fn tell(&self, error: Error) -> Error {
         if self.local.is_some() { self.star.tell(error) } else { error }
     }
 

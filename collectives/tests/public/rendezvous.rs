@@ -74,6 +74,28 @@ fn missing_ranks_are_named_to_all() {
     assert!(alone.contains("CARAVAN_RENDEZVOUS=host:port of rank 0"), "{alone}");
 }
 
+/// Or else the others would wait for it in the first call that they make.
+#[test]
+fn a_rank_that_cannot_map_the_memory_of_another_fails_all() {
+    let test = this_test!();
+    if is_rank(test) {
+        if identity().rank == 1 {
+            let room = rustix::process::Rlimit { current: Some(1 << 30), maximum: None };
+            rustix::process::setrlimit(rustix::process::Resource::As, room).expect("a limit");
+        }
+        meet(Duration::from_secs(20));
+    }
+    if harness::memory() < 2 << 20 {
+        return harness::skip("segments that are too large to map: this machine's are not");
+    }
+    let [zero, one, two] = [0, 1, 2].map(|rank| start(test, rank, 3, &[])).map(text);
+    let words = ["bytes of shared memory: Cannot allocate memory", "address space (ulimit -v)"];
+    for (text, gave_up) in [(one, false), (zero, true), (two, true)] {
+        assert!(words.iter().all(|words| text.contains(words)), "{text}");
+        assert_eq!(text.contains("rank 1 gave up: mapping"), gave_up, "{text}");
+    }
+}
+
 #[test]
 fn a_rank_that_is_stopped_does_not_run_out_of_time() {
     let test = this_test!();

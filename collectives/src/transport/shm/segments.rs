@@ -8,6 +8,7 @@ use crate::bootstrap::memfd::{self, SharedMap};
 use crate::bootstrap::{Board, Options, Rendezvous};
 use crate::buffer::{Memory, Place};
 use crate::error::{Error, Result};
+use crate::transport::blame;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +17,9 @@ use std::sync::{Arc, Mutex};
 
 /// All addresses of a process are below this on the machines we run on; all segments together take half of it.
 const ADDRESS_SPACE: u64 = 1 << 47;
+
+/// Before the card of a rank that could make what it has to; another says why not.
+const MADE: &str = "+";
 
 /// One per process and job: the mapped segments, and who owns them. Indices are those of the host's ranks.
 pub(super) struct Segments {
@@ -49,7 +53,7 @@ struct Retired {
 }
 
 impl Segments {
-    /// Creates this rank's segment and maps those of all ranks of the host.
+    /// Creates this rank's segment and maps those of all ranks of the host. Where one of them cannot, none can.
     pub fn connect(rendezvous: &mut Rendezvous, options: &Options) -> Result<Arc<Self>> {
         let ranks = rendezvous.local_ranks();
         let rank = rendezvous.rank();
@@ -60,19 +64,9 @@ impl Segments {
         let (arena_bytes, limit) = arena_bytes(options, size, fixed);
         let bytes = fixed.next_multiple_of(arena::HUGE) + arena_bytes;
 
-        let fd = memfd::create("caravan", bytes)?;
-        let own = SharedMap::new(fd.as_fd())?.keeping(fd.try_clone().map_err(|e| Error::system("dup", e))?);
-        arena::reserve(&own, 0, fixed).map_err(|why| {
-            let fixed = budget::human(fixed as u64);
-            Error::system(format!("reserving {fixed} of shared memory for the channels of rank {rank}"), why)
-        })?;
-        own.u64(8).store(u64::from(layout::VERSION), Ordering::Relaxed);
-        own.u64(16).store(rank as u64, Ordering::Relaxed);
-        own.u64(0).store(layout::MAGIC, Ordering::Release);
-
         let (life, card) = Lives::of_this_process();
         let card = format!("{} {card}", u8::from(Fences::register()));
-        let cards = rendezvous.exchange_local(card.as_bytes())?;
+        let ((fd, own), cards) = together(rendezvous, &ranks, &card, create(rank, fixed, bytes))?;
         let all_fence = cards.iter().all(|card| card.first() == Some(&b'1'));
         // Without pidfds (Linux before 5.3) the segment goes twice, so that all send equally many.
         let second: &OwnedFd = life.as_ref().unwrap_or(&fd);
@@ -80,7 +74,7 @@ impl Segments {
 
         let (mut maps, mut lives) = (Vec::with_capacity(size), Lives::default());
         let mut own = Some(own);
-        for (index, (mut fds, card)) in fds.into_iter().zip(cards).enumerate() {
+        let mapped = fds.into_iter().zip(cards).enumerate().try_for_each(|(index, (mut fds, card))| {
             let pidfd = fds.pop();
             let fd = fds.pop().ok_or_else(|| Error::Launch("a rank sent no segment".into()))?;
             let map = match own.take_if(|_| index == me) {
@@ -93,7 +87,9 @@ impl Segments {
             if index != me {
                 lives.add(index, card.get(2..).unwrap_or_default(), pidfd);
             }
-        }
+            Ok(())
+        });
+        together(rendezvous, &ranks, "", mapped)?;
         Ok(Arc::new(Segments {
             me,
             ranks,
@@ -323,6 +319,45 @@ fn arena_bytes(options: &Options, size: usize, fixed: usize) -> (usize, Option<&
         _ => Some("address space (ulimit -v)"),
     };
     ((wanted.min(space).min(file) as usize).next_multiple_of(arena::HUGE), by)
+}
+
+/// What this rank has made, and the card of every rank of the host, once all have made theirs. Who alone could not would
+/// leave the others waiting for it.
+fn together<T>(
+    rendezvous: &mut Rendezvous,
+    ranks: &[usize],
+    card: &str,
+    made: Result<T>,
+) -> Result<(T, Vec<Vec<u8>>)> {
+    let mine = match &made {
+        Ok(_) => format!("{MADE}{card}"),
+        Err(why) => blame::told(why),
+    };
+    let cards = rendezvous.exchange_local(mine.as_bytes());
+    let (made, cards) = (made.map_err(|why| rendezvous.tell(why))?, cards?);
+    let made_by = |(index, card): (usize, &Vec<u8>)| match card.strip_prefix(MADE.as_bytes()) {
+        Some(card) => Ok(card.to_vec()),
+        None => {
+            let heard = blame::heard(rendezvous.rank(), ranks[index], &String::from_utf8_lossy(card));
+            Err(rendezvous.tell(heard))
+        }
+    };
+    let cards: Result<Vec<Vec<u8>>> = cards.iter().enumerate().map(made_by).collect();
+    Ok((made, cards?))
+}
+
+/// The file of rank `rank`'s segment, and where it is mapped.
+fn create(rank: usize, fixed: usize, bytes: usize) -> Result<(OwnedFd, SharedMap)> {
+    let fd = memfd::create("caravan", bytes)?;
+    let own = SharedMap::new(fd.as_fd())?.keeping(fd.try_clone().map_err(|e| Error::system("dup", e))?);
+    arena::reserve(&own, 0, fixed).map_err(|why| {
+        let fixed = budget::human(fixed as u64);
+        Error::system(format!("reserving {fixed} of shared memory for the channels of rank {rank}"), why)
+    })?;
+    own.u64(8).store(u64::from(layout::VERSION), Ordering::Relaxed);
+    own.u64(16).store(rank as u64, Ordering::Relaxed);
+    own.u64(0).store(layout::MAGIC, Ordering::Release);
+    Ok((fd, own))
 }
 
 fn check_segment(map: &SharedMap, rank: usize, fixed: usize) -> Result<()> {
