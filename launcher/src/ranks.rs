@@ -4,6 +4,7 @@ use crate::agree;
 use crate::bench::native::Native;
 use crate::bind;
 use crate::failure::{Failure, Result, USAGE, VERDICT, stopped_by};
+use crate::limits;
 use crate::out;
 use crate::plan::{Ranks, of_a_shell};
 #[cfg(feature = "mpi")]
@@ -92,6 +93,7 @@ fn as_rank(
     identity: &Identity,
     body: &dyn Fn(Communicator, Option<Native>) -> Result<()>,
 ) -> Result<()> {
+    limits::end_with(identity.launcher)?;
     let mut group = None;
     // Others bind their ranks themselves. Before anything is started, so that threads of this rank stay with it.
     let bound = match spawn::supervised() {

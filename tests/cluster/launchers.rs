@@ -4,7 +4,7 @@ use crate::{CARAVAN, Mpirun, PROMISED, TRAIN, bench, same, traced};
 use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[test]
 fn every_launcher_and_transport_gives_the_same_bits() {
@@ -214,6 +214,25 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
                 assert_ne!(outcome.code, Some(0), "{outcome:?}");
             }
             bench.nothing_half_written();
+        }
+    }
+}
+
+/// As by Ctrl-\\, or where memory is short.
+#[test]
+fn an_mpirun_that_is_killed_leaves_no_ranks() {
+    for mpirun in Mpirun::tried() {
+        for transport in Mpirun::transports() {
+            let bench = bench();
+            let run = endless(&bench, mpirun, transport);
+            let killed = Instant::now();
+            signal(run.id(), Signal::KILL);
+            while !bench.processes_of("caravan").is_empty() {
+                let so_far = killed.elapsed();
+                assert!(so_far < PROMISED, "{transport} under {}: {so_far:?}", mpirun.program());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            bench.finish(run);
         }
     }
 }
