@@ -98,8 +98,10 @@ impl Failure {
 
     /// Prints the sentence, unless it is told already, and gives the exit code.
     pub fn report(&self) -> ExitCode {
-        if !matches!(self, Failure::Told { .. }) {
-            out::note(format_args!("caravan: {self}"));
+        match self {
+            Failure::Told { .. } => {}
+            asked if asked.code() > stopped_by(0) => out::last_note(format_args!("caravan: {self}")),
+            _ => out::note(format_args!("caravan: {self}")),
         }
         ExitCode::from(self.code())
     }

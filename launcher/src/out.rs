@@ -2,6 +2,7 @@
 //! written is one; and standard error, whose loss is none: there is nobody left to tell.
 
 use crate::failure::{Failure, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
@@ -38,7 +39,16 @@ pub fn note(line: impl Display) {
     let _ = std::io::stderr().lock().write_all(format!("{}\n", harmless(&line.to_string())).as_bytes());
 }
 
-/// The same without what a terminal would obey, which may come from names of files and what is in them.
+/// The same for a process that was asked to end, and does not wait for long for a reader that takes nothing.
+pub fn last_note(line: impl Display) {
+    let within = Timespec { tv_sec: 1, tv_nsec: 0 };
+    let taken = poll(&mut [PollFd::new(&std::io::stderr(), PollFlags::OUT)], Some(&within));
+    if taken != Ok(0) {
+        note(line);
+    }
+}
+
+/// A line without what a terminal would obey, which may come from names of files and what is in them.
 fn harmless(line: &str) -> String {
     let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     let mut shown = String::with_capacity(line.len());

@@ -6,7 +6,7 @@ use harness::{Bench, ENDLESS, Outcome, in_shared_memory, installed, signal, skip
 use rustix::process::Signal;
 use rustix::system::uname;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -153,6 +153,28 @@ fn threads_of_ucx_take_no_signal_of_the_supervisor() {
         bench.finish(run).refusal(code, &["interrupted by signal", "all 2 ranks have ended"]);
     }
     bench.nothing_left();
+}
+
+/// A pipe that is full, at whose other end somebody sits who does not read.
+#[test]
+fn an_interrupted_run_does_not_wait_until_its_words_are_read() {
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    full.write_all(&[b'.'; 64 << 10]).unwrap();
+    let bench = bench();
+    let mut command = bench.command(&format!("{ENDLESS} --quiet"));
+    command.stderr(full);
+    let mut run = bench.endless(command);
+    signal(run.id(), Signal::INT);
+    let asked = Instant::now();
+    let ended = loop {
+        match run.try_wait().unwrap() {
+            Some(status) => break status,
+            None if asked.elapsed() > PROMISED => panic!("it waits"),
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    assert_eq!(ended.code(), Some(130));
+    bench.nothing_half_written();
 }
 
 /// Lines of metrics that a run has written.
