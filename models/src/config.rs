@@ -27,6 +27,8 @@ pub struct LlamaConfig {
     pub norm_eps: f32,
     /// Whether the head's matrix is the embedding's.
     pub tied: bool,
+    /// The token whose lookups teach its row of the embedding nothing, if there is one: transformers' `pad_token_id`.
+    pub padding: Option<u32>,
 }
 
 /// Rotary position embedding.
@@ -140,6 +142,7 @@ impl LlamaConfig {
             rope: Rope::plain(10_000.0),
             norm_eps: 1e-6,
             tied: false,
+            padding: None,
         };
         let llama31 = LlamaConfig {
             hidden: 4096,
@@ -153,6 +156,7 @@ impl LlamaConfig {
             rope: Rope::llama3(8.0),
             norm_eps: 1e-5,
             tied: false,
+            padding: None,
         };
         Ok(match name {
             "nano" => ours,

@@ -71,6 +71,9 @@ pub struct Normed<'a, T: Element> {
     pub eps: f32,
 }
 
+/// In the place of a token whose lookups teach its row of the embedding nothing; larger than any token.
+pub const NO_ROW: u32 = u32::MAX;
+
 /// Which way a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -127,7 +130,7 @@ pub trait Ops<T: Float>: Send {
     fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>);
 
     /// Sums the rows of `d_out` (n, H) by token into `d_table` (V, H): overwritten whole, or added to if `add`.
-    /// `order` (n) holds `token << 32 | position`, ascending.
+    /// `order` (n) holds `token << 32 | position`, ascending; what is [`NO_ROW`]'s teaches none.
     fn embed_backward(
         &mut self,
         order: View<'_, u64>,

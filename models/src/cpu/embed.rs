@@ -1,5 +1,6 @@
 //! The embedding's lookup and the sum of its gradient by token.
 
+use crate::ops::NO_ROW;
 use collectives::Float;
 use std::ops::Range;
 
@@ -14,7 +15,8 @@ pub(super) fn embed<T: Float>(tokens: &[u32], table: &[T], out: &mut [T], hidden
 const STRIP: usize = 256;
 
 /// Adds up the rows of `d_out` by token, over these columns. `order` holds `token << 32 | position`, ascending,
-/// so a token's contributions are added in the order of their positions, in f32, and rounded once.
+/// so a token's contributions are added in the order of their positions, in f32, and rounded once. Those of [`NO_ROW`], which
+/// are the last, are left out.
 ///
 /// # Safety
 /// `d_table` has a row for every token, and nobody else touches these columns.
@@ -35,6 +37,9 @@ pub(super) unsafe fn embed_backward<T: Float>(
     }
     for same in order.chunk_by(|a, b| a >> 32 == b >> 32) {
         let token = (same[0] >> 32) as usize;
+        if token == NO_ROW as usize {
+            break;
+        }
         assert!(token < vocab, "token {token} of a vocabulary of {vocab}");
         for c0 in columns.clone().step_by(STRIP) {
             let columns = c0..columns.end.min(c0 + STRIP);

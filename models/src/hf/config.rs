@@ -15,8 +15,11 @@ use std::path::Path;
 /// No JSON, a missing or mistyped field, a feature that is not supported (another architecture, biases,
 /// activation, rope type, quantisation), or a shape that [`LlamaConfig::validate`] refuses; each is named.
 pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
-    let value: Value = serde_json::from_str(text)
-        .map_err(|e| Error::format(path, format!("not a Hugging Face configuration: {e}")))?;
+    let value: Value = serde_json::from_str(text).map_err(|e| {
+        let python = ["NaN", "Infinity"].iter().any(|word| text.contains(word));
+        let remark = if python { ": JSON has no NaN and no Infinity, which Python writes" } else { "" };
+        Error::format(path, format!("not a Hugging Face configuration: {e}{remark}"))
+    })?;
     let map = value
         .as_object()
         .ok_or_else(|| Error::format(path, "not a Hugging Face configuration: the JSON is not an object"))?;
@@ -32,6 +35,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
     };
     // The defaults are those of transformers' LlamaConfig.
     let context = fields.size("max_position_embeddings")?.unwrap_or(2048);
+    let vocab = fields.required_size("vocab_size")?;
     let config = LlamaConfig {
         hidden,
         layers: fields.required_size("num_hidden_layers")?,
@@ -39,11 +43,12 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
         kv_heads: fields.size("num_key_value_heads")?.unwrap_or(heads),
         head_dim,
         ffn: fields.required_size("intermediate_size")?,
-        vocab: fields.required_size("vocab_size")?,
+        vocab,
         context,
         rope: parse_rope(&fields, context)?,
         norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
         tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+        padding: padding(&fields, vocab)?,
     };
     config.validate().map_err(at)?;
     let new = Remarks::default();
@@ -52,10 +57,11 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
         let wanted = "it must be between 0 and 1";
         return Err(fields.wrong("initializer_range", &json!(initializer_range), wanted));
     }
-    check_token_ids(&fields, config.vocab)?;
+    check_token_ids(&fields)?;
     let remarks = Remarks {
         token_ids: TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect(),
         of_bytes: map.get(OF_BYTES.0).is_some_and(|tokenizer| tokenizer == OF_BYTES.1),
+        use_cache: fields.flag("use_cache")?.unwrap_or(new.use_cache),
         dropout: fields.number("attention_dropout")?.unwrap_or(new.dropout),
         initializer_range,
     };
@@ -92,6 +98,11 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
         let only = "only causal attention is supported";
         return Err(fields.wrong("is_causal", &json!(false), only));
     }
+    if let Some(value) = fields.get("layer_types")
+        && value.as_array().is_none_or(|types| types.iter().any(|kind| kind != "full_attention"))
+    {
+        return Err(fields.wrong("layer_types", value, "only full_attention is supported"));
+    }
     if let Some(value) = fields.get("per_layer_config") {
         return Err(fields.wrong("per_layer_config", value, "all layers have the same configuration here"));
     }
@@ -110,7 +121,7 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
 }
 
 /// Refuses special tokens that transformers would not load a model with.
-fn check_token_ids(fields: &Fields<'_>, vocab: usize) -> Result<()> {
+fn check_token_ids(fields: &Fields<'_>) -> Result<()> {
     let one = |id: &Value| id.as_i64().is_some();
     for key in TOKEN_IDS {
         let Some(value) = fields.get(key) else { continue };
@@ -119,17 +130,22 @@ fn check_token_ids(fields: &Fields<'_>, vocab: usize) -> Result<()> {
             return Err(fields.wrong(key, value, "it must be the number of a token"));
         }
     }
-    // The only one that is looked up when a model is made: counted from the end where it is negative.
-    match fields.get("pad_token_id").filter(|id| id.as_i64().is_none_or(|id| !rows(vocab).contains(&id))) {
-        Some(id) => Err(fields.wrong("pad_token_id", id, &format!("vocab_size is {vocab}"))),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
-/// Numbers of rows of an embedding.
-fn rows(vocab: usize) -> std::ops::Range<i64> {
-    let vocab = i64::try_from(vocab).unwrap_or(i64::MAX);
-    -vocab..vocab
+/// The row of the embedding that is `pad_token_id`'s, counted from the end where that is negative: the only special token that
+/// a model knows.
+fn padding(fields: &Fields<'_>, vocab: usize) -> Result<Option<u32>> {
+    let Some(value) = fields.get("pad_token_id") else { return Ok(None) };
+    let Some(id) = value.as_i64() else {
+        return Err(fields.wrong("pad_token_id", value, "it must be the number of a token"));
+    };
+    let rows = i64::try_from(vocab).unwrap_or(i64::MAX);
+    let row = if id < 0 { id.saturating_add(rows) } else { id };
+    match (0..rows).contains(&row).then(|| u32::try_from(row)) {
+        Some(Ok(row)) => Ok(Some(row)),
+        _ => Err(fields.wrong("pad_token_id", value, &format!("vocab_size is {vocab}"))),
+    }
 }
 
 /// Whether transformers, 4 and 5, load a model of this shape. What only 4 does can be read and trained here.
@@ -174,7 +190,7 @@ pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> S
             DType::Bf16 => "bfloat16",
             _ => "float32",
         },
-        "use_cache": true,
+        "use_cache": remarks.use_cache,
         "vocab_size": config.vocab,
     });
     if let Some(map) = value.as_object_mut() {
@@ -343,6 +359,11 @@ mod tests {
             (json!({"pad_token_id": 97}), "pad_token_id is 97: vocab_size is 97"),
             (json!({"pad_token_id": -98}), "pad_token_id is -98"),
             (json!({"bos_token_id": [1]}), "bos_token_id is [1]"),
+            (json!({"pad_token_id": 2.5}), "pad_token_id is 2.5: it must be the number of a token"),
+            (
+                json!({"layer_types": ["full_attention", "sliding_attention"]}),
+                "only full_attention is supported",
+            ),
             (json!({"eos_token_id": 2.0}), "eos_token_id is 2.0: it must be the number of a token"),
         ];
         for (changes, expected) in cases {
@@ -351,6 +372,23 @@ mod tests {
         }
         for garbage in ["", "[1]", "{", "\u{0}"] {
             assert!(parse(Path::new("c"), garbage).is_err());
+        }
+        let infinite = with(json!({"more": 0.5})).replace("0.5", "Infinity");
+        assert!(
+            parse(Path::new("c"), &infinite)
+                .unwrap_err()
+                .to_string()
+                .contains("JSON has no NaN and no Infinity")
+        );
+        let full = json!({"layer_types": ["full_attention", "full_attention"]});
+        for (changes, padding) in [
+            (full, None),
+            (json!({"pad_token_id": null}), None),
+            (json!({"pad_token_id": 0}), Some(0)),
+            (json!({"pad_token_id": 96}), Some(96)),
+            (json!({"pad_token_id": -97}), Some(0)),
+        ] {
+            assert_eq!(config(changes).padding, padding);
         }
     }
 
@@ -388,8 +426,13 @@ mod tests {
             let config = LlamaConfig::preset(name).unwrap();
             let ids = json!({"bos_token_id": 1, "eos_token_id": [2, 3]}).as_object().unwrap().clone();
             for of_bytes in [false, true] {
-                let remarks =
-                    Remarks { token_ids: ids.clone(), of_bytes, initializer_range: 0.006, dropout: 0.1 };
+                let remarks = Remarks {
+                    token_ids: ids.clone(),
+                    of_bytes,
+                    use_cache: of_bytes,
+                    initializer_range: 0.006,
+                    dropout: 0.1,
+                };
                 let text = render(&config, DType::Bf16, &remarks);
                 assert_eq!(parse(Path::new("c"), &text), Ok((config.clone(), remarks)), "{text}");
             }

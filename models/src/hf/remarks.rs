@@ -3,8 +3,7 @@
 use crate::units::DEVIATION;
 use serde_json::{Map, Value};
 
-/// The keys that name special tokens: kept for a saved model, of no meaning to training. (transformers keeps what lookups of
-/// `pad_token_id` teach from its row, which is trained here like any other, as README says.)
+/// The keys that name special tokens: kept for a saved model as they stand there. Training knows the last.
 pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
 /// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.
@@ -18,6 +17,8 @@ pub struct Remarks {
     pub token_ids: Map<String, Value>,
     /// Whether the model's tokens are bytes.
     pub of_bytes: bool,
+    /// Whether who generates with it is to remember keys and values.
+    pub use_cache: bool,
     /// Of attention, in training.
     pub dropout: f64,
     /// The standard deviation of new weights.
@@ -26,7 +27,13 @@ pub struct Remarks {
 
 impl Default for Remarks {
     fn default() -> Self {
-        Remarks { token_ids: no_token_ids(), of_bytes: false, dropout: 0.0, initializer_range: DEVIATION }
+        Remarks {
+            token_ids: no_token_ids(),
+            of_bytes: false,
+            use_cache: true,
+            dropout: 0.0,
+            initializer_range: DEVIATION,
+        }
     }
 }
 

@@ -19,7 +19,7 @@ pub use memory::{Accounts, Footprint, Recompute};
 use crate::config::LlamaConfig;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::ops::{AttentionShape, Ops};
+use crate::ops::{AttentionShape, NO_ROW, Ops};
 use crate::unit::{Batch, Gradients, Model, Unit, Weights};
 use collectives::device::MatmulPrecision;
 use collectives::{DType, Float, bf16};
@@ -166,7 +166,8 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
         }
         let order = &mut state.host_order.host_mut()[..n];
         for (position, (entry, &token)) in order.iter_mut().zip(tokens).enumerate() {
-            *entry = u64::from(token) << 32 | position as u64;
+            let row = if self.config.padding == Some(token) { NO_ROW } else { token };
+            *entry = u64::from(row) << 32 | position as u64;
         }
         order.sort_unstable();
         ops.upload(order, state.order.view_mut().slice(0..n));

@@ -43,6 +43,7 @@ fn what_transformers_saved_loads() {
                 (expected.kv_heads, expected.head_dim) = (4, 16);
             }
             "tied" => (expected.tied, expected.rope.theta) = (true, 500.0),
+            "padded" => (expected.layers, expected.padding) = (1, Some(3)),
             "linear" => {
                 (expected.kv_heads, expected.rope.scaling) = (1, RopeScaling::Linear { factor: 4.0 });
             }

@@ -35,6 +35,7 @@ VARIANTS = {
     "tied": dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=500.0)),
     "linear": dict(num_key_value_heads=1, rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)),
     "llama3": dict(num_attention_heads=3, num_key_value_heads=1, head_dim=32, rope_parameters=LLAMA3),
+    "padded": dict(pad_token_id=3, num_hidden_layers=1),
 }
 
 
@@ -114,6 +115,8 @@ def make(name, seed):
     shutil.rmtree(out, ignore_errors=True)
     model = build(name, seed)
     tokens = torch.randint(0, model.config.vocab_size, (BATCHES, ROWS, LENGTH + 1))
+    if model.config.pad_token_id is not None:
+        tokens[..., ::5] = model.config.pad_token_id
     data = {"tokens": tokens.int()}
 
     logits, loss, grads = gradients(model, tokens[0])

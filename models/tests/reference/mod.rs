@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The names of the models, which are the names of the folders.
-pub const VARIANTS: [&str; 5] = ["gqa", "mha", "tied", "linear", "llama3"];
+pub const VARIANTS: [&str; 6] = ["gqa", "mha", "tied", "linear", "llama3", "padded"];
 
 /// What PyTorch computed for one model.
 pub struct Reference {

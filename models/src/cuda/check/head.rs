@@ -2,10 +2,17 @@
 
 use super::bed::*;
 use crate::cuda;
+use crate::ops::NO_ROW;
 use collectives::device::Queue;
 use collectives::{Float, bf16, f16};
 
-fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, width: usize) {
+/// Lookups of `padding` teach no row.
+fn check_embedding<T: Float, Q: Queue>(
+    bed: &Bed<Q>,
+    n: usize,
+    (vocab, padding): (usize, Option<u32>),
+    width: usize,
+) {
     let table = bed.random::<T>(1, vocab * width, 1.0);
     // One token is in half of the places.
     let tokens: Vec<u32> = (0..n)
@@ -13,17 +20,19 @@ fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, wid
         .collect();
     let tokens = bed.copy_of(&tokens);
     let d_out = bed.random::<T>(2, n * width, 1.0);
+    let row = |&token: &u32| if padding == Some(token) { NO_ROW } else { token };
+    let rows: Vec<u32> = tokens.host().iter().map(row).collect();
     let mut order: Vec<u64> =
-        tokens.host().iter().enumerate().map(|(i, &t)| u64::from(t) << 32 | i as u64).collect();
+        rows.iter().enumerate().map(|(i, &row)| u64::from(row) << 32 | i as u64).collect();
     order.sort_unstable();
     let order = bed.copy_of(&order);
     let mut sums = vec![0.0; vocab * width];
-    for (i, &t) in tokens.host().iter().enumerate() {
+    for (i, &row) in rows.iter().enumerate().filter(|(_, row)| **row != NO_ROW) {
         for c in 0..width {
-            sums[t as usize * width + c] += f64::from(d_out.host()[i * width + c].to_f32());
+            sums[row as usize * width + c] += f64::from(d_out.host()[i * width + c].to_f32());
         }
     }
-    let name = format!("embedding of {n} tokens x {width}");
+    let name = format!("embedding of {n} tokens x {width}, padding {padding:?}");
     bed.in_every_order(&name, &mut |stream| {
         let mut out = bed.unwritten::<T>(n * width);
         stream.run([cuda::embed(tokens.view(), table.view(), out.view_mut())]);
@@ -40,7 +49,7 @@ fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, wid
             stream.run([cuda::embed_backward(order.view(), d_out.view(), d_table.view_mut(), add)]);
             let want: Vec<f64> = (0..vocab * width)
                 .map(|i| {
-                    let occurs = tokens.host().contains(&((i / width) as u32));
+                    let occurs = rows.contains(&((i / width) as u32));
                     if occurs && !add { sums[i] } else { before[i] + sums[i] }
                 })
                 .collect();
@@ -54,10 +63,14 @@ fn check_embedding<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, vocab: usize, wid
 pub fn embeddings<Q: Queue>(bed: &Bed<Q>) {
     for (n, vocab, width) in [(1, 1, 1), (7, 11, 5), (63, 50, 8), (200, 17, 72), (65, 300, 264), (70, 4, 40)]
     {
-        check_embedding::<f32, Q>(bed, n, vocab, width);
-        check_embedding::<bf16, Q>(bed, n, vocab, width);
+        check_embedding::<f32, Q>(bed, n, (vocab, None), width);
+        check_embedding::<bf16, Q>(bed, n, (vocab, None), width);
     }
-    check_embedding::<f16, Q>(bed, 30, 9, 40);
+    check_embedding::<f16, Q>(bed, 30, (9, None), 40);
+    // The one in half of the places; another; and all that there are.
+    for (vocab, padding) in [(17, 3), (17, 5), (1, 0)] {
+        check_embedding::<bf16, Q>(bed, 70, (vocab, Some(padding)), 72);
+    }
 }
 
 /// The first `masked` logits of every row are minus infinity.

@@ -158,6 +158,7 @@ fn small(head_dim: usize, tied: bool) -> LlamaConfig {
         rope: Rope::plain(10_000.0),
         norm_eps: 1e-6,
         tied,
+        padding: Some(4),
     }
 }
 

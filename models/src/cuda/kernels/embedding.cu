@@ -28,9 +28,12 @@ KERNEL(THREADS, 4, embed_forward, T *out, const T *table, const u32 *tokens, u32
 }
 
 DEVICE u32 token_at(const u64 *order, int entry) { return (u32)(load(order + entry) >> 32); }
-// Whether a token's entries begin here.
+// In the place of a token whose lookups teach its row nothing; larger than any token.
+constexpr u32 NO_ROW = ~0u;
+// Whether a row's entries begin here.
 DEVICE bool begins(const u64 *order, int entry) {
-    return entry == 0 || token_at(order, entry - 1) != token_at(order, entry);
+    u32 token = token_at(order, entry);
+    return token != NO_ROW && (entry == 0 || token_at(order, entry - 1) != token);
 }
 // Whether this entry's token has more entries from here on than a block has warps.
 DEVICE bool many(const u64 *order, int n, int entry) {
@@ -83,11 +86,12 @@ template <int N> DEVICE void sum_rows(T *d_table, const T *d_out, const u64 *ord
 
     // A token with many entries that begins here has the block's last entry and the one behind it.
     int head = first + WARPS - 1;
-    if (head + 1 >= n || begins(order, head + 1)) return;
+    if (head + 1 >= n) return;
+    u32 token = token_at(order, head);
+    if (token == NO_ROW || token_at(order, head + 1) != token) return;
     while (head > first && !begins(order, head)) head--;
     if (!begins(order, head) || !many(order, n, head)) return;
     // The warps take its entries in turn, and are added in their order.
-    u32 token = token_at(order, head);
     float sum[N] = {};
     add_rows(sum, d_out, order, n, token, head + warp_index(), WARPS, column, width);
     UNROLL
