@@ -17,6 +17,21 @@ fn on(bench: &Bench, folder: &Path, capability: &str, args: &str) -> Outcome {
     bench.outcome(&mut command)
 }
 
+/// A driver may load a kernel when it is first named, and wait then for what the GPU is at, which may wait for a peer.
+#[test]
+fn every_kernel_is_loaded_before_the_first_is_launched() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    for flags in ["", "--dtype f32", "--offload optimizer --stage 3", "--recompute full"] {
+        let mut command = bench.command(&format!(
+            "train --model nano --data random --seq 16 --micro-batch 2 --steps 2 --sample 0 --device cuda --ranks 1 {flags}"
+        ));
+        command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+        bench.outcome(command.env("FAKE_CUDA_PREPARED", "1")).success();
+    }
+    bench.nothing_left();
+}
+
 /// Attention's backward of heads of 128 takes more than a block has there in bf16, but not in f32, and its forward does not.
 #[test]
 fn a_small_gpu_evaluates_what_it_cannot_train() {

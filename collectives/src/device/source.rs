@@ -17,6 +17,13 @@ pub struct Source {
     pub only: Option<Machine>,
 }
 
+impl Source {
+    /// The names of its kernels: `KERNEL(threads, blocks, name, …)`.
+    pub(super) fn kernels(&self) -> impl Iterator<Item = &'static str> {
+        self.text.split("KERNEL(").skip(1).filter_map(|entry| entry.split(',').nth(2).map(str::trim))
+    }
+}
+
 /// A file that kernels include.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Header {

@@ -3,6 +3,7 @@
  * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
  * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
+ * With FAKE_CUDA_PREPARED no kernel may be loaded once any was launched.
  * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. FAKE_CUDA_CAPABILITY=89 is the GPUs' instead of 90, and
  * says how much shared memory a block has; FAKE_CUDA_LAST=70 is that of the last alone. */
 #include "check.h"
@@ -259,8 +260,13 @@ int cuModuleLoadData(void **m, const void *image) {
     return 0;
 }
 int cuModuleUnload(void *m) { OUTSIDE_OF_CAPTURE; CHECK(current && is(m, MODULE)); free(((Thing *)m)->text); free(m); return 0; }
+static volatile int launched; /* whether any kernel was */
 int cuModuleGetFunction(void **f, void *m, const char *name) {
     char entry[64];
+    if (launched && getenv("FAKE_CUDA_PREPARED")) {
+        fprintf(stderr, "fake: %s is loaded late\n", name);
+        abort();
+    }
     OUTSIDE_OF_CAPTURE;
     CHECK(current && is(m, MODULE));
     snprintf(entry, sizeof entry, ", %s, ", name); /* as in KERNEL(threads, blocks, name, ...) */
@@ -283,6 +289,7 @@ int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned bx, uns
     const char *name = ((Thing *)f)->text, *refuse = getenv("FAKE_CUDA_REFUSE");
     static int asked;
     size_t length = strlen(name);
+    launched = 1;
     if (refuse && !strncmp(refuse, name, length) && refuse[length] == ':' &&
         __atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED) == atoi(refuse + length + 1))
         return ILLEGAL;

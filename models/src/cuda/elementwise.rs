@@ -126,7 +126,7 @@ pub fn rope<'a, T: Float>(
     let at_once = 16 / size_of::<T>();
     let vectors = (width / 2).is_multiple_of(at_once) && aligned(&[address(x.as_view()), address(angles)]);
     let items = x.len() / 2 / if vectors { at_once } else { 1 };
-    assert!(items < 1 << 32, "a rotary embedding of at most 2^32 items");
+    assert!(items <= (1 << 32) - THREADS, "a rotary embedding of less than 2^32 items");
     let module = Module::new(&sources::ROPE, T::DTYPE);
     Launch::new(module, "rope", [items.div_ceil(THREADS), 1, 1], THREADS)
         .write(x)

@@ -16,7 +16,7 @@ pub fn embed<'a, T: Float>(tokens: View<'a, u32>, table: View<'a, T>, out: ViewM
     let vectors = width % at_once == 0 && aligned(&[address(table), address(out.as_view())]);
     let groups = if vectors { width / at_once } else { width };
     let items = tokens.len() * groups;
-    assert!(items < 1 << 32, "an embedding of at most 2^32 items");
+    assert!(items <= (1 << 32) - THREADS, "an embedding of less than 2^32 items");
     let module = Module::new(&sources::EMBEDDING, T::DTYPE);
     Launch::new(module, "embed_forward", [items.div_ceil(THREADS), 1, 1], THREADS)
         .write(out)

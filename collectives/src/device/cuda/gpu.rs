@@ -4,7 +4,6 @@ use super::memory::Kept;
 use crate::bootstrap::spawn::unsignalled;
 use crate::device::cache::Cache;
 use crate::device::compile::{Compiler, Machine, missing};
-use crate::device::launch::Launch;
 use crate::device::source::Module;
 use crate::element::DType;
 use crate::error::{Error, Result};
@@ -231,18 +230,18 @@ impl Gpu {
         }
     }
 
-    /// The function of a launch, compiled, loaded and allowed its shared memory when first asked for.
-    pub(super) fn function(&self, launch: &Launch<'_>) -> Result<Handle> {
-        let (name, element, head) = launch.module.key();
-        let entry = (name, element, head, launch.kernel);
+    /// A kernel of a module, compiled, loaded and allowed its shared memory when first asked for.
+    pub(super) fn function(&self, of: &Module, kernel: &'static str) -> Result<Handle> {
+        let (name, element, head) = of.key();
+        let entry = (name, element, head, kernel);
         if let Some(function) = self.inner.functions.lock().expect("no panic while locked").get(&entry) {
             return Ok(function.0);
         }
-        let module = self.module(&launch.module)?;
-        let kernel = CString::new(launch.kernel).expect("a name without NUL");
+        let module = self.module(of)?;
+        let what = format!("loading {kernel} of {of}");
+        let kernel = CString::new(kernel).expect("a name without NUL");
         let (mut function, mut fixed) = (std::ptr::null_mut(), 0);
         let driver = self.driver();
-        let what = format!("loading {} of {}", launch.kernel, launch.module);
         // The most that the launch of any shape can ask for, so that it is set once.
         // SAFETY: a loaded module, and valid places to write to.
         unsafe {

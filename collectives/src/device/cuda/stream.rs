@@ -239,9 +239,11 @@ impl Queue for Stream {
             }
         }
         self.gpu.enter()?;
-        let compiled = self.gpu.compile(&fitting);
-        let loaded =
-            compiled.and_then(|()| fitting.iter().try_for_each(|module| self.gpu.module(module).map(drop)));
+        // Drivers load kernels when they are first named, and may wait then for what the GPU is at.
+        let load = |module: &Module| {
+            module.source.kernels().try_for_each(|kernel| self.gpu.function(module, kernel).map(drop))
+        };
+        let loaded = self.gpu.compile(&fitting).and_then(|()| fitting.iter().try_for_each(load));
         refused.and(loaded)
     }
 
@@ -260,7 +262,7 @@ impl Queue for Stream {
         }
         self.accepts(launch.kernel, launch.place())?;
         self.gpu.enter()?;
-        let function = self.gpu.function(launch)?;
+        let function = self.gpu.function(&launch.module, launch.kernel)?;
         self.take(Item::Kernel(Kernel::new(launch, function)))
     }
 
