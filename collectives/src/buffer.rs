@@ -54,7 +54,8 @@ impl Memory {
     ///
     /// # Safety
     /// `ptr..ptr+bytes` must be initialised, aligned to 64, used by nobody else on this rank for as long as
-    /// `owner` lives, and dereferenceable by the host unless `place` is a device.
+    /// `owner` lives, and dereferenceable by the host unless `place` is a device. `owner` neither holds a communicator nor
+    /// calls one when it goes: that may be in the middle of another call.
     pub unsafe fn from_raw(
         ptr: NonNull<u8>,
         bytes: usize,

@@ -319,7 +319,8 @@ impl Tuning {
     pub(super) fn cut(&self, pieces: usize, largest: usize, budget: usize) -> (usize, usize) {
         // At most 2^14 rounds, so that slots of messages fit their 15 bits of tags.
         let least = self.piece.max(largest >> 14);
-        let per_round = (budget / pieces.max(1)).max(least).clamp(1, MOST_AT_ONCE).next_multiple_of(64);
+        let most = largest.clamp(1, MOST_AT_ONCE);
+        let per_round = (budget / pieces.max(1)).max(least).clamp(1, most).next_multiple_of(64);
         (per_round, largest.div_ceil(per_round).max(1))
     }
 }

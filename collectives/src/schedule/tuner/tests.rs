@@ -175,3 +175,17 @@ fn what_is_said_of_a_choice_is_true() {
         }
     }
 }
+
+/// Whatever may be copied at once, no more is than there is.
+#[test]
+fn rounds_are_no_larger_than_what_they_carry() {
+    let tuning = Tuning::default();
+    for (pieces, largest, budget, expected) in [
+        (16, 1000, usize::MAX, (1024, 1)),
+        (1, 0, 1 << 20, (64, 1)),
+        (2, 1 << 20, 1 << 20, (1 << 19, 2)),
+        (1, usize::MAX, usize::MAX, (1 << 60, 16)),
+    ] {
+        assert_eq!(tuning.cut(pieces, largest, budget), expected);
+    }
+}
