@@ -258,14 +258,13 @@ impl Communicator {
         self.split_into(self.handle.shared.family(), color, key)
     }
 
-    /// The same for a group whose calls nobody moves on but who makes them: somebody is always at it, and that it moves
+    /// The same ranks as a group whose calls nobody moves on but who makes them: somebody is always at it, and that it moves
     /// says nothing about others.
-    pub(crate) fn split_apart(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let part = self.split_into(Arc::default(), color, key)?;
-        if let Some(part) = &part {
-            part.handle.shared.lock().speaks = false;
-        }
-        Ok(part)
+    pub(crate) fn apart(&self) -> Result<Communicator> {
+        let all = self.split_into(Arc::default(), Some(0), self.rank as i64)?;
+        let all = all.expect("a rank that gave a color is in a group");
+        all.handle.shared.lock().speaks = false;
+        Ok(all)
     }
 
     fn split_into(&self, family: Arc<Family>, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {

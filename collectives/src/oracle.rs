@@ -76,7 +76,7 @@ pub fn sample<T: Element>(rank: usize, i: usize) -> T {
 }
 
 /// Calls a function that is generic in the type of elements once for each type.
-#[macro_export]
+#[cfg(test)]
 macro_rules! for_every_type {
     ($check:ident) => {
         $check::<f32>();
@@ -91,6 +91,8 @@ macro_rules! for_every_type {
         $check::<u8>();
     };
 }
+#[cfg(test)]
+pub(crate) use for_every_type;
 
 fn join(op: ReduceOp, dtype: DType, a: Number, b: Number) -> Number {
     use Number::{Double, Signed, Single, Unsigned};

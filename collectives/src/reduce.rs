@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn kernels_equal_the_oracle_bit_for_bit() {
-        crate::for_every_type!(check);
+        oracle::for_every_type!(check);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::out;
-use models::{NewFile, is_mount_point};
+use models::{NewFile, is_mount_point, parent};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -57,8 +57,8 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(deny(e)),
         Err(_) => {
             let there = through_links(path);
-            if !folder(&there).is_dir() {
-                let folder = folder(&there).display();
+            if !parent(&there).is_dir() {
+                let folder = parent(&there).display();
                 return Err(refuse(&format!("there is no directory {folder}: make it, or give another")));
             }
             there
@@ -115,7 +115,7 @@ pub fn place(path: &Path) -> Option<PathBuf> {
         Ok(there) => there.is_file().then(|| fs::canonicalize(path).ok())?,
         Err(_) => {
             let path = through_links(path);
-            let folder = folder(&path);
+            let folder = parent(&path);
             let there = fs::canonicalize(folder).or_else(|_| std::path::absolute(folder)).ok()?;
             Some(there.join(path.file_name()?))
         }
@@ -131,14 +131,14 @@ pub fn through_links(path: &Path) -> PathBuf {
 /// somewhere, and has more in it.
 pub fn is_descriptor(path: &Path) -> bool {
     let descriptors = |dir: PathBuf| dir.starts_with("/proc") && dir.ends_with("fd");
-    links(path).any(|at| folder(&at).canonicalize().is_ok_and(descriptors))
+    links(path).any(|at| parent(&at).canonicalize().is_ok_and(descriptors))
 }
 
 /// The path, and where each link on the way leads.
 fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     /// As many as the system follows.
     const MOST: usize = 40;
-    let next = |at: &PathBuf| fs::read_link(at).ok().map(|target| folder(at).join(target));
+    let next = |at: &PathBuf| fs::read_link(at).ok().map(|target| parent(at).join(target));
     std::iter::successors(Some(path.to_owned()), next).take(MOST)
 }
 
@@ -176,11 +176,6 @@ pub fn check_named(flag: &str, path: &Path) -> Result<()> {
 /// Whether something has the name. What cannot be opened is not absent: who opens it says why.
 pub fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
-}
-
-/// The directory that a file is in.
-pub fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether a file can be made at this path without destroying one of `inputs`, by whichever name.
@@ -268,7 +263,7 @@ pub fn change_whole(path: &Path, change: impl FnOnce(&str) -> Result<String>) ->
 /// who makes the file, and the file's own, if it is there, for hosts that share it: over NFS a folder's is known to one only.
 fn locked(file: &Path, within: Duration) -> Option<[Option<File>; 2]> {
     let give_up = Instant::now() + within;
-    let folder = exclusive(File::open(folder(file)).ok()?, give_up)?;
+    let folder = exclusive(File::open(parent(file)).ok()?, give_up)?;
     // Who held it before may have put another file in its place.
     while let Ok(open) = fs::OpenOptions::new().read(true).write(true).open(file) {
         let open = exclusive(open, give_up)?;

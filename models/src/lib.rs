@@ -26,5 +26,5 @@ pub use llama::{
 };
 pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 pub use team::Team;
-pub use unfinished::{NewFile, is_mount_point, remove_unfinished};
+pub use unfinished::{NewFile, is_mount_point, parent, remove_unfinished};
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

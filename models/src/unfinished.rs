@@ -243,7 +243,7 @@ pub(crate) fn beside(target: &Path, suffix: &str) -> PathBuf {
 }
 
 /// The directory that a path is in.
-pub(crate) fn parent(path: &Path) -> &Path {
+pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

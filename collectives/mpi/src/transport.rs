@@ -26,9 +26,9 @@ mod unreceived;
 use crate::tags::{LEAST_LIMIT, Mapped, Tags};
 use blocked::Place;
 pub use blocked::Start;
-use collectives::transport::farewell::Farewells;
+use collectives::transport::farewell::{Farewells, NOT_SENT, NOT_TAKEN};
 use collectives::transport::{
-    HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_length,
+    HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_call, wrong_length,
 };
 use collectives::{Error, Result, digest};
 use comm::Comm;
@@ -212,12 +212,10 @@ impl MpiTransport {
     /// What the end of a message means.
     fn completed(&mut self, done: Outcome) -> Result<bool> {
         let Outcome { kind, peer, bytes, length, code, called } = done;
-        let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
         if let Some(called) = called {
-            let theirs = called.in_job(self.size(), |member| self.job_rank(member)).to_string();
-            let (mine, past) = (String::new(), String::new());
-            return Err(Error::Diverged { sequence: 0, rank, mine, peer, theirs, past });
+            return Err(wrong_call(self, peer, called));
         }
+        let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
         let fine = code == ffi::MPI_SUCCESS as c_int;
         if fine && (kind == Kind::Send || length == bytes) {
             return Ok(true);
@@ -336,8 +334,8 @@ unsafe impl Transport for MpiTransport {
                 // What a peer had begun to take had all gone to it when it said goodbye.
                 (kind, peer) if self.farewells.is_done_with(peer) => {
                     let how = match kind {
-                        Kind::Send => "left the group without taking a message",
-                        Kind::Recv => "left the group while a message from it was awaited",
+                        Kind::Send => NOT_TAKEN,
+                        Kind::Recv => NOT_SENT,
                     };
                     Err(self.loss(peer, how))
                 }

@@ -1,5 +1,7 @@
 //! What ranks say to each other beside the messages, as bytes.
 
+use collectives::transport::blame;
+
 /// Bytes of a word at most, and of what stands before its text.
 pub(super) const LARGEST: usize = 1 << 10;
 const HEADER: usize = 8 + 4 + 1;
@@ -36,12 +38,9 @@ pub(super) struct Word {
 
 impl Word {
     pub(super) fn to_bytes(&self) -> Box<[u8]> {
-        let mut cut = self.text.len().min(LARGEST - HEADER);
-        while !self.text.is_char_boundary(cut) {
-            cut -= 1;
-        }
+        let text = blame::cut(&self.text, LARGEST - HEADER);
         let (group, from) = (self.group.to_le_bytes(), (self.from as u32).to_le_bytes());
-        [&group[..], &from, &[self.kind as u8], &self.text.as_bytes()[..cut]].concat().into()
+        [&group[..], &from, &[self.kind as u8], text.as_bytes()].concat().into()
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Word> {

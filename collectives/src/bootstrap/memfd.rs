@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::pages;
+use crate::transport::blame;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
@@ -170,10 +171,8 @@ impl Note<'_> {
         if state.compare_exchange(0, Self::WRITING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
-        let mut len = text.len().min(NOTE_BYTES - NOTE_HEADER);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
+        let text = blame::cut(text, NOTE_BYTES - NOTE_HEADER);
+        let len = text.len();
         self.map.u32(self.offset + 4).store(number, Ordering::Relaxed);
         self.map.u32(self.offset + 8).store(len as u32, Ordering::Relaxed);
         let room = self.map.at(self.offset + NOTE_HEADER, len);

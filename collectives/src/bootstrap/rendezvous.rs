@@ -145,11 +145,6 @@ impl Rendezvous {
         self.star.ranks.len()
     }
 
-    /// The host of each rank, as an index into [`host_names`](Self::host_names).
-    pub fn host_of(&self) -> &[usize] {
-        &self.hosts.of
-    }
-
     /// The hosts' names, in the order of their first ranks.
     pub fn host_names(&self) -> &[String] {
         &self.hosts.names

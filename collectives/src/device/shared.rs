@@ -149,14 +149,6 @@ impl<Q: Streams> SharedQueue<Q> {
         self.lock().sibling(urgency)
     }
 
-    /// An event for queues of this device.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn event(&self) -> Result<Q::Event> {
-        self.lock().event()
-    }
-
     /// An event that also knows when it happened.
     ///
     /// # Errors

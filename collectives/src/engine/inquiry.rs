@@ -192,7 +192,7 @@ mod tests {
                 let beats = &beats;
                 scope.spawn(move || {
                     let rank = comm.rank();
-                    let apart = comm.split_apart(Some(0), rank as i64).unwrap().expect("a group");
+                    let apart = comm.apart().unwrap();
                     let watch = scope.spawn(move || {
                         while beats.load(Ordering::Relaxed) < MOST && apart.barrier().is_ok() {
                             if rank == 0 {

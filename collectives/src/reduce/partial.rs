@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn stages_give_the_bits_of_one_go() {
-        crate::for_every_type!(check);
+        oracle::for_every_type!(check);
     }
 
     #[test]

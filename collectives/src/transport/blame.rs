@@ -29,6 +29,15 @@ pub fn heard(rank: usize, from: usize, words: &str) -> Error {
     Error::PeerLost { rank, peer, how }
 }
 
+/// As much of a text as fits into so many bytes, in whole characters.
+pub fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,5 +58,11 @@ mod tests {
             let Error::PeerLost { rank, peer, how } = heard(0, 3, words) else { panic!("no loss") };
             assert_eq!((rank, peer, how), (0, 3, format!("gave up: {words}")));
         }
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        let cuts = [0, 1, 2, 3, 4, 9].map(|most| cut("aéü", most));
+        assert_eq!(cuts, ["", "a", "a", "aé", "aé", "aéü"]);
     }
 }

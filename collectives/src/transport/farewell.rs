@@ -5,6 +5,11 @@ use std::time::{Duration, Instant};
 /// After a peer has left in order, what it sent before may still be on its way for this long.
 const AFTER_LEAVING: Duration = Duration::from_secs(1);
 
+/// How a peer has left that was to take a message.
+pub const NOT_TAKEN: &str = "left the group without taking a message";
+/// How one has left that was to send a message.
+pub const NOT_SENT: &str = "left the group while a message from it was awaited";
+
 /// By ranks of the group.
 pub struct Farewells {
     left: Vec<Option<Instant>>,

@@ -17,6 +17,7 @@ pub mod waits;
 
 use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
+use crate::watch::Fingerprint;
 pub use nodes::{Nodes, PerNode};
 use std::time::Duration;
 pub use waits::Wait;
@@ -279,6 +280,14 @@ pub fn wrong_length(rank: usize, posted: usize, peer: usize, sent: Option<usize>
     let theirs = sent.map_or_else(|| "more".into(), |bytes| format!("{bytes} bytes"));
     let mine = format!("{posted} bytes");
     Error::Diverged { sequence: 0, rank, mine, peer, theirs, past: String::new() }
+}
+
+/// What it means that `peer`, a rank of the `group`, has `called` something else than what its message was received for. What
+/// that was is added by who knows it.
+pub fn wrong_call(group: &impl Transport, peer: usize, called: Fingerprint) -> Error {
+    let (rank, peer) = (group.job_rank(group.rank()), group.job_rank(peer));
+    let theirs = called.in_job(group.size(), |member| group.job_rank(member)).to_string();
+    Error::Diverged { sequence: 0, rank, mine: String::new(), peer, theirs, past: String::new() }
 }
 
 /// The place of this rank among the `members` of a group who form one of their own.

@@ -174,7 +174,7 @@ fn size(bytes: f64) -> String {
 
 /// As few digits as tell ticks apart.
 fn short(value: f64) -> String {
-    significant(value, 6)
+    significant(value)
 }
 
 #[cfg(test)]

@@ -140,7 +140,7 @@ pub fn footer(failures: u64, average_bus_bandwidth: f64, passed: Option<bool>) -
         Some(true) => "OK",
         Some(false) => "FAILED",
     };
-    let average = significant(average_bus_bandwidth, 6);
+    let average = significant(average_bus_bandwidth);
     format!(
         "# {:<20} : {failures} {verdict}\n# {:<20} : {average} {gate}\n#\n",
         "Out of bounds values", "Avg bus bandwidth"
@@ -172,25 +172,26 @@ fn exponent(value: f64, digits: usize) -> String {
 
 /// C's `%g` of a count.
 fn general(count: u64) -> String {
-    if count < 1_000_000 { count.to_string() } else { significant(count as f64, 6) }
+    if count < 1_000_000 { count.to_string() } else { significant(count as f64) }
 }
 
-/// C's `%.{digits}g`: as few digits as say it.
-pub fn significant(value: f64, digits: usize) -> String {
+/// C's `%g`: as few of six digits as say it.
+pub fn significant(value: f64) -> String {
+    const DIGITS: usize = 6;
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
     }
-    let scientific = exponent(value, digits - 1);
+    let scientific = exponent(value, DIGITS - 1);
     let power: i32 = scientific.rsplit_once('e').and_then(|(_, p)| p.parse().ok()).unwrap_or(0);
     let trim = |text: &str| match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
         false => text.to_owned(),
     };
-    if power < -4 || power >= digits as i32 {
+    if power < -4 || power >= DIGITS as i32 {
         let (mantissa, rest) = scientific.split_at(scientific.find('e').unwrap_or(scientific.len()));
         return trim(mantissa) + rest;
     }
-    trim(&format!("{value:.*}", (digits as i32 - 1 - power).max(0) as usize))
+    trim(&format!("{value:.*}", (DIGITS as i32 - 1 - power).max(0) as usize))
 }
 
 #[cfg(test)]
@@ -226,7 +227,7 @@ mod tests {
             (0.00001234, "1.234e-05"),
             (999999.5, "1e+06"),
         ] {
-            assert_eq!(significant(value, 6), text, "{value}");
+            assert_eq!(significant(value), text, "{value}");
         }
         assert_eq!([0, 7, 999_999, 1_000_000].map(general), ["0", "7", "999999", "1e+06"]);
     }

@@ -29,7 +29,7 @@ pub fn of(plan: &Plan, run: &Run) -> Verdict {
         Some(least) if average < least => Some(format!(
             "the average bus bandwidth of {} is {} GB/s, below --min-busbw {least}",
             plan.operation.name(),
-            significant(average, 6)
+            significant(average)
         )),
         _ => None,
     }

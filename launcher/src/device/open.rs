@@ -4,7 +4,7 @@ use super::{Device, Gpus, Need, fit};
 use crate::eval::EvalPlan;
 use crate::failure::{Failure, Result};
 use crate::gpus;
-use crate::plan::{MicroBatch, ModelChoice, Ranks, TrainPlan};
+use crate::plan::{MicroBatch, ModelChoice, TrainPlan};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::emulation::{EmulatedQueue, Emulator};
 use collectives::device::{Cache, PRODUCT_WORKSPACE, Queue, SharedQueue, Streams, Urgency};
@@ -12,45 +12,6 @@ use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, S
 use models::{Accounts, Llama, Model};
 use std::sync::Arc;
 use zero::{Ledger, Trainer};
-
-/// Queues whose memory collectives can be carried for.
-trait Carried: Streams {
-    /// Who carries the calls of `comm` for memory of `compute`'s device.
-    fn carrier(
-        ranks: &Ranks,
-        comm: &Communicator,
-        compute: &SharedQueue<Self>,
-        need: &Need,
-        ledger: &Ledger,
-    ) -> Result<Arc<dyn Carrier>>;
-}
-
-impl Carried for Stream {
-    fn carrier(
-        ranks: &Ranks,
-        comm: &Communicator,
-        compute: &SharedQueue<Self>,
-        need: &Need,
-        ledger: &Ledger,
-    ) -> Result<Arc<dyn Carrier>> {
-        match comm.size() > 1 && ranks.nccl {
-            true => gpus::over_nccl(comm, compute, ranks, Order::Canonical, Some(&ledger.workspace)),
-            false => beside_a_wire(comm, compute, need, ledger),
-        }
-    }
-}
-
-impl Carried for EmulatedQueue {
-    fn carrier(
-        _: &Ranks,
-        comm: &Communicator,
-        compute: &SharedQueue<Self>,
-        need: &Need,
-        ledger: &Ledger,
-    ) -> Result<Arc<dyn Carrier>> {
-        beside_a_wire(comm, compute, need, ledger)
-    }
-}
 
 /// What carries calls where no wire joins devices.
 fn beside_a_wire<Q: Streams>(
@@ -86,12 +47,18 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             let name = super::called(gpu.ordinal(), &gpu.properties().name);
             fit::check(plan, &name, room)?;
             let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs);
-            on_queue(stream, gpus, plan, comm, ledger)
+            let ranks = &plan.ranks;
+            on_queue(stream, gpus, plan, comm, ledger, |comm, compute, need, ledger| {
+                match comm.size() > 1 && ranks.nccl {
+                    true => gpus::over_nccl(comm, compute, ranks, Order::Canonical, Some(&ledger.workspace)),
+                    false => beside_a_wire(comm, compute, need, ledger),
+                }
+            })
         }
         Device::Emulated(gpus) => {
             let number = gpus.of(comm.rank());
             fit::check(plan, &format!("emulated GPU {number}"), gpus.each[number].memory)?;
-            on_queue(emulated()?, gpus, plan, comm, ledger)
+            on_queue(emulated()?, gpus, plan, comm, ledger, beside_a_wire)
         }
     }
 }
@@ -124,17 +91,19 @@ pub(super) fn emulator() -> Result<Emulator> {
     built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++, g++ or clang++)"))
 }
 
-fn on_queue<T: Float, Q: Carried>(
+/// On this queue, for whose memory `carrier` makes what carries collectives.
+fn on_queue<T: Float, Q: Streams>(
     queue: Q,
     gpus: &Gpus,
     plan: &TrainPlan,
     comm: Communicator,
     ledger: Ledger,
+    carrier: impl FnOnce(&Communicator, &SharedQueue<Q>, &Need, &Ledger) -> Result<Arc<dyn Carrier>>,
 ) -> Result<Trainer<T>> {
     let compute = SharedQueue::new(queue);
     let need = plan.need(&plan.zero, &plan.batch)?;
     compute.reserve(need.arena)?;
-    let carrier = Q::carrier(&plan.ranks, &comm, &compute, &need, &ledger)?;
+    let carrier = carrier(&comm, &compute, &need, &ledger)?;
     let comm = comm.with_carrier(carrier);
     let model = model::<T, Q>(gpus, &plan.model, &plan.batch, &compute, &ledger.of_model())?;
     let source = &mut plan.model.source(plan.seed, plan.batch.threads);

@@ -256,7 +256,7 @@ impl ModelChoice {
 
     /// What lies beside the model's weights or config.json and has a tokenizer in another form than a tokenizer.json.
     fn unread_tokenizer(&self) -> Option<PathBuf> {
-        let beside = self.described.as_deref().map(files::folder);
+        let beside = self.described.as_deref().map(models::parent);
         let dir = self.weights.as_ref().map(Checkpoint::dir).or(beside)?;
         let forms = ["tokenizer.model", "vocab.json", "merges.txt"].map(|name| dir.join(name));
         forms.into_iter().find(|path| files::is_there(path))

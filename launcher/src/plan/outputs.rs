@@ -70,7 +70,7 @@ fn check_kept(
 
 /// Whether a file, or the link to it that was named, is in the directory `place`, which is given without links.
 fn lies_in(file: &Path, place: &Path) -> bool {
-    let there = [file.canonicalize(), files::folder(file).canonicalize()];
+    let there = [file.canonicalize(), models::parent(file).canonicalize()];
     there.into_iter().flatten().any(|there| there.starts_with(place))
 }
 

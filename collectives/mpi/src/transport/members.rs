@@ -2,6 +2,7 @@
 
 use super::MpiTransport;
 use super::control::{Kind, Word};
+use collectives::transport::farewell::NOT_TAKEN;
 use collectives::transport::neighbours::last_words;
 use collectives::transport::{Transport, blame};
 use collectives::watch::Waited;
@@ -184,7 +185,7 @@ impl MpiTransport {
         let awaited = self.requests.peers().find(|&peer| !self.farewells.is_done_with(peer));
         let Some(peer) = awaited else {
             let peer = self.requests.peers().next()?;
-            return Some(self.loss(peer, "left the group without taking a message"));
+            return Some(self.loss(peer, NOT_TAKEN));
         };
         let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
         let (what, past) = ("to leave a group with a message under way".into(), String::new());

@@ -3,7 +3,7 @@
 use super::LINE;
 use super::pieces::Pieces;
 use super::pool::Staging;
-use crate::device::{SharedQueue, Streams};
+use crate::device::{Queue, SharedQueue, Streams};
 use crate::engine::{Ends, Priority};
 use crate::error::Result;
 use crate::schedule::{Call, Kind};

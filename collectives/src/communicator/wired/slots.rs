@@ -1,7 +1,7 @@
 //! The places of calls in flight: an event for when a call may start and one for when it is done.
 
 use super::wire::Lane;
-use crate::device::{SharedQueue, Streams};
+use crate::device::{Queue, SharedQueue, Streams};
 use crate::error::Result;
 use crate::schedule::Call;
 use std::collections::VecDeque;

@@ -162,8 +162,7 @@ impl<Q: Streams> Watch<Q> {
 /// The group in which the watches of `host` meet.
 fn group_of_watches(host: &Communicator) -> Result<Communicator> {
     // That watches meet must not pass for an answer to a call of the host.
-    let peers = host.split_apart(Some(0), host.rank() as i64)?;
-    let peers = peers.expect("a rank that gave a color is in a group");
+    let peers = host.apart()?;
     // Each hears of each other by itself: whom one waits for is who is silent, and not one that was to pass it on.
     peers.force(Kind::AllGather, Some(Algorithm::Pairwise))?;
     Ok(peers)

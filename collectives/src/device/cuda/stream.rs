@@ -121,28 +121,6 @@ impl Stream {
         }
     }
 
-    /// Makes `event` the moment after everything that was given so far.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn record(&mut self, event: &Event) -> Result<()> {
-        let handle = self.handle()?;
-        // SAFETY: a live event and stream.
-        let status = unsafe { (self.gpu.driver().event_record)(event.handle(), handle) };
-        self.gpu.check("recording an event", status)
-    }
-
-    /// What is given from now on starts after `event`. An event that was never recorded is no obstacle.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn after(&mut self, event: &Event) -> Result<()> {
-        let handle = self.handle()?;
-        // SAFETY: a live event and stream.
-        let status = unsafe { (self.gpu.driver().stream_wait)(handle, event.handle(), 0) };
-        self.gpu.check("waiting for another stream", status)
-    }
-
     /// Whether everything is done.
     ///
     /// # Errors
@@ -326,7 +304,10 @@ impl Queue for Stream {
     }
 
     fn record(&mut self, event: &Event) -> Result<()> {
-        Stream::record(self, event)
+        let handle = self.handle()?;
+        // SAFETY: a live event and stream.
+        let status = unsafe { (self.gpu.driver().event_record)(event.handle(), handle) };
+        self.gpu.check("recording an event", status)
     }
 
     fn happened(event: &Event) -> Result<bool> {
@@ -352,7 +333,10 @@ impl Streams for Stream {
     }
 
     fn after(&mut self, event: &Event) -> Result<()> {
-        Stream::after(self, event)
+        let handle = self.handle()?;
+        // SAFETY: a live event and stream.
+        let status = unsafe { (self.gpu.driver().stream_wait)(handle, event.handle(), 0) };
+        self.gpu.check("waiting for another stream", status)
     }
 }
 

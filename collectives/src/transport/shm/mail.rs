@@ -48,7 +48,7 @@ fn piece(layout: &Layout) -> usize {
 }
 
 /// Messages to or from one member that there is room for at once from the start.
-const FEW: usize = 2;
+pub(super) const FEW: usize = 2;
 
 impl Mail {
     pub fn new(group: &Group) -> Self {

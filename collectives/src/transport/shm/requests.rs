@@ -1,5 +1,6 @@
 //! Numbers for posted sends and receives, reused once they are done.
 
+use super::mail::FEW;
 use crate::error::{Error, Result};
 use crate::transport::Request;
 
@@ -20,8 +21,8 @@ pub(super) struct Requests {
 
 impl Requests {
     pub fn none(rank: usize) -> Self {
-        // Room for a few, as in `mail`.
-        Requests { rank, places: Vec::with_capacity(4), free: Vec::with_capacity(4) }
+        // Both ways.
+        Requests { rank, places: Vec::with_capacity(2 * FEW), free: Vec::with_capacity(2 * FEW) }
     }
 
     pub fn open(&mut self) -> Request {

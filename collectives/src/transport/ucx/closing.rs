@@ -10,6 +10,7 @@ use super::context::Worker;
 use super::members::Members;
 use super::session::{State, Word};
 use crate::error::Error;
+use crate::transport::farewell::NOT_TAKEN;
 use crate::transport::{Transport, blame};
 use crate::watch::Until;
 use std::ptr::null_mut;
@@ -87,7 +88,7 @@ impl UcxTransport {
     fn untaken(&self, after: Duration) -> Option<Error> {
         let Some(peer) = self.awaited().next() else {
             let peer = self.requests.peers().next()?;
-            return Some(self.members.error(peer, "left the group without taking a message"));
+            return Some(self.members.error(peer, NOT_TAKEN));
         };
         let peer = self.members.ranks[peer];
         let (what, past) = ("to leave a group with a message under way".into(), String::new());

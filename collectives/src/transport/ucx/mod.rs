@@ -21,7 +21,8 @@ mod session;
 mod tags;
 mod turns;
 
-use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_length};
+use super::farewell::{NOT_SENT, NOT_TAKEN};
+use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_call, wrong_length};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
 use members::Members;
@@ -291,8 +292,8 @@ impl UcxTransport {
             // What a peer had begun to take had all gone to it when it said goodbye.
             (kind, peer) if self.members.farewells.is_done_with(peer) => {
                 let how = match kind {
-                    Kind::Send => "left the group without taking a message",
-                    Kind::Recv { .. } => "left the group while a message from it was awaited",
+                    Kind::Send => NOT_TAKEN,
+                    Kind::Recv { .. } => NOT_SENT,
                 };
                 Err(self.members.error(peer, how))
             }
@@ -340,12 +341,10 @@ impl UcxTransport {
             true => Some(Fingerprint::from_bits(unsafe { dst.cast::<u64>().read_unaligned() })),
             false => tags::called(came.sender_tag, sent, peer, self.members.rank),
         };
-        let (rank, peer) = (self.members.job_rank(), self.members.ranks[peer]);
         if let Some(called) = called {
-            let theirs = called.in_job(self.size(), |member| self.job_rank(member)).to_string();
-            let mine = String::new();
-            return Error::Diverged { sequence: 0, rank, mine, peer, theirs, past: String::new() };
+            return wrong_call(self, peer, called);
         }
+        let (rank, peer) = (self.members.job_rank(), self.members.ranks[peer]);
         // UCX drops a message whole that is longer than its receive, so nothing here tells what the peer called. If it was
         // the peer's turn to receive as well, it got the shorter message, knows more, and says so in a moment.
         let until = Instant::now() + HEARSAY;

@@ -10,6 +10,7 @@ use super::peers::Card;
 use super::tags;
 use super::turns::Hold;
 use crate::error::{Error, Result};
+use crate::transport::blame;
 use crate::transport::inbox::Inbox;
 use crate::transport::neighbours::{Home, Neighbours};
 use crate::transport::waits::{self, Questions, Wait};
@@ -341,12 +342,9 @@ impl State {
 
     /// Says something about the group that `peer` calls `group`.
     pub(super) fn say(&mut self, peer: usize, word: Word, group: u16, text: &str) -> Result<()> {
-        let mut cut = text.len().min(NOTICE_BYTES);
-        while !text.is_char_boundary(cut) {
-            cut -= 1;
-        }
+        let text = blame::cut(text, NOTICE_BYTES);
         let tag = tags::control(tags::NOTICE, self.rank, (word as u64) << 16 | group as u64);
-        self.control(peer, tag, text.as_bytes()[..cut].into())
+        self.control(peer, tag, text.as_bytes().into())
     }
 
     /// Sends a control message whose bytes this session keeps until it is done.
