@@ -93,14 +93,13 @@ fn as_rank(
     identity: &Identity,
     body: &dyn Fn(Communicator, Option<Native>) -> Result<()>,
 ) -> Result<()> {
-    limits::end_with(identity.launcher)?;
     let mut group = None;
     // Others bind their ranks themselves. Before anything is started, so that threads of this rank stay with it.
-    let bound = match spawn::supervised() {
+    let ready = match spawn::supervised() {
         true => bind::to_share(ranks.bind, identity.rank, identity.world),
-        false => Ok(()),
+        false => limits::end_with(identity.launcher),
     };
-    let done = bound.and_then(|()| connect(ranks, identity)).and_then(|(comm, native)| {
+    let done = ready.and_then(|()| connect(ranks, identity)).and_then(|(comm, native)| {
         group = Some(comm.clone());
         body(comm, native)
     });

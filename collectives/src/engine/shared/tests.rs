@@ -6,20 +6,31 @@ use crate::transport::{Request, Tag, Tells, threads};
 use crate::{Buffer, Communicator, DType};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The first of many ranks. One message comes between two looks, and each look takes longer than a peer may be silent.
-#[derive(Default)]
-struct Slow {
-    came: bool,
+/// The first of `size` ranks, which nobody else moves: what comes of looking at a message is as written.
+struct Scripted<F> {
+    size: usize,
+    tells: Tells,
+    looks: F,
     /// A peer is lost, as who asks for that hears.
     lost: bool,
+    aborted: Arc<AtomicBool>,
 }
 
-const DEADLINE: Duration = Duration::from_millis(1);
+impl<F: FnMut(Request) -> bool + Send + 'static> Scripted<F> {
+    /// One that tells of collectives, where what `looks` says of a message is whether it has come.
+    fn new(size: usize, looks: F) -> Self {
+        Scripted { size, tells: Tells::Collectives, looks, lost: false, aborted: Arc::default() }
+    }
+
+    fn with(self, options: Options) -> Communicator {
+        Communicator::new(Box::new(self), options).unwrap()
+    }
+}
 
 // SAFETY: nothing is moved at all.
-unsafe impl Transport for Slow {
+unsafe impl<F: FnMut(Request) -> bool + Send> Transport for Scripted<F> {
     fn name(&self) -> &'static str {
-        "slow"
+        "scripted"
     }
 
     fn rank(&self) -> usize {
@@ -27,7 +38,7 @@ unsafe impl Transport for Slow {
     }
 
     fn size(&self) -> usize {
-        50
+        self.size
     }
 
     fn job_rank(&self, member: usize) -> usize {
@@ -35,7 +46,7 @@ unsafe impl Transport for Slow {
     }
 
     fn tells(&self) -> Tells {
-        Tells::Collectives
+        self.tells
     }
 
     unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
@@ -46,10 +57,8 @@ unsafe impl Transport for Slow {
         Ok(Request(from as u64))
     }
 
-    fn test(&mut self, _: Request) -> Result<bool> {
-        std::thread::sleep(2 * DEADLINE);
-        self.came = !self.came;
-        Ok(self.came)
+    fn test(&mut self, request: Request) -> Result<bool> {
+        Ok((self.looks)(request))
     }
 
     fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
@@ -63,138 +72,57 @@ unsafe impl Transport for Slow {
         }
     }
 
-    fn abort(&mut self, _: &Error) {}
+    fn abort(&mut self, _: &Error) {
+        self.aborted.store(true, Ordering::Release);
+    }
 }
 
+/// Of 50 ranks one message comes between two looks, and each look takes longer than a peer may be silent.
 #[test]
 fn a_call_that_moves_on_may_take_longer_than_a_silent_peer() {
-    let options = Options { deadline: DEADLINE, ..Options::default() };
-    let comm = Communicator::new(Box::new(Slow::default()), options).unwrap();
+    const DEADLINE: Duration = Duration::from_millis(1);
+    let mut came = false;
+    let slow = Scripted::new(50, move |_| {
+        std::thread::sleep(2 * DEADLINE);
+        came = !came;
+        came
+    });
+    let comm = slow.with(Options { deadline: DEADLINE, ..Options::default() });
     let mut all = vec![0u64; comm.size()];
     comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("somebody answers all the time");
 }
 
 #[test]
 fn who_never_waits_hears_of_a_loss() {
-    let lost = Slow { lost: true, ..Slow::default() };
-    let comm = Communicator::new(Box::new(lost), Options::default()).unwrap();
+    let comm = Scripted { lost: true, ..Scripted::new(50, |_| true) }.with(Options::default());
     let sent = (0..2000).try_for_each(|_| comm.send(&[7u8][..], 2, 0));
     assert!(matches!(sent, Err(Error::PeerLost { peer: 1, .. })), "{sent:?}");
 }
 
-/// The first of several ranks. Nothing comes before each message has been looked at: of what it has yet to ask a library
-/// for, a transport learns only so.
-struct Shy {
-    looked: [bool; 6],
-}
-
-// SAFETY: nothing is moved at all.
-unsafe impl Transport for Shy {
-    fn name(&self) -> &'static str {
-        "shy"
-    }
-
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn size(&self) -> usize {
-        self.looked.len()
-    }
-
-    fn job_rank(&self, member: usize) -> usize {
-        member
-    }
-
-    fn tells(&self) -> Tells {
-        Tells::Collectives
-    }
-
-    unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
-        Ok(Request::DONE)
-    }
-
-    unsafe fn recv(&mut self, from: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
-        Ok(Request(from as u64))
-    }
-
-    fn test(&mut self, request: Request) -> Result<bool> {
-        self.looked[request.0 as usize] = true;
-        Ok(self.looked[1..].iter().all(|looked| *looked))
-    }
-
-    fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
-        Err(Error::Launch("there are no groups".into()))
-    }
-
-    fn check(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn abort(&mut self, _: &Error) {}
-}
-
+/// Nothing comes before each message has been looked at: of what it has yet to ask a library for, a transport learns only so.
 #[test]
 fn each_message_that_a_call_waits_for_has_its_turn() {
-    let options = Options { deadline: Duration::from_secs(5), ..Options::default() };
-    let comm = Communicator::new(Box::new(Shy { looked: [false; 6] }), options).unwrap();
+    let mut looked = [false; 6];
+    let shy = Scripted::new(looked.len(), move |request| {
+        looked[request.0 as usize] = true;
+        looked[1..].iter().all(|looked| *looked)
+    });
+    let comm = shy.with(Options { deadline: Duration::from_secs(5), ..Options::default() });
     let mut all = vec![0u64; comm.size()];
     comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("each is looked at");
 }
 
-/// Panics when it is looked at for the third time, and knows whether it was aborted.
-struct Breaking(u32, Arc<AtomicBool>);
-
-// SAFETY: nothing is moved at all.
-unsafe impl Transport for Breaking {
-    fn name(&self) -> &'static str {
-        "breaking"
-    }
-
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn size(&self) -> usize {
-        2
-    }
-
-    fn job_rank(&self, member: usize) -> usize {
-        member
-    }
-
-    unsafe fn send(&mut self, _: usize, _: Tag, _: *const u8, _: usize) -> Result<Request> {
-        Ok(Request(0))
-    }
-
-    unsafe fn recv(&mut self, _: usize, _: Tag, _: *mut u8, _: usize) -> Result<Request> {
-        Ok(Request(1))
-    }
-
-    fn test(&mut self, _: Request) -> Result<bool> {
-        self.0 += 1;
-        assert!(self.0 < 3, "as meant");
-        Ok(false)
-    }
-
-    fn subgroup(&mut self, _: &[usize], _: u64, _: Duration) -> Result<Box<dyn Transport>> {
-        Err(Error::Launch("there are no groups".into()))
-    }
-
-    fn check(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn abort(&mut self, _: &Error) {
-        self.1.store(true, Ordering::Release);
-    }
-}
-
 #[test]
 fn a_transport_that_panics_is_aborted_before_memory_goes() {
-    let aborted = Arc::<AtomicBool>::default();
-    let breaking = Breaking(0, Arc::clone(&aborted));
-    let comm = Communicator::new(Box::new(breaking), Options::default()).unwrap();
+    let mut looks = 0;
+    let breaking = Scripted::new(2, move |_| {
+        looks += 1;
+        assert!(looks < 3, "as meant");
+        false
+    });
+    let breaking = Scripted { tells: Tells::Nothing, ..breaking };
+    let aborted = Arc::clone(&breaking.aborted);
+    let comm = breaking.with(Options::default());
     let mut data = [0f32; 8];
     let sum = AssertUnwindSafe(|| comm.all_reduce_in_place(&mut data[..], crate::ReduceOp::Sum));
     assert!(catch_unwind(sum).is_err() && aborted.load(Ordering::Acquire));
