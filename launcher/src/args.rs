@@ -389,8 +389,22 @@ pub struct DoctorArgs {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// The flags of `bench`.
+    pub fn bench(flags: &str) -> crate::bench::BenchArgs {
+        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        *args
+    }
+
+    /// The flags of `train`.
+    pub fn train(flags: &str) -> TrainArgs {
+        let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
+        let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        *args
+    }
 
     #[test]
     fn a_negative_number_is_a_value_wherever_a_flag_takes_one() {

@@ -172,11 +172,10 @@ pub fn between(label: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::tests::train;
 
     fn plan(flags: &str) -> Result<(Layers, String)> {
-        let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
-        let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        let args = train(flags);
         let (transport, world) = (args.ranks.transport.clone(), args.ranks.ranks.unwrap_or(8));
         Layers::plan(&transport, &args.ranks, world).map(|(layers, between)| (layers, between.to_owned()))
     }

@@ -228,7 +228,7 @@ pub fn survey() -> Vec<(&'static str, bool, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::tests::train;
     use crate::plan::Asked;
 
     #[test]
@@ -271,11 +271,7 @@ mod tests {
                 Transport::choose(Some(Transport::Mpi), Some(&started(Some(4), None)), plain).unwrap_err();
             assert!(e.to_string().ends_with("libclang-dev); --transport shm needs none of that"), "{e}");
         }
-        let read = |flags: &str| {
-            let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
-            let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
-            Asked::new(&args.ranks, 4)
-        };
+        let read = |flags: &str| Asked::new(&train(flags).ranks, 4);
         for (flags, advice) in [
             ("--transport ucx", "shm or threads"),
             ("--transport nccl+ucx", "nccl+shm or nccl+threads"),

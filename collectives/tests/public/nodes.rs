@@ -2,11 +2,11 @@
 //! memory too, and over UCX where that is installed. Every rank is a process of this machine, cut into nodes.
 
 use crate::ranks::{self, PATIENCE, identity, job, options, this_test, until};
+use crate::ucx_processes::{available, ucx};
 use collectives::bootstrap::{Ending, Rendezvous, nodes_of, shm_inside};
 use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::shm::ShmTransport;
-use collectives::transport::ucx::{Start, UcxTransport};
 use collectives::transport::{Nodes, PerNode, Transport};
 use collectives::{Communicator, Error, Options, Result};
 use conformance::{Case, cases};
@@ -16,12 +16,6 @@ type Outer = fn(&mut Rendezvous) -> Result<Box<dyn Transport>>;
 
 fn shm(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
     Ok(Box::new(ShmTransport::connect(rendezvous, &options())?))
-}
-
-fn ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
-    let (rank, world) = (rendezvous.rank(), rendezvous.world());
-    let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
-    Ok(Box::new(UcxTransport::connect(rank, world, &Start::default(), exchange)?))
 }
 
 /// Behind a link that holds every message back.
@@ -81,41 +75,30 @@ fn one_node_over_shared_memory() {
     suite(this_test!(), shm, &[0, 0, 0], without_the_longest);
 }
 
-/// Whether UCX is here; why not is among the skips.
-fn has_ucx() -> bool {
-    match ucx_sys::Ucp::load() {
-        Ok(_) => true,
-        Err(error) => {
-            harness::skip(&error);
-            false
-        }
-    }
-}
-
 #[test]
 fn uneven_nodes_over_ucx() {
-    if has_ucx() {
+    if available() {
         suite(this_test!(), ucx, &[0, 0, 1], |_| true);
     }
 }
 
 #[test]
 fn scattered_nodes_over_ucx() {
-    if has_ucx() {
+    if available() {
         suite(this_test!(), ucx, &[0, 1, 0, 2, 1], without_the_longest);
     }
 }
 
 #[test]
 fn emulated_links_over_ucx() {
-    if has_ucx() {
+    if available() {
         suite(this_test!(), slow_ucx, &[0, 1, 2], without_the_longest);
     }
 }
 
 #[test]
 fn ranks_dealt_in_turn_behind_emulated_links_over_ucx() {
-    if has_ucx() {
+    if available() {
         suite(this_test!(), slow_ucx, &[0, 1, 0, 1], without_the_longest);
     }
 }
@@ -127,7 +110,7 @@ fn failures_of_nodes_over_shared_memory() {
 
 #[test]
 fn failures_of_nodes_over_ucx() {
-    if has_ucx() {
+    if available() {
         ranks::failures(this_test!(), &[4], || nodes(ucx, &[0, 1, 1, 0]));
     }
 }
@@ -184,7 +167,7 @@ fn a_killed_outsider_over_shared_memory() {
 
 #[test]
 fn a_killed_outsider_over_ucx() {
-    if has_ucx() {
+    if available() {
         a_killed_outsider_is_named(this_test!(), ucx);
     }
 }

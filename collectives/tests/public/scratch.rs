@@ -2,14 +2,15 @@
 //! its own.
 
 use crate::ranks::{connect, identity, job, options, this_test};
-use collectives::Communicator;
+use crate::ucx_processes::{available, ucx};
 use collectives::bootstrap::{Rendezvous, shm_inside};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::ucx::{Start, UcxTransport};
+use collectives::{Communicator, Result};
+
 use collectives::transport::{Nodes, Transport};
 use conformance::{planned, standard};
 
-fn over(test: &str, sizes: &[usize], transport: fn() -> collectives::Result<Box<dyn Transport>>) {
+fn over(test: &str, sizes: &[usize], transport: fn() -> Result<Box<dyn Transport>>) {
     let body = || {
         planned::rank(Communicator::new(transport().expect("a group"), standard()).expect("a communicator"))
     };
@@ -34,16 +35,13 @@ fn over_shared_memory() {
     over(this_test!(), &[2, 3], connect);
 }
 
-fn ucx() -> collectives::Result<Box<dyn Transport>> {
-    let mut rendezvous = Rendezvous::join(&identity(), &options())?;
-    let (rank, world) = (rendezvous.rank(), rendezvous.world());
-    let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
-    Ok(Box::new(UcxTransport::connect(rank, world, &Start::default(), exchange)?))
+fn over_messages() -> Result<Box<dyn Transport>> {
+    ucx(&mut Rendezvous::join(&identity(), &options())?)
 }
 
 /// Ranks dealt to two nodes in turn.
-fn nodes() -> collectives::Result<Box<dyn Transport>> {
-    let mut outer = ucx()?;
+fn nodes() -> Result<Box<dyn Transport>> {
+    let mut outer = over_messages()?;
     let nodes = Nodes::of(&(0..outer.size()).map(|rank| rank % 2).collect::<Vec<usize>>());
     let inner = shm_inside(&mut *outer, &identity(), &options(), &nodes)?;
     Ok(Box::new(Hierarchical::new("nodes", inner, outer, nodes)?))
@@ -51,16 +49,14 @@ fn nodes() -> collectives::Result<Box<dyn Transport>> {
 
 #[test]
 fn over_ucx() {
-    match ucx_sys::Ucp::load() {
-        Ok(_) => over(this_test!(), &[2, 3], ucx),
-        Err(error) => harness::skip(&error),
+    if available() {
+        over(this_test!(), &[2, 3], over_messages);
     }
 }
 
 #[test]
 fn over_nodes() {
-    match ucx_sys::Ucp::load() {
-        Ok(_) => over(this_test!(), &[3, 4], nodes),
-        Err(error) => harness::skip(&error),
+    if available() {
+        over(this_test!(), &[3, 4], nodes);
     }
 }

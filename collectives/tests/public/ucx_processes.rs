@@ -1,11 +1,16 @@
 //! Processes that run cases of the tests of UCX.
 
+use collectives::Result;
+use collectives::bootstrap::Rendezvous;
+use collectives::transport::Transport;
+use collectives::transport::ucx::{Start, UcxTransport};
 use conformance::p2p;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 pub const CASE: &str = "CARAVAN_TEST_CASE";
 
+/// Whether UCX is here; why not is among the skips.
 pub fn available() -> bool {
     match ucx_sys::Ucp::load() {
         Ok(_) => true,
@@ -14,6 +19,13 @@ pub fn available() -> bool {
             false
         }
     }
+}
+
+/// The transport over ranks that have met.
+pub fn ucx(rendezvous: &mut Rendezvous) -> Result<Box<dyn Transport>> {
+    let (rank, world) = (rendezvous.rank(), rendezvous.world());
+    let exchange = &mut |blob: Vec<u8>| rendezvous.exchange(&blob);
+    Ok(Box::new(UcxTransport::connect(rank, world, &Start::default(), exchange)?))
 }
 
 /// Starts `ranks` processes of `case` over UCX's transports `tls`.

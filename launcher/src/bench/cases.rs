@@ -47,14 +47,11 @@ impl Cases {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::bench::plan::tests::plan;
 
     /// The cases of flags where there are no 16-bit sums and no averages.
     fn cases(flags: &str) -> Result<Cases> {
-        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
-        let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
-        let (operation, args) = bench.command.collective().expect(flags);
-        Cases::new(&Plan::new(operation, args).expect(flags), &|dtype, op| match op {
+        Cases::new(&plan(flags).expect(flags), &|dtype, op| match op {
             Some(ReduceOp::Average) => Some("no average".to_owned()),
             Some(_) if dtype.size() == 2 => Some(format!("no {dtype}")),
             _ => None,

@@ -118,11 +118,10 @@ impl Variable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::tests::bench;
 
     fn check(flags: &str, started: Option<usize>) -> Result<()> {
-        let words = ["caravan", "bench", "all_reduce"].into_iter().chain(flags.split_whitespace());
-        let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+        let bench = bench(&format!("all_reduce {flags}"));
         let args = bench.command.collective().expect(flags).1;
         args.foreign.check(started, args.ranks.ranks)
     }

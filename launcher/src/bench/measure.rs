@@ -407,14 +407,11 @@ pub fn remark(operation: Operation, calls: Calls, native: bool) -> Option<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::bench::plan::tests::plan;
 
     /// Bytes beside their buffers of so many ranks with these flags.
     fn beside(flags: &str, ranks: usize) -> Vec<u64> {
-        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
-        let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
-        let (operation, args) = bench.command.collective().expect(flags);
-        let plan = &Plan::new(operation, args).expect(flags);
+        let plan = &plan(flags).expect(flags);
         std::thread::scope(|scope| {
             let ranks = Communicator::threads(ranks).into_iter();
             let all: Vec<_> = ranks.map(|comm| scope.spawn(move || scratch(plan, &comm).unwrap())).collect();

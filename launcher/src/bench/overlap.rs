@@ -374,8 +374,9 @@ fn timed(comm: &Communicator, iterations: usize, mut body: impl FnMut() -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::tests::bench;
     use crate::bench::args::BenchCommand;
-    use crate::bench::verdict::tests::{bench, of_spoiled};
+    use crate::bench::verdict::tests::of_spoiled;
 
     #[test]
     fn wrong_elements_after_an_overlapped_call_end_in_exit_code_1() {

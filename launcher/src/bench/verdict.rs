@@ -52,8 +52,7 @@ pub fn launch(
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
-    use crate::bench::args::BenchArgs;
+    use crate::args::tests::bench;
     use crate::bench::calls::Party;
     use crate::bench::record::tests::{example, of_rows};
     use crate::bench::{footer, rank};
@@ -143,13 +142,6 @@ pub mod tests {
             body(Communicator::new(Box::new(Spoiling { inner, sent: Vec::new() }), ranks.options)?)
         };
         launch(ranks, None, &spoiled).expect_err("a verdict")
-    }
-
-    /// The flags of `bench`.
-    pub fn bench(flags: &str) -> BenchArgs {
-        let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
-        let Command::Bench(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
-        *args
     }
 
     #[test]

@@ -354,13 +354,11 @@ pub fn of_a_shell(name: &str, marks: impl Iterator<Item = &'static str>, typed: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::tests::train;
     use collectives::bootstrap::Launcher;
 
     fn args(flags: &str) -> RankArgs {
-        let words = ["caravan", "train"].into_iter().chain(flags.split_whitespace());
-        let Command::Train(args) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
-        args.ranks
+        train(flags).ranks
     }
 
     fn plan(flags: &str) -> Result<Ranks> {

@@ -1,12 +1,11 @@
 //! Flags of an operation, read into what it does.
 
 use super::*;
-use crate::args::{Cli, Command};
+use crate::args::tests::bench;
 use crate::bench::args::BenchCommand;
 
 pub fn plan(flags: &str) -> Result<Plan> {
-    let words = ["caravan", "bench"].into_iter().chain(flags.split_whitespace());
-    let Command::Bench(bench) = Cli::read(words).expect(flags).command else { panic!("{flags}") };
+    let bench = bench(flags);
     let (operation, args) = bench.command.collective().expect(flags);
     Plan::new(operation, args)
 }
@@ -169,9 +168,7 @@ fn types_go_by_several_names() {
 
 #[test]
 fn a_tuning_table_is_text_and_called_so() {
-    let words = ["caravan", "bench", "tune"];
-    let Command::Bench(bench) = Cli::read(words).unwrap().command else { panic!() };
-    let BenchCommand::Tune(args) = bench.command else { panic!() };
+    let BenchCommand::Tune(args) = bench("tune").command else { panic!() };
     assert_eq!(args.out, std::path::Path::new("caravan-tuning.txt"));
 }
 
@@ -180,7 +177,5 @@ fn every_operation_is_a_command() {
     for operation in Operation::ALL {
         assert_eq!(plan(operation.name()).unwrap().operation, operation);
     }
-    let words = ["caravan", "bench", "alltoall"];
-    let Command::Bench(bench) = Cli::read(words).unwrap().command else { panic!() };
-    assert!(matches!(bench.command, BenchCommand::AllToAll(_)));
+    assert!(matches!(bench("alltoall").command, BenchCommand::AllToAll(_)));
 }
