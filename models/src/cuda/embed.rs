@@ -30,7 +30,7 @@ pub fn embed<'a, T: Float>(tokens: View<'a, u32>, table: View<'a, T>, out: ViewM
 
 /// Sums the rows of `d_out` (n, H) by token into rows of `d_table` (V, H) for the tokens that occur: onto what is
 /// there if `add`, or else overwriting; rows of other tokens are left alone. `order` (n) holds
-/// `token << 32 | position`, ascending; what is [`NO_ROW`](crate::ops::NO_ROW)'s teaches none.
+/// `token << 32 | position`, ascending; what is `NO_ROW`'s teaches none.
 pub fn embed_backward<'a, T: Float>(
     order: View<'a, u64>,
     d_out: View<'a, T>,
