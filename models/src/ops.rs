@@ -130,7 +130,7 @@ pub trait Ops<T: Float>: Send {
     fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>);
 
     /// Sums the rows of `d_out` (n, H) by token into `d_table` (V, H): overwritten whole, or added to if `add`.
-    /// `order` (n) holds `token << 32 | position`, ascending; what is [`NO_ROW`]'s teaches none.
+    /// `order` (n) holds `token << 32 | position`, ascending; what is `NO_ROW`'s teaches none.
     fn embed_backward(
         &mut self,
         order: View<'_, u64>,

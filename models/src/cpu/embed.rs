@@ -15,7 +15,7 @@ pub(super) fn embed<T: Float>(tokens: &[u32], table: &[T], out: &mut [T], hidden
 const STRIP: usize = 256;
 
 /// Adds up the rows of `d_out` by token, over these columns. `order` holds `token << 32 | position`, ascending,
-/// so a token's contributions are added in the order of their positions, in f32, and rounded once. Those of [`NO_ROW`], which
+/// so a token's contributions are added in the order of their positions, in f32, and rounded once. Those of `NO_ROW`, which
 /// are the last, are left out.
 ///
 /// # Safety
