@@ -253,11 +253,16 @@ pub fn subgroups(t: &mut dyn Transport) {
 
 /// A message of another length than was posted is an error that says so. Between ranks 0 and 1.
 pub fn wrong_lengths(t: &mut dyn Transport) {
-    for (tag, sent, posted) in
-        [(1u64, 100usize, 50usize), (2, 50, 100), (3, 300_000, 200_000), (4, 200_000, 300_000)]
-    {
+    for (tag, sent, posted) in [
+        (1u64, 100usize, 50usize),
+        (2, 50, 100),
+        (3, 300_000, 200_000),
+        (4, 200_000, 300_000),
+        (5, 3500, 1500),
+        (6, 1500, 3500),
+    ] {
         let data = vec![1u8; sent];
-        let mut space = vec![0u8; posted];
+        let mut space = vec![0u8; posted.max(sent)];
         match t.rank() {
             // SAFETY: both buffers live until the request has ended.
             0 => unsafe {
@@ -273,6 +278,7 @@ pub fn wrong_lengths(t: &mut dyn Transport) {
                     .expect_err("a message of another length");
                 assert!(matches!(error, Error::Diverged { rank: 1, peer: 0, .. }), "{error}");
                 assert!(error.to_string().contains(&format!("{posted} bytes")), "{error}");
+                assert!(space[posted..].iter().all(|&byte| byte == 0), "what lies behind is another's");
             },
             _ => {}
         }

@@ -13,6 +13,7 @@ mod aside;
 mod blocked;
 mod comm;
 mod control;
+mod eager;
 mod failures;
 mod fatal;
 mod library;
@@ -32,6 +33,7 @@ use collectives::transport::{
 };
 use collectives::{Error, Result, digest};
 use comm::Comm;
+use eager::Eager;
 pub use library::{family, library};
 use mpi::ffi;
 use requests::{Outcome, Requests};
@@ -45,11 +47,6 @@ use std::time::{Duration, Instant};
 const WORLD: u64 = 1;
 /// Bytes of one of MPI's messages at most: its counts are `int`.
 const CHUNK: usize = 1 << 30;
-/// Up to this many bytes Open MPI sends at once over every network that it has, and a longer message than was posted
-/// does no harm; see [`requests`].
-const SMALL: usize = 4000;
-/// The same to a rank itself.
-const SMALL_TO_SELF: usize = 900;
 
 /// MPI between the ranks of one group, of which there can be some 1000 in all with MPICH, and 13000 with Open MPI:
 /// communicators stay until MPI ends.
@@ -62,6 +59,8 @@ pub struct MpiTransport {
     messages: Comm,
     /// Whether the library has to be kept from receiving more than was posted.
     guarded: bool,
+    /// What it sends at once then.
+    eager: Eager,
     requests: Requests,
     /// Set by the first loss; nothing new is posted from then on.
     lost: Option<Error>,
@@ -159,12 +158,15 @@ impl MpiTransport {
         let users = Comms { small: users, large: guard(users)?, exact: None };
         let exact = if guarded { Some(another()?) } else { None };
         let collectives = Comms { small: messages.raw, large: guard(messages.raw)?, exact };
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         Ok(MpiTransport {
             rank,
             members,
             identity,
             messages,
             guarded,
+            eager: Eager::of(variables),
             requests: Requests::new(Tags::new(limit, guarded), rank, [collectives, users], CHUNK),
             lost: None,
             farewells: Farewells::none(size),
@@ -201,8 +203,8 @@ impl MpiTransport {
         };
         let limit = match (self.guarded, peer == self.rank) {
             (false, _) => usize::MAX,
-            (true, false) => SMALL,
-            (true, true) => SMALL_TO_SELF,
+            (true, false) => self.eager.to_others,
+            (true, true) => self.eager.to_self,
         };
         let one = self.guarded && peer != self.rank && bytes > limit && bytes <= self.requests.chunk;
         let exactly = if one { self.requests.tags.exact(of, bytes) } else { None };
@@ -264,7 +266,7 @@ unsafe impl Transport for MpiTransport {
 
     fn frame(&self) -> usize {
         // A message that is not sent at once gains nothing by being copied.
-        if self.guarded { SMALL - size_of::<u64>() } else { usize::MAX }
+        if self.guarded { self.eager.to_others.saturating_sub(size_of::<u64>()) } else { usize::MAX }
     }
 
     fn tells(&self) -> Tells {

@@ -2,12 +2,16 @@
 
 use super::fields::Fields;
 use super::remarks::{OF_BYTES, Remarks, TOKEN_IDS, no_token_ids};
-use super::rope::{parse_rope, rope_scaling};
+use super::rope::{ORIGINAL, parse_rope, rope_scaling};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use collectives::DType;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::Path;
+
+/// What a saved model says under other names, or would not be true of it. Nor would be where it came from, in keys that begin
+/// with `_`.
+const OLD: [&str; 4] = ["dtype", "rope_parameters", ORIGINAL, "transformers_version"];
 
 /// The shape in the text of a config.json, and what else we want of it. `path` is for errors.
 ///
@@ -58,13 +62,18 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
         return Err(fields.wrong("initializer_range", &json!(initializer_range), wanted));
     }
     check_token_ids(&fields)?;
-    let remarks = Remarks {
+    let mut remarks = Remarks {
         token_ids: TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect(),
         of_bytes: map.get(OF_BYTES.0).is_some_and(|tokenizer| tokenizer == OF_BYTES.1),
         use_cache: fields.flag("use_cache")?.unwrap_or(new.use_cache),
         dropout: fields.number("attention_dropout")?.unwrap_or(new.dropout),
         initializer_range,
+        ..new
     };
+    let ours = written(&config, DType::F32, &remarks);
+    let other = |key: &str| !(ours.contains_key(key) || OLD.contains(&key) || key.starts_with('_'));
+    remarks.others =
+        map.iter().filter(|(key, _)| other(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
     Ok((config, remarks))
 }
 
@@ -165,7 +174,14 @@ pub fn check_loadable(config: &LlamaConfig) -> Result<()> {
 
 /// A config.json that transformers 4 and 5 both read (so in the older spelling).
 pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> String {
-    let mut value = json!({
+    let mut all = remarks.others.clone();
+    all.extend(written(config, dtype, remarks));
+    format!("{:#}\n", Value::Object(all))
+}
+
+/// What this program has to say in it.
+fn written(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> Map<String, Value> {
+    let value = json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": false,
@@ -193,22 +209,20 @@ pub(super) fn render(config: &LlamaConfig, dtype: DType, remarks: &Remarks) -> S
         "use_cache": remarks.use_cache,
         "vocab_size": config.vocab,
     });
-    if let Some(map) = value.as_object_mut() {
-        map.extend(remarks.token_ids.iter().map(|(k, v)| (k.clone(), v.clone())));
-        if remarks.of_bytes {
-            // LlamaConfig's own default would end a text at byte 2.
-            for (key, none) in no_token_ids() {
-                map.entry(key).or_insert(none);
-            }
-            map.insert(OF_BYTES.0.into(), json!(OF_BYTES.1));
+    let Value::Object(mut map) = value else { unreachable!("an object above") };
+    map.extend(remarks.token_ids.iter().map(|(k, v)| (k.clone(), v.clone())));
+    if remarks.of_bytes {
+        // LlamaConfig's own default would end a text at byte 2.
+        for (key, none) in no_token_ids() {
+            map.entry(key).or_insert(none);
         }
+        map.insert(OF_BYTES.0.into(), json!(OF_BYTES.1));
     }
-    format!("{value:#}\n")
+    map
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::rope::ORIGINAL;
     use super::*;
     use crate::config::{Rope, RopeScaling};
 
@@ -432,6 +446,7 @@ mod tests {
                     use_cache: of_bytes,
                     initializer_range: 0.006,
                     dropout: 0.1,
+                    others: json!({"num_labels": 3, "torch": null}).as_object().unwrap().clone(),
                 };
                 let text = render(&config, DType::Bf16, &remarks);
                 assert_eq!(parse(Path::new("c"), &text), Ok((config.clone(), remarks)), "{text}");
@@ -442,6 +457,17 @@ mod tests {
         let text = render(&config, DType::F32, &Remarks::default());
         assert_eq!(parse(Path::new("c"), &text), Ok((config, Remarks::default())));
         assert!(text.contains("\"initializer_range\": 0.02,"), "{text}");
+    }
+
+    #[test]
+    fn what_means_nothing_here_is_kept_and_what_would_no_longer_be_true_is_not() {
+        let changes = json!({"num_labels": 3, "pretraining_tp": 1, "_name_or_path": "somewhere", "dtype": "float16",
+            "transformers_version": "5.0.0", "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}});
+        let (config, remarks) = parse(Path::new("c"), &with(changes)).unwrap();
+        assert_eq!(Value::Object(remarks.others.clone()), json!({"num_labels": 3, "pretraining_tp": 1}));
+        let text = render(&config, DType::Bf16, &remarks);
+        assert!(text.contains("\"num_labels\": 3") && text.contains("\"rope_theta\": 500.0"), "{text}");
+        assert_eq!(parse(Path::new("c"), &text), Ok((config, remarks)), "{text}");
     }
 
     /// A key that is null means none to transformers, and one that is not there its default.

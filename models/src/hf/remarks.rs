@@ -23,6 +23,8 @@ pub struct Remarks {
     pub dropout: f64,
     /// The standard deviation of new weights.
     pub initializer_range: f64,
+    /// What stands there besides and means nothing here, such as the names of a classifier's labels.
+    pub others: Map<String, Value>,
 }
 
 impl Default for Remarks {
@@ -33,6 +35,7 @@ impl Default for Remarks {
             use_cache: true,
             dropout: 0.0,
             initializer_range: DEVIATION,
+            others: Map::new(),
         }
     }
 }

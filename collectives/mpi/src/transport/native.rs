@@ -204,9 +204,15 @@ impl Native {
         }
     }
 
-    /// The number that MPI takes. Of a reduce_scatter the whole has to be one as well: Open MPI multiplies so.
+    /// The number that MPI takes. Where each rank has a part, the whole has to be one as well: Open MPI multiplies so, and
+    /// would read and write elsewhere.
     fn count(&self, call: &Call) -> Result<c_int> {
-        let parts = if call.kind == Kind::ReduceScatter { self.size } else { 1 };
+        let parts = match call.kind {
+            Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll | Kind::Gather | Kind::Scatter => {
+                self.size
+            }
+            _ => 1,
+        };
         let whole = call.count.saturating_mul(parts);
         match (c_int::try_from(call.count), c_int::try_from(whole)) {
             (Ok(count), Ok(_)) => Ok(count),

@@ -9,9 +9,10 @@
 //! are posted at once on a third communicator, where tags say how long they are; see [`tags`](crate::tags).
 
 use super::aside::{post, read, take};
+use super::eager::Eager;
+use super::ffi;
 use super::route::{Comms, Kind, Route};
 use super::session::Session;
-use super::{SMALL, ffi};
 use crate::tags::Tags;
 use collectives::Result;
 use collectives::transport::{LISTED, Request, Tag};
@@ -94,6 +95,9 @@ pub(super) struct Requests {
 const FEW: usize = 2;
 
 pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
+
+/// Bytes of a message that goes fast.
+const SMALL: usize = Eager::USUAL.to_others;
 
 impl Requests {
     /// For the messages of `rank` on communicators for collectives and for users' messages.

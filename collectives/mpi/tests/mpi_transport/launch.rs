@@ -119,6 +119,11 @@ pub fn passes(case: &str, ranks: usize) {
     passed(case, ranks, run(case, ranks));
 }
 
+/// As [`passes`], below a program that starts another.
+pub fn passes_in(shell: &[&str], case: &str, ranks: usize) {
+    passed(case, ranks, run_in(shell, case, ranks));
+}
+
 /// As [`passes`], where Open MPI sends its messages over UCX, as it does by itself only where there is InfiniBand.
 pub fn passes_over_ucx(case: &str, ranks: usize) {
     const OVER_UCX: [&str; 5] = [
@@ -133,7 +138,7 @@ pub fn passes_over_ucx(case: &str, ranks: usize) {
     }
     let known = Command::new("ompi_info").output();
     match known.is_ok_and(|known| String::from_utf8_lossy(&known.stdout).contains("MCA pml: ucx")) {
-        true => passed(case, ranks, run_in(&OVER_UCX, case, ranks)),
+        true => passes_in(&OVER_UCX, case, ranks),
         false => harness::skip("Open MPI was built without UCX (ompi_info knows no 'MCA pml: ucx')"),
     }
 }

@@ -11,9 +11,9 @@ mod rank;
 mod strict;
 mod worlds;
 
-use collectives_mpi::library;
+use collectives_mpi::{Family, family, library};
 use conformance::{cases, p2p};
-use launch::{CASE, passes, passes_over_ucx, run, run_over_ulfm, run_unseen, text};
+use launch::{CASE, passes, passes_in, passes_over_ucx, run, run_over_ulfm, run_unseen, text};
 use rank::NODES;
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,18 @@ fn a_rank_that_leaves_says_who_does_not_take_its_message() {
 #[test]
 fn other_lengths_are_errors() {
     passes("wrong_lengths", 2);
+}
+
+/// Between processes and to a process itself.
+#[test]
+fn other_lengths_are_errors_also_where_a_user_lets_open_mpi_send_less_at_once() {
+    const LESS: [&str; 3] =
+        ["env", "OMPI_MCA_btl_vader_eager_limit=1024", "OMPI_MCA_btl_self_eager_limit=512"];
+    if family() == Family::OpenMpi {
+        for case in ["wrong_lengths", "suite"] {
+            passes_in(&LESS, case, 2);
+        }
+    }
 }
 
 #[test]

@@ -90,16 +90,18 @@ pub fn collectives(t: &MpiTransport) {
         (native.run(call(Kind::Send, 1), one, &mut [0.0]), "not a collective of MPI"),
     ];
     // What would be refused can be asked before anything is there for it.
-    let unasked = native.check(&call(Kind::AllGather, 1 << 31)).expect_err("too many").to_string();
+    let unasked = native.check(&call(Kind::AllReduce, 1 << 31)).expect_err("too many").to_string();
     assert!(
         unasked.contains("2147483648 elements") && unasked.contains("take up to 2147483647"),
         "{unasked}"
     );
-    native.check(&call(Kind::AllGather, (1 << 31) - 1)).unwrap();
-    // MPI multiplies what each gets by the ranks.
+    native.check(&call(Kind::AllReduce, (1 << 31) - 1)).unwrap();
+    // MPI multiplies what each has by the ranks.
     let most = ((1 << 31) - 1) / n;
-    native.check(&call(Kind::ReduceScatter, most)).unwrap();
-    assert!(n == 1 || native.check(&call(Kind::ReduceScatter, most + 1)).is_err());
+    for kind in [Kind::ReduceScatter, Kind::AllGather, Kind::AllToAll, Kind::Gather, Kind::Scatter] {
+        native.check(&call(kind, most)).unwrap();
+        assert!(n == 1 || native.check(&call(kind, most + 1)).is_err());
+    }
     // Nothing, which lies at the address that MPI_IN_PLACE has.
     let nothing = |kind| Call::new(kind, DType::U8, 0);
     for kind in [Kind::ReduceScatter, Kind::AllReduce, Kind::AllGather, Kind::AllToAll] {
