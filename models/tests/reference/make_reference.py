@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 HERE = Path(__file__).parent
 BATCHES, ROWS, LENGTH, STEPS = 3, 2, 24, 10
@@ -149,7 +150,21 @@ def make(name, seed):
     print(json.dumps({"variant": name, "loss": data["f32.trace.loss"].tolist()}))
 
 
+def make_angles():
+    """Cosines and sines of rotary embedding, far beyond the positions that the models here see."""
+    positions = torch.tensor([0, 1, 2, 63, 1000, 8191, 32767, 100_000, 131_071])
+    scalings = {"plain": dict(rope_type="default"), "linear": dict(rope_type="linear", factor=2.5), "llama3": dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)}
+    data = {"positions": positions.int()}
+    for name, scaling in scalings.items():
+        config = LlamaConfig(**{**BASE, "head_dim": 128, "rope_parameters": dict(rope_theta=5e5, **scaling)})
+        cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+        data[name] = torch.cat((cos[0, :, :64], sin[0, :, :64]), dim=1)
+    save_file(data, HERE / "angles.safetensors", {"torch": torch.__version__, "transformers": transformers.__version__})
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    make_angles()
     for seed, variant in enumerate(VARIANTS):
         make(variant, seed)
