@@ -61,13 +61,7 @@ impl NewFile {
             Some(file) => NewFile { path, file, named: None },
             None => Self::named(path)?,
         };
-        // What was closed to others is so from the start. Where the system refuses, it gives no rights of its own either.
-        if let Ok(there) = new.path.symlink_metadata()
-            && there.is_file()
-        {
-            let rights = passed_on(&there, &new.file.metadata()?, |gid| fchown(&new.file, None, Some(gid)));
-            let _ = new.file.set_permissions(Permissions::from_mode(rights));
-        }
+        keep_rights(&new.file, &new.path)?;
         Ok(new)
     }
 
@@ -112,6 +106,18 @@ impl Drop for NewFile {
             let _ = fs::remove_file(named);
         }
     }
+}
+
+/// Gives a file that was made the rights of what it is to replace, if there is such a file: what was closed to others is so
+/// from the start. Where the system refuses, it gives no rights of its own either.
+pub(crate) fn keep_rights(made: &File, replaced: &Path) -> Result<()> {
+    if let Ok(there) = replaced.symlink_metadata()
+        && there.is_file()
+    {
+        let rights = passed_on(&there, &made.metadata()?, |gid| fchown(made, None, Some(gid)));
+        let _ = made.set_permissions(Permissions::from_mode(rights));
+    }
+    Ok(())
 }
 
 /// Gives what was made the group of what is `there`, and says which rights it may have then: another group gets none that

@@ -84,6 +84,8 @@ pub struct Writer {
     written: u64,
     /// The next place to write to: file, tensor, element.
     at: (usize, usize, usize),
+    /// What is at the next place may not be what is to be there.
+    broken: bool,
     bytes: Vec<u8>,
 }
 
@@ -113,6 +115,7 @@ impl Writer {
             total,
             written: 0,
             at: (0, 0, 0),
+            broken: false,
             bytes: vec![],
         })
     }
@@ -138,6 +141,9 @@ impl Writer {
                 ),
             ));
         }
+        if std::mem::replace(&mut self.broken, true) {
+            return Err(Error::format(&self.target, format!("{name} comes after what could not be written")));
+        }
         if self.file.is_none() {
             self.file = Some(self.start_file(file)?);
         }
@@ -149,7 +155,9 @@ impl Writer {
             }
             self.written += self.bytes.len() as u64;
         }
-        self.advance(values.len())
+        self.advance(values.len())?;
+        self.broken = false;
+        Ok(())
     }
 
     /// Adds a companion file, such as `tokenizer.json` or `generation_config.json`.
@@ -170,6 +178,9 @@ impl Writer {
     /// # Errors
     /// A weight that never came whole, a destination that meanwhile holds something else, or the system's refusal.
     pub fn finish(mut self) -> Result<()> {
+        if self.broken {
+            return Err(Error::format(&self.target, "a part of the model could not be written"));
+        }
         if let Some(planned) = self.plan.get(self.at.0) {
             let (due, len) = &planned.tensors[self.at.1];
             let text = format!("the weight {due} is not complete: {} of {len} elements came", self.at.2);
@@ -416,5 +427,29 @@ fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
         DType::F16 => bytes.extend(values.flat_map(|x| <f16 as Float>::from_f32(x).to_le_bytes())),
         DType::Bf16 => bytes.extend(values.flat_map(|x| <bf16 as Float>::from_f32(x).to_le_bytes())),
         _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Or else what is written again would come after what was written in part.
+    #[test]
+    fn nothing_is_added_to_what_could_not_be_written() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("m");
+        let config = LlamaConfig::preset("nano").unwrap();
+        let mut writer = Writer::create(&target, &config, DType::F32, &SaveOptions::default()).unwrap();
+        writer.file = Some(File::options().write(true).open("/dev/full").unwrap());
+        let units = config.units();
+        let tensor = &units[0].tensors[0];
+        let values = vec![1f32; tensor.len()];
+        for words in ["No space left", "comes after what could not be written"] {
+            let text = writer.add(&tensor.name, &values).unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
+        }
+        let text = writer.finish().unwrap_err().to_string();
+        assert!(text.contains("could not be written") && !target.exists(), "{text}");
     }
 }

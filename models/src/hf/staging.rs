@@ -2,7 +2,7 @@
 
 use super::save::check_destination;
 use crate::error::{Error, Result};
-use crate::unfinished::{self, first_free, give_name, nameless, parent, remove_unfinished};
+use crate::unfinished::{self, first_free, give_name, keep_rights, nameless, parent, remove_unfinished};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -71,13 +71,16 @@ impl Staging {
 
     /// A file to write to.
     pub(super) fn open(&mut self, name: &str) -> Result<File> {
-        match nameless(parent(&self.target)) {
-            Some(file) => Ok(file),
+        let file = match nameless(parent(&self.target)) {
+            Some(file) => file,
             None => {
                 let path = self.dir()?.join(name);
-                File::create_new(&path).map_err(|e| Error::system("create", &path, e))
+                File::create_new(&path).map_err(|e| Error::system("create", &path, e))?
             }
-        }
+        };
+        let replaced = self.target.join(name);
+        keep_rights(&file, &replaced).map_err(|e| Error::system("create", &replaced, e))?;
+        Ok(file)
     }
 
     /// Takes back what was opened for `name`, and is whole.
@@ -112,7 +115,7 @@ impl Staging {
             Ok(()) => "the finished model was",
         };
         // From here on what has names is whole, and is kept whatever happens.
-        self.parents.0.clear();
+        let made = std::mem::take(&mut self.parents.0);
         let moved = named
             .and_then(|()| sync(&path))
             .and_then(|()| check_destination(&self.target, 0))
@@ -125,7 +128,8 @@ impl Staging {
             return Err(error);
         }
         // What was replaced lies where we were, and goes when `self` drops.
-        sync(parent(&self.target)).map_err(|e| {
+        let mut named_in = std::iter::once(&self.target).chain(&made).map(|named| parent(named));
+        named_in.try_for_each(sync).map_err(|e| {
             let text = format!("the model is here, but its name may not survive a power failure: {e}");
             Error::format(&self.target, text)
         })
@@ -221,6 +225,8 @@ fn sync_dir(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
     use crate::unfinished::beside;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn directories_that_have_no_way_to_the_disk_are_no_failure() {
@@ -273,6 +279,40 @@ mod tests {
         assert!(text.ends_with("made: Input/output error"), "{text}");
         assert_eq!(read(target.join("config")), "new");
         assert_eq!(fs::read_dir(home.path().join("made")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn directories_that_were_made_are_brought_to_the_disk_where_they_are() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("made/inside/m");
+        let mut staging = Staging::create(&target).unwrap();
+        staging.write("config", b"new").unwrap();
+        let synced = std::cell::RefCell::new(Vec::new());
+        staging.replace_with(|dir| Ok(synced.borrow_mut().push(dir.to_owned()))).unwrap();
+        for dir in ["", "made", "made/inside"] {
+            assert!(synced.borrow().contains(&home.path().join(dir)), "{dir}: {synced:?}");
+        }
+        assert_eq!(read(target.join("config")), "new");
+    }
+
+    #[test]
+    fn what_was_closed_to_others_stays_so() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("m");
+        let save = |weights: &[u8]| {
+            let mut staging = Staging::create(&target).unwrap();
+            staging.write("config.json", b"{}").unwrap();
+            staging.write("model.safetensors", weights).unwrap();
+            staging.replace().unwrap();
+        };
+        save(b"old");
+        let weights = target.join("model.safetensors");
+        for rights in [0o600, 0o644] {
+            fs::set_permissions(&weights, Permissions::from_mode(rights)).unwrap();
+            save(b"new");
+            let there = weights.metadata().unwrap().permissions().mode() & 0o777;
+            assert_eq!((there, read(weights.clone())), (rights, "new".into()));
+        }
     }
 
     #[test]
