@@ -288,7 +288,11 @@ mod tests {
         let mut staging = Staging::create(&target).unwrap();
         staging.write("config", b"new").unwrap();
         let synced = std::cell::RefCell::new(Vec::new());
-        staging.replace_with(|dir| Ok(synced.borrow_mut().push(dir.to_owned()))).unwrap();
+        let record = |dir: &Path| {
+            synced.borrow_mut().push(dir.to_owned());
+            Ok(())
+        };
+        staging.replace_with(record).unwrap();
         for dir in ["", "made", "made/inside"] {
             assert!(synced.borrow().contains(&home.path().join(dir)), "{dir}: {synced:?}");
         }
