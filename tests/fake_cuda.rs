@@ -12,11 +12,14 @@ const LIBRARIES: [(&str, &str); 4] = [
     ("cublaslt", "libcublasLt.so.13"),
 ];
 
-/// Builds those whose sources are `wanted` in this folder, which it gives; `None`, with a skip of what they are for, where
-/// there is no C compiler, or a real driver. They are found by who sets `CARAVAN_CUDA_LIBRARIES`.
+/// Builds those whose sources are `wanted` in this folder, which it gives; `None`, with a skip, where there is no C compiler,
+/// or a real driver, which would be found first. They are found by who sets `CARAVAN_CUDA_LIBRARIES`.
 pub fn fake_cuda(about: &str, folder: PathBuf, wanted: &[&str]) -> Option<PathBuf> {
-    if nvidia_driver() || !installed("cc") {
-        skip_all(about, "there is a real driver, or no C compiler (cc)");
+    if nvidia_driver() {
+        skip_all(about, "there is a real driver");
+        return None;
+    }
+    if !installed("cc") {
         return None;
     }
     std::fs::create_dir_all(&folder).expect("a folder");

@@ -12,8 +12,9 @@ pub fn allow_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-/// A rank of such a launcher is asked to end when that is killed: it takes none with it that has not started MPI, and ranks
-/// that answer each other would go on for ever. Other launchers see to that, or end before their ranks do.
+/// A rank of such a launcher, or of what that has started it through, is asked to end when that is killed: it takes none with
+/// it that has not started MPI, and ranks that answer each other would go on for ever. Other launchers see to that, or end
+/// before their ranks do. The first thing that a rank does: who has lost its parent already hears nothing any more.
 ///
 /// # Errors
 /// The system's.

@@ -79,6 +79,12 @@ fn main() -> ExitCode {
     {
         return ranks::report(&failure);
     }
+    if cli.command.ranks().is_some()
+        && let Ok(Some(identity)) = Identity::from_env()
+        && let Err(failure) = limits::end_with(identity.launcher)
+    {
+        return ranks::report(&failure);
+    }
     let done = match &cli.command {
         Command::Train(args) => train(args),
         Command::Eval(args) => eval(args),

@@ -112,7 +112,7 @@ impl TrainPlan {
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };
-        let model = ModelChoice::open(&args.model)?;
+        let mut model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         model.check_trainable()?;
         data::check_random(&args.data)?;
@@ -133,6 +133,12 @@ impl TrainPlan {
         }
         ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
+        if let (Some(_), Some(tokenizer)) = (model.config.padding, &tokenizer)
+            && save::names_others_tokens(&model, tokenizer)?
+        {
+            // It is some token of the other's.
+            model.config.padding = None;
+        }
         let length = model.sequence(args.seq, TRAIN_SEQ)?;
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {

@@ -4,7 +4,6 @@ use crate::agree;
 use crate::bench::native::Native;
 use crate::bind;
 use crate::failure::{Failure, Result, USAGE, VERDICT, stopped_by};
-use crate::limits;
 use crate::out;
 use crate::plan::{Ranks, of_a_shell};
 #[cfg(feature = "mpi")]
@@ -95,11 +94,11 @@ fn as_rank(
 ) -> Result<()> {
     let mut group = None;
     // Others bind their ranks themselves. Before anything is started, so that threads of this rank stay with it.
-    let ready = match spawn::supervised() {
+    let bound = match spawn::supervised() {
         true => bind::to_share(ranks.bind, identity.rank, identity.world),
-        false => limits::end_with(identity.launcher),
+        false => Ok(()),
     };
-    let done = ready.and_then(|()| connect(ranks, identity)).and_then(|(comm, native)| {
+    let done = bound.and_then(|()| connect(ranks, identity)).and_then(|(comm, native)| {
         group = Some(comm.clone());
         body(comm, native)
     });
@@ -420,7 +419,7 @@ fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<
     drop(segments);
     if report.interrupted.is_some() && std::io::stderr().is_terminal() {
         // Ends the line of a bar, and what the terminal shows of the key behind it.
-        out::note("");
+        out::last_note("");
     }
     let code = exit_code(&report);
     match (report.sentence(), said(&report)) {

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::files::is_there;
-use crate::plan::TrainPlan;
+use crate::plan::{ModelChoice, TrainPlan};
 use crate::tokenizer::Tokenizer;
 use collectives::{Float, ReduceOp};
 use models::hf::{Remarks, SaveOptions, Writer};
@@ -40,16 +40,7 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     own.remarks.of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
     let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
     let used = tokenizer.file()?;
-    let theirs = match plan.model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
-        // Beside a shape lies the tokenizer that its special tokens are of; of one that cannot be read nobody says that it is used.
-        Some(beside) => is_there(&beside).then(|| content(&beside).unwrap_or_default()),
-        None => own.files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content.clone()),
-    };
-    // A model without a tokenizer.json may have had the same tokenizer in another form.
-    let another = match theirs {
-        Some(_) => theirs != used,
-        None => used.is_none() && !plan.model.remarks.of_bytes,
-    };
+    let another = is_of_another(&plan.model, &own.files, used.as_ref());
     let there = own.files.iter().any(|(name, _)| *name == TOKENIZER);
     if another || used.is_none() || !there {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
@@ -70,6 +61,29 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
         own.remarks.token_ids = Remarks::default().token_ids;
     }
     Ok(own)
+}
+
+/// Whether the special tokens that the model's config.json names are those of another tokenizer than this.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn names_others_tokens(model: &ModelChoice, tokenizer: &Tokenizer) -> Result<bool> {
+    let companions = model.weights.as_ref().map(|weights| weights.companions().map_err(Failure::usage));
+    Ok(is_of_another(model, &companions.transpose()?.unwrap_or_default(), tokenizer.file()?.as_ref()))
+}
+
+/// The same of a model with these files beside its weights, and the tokenizer.json that is `used`.
+fn is_of_another(model: &ModelChoice, files: &[(&'static str, Vec<u8>)], used: Option<&Vec<u8>>) -> bool {
+    let theirs = match model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
+        // Beside a shape lies the tokenizer that its special tokens are of; of one that cannot be read nobody says that it is used.
+        Some(beside) => is_there(&beside).then(|| content(&beside).unwrap_or_default()),
+        None => files.iter().find(|(name, _)| *name == TOKENIZER).map(|(_, content)| content.clone()),
+    };
+    // A model without a tokenizer.json may have had the same tokenizer in another form.
+    match &theirs {
+        Some(_) => theirs.as_ref() != used,
+        None => used.is_none() && !model.remarks.of_bytes,
+    }
 }
 
 /// A file whole.

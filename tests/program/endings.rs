@@ -3,6 +3,7 @@
 use crate::bench;
 use collectives::digest;
 use harness::{Bench, ENDLESS, Outcome, in_shared_memory, installed, signal, skip};
+use rustix::fs::OFlags;
 use rustix::process::Signal;
 use rustix::system::uname;
 use std::fs;
@@ -159,7 +160,10 @@ fn threads_of_ucx_take_no_signal_of_the_supervisor() {
 #[test]
 fn an_interrupted_run_does_not_wait_until_its_words_are_read() {
     let (_reader, mut full) = std::io::pipe().unwrap();
-    full.write_all(&[b'.'; 64 << 10]).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&full).unwrap();
+    rustix::fs::fcntl_setfl(&full, flags | OFlags::NONBLOCK).unwrap();
+    while full.write(b".").is_ok() {}
+    rustix::fs::fcntl_setfl(&full, flags).unwrap();
     let bench = bench();
     let mut command = bench.command(&format!("{ENDLESS} --quiet"));
     command.stderr(full);

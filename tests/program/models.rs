@@ -296,3 +296,30 @@ fn a_tokenizer_in_another_form_beside_a_shape_is_not_passed_over() {
         fs::remove_file(path).unwrap();
     }
 }
+
+/// A config.json's `pad_token_id` is a token of the tokenizer beside it, and of no other.
+#[test]
+fn padding_is_heeded_only_where_its_tokenizer_is_used() {
+    let bench = bench();
+    bench.text("text.txt", 4000);
+    bench.run("tokenize --data text.txt --out t.bin").success();
+    let shape = |pad: serde_json::Value| {
+        serde_json::json!({
+            "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 64, "vocab_size": 256, "pad_token_id": pad,
+        })
+    };
+    // Of a space, which is in all texts.
+    bench.file("with.json", shape(32.into()).to_string());
+    bench.file("without.json", shape(serde_json::Value::Null).to_string());
+    let weights = |model: &str, data: &str| {
+        bench
+            .run(&format!(
+                "train --model {model}.json --data {data} --seq 16 --micro-batch 2 --steps 2 --sample 0 --quiet --save out"
+            ))
+            .success();
+        fs::read(bench.path("out/model.safetensors")).unwrap()
+    };
+    assert!(weights("with", "text.txt") == weights("without", "text.txt"), "bytes are another's tokens");
+    assert!(weights("with", "t.bin") != weights("without", "t.bin"), "tokens are taken for the model's");
+}

@@ -9,9 +9,9 @@ use collectives::DType;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// What a saved model says under other names, or would not be true of it. Nor would be where it came from, in keys that begin
-/// with `_`.
-const OLD: [&str; 4] = ["dtype", "rope_parameters", ORIGINAL, "transformers_version"];
+/// What a saved model says under other names, or would not be true of it, as that files of code lie beside it. Nor would be
+/// where it came from, in keys that begin with `_`.
+const OLD: [&str; 5] = ["auto_map", "dtype", "rope_parameters", ORIGINAL, "transformers_version"];
 
 /// The shape in the text of a config.json, and what else we want of it. `path` is for errors.
 ///

@@ -211,10 +211,12 @@ impl Drop for Dir {
     }
 }
 
-/// Brings the names in a directory to the disk, where the file system can be asked to: CIFS and WSL's drvfs cannot.
+/// Brings the names in a directory to the disk, where the file system can be asked to: CIFS and WSL's drvfs cannot, nor who may
+/// write in a directory and not read it.
 fn sync_dir(path: &Path) -> Result<()> {
-    let unasked =
-        |e: &std::io::Error| matches!(Errno::from_io_error(e), Some(Errno::INVAL | Errno::OPNOTSUPP));
+    let unasked = |e: &std::io::Error| {
+        matches!(Errno::from_io_error(e), Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::ACCESS))
+    };
     match File::open(path).and_then(|dir| dir.sync_all()) {
         Err(e) if !unasked(&e) => Err(Error::system("sync", path, e)),
         _ => Ok(()),

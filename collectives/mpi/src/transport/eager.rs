@@ -1,7 +1,8 @@
 //! What Open MPI sends at once, so that it does no harm where it is longer than what was posted; see
 //! [`requests`](super::requests).
 
-/// Bytes of a message that are sent at once. The same on all ranks: mpirun gives all of them the same variables.
+/// Bytes of a message that are sent at once. The same on all ranks: mpirun gives all of them the same variables. (What stands in
+/// Open MPI's own files of parameters is not looked at.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Eager {
     pub to_others: usize,

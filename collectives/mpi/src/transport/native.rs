@@ -204,13 +204,13 @@ impl Native {
         }
     }
 
-    /// The number that MPI takes. Where each rank has a part, the whole has to be one as well: Open MPI multiplies so, and
-    /// would read and write elsewhere.
+    /// The number that MPI takes. Of a reduce_scatter the whole has to be one as well, and over Open MPI of whatever has a part
+    /// for each rank: it multiplies so, and would read and write elsewhere.
     fn count(&self, call: &Call) -> Result<c_int> {
+        let multiplied = matches!(family(), Family::OpenMpi | Family::Unknown);
         let parts = match call.kind {
-            Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll | Kind::Gather | Kind::Scatter => {
-                self.size
-            }
+            Kind::ReduceScatter => self.size,
+            Kind::AllGather | Kind::AllToAll | Kind::Gather | Kind::Scatter if multiplied => self.size,
             _ => 1,
         };
         let whole = call.count.saturating_mul(parts);
