@@ -3,6 +3,8 @@
 use crate::{CARAVAN, Mpirun, PROMISED, TRAIN, bench, same, traced};
 use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
 use rustix::process::Signal;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -218,13 +220,22 @@ fn an_interrupt_of_mpirun_leaves_nothing() {
     }
 }
 
-/// As by Ctrl-\\, or where memory is short.
+/// As by Ctrl-\, or where memory is short; also of ranks that a shell waits for, which outlives it.
 #[test]
 fn an_mpirun_that_is_killed_leaves_no_ranks() {
     for mpirun in Mpirun::tried() {
-        for transport in Mpirun::transports() {
+        for (i, transport) in Mpirun::transports().into_iter().enumerate() {
             let bench = bench();
-            let run = endless(&bench, mpirun, transport);
+            let run = match i {
+                0 => endless(&bench, mpirun, transport),
+                _ => {
+                    let rank =
+                        format!("#!/bin/sh\n{CARAVAN} {ENDLESS} --quiet --transport {transport}\nexit $?\n");
+                    let script = bench.file("rank.sh", rank);
+                    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+                    bench.endless(mpirun.run(&bench, &[(3, &script.display().to_string())]))
+                }
+            };
             let killed = Instant::now();
             signal(run.id(), Signal::KILL);
             while !bench.processes_of("caravan").is_empty() {

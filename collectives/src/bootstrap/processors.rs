@@ -101,6 +101,11 @@ pub(super) fn ancestors() -> impl Iterator<Item = String> {
     walk(getppid(), about).filter_map(|(_, name)| name)
 }
 
+/// The nearest process above this one whose name `is` one that is looked for.
+pub(super) fn nearest_above(is: impl Fn(&str) -> bool) -> Option<Pid> {
+    walk(getppid(), about).find(|(_, name)| name.as_deref().is_some_and(&is)).map(|(pid, _)| pid)
+}
+
 /// A process and those above it, the last of which may have no name that can be seen.
 fn walk(from: Option<Pid>, about: impl Fn(Pid) -> About) -> impl Iterator<Item = (Pid, Option<String>)> {
     let mut next = from;

@@ -1,6 +1,11 @@
 //! What starts ranks.
 
+use super::super::processors;
 use super::variables;
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, pidfd_open};
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +48,30 @@ impl Launcher {
             Launcher::Caravan | Launcher::TorchRun | Launcher::Alone => &[],
         };
         names.contains(&name.split_once('.').map_or(name, |(before, _)| before))
+    }
+
+    /// Lets a thread call `ended` once the nearest process above this one by which the launcher starts ranks has ended. Nothing
+    /// where none can be seen, or the system (Linux before 5.3) gives no sign of its end.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn on_end(self, ended: impl FnOnce() + Send + 'static) -> Result<()> {
+        let Some(process) = processors::nearest_above(|name| self.has(name)) else { return Ok(()) };
+        let Ok(sign) = pidfd_open(process, PidfdFlags::empty()) else { return Ok(()) };
+        let wait = move || {
+            let mut asked = [PollFd::new(&sign, PollFlags::IN)];
+            let seen = loop {
+                match poll(&mut asked, None) {
+                    Err(Errno::INTR) => {}
+                    seen => break seen,
+                }
+            };
+            if seen.is_ok() {
+                ended();
+            }
+        };
+        let started = std::thread::Builder::new().name("launcher".into()).spawn(wait);
+        started.map(drop).map_err(|e| Error::system("start a thread that watches the launcher", e))
     }
 
     /// Whether users may see nothing of that process: Slurm's is root's, and `/proc` may show them their own only (hidepid).
