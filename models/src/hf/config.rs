@@ -39,6 +39,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
     };
     // The defaults are those of transformers' LlamaConfig.
     let context = fields.size("max_position_embeddings")?.unwrap_or(2048);
+    check_token_ids(&fields)?;
     let vocab = fields.required_size("vocab_size")?;
     let config = LlamaConfig {
         hidden,
@@ -61,7 +62,6 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
         let wanted = "it must be between 0 and 1";
         return Err(fields.wrong("initializer_range", &json!(initializer_range), wanted));
     }
-    check_token_ids(&fields)?;
     let mut remarks = Remarks {
         token_ids: TOKEN_IDS.iter().filter_map(|k| map.get(*k).map(|v| (k.to_string(), v.clone()))).collect(),
         of_bytes: map.get(OF_BYTES.0).is_some_and(|tokenizer| tokenizer == OF_BYTES.1),
@@ -145,15 +145,12 @@ fn check_token_ids(fields: &Fields<'_>) -> Result<()> {
 /// The row of the embedding that is `pad_token_id`'s, counted from the end where that is negative: the only special token that
 /// a model knows.
 fn padding(fields: &Fields<'_>, vocab: usize) -> Result<Option<u32>> {
-    let Some(value) = fields.get("pad_token_id") else { return Ok(None) };
-    let Some(id) = value.as_i64() else {
-        return Err(fields.wrong("pad_token_id", value, "it must be the number of a token"));
-    };
+    let Some(id) = fields.get("pad_token_id").and_then(Value::as_i64) else { return Ok(None) };
     let rows = i64::try_from(vocab).unwrap_or(i64::MAX);
     let row = if id < 0 { id.saturating_add(rows) } else { id };
     match (0..rows).contains(&row).then(|| u32::try_from(row)) {
         Some(Ok(row)) => Ok(Some(row)),
-        _ => Err(fields.wrong("pad_token_id", value, &format!("vocab_size is {vocab}"))),
+        _ => Err(fields.wrong("pad_token_id", &json!(id), &format!("vocab_size is {vocab}"))),
     }
 }
 
