@@ -1,5 +1,6 @@
 //! What UCX ends the process for where an MPI library sends over it: a copy from the memory of another process of this host
-//! that has ended. MPI would take such a message for one that came, so nothing may go on here (over our own transport it can); but before the process ends, this rank says who was lost, instead of a trace of calls.
+//! that has ended. MPI would take such a message for one that came, so nothing may go on here (over our own transport it can);
+//! but before the process ends, this rank says who was lost, instead of a trace of calls.
 
 use super::blocked::{Ranks, Start};
 use collectives::Error;
