@@ -18,12 +18,22 @@ pub fn init_range(spec: &TensorSpec, seed: u64, range: Range<usize>, out: &mut [
     assert_eq!(range.len(), out.len(), "one place per element of the range");
     match spec.init {
         Init::Ones => out.fill(1.0),
-        Init::Normal(deviation) => {
-            let stream = Stream::new(seed, &spec.name);
-            for (value, index) in out.iter_mut().zip(range) {
-                *value = (normal_quantile(stream.uniform(index as u64)) * f64::from(deviation)) as f32;
-            }
+        Init::Normal(deviation) => normal(spec, seed, deviation, range, out),
+        Init::Padded { deviation, row } => {
+            normal(spec, seed, deviation, range.clone(), out);
+            let length = spec.len() / spec.shape[0];
+            let start = (row * length).clamp(range.start, range.end);
+            let end = ((row + 1) * length).clamp(range.start, range.end);
+            out[start - range.start..end - range.start].fill(0.0);
         }
+    }
+}
+
+/// Elements `range` of a tensor that is normal with mean 0.
+fn normal(spec: &TensorSpec, seed: u64, deviation: f32, range: Range<usize>, out: &mut [f32]) {
+    let stream = Stream::new(seed, &spec.name);
+    for (value, index) in out.iter_mut().zip(range) {
+        *value = (normal_quantile(stream.uniform(index as u64)) * f64::from(deviation)) as f32;
     }
 }
 
@@ -177,6 +187,21 @@ mod tests {
             assert!((ln(x) - f64::ln(x)).abs() <= 1e-15 * (1.0 + f64::ln(x).abs()), "{x}");
         }
         assert!(Stream::new(0, "").uniform(0) > 0.0);
+    }
+
+    #[test]
+    fn one_row_starts_as_zeros_whatever_the_range() {
+        let (plain, padded) = (whole("a", 1), spec("a", Init::Padded { deviation: 0.02, row: 7 }));
+        let row = 7 * 400..8 * 400;
+        for range in
+            [0..plain.len(), 0..row.start, 0..row.start + 1, row.start + 5..row.end - 5, row.end..row.end + 3]
+        {
+            let mut part = vec![9.0; range.len()];
+            init_range(&padded, 1, range.clone(), &mut part);
+            for (index, value) in range.zip(part) {
+                assert_eq!(value, if row.contains(&index) { 0.0 } else { plain[index] }, "{index}");
+            }
+        }
     }
 
     #[test]

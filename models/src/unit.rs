@@ -26,6 +26,24 @@ pub enum Init {
     Ones,
     /// Normal with mean 0 and this standard deviation.
     Normal(f32),
+    /// The same, but for one row of zeros: that of the token which padding is.
+    Padded {
+        /// The standard deviation of all other rows.
+        deviation: f32,
+        /// The row of zeros.
+        row: usize,
+    },
+}
+
+impl Init {
+    /// The same with another standard deviation, where there is one.
+    pub fn with_deviation(self, deviation: f32) -> Self {
+        match self {
+            Init::Ones => Init::Ones,
+            Init::Normal(_) => Init::Normal(deviation),
+            Init::Padded { row, .. } => Init::Padded { deviation, row },
+        }
+    }
 }
 
 impl TensorSpec {

@@ -13,14 +13,18 @@ impl LlamaConfig {
     /// * `block.i`: input norm, q, k, v, o, post-attention norm, gate, up, down, in the order of use.
     /// * `head`: the final norm and, unless tied, the head's matrix (vocab, hidden); tied, it uses `embed`.
     ///
-    /// Matrices start normal with deviation 0.02 and decay; norms start as ones and do not decay (as in nanoGPT
-    /// and llm.c, only tensors of two dimensions decay).
+    /// Matrices start normal with deviation 0.02, but for the row of the token that is padding, and decay; norms start as
+    /// ones and do not decay (as in nanoGPT and llm.c, only tensors of two dimensions decay).
     pub fn units(&self) -> Vec<Unit> {
         let (hidden, ffn) = (self.hidden, self.ffn);
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut table = matrix("model.embed_tokens.weight", self.vocab, hidden);
+        if let Some(padding) = self.padding {
+            table.init = Init::Padded { deviation: DEVIATION as f32, row: padding as usize };
+        }
         let mut units = vec![Unit {
             name: "embed".into(),
-            tensors: vec![matrix("model.embed_tokens.weight", self.vocab, hidden)],
+            tensors: vec![table],
             uses: vec![],
             // It only scatters.
             backward_reads: false,

@@ -10,7 +10,7 @@ use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::Float;
 use models::hf::{Checkpoint, Remarks};
-use models::{Accounts, Footprint, Init, Llama, LlamaConfig, MatmulPrecision, Model, TensorSpec};
+use models::{Accounts, Footprint, Llama, LlamaConfig, MatmulPrecision, Model, TensorSpec};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -177,10 +177,7 @@ impl ModelChoice {
         move |spec, range, out| match &self.weights {
             Some(weights) => weights.read_range(&spec.name, range, out).map_err(|e| e.to_string()),
             None => {
-                let init = match spec.init {
-                    Init::Normal(_) => Init::Normal(self.remarks.initializer_range as f32),
-                    Init::Ones => Init::Ones,
-                };
+                let init = spec.init.with_deviation(self.remarks.initializer_range as f32);
                 draw(&TensorSpec { init, ..spec.clone() }, seed, range, out, threads);
                 Ok(())
             }
@@ -362,21 +359,21 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let shape = serde_json::json!({
             "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-            "intermediate_size": 176, "vocab_size": 97, "initializer_range": 0.5, "eos_token_id": 3,
+            "intermediate_size": 176, "vocab_size": 97, "initializer_range": 0.5, "eos_token_id": 3, "pad_token_id": 5,
         });
         let file = home.path().join("shape.json");
         std::fs::write(&file, shape.to_string()).unwrap();
         let model = ModelChoice::open(&file).unwrap();
         assert_eq!((model.config.vocab, model.config.hidden, model.files()), (97, 64, vec![file]));
         assert_eq!(model.remarks.token_ids["eos_token_id"], 3);
-        let units = model.config.units();
-        let embedding = &units[0].tensors[0];
         let drawn = |model: &ModelChoice| {
+            let embedding = &model.config.units()[0].tensors[0];
             let mut values = vec![0f32; embedding.len()];
             model.source(1, 1)(embedding, 0..embedding.len(), &mut values).unwrap();
+            assert!(values[5 * 64..6 * 64].iter().all(|&x| (x == 0.0) == model.config.padding.is_some()));
             values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32
         };
-        let usual = ModelChoice::new("usual", model.config.clone());
+        let usual = ModelChoice::new("usual", LlamaConfig { padding: None, ..model.config.clone() });
         assert!((drawn(&model).sqrt() - 0.5).abs() < 0.02 && (drawn(&usual).sqrt() - 0.02).abs() < 1e-3);
         assert_ne!(model.fingerprint(), usual.fingerprint());
     }
