@@ -121,8 +121,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         // To the ranks, and not to the shell of the script.
         option("signal", &format!("TERM@{seconds}"));
     }
-    // All of the script's environment, also where the job itself took none of the submitter's.
-    let mut srun = vec!["srun".to_owned(), "--export=ALL".into(), "--kill-on-bad-exit=1".into()];
+    // All of the script's environment, also where the job itself took none of the submitter's; and ranks that have come to
+    // their end leave rank 0 the time that it needs to write, whatever WaitTime the site has.
+    let mut srun: Vec<String> =
+        ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--wait=0"].map(str::to_owned).into();
     let usual = || plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
     if let Some(mpi) = args.mpi.as_deref().or_else(usual) {
         srun.push(format!("--mpi={}", quote(mpi)));
@@ -139,6 +141,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
          # Strangers on the same network cannot join: a secret for this job, which srun hands to every rank.\n\
          CARAVAN_TOKEN=$(head -c 16 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')\n\
          export CARAVAN_TOKEN\n\n\
+         # Submitted from inside a step: srun would take that step's processors for those that were asked for.\n\
+         if [ -n \"${{SLURM_CPU_BIND_LIST:-}}\" ]; then\n    \
+         unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE\n\
+         fi\n\n\
          {}\n",
         srun.join(" ")
     );
@@ -279,7 +285,7 @@ pub mod tests {
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --time=1:00:00",
             "#SBATCH --signal=TERM@300",
-            "srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
+            "srun --export=ALL --kill-on-bad-exit=1 --wait=0 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
              llama-3.2-1b --data 'it'\\''s.bin' --save m",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
@@ -309,7 +315,7 @@ pub mod tests {
             let text =
                 of(&format!("caravan sbatch --nodes 2 -- bench all_reduce --transport {transport}")).unwrap();
             assert!(
-                text.contains(&format!("srun --export=ALL --kill-on-bad-exit=1 --mpi={plugin} ")),
+                text.contains(&format!("srun --export=ALL --kill-on-bad-exit=1 --wait=0 --mpi={plugin} ")),
                 "{text}"
             );
         }

@@ -381,7 +381,9 @@ fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     bench.outcome(&mut shell).success();
     // Also where jobs take nothing from the environment of who submits them.
     let export = if nodes == 1 { "ALL" } else { "NONE" };
-    let ended = slurm.batch(&format!("--export={export} job.sh"));
+    // As in a shell that is itself a step, whose binding srun would refuse here.
+    let step = "SLURM_CPU_BIND=of-a-step,SLURM_CPU_BIND_LIST=0x1";
+    let ended = slurm.batch(&format!("--export={export},{step} job.sh"));
     let said = fs::read_to_string(bench.path("job.out")).unwrap_or_default();
     assert_eq!(ended, "COMPLETED", "{said}");
     same(bench, "own-4", "batch");
