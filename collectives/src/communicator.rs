@@ -42,7 +42,13 @@ use std::sync::Arc;
 /// Calls of a group and of those made from it may be in flight at once, and each rank awaits them in any order: who waits
 /// for one moves all of them. Where devices reach each other, a message between them goes once somebody waits for it, asks
 /// after it or calls [`progress`](Self::progress); until then no peer can have it. There, messages and gathers of a group
-/// go over one lane: two ranks come to those between them, and to the gathers, in one order.
+/// go over one lane: two ranks come to those between them, and to the gathers, in one order. All messages that a rank has
+/// started when somebody waits for one of them go together, and are over together; none is under way at a
+/// [`split`](Self::split).
+///
+/// Ranks whose calls differ hear of it, with both calls. Where nobody waits for the rank that calls something else, as for
+/// that of two roots of a broadcast, they hear of it after every 64 collectives of the group, and of those after the last
+/// 64 not at all.
 ///
 /// Cloning is cheap and gives another handle on the same group.
 #[derive(Clone)]
@@ -275,11 +281,17 @@ impl Communicator {
         self.all_gather(&mine[..], &mut all[..])?;
         let rows: Vec<&[i64]> = all.chunks(4).collect();
         let host = self.split_host(family, color, rows)?;
-        let carrier = match &self.carrier {
-            Some(carrier) => carrier.split(host.as_ref(), color, key)?,
-            None => None,
-        };
-        Ok(host.map(|host| Communicator { carrier, ..host }))
+        let Some(carrier) = &self.carrier else { return Ok(host) };
+        match carrier.split(host.as_ref(), color, key) {
+            Ok(carrier) => Ok(host.map(|host| Communicator { carrier, ..host })),
+            Err(error) => {
+                // The others may have their part, and wait for this rank in its calls.
+                let why = error.to_string();
+                host.inspect(|host| host.abort(&why));
+                self.abort(&why);
+                Err(error)
+            }
+        }
     }
 
     /// The communicator over the host's transport of the ranks whose row (colored, color, key, nonce) has this color.

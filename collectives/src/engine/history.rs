@@ -10,6 +10,7 @@
 use super::Engine;
 use super::diverged::in_words_of_the_job;
 use crate::error::{Error, Result};
+use crate::schedule::Call;
 use crate::transport::{Request, Tag, Transport};
 use crate::watch::Fingerprint;
 use std::collections::VecDeque;
@@ -154,6 +155,23 @@ impl Comparison {
 }
 
 impl Engine {
+    /// Takes note of a collective that something else carries than this engine, on all ranks, as of one of its own.
+    pub fn note_other(&mut self, call: &Call) -> Result<()> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        self.sequence += 1;
+        if self.group.size > 1 && self.history.note(Fingerprint::of(call)) {
+            self.history.begin();
+        }
+        self.compare_notes()
+    }
+
+    /// Moves comparisons on, if any are under way, and nothing else.
+    pub fn compare_notes(&mut self) -> Result<()> {
+        if self.history.busy() { self.compare() } else { Ok(()) }
+    }
+
     /// Compares what the last collectives were.
     #[cold]
     pub(super) fn begin_comparison(&mut self) -> Result<()> {

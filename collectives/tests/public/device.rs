@@ -241,6 +241,34 @@ fn ranks_that_call_something_else_are_told_both_calls() {
     assert!(said.as_ref().is_none_or(both), "{said:?}");
 }
 
+/// Of calls that move as many bytes each comes to its end. The wire's watch sees only those that are under way.
+#[test]
+fn ranks_that_called_something_else_hear_of_it_over_a_wire() {
+    let Some(emulator) = emulator() else { return };
+    let queue = |rank| emulator.late_queue(rank as u64);
+    let said = Mutex::new(Vec::new());
+    wired(2, standard(), 0, queue, |comm, queue| {
+        let op = if comm.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+        let call = |op| {
+            let mut buffer = comm.alloc::<f32>(4).expect("memory");
+            comm.all_reduce_in_place(&mut buffer, op)?;
+            let _ = queue.clone().synchronize();
+            comm.progress()
+        };
+        call(op).expect("nobody knows yet");
+        let heard = loop {
+            if let Err(error) = call(ReduceOp::Sum) {
+                break error.to_string();
+            }
+        };
+        said.lock().unwrap().push(heard);
+    });
+    let said = said.into_inner().unwrap();
+    let both =
+        |said: &String| ["sum", "max"].iter().all(|op| said.contains(&format!("all_reduce of 4 f32, {op}")));
+    assert!(said.len() == 2 && said.iter().all(both), "{said:?}");
+}
+
 #[test]
 fn a_rank_that_gives_up_ends_calls_over_a_wire() {
     let said = end_of_a_call(2, standard().deadline, |comm| comm.abort("the disk is full"));

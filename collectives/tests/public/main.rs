@@ -9,6 +9,7 @@ mod links;
 mod nodes;
 mod pages;
 mod panics;
+mod parts;
 mod protocol;
 mod ranks;
 mod rendezvous;

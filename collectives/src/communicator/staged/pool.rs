@@ -82,7 +82,7 @@ impl Pool {
         match smallest(free, bytes) {
             Some(i) => Ok(Some(free.swap_remove(i))),
             None => {
-                let memory = piece(bytes, queue, host, account)?;
+                let memory = piece(grown(bytes, free), queue, host, account)?;
                 Ok(Some(Staging { memory, of_messages }))
             }
         }
@@ -100,6 +100,13 @@ fn smallest(free: &[Staging], bytes: usize) -> Option<usize> {
     (0..free.len()).filter(|&i| length(i) >= bytes).min_by_key(|&i| length(i))
 }
 
+/// Bytes of a new piece for `bytes`, where none of those that are free is long enough. They are kept, for the device may still
+/// copy from them: each is longer by half, so that calls that grow do not come to take the sum of all their lengths.
+fn grown(bytes: usize, free: &[Staging]) -> usize {
+    let longest = free.iter().map(|staging| staging.memory.bytes()).max().unwrap_or(0);
+    bytes.max(longest + longest / 2)
+}
+
 fn piece<Q: Queue>(
     bytes: usize,
     queue: &SharedQueue<Q>,
@@ -114,4 +121,28 @@ fn piece<Q: Queue>(
         _ => queue.clone().host_memory(bytes)?,
     };
     Ok(memory.booked(account))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::emulation::Emulator;
+
+    #[test]
+    fn calls_that_grow_take_a_few_times_the_longest() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(emulator) = Emulator::build(&[], folder.path()).unwrap() else {
+            return harness::skip("there is no C++ compiler");
+        };
+        let queue = SharedQueue::new(emulator.queue(0));
+        let host = Communicator::threads(1).pop().unwrap();
+        let (mut pool, account) = (Pool::default(), Account::default());
+        for pages in 1..=100 {
+            let bytes = pages * PAGE;
+            let staging = pool.take((bytes, false), &queue, &host, &account).unwrap().unwrap();
+            assert!(staging.memory.bytes() >= bytes);
+            pool.give_back(staging);
+        }
+        assert!(account.bytes() < 500 * PAGE, "{} pages", account.bytes() / PAGE);
+    }
 }

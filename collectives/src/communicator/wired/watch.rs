@@ -216,6 +216,7 @@ impl Rounds {
             // Who has left may still fail before it ends, and others may be lost.
             return self.state.host.progress();
         }
+        self.state.host.handle.shared.lock().compare_notes()?;
         if let Some(round) = self.round.take() {
             if !round.is_done() {
                 (self.round, self.young) = (Some(round), false);

@@ -1,0 +1,91 @@
+//! A split that a carrier of device memory cannot follow on one rank.
+
+use collectives::schedule::Call;
+use collectives::{Account, Carrier, Communicator, Ends, Error, Memory, Place, Priority, Result, Stats};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Carries nothing. That of rank 1 has no part for a part of its group.
+struct Idle {
+    rank: usize,
+    size: usize,
+}
+
+fn nothing_is_given() -> Error {
+    Error::GivenUp("it carries nothing".into())
+}
+
+impl Carrier for Idle {
+    fn name(&self) -> &str {
+        "idle"
+    }
+
+    fn group(&self) -> (usize, usize) {
+        (self.rank, self.size)
+    }
+
+    fn reaches(&self, _: Place) -> bool {
+        false
+    }
+
+    fn alloc(&self, _: usize) -> Result<Memory> {
+        Err(nothing_is_given())
+    }
+
+    unsafe fn start(&self, _: Call, _: Ends, _: Option<u64>, _: Priority) -> Result<u32> {
+        Err(nothing_is_given())
+    }
+
+    fn wait(&self, _: u32) -> Result<()> {
+        Err(nothing_is_given())
+    }
+
+    fn is_done(&self, _: u32) -> bool {
+        true
+    }
+
+    fn abandon(&self, _: u32, _: Box<dyn Any + Send>) {}
+
+    fn progress(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&self, _: &str) {}
+
+    fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
+        host()
+    }
+
+    fn scratch(&self) -> Account {
+        Account::default()
+    }
+
+    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
+        match self.rank {
+            1 => Err(Error::GivenUp("the device has no queue left".into())),
+            _ => {
+                Ok(host
+                    .map(|host| Arc::new(Idle { rank: host.rank(), size: host.size() }) as Arc<dyn Carrier>))
+            }
+        }
+    }
+}
+
+/// Its peer has its part of the group by then, and waits in it or in the whole.
+#[test]
+fn a_rank_that_cannot_split_is_heard_with_its_reason() {
+    std::thread::scope(|scope| {
+        for host in Communicator::threads(2) {
+            scope.spawn(move || {
+                let (rank, size) = (host.rank(), host.size());
+                let comm = host.with_carrier(Arc::new(Idle { rank, size }));
+                let part = comm.split(Some(0), 0);
+                assert_eq!(part.is_err(), rank == 1);
+                let in_it = part.and_then(|part| part.expect("all are in it").barrier());
+                for said in [in_it.unwrap_err(), comm.barrier().unwrap_err()] {
+                    assert!(said.to_string().contains("no queue left"), "{said}");
+                }
+            });
+        }
+    });
+}
