@@ -213,7 +213,12 @@ impl Plan {
         if aggregate == 0 || aggregate > 1024 {
             return Err(Failure::usage(format!("-m {aggregate}: 1 to 1024 calls can be in flight")));
         }
-        let messages = messages(operation, aggregate, args)?;
+        let blocking = *choice(
+            "-z",
+            &args.blocking,
+            &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
+        )?;
+        let messages = messages(operation, aggregate, blocking, args)?;
         let cycles =
             Some(whole("-N", &args.cycles, "or 0 to go on until it is interrupted")?).filter(|&n| n > 0);
         let check = whole("-c", &args.check, "at least 0")?;
@@ -248,11 +253,7 @@ impl Plan {
             )?,
             aggregate,
             cycles,
-            blocking: *choice(
-                "-z",
-                &args.blocking,
-                &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
-            )?,
+            blocking,
             calls: if aggregate > 1 { Calls::Started } else { args.calls },
             messages,
             register,
@@ -413,7 +414,12 @@ pub fn dtypes(text: &str) -> Result<Vec<DType>> {
 }
 
 /// The messages of `send_recv`, `aggregate` calls at once.
-fn messages(operation: Operation, aggregate: usize, args: &CollectiveArgs) -> Result<Messages> {
+fn messages(
+    operation: Operation,
+    aggregate: usize,
+    blocking: Blocking,
+    args: &CollectiveArgs,
+) -> Result<Messages> {
     let (asked, messages) = match (args.one_way, args.ping_pong) {
         (false, false) => return Ok(Messages::Ring),
         (true, false) => ("--one-way", Messages::OneWay),
@@ -433,7 +439,7 @@ fn messages(operation: Operation, aggregate: usize, args: &CollectiveArgs) -> Re
         Some((other, _)) => Err(Failure::usage(format!(
             "--ping-pong answers each message before the next, and {other} is for several at once: leave it away"
         ))),
-        None if messages == Messages::PingPong && args.blocking == "1" => Err(Failure::usage(
+        None if messages == Messages::PingPong && blocking == Blocking::Barrier => Err(Failure::usage(
             "--ping-pong shows half of what two messages take, and -z 1 has a barrier in that time: take -z 0, 2 or 3",
         )),
         None => Ok(messages),

@@ -108,6 +108,9 @@ fn nonsense_is_named_with_its_flag() {
         ("all_reduce --min-busbw -1", &["--min-busbw -1", "at least 0"]),
         ("all_reduce --min-busbw fast", &["--min-busbw fast", "GB/s"]),
         ("all_reduce --algo ring", &["--algo ring", "pairwise", "auto", "native"]),
+        ("send_recv --ping-pong -z 1", &["--ping-pong", "take -z 0, 2 or 3"]),
+        ("send_recv --ping-pong -z 01", &["--ping-pong", "take -z 0, 2 or 3"]),
+        ("send_recv --ping-pong -z 4", &["-z 4", "0 to 3"]),
     ] {
         let e = plan(flags).expect_err(flags);
         assert!(e.code() == 2 && words.iter().all(|w| e.to_string().contains(w)), "{flags}: {e}");
