@@ -377,6 +377,9 @@ fn a_tuning_table_is_measured_and_then_used() {
     bench.file("t.txt", "");
     by_variable("bench tune -b 1K -e 64K -f 8 -n 10 --ranks 2 -o t.txt").success();
     by_variable("bench tune -b 1K -e 1K -n 5 --ranks 3 -o t.txt").success();
+    bench.file("blank.txt", "\n \n");
+    bench.run("bench tune -b 1K -e 1K -n 1 -w 0 --ranks 2 -o blank.txt").success();
+    bench.run("bench all_reduce -b 1K -e 1K -n 1 --ranks 2 --tuning blank.txt").success();
     // What was not tried is left to the cost model, whatever was fastest beside it.
     let far = by_variable("bench all_reduce -b 64K -e 1M -f 16 -n 3 --ranks 2").success().stdout;
     let said = |words: &str| assert!(far.contains(words), "{words}: {far}");

@@ -19,7 +19,7 @@ use crate::plan::{Ranks, UNASKED, on_hosts, with_ranks};
 use crate::ranks;
 use collectives::schedule::{Algorithm, Kind, Rule, Sizes, Tuning, TuningTable};
 use collectives::{Communicator, DType};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Rounds over all algorithms of a size: the best round counts, so that a disturbance hits one of them only.
@@ -54,9 +54,8 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     ranks.bind = repeats.bind;
     // What is no file, a pipe or the screen, has no table to go on from, nor has a file that was only made.
-    let there =
-        files::place(&args.out).is_some_and(|file| file.metadata().is_ok_and(|there| there.len() > 0));
-    if there {
+    let blank = |file: PathBuf| std::fs::read_to_string(file).is_ok_and(|text| text.trim().is_empty());
+    if files::place(&args.out).is_some_and(|file| file.exists() && !blank(file)) {
         tuning::read(&args.out)?;
     }
     let writable = || files::check_writable("-o", &args.out, Way::Whole);
