@@ -167,6 +167,13 @@ fn a_bandwidth_below_the_gate_fails_after_the_table() {
         assert!(bench.path(&format!("{transport}.json")).exists(), "what was measured is kept");
     }
     bench.nothing_left();
+    // Also where the table cannot be written.
+    let mut full = bench.command("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 1e9");
+    let child = full.stdout(std::fs::File::create("/dev/full").unwrap()).spawn().unwrap();
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    for words in ["GB/s, below --min-busbw 1000000000; ", "writing to standard output"] {
+        assert!(said.contains(words), "{said}");
+    }
     let outcome = bench.run("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 0").success();
     assert!(outcome.stdout.contains(" OK\n#\n# Collective test concluded"), "{}", outcome.stdout);
 }

@@ -295,9 +295,7 @@ fn rank(
     }
     run.complete = true;
     out.text(&footer(plan, &run));
-    files.write(&run)?;
-    out.end()?;
-    Ok(verdict::of(plan, &run))
+    verdict::ended(verdict::of(plan, &run), files.write(&run).and(out.end()))
 }
 
 /// Standard output, whose loss (a full disk) must not stop a rank in the middle of a collective.

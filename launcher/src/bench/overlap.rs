@@ -169,9 +169,8 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     if !lead {
         return Ok(None);
     }
-    record.write()?;
-    out.end()?;
-    Ok((wrong > 0).then(|| format!("{wrong} elements were wrong after an overlapped call")))
+    let found = (wrong > 0).then(|| format!("{wrong} elements were wrong after an overlapped call"));
+    verdict::ended(found, record.write().and(out.end()))
 }
 
 /// What the JSON says beside its rows.
@@ -380,16 +379,20 @@ mod tests {
 
     #[test]
     fn wrong_elements_after_an_overlapped_call_end_in_exit_code_1() {
-        let args = bench("overlap -b 64K -e 64K -n 2 -q --transport threads");
-        let BenchCommand::Overlap(args) = args.command else { panic!("no overlap") };
-        let mut ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
-        ranks.options.progress = args.progress.options();
-        let (repeats, dtype) = check(&args, ranks.world).unwrap();
-        let failure = of_spoiled(&ranks, &|comm| rank(&args, &repeats, dtype, comm));
+        let of = |flags: &str| {
+            let args = bench(&format!("overlap -b 64K -e 64K -n 2 -q --transport threads {flags}"));
+            let BenchCommand::Overlap(args) = args.command else { panic!("no overlap") };
+            let mut ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
+            ranks.options.progress = args.progress.options();
+            let (repeats, dtype) = check(&args, ranks.world).unwrap();
+            of_spoiled(&ranks, &|comm| rank(&args, &repeats, dtype, comm))
+        };
+        let failure = of("");
         let text = failure.to_string();
-        assert!(
-            failure.code() == 1 && text.ends_with(" elements were wrong after an overlapped call"),
-            "{text}"
-        );
+        let words = " elements were wrong after an overlapped call";
+        assert!(failure.code() == 1 && text.ends_with(words), "{text}");
+        let dir = tempfile::tempdir().unwrap();
+        let text = of(&format!("--json {}", dir.path().join("gone/r.json").display())).to_string();
+        assert!(text.contains(&format!("{words}; writing ")), "{text}");
     }
 }

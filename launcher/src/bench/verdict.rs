@@ -35,6 +35,17 @@ pub fn of(plan: &Plan, run: &Run) -> Verdict {
     }
 }
 
+/// What was found, if anything was, also where it could not be `written`.
+///
+/// # Errors
+/// It could not: with what was found before.
+pub fn ended(found: Verdict, written: Result<()>) -> Result<Verdict> {
+    match (found, written) {
+        (Some(found), Err(unwritten)) => Err(Failure::run(format!("{found}; {unwritten}"))),
+        (found, written) => written.map(|()| found),
+    }
+}
+
 /// Runs `body` as every rank, as [`ranks::launch_with_native`] does.
 ///
 /// # Errors
@@ -144,6 +155,17 @@ pub mod tests {
         launch(ranks, None, &spoiled).expect_err("a verdict")
     }
 
+    /// The same of an operation with these flags.
+    fn of_flags(flags: &str) -> Failure {
+        let args = bench(flags);
+        let (operation, args) = args.command.collective().unwrap();
+        let plan = Plan::new(operation, args).unwrap();
+        let ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
+        of_spoiled(&ranks, &|comm| {
+            rank(&plan, args, &Party { comm, native: None, device: None }, &|_| Ok(()))
+        })
+    }
+
     #[test]
     fn wrong_elements_are_found_written_and_end_in_exit_code_1() {
         let dir = tempfile::tempdir().unwrap();
@@ -151,22 +173,23 @@ pub mod tests {
         for operation in ["all_reduce", "all_gather", "broadcast", "all_to_all", "send_recv"] {
             let flags =
                 format!("{operation} -b 64K -e 64K -n 2 -q --transport threads --json {}", json.display());
-            let args = bench(&flags);
-            let (operation, args) = args.command.collective().unwrap();
-            let plan = Plan::new(operation, args).unwrap();
-            let ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
-            let failure = of_spoiled(&ranks, &|comm| {
-                rank(&plan, args, &Party { comm, native: None, device: None }, &|_| Ok(()))
-            });
+            let failure = of_flags(&flags);
             let text = failure.to_string();
-            let words = [
-                &format!(" elements of {} over threads were wrong", operation.name()),
-                "2 of 2 measurements",
-            ];
+            let words = [&format!(" elements of {operation} over threads were wrong"), "2 of 2 measurements"];
             assert!(failure.code() == 1 && words.iter().all(|word| text.contains(*word)), "{text}");
             let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
             assert_eq!(written["out_of_bounds"], serde_json::json!({"count": 2, "okay": "false"}));
         }
+    }
+
+    #[test]
+    fn wrong_elements_are_told_also_where_no_file_can_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone/r.json");
+        let flags = format!("-b 64K -e 64K -n 2 -q --transport threads --json {}", gone.display());
+        let words = [" elements of all_reduce over threads were wrong", "; --json: writing "];
+        let told = of_flags(&format!("all_reduce {flags}")).to_string();
+        assert!(words.iter().all(|word| told.contains(word)), "{told}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod show;
 use super::Out;
 use super::args::KernelArgs;
 use super::kept::Record;
+use super::verdict::{self, Verdict};
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -124,24 +125,22 @@ impl Plan<'_> {
     ) -> Result<()> {
         let mut out = Out::new(false);
         out.text(&format!("# {about}\n"));
-        match self.args.check {
-            true => self.compare(queues, chosen, about, &mut out)?,
-            false => self.measure(&queues[0], chosen, about, limits, scale, &mut out)?,
-        }
-        out.end()
+        let (found, written) = match self.args.check {
+            true => self.compare(queues, chosen, about, &mut out),
+            false => self.measure(&queues[0], chosen, about, limits, scale, &mut out),
+        };
+        verdict::ended(found, written.and(out.end()))?.map_or(Ok(()), |found| Err(Failure::run(found)))
     }
 
-    /// Runs the cases.
-    ///
-    /// # Errors
-    /// Some were wrong, or have not run because the device took no more work.
+    /// Runs the cases: whether some were wrong, or have not run because the device took no more work, and what came of writing
+    /// that.
     fn compare<Q: Streams>(
         &self,
         queues: &[SharedQueue<Q>],
         chosen: &[&'static str],
         about: &str,
         out: &mut Out,
-    ) -> Result<()> {
+    ) -> (Verdict, Result<()>) {
         let cases: Vec<Case<Q>> =
             check::cases().into_iter().filter(|case| chosen.contains(&case.name)).collect();
         let rows = cases.iter().map(|case| show::state(case.name, "not run")).collect();
@@ -184,13 +183,10 @@ impl Plan<'_> {
             (_, 0) => None,
             (_, n) => Some(format!("{n} of {} checks of kernels failed", cases.len())),
         };
-        ended(found, kept.and_then(|()| record.write()))
+        (found, kept.and_then(|()| record.write()))
     }
 
-    /// Times the groups.
-    ///
-    /// # Errors
-    /// Something could not be timed.
+    /// Times the groups: whether something could not be timed, and what came of writing the times.
     fn measure<Q: Streams>(
         &self,
         queue: &SharedQueue<Q>,
@@ -199,7 +195,7 @@ impl Plan<'_> {
         mut limits: Limits,
         scale: Scale,
         out: &mut Out,
-    ) -> Result<()> {
+    ) -> (Verdict, Result<()>) {
         let about = json!({"device": about, "model": self.args.model});
         let mut record = Record::new(self.args.json.as_deref(), about, "times", Vec::new());
         let (mut missing, mut begun, mut kept) = (0, false, record.keep());
@@ -243,16 +239,7 @@ impl Plan<'_> {
             (Ok(()), 0) => None,
             (Ok(()), n) => Some(format!("{n} of {} kernels could not be timed", record.rows.len())),
         };
-        ended(found, written)
-    }
-}
-
-/// What was wrong, if anything was, before what could not be written.
-fn ended(found: Option<String>, written: Result<()>) -> Result<()> {
-    match (found, written) {
-        (None, written) => written,
-        (Some(found), Ok(())) => Err(Failure::run(found)),
-        (Some(found), Err(unwritten)) => Err(Failure::run(format!("{found}; {unwritten}"))),
+        (found, written)
     }
 }
 
