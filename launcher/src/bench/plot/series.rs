@@ -43,6 +43,8 @@ impl Series {
         let reduces = Operation::ALL.iter().all(|known| known.name() != operation || known.reduces());
         // Of what has one form the halves of a row are the same twice.
         let once = json["config"]["one_form"] == true;
+        // Where nothing says how many there were, what is there again was in another.
+        let cycles = json["config"]["run_cycles"].as_u64().map_or(usize::MAX, |n| n.max(1) as usize);
         let several =
             results.iter().any(|row| row["root"].as_str().is_some_and(|r| !["0", "-1"].contains(&r.trim())));
         let mut all: Vec<Series> = Vec::new();
@@ -105,17 +107,18 @@ impl Series {
         for series in &mut all {
             // Sizes of 0 have no place on a logarithmic axis.
             series.points.retain(|p| p.0 > 0.0);
-            series.merge();
+            series.merge(cycles);
         }
         all.retain(|s| !s.points.is_empty());
         Ok(all)
     }
 
-    /// One point for each size, by size: of several, the one with the middle time.
-    fn merge(&mut self) {
+    /// One point for each size, by size: of several, the one with the middle time. Sizes that one of so many `cycles` rounded to
+    /// the same are no more of them.
+    fn merge(&mut self, cycles: usize) {
         self.points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let sizes: Vec<&[Point]> = self.points.chunk_by(|a, b| a.0 == b.0).collect();
-        self.cycles = sizes.iter().map(|times| times.len()).max().unwrap_or(1);
+        self.cycles = sizes.iter().map(|times| times.len()).max().unwrap_or(1).min(cycles);
         self.points = sizes.iter().map(|times| times[(times.len() - 1) / 2]).collect();
     }
 
@@ -177,6 +180,20 @@ mod tests {
         assert_eq!(series[0].name(), "all_gather shm float 2 ranks, median of 3");
         let points: Vec<(f64, f64)> = series[0].points.iter().map(|p| (p.0, p.1.round())).collect();
         assert_eq!(points, [(1024.0, 3.0), (2048.0, 1.0)]);
+    }
+
+    #[test]
+    fn sizes_that_are_rounded_to_one_are_no_cycles() {
+        let lines = |cycles: usize| {
+            let mut run = example("shm", &[(16, 1e-6), (16, 2e-6), (32, 3e-6), (16, 4e-6), (32, 5e-6)]);
+            run.about["config"] = json!({"run_cycles": cycles});
+            Series::of_run(&run).remove(0)
+        };
+        assert_eq!(lines(1).name(), "all_gather shm float 2 ranks");
+        assert_eq!(lines(2).name(), "all_gather shm float 2 ranks, median of 2");
+        // A run that was cut short has not been through all of them.
+        assert_eq!(lines(9).name(), "all_gather shm float 2 ranks, median of 3");
+        assert_eq!(lines(1).points.len(), 2);
     }
 
     #[test]
