@@ -18,7 +18,7 @@ const WIDTH: u32 = 1240;
 const HEIGHT: u32 = 540;
 /// Of a name's line.
 const LINE: u32 = 18;
-/// The longest name that leaves room for another beside it.
+/// The longest name that leaves room for another beside it; twice as much is a whole line.
 const HALF: usize = 80;
 
 /// Draws an SVG.
@@ -47,7 +47,9 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
     let names: Vec<String> = series.iter().map(Series::name).collect();
     let looks = looks(series);
     let columns = if names.iter().all(|name| name.chars().count() <= HALF) { 2 } else { 1 };
-    let foot = LINE * (names.len().div_ceil(columns) as u32 + 1);
+    // Where they differ may be at their ends.
+    let names: Vec<Vec<String>> = names.iter().map(|name| folded(name, 2 * HALF / columns)).collect();
+    let foot = LINE * (names.iter().map(Vec::len).sum::<usize>().div_ceil(columns) as u32 + 1);
     let root = SVGBackend::with_string(text, (WIDTH, HEIGHT + foot)).into_drawing_area();
     root.fill(&WHITE)?;
     let below = root.titled(title, ("sans-serif", 20))?;
@@ -75,8 +77,9 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
     decorate(&mut chart, "time (us)", |y| short(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.1.max(1e-3)))?;
 
+    let mut row = 0;
     for (i, (name, look)) in names.iter().zip(&looks).enumerate() {
-        let (column, row) = (i % columns, i / columns);
+        let column = i % columns;
         let (x, y) =
             ((12 + column * (WIDTH as usize / columns)) as i32, (row as u32 * LINE + LINE / 2) as i32);
         match look.in_place {
@@ -90,10 +93,22 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
             Mark::Square => foot.draw(&(EmptyElement::at(at) + Rectangle::new(SQUARE, style)))?,
             Mark::Cross => foot.draw(&Cross::new(at, 4, style))?,
         }
-        foot.draw(&Text::new(name.as_str(), (x + 36, y - 7), ("sans-serif", 14)))?;
+        for (below, line) in name.iter().enumerate() {
+            let y = y - 7 + below as i32 * LINE as i32;
+            foot.draw(&Text::new(line.as_str(), (x + 36, y), ("sans-serif", 14)))?;
+        }
+        if column + 1 == columns {
+            row += name.len();
+        }
     }
     root.present()?;
     Ok(())
+}
+
+/// In lines of at most so many characters.
+fn folded(name: &str, most: usize) -> Vec<String> {
+    let all: Vec<char> = name.chars().collect();
+    all.chunks(most).map(|line| line.iter().collect()).collect()
 }
 
 /// Two corners of a square around its point, in pixels.
@@ -273,6 +288,23 @@ mod tests {
                 places.push((x as u32, y as u32));
             }
         }
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_for_a_line_goes_on_below() {
+        let mut series = pairs(2);
+        let ends = ["north", "south"].map(|end| format!("{}{end}", "é".repeat(300)));
+        series[0].subject = ends[0].clone();
+        series[2].subject = ends[1].clone();
+        let figure = svg(&series, "long").unwrap();
+        let texts: Vec<&str> = figure.split("<text ").filter_map(|text| text.split('\n').nth(1)).collect();
+        assert!(texts.iter().all(|text| text.chars().count() <= 2 * HALF), "{texts:?}");
+        for end in ends {
+            assert!(texts.windows(2).any(|pair| pair.concat() == end), "{texts:?}");
+        }
+        // Four names, two of which have two lines.
+        let height = HEIGHT + LINE * (4 + 2 + 1);
+        assert!(figure.contains(&format!(" height=\"{height}\"")), "{figure}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::bench::operation::Operation;
 use crate::bench::record::Run;
 use crate::failure::{Failure, Result};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One line of a figure: (bytes, microseconds, GB/s), by size.
 #[derive(Clone, Debug, PartialEq)]
@@ -138,7 +138,6 @@ impl Series {
     /// # Errors
     /// A file that cannot be read, is no result, or is named twice.
     pub fn read(files: &[impl AsRef<Path>]) -> Result<Vec<Series>> {
-        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut all: Vec<(String, &str, Series)> = Vec::new();
         for (i, file) in files.iter().enumerate() {
             let path = file.as_ref();
@@ -150,8 +149,7 @@ impl Series {
             const WRITTEN: &str = "give files that 'caravan bench OPERATION --json FILE' wrote";
             let json: Value =
                 serde_json::from_str(&text).map_err(|e| refuse(format!("is not JSON: {e}: {WRITTEN}")))?;
-            let alike = files.iter().filter(|other| stem(other.as_ref()) == stem(path)).count();
-            let label = if alike > 1 { path.display().to_string() } else { stem(path) };
+            let label = label(path, files);
             let series = Self::of_json(&json, &label).map_err(|e| refuse(format!("{e}: {WRITTEN}")))?;
             let unfinished = if json["complete"] == false { ", unfinished" } else { "" };
             all.extend(series.into_iter().map(|series| (label.clone(), unfinished, series)));
@@ -165,6 +163,21 @@ impl Series {
         });
         Ok(named.collect())
     }
+}
+
+/// What tells one of `files` from the others: its stem, or else as much of the end of its path as no other has.
+fn label(path: &Path, files: &[impl AsRef<Path>]) -> String {
+    let unique = |of: &dyn Fn(&Path) -> PathBuf| {
+        let mine = of(path);
+        let alike = files.iter().filter(|other| of(other.as_ref()) == mine).count();
+        (alike == 1).then(|| mine.display().to_string())
+    };
+    let end = |parts: usize| {
+        move |path: &Path| path.iter().skip(path.iter().count().saturating_sub(parts)).collect::<PathBuf>()
+    };
+    let ends = (1..=path.iter().count()).filter_map(|parts| unique(&end(parts)));
+    let stem = unique(&|path| path.file_stem().unwrap_or_default().into());
+    stem.into_iter().chain(ends).next().unwrap_or_else(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -210,9 +223,18 @@ mod tests {
         let series = Series::read(&files).unwrap();
         let unfinished = series.iter().map(|series| series.name().contains(", unfinished"));
         assert_eq!(unfinished.collect::<Vec<_>>(), [false, false, true, true]);
-        assert!(series[0].name().contains("x/run.json: ") && series[2].name().contains("y/run.json: "));
+        assert!(series[0].name().starts_with("x/run.json: "), "{}", series[0].name());
+        assert!(series[2].name().starts_with("y/run.json: "), "{}", series[2].name());
         let e = Series::read(&[&files[0], &files[0]]).unwrap_err();
         assert!(e.code() == 2 && e.to_string().contains("run.json is given twice"), "{e}");
+    }
+
+    #[test]
+    fn a_label_is_as_long_as_tells_files_apart() {
+        let paths =
+            ["/a/x/1/run.json", "/a/x/2/run.json", "/a/y/2/run.json", "run.json", "x/run.txt", "x/one.json"];
+        let labels = paths.map(|path| label(Path::new(path), &paths));
+        assert_eq!(labels, ["1/run.json", "x/2/run.json", "y/2/run.json", "run.json", "run.txt", "one"]);
     }
 
     #[test]
