@@ -7,6 +7,7 @@ use devices::{bench, can_emulate, emulated};
 use fake::fake;
 use harness::{Bench, Outcome, signal};
 use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -184,4 +185,31 @@ fn kernels_that_do_not_compile_keep_no_others_from_running() {
     let timed = written["times"].as_array().unwrap().iter().filter(|row| row["seconds"].is_number());
     let groups: Vec<&str> = timed.map(|row| row["group"].as_str().unwrap()).collect();
     assert_eq!(groups, ["norm", "norm", "rope"]);
+}
+
+/// A compiler that refuses a source, for whichever elements: before all cases, when it takes the folder of results away, and
+/// again in a case, when it puts that back.
+const TAKES_AWAY: &str = "#!/bin/sh
+elements=$5
+case \"$*\" in *swiglu.cu*)
+    if [ -e tried$elements ]; then mv gone out; else : >tried$elements; mv out gone; fi
+    exit 1
+esac
+exec \"$REAL_CXX\" \"$@\"
+";
+
+#[test]
+fn a_disk_that_is_full_for_a_moment_costs_no_result() {
+    let Some(real) = harness::cxx("bench kernels on emulated GPUs") else { return };
+    let bench = bench();
+    let compiler = bench.file("cxx", TAKES_AWAY);
+    std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir(bench.path("out")).unwrap();
+    let mut command = bench.command("bench kernels --check swiglu_and_its_backward --json out/c.json");
+    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", bench.path("cache"));
+    command.env("CXX", compiler).env("REAL_CXX", real);
+    let outcome = bench.outcome(&mut command).refusal(1, &["1 of 1 checks of kernels failed"]);
+    assert!(!outcome.stderr.contains("writing"), "{}", outcome.stderr);
+    let written = bench.json("out/c.json");
+    assert_eq!((&written["complete"], &written["checks"][0]["state"]), (&true.into(), &"wrong".into()));
 }

@@ -41,7 +41,7 @@ impl<'a> Outputs<'a> {
     /// Puts the rows of an unfinished run in the place of the files, of each if it is time for that.
     pub fn keep(&mut self, run: &Run) {
         for (flag, path, pace) in self.asked.iter_mut().filter(|(_, path, _)| is_replaced(path)) {
-            pace.keep(|| write(flag, path, run, self.least));
+            pace.keep(|| drop(write(flag, path, run, self.least)));
         }
     }
 

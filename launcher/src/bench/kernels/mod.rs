@@ -145,7 +145,7 @@ impl Plan<'_> {
             check::cases().into_iter().filter(|case| chosen.contains(&case.name)).collect();
         let rows = cases.iter().map(|case| show::state(case.name, "not run")).collect();
         let mut record = Record::new(self.args.json.as_deref(), json!({"device": about}), "checks", rows);
-        let mut kept = record.keep();
+        record.keep();
         // All at once, which several processors compile side by side. What fails here fails again in its own case.
         let needed = |module: &Module| cases.iter().any(|case| case.sources.contains(&module.source.name));
         let modules: Vec<Module> = check::modules().into_iter().filter(needed).collect();
@@ -161,7 +161,7 @@ impl Plan<'_> {
             // Should it never end, its name is known.
             out.text(&show::begins(case.name));
             record.rows[i] = show::state(case.name, "not ended");
-            kept = kept.and_then(|()| record.keep());
+            record.keep();
             let start = Instant::now();
             let mut outcome = case.run(queues);
             lost = check::lost(queues).map(|why| (i + 1, why));
@@ -172,7 +172,7 @@ impl Plan<'_> {
             wrong += usize::from(!outcome.wrong.is_empty());
             out.text(&show::outcome(case.name, &outcome, start.elapsed()));
             record.rows[i] = show::checked(case.name, &outcome);
-            kept = kept.and_then(|()| record.keep());
+            record.keep();
         }
         let found = match (lost, wrong) {
             (Some((ran, why)), _) if ran < cases.len() => Some(format!(
@@ -183,7 +183,7 @@ impl Plan<'_> {
             (_, 0) => None,
             (_, n) => Some(format!("{n} of {} checks of kernels failed", cases.len())),
         };
-        (found, kept.and_then(|()| record.write()))
+        (found, record.write())
     }
 
     /// Times the groups: whether something could not be timed, and what came of writing the times.
@@ -198,7 +198,8 @@ impl Plan<'_> {
     ) -> (Verdict, Result<()>) {
         let about = json!({"device": about, "model": self.args.model});
         let mut record = Record::new(self.args.json.as_deref(), about, "times", Vec::new());
-        let (mut missing, mut begun, mut kept) = (0, false, record.keep());
+        record.keep();
+        let (mut missing, mut begun) = (0, false);
         out.text(&show::heading());
         // The copy is what the others are compared with.
         let copied = !self.args.without.iter().any(|word| "copy".contains(word.as_str()));
@@ -224,14 +225,12 @@ impl Plan<'_> {
                     record.rows.push(show::json_of_missing(&lacking));
                 }
             }
-            if kept.is_ok() {
-                kept = record.keep();
-            }
+            record.keep();
         });
-        let written = kept.and_then(|()| match &measured {
+        let written = match &measured {
             Ok(()) => record.write(),
             Err(_) => record.cut_short(),
-        });
+        };
         let found = match (measured, missing) {
             (Err(why), _) => Some(format!(
                 "what comes after it was not timed, because the device takes no more work ({why})"
