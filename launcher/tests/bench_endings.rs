@@ -359,6 +359,32 @@ fn a_terminal_that_stops_what_writes_in_the_background_does_not_stop_ranks() {
 }
 
 #[test]
+fn a_reader_that_pauses_stops_no_rank() {
+    let bench = bench();
+    let start = |flags: &str| {
+        let mut command = Command::new("bash");
+        // Into a pipe that is full already.
+        let run = format!("head -c 65536 /dev/zero; exec {} bench {flags}", env!("CARGO_BIN_EXE_caravan"));
+        command.args(["-c", &format!("{run} --ranks 2 --call-timeout 2")]);
+        bench.prepare(&mut command);
+        command.spawn().unwrap()
+    };
+    let all = [
+        "all_reduce -b 8 -e 8 -n 1 -w 0 -N 9 --json r.json",
+        "overlap all_gather -b 64K -e 64K -n 1 -w 0",
+        "tune -b 1K -e 1K -n 1 -w 0 -o t.txt",
+    ]
+    .map(start);
+    // Longer than a call may take.
+    std::thread::sleep(Duration::from_secs(4));
+    for child in all {
+        let outcome = bench.finish(child).success();
+        assert!(outcome.stdout.contains("\0# caravan version"), "{}", outcome.stdout);
+    }
+    bench.nothing_left();
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let bench = bench();
     let mut child =

@@ -18,14 +18,16 @@ use collectives::schedule::{Algorithm, Call, Local, Schedule};
 use collectives::{Communicator, DType, ReduceOp};
 use std::time::Instant;
 
-/// Measures everything that `plan` asks for, in these cases. `row` is called on rank 0 as soon as a row is complete, and says
-/// whether anybody sees it.
+/// What is done with a row, which rank 0 has, as soon as it is complete: a collective, that says whether anybody sees it.
+pub type Show<'a> = dyn FnMut(Option<Row>) -> Result<bool> + 'a;
+
+/// Measures everything that `plan` asks for, in these cases.
 ///
 /// # Errors
 /// What a call or the transport said.
-pub fn run(plan: &Plan, cases: &Cases, party: &Party, row: &mut dyn FnMut(Row) -> bool) -> Result<()> {
+pub fn run(plan: &Plan, cases: &Cases, party: &Party, show: &mut Show<'_>) -> Result<()> {
     for (dtype, ops) in &cases.of {
-        let seen = with_type!(*dtype, T => typed::<T>(plan, ops, party, row)?);
+        let seen = with_type!(*dtype, T => typed::<T>(plan, ops, party, show)?);
         if !seen && plan.only_shown {
             break;
         }
@@ -149,7 +151,7 @@ fn typed<T: Exact>(
     plan: &Plan,
     ops: &[Option<ReduceOp>],
     party: &Party,
-    row: &mut dyn FnMut(Row) -> bool,
+    show: &mut Show<'_>,
 ) -> Result<bool> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
@@ -173,7 +175,8 @@ fn typed<T: Exact>(
     for &op in ops {
         for &root in &roots {
             let (mut done, mut seen) = (0, true);
-            while again(plan, comm, done, seen)? {
+            // As often as was asked for, or else as long as anybody sees what rank 0 prints.
+            while plan.cycles.map_or(seen, |cycles| done < cycles) {
                 done += 1;
                 for bytes in sweep.sizes() {
                     let mut half = |place| bench.half(bytes, &work(bytes, op, root, place), op);
@@ -186,10 +189,9 @@ fn typed<T: Exact>(
                         op: plan.op_name(op),
                         root: root.map_or(-1, |r| r as i64),
                     };
-                    if rank == 0 {
-                        seen = row(Row { label, out_of_place, in_place, printed: now() });
-                    }
-                    if plan.only_shown && !on_all(comm, seen)? {
+                    let row = (rank == 0).then(|| Row { label, out_of_place, in_place, printed: now() });
+                    seen = show(row)?;
+                    if plan.only_shown && !seen {
                         return Ok(false);
                     }
                 }
@@ -197,19 +199,6 @@ fn typed<T: Exact>(
         }
     }
     Ok(true)
-}
-
-/// Whether the sweep, which was gone through so many times, is once more: as often as was asked for, or else as long as
-/// anybody sees what rank 0 prints.
-fn again(plan: &Plan, comm: &Communicator, done: usize, seen: bool) -> Result<bool> {
-    plan.cycles.map_or_else(|| on_all(comm, seen), |cycles| Ok(done < cycles))
-}
-
-/// What rank 0 sees.
-pub fn on_all(comm: &Communicator, seen: bool) -> Result<bool> {
-    let mut goes_on = [u8::from(seen)];
-    comm.broadcast(&mut goes_on[..], 0)?;
-    Ok(goes_on[0] == 1)
 }
 
 struct Bench<'a, T: Exact> {

@@ -18,6 +18,7 @@ mod outputs;
 mod overlap;
 mod plan;
 mod plot;
+mod printed;
 mod record;
 mod slot;
 mod statistics;
@@ -38,7 +39,6 @@ use crate::files::{self, Way};
 use crate::gpus;
 use crate::human;
 use crate::machine::{self, Machine};
-use crate::out;
 use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
 use crate::ranks::{identity, lead, started_elsewhere};
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
@@ -49,8 +49,8 @@ use operation::Operation;
 use outputs::Outputs;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
+use printed::Printed;
 use record::{Found, Row, Run};
-use std::io::Write;
 use std::path::Path;
 use sweep::Step;
 use verdict::Verdict;
@@ -279,54 +279,24 @@ fn rank(
         found: Found::default(),
         complete: false,
     };
-    let quiet = args.ranks.quiet || comm.rank() != 0;
-    let mut out = Out::new(quiet);
-    out.text(&header(plan, &cases, party, &who));
+    let out = Printed::new(comm, args.ranks.quiet)?;
+    out.text(&header(plan, &cases, party, &who))?;
     let mut files = Outputs::new(args, plan.min_busbw);
     measure::run(plan, &cases, party, &mut |row| {
-        out.text(&line(plan, &row));
-        // A long run has more rows than memory, which files alone need once they are printed.
-        run.add(row, files.any());
-        files.keep(&run);
-        out.is_heard()
+        let seen = out.text(&row.as_ref().map_or(String::new(), |row| line(plan, row)))?;
+        if let Some(row) = row {
+            // A long run has more rows than memory, which files alone need once they are printed.
+            run.add(row, files.any());
+            files.keep(&run);
+        }
+        Ok(seen)
     })?;
+    run.complete = true;
+    out.text(&footer(plan, &run))?;
     if comm.rank() != 0 {
         return Ok(None);
     }
-    run.complete = true;
-    out.text(&footer(plan, &run));
     verdict::ended(verdict::of(plan, &run), files.write(&run).and(out.end()))
-}
-
-/// Standard output, whose loss (a full disk) must not stop a rank in the middle of a collective.
-pub struct Out {
-    quiet: bool,
-    /// Whether anybody reads it.
-    printed: Result<bool>,
-}
-
-impl Out {
-    /// Where a rank that is not `quiet` prints.
-    pub fn new(quiet: bool) -> Self {
-        Out { quiet, printed: Ok(true) }
-    }
-
-    /// Prints unless this rank is quiet.
-    pub fn text(&mut self, text: &str) {
-        if !self.quiet && self.is_heard() {
-            self.printed = out::heard(std::io::stdout().lock().write_all(text.as_bytes()));
-        }
-    }
-
-    /// Whether there still is a use in printing, or nothing is to be printed.
-    pub fn is_heard(&self) -> bool {
-        self.printed.as_ref().is_ok_and(|&heard| heard)
-    }
-
-    /// The first thing that went wrong.
-    pub fn end(self) -> Result<()> {
-        self.printed.map(drop)
-    }
 }
 
 /// What this rank says about itself: process, host, the number of its device, processor or GPU, and which processors it may use.

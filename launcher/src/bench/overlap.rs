@@ -11,10 +11,11 @@ use super::exact::{self, Data, Exact, Expectation, with_type};
 use super::kept::{Pace, Record};
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
+use super::printed::Printed;
 use super::slot::Slot;
 use super::statistics::{average, median};
 use super::verdict::{self, Verdict};
-use super::{Out, about, check_bind, measure, native, record, timings, tuning, unshared};
+use super::{about, check_bind, native, record, timings, tuning, unshared};
 use crate::agree;
 use crate::args::Mover;
 use crate::bind;
@@ -145,22 +146,22 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;
-    let mut out = Out::new(args.ranks.quiet || !lead);
+    let out = Printed::new(&comm, args.ranks.quiet)?;
     let processors = agree::exchange(&comm, &bind::listed(&bind::processors()))?;
-    out.text(&header(args, &comm, crowded(args, &processors, &comm)));
+    out.text(&header(args, &comm, crowded(args, &processors, &comm)))?;
     let mut record =
         Record::new(args.json.as_deref(), about(args, &comm, &processors), "overlap", Vec::new());
     let (mut pace, mut wrong) = (Pace::new(), 0);
     for operation in operations(args) {
         let mut show = |row: Row| {
-            out.text(&row.text(operation, dtype));
+            let seen = out.text(&row.text(operation, dtype))?;
             wrong += row.wrong;
             record.rows.push(row.json(operation, dtype));
             if lead {
                 pace.keep(|| record.keep());
             }
             // What nobody reads any more and nothing keeps is not measured.
-            args.json.is_some() || out.is_heard()
+            Ok(args.json.is_some() || seen)
         };
         if !with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show))? {
             break;
@@ -211,7 +212,7 @@ fn typed<T: Exact>(
     args: &OverlapArgs,
     repeats: &Repeats,
     party: &Party,
-    show: &mut dyn FnMut(Row) -> bool,
+    show: &mut dyn FnMut(Row) -> Result<bool>,
 ) -> Result<bool> {
     let comm = &party.comm;
     let (rank, ranks) = (comm.rank(), comm.size());
@@ -221,8 +222,7 @@ fn typed<T: Exact>(
     let slot = Slot::<T>::new(comm, send, receive, true)?;
     let mut bench = Bench { args, repeats, party, slot, load: Load::new() };
     for bytes in sizes() {
-        let goes_on = show(bench.row(&work(bytes), bytes)?);
-        if !measure::on_all(comm, goes_on)? {
+        if !show(bench.row(&work(bytes), bytes)?)? {
             return Ok(false);
         }
     }

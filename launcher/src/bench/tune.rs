@@ -6,10 +6,11 @@ use super::kept::is_replaced;
 use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
+use super::printed::Printed;
 use super::slot::Slot;
 use super::statistics::median;
 use super::sweep::Sweep;
-use super::{Out, check_bind, tuning, unshared};
+use super::{check_bind, tuning, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
@@ -98,7 +99,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;
-    let mut out = Out::new(args.ranks.quiet || !lead);
+    let out = Printed::new(&comm, args.ranks.quiet)?;
     out.text(&format!(
         "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, fastest first\n",
         env!("CARGO_PKG_VERSION"),
@@ -106,36 +107,32 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
         comm.size(),
         "collective",
         "size (B)"
-    ));
+    ))?;
     for operation in Operation::ALL {
         let kind = operation.kind();
         let algorithms = comm.algorithms(kind);
         if algorithms.len() < 2 {
             continue;
         }
-        let rule = measure(operation, repeats, algorithms, &party, &mut out)?;
-        out.text(&format!("# {}\n", sentence(operation, &rule)));
+        let rule = measure(operation, repeats, algorithms, &party, &out)?;
+        out.text(&format!("# {}\n", sentence(operation, &rule)))?;
         table.set(&group, comm.size(), kind, rule);
         // What ends a run ends it between two collectives at best. Whether the file can be written is said at the end.
+        let mut remark = String::new();
         if lead && is_replaced(&args.out) {
             let there = write(&args.out, &table).unwrap_or_default();
             if let Some(sizes) = lost(&there, &group, comm.size(), kind, rule.sizes) {
-                let sizes = sizes.of(kind);
-                let name = operation.name();
-                out.text(&format!(
-                    "# {name}: in place of a rule for calls {sizes}, also where nothing was tried\n"
-                ));
+                let (name, sizes) = (operation.name(), sizes.of(kind));
+                remark =
+                    format!("# {name}: in place of a rule for calls {sizes}, also where nothing was tried\n");
             }
         }
+        out.text(&remark)?;
     }
     if lead {
         write(&args.out, &table)?;
-        out.text(&format!(
-            "# written to {}; use it with --tuning or {}\n",
-            args.out.display(),
-            tuning::VARIABLE
-        ));
     }
+    out.last(&format!("# written to {}; use it with --tuning or {}\n", args.out.display(), tuning::VARIABLE));
     out.end()
 }
 
@@ -184,7 +181,7 @@ fn measure(
     repeats: &Repeats,
     algorithms: &[Algorithm],
     party: &Party,
-    out: &mut Out,
+    out: &Printed<'_>,
 ) -> Result<Rule> {
     let comm = &party.comm;
     let work = |bytes: usize| Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), comm.size());
@@ -209,7 +206,7 @@ fn measure(
             }
         }
         comm.force(operation.kind(), None)?;
-        out.text(&row(&work, &seconds, algorithms));
+        out.text(&row(&work, &seconds, algorithms))?;
         points.push(Point { bytes: asked, seconds });
     }
     let (first, last) = (tried.first().copied().unwrap_or(0), tried.last().copied().unwrap_or(0));

@@ -5,9 +5,9 @@ mod choice;
 pub mod limits;
 mod show;
 
-use super::Out;
 use super::args::KernelArgs;
 use super::kept::Record;
+use super::printed::Out;
 use super::verdict::{self, Verdict};
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
@@ -123,7 +123,7 @@ impl Plan<'_> {
         limits: Limits,
         scale: Scale,
     ) -> Result<()> {
-        let mut out = Out::new(false);
+        let mut out = Out::new();
         out.text(&format!("# {about}\n"));
         let (found, written) = match self.args.check {
             true => self.compare(queues, chosen, about, &mut out),
