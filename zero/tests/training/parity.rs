@@ -1,22 +1,25 @@
-//! Ten AdamW steps agree with PyTorch's on the same weights and batches, on one rank and divided over several.
+//! Ten AdamW steps agree with PyTorch's on the same weights and batches, on one rank and divided over several,
+//! and with rows that are added up one after the other.
 
 use crate::reference::{Reference, Tokens, VARIANTS, distance};
 use collectives::{Communicator, Float, bf16};
 use models::{Batch, Llama, Recompute};
 use zero::{AdamW, Batches, Config, Ledger, NoBatch, Stage, Trainer};
 
-/// The rows of a batch that one rank takes.
+/// The rows of a batch that one rank takes, one micro-batch after the other.
 struct Share {
     tokens: Tokens,
     rank: usize,
     world: usize,
+    accumulate: usize,
 }
 
 impl Batches for Share {
-    fn micro_batch(&mut self, _index: usize) -> Result<Batch<'_>, NoBatch> {
-        let rows = self.tokens.rows / self.world;
+    fn micro_batch(&mut self, index: usize) -> Result<Batch<'_>, NoBatch> {
+        let rows = self.tokens.rows / (self.world * self.accumulate);
         let part = rows * self.tokens.length;
-        let range = self.rank * part..(self.rank + 1) * part;
+        let first = (self.rank * self.accumulate + index) * part;
+        let range = first..first + part;
         Ok(Batch {
             tokens: &self.tokens.inputs[range.clone()],
             targets: &self.tokens.targets[range],
@@ -32,13 +35,36 @@ struct Trace {
     weights: Vec<(String, Vec<f32>)>,
 }
 
-fn train<T: Float>(variant: &str, world: usize, stage: u8) -> Trace {
+/// A trainer of the reference's weights, for batches of so many rows.
+fn start<T: Float>(reference: &Reference, rows: usize, comm: Communicator, config: &Config) -> Trainer<T> {
+    let (checkpoint, ledger) = (reference.checkpoint(), Ledger::default());
+    let (length, accounts) = (reference.batch(0).length, ledger.of_model());
+    let model = Llama::new(checkpoint.config(), rows, length, Recompute::None, 1, &accounts).unwrap();
+    let mut source = |spec: &models::TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
+        checkpoint.read_range(&spec.name, range, out).map_err(|e| e.to_string())
+    };
+    Trainer::new(Box::new(model), comm, config, ledger, &mut source).unwrap()
+}
+
+/// What each rank comes to.
+fn on_ranks<R: Send>(world: usize, run: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let ranks = Communicator::threads(world).into_iter();
+        let handles: Vec<_> = ranks.map(|comm| scope.spawn(|| run(comm))).collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+/// Ranks, stage, and micro-batches that each rank adds up: a batch of two rows is one step however it is divided.
+const WAYS: [(usize, u8, usize); 4] = [(1, 0, 1), (2, 3, 1), (1, 0, 2), (1, 3, 2)];
+
+fn train<T: Float>(variant: &str, (world, stage, accumulate): (usize, u8, usize)) -> Trace {
     let run = |comm: Communicator| {
         let reference = Reference::open(variant);
-        let checkpoint = reference.checkpoint();
         let o = reference.optimizer();
         let config = Config {
             stage: Stage::try_from(stage).unwrap(),
+            accumulate,
             adamw: AdamW {
                 beta1: o.beta1 as f32,
                 beta2: o.beta2 as f32,
@@ -48,20 +74,15 @@ fn train<T: Float>(variant: &str, world: usize, stage: u8) -> Trace {
             clip: Some(o.clip as f32),
             ..Config::default()
         };
-        let Tokens { rows, length, .. } = reference.batch(0);
-        let ledger = Ledger::default();
-        let accounts = ledger.of_model();
-        let model = Llama::<T>::new(checkpoint.config(), rows / world, length, Recompute::None, 1, &accounts)
-            .unwrap();
-        let mut source = |spec: &models::TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
-            checkpoint.read_range(&spec.name, range, out).map_err(|e| e.to_string())
-        };
         let (rank, world) = (comm.rank(), comm.size());
-        let mut trainer = Trainer::new(Box::new(model), comm, &config, ledger, &mut source).unwrap();
+        let rows = reference.batch(0).rows / (world * accumulate);
+        let mut trainer = start::<T>(&reference, rows, comm, &config);
         let mut trace = Trace { losses: vec![], norms: vec![], weights: vec![] };
         for step in 0..10 {
             let tokens = reference.batch(step % reference.batches());
-            let step = trainer.step(&mut Share { tokens, rank, world }, o.lr as f32).unwrap();
+            let mut share = Share { tokens, rank, world, accumulate };
+            let step = trainer.step(&mut share, o.lr as f32).unwrap();
+            assert_eq!(step.tokens, share.tokens.inputs.len());
             trace.losses.push(step.loss);
             trace.norms.push(step.grad_norm);
         }
@@ -73,32 +94,29 @@ fn train<T: Float>(variant: &str, world: usize, stage: u8) -> Trace {
             .unwrap();
         trace
     };
-    std::thread::scope(|scope| {
-        let ranks = Communicator::threads(world).into_iter();
-        let handles: Vec<_> = ranks.map(|comm| scope.spawn(move || run(comm))).collect();
-        handles.into_iter().map(|h| h.join().unwrap()).next_back().unwrap()
-    })
+    on_ranks(world, run).pop().unwrap()
 }
 
 #[test]
 fn f32_follows_pytorch_within_1e_4() {
     for variant in VARIANTS {
         let reference = Reference::open(variant);
-        for (world, stage) in [(1, 0), (2, 3)] {
-            let trace = train::<f32>(variant, world, stage);
+        for way in WAYS {
+            let trace = train::<f32>(variant, way);
             for (what, ours, theirs) in [
                 ("loss", &trace.losses, reference.doubles("f32.trace.loss")),
                 ("norm", &trace.norms, reference.doubles("f32.trace.norm")),
             ] {
                 for (step, (a, b)) in ours.iter().zip(&theirs).enumerate() {
-                    assert!((a - b).abs() < 1e-4 * b.abs(), "{variant} step {step}: {what} {a} for {b}");
+                    let close = (a - b).abs() < 1e-4 * b.abs();
+                    assert!(close, "{variant} {way:?} step {step}: {what} {a} for {b}");
                 }
             }
             for (name, values) in &trace.weights {
                 let key = format!("f32.final.{name}");
                 if reference.has(&key) {
                     let d = distance(values, &reference.floats(&key));
-                    assert!(d < 1e-4, "{variant}: {name} ends {d} away");
+                    assert!(d < 1e-4, "{variant} {way:?}: {name} ends {d} away");
                 }
             }
         }
@@ -109,15 +127,38 @@ fn f32_follows_pytorch_within_1e_4() {
 fn bf16_stays_within_twice_pytorchs_own_distance() {
     for variant in VARIANTS {
         let reference = Reference::open(variant);
-        for (world, stage) in [(1, 0), (2, 3)] {
-            let trace = train::<bf16>(variant, world, stage);
+        for way in WAYS {
+            let trace = train::<bf16>(variant, way);
             for (what, ours) in [("loss", &trace.losses), ("norm", &trace.norms)] {
                 let exact = reference.doubles(&format!("f32.trace.{what}"));
                 let (mine, allowed) = (distance(ours, &exact), 2.0 * reference.bf16_distance(what));
-                assert!(
-                    mine <= allowed,
-                    "{variant} at {world} ranks: {what} is {mine} away, {allowed} allowed"
-                );
+                assert!(mine <= allowed, "{variant} {way:?}: {what} is {mine} away, {allowed} allowed");
+            }
+        }
+    }
+}
+
+/// What a sample is drawn from, at every position of every row.
+#[test]
+fn logits_of_a_divided_model_are_pytorchs() {
+    for variant in VARIANTS {
+        let reference = Reference::open(variant);
+        let Tokens { rows, length, inputs, targets } = reference.batch(0);
+        let batch = Batch { tokens: &inputs, targets: &targets, rows, length };
+        let theirs = reference.floats("f32.logits");
+        let vocab = theirs.len() / (rows * length);
+        let of_ranks = on_ranks(2, |comm| {
+            let mut trainer = start::<f32>(&reference, rows, comm, &Config::default());
+            let mut logits = vec![f32::NAN; theirs.len()];
+            for (position, out) in logits.chunks_mut(vocab).enumerate() {
+                trainer.logits(&batch, position, out).unwrap();
+            }
+            logits
+        });
+        for (position, theirs) in theirs.chunks(vocab).enumerate() {
+            for (rank, logits) in of_ranks.iter().enumerate() {
+                let far = distance(&logits[position * vocab..][..vocab], theirs);
+                assert!(far < 1e-5, "{variant}: position {position} is {far} away on rank {rank}");
             }
         }
     }
