@@ -214,6 +214,21 @@ mod tests {
         }
     }
 
+    /// PyTorch's `clip_grad_norm_`: a gradient that is short enough is not made longer.
+    #[test]
+    fn only_gradients_above_the_clip_are_brought_down_to_it() {
+        for norm in [0.0, 1e-9, 0.5, 2.0 - 1e-5] {
+            assert_eq!(factor(norm, Some(2.0)), 1.0, "{norm}");
+        }
+        for norm in [2.5, 8.0, 1e20] {
+            let clipped = f64::from(factor(norm, Some(2.0))) * norm;
+            assert!((clipped - 2.0).abs() < 1e-5, "{norm} to {clipped}");
+        }
+        for norm in [0.0, 0.5, 1e20] {
+            assert_eq!(factor(norm, None), 1.0, "{norm}");
+        }
+    }
+
     #[test]
     fn cuts_of_a_tensor_change_no_bit_of_its_sum() {
         for blocks in [0, 1, 15, 16, 17, 100] {
