@@ -32,6 +32,37 @@ fn weights_come_in_order_and_whole() {
     assert_eq!(names(home.path()), ["m"]);
 }
 
+/// What is in the header of a safetensors file, which follows its length.
+fn header(file: &Path) -> serde_json::Value {
+    let bytes = fs::read(file).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    serde_json::from_slice(&rest[..u64::from_le_bytes(*length) as usize]).unwrap()
+}
+
+/// We read neither: older transformers refuse a file that does not say whose tensors it has, and tools for shards go by the
+/// size.
+#[test]
+fn files_say_what_others_ask_of_them() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("m");
+    for (dtype, size) in [(DType::F32, 4), (DType::Bf16, 2)] {
+        let options = SaveOptions { file_limit: 1000, ..SaveOptions::default() };
+        save(&dir, &tiny(), dtype, &options, 1).unwrap();
+        let index = fs::read(dir.join("model.safetensors.index.json")).unwrap();
+        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+        let elements: usize = tensors(&tiny()).iter().map(|spec| spec.len()).sum();
+        assert_eq!(index["metadata"], serde_json::json!({"total_size": elements * size}), "{dtype}");
+        let shards: Vec<String> = names(&dir).into_iter().filter(|n| n.ends_with(".safetensors")).collect();
+        assert!(shards.len() > 1, "{shards:?}");
+        for shard in shards {
+            assert_eq!(header(&dir.join(shard))["__metadata__"], serde_json::json!({"format": "pt"}));
+        }
+        save(&dir, &tiny(), dtype, &SaveOptions::default(), 1).unwrap();
+        let single = header(&dir.join("model.safetensors"));
+        assert_eq!(single["__metadata__"], serde_json::json!({"format": "pt"}), "{dtype}");
+    }
+}
+
 #[test]
 fn what_transformers_would_not_load_is_not_begun() {
     let home = tempfile::tempdir().unwrap();
