@@ -271,6 +271,33 @@ mod tests {
         }
     }
 
+    /// Arbitrary bits are hardly ever half-way between two values.
+    #[test]
+    fn bf16_rounds_ties_to_even_and_all_else_to_the_nearest() {
+        for (bits, expected) in [
+            (0x3f80_8000u32, 0x3f80u16),
+            (0x3f81_8000, 0x3f82),
+            (0xbf80_8000, 0xbf80),
+            (0xbf81_8000, 0xbf82),
+            (0x3f80_7fff, 0x3f80),
+            (0x3f80_8001, 0x3f81),
+            (0x3f81_7fff, 0x3f81),
+            // Subnormal, up to the next exponent, and up to infinity.
+            (0x0000_8000, 0x0000),
+            (0x0001_8000, 0x0002),
+            (0x3fff_8000, 0x4000),
+            (0x7f7f_8000, 0x7f80),
+        ] {
+            assert_eq!(<bf16 as Float>::from_f32(f32::from_bits(bits)).to_bits(), expected, "{bits:#x}");
+        }
+        for upper in 0..=u16::MAX {
+            for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(upper) << 16 | lower);
+                assert_eq!(<bf16 as Float>::from_f32(x).to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
+            }
+        }
+    }
+
     #[test]
     fn names_round_trip() {
         for d in DType::ALL {

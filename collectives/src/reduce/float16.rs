@@ -166,13 +166,13 @@ mod tests {
     #[test]
     fn conversions_are_the_same_with_and_without_the_processors_help() {
         let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|x| !x.is_nan()).collect();
-        let mut state = 1u32;
-        let any = (0..1_000_000u32).map(|i| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Every exponent and sign with the mantissas where rounding changes, then any bits.
-            f32::from_bits(if i < 1 << 20 { (i >> 11) << 23 | (i & 0x7ff) << 12 | (i & 1) } else { state })
+        // Every exponent and sign with all mantissas of one bit more than a half has, and what lies just above them.
+        let edges = (0..1 << 21).map(|i| (i >> 12) << 23 | (i >> 1 & 0x7ff) << 12 | i & 1);
+        let arbitrary = (0..1 << 18).scan(1u32, |state, _| {
+            *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            Some(*state)
         });
-        let any: Vec<f32> = any.filter(|x| !x.is_nan()).collect();
+        let any: Vec<f32> = edges.chain(arbitrary).map(f32::from_bits).filter(|x| !x.is_nan()).collect();
         let run = |level| {
             with_level(level, || {
                 let (mut wide, mut halves) = (vec![0f32; all.len()], vec![f16::ZERO; any.len()]);
@@ -187,6 +187,32 @@ mod tests {
             let (wide, halves) = run(level);
             assert!(wide.iter().zip(&all).all(|(&w, h)| w == h.to_f32_const().to_bits()), "{level:?}");
             assert!(halves == plain, "{level:?}");
+        }
+    }
+
+    #[test]
+    fn ties_go_to_even_with_and_without_the_processors_help() {
+        let ties = [
+            // 1 and the two above it, of either sign: the round bit alone, then with anything below or without it.
+            (0x3f80_1000, 0x3c00),
+            (0x3f80_3000, 0x3c02),
+            (0xbf80_1000, 0xbc00),
+            (0xbf80_3000, 0xbc02),
+            (0x3f80_1001, 0x3c01),
+            (0x3f80_0fff, 0x3c00),
+            // Half and one and a half of the smallest, the largest subnormal, and the largest of all.
+            (0x3300_0000, 0x0000),
+            (0x33c0_0000, 0x0002),
+            (0x387f_e000, 0x0400),
+            (0x477f_f000, 0x7c00),
+        ];
+        let (wide, expected): (Vec<f32>, Vec<u16>) =
+            ties.iter().map(|&(wide, half)| (f32::from_bits(wide), half)).unzip();
+        for level in Level::available() {
+            let mut halves = vec![f16::ZERO; wide.len()];
+            with_level(level, || narrow(&wide, &mut halves));
+            let halves: Vec<u16> = halves.into_iter().map(f16::to_bits).collect();
+            assert_eq!(halves, expected, "{level:?}");
         }
     }
 }
