@@ -110,7 +110,10 @@ fn collectives_take_as_long_as_their_bytes() {
     assert!(last >= Duration::from_millis(16), "{last:?}");
 }
 
-/// A second's bytes in one call, over a link at which a silent peer is given up much earlier.
+/// So long a rank may be silent: a busy machine has time enough to let it run.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Four seconds' bytes in one call, over a link at which a silent peer is given up much earlier.
 #[test]
 fn a_peer_in_the_midst_of_a_long_message_is_not_silent() {
     type Calls = fn(&Communicator, &mut [u8], &mut [u8]) -> collectives::Result<()>;
@@ -129,19 +132,19 @@ fn a_peer_in_the_midst_of_a_long_message_is_not_silent() {
             _ => comm.recv(one, 0, 5),
         }),
     ];
-    let mut options = Options { deadline: Duration::from_millis(400), ..Options::default() };
+    let mut options = Options { deadline: DEADLINE, ..Options::default() };
     options.tuning.longest = 1 << 20;
     std::thread::scope(|scope| {
         for (name, call) in calls {
             scope.spawn(move || {
-                let took = on_ranks(2, "bandwidth=20MB/s", |t| {
+                let took = on_ranks(2, "bandwidth=5MB/s", |t| {
                     let comm = Communicator::new(Box::new(t), options).expect("a communicator");
                     let (mut one, mut all) = (vec![0u8; 20_000_000], vec![0u8; 40_000_000]);
                     let start = Instant::now();
                     call(&comm, &mut one, &mut all).unwrap_or_else(|error| panic!("{name}: {error}"));
                     start.elapsed()
                 });
-                assert!(took.iter().max() >= Some(&Duration::from_millis(990)), "{name}: {took:?}");
+                assert!(took.iter().max() >= Some(&Duration::from_millis(3990)), "{name}: {took:?}");
             });
         }
     });
@@ -152,7 +155,7 @@ fn a_peer_in_the_midst_of_a_long_message_is_not_silent() {
 fn who_is_in_a_long_transfer_with_another_is_not_silent() {
     type Calls = fn(&Communicator, &mut [u8], &mut [u8]) -> collectives::Result<()>;
     let calls: [(&str, usize, Calls); 4] = [
-        ("a message of others", 8_000_000, |comm, one, _| {
+        ("a message of others", 10_000_000, |comm, one, _| {
             match comm.rank() {
                 1 => comm.send(&one[..], 2, 5)?,
                 2 => comm.recv(one, 1, 5)?,
@@ -160,14 +163,14 @@ fn who_is_in_a_long_transfer_with_another_is_not_silent() {
             }
             comm.barrier()
         }),
-        ("scatter", 4_000_000, |comm, one, all| {
+        ("scatter", 2_000_000, |comm, one, all| {
             comm.scatter((comm.rank() == 1).then(|| (&all[..]).into()), one, 1)
         }),
-        ("gather", 4_000_000, |comm, one, all| {
+        ("gather", 2_000_000, |comm, one, all| {
             comm.gather(&one[..], (comm.rank() == 1).then(|| all.into()), 1)?;
             comm.barrier()
         }),
-        ("calls of two groups", 8_000_000, |comm, one, _| {
+        ("calls of two groups", 10_000_000, |comm, one, _| {
             let pair = comm.split(Some((comm.rank() / 2) as u32), 0)?.expect("all have a colour");
             if comm.rank() / 2 == 1 {
                 pair.broadcast(one, 1)?;
@@ -175,13 +178,13 @@ fn who_is_in_a_long_transfer_with_another_is_not_silent() {
             comm.barrier()
         }),
     ];
-    let mut options = Options { deadline: Duration::from_millis(400), ..Options::default() };
+    let mut options = Options { deadline: DEADLINE, ..Options::default() };
     options.tuning.longest = 1 << 19;
     const RANKS: usize = 6;
     std::thread::scope(|scope| {
         for (name, len, call) in calls {
             scope.spawn(move || {
-                on_ranks(RANKS, "bandwidth=10MB/s", |t| {
+                on_ranks(RANKS, "bandwidth=2.5MB/s", |t| {
                     let comm = Communicator::new(Box::new(t), options).expect("a communicator");
                     let (mut one, mut all) = (vec![0u8; len], vec![0u8; len * RANKS]);
                     call(&comm, &mut one, &mut all).unwrap_or_else(|error| panic!("{name}: {error}"));
