@@ -154,3 +154,65 @@ pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::tests::train;
+    use zero::{AdamW, Config};
+
+    fn check(flags: &str) -> Numbers {
+        Numbers::check(&train(flags)).unwrap_or_else(|e| panic!("{flags}: {e}"))
+    }
+
+    /// As `--help` has them.
+    const RATE: Rate = Rate { peak: 1e-3, floor: 1e-4, warmup: 100, steps: 1000, shape: Shape::Cosine };
+    const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+
+    #[test]
+    fn each_flag_of_the_optimizer_reaches_its_setting_and_no_other() {
+        // The trainer's own defaults are no flags': none may stand in for what was not passed on.
+        let usual = Config { adamw: ADAMW, clip: Some(1.0), ..check("").zero };
+        let clip = |clip| Config { clip, ..usual.clone() };
+        let adamw = |adamw| Config { adamw, ..usual.clone() };
+        for (flags, expected) in [
+            ("", usual.clone()),
+            ("--beta1 0.8", adamw(AdamW { beta1: 0.8, ..ADAMW })),
+            ("--beta1 0", adamw(AdamW { beta1: 0.0, ..ADAMW })),
+            ("--beta2 0.95", adamw(AdamW { beta2: 0.95, ..ADAMW })),
+            ("--eps 1e-5", adamw(AdamW { eps: 1e-5, ..ADAMW })),
+            ("--weight-decay 0.02", adamw(AdamW { weight_decay: 0.02, ..ADAMW })),
+            ("--weight-decay 0", adamw(AdamW { weight_decay: 0.0, ..ADAMW })),
+            ("--clip 0.25", clip(Some(0.25))),
+            ("--clip 3", clip(Some(3.0))),
+            ("--clip 0", clip(None)),
+        ] {
+            assert_eq!(check(flags).zero, expected, "{flags}");
+            assert_eq!(check(flags).rate, RATE, "{flags}");
+        }
+    }
+
+    #[test]
+    fn each_flag_of_the_schedule_reaches_its_part_of_the_rate_and_no_other() {
+        for (flags, expected) in [
+            ("", RATE),
+            // The floor comes along where nobody asked for one.
+            ("--lr 2e-2", Rate { peak: 2e-2, floor: 2e-3, ..RATE }),
+            ("--lr 0", Rate { peak: 0.0, floor: 0.0, ..RATE }),
+            ("--min-lr 3e-5", Rate { floor: 3e-5, ..RATE }),
+            ("--min-lr 0", Rate { floor: 0.0, ..RATE }),
+            ("--warmup 7", Rate { warmup: 7, ..RATE }),
+            ("--warmup 0", Rate { warmup: 0, ..RATE }),
+            ("--schedule cosine", RATE),
+            ("--schedule linear", Rate { shape: Shape::Linear, ..RATE }),
+            ("--schedule linear --min-lr 3e-5", Rate { shape: Shape::Linear, floor: 3e-5, ..RATE }),
+            ("--schedule constant", Rate { shape: Shape::Constant, floor: 1e-3, ..RATE }),
+            // A tenth of the steps, where that is less.
+            ("--steps 58", Rate { steps: 58, warmup: 5, ..RATE }),
+            ("--steps 5000", Rate { steps: 5000, ..RATE }),
+        ] {
+            assert_eq!(check(flags).rate, expected, "{flags}");
+            assert_eq!(check(flags).zero, check("").zero, "{flags}");
+        }
+    }
+}
