@@ -12,6 +12,7 @@ mod inputs;
 mod limits;
 mod models;
 mod progress;
+mod rates;
 mod saving;
 mod stopping;
 mod training;
