@@ -449,22 +449,4 @@ fn usage<T>(text: String) -> Result<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_of_text_are_held_once_by_ranks_of_one_start_and_by_each_of_others() {
-        let home = tempfile::tempdir().unwrap();
-        let file = home.path().join("t.txt");
-        std::fs::write(&file, "many ranks ".repeat(1000)).unwrap();
-        let text = Input::Text { files: vec![file], left_out: None };
-        let feed = Feed::open(text, None, 256, Share::of(None)).unwrap();
-        let (own, started) =
-            (tokens_in_memory(&feed, 3, None), tokens_in_memory(&feed, 3, Some(&Identity::alone())));
-        assert!((11_000..12_100).contains(&own) && started == 3 * own, "{own} {started}");
-        assert_eq!(tokens_in_memory(&Feed::random(1, 256, 11_000), 3, None), 0);
-        // They are worth a word where they count.
-        assert!(machine::text_advice(own, 2 * own).contains("'caravan tokenize'"));
-        assert_eq!(machine::text_advice(own, 20 * own), "");
-    }
-}
+pub mod tests;
