@@ -343,11 +343,12 @@ fn emulation() -> Result<Option<Vec<Card>>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::plan::{MicroBatch, ModelChoice};
 
-    fn gpus(n: usize) -> Gpus {
+    /// So many of Hopper's.
+    pub fn gpus(n: usize) -> Gpus {
         let each = vec![Card { name: "H200".into(), memory: 1 << 37, shared: 227 << 10 }; n];
         Gpus { each, share: false, attention: Attention::Auto, hopper: true, identity: None }
     }

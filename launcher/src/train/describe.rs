@@ -190,3 +190,115 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "versions": versions(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Attention;
+    use crate::device::{Device, tests::gpus};
+    use crate::plan::tests::plan;
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    /// What ranks would be told to differ in.
+    fn differences(one: &TrainPlan, other: &TrainPlan) -> Vec<&'static str> {
+        let (one, other) = (signature(one), signature(other));
+        assert_eq!(one.len(), other.len());
+        one.iter().zip(&other).filter(|(one, other)| one != other).map(|((name, _), _)| *name).collect()
+    }
+
+    /// Each differs by itself in one value, so that none may be left out of what is compared.
+    #[test]
+    fn ranks_compare_every_flag_that_has_to_be_the_same() {
+        let home = tempfile::tempdir().unwrap();
+        let path = |name: &str| home.path().join(name).display().to_string();
+        for (name, line) in [("a.txt", "many ranks\n"), ("b.txt", "other ranks\n")] {
+            fs::write(path(name), line.repeat(100).split_at(1000).0).unwrap();
+        }
+        for (name, range) in [("a.json", 0.02), ("b.json", 0.5)] {
+            let shape = json!({
+                "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+                "intermediate_size": 176, "vocab_size": 256, "initializer_range": range,
+            });
+            fs::write(path(name), shape.to_string()).unwrap();
+        }
+        let [a_text, b_text, a_model, b_model] = ["a.txt", "b.txt", "a.json", "b.json"].map(path);
+        let plan_of = |flags: &str| {
+            let usual = [
+                format!("--data {a_text}"),
+                "--model nano".into(),
+                "--seq 8".into(),
+                "--micro-batch 2".into(),
+                "--steps 4".into(),
+                "--transport threads".into(),
+            ];
+            let given: Vec<&str> = flags.split_whitespace().collect();
+            let others = usual.iter().filter(|flag| !given.contains(&flag.split_once(' ').unwrap().0));
+            plan(&others.fold(flags.to_owned(), |flags, flag| format!("{flags} {flag}")))
+        };
+        let mut compared = BTreeSet::new();
+        let mut check = |what: &str, one: &TrainPlan, other: &TrainPlan, expected: &[&'static str]| {
+            assert_eq!(differences(one, other), expected, "{what}");
+            compared.extend(expected);
+        };
+        for (beside, flags, expected) in [
+            ("", "--model baby", &["--model"][..]),
+            ("", &format!("--data {b_text}"), &["--data"]),
+            ("", "--val-fraction 0.3", &["--data"]),
+            ("--data random", "--tokenizer bytes", &["--tokenizer"]),
+            ("", "--stage 2", &["--stage"]),
+            ("", "--dtype f32", &["--dtype", "--matmul-precision"]),
+            ("--dtype f32", "--matmul-precision high", &["--matmul-precision"]),
+            ("", "--steps 5", &["--steps"]),
+            ("", "--micro-batch 3", &["--micro-batch"]),
+            ("", "--accumulate 2", &["--accumulate"]),
+            ("", "--recompute full", &["--recompute"]),
+            ("", "--seq 7", &["--seq"]),
+            ("--min-lr 1e-5", "--lr 2e-3", &["--lr"]),
+            ("", "--min-lr 2e-5", &["--min-lr"]),
+            ("", "--warmup 2", &["--warmup"]),
+            ("", "--schedule linear", &["--schedule"]),
+            ("", "--weight-decay 0", &["--weight-decay"]),
+            ("", "--beta1 0.8", &["--beta1"]),
+            ("", "--beta2 0.8", &["--beta2"]),
+            ("", "--eps 1e-7", &["--eps"]),
+            ("", "--clip 0", &["--clip"]),
+            ("", "--seed 7", &["--seed"]),
+            ("--val-fraction 0.1", "--order sequential", &["--order"]),
+            ("", "--eval-every 2", &["--eval-every"]),
+            ("--eval-every 2", "--eval-tokens 50", &["--eval-tokens"]),
+            ("", &format!("--metrics {}", path("m.jsonl")), &["--metrics"]),
+            ("", &format!("--save {}", path("saved")), &["--save"]),
+            ("", "--prefetch off", &["--prefetch"]),
+            ("", "--progress thread", &["--progress"]),
+            ("", "--bucket-size 1M", &["--bucket-size"]),
+            ("", "--sample 5", &["--sample"]),
+            // How a rank computes and what it shows is its own affair.
+            ("", "--threads 2 --call-timeout 7 --color never", &[]),
+        ] {
+            check(flags, &plan_of(beside), &plan_of(&format!("{beside} {flags}")), expected);
+        }
+        let of_model = |model: &str| plan_of(&format!("--model {model}"));
+        check("weights", &of_model(&a_model), &of_model(&b_model), &["weights of --model"]);
+
+        // These need a GPU to be asked for.
+        let on = |device: Device| TrainPlan { device, ..plan_of("") };
+        let gpu = |attention| {
+            let mut gpu = gpus(1);
+            gpu.attention = attention;
+            gpu
+        };
+        let (mma, wgmma) = (on(Device::Cuda(gpu(Attention::Mma))), on(Device::Cuda(gpu(Attention::Wgmma))));
+        check("device", &plan_of(""), &mma, &["--device", "--attention"]);
+        check("emulation", &mma, &on(Device::Emulated(gpu(Attention::Mma))), &["--device"]);
+        check("attention", &mma, &wgmma, &["--attention"]);
+        let mut offloaded = plan_of("");
+        offloaded.zero.placement = Placement::Offloaded;
+        check("offload", &plan_of(""), &offloaded, &["--offload"]);
+        check("graphs", &plan_of(""), &TrainPlan { cuda_graphs: true, ..plan_of("") }, &["--cuda-graphs"]);
+
+        // What one program has is the same in all plans of it.
+        compared.extend(["command", "version"]);
+        assert_eq!(compared, signature(&plan_of("")).iter().map(|(name, _)| *name).collect());
+    }
+}
