@@ -115,6 +115,33 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device;
+    use crate::plan::tests::plan;
+    use crate::tokenizer::Tokenizer;
+    use zero::Ledger;
+
+    #[test]
+    fn a_token_is_drawn_from_what_follows_the_last_of_as_many_as_a_sequence_has() {
+        let plan = plan(
+            "--model nano --data random --tokenizer bytes --dtype f32 --seq 8 --micro-batch 1 --steps 1 --ranks 1 \
+             --transport threads --sample 40",
+        );
+        let comm = Communicator::threads(1).remove(0);
+        let mut trainer = device::trainer::<f32>(&plan, comm, Ledger::default()).unwrap();
+        let sample = generate(&mut trainer, &plan, &mut Progress::Quiet).unwrap().expect("a sample");
+        // By hand, in sequences that are always whole: what stands behind a token says nothing of what follows it.
+        let (mut tokens, mut random) = (vec![u32::from(b'\n')], Random(plan.seed));
+        let mut logits = vec![0.0; 256];
+        for _ in 0..40 {
+            let mut row = tokens[tokens.len().saturating_sub(8)..].to_vec();
+            let last = row.len() - 1;
+            row.resize(8, 0);
+            let batch = Batch { tokens: &row, targets: &[0; 8], rows: 1, length: 8 };
+            trainer.logits(&batch, last, &mut logits).unwrap();
+            tokens.push(choose(&logits, random.uniform()));
+        }
+        assert_eq!((sample.text, sample.tokens), (Tokenizer::Bytes.decode(&tokens[1..]), 40));
+    }
 
     #[test]
     fn ranks_stop_together_when_rank_0_has_sampled_for_long() {
