@@ -383,6 +383,13 @@ fn an_evaluation_takes_every_token_that_has_one_before_it() {
             assert_eq!(eval(&format!("--data some.txt {flags}"))["loss"], one["loss"], "{count} {flags}");
         }
     }
+    // To people it is told with fewer digits.
+    let one = eval("--data some.txt");
+    let (loss, perplexity) = (one["loss"].as_f64().unwrap(), one["perplexity"].as_f64().unwrap());
+    assert!((perplexity / std::f64::consts::E.powf(loss) - 1.0).abs() < 1e-12, "{one}");
+    let told = bench.run("eval --model m --seq 64 --data some.txt").success().stdout;
+    let words = format!("loss {loss:.6} (perplexity {perplexity:.4}) on 1 tokens in 1 windows of 1, f32");
+    assert!(told.starts_with(&words), "'{words}' is not in {told}");
     // The mean of both parts, by hand.
     bench.file("first.txt", &text[..961]);
     bench.file("last.txt", &text[960..1000]);
