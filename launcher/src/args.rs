@@ -328,9 +328,10 @@ pub struct TokenizeArgs {
 #[command(after_help = "Examples:
   caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --device cuda --model 32m --data corpus.bin
   caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
-  caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch
+  caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch --qos short --mem 64G
 
-The script starts one process a rank with srun; a rank that fails ends the job. With --transport mpi, srun gets what \
+Whatever else sbatch takes is given to sbatch itself. The script starts one process a rank with srun; a rank that fails ends \
+the job, and one that saves is not requeued. With --transport mpi, srun gets what \
 the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, --mpi=cray_shasta for Cray's.")]
 pub struct SbatchArgs {
     /// Nodes of the job.
@@ -353,7 +354,8 @@ pub struct SbatchArgs {
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
     /// How many seconds before the job's time is up its training is asked to stop and to save, up to 65535; with train
-    /// --save. Else Slurm asks it when its time is up, and kills it soon after (KillWait, usually 30 s).
+    /// --save. Slurm looks about once a minute, and shows a job that was stopped as failed, with 143. Without this it asks when
+    /// the time is up, and kills soon after (KillWait, usually 30 s).
     #[arg(long, value_name = "SECONDS")]
     pub stop_before: Option<u16>,
     /// The partition.

@@ -121,6 +121,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         // To the ranks, and not to the shell of the script.
         option("signal", &format!("TERM@{seconds}"));
     }
+    if inner.saves {
+        // A job that begins anew would in the end replace what it has saved before by what it has learnt since.
+        text.push_str("#SBATCH --no-requeue\n");
+    }
     // All of the script's environment, also where the job itself took none of the submitter's; and ranks that have come to
     // their end leave rank 0 the time that it needs to write, whatever WaitTime the site has.
     let mut srun: Vec<String> =
@@ -285,6 +289,7 @@ pub mod tests {
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --time=1:00:00",
             "#SBATCH --signal=TERM@300",
+            "#SBATCH --no-requeue",
             "srun --export=ALL --kill-on-bad-exit=1 --wait=0 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
              llama-3.2-1b --data 'it'\\''s.bin' --save m",
         ] {
@@ -314,6 +319,7 @@ pub mod tests {
         for transport in ["mpi", "shm+mpi"] {
             let text =
                 of(&format!("caravan sbatch --nodes 2 -- bench all_reduce --transport {transport}")).unwrap();
+            assert!(!text.contains("requeue"), "it saves nothing: {text}");
             assert!(
                 text.contains(&format!("srun --export=ALL --kill-on-bad-exit=1 --wait=0 --mpi={plugin} ")),
                 "{text}"

@@ -438,7 +438,7 @@ fn unknown_ucx_transports_are_explained() {
 }
 
 #[test]
-fn queues_in_shared_memory_that_do_not_fit_are_refused() {
+fn queues_and_segments_that_do_not_fit_are_refused() {
     if !available() {
         return;
     }
@@ -447,6 +447,15 @@ fn queues_in_shared_memory_that_do_not_fit_are_refused() {
         let all = text(output);
         assert!(
             !output.status.success() && all.contains("rank 1") && all.contains("POSIX_FIFO_ELEM_SIZE=256"),
+            "{all}"
+        );
+    }
+    // Over TCP what is longer than the other expects would be written past its end.
+    let sizes = |rank| [None, Some(("UCX_TCP_RX_SEG_SIZE", "32K"))][rank];
+    for output in &finish(start_with("suite", 2, "tcp", sizes)) {
+        let all = text(output);
+        assert!(
+            !output.status.success() && all.contains("rank 1") && all.contains("RX_SEG_SIZE=32K"),
             "{all}"
         );
     }

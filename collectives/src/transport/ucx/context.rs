@@ -79,6 +79,12 @@ impl Context {
         Ok(Arc::new(Context { ucp, handle, library, rank }))
     }
 
+    /// Of UCX, major and minor.
+    pub(super) fn version(&self) -> (u32, u32) {
+        let (major, minor, _) = self.ucp.version();
+        (major, minor)
+    }
+
     /// UCX's refusal of `call`.
     pub(super) fn error(&self, call: &'static str, status: ucs_status_t) -> Error {
         self.error_text(call, self.ucp.status(status))

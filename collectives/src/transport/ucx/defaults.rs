@@ -10,6 +10,10 @@ const ELEMENTS: [&str; 4] = [
     "UCX_MM_FIFO_ELEM_SIZE",
 ];
 const ELEMENT: &CStr = c"640";
+/// By these users say how long the pieces are in which UCX sends over TCP, and what it receives them into; and what we say.
+const SEGMENTS: [&str; 2] = ["UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"];
+const SENT: &CStr = c"136K";
+const RECEIVED: &CStr = c"264K";
 
 /// What to set, as [`ucp_config_modify`](ucx_sys::Ucp::ucp_config_modify) takes it, on a processor whose kernel copies
 /// [fast](crate::simd::copies_fast) or not. `variable` looks up the environment.
@@ -18,11 +22,9 @@ pub(super) fn ours(
     fast: bool,
     variable: impl Fn(&str) -> Option<String>,
 ) -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
-    // Later versions move messages over TCP in another way, and know these options by other names.
-    let tcp = version < (1, 17) && tcp_is_opened(variable("UCX_TLS"), variable("UCX_NET_DEVICES"));
+    let tcp = tcp_is_ours(version, &variable);
     // UCX refuses TCP where the longest that is sent is longer than the longest that is received.
-    let segments =
-        tcp && ["UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"].iter().all(|name| variable(name).is_none());
+    let segments = tcp && SEGMENTS.iter().all(|name| variable(name).is_none());
     let fetches = fast && cma_is_opened(variable("UCX_TLS"));
     let elements =
         memory_is_opened(variable("UCX_TLS")) && ELEMENTS.iter().all(|name| variable(name).is_none());
@@ -45,8 +47,8 @@ pub(super) fn ours(
         // Where the loss of a peer is to be reported, UCX moves large messages over TCP as a row of short ones, each a
         // system call at both ends. Longer ones than 8K and 64K make that faster than what it does without reports; a
         // power of two fits with its header.
-        (segments, "UCX_TCP_TX_SEG_SIZE", c"TX_SEG_SIZE", c"136K"),
-        (segments, "UCX_TCP_RX_SEG_SIZE", c"RX_SEG_SIZE", c"264K"),
+        (segments, "UCX_TCP_TX_SEG_SIZE", c"TX_SEG_SIZE", SENT),
+        (segments, "UCX_TCP_RX_SEG_SIZE", c"RX_SEG_SIZE", RECEIVED),
         // The kernel lets a connection have megabytes under way. On the loopback device they go through two processors,
         // overtake each other, and are taken for lost. With this a stream of 64 KiB takes 11 us each in every run instead
         // of 11 to 31, exchanges of 16 MiB three quarters of the time; of 1 MiB, 1.03 to 1.08 times. 192K and more help less.
@@ -60,10 +62,32 @@ pub(super) fn ours(
 /// How long elements are of the queues in shared memory to which this rank sends, in the user's words or ours; none where it
 /// opens no shared memory. A sender goes by its own length, and UCX does not look whether the receiver has another.
 pub(super) fn elements(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
-    let set = ELEMENTS.iter().filter_map(|name| variable(name).map(|value| format!("{name}={value}")));
-    let said = set.collect::<Vec<_>>().join(" ");
     let ours = || format!("UCX_MM_FIFO_ELEM_SIZE={}", ELEMENT.to_string_lossy());
-    memory_is_opened(variable("UCX_TLS")).then(|| if said.is_empty() { ours() } else { said })
+    memory_is_opened(variable("UCX_TLS")).then(|| said(&ELEMENTS, &variable).unwrap_or_else(ours))
+}
+
+/// The same of the pieces in which this rank sends over TCP, and of what it receives them into; none where TCP is not opened.
+pub(super) fn segments(version: (u32, u32), variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let ours = || match tcp_is_ours(version, &variable) {
+        true => {
+            let [sent, received] = [SENT, RECEIVED].map(CStr::to_string_lossy);
+            format!("{}={sent} {}={received}", SEGMENTS[0], SEGMENTS[1])
+        }
+        false => "lengths of UCX's own".into(),
+    };
+    is_among(variable("UCX_TLS"), &["tcp"]).then(|| said(&SEGMENTS, &variable).unwrap_or_else(ours))
+}
+
+/// What the user has set of `names`, if anything.
+fn said(names: &[&str], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let set = names.iter().filter_map(|name| variable(name).map(|value| format!("{name}={value}")));
+    Some(set.collect::<Vec<_>>().join(" ")).filter(|said| !said.is_empty())
+}
+
+/// Whether our defaults for TCP hold. Later versions move messages over TCP in another way, and know these options by other
+/// names.
+fn tcp_is_ours(version: (u32, u32), variable: impl Fn(&str) -> Option<String>) -> bool {
+    version < (1, 17) && tcp_is_opened(variable("UCX_TLS"), variable("UCX_NET_DEVICES"))
 }
 
 /// Whether UCX opens TCP, so that it does not warn of options that nothing has taken. Where it might not, it should be
@@ -176,6 +200,22 @@ mod tests {
         assert_eq!(set((1, 16), false, &own), [ALIVE[1]]);
         let own = [("UCX_TLS", "tcp"), ("UCX_TCP_TX_SEG_SIZE", "64K"), ("UCX_NET_DEVICES", "lo")];
         assert_eq!(set((1, 16), false, &own), [&ALIVE[..], &["SNDBUF"]].concat());
+    }
+
+    #[test]
+    fn by_which_segments_a_rank_sends_is_said() {
+        let said = |version, set: &[(&str, &str)]| segments((1, version), of(set));
+        let ours = said(16, &[]).unwrap();
+        assert_eq!(ours, "UCX_TCP_TX_SEG_SIZE=136K UCX_TCP_RX_SEG_SIZE=264K");
+        assert_eq!(said(16, &[("UCX_TLS", "posix,cma")]), None);
+        assert_eq!(
+            said(16, &[("UCX_TLS", "tcp"), ("UCX_TCP_RX_SEG_SIZE", "32K")]).unwrap(),
+            "UCX_TCP_RX_SEG_SIZE=32K"
+        );
+        // TCP is opened there, too, and with other segments.
+        for others in [said(17, &[]), said(16, &[("UCX_NET_DEVICES", "^docker0")])] {
+            assert_eq!(others.unwrap(), "lengths of UCX's own");
+        }
     }
 
     #[test]

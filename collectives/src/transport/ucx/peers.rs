@@ -1,6 +1,6 @@
 //! What a rank knows of its peers: where they and their workers are.
 
-use super::defaults::elements;
+use super::defaults::{elements, segments};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::Home;
 
@@ -12,20 +12,25 @@ pub(super) struct Card {
     pub(super) network_only: bool,
     /// By which [length of elements](elements) it sends over shared memory; empty where it does not.
     pub(super) elements: String,
+    /// By which [lengths of segments](segments) it sends and receives over TCP; empty where it does not.
+    pub(super) segments: String,
     /// The worker's address.
     pub(super) address: Vec<u8>,
 }
 
-const VERSION: u8 = 4;
-/// Version, home, whether only the network is used, and how many bytes of `elements` follow.
-const FIXED: usize = 1 + Home::BYTES + 2;
+const VERSION: u8 = 5;
+/// Version, home, whether only the network is used, and how many bytes of `elements` and of `segments` follow.
+const FIXED: usize = 1 + Home::BYTES + 3;
 
 impl Card {
-    pub(super) fn of_this_process(address: Vec<u8>) -> Self {
+    /// With UCX of this version.
+    pub(super) fn of_this_process(version: (u32, u32), address: Vec<u8>) -> Self {
+        let variable = |name: &str| std::env::var(name).ok();
         Card {
             home: Home::of_this_process(),
-            network_only: network_only(std::env::var("UCX_TLS").ok().as_deref()),
-            elements: elements(|name| std::env::var(name).ok()).unwrap_or_default(),
+            network_only: network_only(variable("UCX_TLS").as_deref()),
+            elements: elements(variable).unwrap_or_default(),
+            segments: segments(version, variable).unwrap_or_default(),
             address,
         }
     }
@@ -33,9 +38,10 @@ impl Card {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend(self.home.to_bytes());
-        let elements = &self.elements.as_bytes()[..self.elements.len().min(u8::MAX.into())];
-        out.extend([self.network_only as u8, elements.len() as u8]);
-        out.extend(elements);
+        let said =
+            [&self.elements, &self.segments].map(|said| &said.as_bytes()[..said.len().min(u8::MAX.into())]);
+        out.extend([self.network_only as u8, said[0].len() as u8, said[1].len() as u8]);
+        out.extend(said.concat());
         out.extend(&self.address);
         out
     }
@@ -51,20 +57,24 @@ impl Card {
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (&[VERSION, ref home @ .., network_only, long], rest) = bytes.split_first_chunk::<FIXED>()?
+        let (&[VERSION, ref home @ .., network_only, elements, segments], rest) =
+            bytes.split_first_chunk::<FIXED>()?
         else {
             return None;
         };
-        let (elements, address) = rest.split_at_checked(long.into())?;
+        let (elements, rest) = rest.split_at_checked(elements.into())?;
+        let (segments, address) = rest.split_at_checked(segments.into())?;
         (!address.is_empty()).then(|| Card {
             home: Home::from_bytes(*home),
             network_only: network_only != 0,
             elements: String::from_utf8_lossy(elements).into_owned(),
+            segments: String::from_utf8_lossy(segments).into_owned(),
             address: address.to_vec(),
         })
     }
 
-    /// Fails where this card's rank and that of `other` have queues in shared memory of unlike elements.
+    /// Fails where this card's rank and that of `other` have queues in shared memory of unlike elements, or would send each
+    /// other unlike segments.
     pub(super) fn fits(&self, rank: usize, other: &Card, peer: usize) -> Result<()> {
         let both = !self.elements.is_empty() && !other.elements.is_empty();
         if self.home.host == other.home.host && both && self.elements != other.elements {
@@ -72,6 +82,15 @@ impl Card {
             return Err(Error::Launch(format!(
                 "rank {rank} sends over UCX's shared memory with {mine}, rank {peer} of the same host with {theirs}, and UCX \
                  would mix up their messages; set these variables alike for all ranks, or for none"
+            )));
+        }
+        // UCX tells nobody of them: what is longer than expected is written past the end of what it is received into.
+        let both = !self.segments.is_empty() && !other.segments.is_empty();
+        if both && self.segments != other.segments {
+            let (mine, theirs) = (&self.segments, &other.segments);
+            return Err(Error::Launch(format!(
+                "rank {rank} sends over UCX's TCP with {mine}, rank {peer} with {theirs}, and UCX does not make them fit; set \
+                 UCX_TCP_TX_SEG_SIZE and UCX_TCP_RX_SEG_SIZE alike for all ranks"
             )));
         }
         Ok(())
@@ -94,7 +113,7 @@ mod tests {
 
     #[test]
     fn cards_survive_the_wire() {
-        let card = Card::of_this_process(vec![1, 2, 3]);
+        let card = Card::of_this_process((1, 13), vec![1, 2, 3]);
         assert_eq!(Card::from_bytes(0, &card.to_bytes()).unwrap(), card);
         for bad in [&[][..], &[VERSION; FIXED], &[VERSION; FIXED + VERSION as usize], &[9; 40]] {
             let text = Card::from_bytes(3, bad).unwrap_err().to_string();
@@ -104,7 +123,7 @@ mod tests {
 
     #[test]
     fn queues_of_one_host_are_alike() {
-        let card = Card::of_this_process(vec![1]);
+        let card = Card::of_this_process((1, 13), vec![1]);
         let with = |elements: &str| Card { elements: elements.into(), ..card.clone() };
         let (ours, other) = (with("UCX_MM_FIFO_ELEM_SIZE=640"), with("UCX_MM_FIFO_ELEM_SIZE=128"));
         ours.fits(0, &ours, 1).unwrap();
@@ -113,6 +132,18 @@ mod tests {
         ours.fits(0, &Card { home: elsewhere, ..other.clone() }, 1).unwrap();
         let text = ours.fits(0, &other, 1).unwrap_err().to_string();
         assert!(text.contains("SIZE=640, rank 1") && text.contains("SIZE=128"), "{text}");
+    }
+
+    #[test]
+    fn segments_of_all_hosts_are_alike() {
+        let card = Card::of_this_process((1, 13), vec![1]);
+        let elsewhere = Home { host: card.home.host ^ 1, ..card.home };
+        let with = |segments: &str| Card { segments: segments.into(), home: elsewhere, ..card.clone() };
+        let ours = Card { segments: "RX=264K".into(), ..card.clone() };
+        ours.fits(0, &with("RX=264K"), 1).unwrap();
+        ours.fits(0, &with(""), 1).unwrap();
+        let text = ours.fits(0, &with("RX=32K"), 1).unwrap_err().to_string();
+        assert!(text.contains("RX=264K, rank 1") && text.contains("RX=32K"), "{text}");
     }
 
     #[test]

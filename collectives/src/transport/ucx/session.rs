@@ -125,7 +125,7 @@ impl State {
     ) -> Result<Hold> {
         let context = Context::open(rank, size)?;
         let worker = Worker::create(&context)?;
-        let mine = Card::of_this_process(worker.address()?);
+        let mine = Card::of_this_process(context.version(), worker.address()?);
         let all = exchange(mine.to_bytes())?;
         if all.len() != size {
             return Err(Error::Launch(format!(
