@@ -62,14 +62,12 @@ fn main() -> ExitCode {
             }
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 let _ = unreadable.print();
-                never_came(code as u8);
+                never_came(code as u8, "it was given no command");
             }
             _ => {
-                out::note(format_args!(
-                    "caravan: {} (--help shows the flags)",
-                    failure::sentence(&unreadable)
-                ));
-                never_came(code as u8);
+                let why = failure::sentence(&unreadable);
+                out::note(format_args!("caravan: {why} (--help shows the flags)"));
+                never_came(code as u8, &why);
             }
         }
         std::process::exit(code)
@@ -102,7 +100,7 @@ fn main() -> ExitCode {
 
 /// A rank that fails before there are ranks: the others may wait for it, whatever it was to do if its command is mistyped. Of
 /// commands that run none nobody waits for anything, and other programs of the job go on.
-fn never_came(code: u8) {
+fn never_came(code: u8, why: &str) {
     let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
     let runs_ranks = match words.next().as_deref() {
         None | Some("doctor" | "tokenize" | "sbatch" | "help") => false,
@@ -110,7 +108,7 @@ fn never_came(code: u8) {
         Some(_) => true,
     };
     if runs_ranks && let Ok(Some(identity)) = Identity::from_env() {
-        ranks::end_job(&identity, code);
+        ranks::absent(&identity, code, why);
     }
 }
 

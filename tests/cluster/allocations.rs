@@ -326,6 +326,14 @@ fn refusals(slurm: &Slurm<'_>) {
     let full = format!("{line} --metrics /dev/full");
     mixed(&full, &full, &["rank 0: cannot write metrics"]);
     mixed(&full, &line, &["different arguments", "'--metrics given'", "'--metrics not given'"]);
+    // Also where srun does not end the others: the rank itself tells them.
+    let lost = format!("{CARAVAN} train --data nowhere.txt");
+    for (who, ranks) in [(1, [&line, &lost]), (0, [&lost, &line])] {
+        slurm.bench.file("ranks.conf", format!("0 {}\n1 {}\n", ranks[0], ranks[1]));
+        let outcome = slurm.run("srun -N 1 -n 2 --multi-prog ranks.conf");
+        let told = format!("rank {who}: --data nowhere.txt");
+        assert!(outcome.code == Some(2) && outcome.stderr.contains(&told), "{outcome:?}");
+    }
 }
 
 /// Ranks of two nodes meet at the first node's address.

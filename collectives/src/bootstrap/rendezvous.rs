@@ -52,20 +52,8 @@ impl Rendezvous {
         let job = identity.job_name();
         let token = identity.token.clone().unwrap_or_default();
         let secret = secret(identity);
-        let place = match &identity.rendezvous {
-            Some(address) => Place::Tcp(address.clone()),
-            None if identity.local_size.is_some_and(|local| local < world) => {
-                return Err(Error::Launch(format!(
-                    "the host of rank {rank} has {} of the {world} ranks and nothing says where rank 0 is; set \
-                     CARAVAN_RENDEZVOUS=host:port, with the host of rank 0 and a free port, for all ranks",
-                    identity.local_size.unwrap_or(1)
-                )));
-            }
-            None => Place::Unix(socket_name(&job, "world")),
-        };
-        let ranks: Vec<usize> = (0..world).collect();
-        let me = Member { ranks: &ranks, index: rank, world, token: &secret, job: &job };
-        let star = Star::meet(&place, &me, options.timeout, board.as_deref(), None)?;
+        let place = meeting_place(identity, &job)?;
+        let star = meet_world((identity, &job), &secret, &place, options, board.as_deref())?;
         let (key, name) = (hosts::host_key(), hosts::host_name());
         let mut joined = Rendezvous {
             star,
@@ -94,6 +82,18 @@ impl Rendezvous {
             joined.barrier()?;
         }
         Ok(joined)
+    }
+
+    /// Meets the other ranks only to tell them why this one takes no part, so that they do not wait for it.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn decline(identity: &Identity, options: &Options, why: &str) -> Result<()> {
+        let (job, board) = (identity.job_name(), board(identity)?);
+        let place = meeting_place(identity, &job)?;
+        let star = meet_world((identity, &job), &secret(identity), &place, options, board.as_deref())?;
+        star.decline(format!("rank {}: {why}", identity.rank), options.timeout, board.as_deref());
+        Ok(())
     }
 
     /// The ranks of one node only, of which `identity` is one: for what they share, once it is known who they are and
@@ -238,6 +238,33 @@ impl Hosts {
             ))),
         }
     }
+}
+
+/// Where all ranks of the `job` meet.
+fn meeting_place(identity: &Identity, job: &str) -> Result<Place> {
+    let Identity { rank, world, .. } = *identity;
+    match &identity.rendezvous {
+        Some(address) => Ok(Place::Tcp(address.clone())),
+        None if identity.local_size.is_some_and(|local| local < world) => Err(Error::Launch(format!(
+            "the host of rank {rank} has {} of the {world} ranks and nothing says where rank 0 is; set \
+             CARAVAN_RENDEZVOUS=host:port, with the host of rank 0 and a free port, for all ranks",
+            identity.local_size.unwrap_or(1)
+        ))),
+        None => Ok(Place::Unix(socket_name(job, "world"))),
+    }
+}
+
+/// All ranks of the `job`.
+fn meet_world(
+    (identity, job): (&Identity, &str),
+    secret: &str,
+    place: &Place,
+    options: &Options,
+    board: Option<&Board>,
+) -> Result<Star> {
+    let ranks: Vec<usize> = (0..identity.world).collect();
+    let me = Member { ranks: &ranks, index: identity.rank, world: identity.world, token: secret, job };
+    Star::meet(place, &me, options.timeout, board, None)
 }
 
 /// The ranks of one node, of which `rank` of a job of `world` is one, by a name for the job that all of them have, and with

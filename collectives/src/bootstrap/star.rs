@@ -100,6 +100,24 @@ impl Star {
         Ok(blobs)
     }
 
+    /// In place of an exchange: all others learn why there is none.
+    pub fn decline(&self, why: String, timeout: Duration, board: Option<&super::Board>) {
+        let wait = self.wait(timeout, board);
+        if self.index > 0 {
+            self.tell(Error::Launch(why));
+            // What comes then is what all are told.
+            let _ = wire::read(&self.links[0], &wait);
+            return;
+        }
+        // What they send is taken first: a network would take back what they have not read from who closes over that.
+        let mut arriving: Vec<Partial> = self.links.iter().map(|_| Partial::default()).collect();
+        let _ = self.collect(&wait, "exchange", timeout, |i, link| {
+            let frame = arriving[i].advance(link, wire::LONGEST_FRAME).map_err(Trouble::Gone)?;
+            Ok(frame.map(drop))
+        });
+        self.tell(Error::Launch(why));
+    }
+
     /// All members' descriptors, by index; every member gives equally many. Only over Unix sockets.
     pub fn exchange_fds(
         &self,

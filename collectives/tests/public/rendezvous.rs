@@ -74,6 +74,37 @@ fn missing_ranks_are_named_to_all() {
     assert!(alone.contains("CARAVAN_RENDEZVOUS=host:port of rank 0"), "{alone}");
 }
 
+#[test]
+fn why_a_rank_takes_no_part_is_told_to_all() {
+    let test = this_test!();
+    if is_rank(test) {
+        let me = identity();
+        if std::env::var_os("DECLINES").is_some() {
+            let declined = Rendezvous::decline(&me, &Options::default(), "it has no data");
+            assert!(declined.is_ok(), "{declined:?}");
+            exit(0);
+        }
+        meet(Duration::from_secs(60));
+    }
+    for who in [0, 2] {
+        let run = format!("{}-{who}", std::process::id());
+        let of = |rank| match rank == who {
+            true => vec![("CARAVAN_JOB", run.as_str()), ("DECLINES", "1")],
+            false => vec![("CARAVAN_JOB", run.as_str())],
+        };
+        let ranks: Vec<Child> = (0..3).map(|rank| start(test, rank, 3, &of(rank))).collect();
+        for (rank, child) in ranks.into_iter().enumerate() {
+            match rank == who {
+                true => succeeds(child),
+                false => {
+                    let said = text(child);
+                    assert!(said.contains(&format!("rank {who}: it has no data")), "{said}");
+                }
+            }
+        }
+    }
+}
+
 /// Or else the others would wait for it in the first call that they make.
 #[test]
 fn a_rank_that_cannot_map_the_memory_of_another_fails_all() {
