@@ -241,9 +241,10 @@ pub struct TrainArgs {
     /// Write one JSON object a line: the run, each step and evaluation, the summary.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Write the trained model as a Hugging Face directory. It has no state of the optimizer: a run that starts from it
-    /// begins its schedule and its order of data anew, best with another --seed. By SIGTERM or SIGUSR1 the run stops between
-    /// two steps and saves, but under Open MPI's mpirun by SIGUSR1 only; Ctrl-C ends it at once.
+    /// Write the trained model as a Hugging Face directory, once, at the end: nothing is kept of a run that is killed before. It
+    /// has no state of the optimizer: a run that starts from it begins its schedule and its order of data anew, best with
+    /// another --seed. By SIGTERM or SIGUSR1 the run stops between two steps and saves, but under Open MPI's mpirun by SIGUSR1
+    /// only; Ctrl-C ends it at once.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// At stage 3, gather the next unit's parameters while this one computes [default: on]. The bits are the same either way.

@@ -143,7 +143,7 @@ impl Mover {
 pub enum DeviceKind {
     /// The processor.
     Cpu,
-    /// NVIDIA GPUs, one for each rank.
+    /// NVIDIA GPUs, one for each rank unless they share some (--share-gpus).
     Cuda,
 }
 
