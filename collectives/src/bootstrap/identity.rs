@@ -271,7 +271,7 @@ impl Environment<'_> {
         if let Some(slurm) = self.slurm()?
             && (slurm.rank, slurm.world) == (me.rank, me.world)
         {
-            if self.text(hosts::OF_HYDRA).is_none() {
+            if self.text(hosts::OF_HYDRA).is_none() || self.above(Launcher::Pmi) == Some(Launcher::Slurm) {
                 return Ok(Some(slurm));
             }
             me.rendezvous = slurm.rendezvous;

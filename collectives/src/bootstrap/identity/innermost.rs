@@ -55,11 +55,13 @@ impl Environment<'_> {
         if self.text(rank).is_none() && self.text(world).is_none() {
             return Ok(false);
         }
-        // What Slurm left that makes no sense contradicts nobody.
+        let nearest = self.nearest(launcher);
+        // What Slurm left that makes no sense contradicts nobody. The shell of a batch job is no step; what it has come by where
+        // the job was submitted is of no process in it.
         if !matches!(self.step(), Ok(Some(_))) {
-            return Ok(true);
+            return Ok(nearest != Some(Launcher::Slurm));
         }
-        match self.nearest(launcher) {
+        match nearest {
             Some(nearest) => Ok(nearest == launcher),
             None => self.agreed(launcher),
         }
@@ -76,6 +78,11 @@ impl Environment<'_> {
         if launcher == Launcher::Pmi && self.is_managed() {
             return Some(launcher);
         }
+        self.above(launcher)
+    }
+
+    /// The same by the names of the processes above this one.
+    pub(super) fn above(&self, launcher: Launcher) -> Option<Launcher> {
         let of = |name: &String| [Launcher::Slurm, launcher].into_iter().find(|one| one.has(name));
         (self.evidence.above)().iter().find_map(of)
     }
@@ -146,6 +153,47 @@ mod tests {
         let hydra =
             [("PMI_RANK", "5"), ("PMI_SIZE", "7"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "1")];
         assert_eq!(found(&hydra, false, &["slurmstepd"]).unwrap().launcher, Launcher::Slurm);
+    }
+
+    /// The manager is srun's own, and what Hydra says of a host is of a shell that it has started.
+    #[test]
+    fn what_hydra_left_behind_says_nothing_of_the_hosts_of_a_step() {
+        let pmi2 = [
+            ("PMI_RANK", "5"),
+            ("PMI_SIZE", "7"),
+            ("PMI_FD", "9"),
+            ("MPI_LOCALRANKID", "0"),
+            ("MPI_LOCALNRANKS", "1"),
+        ];
+        let local = |above: &[&str]| {
+            let me = found(&pmi2, true, above).unwrap();
+            (me.launcher, me.local_rank, me.local_size)
+        };
+        let slurm = found(&[], false, &[]).unwrap();
+        assert_ne!(slurm.local_size, Some(1));
+        let of_slurm = (Launcher::Slurm, slurm.local_rank, slurm.local_size);
+        assert_eq!(local(&["bash", "slurmstepd", "hydra_pmi_proxy"]), of_slurm);
+        // One proxy a rank, of each of which srun knows as much.
+        assert_eq!(local(&["hydra_pmi_proxy", "slurmstepd"]), (Launcher::Pmi, Some(0), Some(1)));
+    }
+
+    #[test]
+    fn what_was_left_behind_where_a_batch_job_was_submitted_is_not_believed() {
+        let batch = [("SLURM_JOB_ID", "77"), ("SLURM_NTASKS", "2")];
+        for left in [&OMPI[..], &PMI] {
+            let lookup = |name: &str| {
+                [&batch[..], left].concat().iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string())
+            };
+            let who = |above: &[&str]| {
+                let above = || above.iter().map(|name| name.to_string()).collect();
+                let evidence = Evidence { manager: &|_| false, above: &above };
+                Identity::found(&Environment { lookup: &lookup, evidence }).unwrap().map(|me| me.rank)
+            };
+            assert_eq!(who(&["slurm_script", "slurmstepd", "systemd"]), None);
+            assert_eq!(who(&["mpirun", "slurm_script", "slurmstepd"]), Some(0));
+            // A container may hide what is above.
+            assert_eq!(who(&["init"]), Some(0));
+        }
     }
 
     #[test]
