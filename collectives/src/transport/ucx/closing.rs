@@ -131,7 +131,7 @@ impl UcxTransport {
             // Only those who could otherwise take the end of this process for a loss.
             self.tell_peers(Word::Farewell, "", |state, peer| {
                 let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
-                watches || !state.endpoints[peer].is_null()
+                watches || state.is_met(peer)
             });
         }
         if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
@@ -174,7 +174,7 @@ impl State {
     }
 
     /// Nothing moves UCX from now on. The others are told before, who may wait for this rank in other groups.
-    fn stay_away(&mut self) {
+    pub(super) fn stay_away(&mut self) {
         let why = Error::last_word(self.cause.as_ref());
         for peer in 0..self.cards.len() {
             if peer != self.rank && !self.is_gone(peer) {
@@ -195,9 +195,14 @@ impl State {
         self.wait(&mut until, |this| settled(&this.worker));
     }
 
+    /// Whether there is a connection to `peer` or from it: one that has spoken to this rank may wait for its end.
+    fn is_met(&self, peer: usize) -> bool {
+        !self.endpoints[peer].is_null() || self.spoke[peer]
+    }
+
     /// Whether `peer` neither sends anything more nor waits for anything of this rank.
     fn is_done_with(&mut self, peer: usize) -> bool {
-        peer == self.rank || self.endpoints[peer].is_null() || self.settled[peer] || self.is_gone(peer)
+        peer == self.rank || !self.is_met(peer) || self.settled[peer] || self.is_gone(peer)
     }
 
     /// Ends the worker, after the last group. Afterwards nothing of UCX moves any more.

@@ -26,8 +26,12 @@ impl State {
             return Ok(());
         }
         let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(round, within));
-        // Peers are not to be waited for at the end of a rank that failed here.
-        self.failed |= met.is_err();
+        if let Err(why) = &met {
+            // Peers are not to be waited for at the end of a rank that failed here. They hear why, or else they would take it
+            // for what went wrong.
+            (self.failed, self.cause) = (true, Some(why.clone()));
+            self.stay_away();
+        }
         met
     }
 
@@ -44,6 +48,9 @@ impl State {
             let Some(missing) = others().find(|&peer| self.greetings[peer] < round) else {
                 return Ok(());
             };
+            if let Some(&first) = self.absent.keys().next() {
+                return Err(self.stranger(first, within));
+            }
             let now = Instant::now();
             if moved {
                 awake = now + IDLE;
@@ -77,5 +84,49 @@ impl State {
         }
         let how = format!("{}, while ranks were connecting", self.what_became_of(peer));
         Error::PeerLost { rank, peer, how }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::session::State;
+    use super::super::{Start, UcxTransport};
+    use crate::error::Error;
+    use std::sync::{Barrier, Mutex};
+    use std::time::Duration;
+
+    /// Rank 2 tells where it is and connects to nobody, and rank 1 has less patience than rank 0.
+    #[test]
+    fn who_cannot_connect_tells_those_who_wait_for_others() {
+        if let Err(why) = ucx_sys::Ucp::load() {
+            return harness::skip(&why);
+        }
+        let (cards, all_there, over) = (Mutex::new(vec![Vec::new(); 3]), Barrier::new(3), Barrier::new(3));
+        let exchange = |rank: usize, card: Vec<u8>| {
+            cards.lock().unwrap()[rank] = card;
+            all_there.wait();
+            Ok(cards.lock().unwrap().clone())
+        };
+        let connect = |rank: usize, within| {
+            let start = Start { within, ..Start::default() };
+            let met = UcxTransport::connect(rank, 3, &start, &mut |card| exchange(rank, card));
+            over.wait();
+            met.map(drop).unwrap_err()
+        };
+        let (first, second) = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut silent = State::open(2, 3, Duration::ZERO, &mut |card| exchange(2, card)).unwrap();
+                over.wait();
+                silent.turn().unwrap().failed = true;
+            });
+            let second = scope.spawn(|| connect(1, Duration::from_millis(300)));
+            (connect(0, Duration::from_secs(60)), second.join().unwrap())
+        });
+        assert!(matches!(second, Error::Timeout { peer: 2, .. }), "{second}");
+        let told = first.to_string();
+        assert!(
+            matches!(first, Error::PeerLost { peer: 1, .. }) && told.contains("no answer from rank 2"),
+            "{told}"
+        );
     }
 }

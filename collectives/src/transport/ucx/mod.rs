@@ -311,6 +311,8 @@ impl UcxTransport {
             (Kind::Recv { .. }, _) => ("ucp_tag_recv_nbx", "from"),
             (Kind::Send, _) => ("ucp_tag_send_nbx", "to"),
         };
+        // Of this failure, also where it is told otherwise: no later one is to be told with it.
+        let said = log::said();
         // A loss that explains the failure is the better message, and may become known a moment later.
         let until = Instant::now() + HEARSAY;
         while Instant::now() < until {
@@ -324,7 +326,7 @@ impl UcxTransport {
         }
         let context = self.session.context();
         let mut text = context.ucp.status(done.status);
-        if let Some(said) = log::said() {
+        if let Some(said) = said {
             text = format!("{text}, {said}");
         }
         let (bytes, peer) = (done.bytes, self.members.ranks[done.peer]);

@@ -88,6 +88,8 @@ pub(super) struct State {
     questions: Questions,
     /// Peers that send nothing more and need nothing more of this rank.
     pub(super) settled: Vec<bool>,
+    /// Peers that have said anything, and so are connected to this rank.
+    pub(super) spoke: Vec<bool>,
     /// Peers to whom this rank has said that it leaves.
     pub(super) parting: Vec<bool>,
     /// The numbers of this rank's groups, and how many there can be.
@@ -146,6 +148,7 @@ impl State {
             absent: BTreeMap::new(),
             questions: Questions::default(),
             settled: vec![false; size],
+            spoke: vec![false; size],
             parting: vec![false; size],
             cards,
             numbers: vec![true],
@@ -280,6 +283,7 @@ impl State {
         if from >= self.cards.len() {
             return;
         }
+        self.spoke[from] = true;
         match word {
             Word::Leaving => {
                 // What it sent before has come, because messages between two ranks keep their order.
