@@ -77,3 +77,21 @@ fn what_ucx_logs_is_no_result() {
 fn over_threads() {
     every_operation("threads");
 }
+
+/// More than connect to each other at the start: two connect with their first message, and part knowing of each other by what
+/// they have said.
+#[test]
+fn over_ucx_between_ranks_that_mostly_never_speak() {
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    if !bench.offers("ucx") {
+        return;
+    }
+    for (operation, tls) in [("broadcast", "all"), ("gather", "tcp,self")] {
+        let mut command =
+            bench.command(&format!("bench {operation} -b 64K -e 64K -n 2 -w 1 --ranks 66 --transport ucx"));
+        command.env("UCX_TLS", tls).env("UCX_WARN_UNUSED_ENV_VARS", "n");
+        let outcome = bench.outcome(&mut command).success();
+        assert!(outcome.stdout.contains("# Out of bounds values : 0 OK"), "{operation}: {}", outcome.stdout);
+    }
+    bench.nothing_left();
+}
