@@ -7,15 +7,20 @@ use std::process::Command;
 
 const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
 
-/// Runs shell commands with a disk of this size at `disk`, in a mount name space that goes with the process. None,
-/// and a skip, where that cannot be.
+/// Runs shell commands with a disk of this size at `disk`.
 fn with_disk(bench: &Bench, size: &str, run: &str) -> Option<Outcome> {
+    with_mount(bench, &format!("-t tmpfs -o size={size} none"), run)
+}
+
+/// Runs shell commands with what is so mounted at `disk`, in a mount name space that goes with the process. None, and a skip,
+/// where that cannot be.
+fn with_mount(bench: &Bench, what: &str, run: &str) -> Option<Outcome> {
     if !is_root() {
         skip("mounting a small disk needs root");
         return None;
     }
-    fs::create_dir(bench.path("disk")).unwrap();
-    let run = format!("mount -t tmpfs -o size={size} none disk || exit 77; {run}");
+    fs::create_dir_all(bench.path("disk")).unwrap();
+    let run = format!("mount {what} disk || exit 77; {run}");
     let mut command = Command::new("unshare");
     command.args(["--mount", "bash", "-c", &run]);
     bench.prepare(&mut command);
@@ -244,4 +249,33 @@ fn standard_output_that_goes_to_a_file_keeps_what_is_there() {
             && measured.trim_end().ends_with('}')
             && measured.len() > trained.len()
     );
+}
+
+/// A container's file system lets no directory be moved that is part of its image. An empty one gives way.
+#[test]
+fn a_model_of_an_image_is_refused_before_training_and_an_empty_directory_is_filled() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let train = "train --model nano --data text.txt --steps 2 --micro-batch 1 --sample 0 --val-fraction 0 --quiet --ranks 1";
+    bench.run(&format!("{train} --save image/model")).success();
+    for dir in ["image/empty", "changes", "work"] {
+        fs::create_dir_all(bench.path(dir)).unwrap();
+    }
+    let overlay = "-t overlay -o lowerdir=image,upperdir=changes,workdir=work,redirect_dir=off overlay";
+    let save = |to: &str| {
+        with_mount(
+            &bench,
+            overlay,
+            &format!("{CARAVAN} {train} --save disk/{to}; c=$?; ls disk/{to}; exit $c"),
+        )
+    };
+    let Some(filled) = save("empty") else { return };
+    assert_eq!(filled.success().stdout, "config.json\nmodel.safetensors\n");
+    let refused =
+        save("model").expect("it was mounted before").refusal(2, &["disk/model", "part of the image"]);
+    assert_eq!(refused.stdout, "config.json\nmodel.safetensors\n");
+    let changed = fs::read_dir(bench.path("changes")).unwrap().count();
+    assert_eq!(changed, 1, "nothing lies beside what was empty");
+    save("new").expect("it was mounted before").success();
+    bench.nothing_left();
 }

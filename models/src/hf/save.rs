@@ -8,7 +8,7 @@
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
 use super::remarks::Remarks;
-use super::staging::Staging;
+use super::staging::{Staging, is_movable};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::unfinished::is_mount_point;
@@ -359,7 +359,12 @@ fn check_replaceable(target: &Path, parent: &Path) -> Result<()> {
     // What it had is removed once it is replaced.
     rustix::fs::access(target, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| {
         Error::format(target, format!("this user may not remove what is in it ({e}): name another directory"))
-    })
+    })?;
+    if !is_movable(target) {
+        let text = "is part of the image that this container was made of, and cannot be replaced: name a new directory";
+        return Err(Error::format(target, text));
+    }
+    Ok(())
 }
 
 /// Whether it is the name of one of several files of weights.

@@ -158,7 +158,8 @@ fn replace(path: &Path, target: &Path, exchange: impl Fn(&Path, &Path) -> std::i
     if !target.exists() {
         return fs::rename(path, target).map_err(refused);
     }
-    if exchange(path, target).is_ok() {
+    // What is empty gives way by itself, also where it cannot be moved (see `is_movable`).
+    if exchange(path, target).is_ok() || fs::rename(path, target).is_ok() {
         return Ok(());
     }
     // For a moment no model has the name: both lie under names that nobody cleans up by then, whoever is killed.
@@ -181,6 +182,25 @@ fn replace(path: &Path, target: &Path, exchange: impl Fn(&Path, &Path) -> std::i
     // The new one has its place, whatever becomes of the old.
     let _ = fs::rename(&old, path).or_else(|_| fs::remove_dir_all(&old));
     Ok(())
+}
+
+/// Whether the file system lets the directory `target` be moved: overlayfs, on which containers lie, does not where it is part
+/// of an image.
+pub(super) fn is_movable(target: &Path) -> bool {
+    let Ok((path, lock)) = unfinished::directory(target) else { return true };
+    let full = Dir { path, _lock: lock };
+    if fs::create_dir(full.path.join("full")).is_err() {
+        return true;
+    }
+    // Nothing takes the place of a directory that is not empty: whoever would let it go refuses for that.
+    match fs::rename(target, &full.path) {
+        Err(e) => e.kind() != ErrorKind::CrossesDevices,
+        Ok(()) => {
+            let _ = fs::rename(&full.path, target);
+            std::mem::forget(full);
+            true
+        }
+    }
 }
 
 /// Gives a directory the first name of this kind beside `target` that is free.
