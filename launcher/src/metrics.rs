@@ -2,12 +2,15 @@
 
 use crate::failure::{Failure, Result};
 use crate::files;
+use crate::out;
 use crate::progress::Progress;
+use crate::train::stop;
 use rustix::io::Errno;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A file of JSON lines that is complete after every call.
 pub struct Metrics {
@@ -15,7 +18,16 @@ pub struct Metrics {
     path: PathBuf,
     /// Bytes of whole lines; None where the file has more than these.
     whole: Option<u64>,
+    /// What a pipe or a terminal has not taken yet, whose reader may pause, for which other ranks do not wait.
+    held: Vec<u8>,
 }
+
+/// The most that is held.
+const MOST_HELD: usize = 64 << 20;
+/// What a pipe takes at once if it takes anything.
+const PAGE: usize = 4096;
+/// How long a run that is asked to end waits for a reader.
+const LAST: Duration = Duration::from_secs(1);
 
 impl Metrics {
     /// Starts the file anew, unless it is standard output or standard error.
@@ -31,22 +43,49 @@ impl Metrics {
             }
             None => (File::create(path).map_err(refused)?, Some(0)),
         };
-        Ok(Metrics { file, path: path.to_owned(), whole })
+        Ok(Metrics { file, path: path.to_owned(), whole, held: Vec::new() })
     }
 
-    /// Appends one line in one write.
+    /// Appends one line in one write, if it is not longer than a page and has a reader.
     ///
     /// # Errors
     /// A full disk; then the file ends with the last whole line.
     pub fn line(&mut self, value: &Value) -> Result<()> {
-        let mut text = value.to_string();
-        text.push('\n');
-        match self.file.write_all(text.as_bytes()) {
+        let text = format!("{value}\n");
+        self.held.extend(text.as_bytes());
+        while self.held.len() > MOST_HELD || (!self.held.is_empty() && self.is_read(Duration::ZERO)) {
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    fn is_read(&self, within: Duration) -> bool {
+        self.is_kept() || out::is_taken(&self.file, within)
+    }
+
+    /// Whether it is a file with a place on a disk.
+    fn is_kept(&self) -> bool {
+        self.file.metadata().is_ok_and(|there| there.is_file())
+    }
+
+    /// Writes what is held, to a pipe as many of the lines as it takes at once, or one that is longer.
+    fn write(&mut self) -> Result<()> {
+        let (all, ends) = (self.held.len(), |&byte: &u8| byte == b'\n');
+        let most = match self.is_kept() {
+            true => all,
+            false => {
+                let within = self.held[..PAGE.min(all)].iter().rposition(ends);
+                within.or_else(|| self.held.iter().position(ends)).map_or(all, |end| end + 1)
+            }
+        };
+        match self.file.write_all(&self.held[..most]) {
             Ok(()) => {
-                self.whole = self.whole.map(|bytes| bytes + text.len() as u64);
+                self.held.drain(..most);
+                self.whole = self.whole.map(|bytes| bytes + most as u64);
                 Ok(())
             }
             Err(e) => {
+                self.held.clear();
                 // Pipes and devices cannot be cut; then the reader sees the broken pipe itself.
                 let cut = self.whole.is_some_and(|bytes| self.file.set_len(bytes).is_ok());
                 let rest = if cut { "" } else { " (its last line is incomplete)" };
@@ -55,11 +94,21 @@ impl Metrics {
         }
     }
 
-    /// Returns once the lines are on the disk, of which a file system in a network may say only then that it is full.
+    /// Returns once the lines are read, or on the disk, of which a file system in a network may say only then that it is full.
     ///
     /// # Errors
     /// What was written is not all there.
-    fn settle(&self) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
+        while !self.held.is_empty() {
+            if self.is_read(LAST) {
+                self.write()?;
+            } else if stop::asked().is_some() {
+                return Err(Failure::run(format!(
+                    "the last metrics for {} are missing: whoever reads them takes nothing",
+                    self.path.display()
+                )));
+            }
+        }
         match rustix::fs::fdatasync(&self.file) {
             // Pipes, terminals and devices keep nothing.
             Err(e) if ![Errno::INVAL, Errno::ROFS].contains(&e) => Err(Failure::run(format!(
@@ -108,7 +157,7 @@ impl Record {
         if let Some(e) = self.failure {
             return Err(Failure::Verdict(format!("{e}; the run went on without them")));
         }
-        let settled = self.metrics.map_or(Ok(()), |metrics| metrics.settle());
+        let settled = self.metrics.map_or(Ok(()), |mut metrics| metrics.settle());
         settled.map_err(|e| Failure::Verdict(e.to_string()))
     }
 }
@@ -136,7 +185,7 @@ mod tests {
     #[test]
     fn metrics_that_are_not_kept_are_no_success() {
         let end = |path: &str, file| {
-            let metrics = Metrics { file, path: path.into(), whole: None };
+            let metrics = Metrics { file, path: path.into(), whole: None, held: Vec::new() };
             Record { metrics: Some(metrics), failure: None }.end()
         };
         let (_, pipe) = std::io::pipe().unwrap();

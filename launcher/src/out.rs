@@ -5,6 +5,8 @@ use crate::failure::{Failure, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// Prints `text` as it is.
 ///
@@ -41,12 +43,21 @@ pub fn note(line: impl Display) {
 
 /// The same for a process that was asked to end, and does not wait for long for a reader that takes nothing.
 pub fn last_note(line: impl Display) {
-    let within = Timespec { tv_sec: 1, tv_nsec: 0 };
-    let stderr = std::io::stderr();
     // Whoever asks again does not wait either.
-    if matches!(poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], Some(&within)), Ok(1..)) {
+    if is_taken(&std::io::stderr(), Duration::from_secs(1)) {
         note(line);
     }
+}
+
+/// Whether standard error takes a line without waiting for a reader that pauses.
+pub fn is_taken_at_once() -> bool {
+    is_taken(&std::io::stderr(), Duration::ZERO)
+}
+
+/// Whether a pipe or a terminal takes something within this time, up to a page; files and what has no reader any more do.
+pub fn is_taken(stream: &impl AsFd, within: Duration) -> bool {
+    let within = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+    matches!(poll(&mut [PollFd::new(stream, PollFlags::OUT)], Some(&within)), Ok(1..))
 }
 
 /// A line without what a terminal would obey, which may come from names of files and what is in them.

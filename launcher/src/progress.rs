@@ -3,7 +3,10 @@
 use crate::args::Colour;
 use crate::human;
 use crate::out;
+use crate::train::stop;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -37,8 +40,14 @@ impl Tick {
     }
 }
 
-/// Shows progress on stderr.
-pub enum Progress {
+/// Shows progress on stderr. Whoever reads that may pause (Ctrl-S, `| less`), and other ranks do not wait for it: meanwhile what
+/// soon is out of date is left out, and lines that stay are held until it goes on.
+pub struct Progress {
+    form: Form,
+    held: RefCell<VecDeque<String>>,
+}
+
+enum Form {
     /// Nothing.
     Quiet,
     /// A bar of the run's steps that is redrawn.
@@ -52,78 +61,110 @@ pub enum Progress {
 impl Progress {
     /// For a run of `steps`.
     pub fn new(steps: usize, quiet: bool, colour: Colour) -> Self {
-        Self::shown(Progress::Bar, steps, quiet, colour)
+        Self::shown(Form::Bar, steps, quiet, colour)
     }
 
     /// For something by itself, of so many `rounds`.
     pub fn of_rounds(rounds: usize, quiet: bool, colour: Colour) -> Self {
-        Self::shown(Progress::Rounds, rounds, quiet, colour)
+        Self::shown(Form::Rounds, rounds, quiet, colour)
     }
 
-    fn shown(bar: impl FnOnce(ProgressBar) -> Self, length: usize, quiet: bool, colour: Colour) -> Self {
+    fn shown(bar: fn(ProgressBar) -> Form, length: usize, quiet: bool, colour: Colour) -> Self {
+        let of = |form| Progress { form, held: RefCell::default() };
         if quiet {
-            return Progress::Quiet;
+            return of(Form::Quiet);
         }
         let target = ProgressDrawTarget::stderr_with_hz(8);
         // Where no bar can be drawn: no terminal, or one that cannot move its cursor (TERM=dumb).
         if target.is_hidden() {
-            return Progress::Lines(Lines::new(length, Instant::now()));
+            return of(Form::Lines(Lines::new(length, Instant::now())));
         }
         // The bar has colours where all else has them, whatever its library finds.
         console::set_colors_enabled_stderr(coloured(colour, &std::io::stderr()));
         let style = ProgressStyle::with_template("{wide_bar:.cyan/blue} {pos}/{len}  {msg}  {eta} left");
         let drawn = ProgressBar::with_draw_target(Some(length as u64), target);
         drawn.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar(drawn)
+        of(bar(drawn))
     }
 
     /// One more step is done.
     pub fn tick(&mut self, tick: &Tick) {
-        match self {
-            Progress::Quiet => {}
-            Progress::Bar(bar) | Progress::Rounds(bar) => {
+        if !self.is_heard() {
+            return;
+        }
+        match &mut self.form {
+            Form::Quiet => {}
+            Form::Bar(bar) | Form::Rounds(bar) => {
                 bar.set_position(tick.step as u64);
                 bar.set_message(tick.text());
             }
-            Progress::Lines(lines) => note(lines.step(tick, Instant::now())),
+            Form::Lines(lines) => note(lines.step(tick, Instant::now())),
         }
     }
 
     /// So many rounds of an evaluation, or tokens of a sample, are done: where a bar's place is the run's, it is told in
     /// words.
     pub fn round(&mut self, what: &'static str, rounds: usize, of: usize) {
-        match self {
-            Progress::Quiet => {}
-            Progress::Bar(bar) => bar.set_message(format!("{what} {rounds}/{of}")),
-            Progress::Rounds(bar) => {
+        if !self.is_heard() {
+            return;
+        }
+        match &mut self.form {
+            Form::Quiet => {}
+            Form::Bar(bar) => bar.set_message(format!("{what} {rounds}/{of}")),
+            Form::Rounds(bar) => {
                 bar.set_position(rounds as u64);
                 bar.set_message(what);
             }
-            Progress::Lines(lines) => note(lines.round(what, rounds, of, Instant::now())),
+            Form::Lines(lines) => note(lines.round(what, rounds, of, Instant::now())),
         }
     }
 
     /// A line that stays, such as an evaluation.
     pub fn line(&self, text: &str) {
-        match self {
-            Progress::Quiet => {}
-            Progress::Bar(bar) | Progress::Rounds(bar) => bar.suspend(|| out::note(text)),
-            Progress::Lines(_) => out::note(text),
+        if !matches!(self.form, Form::Quiet) {
+            self.alarm(text);
         }
     }
 
     /// A line about what has gone wrong, which is shown where nothing else is, too.
     pub fn alarm(&self, text: &str) {
-        match self {
-            Progress::Quiet => out::note(text),
-            shown => shown.line(text),
+        self.held.borrow_mut().push_back(text.to_owned());
+        self.is_heard();
+    }
+
+    /// Whether what is shown now is taken at once; says what has waited for that.
+    fn is_heard(&self) -> bool {
+        let mut held = self.held.borrow_mut();
+        while out::is_taken_at_once() {
+            let Some(text) = held.pop_front() else { return true };
+            match &self.form {
+                Form::Bar(bar) | Form::Rounds(bar) => bar.suspend(|| out::note(text)),
+                Form::Quiet | Form::Lines(_) => out::note(text),
+            }
         }
+        false
     }
 
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
-        if let Progress::Bar(bar) | Progress::Rounds(bar) = self {
+        if let Form::Bar(bar) | Form::Rounds(bar) = &self.form {
+            if !self.is_heard() {
+                bar.set_draw_target(ProgressDrawTarget::hidden());
+            }
             bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Progress {
+    /// Nobody waits for this rank any more, but who has asked it to end.
+    fn drop(&mut self) {
+        self.finish();
+        for text in self.held.take() {
+            match stop::asked() {
+                None => out::note(text),
+                Some(_) => out::last_note(text),
+            }
         }
     }
 }

@@ -115,6 +115,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Colour;
     use crate::device;
     use crate::plan::tests::plan;
     use crate::tokenizer::Tokenizer;
@@ -128,7 +129,9 @@ mod tests {
         );
         let comm = Communicator::threads(1).remove(0);
         let mut trainer = device::trainer::<f32>(&plan, comm, Ledger::default()).unwrap();
-        let sample = generate(&mut trainer, &plan, &mut Progress::Quiet).unwrap().expect("a sample");
+        let sample = generate(&mut trainer, &plan, &mut Progress::of_rounds(1, true, Colour::Never))
+            .unwrap()
+            .expect("a sample");
         // By hand, in sequences that are always whole: what stands behind a token says nothing of what follows it.
         let (mut tokens, mut random) = (vec![u32::from(b'\n')], Random(plan.seed));
         let mut logits = vec![0.0; 256];

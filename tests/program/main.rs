@@ -11,6 +11,7 @@ mod idle;
 mod inputs;
 mod limits;
 mod models;
+mod pauses;
 mod progress;
 mod rates;
 mod saving;
