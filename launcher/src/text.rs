@@ -259,7 +259,7 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     /// What any machine can hold.
     const LITTLE: u64 = 1 << 30;
     if let Some(bytes) = path.metadata().ok().map(|m| m.len()).filter(|&bytes| bytes > LITTLE) {
-        check_room(path, bytes, Machine::probe().usable_memory())?;
+        check_room(path, bytes, false, Machine::probe().usable_memory())?;
     }
     let cannot = |e| Failure::usage(format!("cannot read --data {}: {e}", path.display()));
     let file = fs::File::open(path).map_err(cannot)?;
@@ -301,12 +301,27 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     }
 }
 
-/// Whether a text of so many bytes can be held.
-fn check_room(path: &Path, bytes: u64, have: u64) -> Result<()> {
-    match bytes < have {
+/// Whether each of these texts can be held beside its tokens.
+///
+/// # Errors
+/// The first that is too large.
+pub fn check_room_for_tokens(paths: &[PathBuf]) -> Result<()> {
+    let have = Machine::probe().usable_memory();
+    // That one cannot be read is told where it is.
+    let sizes = paths.iter().filter_map(|path| Some((path, path.metadata().ok()?.len())));
+    sizes.into_iter().try_for_each(|(path, bytes)| check_room(path, bytes, true, have))
+}
+
+/// Whether a text of so many bytes can be held, by itself or beside its tokens, which take about as much.
+fn check_room(path: &Path, bytes: u64, with_tokens: bool, have: u64) -> Result<()> {
+    let (needed, beside) = match with_tokens {
+        true => (2 * bytes, ", its tokens take about as much beside it,"),
+        false => (bytes, ""),
+    };
+    match needed < have {
         true => Ok(()),
         false => Err(Failure::usage(format!(
-            "--data {} has {} and this machine has {} of memory: split it into smaller files",
+            "--data {} has {}{beside} and this machine has {} of memory: split it into smaller files",
             path.display(),
             human::bytes(bytes),
             human::bytes(have)
@@ -443,10 +458,27 @@ mod tests {
 
     #[test]
     fn a_text_larger_than_memory_is_refused() {
-        let of = |bytes| check_room(Path::new("huge.txt"), bytes, 32 << 30);
-        of(31 << 30).unwrap();
-        let text = of(40 << 30).unwrap_err().to_string();
+        let of = |bytes, with| check_room(Path::new("huge.txt"), bytes, with, 32 << 30);
+        of(31 << 30, false).unwrap();
+        let text = of(40 << 30, false).unwrap_err().to_string();
         assert!(text.contains("huge.txt has 40.0 GiB") && text.contains("32.0 GiB of memory"), "{text}");
+        of(15 << 30, true).unwrap();
+        let text = of(20 << 30, true).unwrap_err().to_string();
+        assert!(
+            text.contains("huge.txt has 20.0 GiB, its tokens") && text.contains("32.0 GiB of memory"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_text_that_leaves_its_tokens_no_room_is_refused_before_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sparse, small) = (dir.path().join("sparse.txt"), dir.path().join("small.txt"));
+        fs::write(&small, "text").unwrap();
+        fs::File::create(&sparse).unwrap().set_len(Machine::probe().usable_memory() / 2).unwrap();
+        check_room_for_tokens(std::slice::from_ref(&small)).unwrap();
+        let text = check_room_for_tokens(&[small, sparse]).unwrap_err().to_string();
+        assert!(text.contains("sparse.txt"), "{text}");
     }
 
     #[test]

@@ -33,8 +33,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let inputs = data::list(&args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
     files::check_apart("--out", &args.out, &read)?;
-    if let Tokenizer::Bytes = tokenizer {
-        check_count(&inputs)?;
+    match &tokenizer {
+        Tokenizer::Bytes => check_count(&inputs)?,
+        Tokenizer::HuggingFace(_) => text::check_room_for_tokens(&inputs)?,
     }
     let width = TokenWidth::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(files::through_links(&args.out), width).map_err(Failure::usage)?;

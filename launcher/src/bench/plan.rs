@@ -284,7 +284,8 @@ impl Plan {
         ];
         if let Some((flag, _)) = at_end.into_iter().find(|(_, asked)| *asked) {
             return Err(Failure::usage(format!(
-                "-N 0 goes on until it is interrupted, and {flag} is for the end of a run: leave it away or give -N 1 or more"
+                "-N 0 goes on until it is interrupted, and {flag} is of all rows, of which there is no end: leave it away or \
+                 give -N 1 or more"
             )));
         }
         if args.ranks.quiet {
