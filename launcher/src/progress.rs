@@ -147,7 +147,9 @@ impl Progress {
 
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
-        if let Form::Bar(bar) | Form::Rounds(bar) = &self.form {
+        if let Form::Bar(bar) | Form::Rounds(bar) = &self.form
+            && !bar.is_finished()
+        {
             if !self.is_heard() {
                 bar.set_draw_target(ProgressDrawTarget::hidden());
             }
