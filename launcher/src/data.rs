@@ -1,18 +1,18 @@
 //! The tokens of a run: text files, token files or random tokens, and which of them are held out.
 
+mod made;
 mod room;
 
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
 use crate::text::{self, Reads};
-use crate::tokenizer::{Batch, Share, Tokenizer};
-use models::tokens::{Source, TokenFile, TokenWidth, Tokens, Windows};
-use room::Room;
-use rustix::io::FdFlags;
+use crate::tokenizer::{Share, Tokenizer};
+use made::mark;
+use models::tokens::{Source, TokenFile, Tokens, Windows};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{ErrorKind, Seek, Write};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
@@ -76,8 +76,15 @@ pub enum Input {
     },
     /// Token files.
     Tokens(Vec<PathBuf>),
-    /// What the parent of this rank made of text, and what it calls it.
-    Handed(String, String),
+    /// What the parent of this rank made of text.
+    Handed {
+        /// Where it lies.
+        path: String,
+        /// The [mark] of what made it.
+        by: String,
+        /// What the parent calls it.
+        about: String,
+    },
 }
 
 impl Input {
@@ -89,9 +96,11 @@ impl Input {
     pub fn find(paths: &[PathBuf], of_several: bool) -> Result<Self> {
         check_alone(paths)?;
         if let Ok(handed) = std::env::var(HANDED)
-            && let Some((descriptor, about)) = handed.split_once(' ')
+            && let Some((descriptor, rest)) = handed.split_once(' ')
+            && let Some((by, about)) = rest.split_once(' ')
         {
-            return Ok(Input::Handed(format!("/proc/self/fd/{descriptor}"), about.to_owned()));
+            let path = format!("/proc/self/fd/{descriptor}");
+            return Ok(Input::Handed { path, by: by.to_owned(), about: about.to_owned() });
         }
         if paths.is_empty() {
             let mut left_out = Vec::new();
@@ -158,8 +167,9 @@ pub struct Feed {
     about: Option<String>,
     /// What was read.
     files: Vec<PathBuf>,
-    /// Tokens that were made from text: ranks read these instead of making them again, of text that may have changed.
-    made: Option<File>,
+    /// Tokens that were made from text, and the [mark] of what made them: ranks read these instead of making them again, of
+    /// text that may have changed.
+    made: Option<(File, String)>,
 }
 
 impl Feed {
@@ -182,12 +192,18 @@ impl Feed {
                 (named(&files, "token file"), files, sources, None)
             }
             Input::Text { mut files, mut left_out } => {
-                let made = make(&mut files, &mut left_out, tokenizer, vocab, share)?;
+                let made = made::make(&mut files, &mut left_out, tokenizer, vocab, share)?;
                 let path = format!("/proc/self/fd/{}", made.as_raw_fd());
                 let about = named(&files, "text file") + &aside(&left_out.unwrap_or_default());
-                (about, files, vec![made_source(&path, tokenizer)?], Some(made))
+                (about, files, vec![made::source(&path, tokenizer)?], Some((made, mark(tokenizer))))
             }
-            Input::Handed(path, about) => (about, vec![], vec![made_source(&path, tokenizer)?], None),
+            Input::Handed { by, .. } if by != mark(tokenizer) => {
+                return Err(Failure::usage(format!(
+                    "tokenizer {} has changed since --data was made tokens by it: start again",
+                    tokenizer.name()
+                )));
+            }
+            Input::Handed { path, about, .. } => (about, vec![], vec![made::source(&path, tokenizer)?], None),
         };
         let tokens = Tokens::new(sources, vocab);
         if tokens.is_empty() {
@@ -237,7 +253,7 @@ impl Feed {
 
     /// Bytes of the tokens that this process keeps in memory, where its ranks find them: none of files, which are read.
     pub fn in_memory(&self) -> u64 {
-        self.made.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |made| made.len())
+        self.made.as_ref().and_then(|(file, _)| file.metadata().ok()).map_or(0, |made| made.len())
     }
 
     /// How many tokens are held out.
@@ -276,7 +292,7 @@ impl Feed {
     /// The environment variable by which ranks find the tokens that were made from text.
     pub fn handover(&self) -> Option<(&'static str, String)> {
         let about = self.about.as_deref().unwrap_or_default();
-        self.made.as_ref().map(|file| (HANDED, format!("{} {about}", file.as_raw_fd())))
+        self.made.as_ref().map(|(file, by)| (HANDED, format!("{} {by} {about}", file.as_raw_fd())))
     }
 
     /// A phrase such as `1.2M tokens of 34 text files, 0.12M of them held out`.
@@ -373,115 +389,4 @@ fn aside(left_out: &[PathBuf]) -> String {
             first.display()
         ),
     }
-}
-
-/// The tokens that [`make`] made.
-fn made_source(path: &str, tokenizer: &Tokenizer) -> Result<Source> {
-    let file = match tokenizer {
-        Tokenizer::Bytes => TokenFile::open_bytes(path),
-        Tokenizer::HuggingFace(_) => TokenFile::open(path),
-    };
-    file.map(Source::File).map_err(Failure::run)
-}
-
-/// Tokens of text in an anonymous file that child processes inherit. Files that are no text are a failure, or go from
-/// `files` to `left_out`.
-fn make(
-    files: &mut Vec<PathBuf>,
-    left_out: &mut Option<Vec<PathBuf>>,
-    tokenizer: &Tokenizer,
-    vocab: usize,
-    share: Share,
-) -> Result<File> {
-    let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
-    let text = sizes.iter().sum();
-    let mut room = Room { text, ranks: share.ranks as u64, have: share.memory };
-    // Tokens take about as much as their text, and the largest text is there beside them.
-    room.check(text + sizes.iter().max().unwrap_or(&0))?;
-    let refused = |e: std::io::Error| {
-        let limit = match e.kind() {
-            std::io::ErrorKind::FileTooLarge => {
-                ", by the limit of file sizes (ulimit -f), which can be raised"
-            }
-            _ => "",
-        };
-        Failure::run(format!("cannot keep tokens in memory: {e}{limit}"))
-    };
-    let fd = collectives::bootstrap::anonymous("caravan-tokens").map_err(|e| refused(e.into()))?;
-    rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(|e| refused(e.into()))?;
-    let mut file = File::from(fd);
-    let width = match tokenizer {
-        Tokenizer::Bytes => TokenWidth::U8,
-        Tokenizer::HuggingFace(_) => TokenWidth::U32,
-    };
-    file.write_all(&width.header_for(0).map_err(Failure::usage)?).map_err(refused)?;
-    let (mut read, mut count, mut checked) = (0, 0, 0);
-    let mut taken = Vec::with_capacity(files.len());
-    let mut batch = Batch::new(tokenizer, share);
-    // How many tokens there are with those of the next texts, which are those of the files `taken` that came next.
-    let mut keep = |file: &mut File, texts: Vec<Vec<u32>>, taken: &[PathBuf]| {
-        check_known(&texts, &taken[checked..], tokenizer, vocab)?;
-        checked += texts.len();
-        count += append(file, &texts).map_err(refused)?;
-        match count > i32::MAX as usize {
-            false => Ok(count),
-            true => Err(Failure::usage(
-                "--data has 2^31 tokens of text or more: 'caravan tokenize' makes token files of parts of it, all of which \
-                 --data then names",
-            )),
-        }
-    };
-    for path in files.drain(..) {
-        let text = match (text::read(&path, TAKES), &mut *left_out) {
-            (Err(_), Some(left_out)) => {
-                left_out.push(path);
-                continue;
-            }
-            (text, _) => text?,
-        };
-        taken.push(path);
-        // A pipe does not say how much comes.
-        read += text.len() as u64;
-        room.text = room.text.max(read);
-        let kept = match tokenizer {
-            Tokenizer::Bytes => {
-                file.write_all(text.as_bytes()).map_err(refused)?;
-                read
-            }
-            Tokenizer::HuggingFace(_) => {
-                let texts = batch.push(text)?;
-                // Short ones take more.
-                (keep(&mut file, texts, &taken)? * size_of::<u32>()) as u64
-            }
-        };
-        room.check(kept)?;
-    }
-    let count = keep(&mut file, batch.finish()?, &taken)?;
-    *files = taken;
-    let header = width.header_for(count).map_err(Failure::usage)?;
-    file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
-    Ok(file)
-}
-
-/// Whether the model knows the tokens of these texts, which were made of these files.
-fn check_known(texts: &[Vec<u32>], files: &[PathBuf], tokenizer: &Tokenizer, vocab: usize) -> Result<()> {
-    let unknown = |tokens: &Vec<u32>| tokens.iter().copied().find(|&token| token as usize >= vocab);
-    let first = texts.iter().zip(files).find_map(|(tokens, file)| Some((unknown(tokens)?, file)));
-    let Some((token, file)) = first else { return Ok(()) };
-    Err(Failure::usage(format!(
-        "--data {} has '{}', which tokenizer {} takes for its token {token}, and the model's vocabulary is {vocab}: text \
-         without it or a model of a larger vocabulary is needed",
-        file.display(),
-        tokenizer.spelling(token),
-        tokenizer.name()
-    )))
-}
-
-/// Writes the tokens of these texts; how many they are.
-fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
-    for part in texts.iter().flat_map(|tokens| tokens.chunks(1 << 16)) {
-        let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
-        file.write_all(&bytes)?;
-    }
-    Ok(texts.iter().map(Vec::len).sum())
 }

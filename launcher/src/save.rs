@@ -39,13 +39,13 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     }
     own.remarks.of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
     let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
-    let used = tokenizer.file()?;
-    let another = is_of_another(&plan.model, &own.files, used.as_ref());
+    let used = tokenizer.file();
+    let another = is_of_another(&plan.model, &own.files, used);
     let there = own.files.iter().any(|(name, _)| *name == TOKENIZER);
     if another || used.is_none() || !there {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
         if let Some(used) = used {
-            own.files.push((TOKENIZER, used));
+            own.files.push((TOKENIZER, used.to_vec()));
             for (name, path) in beside(tokenizer) {
                 own.files.push((name, content(&path)?));
             }
@@ -69,11 +69,11 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
 /// A file that cannot be read.
 pub fn names_others_tokens(model: &ModelChoice, tokenizer: &Tokenizer) -> Result<bool> {
     let companions = model.weights.as_ref().map(|weights| weights.companions().map_err(Failure::usage));
-    Ok(is_of_another(model, &companions.transpose()?.unwrap_or_default(), tokenizer.file()?.as_ref()))
+    Ok(is_of_another(model, &companions.transpose()?.unwrap_or_default(), tokenizer.file()))
 }
 
 /// The same of a model with these files beside its weights, and the tokenizer.json that is `used`.
-fn is_of_another(model: &ModelChoice, files: &[(&'static str, Vec<u8>)], used: Option<&Vec<u8>>) -> bool {
+fn is_of_another(model: &ModelChoice, files: &[(&'static str, Vec<u8>)], used: Option<&[u8]>) -> bool {
     let theirs = match model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
         // Beside a shape lies the tokenizer that its special tokens are of; of one that cannot be read nobody says that it is used.
         Some(beside) => is_there(&beside).then(|| content(&beside).unwrap_or_default()),
@@ -81,7 +81,7 @@ fn is_of_another(model: &ModelChoice, files: &[(&'static str, Vec<u8>)], used: O
     };
     // A model without a tokenizer.json may have had the same tokenizer in another form.
     match &theirs {
-        Some(_) => theirs.as_ref() != used,
+        Some(theirs) => Some(&theirs[..]) != used,
         None => used.is_none() && !model.remarks.of_bytes,
     }
 }

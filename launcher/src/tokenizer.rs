@@ -36,8 +36,9 @@ pub enum Tokenizer {
 /// A Hugging Face tokenizer.json.
 pub struct HuggingFace {
     inner: tokenizers::Tokenizer,
-    /// Where it came from.
+    /// Where it came from, and what was there: it may be another when ranks, or who saves a model, come to it.
     path: PathBuf,
+    content: Vec<u8>,
     /// The same, as reports show it.
     name: String,
     /// One more than its largest token.
@@ -57,8 +58,9 @@ impl HuggingFace {
         let refuse = |why: String| {
             Failure::usage(format!("tokenizer '{name}' is not a Hugging Face tokenizer.json: {why}"))
         };
-        let opened = guarded(|| tokenizers::Tokenizer::from_file(path)).map_err(refuse)?;
-        let mut inner = opened.map_err(|e| refuse(why_not(path, &e.to_string())))?;
+        let content = std::fs::read(path).map_err(|e| refuse(e.to_string()))?;
+        let opened = guarded(|| tokenizers::Tokenizer::from_bytes(&content)).map_err(refuse)?;
+        let mut inner = opened.map_err(|e| refuse(why_not(path, &content, &e.to_string())))?;
         let around = serde_json::to_value(inner.get_post_processor()).map_err(|e| refuse(e.to_string()))?;
         if let ModelWrapper::BPE(bpe) = inner.get_model()
             && let Some(dropout) = bpe.dropout.filter(|&dropout| dropout > 0.0)
@@ -95,7 +97,7 @@ impl HuggingFace {
         let pre_tokenizer = value(serde_json::to_value(inner.get_pre_tokenizer()))?;
         let local = local::is_local(&normalizer, &pre_tokenizer);
         let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
-        Ok(HuggingFace { inner, path: path.to_owned(), name, vocab, plain, around, local })
+        Ok(HuggingFace { inner, path: path.to_owned(), content, name, vocab, plain, around, local })
     }
 
     /// A text of any length.
@@ -172,25 +174,18 @@ impl Tokenizer {
     }
 
     /// The content of the tokenizer.json, for a saved model; None for bytes.
-    ///
-    /// # Errors
-    /// A file that cannot be read any more.
-    pub fn file(&self) -> Result<Option<Vec<u8>>> {
+    pub fn file(&self) -> Option<&[u8]> {
         match self {
-            Tokenizer::Bytes => Ok(None),
-            Tokenizer::HuggingFace(t) => std::fs::read(&t.path)
-                .map(Some)
-                .map_err(|e| Failure::run(format!("cannot read tokenizer {} again: {e}", t.name))),
+            Tokenizer::Bytes => None,
+            Tokenizer::HuggingFace(t) => Some(&t.content),
         }
     }
 
     /// What tells it from others, wherever their files lie.
     pub fn fingerprint(&self) -> String {
         match self.file() {
-            Ok(Some(text)) => format!("a file, digest {:016x}", collectives::digest(text)),
-            Ok(None) => self.name().to_owned(),
-            // Who saves it reads it again, and fails then.
-            Err(_) => "a file that cannot be read again".to_owned(),
+            Some(content) => format!("a file, digest {:016x}", collectives::digest(content.iter().copied())),
+            None => self.name().to_owned(),
         }
     }
 
@@ -312,11 +307,9 @@ impl<'t> Batch<'t> {
 }
 
 /// What there is instead of a tokenizer's description; of JSON without a model, the library only says where it gives up.
-fn why_not(path: &Path, said: &str) -> String {
-    let content: Option<Value> =
-        std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    match content {
-        Some(Value::Object(fields)) if !fields.contains_key("model") => {
+fn why_not(path: &Path, content: &[u8], said: &str) -> String {
+    match serde_json::from_slice(content) {
+        Ok(Value::Object(fields)) if !fields.contains_key("model") => {
             let beside = path.with_file_name("tokenizer.json");
             let meant =
                 (beside != path && beside.is_file()).then(|| format!(": {} may be meant", beside.display()));

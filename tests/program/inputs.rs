@@ -86,6 +86,26 @@ fn text_out_of_a_pipe_is_read_once_and_trains_as_that_of_a_file() {
     bench.nothing_left();
 }
 
+/// The process that starts ranks makes the tokens; another tokenizer would be saved with the model, and name them otherwise.
+#[test]
+fn a_tokenizer_that_changes_before_ranks_start_is_not_taken_for_the_one_that_made_their_tokens() {
+    let bench = bench();
+    let text = fs::read(bench.text("text.txt", 20_000)).unwrap();
+    word_tokenizer(&bench, 64);
+    word_tokenizer(&bench, 63);
+    fs::rename(bench.path("words-64.json"), bench.path("words.json")).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(bench.path("pipe")).status().unwrap().success());
+    let train = "train --model nano --steps 2 --micro-batch 1 --sample 0 --ranks 2 --tokenizer words.json --data pipe";
+    let run = bench.command(train).spawn().unwrap();
+    // Who opens the pipe to read it has the tokenizer already.
+    let mut pipe = fs::File::options().write(true).open(bench.path("pipe")).unwrap();
+    fs::rename(bench.path("words-63.json"), bench.path("words.json")).unwrap();
+    std::io::Write::write_all(&mut pipe, &text).unwrap();
+    drop(pipe);
+    bench.finish(run).refusal(2, &["words.json has changed since --data was made tokens"]);
+    bench.nothing_left();
+}
+
 /// All of them would read the same files for that before they meet, and each say the same.
 #[test]
 fn of_ranks_that_others_start_rank_0_finds_tokens_that_the_model_does_not_know() {

@@ -1,0 +1,128 @@
+//! Tokens that are made of text before ranks start, for all of them.
+
+use super::TAKES;
+use super::room::Room;
+use crate::failure::{Failure, Result};
+use crate::text;
+use crate::tokenizer::{Batch, Share, Tokenizer};
+use models::tokens::{Source, TokenFile, TokenWidth};
+use rustix::io::FdFlags;
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::path::PathBuf;
+
+/// What tells a tokenizer from others in one word.
+pub(super) fn mark(tokenizer: &Tokenizer) -> String {
+    format!("{:016x}", collectives::digest(tokenizer.fingerprint().bytes()))
+}
+
+/// The tokens that [`make`] made.
+pub(super) fn source(path: &str, tokenizer: &Tokenizer) -> Result<Source> {
+    let file = match tokenizer {
+        Tokenizer::Bytes => TokenFile::open_bytes(path),
+        Tokenizer::HuggingFace(_) => TokenFile::open(path),
+    };
+    file.map(Source::File).map_err(Failure::run)
+}
+
+/// Tokens of text in an anonymous file that child processes inherit. Files that are no text are a failure, or go from
+/// `files` to `left_out`.
+pub(super) fn make(
+    files: &mut Vec<PathBuf>,
+    left_out: &mut Option<Vec<PathBuf>>,
+    tokenizer: &Tokenizer,
+    vocab: usize,
+    share: Share,
+) -> Result<File> {
+    let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
+    let text = sizes.iter().sum();
+    let mut room = Room { text, ranks: share.ranks as u64, have: share.memory };
+    // Tokens take about as much as their text, and the largest text is there beside them.
+    room.check(text + sizes.iter().max().unwrap_or(&0))?;
+    let refused = |e: std::io::Error| {
+        let limit = match e.kind() {
+            std::io::ErrorKind::FileTooLarge => {
+                ", by the limit of file sizes (ulimit -f), which can be raised"
+            }
+            _ => "",
+        };
+        Failure::run(format!("cannot keep tokens in memory: {e}{limit}"))
+    };
+    let fd = collectives::bootstrap::anonymous("caravan-tokens").map_err(|e| refused(e.into()))?;
+    rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(|e| refused(e.into()))?;
+    let mut file = File::from(fd);
+    let width = match tokenizer {
+        Tokenizer::Bytes => TokenWidth::U8,
+        Tokenizer::HuggingFace(_) => TokenWidth::U32,
+    };
+    file.write_all(&width.header_for(0).map_err(Failure::usage)?).map_err(refused)?;
+    let (mut read, mut count, mut checked) = (0, 0, 0);
+    let mut taken = Vec::with_capacity(files.len());
+    let mut batch = Batch::new(tokenizer, share);
+    // How many tokens there are with those of the next texts, which are those of the files `taken` that came next.
+    let mut keep = |file: &mut File, texts: Vec<Vec<u32>>, taken: &[PathBuf]| {
+        check_known(&texts, &taken[checked..], tokenizer, vocab)?;
+        checked += texts.len();
+        count += append(file, &texts).map_err(refused)?;
+        match count > i32::MAX as usize {
+            false => Ok(count),
+            true => Err(Failure::usage(
+                "--data has 2^31 tokens of text or more: 'caravan tokenize' makes token files of parts of it, all of which \
+                 --data then names",
+            )),
+        }
+    };
+    for path in files.drain(..) {
+        let text = match (text::read(&path, TAKES), &mut *left_out) {
+            (Err(_), Some(left_out)) => {
+                left_out.push(path);
+                continue;
+            }
+            (text, _) => text?,
+        };
+        taken.push(path);
+        // A pipe does not say how much comes.
+        read += text.len() as u64;
+        room.text = room.text.max(read);
+        let kept = match tokenizer {
+            Tokenizer::Bytes => {
+                file.write_all(text.as_bytes()).map_err(refused)?;
+                read
+            }
+            Tokenizer::HuggingFace(_) => {
+                let texts = batch.push(text)?;
+                // Short ones take more.
+                (keep(&mut file, texts, &taken)? * size_of::<u32>()) as u64
+            }
+        };
+        room.check(kept)?;
+    }
+    let count = keep(&mut file, batch.finish()?, &taken)?;
+    *files = taken;
+    let header = width.header_for(count).map_err(Failure::usage)?;
+    file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
+    Ok(file)
+}
+
+/// Whether the model knows the tokens of these texts, which were made of these files.
+fn check_known(texts: &[Vec<u32>], files: &[PathBuf], tokenizer: &Tokenizer, vocab: usize) -> Result<()> {
+    let unknown = |tokens: &Vec<u32>| tokens.iter().copied().find(|&token| token as usize >= vocab);
+    let first = texts.iter().zip(files).find_map(|(tokens, file)| Some((unknown(tokens)?, file)));
+    let Some((token, file)) = first else { return Ok(()) };
+    Err(Failure::usage(format!(
+        "--data {} has '{}', which tokenizer {} takes for its token {token}, and the model's vocabulary is {vocab}: text \
+         without it or a model of a larger vocabulary is needed",
+        file.display(),
+        tokenizer.spelling(token),
+        tokenizer.name()
+    )))
+}
+
+/// Writes the tokens of these texts; how many they are.
+fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
+    for part in texts.iter().flat_map(|tokens| tokens.chunks(1 << 16)) {
+        let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
+        file.write_all(&bytes)?;
+    }
+    Ok(texts.iter().map(Vec::len).sum())
+}
