@@ -25,6 +25,7 @@ mod metrics;
 mod out;
 mod parallel;
 mod plan;
+mod printed;
 mod progress;
 mod ranks;
 mod rate;
@@ -75,13 +76,13 @@ fn main() -> ExitCode {
     if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl"))
         && let Err(failure) = gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref())
     {
-        return ranks::report(&failure);
+        return ranks::report(&failure, cli.command.ranks());
     }
     if cli.command.ranks().is_some()
         && let Ok(Some(identity)) = Identity::from_env()
         && let Err(failure) = limits::end_with(identity.launcher)
     {
-        return ranks::report(&failure);
+        return ranks::report(&failure, cli.command.ranks());
     }
     let done = match &cli.command {
         Command::Train(args) => train(args),
@@ -93,7 +94,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if cli.command.ranks().is_some() => ranks::report(&failure),
+        Err(failure) if cli.command.ranks().is_some() => ranks::report(&failure, cli.command.ranks()),
         Err(failure) => failure.report(),
     }
 }
@@ -108,7 +109,7 @@ fn never_came(code: u8, why: &str) {
         Some(_) => true,
     };
     if runs_ranks && let Ok(Some(identity)) = Identity::from_env() {
-        ranks::absent(&identity, code, why);
+        ranks::absent(&identity, code, why, None);
     }
 }
 

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A file of JSON lines that is complete after every call.
+/// A file of JSON lines that is complete after every call; a pipe whose reader pauses gets them later.
 pub struct Metrics {
     file: File,
     path: PathBuf,
@@ -117,6 +117,13 @@ impl Metrics {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+impl Drop for Metrics {
+    /// Of a run that fails: its reader gets what it still takes.
+    fn drop(&mut self) {
+        while !self.held.is_empty() && self.is_read(LAST) && self.write().is_ok() {}
     }
 }
 

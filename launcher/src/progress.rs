@@ -145,6 +145,17 @@ impl Progress {
         false
     }
 
+    /// Nobody waits for this rank any more, but who has asked it to end: says what has waited for a reader.
+    pub fn end(&self) {
+        self.finish();
+        for text in self.held.take() {
+            match stop::asked() {
+                None => out::note(text),
+                Some(_) => out::last_note(text),
+            }
+        }
+    }
+
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
         if let Form::Bar(bar) | Form::Rounds(bar) = &self.form
@@ -159,15 +170,10 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Nobody waits for this rank any more, but who has asked it to end.
+    /// Others may have to hear yet why this rank fails.
     fn drop(&mut self) {
         self.finish();
-        for text in self.held.take() {
-            match stop::asked() {
-                None => out::note(text),
-                Some(_) => out::last_note(text),
-            }
-        }
+        self.held.take().into_iter().for_each(out::last_note);
     }
 }
 

@@ -3,6 +3,7 @@
 mod own;
 
 use crate::agree;
+use crate::args::RankArgs;
 use crate::bench::native::Native;
 use crate::bind;
 use crate::failure::{Failure, Result, VERDICT};
@@ -139,7 +140,7 @@ fn board(identity: &Identity) -> Option<Board> {
 
 /// Reports how a command with ranks has failed. Of a rank that has not met the others the supervisor tells it: once,
 /// however many ranks fail alike. Where there is none, the others, who may wait for it, are ended.
-pub fn report(failure: &Failure) -> ExitCode {
+pub fn report(failure: &Failure, ranks: Option<&RankArgs>) -> ExitCode {
     let identity = Identity::from_env().ok().flatten();
     // What is anything else is told already, or of ranks that have met.
     let (Some(identity), Failure::Usage(text) | Failure::Run(text)) = (identity, failure) else {
@@ -150,7 +151,7 @@ pub fn report(failure: &Failure) -> ExitCode {
         return ExitCode::from(failure.code());
     }
     let code = failure.report();
-    absent(&identity, failure.code(), text);
+    absent(&identity, failure.code(), text, ranks);
     code
 }
 
@@ -175,11 +176,15 @@ pub fn lead(
 }
 
 /// The others would wait for this rank, which has failed before it could meet them and has said why. srun lets them wait
-/// unless it was told otherwise, so there it meets them to tell them.
-pub fn absent(identity: &Identity, code: u8, why: &str) {
-    if identity.launcher == Launcher::Slurm && identity.world > 1 {
+/// unless it was told otherwise, so there it meets them to tell them, as long as they would wait for it.
+pub fn absent(identity: &Identity, code: u8, why: &str, ranks: Option<&RankArgs>) {
+    let ends_all = std::env::var("SLURM_KILL_BAD_EXIT").is_ok_and(|set| set.trim() == "1");
+    if identity.launcher == Launcher::Slurm && identity.world > 1 && !ends_all {
+        let mut options = bootstrap::Options::default();
+        let asked = ranks.and_then(|ranks| Duration::try_from_secs_f64(ranks.rendezvous_timeout).ok());
+        options.timeout = asked.unwrap_or(options.timeout);
         // Who are not there hear of nothing, and of this rank that it has not come.
-        let _ = Rendezvous::decline(identity, &bootstrap::Options::default(), why);
+        let _ = Rendezvous::decline(identity, &options, why);
     }
     end_job(identity, code);
 }

@@ -144,7 +144,9 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         "set -euo pipefail\n\n\
          # Strangers on the same network cannot join: a secret for this job, which srun hands to every rank.\n\
          CARAVAN_TOKEN=$(head -c 16 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')\n\
-         export CARAVAN_TOKEN\n\n\
+         export CARAVAN_TOKEN\n\
+         # As --kill-on-bad-exit below, which ranks do not see: one that fails need not tell the others itself.\n\
+         export SLURM_KILL_BAD_EXIT=1\n\n\
          # Submitted from inside a step: srun would take that step's processors for those that were asked for.\n\
          if [ -n \"${{SLURM_CPU_BIND_LIST:-}}\" ]; then\n    \
          unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE\n\

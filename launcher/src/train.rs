@@ -11,6 +11,7 @@ use crate::human;
 use crate::metrics::Record;
 use crate::out;
 use crate::plan::TrainPlan;
+use crate::printed::Printed;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
 use crate::sample;
@@ -279,21 +280,26 @@ impl<'a, T: Float> Run<'a, T> {
             }
             (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
                 // Who reads why has to know that the model is there.
-                let _ = self.tell_kept(kept);
+                if !self.show.quiet {
+                    let _ = out::text(Self::place(kept));
+                }
                 Err(e)
             }
             (told, _) => told,
         };
-        let recorded = std::mem::take(&mut self.record).end();
-        match (written, told, &recorded) {
+        match (written, told) {
+            (Ok(()), Ok(())) => {}
             // What could not be kept may have been worth nothing, or was about to be evaluated.
-            (Err(refused), Err(verdict), _) if verdict.is_verdict() => {
+            (Err(refused), Err(verdict)) if verdict.is_verdict() => {
                 return Err(Failure::Run(format!("{refused}; {verdict}")));
             }
-            (Ok(()), Err(stopped @ Failure::Stopped { .. }), Err(lost)) => {
-                return Err(Failure::Verdict(format!("{stopped}; {lost}")));
+            (Ok(()), Err(stopped @ Failure::Stopped { .. })) => {
+                return Err(match std::mem::take(&mut self.record).end() {
+                    Ok(()) => stopped,
+                    Err(lost) => Failure::Verdict(format!("{stopped}; {lost}")),
+                });
             }
-            (written, told, _) => written.and(told)?,
+            (written, told) => return written.and(told),
         }
         if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
             // Rank 0 was refused, and has left.
@@ -309,7 +315,9 @@ impl<'a, T: Float> Run<'a, T> {
             }
             None => Ok(()),
         });
-        recorded.and(shown)
+        // Nobody waits for this rank any more.
+        self.progress.end();
+        std::mem::take(&mut self.record).end().and(shown)
     }
 
     /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
@@ -358,18 +366,21 @@ impl<'a, T: Float> Run<'a, T> {
         self.account.total = (self.start.elapsed() - self.apart).as_secs_f64();
         self.account.memory = self.trainer.ledger().held();
         self.account.peak_rss = report::peak_rss();
-        let ranks = self.account.gather(self.trainer.comm())?;
-        if self.trainer.comm().rank() == 0 { self.summarize(&ranks, kept) } else { Ok(()) }
+        let comm = self.trainer.comm().clone();
+        let ranks = self.account.gather(&comm)?;
+        let text = if comm.rank() == 0 { self.summarize(&ranks, kept) } else { String::new() };
+        let printed = Printed::new(&comm, self.show.quiet)?;
+        printed.text(&text)?;
+        printed.end()
     }
 
-    /// Says where the model is.
-    fn tell_kept(&self, kept: Option<&Path>) -> Result<()> {
-        let kept = kept.filter(|_| !self.show.quiet);
-        kept.map_or(Ok(()), |dir| out::line(format_args!("saved to {}", dir.display())))
+    /// Where the model is.
+    fn place(kept: Option<&Path>) -> String {
+        kept.map_or(String::new(), |dir| format!("saved to {}\n", dir.display()))
     }
 
-    /// Writes and shows what the run came to, from all ranks' accounts.
-    fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> Result<()> {
+    /// Records what the run came to, from all ranks' accounts, and gives it in words.
+    fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> String {
         let plan = self.plan;
         let tokens = self.made * plan.step_tokens;
         let speed = tokens as f64 / (self.account.total - self.account.evaluation);
@@ -386,20 +397,17 @@ impl<'a, T: Float> Run<'a, T> {
                 "saved": kept.map(|path| path.display().to_string()),
             }})
         });
-        if self.show.quiet {
-            return Ok(());
-        }
-        out::line(report::table(ranks, self.made, plan.zero.placement))?;
         let held_out = self.validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
-        out::line(format_args!(
-            "{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}",
+        format!(
+            "{}\n{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}\n{}",
+            report::table(ranks, self.made, plan.zero.placement),
             self.made,
             human::count(tokens as f64),
             human::seconds(self.account.total),
             human::count(speed),
-            self.last.loss
-        ))?;
-        self.tell_kept(kept)
+            self.last.loss,
+            Self::place(kept)
+        )
     }
 }
 

@@ -24,7 +24,7 @@ fn read_late(bench: &Bench, flags: &str) -> String {
 fn a_reader_that_pauses_stops_no_training() {
     let bench = bench();
     bench.text("text.txt", 8000);
-    let train = "train --model nano --data text.txt --steps 12 --eval-every 4 --micro-batch 1 --sample 0";
+    let train = "train --model nano --data text.txt --steps 12 --eval-every 4 --micro-batch 1 --sample 20";
     let said = read_late(&bench, &format!("{train} --save out --metrics /dev/stdout"));
     // Nothing is missing of what stays: each line of metrics, in order, and each evaluation.
     let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -35,7 +35,7 @@ fn a_reader_that_pauses_stops_no_training() {
     for step in [4, 8, 12] {
         assert!(said.contains(&format!("\nstep {step}  validation loss ")), "{said}");
     }
-    assert!(said.contains("saved to out"), "{said}");
+    assert!(said.contains("saved to out") && said.contains("sample"), "{said}");
     let said = read_late(&bench, "eval --model out --data text.txt");
     assert!(said.contains("loss"), "{said}");
 }

@@ -211,14 +211,19 @@ impl State {
         let mut settled = false;
         if !self.given_up {
             let mut until = Until::after(if failed { LINGER_FAILED } else { self.linger });
-            for peer in 0..self.cards.len() {
-                if !self.is_done_with(peer) {
-                    // Who cannot be told is gone, or will be taken for it.
-                    self.parting[peer] = self.say(peer, Word::Leaving, 0, "").is_ok();
+            let mut told = vec![false; self.cards.len()];
+            let parted = self.wait(&mut until, |this| {
+                let mut all = true;
+                for (peer, told) in told.iter_mut().enumerate() {
+                    let done = this.is_done_with(peer);
+                    // Some speak to this rank for the first time only now. Who cannot be told is gone, or will be taken for it.
+                    if !done && !std::mem::replace(told, true) {
+                        this.parting[peer] = this.say(peer, Word::Leaving, 0, "").is_ok();
+                    }
+                    all &= done;
                 }
-            }
-            let all = |this: &mut Self| (0..this.cards.len()).all(|peer| this.is_done_with(peer));
-            let parted = self.wait(&mut until, |this| all(this) && this.settle_outgoing());
+                all && this.settle_outgoing()
+            });
             let mut until = Until::after(if failed || !parted { LINGER_FAILED } else { CLOSING });
             // Forcing is allowed only where losses are reported, and needed only where one was.
             let lost = |this: &Self, peer| Some(this.failures.of(peer) != UCS_OK);

@@ -7,12 +7,12 @@ mod show;
 
 use super::args::KernelArgs;
 use super::kept::Record;
-use super::printed::Out;
 use super::verdict::{self, Verdict};
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::plan::at_least_one;
+use crate::printed::Out;
 use choice::{Named, choose};
 use collectives::device::cuda::{Gpu, Properties, Stream};
 use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency};

@@ -1,4 +1,4 @@
-//! What a benchmark prints while it measures.
+//! What is printed while ranks wait for each other.
 
 use crate::failure::{Failure, Result};
 use crate::out;
