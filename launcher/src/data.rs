@@ -24,7 +24,8 @@ const RANDOM: &str = "random";
 const RANDOM_TOKENS: &str = "random tokens";
 /// What is no text is refused with this.
 const TAKES: &str = "--data takes UTF-8 text, or token files made by 'caravan tokenize' or for llm.c, which do not come through a pipe";
-/// Ranks find here the descriptor of the tokens that their parent made from text, and what it calls them.
+/// Ranks find here the descriptor of the tokens that their parent made from text, the [mark] of what made them, and what the
+/// parent calls them.
 const HANDED: &str = "CARAVAN_TOKENS_FD";
 
 /// Whether `--data` asks for random tokens.
