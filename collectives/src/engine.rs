@@ -230,9 +230,7 @@ impl Engine {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        if self.history.busy() {
-            self.compare()?;
-        }
+        self.compare_notes()?;
         let local = self.local(call, ends);
         let (group, forced) = (&self.group, self.forced[call.kind as usize]);
         let (posted, flights) = (&mut self.posted, &mut self.flights);
@@ -402,9 +400,7 @@ impl Engine {
         if let Some(id) = awaited
             && self.order.len() == 1
         {
-            if self.history.busy() {
-                self.compare()?;
-            }
+            self.compare_notes()?;
             while self.flights[id as usize].stage == Stage::Running && self.run(id, self.looks, usize::MAX)? {
             }
             return Ok(());
@@ -416,9 +412,7 @@ impl Engine {
     /// Gives calls a turn, by priority, until one of them has worked for a quantum: then true, because those before
     /// it should have another look.
     fn turn(&mut self, awaited: Option<u32>) -> Result<bool> {
-        if self.history.busy() {
-            self.compare()?;
-        }
+        self.compare_notes()?;
         for class in 0..3 {
             let mut at = 0;
             while let Some(&id) = self.order.get(at) {

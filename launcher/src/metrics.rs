@@ -16,6 +16,8 @@ use std::time::Duration;
 pub struct Metrics {
     file: File,
     path: PathBuf,
+    /// Whether it is a file with a place on a disk, and takes whatever there is room for.
+    kept: bool,
     /// Bytes of whole lines; None where the file has more than these.
     whole: Option<u64>,
     /// What a pipe or a terminal has not taken yet, whose reader may pause, for which other ranks do not wait.
@@ -43,7 +45,12 @@ impl Metrics {
             }
             None => (File::create(path).map_err(refused)?, Some(0)),
         };
-        Ok(Metrics { file, path: path.to_owned(), whole, held: Vec::new() })
+        Ok(Metrics::of(file, path, whole))
+    }
+
+    fn of(file: File, path: &Path, whole: Option<u64>) -> Self {
+        let kept = file.metadata().is_ok_and(|there| there.is_file());
+        Metrics { file, path: path.to_owned(), kept, whole, held: Vec::new() }
     }
 
     /// Appends one line in one write, if it is not longer than a page and has a reader.
@@ -60,18 +67,13 @@ impl Metrics {
     }
 
     fn is_read(&self, within: Duration) -> bool {
-        self.is_kept() || out::is_taken(&self.file, within)
-    }
-
-    /// Whether it is a file with a place on a disk.
-    fn is_kept(&self) -> bool {
-        self.file.metadata().is_ok_and(|there| there.is_file())
+        self.kept || out::is_taken(&self.file, within)
     }
 
     /// Writes what is held, to a pipe as many of the lines as it takes at once, or one that is longer.
     fn write(&mut self) -> Result<()> {
         let (all, ends) = (self.held.len(), |&byte: &u8| byte == b'\n');
-        let most = match self.is_kept() {
+        let most = match self.kept {
             true => all,
             false => {
                 let within = self.held[..PAGE.min(all)].iter().rposition(ends);
@@ -192,7 +194,7 @@ mod tests {
     #[test]
     fn metrics_that_are_not_kept_are_no_success() {
         let end = |path: &str, file| {
-            let metrics = Metrics { file, path: path.into(), whole: None, held: Vec::new() };
+            let metrics = Metrics::of(file, Path::new(path), None);
             Record { metrics: Some(metrics), failure: None }.end()
         };
         let (_, pipe) = std::io::pipe().unwrap();

@@ -168,6 +168,7 @@ impl Engine {
     }
 
     /// Moves comparisons on, if any are under way, and nothing else.
+    #[inline(always)]
     pub fn compare_notes(&mut self) -> Result<()> {
         if self.history.busy() { self.compare() } else { Ok(()) }
     }
