@@ -49,6 +49,8 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 pub enum Command {
     /// Train a Llama on text, token files or random tokens.
     Train(Box<TrainArgs>),
+    /// Say what each rank of a training would hold and send, without running it.
+    Plan(Box<PlanArgs>),
     /// Mean loss of a model directory on given tokens.
     Eval(EvalArgs),
     /// Measure collectives, their overlap with computation, and what suits this machine.
@@ -68,7 +70,7 @@ impl Command {
             Command::Train(args) => Some(&args.ranks),
             Command::Eval(args) => Some(&args.ranks),
             Command::Bench(args) => args.command.ranks(),
-            Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => None,
+            Command::Plan(_) | Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => None,
         }
     }
 }
@@ -262,6 +264,25 @@ pub struct TrainArgs {
     /// Tokens of generated text to show at the end, or as many as are made in 30 s; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 240)]
     pub sample: usize,
+}
+
+/// Flags of `plan`: those of `train`, of whose command line it takes the place.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan plan --model 32m --ranks 8 --seq 256 --micro-batch 4
+      what a rank holds at each stage on this host
+  caravan plan --model llama-3.1-8b --device cuda --transport nccl --ranks 8 --seq 4096 --micro-batch 1 --recompute full
+  caravan plan --model config.json --transport shm+ucx --ranks-per-node 8 --ranks 64 --json
+
+What train would read is not looked at but for the model's shape: data, tokenizer, GPUs and launchers need not be there. What \
+engines hold over MPI is that of an MPI whose own limits for short messages are above 8 KiB.")]
+pub struct PlanArgs {
+    /// The training.
+    #[command(flatten)]
+    pub train: TrainArgs,
+    /// Print one JSON object, with every byte.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `eval`.

@@ -83,6 +83,11 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// `1 rank`, `2 ranks`.
+pub fn several(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// `--model, --micro-batch or --seq`: those words that are to be named.
 pub fn either<'a>(words: impl IntoIterator<Item = (&'a str, bool)>) -> String {
     let words: Vec<&str> = words.into_iter().filter(|(_, named)| *named).map(|(word, _)| word).collect();

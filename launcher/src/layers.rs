@@ -7,7 +7,7 @@ use crate::transports::Transport;
 use collectives::schedule::Tuning;
 use collectives::transport::emulated::{Emulated, Link};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::{self, Nodes, PerNode};
+use collectives::transport::{self, Expected, Nodes, PerNode};
 
 /// What was asked for beside the transport that reaches every rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -103,6 +103,23 @@ impl Layers {
     pub fn tuning(&self, ranks: usize) -> Tuning {
         let plain = Tuning::default();
         self.link.map_or(plain, |l| plain.for_link(ranks, l.between.latency, l.between.bandwidth))
+    }
+
+    /// What schedules will go by between `world` ranks that have not met; None where hosts are to say who shares a node.
+    ///
+    /// # Errors
+    /// Nodes that there cannot be.
+    pub fn expected(&self, between: Transport, world: usize) -> Result<Option<Expected>> {
+        if self.found() {
+            return Ok(None);
+        }
+        let nodes = match (self.per_node, self.link) {
+            (Some(given), _) => Some(Nodes::by_hand(world, given)?),
+            (None, Some(_)) => Some(Nodes::apart(world)),
+            (None, None) => None,
+        };
+        let (between, inside) = (between.carrier(), self.inside.map(Transport::carrier));
+        Ok(Some(Expected { between, inside, nodes, link: self.link.is_some() }))
     }
 
     /// Puts the layers over `outer`, which reaches every rank. `nodes` finds out who shares a node, and `inner` joins

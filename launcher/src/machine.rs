@@ -3,9 +3,10 @@
 use crate::failure::{Failure, Result};
 use crate::human;
 use collectives::bootstrap::{self, Identity};
-use collectives::transport::shm::memory_limit;
+use collectives::transport::shm::{Available, memory_available, memory_limit};
 use serde_json::{Value, json};
 use std::fs;
+use std::sync::OnceLock;
 
 /// Facts about the machine that a run depends on.
 #[derive(Clone, Debug)]
@@ -85,25 +86,37 @@ impl Machine {
     }
 }
 
-/// Whether this machine can hold its part of the `bytes` of all of `world` ranks together: memory beyond a limit is not
+/// What could still be had of this machine's memory when the program first asked: before it held anything itself, and before
+/// others of the same start did.
+pub fn free() -> &'static Available {
+    static FREE: OnceLock<Available> = OnceLock::new();
+    FREE.get_or_init(memory_available)
+}
+
+/// Whether this machine can hold its part of the `bytes` of all of `world` ranks together: memory that is not there is not
 /// refused, it gets ranks killed. `identity` is this process's place among them, if something has started those; how many
-/// of them are here is then its launcher's to say.
+/// of them are here is then its launcher's to say, and at least this one is.
 ///
 /// # Errors
 /// What they would hold, what there is, and `advice`.
 pub fn check_memory(world: usize, identity: Option<&Identity>, bytes: u64, advice: &str) -> Result<()> {
-    let Some(ranks) = identity.map_or(Some(world), |identity| identity.local_size) else { return Ok(()) };
+    let ranks = identity.map_or(world, |identity| identity.local_size.unwrap_or(1));
+    check_free(ranks, world, bytes, free(), advice)
+}
+
+/// The same of so many `ranks` that are here.
+fn check_free(ranks: usize, world: usize, bytes: u64, free: &Available, advice: &str) -> Result<()> {
     let bytes = (u128::from(bytes) * ranks as u128).div_ceil(world.max(1) as u128) as u64;
-    let have = Machine::probe().usable_memory();
-    match bytes <= have {
+    match bytes <= free.bytes {
         true => Ok(()),
         false => Err(Failure::usage(format!(
-            "{} and this machine has {} of memory: {advice}",
+            "{} and this machine has {} for them ({}): {advice}",
             match ranks {
                 1 => format!("1 rank would hold {}", human::bytes(bytes)),
                 _ => format!("{ranks} ranks would hold {} together", human::bytes(bytes)),
             },
-            human::bytes(have)
+            human::bytes(free.bytes),
+            free.source
         ))),
     }
 }
@@ -175,6 +188,24 @@ fn simd() -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_of_this_machine_have_what_is_left_of_it() {
+        let left = Available { bytes: 10 << 30, source: "memory limit of /a".into() };
+        assert!(check_free(2, 4, 20 << 30, &left, "advice").is_ok());
+        let refused = check_free(2, 4, 30 << 30, &left, "take less").unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "2 ranks would hold 15.0 GiB together and this machine has 10.0 GiB for them (memory limit of /a): take less"
+        );
+        // Of ranks that nobody has counted, one is here.
+        let all = free().bytes.saturating_mul(8);
+        let unknown = Identity { local_size: None, local_rank: None, ..Identity::alone() };
+        assert!(
+            check_memory(4, Some(&unknown), all, "").unwrap_err().to_string().starts_with("1 rank would")
+        );
+        assert!(check_memory(16, Some(&unknown), all, "").is_ok());
+    }
 
     #[test]
     fn this_machine_has_what_every_machine_has() {

@@ -16,6 +16,7 @@ mod eval;
 mod evaluate;
 mod failure;
 mod files;
+mod forecast;
 mod gpus;
 mod human;
 mod layers;
@@ -84,8 +85,12 @@ fn main() -> ExitCode {
     {
         return ranks::report(&failure, cli.command.ranks());
     }
+    if cli.command.ranks().is_some() {
+        machine::free();
+    }
     let done = match &cli.command {
         Command::Train(args) => train(args),
+        Command::Plan(args) => forecast::plan(args),
         Command::Eval(args) => eval(args),
         Command::Bench(args) => bench::bench(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
@@ -104,7 +109,7 @@ fn main() -> ExitCode {
 fn never_came(code: u8, why: &str) {
     let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
     let runs_ranks = match words.next().as_deref() {
-        None | Some("doctor" | "tokenize" | "sbatch" | "help") => false,
+        None | Some("doctor" | "plan" | "tokenize" | "sbatch" | "help") => false,
         Some("bench") => !words.next().is_some_and(|what| what == "kernels" || what == "plot"),
         Some(_) => true,
     };

@@ -6,13 +6,15 @@ mod model;
 mod numbers;
 mod outputs;
 mod ranks;
+mod shape;
 
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
-pub use numbers::at_least_one;
-pub use ranks::{Ranks, UNASKED, of_a_shell, with_ranks};
+pub use numbers::{Numbers, at_least_one};
+pub use ranks::{Ranks, UNASKED, of_a_shell, unasked_threads, with_ranks};
+pub use shape::Shape;
 
-use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Recompute, Switch, TrainArgs};
+use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs};
 use crate::bench::tuning;
 use crate::data::{self, Feed, Input};
 use crate::device::{self, Device, Need};
@@ -27,11 +29,9 @@ use crate::tokenizer::{Share, Tokenizer};
 use crate::train::stop;
 use collectives::Communicator;
 use collectives::bootstrap::{Identity, spawn};
-use collectives::device::Arena;
 use collectives::schedule::Group;
 use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
-use numbers::Numbers;
 use outputs::{check_beside, check_outputs};
 use std::path::PathBuf;
 
@@ -139,7 +139,7 @@ impl TrainPlan {
             // It is some token of the other's.
             model.config.padding = None;
         }
-        let length = model.sequence(args.seq, TRAIN_SEQ)?;
+        let length = sequence(args, &model)?;
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
             let (save, metrics) = (args.save.as_deref(), args.metrics.as_deref());
@@ -174,10 +174,7 @@ impl TrainPlan {
         let windows = Windows::new(feed.training(), length).map_err(Failure::usage)?;
         let batches = BatchPlan::new(windows, order, args.micro_batch, args.accumulate, ranks.world)
             .map_err(Failure::usage)?;
-        let recompute = match args.recompute {
-            Recompute::None => models::Recompute::None,
-            Recompute::Full => models::Recompute::Full,
-        };
+        let recompute = args.recompute.of_models();
         let (rows, threads) = (args.micro_batch, ranks.threads);
         let batch = MicroBatch { rows, length, recompute, precision, threads };
         let plan = TrainPlan {
@@ -220,19 +217,19 @@ impl TrainPlan {
         check_outputs(&self.model, self.tokenizer.as_ref(), data, self.dtype, save, metrics)
     }
 
+    /// What its memory follows from.
+    fn shape(&self) -> Shape<'_> {
+        let (world, nccl) = (self.ranks.world, self.ranks.nccl);
+        Shape { model: &self.model, dtype: self.dtype, device: &self.device, world, nccl }
+    }
+
     /// What a rank of `group` will hold, to the byte.
     ///
     /// # Errors
     /// A micro-batch that is too large to be computed.
     pub fn predict(&self, group: &Group) -> Result<zero::Memory> {
-        let memory = self.need(&self.zero, &self.batch)?.memory;
-        Ok(memory.with_engine(&self.sharded(&self.zero, group.rank), group, self.ranks.nccl))
-    }
-
-    /// Where `rank` will keep what.
-    fn sharded(&self, zero: &zero::Config, rank: usize) -> zero::Plan {
-        let units = self.model.config.units();
-        zero::Plan::new(&units, self.dtype.dtype(), zero, rank, self.ranks.world)
+        let (shape, need) = (self.shape(), self.need(&self.zero, &self.batch)?);
+        Ok(shape.held(&need, &shape.sharded(&self.zero, group.rank), group))
     }
 
     /// What the model and its state need with other settings, and what of it lies on the device.
@@ -240,23 +237,7 @@ impl TrainPlan {
     /// # Errors
     /// A micro-batch that is too large to be computed, or a model that the device's kernels do not take.
     pub fn need(&self, zero: &zero::Config, batch: &MicroBatch) -> Result<Need> {
-        let plan = self.sharded(zero, 0);
-        let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
-        let mut memory = zero::memory::predict(&plan, footprint);
-        *zero.placement.of_host(&mut memory.workspace, &mut memory.host) += batch.token_bytes();
-        let mut arena = zero::memory::arena(&plan, footprint);
-        let mut largest_call = 0;
-        if zero.placement.on_device() && self.ranks.world > 1 {
-            if self.ranks.nccl {
-                let carrier = collectives::wired_bytes(self.ranks.world, None);
-                memory.workspace += carrier.iter().sum::<usize>();
-                arena += Arena::needed(carrier);
-            } else {
-                largest_call = zero::memory::largest_call(&plan);
-                memory.host += collectives::staged_bytes(largest_call);
-            }
-        }
-        Ok(Need { memory, arena, largest_call })
+        self.shape().need(zero, batch)
     }
 
     /// As `--attention` names the kernels of attention; none on the processor.
@@ -266,10 +247,7 @@ impl TrainPlan {
 
     /// As `--offload` names it.
     pub fn offload(&self) -> &'static str {
-        match self.zero.placement {
-            zero::Placement::Offloaded => "optimizer",
-            _ => "none",
-        }
+        offload(self.zero.placement)
     }
 
     /// Bytes of the host that a rank holds at least, whichever flags but those of model, ranks and placement are changed.
@@ -283,18 +261,32 @@ impl TrainPlan {
     /// Whether this machine can hold its ranks. GPUs are looked at before ranks are started here: those that others start
     /// may have been given some, which they look at themselves.
     fn check_memory(&self, identity: Option<&Identity>) -> Result<()> {
-        let need = self.need(&self.zero, &self.batch)?.memory;
+        let need = self.need(&self.zero, &self.batch)?;
         if identity.is_none() {
             for (gpu, room) in self.device.rooms(self.ranks.world, self.ranks.nccl) {
                 device::check(self, &gpu, room)?;
             }
         }
+        if spawn::supervised() {
+            // Who started this rank has looked at all of them, and the tokens are held by now.
+            return Ok(());
+        }
         let ranks = self.ranks.world;
-        // What the engine needs for calls beside is known once ranks have met.
-        let host = need.total() - need.on_device(self.zero.placement) + collectives::ready_bytes(ranks);
+        let here = identity.map_or(Some(ranks), |identity| identity.local_size).unwrap_or(ranks);
+        let (shape, known) = (self.shape(), self.ranks.expected()?);
+        let held = match &known {
+            Some(group) => shape.held(&need, &shape.sharded(&self.zero, 0), group).total(),
+            // What the engine needs for calls beside is known once ranks have met.
+            None => need.memory.total() + collectives::ready_bytes(ranks),
+        };
+        // What is on a GPU that is emulated is here, too.
+        let elsewhere = match self.device {
+            Device::Emulated(_) => 0,
+            _ => need.memory.on_device(self.zero.placement),
+        };
+        let host = held - elsewhere + self.ranks.control_bytes(here);
         let tokens = tokens_in_memory(&self.feed, ranks, identity);
         let all = (host as u64).saturating_mul(ranks as u64).saturating_add(tokens);
-        let here = identity.map_or(Some(ranks), |identity| identity.local_size).unwrap_or(ranks);
         let advice = match self.least_memory()?.saturating_mul(here as u64) {
             least if least > Machine::probe().usable_memory() => format!(
                 "what is trained, its gradients and the optimizer's state alone take {}, so take a smaller --model",
@@ -424,8 +416,33 @@ fn check_device(args: &TrainArgs) -> Result<()> {
     }
 }
 
+/// As `--offload` names it.
+pub fn offload(placement: zero::Placement) -> &'static str {
+    match placement {
+        zero::Placement::Offloaded => "optimizer",
+        _ => "none",
+    }
+}
+
+/// As `--recompute` names it.
+pub fn recompute(which: models::Recompute) -> &'static str {
+    match which {
+        models::Recompute::Full => "full",
+        models::Recompute::None => "none",
+        models::Recompute::NoBackward => "no backward",
+    }
+}
+
+/// The tokens of a sequence.
+///
+/// # Errors
+/// More than the model takes.
+pub fn sequence(args: &TrainArgs, model: &ModelChoice) -> Result<usize> {
+    model.sequence(args.seq, TRAIN_SEQ)
+}
+
 /// Where weights and optimizer state live.
-fn placement(args: &TrainArgs, device: &Device) -> zero::Placement {
+pub fn placement(args: &TrainArgs, device: &Device) -> zero::Placement {
     match (device, args.offload) {
         (Device::Cpu, _) => zero::Placement::Host,
         (_, Offload::None) => zero::Placement::Device,

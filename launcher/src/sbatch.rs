@@ -205,7 +205,9 @@ impl Inner {
                 bench::check(args, world, &asked)?;
                 ("bench", ("--transport nccl", asked.nccl))
             }
-            Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => ("", ("", false)),
+            Command::Plan(_) | Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => {
+                ("", ("", false))
+            }
         };
         let saves = matches!(&cli.command, Command::Train(args) if args.save.is_some());
         Ok(Inner { name, ranks, asked, gpus, saves })

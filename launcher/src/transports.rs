@@ -4,6 +4,7 @@ use crate::bench::native::library;
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
+use collectives::transport::Carrier;
 #[cfg(feature = "mpi")]
 use collectives_mpi::{Family, family};
 
@@ -46,6 +47,16 @@ impl Transport {
             Transport::Threads => "threads",
             Transport::Mpi => "mpi",
             Transport::Ucx => "ucx",
+        }
+    }
+
+    /// What carries its messages.
+    pub fn carrier(self) -> Carrier {
+        match self {
+            Transport::Shm => Carrier::Shm,
+            Transport::Threads => Carrier::Threads,
+            Transport::Mpi => Carrier::Mpi,
+            Transport::Ucx => Carrier::Ucx,
         }
     }
 

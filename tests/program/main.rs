@@ -6,6 +6,7 @@ mod disks;
 mod diverging;
 mod doctor;
 mod endings;
+mod forecasts;
 mod help;
 mod idle;
 mod inputs;

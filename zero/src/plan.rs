@@ -133,22 +133,40 @@ impl Plan {
 
     /// The different collectives of a step, of whole buckets and shards in memory of the communicator.
     pub fn calls(&self) -> Vec<Call> {
-        let mut calls = HashSet::new();
-        for (u, b) in self.buckets() {
-            let bucket = self.layout[u].bucket(b);
-            let reduce = Call::new(Kind::ReduceScatter, self.dtype, bucket.shard_len());
-            let in_place = |call: Call| Call { in_place: true, ..call };
-            calls.insert(match self.gradients[u] {
-                _ if self.config.accumulate > 1 => Call { wide: true, ..reduce },
-                Home::Slot(_) => reduce,
-                Home::Whole if self.config.stage.shards_optimizer => in_place(reduce),
-                Home::Whole => in_place(Call::new(Kind::AllReduce, self.dtype, bucket.len())),
-            });
-            let gather = Call::new(Kind::AllGather, self.dtype, bucket.shard_len());
-            calls.insert(if self.weights[u] == Home::Whole { in_place(gather) } else { gather });
-        }
-        calls.insert(Call { in_place: true, ..Call::new(Kind::AllGather, DType::F64, Norm::stride(self)) });
+        let calls: HashSet<Call> = self.calls_of_a_step().map(|(call, _)| call).collect();
         calls.into_iter().collect()
+    }
+
+    /// Bytes that this rank sends in a step: see [`Call::volume`].
+    pub fn sent_in_a_step(&self) -> u64 {
+        self.calls_of_a_step().map(|(call, times)| (call.volume(self.rank, self.world) * times) as u64).sum()
+    }
+
+    /// The collectives of a step, and how often each is called: not at all, if only with other settings.
+    fn calls_of_a_step(&self) -> impl Iterator<Item = (Call, usize)> + '_ {
+        let norm = Call { in_place: true, ..Call::new(Kind::AllGather, DType::F64, Norm::stride(self)) };
+        self.buckets().flat_map(|(u, b)| self.calls_of_a_bucket(u, b)).chain([(norm, 1)])
+    }
+
+    /// What reduces the gradients of a bucket, and what gathers its parameters or hands its gradients round.
+    fn calls_of_a_bucket(&self, unit: usize, bucket: usize) -> [(Call, usize); 2] {
+        let micro_batches = self.config.accumulate;
+        let (bucket, owned) = (self.layout[unit].bucket(bucket), self.config.stage.shards_optimizer);
+        let in_place = |call: Call| Call { in_place: true, ..call };
+        let reduce = Call::new(Kind::ReduceScatter, self.dtype, bucket.shard_len());
+        let reduce = match self.gradients[unit] {
+            _ if micro_batches > 1 => Call { wide: true, ..reduce },
+            Home::Slot(_) => reduce,
+            Home::Whole if owned => in_place(reduce),
+            Home::Whole => in_place(Call::new(Kind::AllReduce, self.dtype, bucket.len())),
+        };
+        let gather = Call::new(Kind::AllGather, self.dtype, bucket.shard_len());
+        let gather = match self.weights[unit] {
+            Home::Slot(_) => (gather, micro_batches * self.training.weights_live[unit].len()),
+            // What this rank has updated, or else the sums of which it has rounded its part.
+            Home::Whole => (in_place(gather), usize::from(owned || micro_batches > 1)),
+        };
+        [(reduce, micro_batches), gather]
     }
 
     /// Every (unit, bucket), in order.

@@ -78,7 +78,7 @@ pub struct Schedule {
 
 /// What a schedule needs to know about the group and this rank's place in it; all but `rank` is the same on
 /// every rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// This rank.
     pub rank: usize,

@@ -1,6 +1,7 @@
 //! How bytes move between the ranks of one group. Schedules are written once over [`Transport`].
 
 pub mod emulated;
+mod expected;
 pub mod hierarchical;
 mod nodes;
 mod processes;
@@ -18,6 +19,7 @@ pub mod waits;
 use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
+pub use expected::{Carrier, Expected};
 pub use nodes::{Nodes, PerNode};
 use std::time::Duration;
 pub use waits::Wait;

@@ -111,6 +111,16 @@ pub enum Recompute {
     Full,
 }
 
+impl Recompute {
+    /// As models take it.
+    pub fn of_models(self) -> models::Recompute {
+        match self {
+            Recompute::None => models::Recompute::None,
+            Recompute::Full => models::Recompute::Full,
+        }
+    }
+}
+
 /// Who moves started calls forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mover {

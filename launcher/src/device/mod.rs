@@ -50,7 +50,7 @@ pub struct Card {
 /// The GPUs of this machine that its ranks have, or all, where nothing says how many ranks there are here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpus {
-    /// In their order; at least one.
+    /// In their order; at least one, but where they are those of [another machine](Device::elsewhere).
     pub each: Vec<Card>,
     /// Whether ranks may share one.
     pub share: bool,
@@ -151,6 +151,17 @@ impl Device {
             gpus::check_share(ranks.world, gpus.each.len(), gpus.share)?;
         }
         Ok(device)
+    }
+
+    /// What these flags ask for on some other machine, whose GPUs nobody knows.
+    pub fn elsewhere(args: &DeviceArgs) -> Self {
+        let (each, attention) = (Vec::new(), args.attention);
+        match args.device {
+            DeviceKind::Cpu => Device::Cpu,
+            DeviceKind::Cuda => {
+                Device::Cuda(Gpus { each, share: true, attention, hopper: false, identity: None })
+            }
+        }
     }
 
     /// The GPUs, if it is not the processor.
@@ -270,7 +281,7 @@ const NCCL: usize = 256 << 20;
 
 /// What CUDA's libraries take of a GPU's memory beside a plan, about which they say nothing: kernels and what they spill,
 /// handles; NCCL's channels to so many other ranks of this machine.
-fn reserve(peers: Option<usize>) -> usize {
+pub fn reserve(peers: Option<usize>) -> usize {
     (256 << 20) + peers.map_or(0, |peers| NCCL + peers * NCCL_PEER)
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Asked, usage};
 use crate::agree::Signature;
-use crate::args::{DeviceKind, RankArgs};
+use crate::args::{DeviceKind, Mover, RankArgs};
 use crate::bench::tuning::{self, ByLayout};
 use crate::bind::Binding;
 use crate::failure::{Failure, Result};
@@ -12,8 +12,8 @@ use crate::layers::Layers;
 use crate::transports::Transport;
 use collectives::bootstrap::spawn::OnRequest;
 use collectives::bootstrap::{self, Identity, variables};
-use collectives::schedule::Kind;
-use collectives::transport::{self, Nodes};
+use collectives::schedule::{Group, Kind};
+use collectives::transport::{self, Nodes, shm};
 use collectives::{Communicator, MAX_SIZE, Progress};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -191,12 +191,9 @@ impl Ranks {
         }
     }
 
-    /// How many of a rank's `processors` compute: a thread that moves calls has one of them.
+    /// How many of a rank's `processors` compute.
     fn computing(&self, processors: usize) -> usize {
-        match self.options.progress {
-            Progress::Inline => processors,
-            Progress::Thread { .. } => (processors - 1).max(1),
-        }
+        computing(processors, self.options.progress)
     }
 
     /// The same for ranks of a launcher that has not said how many of them a host has, once this one has met the others and
@@ -234,6 +231,24 @@ impl Ranks {
             return Ok(());
         }
         files.iter().try_for_each(|file| files::check_named(flag, file))
+    }
+
+    /// The group of rank 0, as far as it is known before ranks have met.
+    ///
+    /// # Errors
+    /// Nodes that there cannot be.
+    pub fn expected(&self) -> Result<Option<Group>> {
+        let expected = self.layers.expected(self.transport, self.world)?;
+        Ok(expected.map(|expected| expected.group(0, self.world, self.options.tuning)))
+    }
+
+    /// Bytes in which each of them keeps what ranks of a host see of each other, `here` of which are on this one.
+    pub fn control_bytes(&self, here: usize) -> usize {
+        let of = |transport, ranks| match transport {
+            Some(Transport::Shm) => shm::control_bytes(ranks),
+            _ => 0,
+        };
+        of(Some(self.transport), self.world) + of(self.layers.inside, here)
     }
 
     /// What these ranks are called in tuning tables, on these nodes: of nodes that were found, as of those by hand.
@@ -308,6 +323,21 @@ impl Ranks {
         all.extend(self.native.then(|| ("--algo", "native".to_owned())));
         all
     }
+}
+
+/// How many of a rank's `processors` compute: a thread that moves calls has one of them.
+fn computing(processors: usize, progress: Progress) -> usize {
+    match progress {
+        Progress::Inline => processors,
+        Progress::Thread { .. } => (processors - 1).max(1),
+    }
+}
+
+/// With how many threads each of `here` ranks of a host computes that nobody gave any, where they have so many `processors`
+/// between them.
+pub fn unasked_threads(processors: usize, here: usize, device: DeviceKind, progress: Mover) -> usize {
+    let share = share(processors, here);
+    if device == DeviceKind::Cpu { computing(share, progress.options()) } else { share }
 }
 
 /// The threads of one of `ranks` that have so many processors between them.

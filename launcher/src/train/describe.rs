@@ -5,9 +5,8 @@ use crate::bench::tuning;
 use crate::files;
 use crate::human;
 use crate::machine::{Machine, versions};
-use crate::plan::TrainPlan;
+use crate::plan::{TrainPlan, recompute};
 use crate::tokenizer::Tokenizer;
-use models::Recompute;
 use models::hf::rope_scaling;
 use serde_json::{Value, json};
 use zero::Placement;
@@ -33,7 +32,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--steps", plan.steps.to_string()),
         ("--micro-batch", plan.batch.rows.to_string()),
         ("--accumulate", plan.zero.accumulate.to_string()),
-        ("--recompute", recompute(plan).to_owned()),
+        ("--recompute", recompute(plan.batch.recompute).to_owned()),
         ("--seq", plan.batch.length.to_string()),
         ("--lr", rate.peak.to_string()),
         ("--min-lr", rate.floor.to_string()),
@@ -55,15 +54,6 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
         ("--sample", plan.sample.to_string()),
     ]
-}
-
-/// As `--recompute` names it.
-fn recompute(plan: &TrainPlan) -> &'static str {
-    match plan.batch.recompute {
-        Recompute::Full => "full",
-        Recompute::None => "none",
-        Recompute::NoBackward => "no backward",
-    }
 }
 
 /// One line that says what is about to happen.
@@ -98,8 +88,8 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
          {}{tokenizer}; {} of {}{micro} x {} sequences x {} tokens{evaluated}",
         plan.model.name,
         human::count(plan.model.config.parameters() as f64),
-        several(plan.ranks.world, "rank"),
-        several(plan.ranks.threads, "thread"),
+        human::several(plan.ranks.world, "rank"),
+        human::several(plan.ranks.threads, "thread"),
         plan.device.describe(),
         plan.ranks.asked(),
         plan.zero.stage,
@@ -110,16 +100,11 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
             _ => "",
         },
         plan.feed.describe(),
-        several(plan.steps, "step"),
-        several(plan.ranks.world, "rank"),
+        human::several(plan.steps, "step"),
+        human::several(plan.ranks.world, "rank"),
         plan.batch.rows,
         plan.batch.length
     )
-}
-
-/// `1 rank`, `2 ranks`.
-fn several(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// The configuration of the run, the machine and the versions.
@@ -177,7 +162,7 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "clip": plan.zero.clip.map(human::as_written),
         "seed": plan.seed,
         "order": plan.order.name(),
-        "recompute": recompute(plan),
+        "recompute": recompute(plan.batch.recompute),
         "prefetch": plan.zero.prefetch,
         "progress": plan.progress.name(),
         "bucket_bytes": plan.zero.bucket_bytes,

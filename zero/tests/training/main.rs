@@ -26,7 +26,9 @@ fn step_bytes(plan: &Plan) -> u64 {
         elements += shard * (plan.config.accumulate + gathers);
         norm += shard / NORM_BLOCK;
     }
-    ((plan.world - 1) * (elements * plan.dtype.size() + norm * size_of::<f64>())) as u64
+    let bytes = ((plan.world - 1) * (elements * plan.dtype.size() + norm * size_of::<f64>())) as u64;
+    assert_eq!(plan.sent_in_a_step(), bytes);
+    bytes
 }
 
 /// The bits of all weights, widened.

@@ -8,13 +8,15 @@ const LIMITS: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
 
 /// What is available, and what says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Available {
+pub struct Available {
+    /// As many as can be counted, where nothing says.
     pub bytes: u64,
+    /// In words, without an article.
     pub source: String,
 }
 
-/// The smallest of all that apply.
-pub(super) fn available() -> Available {
+/// What this process and others of its host may still take: the smallest of all limits that apply.
+pub fn available() -> Available {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let host = read(Path::new("/proc/meminfo")).and_then(|text| meminfo(&text, "MemAvailable:"));
     let mut least = Available { bytes: host.unwrap_or(u64::MAX), source: "free memory of this host".into() };

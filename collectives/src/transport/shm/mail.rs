@@ -42,6 +42,16 @@ fn eager(layout: &Layout) -> usize {
     EAGER.min(piece(layout))
 }
 
+/// What is left of that beside a header.
+fn framed(eager: usize) -> usize {
+    eager - size_of::<u64>()
+}
+
+/// What [`Mail::frame`] gives in a group of so many ranks.
+pub(in crate::transport) fn frame(size: usize) -> usize {
+    framed(eager(&Layout::new(size)))
+}
+
 /// Bytes of a piece of a longer message: a ring has room for several.
 fn piece(layout: &Layout) -> usize {
     layout.ring_bytes() / 4 - HEADER
@@ -70,7 +80,7 @@ impl Mail {
 
     /// Bytes behind a fingerprint with which they travel at once.
     pub fn frame(&self) -> usize {
-        self.eager - size_of::<u64>()
+        framed(self.eager)
     }
 
     /// Forgets what is under way: nothing is copied from or to where it was posted any more.
@@ -413,7 +423,7 @@ mod tests {
 
     #[test]
     fn what_travels_with_its_fingerprint_travels_at_once() {
-        let framed = |ranks| eager(&Layout::new(ranks)) - size_of::<u64>();
+        let framed = frame;
         for ranks in [2, 16, 64] {
             assert!(framed(ranks) >= Tuning::default().frame, "{ranks}");
         }

@@ -21,13 +21,18 @@ use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::transport::{Direct, Request, Tag, Transport, Wait, Waits, admit, place_among, waits};
-pub use budget::limit as memory_limit;
+pub use budget::{Available, available as memory_available, limit as memory_limit};
 use group::Group;
 use mail::Mail;
+pub(super) use mail::frame;
 use peers::Watcher;
 use segments::Segments;
+pub use segments::control_bytes;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+/// What [`Direct::inline_limit`] gives.
+pub(super) const INLINE_LIMIT: usize = layout::INLINE;
 
 /// An offset that says: the payload is in the slot.
 const INLINE: u64 = u64::MAX;
@@ -259,7 +264,7 @@ unsafe impl Direct for ShmTransport {
     }
 
     fn inline_limit(&self) -> usize {
-        layout::INLINE
+        INLINE_LIMIT
     }
 
     unsafe fn publish(

@@ -60,7 +60,7 @@ impl Segments {
         let size = ranks.len();
         let me = ranks.iter().position(|&r| r == rank).expect("a rank is one of its host's");
         let world = Layout::new(size);
-        let fixed = layout::HEADER + world.bytes();
+        let fixed = control_bytes(size);
         let (arena_bytes, limit) = arena_bytes(options, size, fixed);
         let bytes = fixed.next_multiple_of(arena::HUGE) + arena_bytes;
 
@@ -300,6 +300,11 @@ impl Drop for Range {
             self.segments.arena.release(self.segments.own(), self.offset, self.bytes);
         }
     }
+}
+
+/// Bytes that each of `size` ranks of a host takes beside its buffers.
+pub fn control_bytes(size: usize) -> usize {
+    layout::HEADER + Layout::new(size).bytes()
 }
 
 /// Address space for one rank's buffers: what the machine has, unless told otherwise, and so little that all

@@ -1,0 +1,192 @@
+//! `caravan plan`: what each rank of a training would hold and send at each ZeRO stage, to the byte, before there are any
+//! ranks, and also where they could not run.
+
+mod table;
+
+use crate::args::{PlanArgs, Precision, TrainArgs};
+use crate::bench::tuning;
+use crate::device::{self, Device};
+use crate::failure::{Failure, Result};
+use crate::machine::Machine;
+use crate::out;
+use crate::plan::{self, Asked, MicroBatch, ModelChoice, Numbers, Shape};
+use crate::transports::Transport;
+use collectives::MAX_SIZE;
+use collectives::bootstrap;
+use collectives::schedule::Tuning;
+use collectives::transport::Expected;
+use serde_json::{Value, json};
+use zero::{Memory, Stage};
+
+/// Of more ranks than this only the first and the last are looked at one by one: the others differ from them by what
+/// the engine works in at most, a few KiB.
+const LOOKED_AT: usize = 64;
+
+/// GPUs of a host of which nobody knows how many it has: few have more.
+const GPUS: usize = 8;
+
+/// Does what the flags say.
+///
+/// # Errors
+/// What `train` would refuse of them on any machine, nodes that nobody knows, or a standard output that takes nothing.
+pub fn plan(args: &PlanArgs) -> Result<()> {
+    let forecast = Forecast::new(&args.train)?;
+    match args.json {
+        true => out::line(forecast.json()),
+        false => out::text(forecast.text()),
+    }
+}
+
+/// What a training would hold and send.
+struct Forecast {
+    model: ModelChoice,
+    world: usize,
+    /// What carries its calls, as `--transport` and tuning tables name it.
+    label: String,
+    /// How many of the ranks a host has, if that is known.
+    here: Option<usize>,
+    device: Device,
+    dtype: Precision,
+    batch: MicroBatch,
+    /// With whichever stage.
+    zero: zero::Config,
+    /// In the order of stages.
+    stages: Vec<Outcome>,
+}
+
+/// What it comes to at one stage.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    stage: Stage,
+    /// Of the rank that holds most.
+    memory: Memory,
+    /// Bytes that a rank takes of a GPU, with what lies between its buffers and what CUDA's libraries take.
+    gpu: usize,
+    /// Bytes that the rank sends in a step that sends most.
+    sent: u64,
+}
+
+impl Forecast {
+    fn new(args: &TrainArgs) -> Result<Self> {
+        let unasked = device::ranks_unasked(&args.device, &args.ranks, None);
+        let world = args.ranks.ranks.unwrap_or(unasked);
+        if !(1..=MAX_SIZE).contains(&world) {
+            return Err(Failure::usage(format!("--ranks {world}: a run has from 1 to {MAX_SIZE} ranks")));
+        }
+        plan::check_anywhere(args, world)?;
+        let joined = Joined::new(args, world)?;
+        device::check_flags(&args.device, joined.nccl, args.ranks.share_gpus)?;
+        let device = Device::elsewhere(&args.device);
+        let precision = device::matmul_precision(&args.device, args.dtype)?;
+        let placement = plan::placement(args, &device);
+        let zero = zero::Config { placement, ..Numbers::check(args)?.zero };
+        let model = ModelChoice::open(&args.model)?;
+        model.config.validate().map_err(Failure::usage)?;
+        model.check_trainable()?;
+        let threads = args.ranks.threads.unwrap_or_else(|| {
+            let here = joined.here.unwrap_or(world);
+            plan::unasked_threads(
+                bootstrap::processors_of_host(None),
+                here,
+                args.device.device,
+                args.progress,
+            )
+        });
+        let batch = MicroBatch {
+            rows: args.micro_batch,
+            length: plan::sequence(args, &model)?,
+            recompute: args.recompute.of_models(),
+            precision,
+            threads,
+        };
+        let shape = Shape { model: &model, dtype: args.dtype, device: &device, world, nccl: joined.nccl };
+        let outcome = |&stage: &Stage| {
+            let zero = zero::Config { stage, ..zero.clone() };
+            let need = shape.need(&zero, &batch)?;
+            let mut plan = shape.sharded(&zero, 0);
+            let (mut memory, mut sent) = (need.memory, 0);
+            for rank in (0..world).filter(|rank| rank.min(&(world - 1 - rank)) < &(LOOKED_AT / 2)) {
+                plan.rank = rank;
+                let held = shape.held(&need, &plan, &joined.expected.group(rank, world, joined.tuning));
+                memory = if held.total() > memory.total() { held } else { memory };
+                sent = plan.sent_in_a_step().max(sent);
+            }
+            let peers = joined.nccl.then(|| joined.here.unwrap_or(world.min(GPUS)) - 1);
+            let gpu = if placement.on_device() { need.arena + device::reserve(peers) } else { 0 };
+            Ok(Outcome { stage, memory, gpu, sent })
+        };
+        let stages = Stage::ALL.iter().map(outcome).collect::<Result<_>>()?;
+        let Joined { label, here, .. } = joined;
+        Ok(Forecast { world, label, here, dtype: args.dtype, batch, zero, stages, device, model })
+    }
+
+    fn json(&self) -> Value {
+        let stages = self.stages.iter().map(|at| {
+            let memory = crate::report::memory_json(&at.memory);
+            let device = at.memory.on_device(self.zero.placement);
+            json!({
+                "stage": at.stage.level(),
+                "memory": memory,
+                "device_bytes": device,
+                "gpu_bytes": at.gpu,
+                "bytes_sent": at.sent,
+            })
+        });
+        json!({
+            "model": self.model.name,
+            "parameters": self.model.config.parameters(),
+            "ranks": self.world,
+            "ranks_of_a_host": self.here,
+            "transport": self.label,
+            "device": self.device.name(),
+            "offload": plan::offload(self.zero.placement),
+            "dtype": self.dtype.name(),
+            "micro_batch": self.batch.rows,
+            "accumulate": self.zero.accumulate,
+            "seq": self.batch.length,
+            "recompute": plan::recompute(self.batch.recompute),
+            "threads": self.batch.threads,
+            "bucket_bytes": self.zero.bucket_bytes,
+            "stages": stages.collect::<Vec<Value>>(),
+            "machine": Machine::probe().json(),
+        })
+    }
+}
+
+/// How the ranks would reach each other.
+struct Joined {
+    nccl: bool,
+    label: String,
+    here: Option<usize>,
+    expected: Expected,
+    tuning: Tuning,
+}
+
+impl Joined {
+    fn new(args: &TrainArgs, world: usize) -> Result<Self> {
+        let asked = Asked::new(&args.ranks, world)?;
+        // Without hosts that are known there is one, where auto is this.
+        let (layers, transport) = (asked.layers, asked.transport.unwrap_or(Transport::Shm));
+        let Some(expected) = layers.expected(transport, world)? else {
+            return Err(Failure::usage(format!(
+                "--transport {} takes nodes from hosts, which nobody knows yet: add --ranks-per-node K",
+                args.ranks.transport
+            )));
+        };
+        // Links are emulated on one machine only.
+        let between_hosts = matches!(transport, Transport::Mpi | Transport::Ucx) && !expected.link;
+        let here = match (&expected.nodes, between_hosts) {
+            (_, false) => Some(world),
+            (Some(nodes), true) => Some(nodes.largest()),
+            (None, true) => None,
+        };
+        let label = layers.label(transport);
+        let mut tuning = layers.tuning(world);
+        if let Some(path) = tuning::named(args.ranks.tuning.as_ref()).filter(|_| world > 1) {
+            let tune = format!("'caravan bench tune --ranks {world} {} -o FILE'", layers.flags(transport));
+            tuning = tuning::load(&path, &label, world, &tune, tuning)?;
+        }
+        let label = format!("{}{label}", if asked.nccl { "nccl+" } else { "" });
+        Ok(Joined { nccl: asked.nccl, label, here, expected, tuning })
+    }
+}

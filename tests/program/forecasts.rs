@@ -1,0 +1,89 @@
+//! What `caravan plan` says is what `caravan train` then holds and sends, and it needs nothing of what trains.
+
+use crate::bench;
+use harness::{Bench, json_lines};
+use serde_json::Value;
+
+/// What stage `stage` of these flags comes to.
+fn planned(bench: &Bench, flags: &str) -> Vec<Value> {
+    let outcome = bench.run(&format!("plan --json {flags}")).success();
+    let plan: Value = serde_json::from_str(&outcome.stdout).expect("one object");
+    let stages = plan["stages"].as_array().expect("stages").clone();
+    assert_eq!(stages.iter().map(|at| at["stage"].as_u64()).collect::<Vec<_>>(), [0, 1, 2, 3].map(Some));
+    stages
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("a number, not {value}"))
+}
+
+/// Trains a step at each of these stages, and compares.
+fn compare(flags: &str, stages: &[usize]) {
+    let bench = bench();
+    let flags = format!("--model nano --seq 16 --data random --steps 1 --sample 0 --threads 1 {flags}");
+    let plan = planned(&bench, &flags);
+    for &stage in stages {
+        bench.run(&format!("train --quiet --metrics m.jsonl --stage {stage} {flags}")).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let ranks = lines[lines.len() - 1]["summary"]["ranks"].as_array().expect("ranks");
+        let most = ranks.iter().max_by_key(|rank| number(&rank["memory"]["total"])).expect("a rank");
+        assert_eq!(plan[stage]["memory"], most["memory"], "stage {stage}, {flags}");
+        let sent = ranks.iter().map(|rank| number(&rank["bytes_sent"])).max();
+        assert_eq!(Some(number(&plan[stage]["bytes_sent"])), sent, "stage {stage}, {flags}");
+    }
+}
+
+#[test]
+fn ranks_of_a_host_hold_and_send_what_was_planned() {
+    compare("--ranks 2 --micro-batch 3", &[0, 1, 2, 3]);
+    compare("--ranks 3 --accumulate 2 --dtype f32 --transport threads --bucket-size 20K", &[0, 2, 3]);
+    compare("--ranks 1 --recompute full --accumulate 2", &[0, 3]);
+}
+
+#[test]
+fn ranks_of_nodes_hold_and_send_what_was_planned() {
+    compare("--ranks 5 --transport shm+shm --ranks-per-node 2:cyclic --bucket-size 20K", &[0, 3]);
+    compare(
+        "--ranks 4 --transport threads --ranks-per-node 2 --emulate-link latency=20us,bandwidth=1GB/s",
+        &[0, 2],
+    );
+    if bench().offers("ucx") {
+        compare("--ranks 2 --transport ucx", &[0, 3]);
+        compare("--ranks 4 --transport shm+ucx --ranks-per-node 2 --accumulate 2", &[1, 3]);
+    }
+}
+
+#[test]
+fn a_plan_needs_neither_gpus_nor_hosts_nor_data() {
+    let bench = bench();
+    let flags = "--model llama-3.1-70b --device cuda --offload optimizer --transport nccl+ucx --ranks 512 --data nowhere \
+                 --micro-batch 1 --seq 4096 --recompute full";
+    let stages = planned(&bench, flags);
+    let of_gpu = |at: &Value| number(&at["gpu_bytes"]);
+    assert!(stages.iter().map(of_gpu).is_sorted_by(|a, b| a >= b));
+    // Parameters in bf16, with a little padding, and the optimizer's state, which is not there.
+    let held = |at: &Value| number(&at["memory"]["parameters"]);
+    let (parameters, gib) = (70_553_706_496 * 2, 1 << 30);
+    assert!((parameters..parameters + gib).contains(&held(&stages[0])), "{}", stages[0]);
+    assert!(of_gpu(&stages[0]) > 2 * parameters && of_gpu(&stages[3]) < 40 * gib, "{stages:?}");
+
+    let table =
+        bench.run("plan --model 32m --ranks 64 --transport shm+ucx --ranks-per-node 8").success().stdout;
+    for words in [
+        "32m (31.6M parameters) in bf16 on 64 ranks with ",
+        " over shm+ucx/8\n",
+        "stage 0     stage 1     stage 2     stage 3\n",
+        "\n  the 8 ranks of a host ",
+        "\nsent by a rank\n  a step ",
+    ] {
+        assert!(table.contains(words), "'{words}' is not in {table}");
+    }
+    // Columns stand below each other.
+    let wide = table.lines().find(|line| line.contains("stage 3")).expect("a header").len();
+    assert!(
+        table.lines().filter(|line| line.contains("  ") && line.contains('B')).all(|line| line.len() == wide)
+    );
+
+    bench.run("plan --ranks 64 --transport shm+ucx").refusal(2, &["shm+ucx", "add --ranks-per-node K"]);
+    bench.nothing_left();
+}
