@@ -10,7 +10,6 @@ Ours takes the same steps with 2 ranks of 6 sequences, in f32 also with --matmul
 target asks for.
 """
 
-import argparse
 import pathlib
 import re
 import sys
@@ -39,29 +38,32 @@ def ours(program, data, dtype, stage, seed):
 def peer(python, script):
     script = pathlib.Path(script).resolve()
     out = sbs.run([python, script.name], cwd=script.parent)
-    train = re.search(r"train s ([0-9.]+)", out)
-    val = re.search(r"val ([0-9.]+)", out)
-    return {"engine": "transformers", "dtype": "f32", "val": float(val.group(1)),
-            "train_s": round(float(train.group(1)), 2)}
+    found = [re.search(word + r" ([0-9.]+)", out) for word in ("train s", "val")]
+    if not all(found):
+        sys.exit(f"{script.name} printed no 'train s SECONDS' and 'val LOSS', but:\n{out[-4000:]}")
+    seconds, loss = (float(each.group(1)) for each in found)
+    return {"engine": "transformers", "dtype": "f32", "val": loss, "train_s": round(seconds, 2)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = sbs.parser(__doc__, 2)
     parser.add_argument("--python", required=True, help="Python of the environment with the peer")
     parser.add_argument("--peer", required=True, help="the peer's script")
     parser.add_argument("--data", required=True, help="the text, the same that the peer reads")
-    parser.add_argument("--caravan", help="our program [default: built from this checkout]")
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--stage", type=int, default=3)
-    args = parser.parse_args()
-    program = args.caravan or sbs.build()
-    load, rows = sbs.load(), []
+    args = sbs.parse(parser)
+    sbs.need_files(args.peer, args.data)
+    python = sbs.path_of(args.python)
+    rows = sbs.Record("learning", before=sbs.given({"--caravan": args.caravan}))
+    versions = sbs.versions(python)
+    program = sbs.path_of(args.caravan or sbs.build())
     for round_ in range(args.rounds):
         for dtype in OURS:
-            rows.append({"round": round_, **ours(program, args.data, dtype, args.stage, 1337 + round_)})
+            rows.add({"round": round_, **ours(program, args.data, dtype, args.stage, 1337 + round_)})
             print(sbs.stamp(), rows[-1], flush=True)
-        rows.append({"round": round_, **peer(args.python, args.peer)})
+        rows.add({"round": round_, **peer(python, args.peer)})
         print(sbs.stamp(), rows[-1], flush=True)
+
     def middle(engine, dtype, key):
         return sbs.median([row[key] for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)])
 
@@ -83,9 +85,8 @@ def main():
                       sbs.table(["", "validation loss", "seconds to train", "x transformers"], cells), ""])
     command = ("benches/compare_learning.py --python V/bin/python --peer train_baby.py --data tinyshakespeare.txt "
                f"--rounds {args.rounds} --stage {args.stage}")
-    sbs.write("learning", text, command, {"load": load, "peer": sbs.versions(args.python)}, rows,
-              before=sbs.given({"--caravan": args.caravan}))
+    rows.write(text, command, {"peer": versions})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sbs.command(main)

@@ -15,7 +15,7 @@ target, and each is also set beside what the processor's multiply-adds allow, wh
 takes a C compiler).
 """
 
-import argparse
+import contextlib
 import json
 import pathlib
 import shlex
@@ -51,70 +51,89 @@ def ours(program, dtype, engine, stage, steps):
             "tok_s": round(lines[0]["tokens"] / seconds, 1), "rss_mb": round(rss), "exposed_s": round(exposed, 4)}
 
 
+def said(out, asked):
+    """The peer's row in what it printed, if it is of what was asked for."""
+    for line in out.splitlines():
+        with contextlib.suppress(json.JSONDecodeError, KeyError):
+            if line.startswith("{"):
+                found = json.loads(line)
+                row = {key: found[key] for key in ("engine", "stage", "dtype", "step_s", "tok_s", "rss_mb")}
+                if (row["engine"], row["stage"], row["dtype"]) == asked:
+                    return row
+    return None
+
+
 def peer(args, dtype, engine, stage):
     env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    torchrun = pathlib.Path(args.python).parent / "torchrun"
-    command = [torchrun, "--nproc-per-node", RANKS, args.peer, "--engine", engine, "--stage", stage, "--dtype", dtype,
+    command = [args.torchrun, "--nproc-per-node", RANKS, args.peer, "--engine", engine, "--stage", stage, "--dtype", dtype,
                "--steps", args.steps]
     # DeepSpeed's gloo aborts now and then: such a run is repeated, and the row says how often.
     for failed in range(ATTEMPTS):
         out, failure = sbs.attempt(command, env=env)
-        if not failure:
-            break
-        print(sbs.stamp(), failure, flush=True)
-    else:
-        sys.exit(f"{engine} stage {stage} in {dtype} failed {ATTEMPTS} times")
-    line = next(line for line in out.splitlines() if line.startswith("{"))
-    found = json.loads(line)
-    row = {key: found[key] for key in ("engine", "stage", "dtype", "step_s", "tok_s", "rss_mb")}
-    return {**row, "failed_before": failed} if failed else row
+        row = said(out, (engine, stage, dtype))
+        if row and not failure:
+            return {**row, "failed_before": failed} if failed else row
+        print(sbs.stamp(), failure or f"it printed no row of {engine} stage {stage} in {dtype}, but:\n{out[-4000:]}", flush=True)
+    sys.exit(f"{engine} stage {stage} in {dtype} failed {ATTEMPTS} times")
 
 
-def limit():
+def limit(cpus):
     """Tokens/s at which the ranks' processors would do nothing but f32 multiply-adds, on registers."""
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "fma_limit"
         source = pathlib.Path(__file__).parent / "fma_limit.c"
         sbs.run(["cc", "-O3", "-march=native", "-ffp-contract=fast", "-o", program, source])
-        return RANKS * float(sbs.run([program, RANKS])) / FLOPS
+        return RANKS * float(sbs.run([*sbs.on(*cpus), program, RANKS])) / FLOPS
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = sbs.parser(__doc__, 3)
     parser.add_argument("--python", required=True, help="Python of the environment with the peers")
     parser.add_argument("--peer", required=True, help="the peer's script")
-    parser.add_argument("--caravan", help="our program [default: built from this checkout]")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", nargs="+", choices=[*FASTER], default=[*FASTER])
-    args = parser.parse_args()
-    sbs.need("cc", pathlib.Path(args.python).parent / "torchrun")
-    program = args.caravan or sbs.build()
-    load, rows = sbs.load(), []
+    args = sbs.parse(parser)
+    if args.steps < 3:
+        parser.error("--steps has to be at least 3: the first two are not counted")
+    sbs.need_files(args.peer)
+    python = sbs.path_of(args.python)
+    args.torchrun = pathlib.Path(python).parent / "torchrun"
+    sbs.need("cc", "taskset", args.torchrun)
+    cpus = sbs.cpus(RANKS)
+    rows = sbs.Record("training", before=sbs.given({"--caravan": args.caravan}))
+    versions = sbs.versions(python)
+    program = sbs.path_of(args.caravan or sbs.build())
     for round_ in range(args.rounds):
         for dtype in args.dtype:
             if dtype == "f32":
-                most = round(limit(), 1)
-                rows.append({"round": round_, "engine": "limit", "stage": 0, "dtype": dtype, "tok_s": most})
+                most = round(limit(cpus), 1)
+                rows.add({"round": round_, "engine": "limit", "stage": 0, "dtype": dtype, "tok_s": most})
                 print(sbs.stamp(), rows[-1], flush=True)
             # Alternating, so that a change of the machine's mood meets both sides.
             for position in range(max(4, len(PEERS))):
                 for engine in OURS[dtype] if position < 4 else ():
-                    rows.append({"round": round_, **ours(program, dtype, engine, position, args.steps)})
+                    rows.add({"round": round_, **ours(program, dtype, engine, position, args.steps)})
                     print(sbs.stamp(), rows[-1], flush=True)
                 if position < len(PEERS):
-                    rows.append({"round": round_, **peer(args, dtype, *PEERS[position])})
+                    rows.add({"round": round_, **peer(args, dtype, *PEERS[position])})
                     print(sbs.stamp(), rows[-1], flush=True)
     parts = ["# Training speed beside PyTorch and DeepSpeed", "",
              "31.6 M parameters (hidden 512, 8 layers, 8 heads, 4 KV heads, FFN 1376, vocabulary 8192, untied), "
              "2 ranks x 1 thread, micro-batch 4, sequence 256. Medians over rounds of each run's median step; "
-             "resident memory is the larger rank's peak (the peer reports rank 0's).", ""]
+             "resident memory is the larger rank's peak (the peer reports rank 0's). By round: of single rounds the "
+             "ratio to that peer which is the fastest by medians.", ""]
     summary, targets = parts, []
     parts = []
     for dtype in args.dtype:
         def middle(engine, stage, key):
             found = [row[key] for row in rows if (row["engine"], row["stage"], row["dtype"]) == (engine, stage, dtype)]
             return sbs.median(found)
+
+        def by_round(above, below):
+            """Of two (engine, stage): their ratios in single rounds. Few that differ have no middle that says much."""
+            of = [{row["round"]: row["tok_s"] for row in rows if (row["engine"], row["stage"], row["dtype"]) == (*each, dtype)}
+                  for each in (above, below)]
+            return " ".join(f"{of[0][r] / of[1][r]:.2f}" for r in of[0])
 
         def same_stage(stage):
             return max(middle(*p, "tok_s") for p in PEERS if p[1] == stage)
@@ -123,37 +142,36 @@ def main():
         fastest, leanest = middle(*best, "tok_s"), min(middle(*p, "rss_mb") for p in PEERS)
         named = [(f"{engine} stage {stage}" if engine != "ddp" else "DDP", engine, stage) for engine, stage in
                  [(engine, s) for engine in OURS[dtype] for s in range(4)] + PEERS]
-        header = ["", "tokens/s", "x fastest peer", "x fastest peer of the stage", "peak MB", "x leanest peer"]
+        header = ["", "tokens/s", "x fastest peer", "by round", "x fastest peer of the stage", "peak MB", "x leanest peer"]
         cells = [[name, f"{middle(e, s, 'tok_s'):.0f}", f"{middle(e, s, 'tok_s') / fastest:.2f}",
-                  f"{middle(e, s, 'tok_s') / same_stage(s):.2f}", f"{middle(e, s, 'rss_mb'):.0f}",
+                  by_round((e, s), best), f"{middle(e, s, 'tok_s') / same_stage(s):.2f}", f"{middle(e, s, 'rss_mb'):.0f}",
                   f"{middle(e, s, 'rss_mb') / leanest:.2f}"]
                  for name, e, s in named]
         stages = [(middle("caravan", s, "tok_s") / fastest, middle("caravan", s, "rss_mb") / leanest, s) for s in range(4)]
         (speed, _, slowest), (_, held, largest) = min(stages), max(stages, key=lambda of: of[1])
         targets += [[f"{dtype}: at least {FASTER[dtype]} times the fastest peer at every stage",
-                     f"{speed:.2f} at stage {slowest}", sbs.holds(speed >= FASTER[dtype])],
+                     f"{speed:.2f} at stage {slowest}", by_round(("caravan", slowest), best), sbs.holds(speed >= FASTER[dtype])],
                     [f"{dtype}: a rank's peak memory below half of the leanest peer's at every stage",
-                     f"{held:.2f} at stage {largest}", sbs.holds(held < 0.5)]]
-        said = f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds {leanest:.0f} MB."
+                     f"{held:.2f} at stage {largest}", "", sbs.holds(held < 0.5)]]
+        text = f"The fastest peer is {best[0]} at stage {best[1]}; the leanest holds {leanest:.0f} MB."
         if dtype == "f32":
             most = middle("limit", 0, "tok_s")
             header.append("x limit")
             for cell, (_, e, s) in zip(cells, named):
                 cell.append(f"{middle(e, s, 'tok_s') / most:.2f}")
-            said += (f" The limit is {most:.0f} tokens/s, {most / fastest:.2f} times the fastest peer: the products' "
+            text += (f" The limit is {most:.0f} tokens/s, {most / fastest:.2f} times the fastest peer: the products' "
                      f"{FLOPS / 1e6:.0f} MFLOP a token at the rate of multiply-adds on registers (where there is AMX, "
                      "ours makes them of bf16 instead).")
-        parts += [f"## {dtype}", said, "", sbs.table(header, cells), ""]
-    parts = [*summary, "## Targets", "", sbs.table(["target", "worst found", "holds"], targets), "", *parts]
+        parts += [f"## {dtype}", text, "", sbs.table(header, cells), ""]
+    parts = [*summary, "## Targets", "", sbs.table(["target", "worst found", "by round", "holds"], targets), "", *parts]
     failed = [f"{row['engine']} stage {row['stage']} in {row['dtype']} ({row['failed_before']})" for row in rows
               if "failed_before" in row]
     if failed:
         parts += [f"Runs of peers that ended with an error and were repeated: {', '.join(failed)}.", ""]
     command = " ".join(["benches/compare_training.py --python V/bin/python --peer train_torch.py",
                         f"--rounds {args.rounds} --steps {args.steps} --dtype {shlex.join(args.dtype)}"])
-    sbs.write("training", "\n".join(parts), command, {"load": load, "peers": sbs.versions(args.python)}, rows,
-              before=sbs.given({"--caravan": args.caravan}))
+    rows.write("\n".join(parts), command, {"peers": versions})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sbs.command(main)

@@ -1,5 +1,7 @@
 """What the comparisons share: running commands, medians, and the result file NAME_MACHINE_DATE.md."""
 
+import argparse
+import contextlib
 import datetime
 import itertools
 import json
@@ -7,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -15,26 +18,86 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benches" / "results"
+# Seconds after which a run counts as failed: several times what the longest takes.
+LIMIT = 1800
+# And those that are left to it, once it is asked to end.
+GRACE = 10
+# What a launcher leaves to those that it starts, as a shell in a step of Slurm: our program would take itself for that step's
+# rank, and mpirun that step's processors for all that there are.
+LEFT = ("CARAVAN_RANK", "CARAVAN_WORLD", "CARAVAN_LOCAL_", "CARAVAN_JOB", "CARAVAN_TOKEN", "CARAVAN_RENDEZVOUS",
+        "CARAVAN_BOARD_FD", "OMPI_COMM_WORLD_", "OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMI_", "PMIX_", "MPI_LOCAL",
+        "MV2_COMM_WORLD_", "SLURM_", "TORCHELASTIC_")
+
+
+def parser(doc, rounds):
+    """The options that all comparisons have."""
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--caravan", help="our program [default: built from this checkout]")
+    found.add_argument("--rounds", type=int, default=rounds)
+    found.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS",
+                       help="after which a run is ended, and has failed [%(default)s]")
+    return found
+
+
+def parse(options):
+    global LIMIT
+    args = options.parse_args()
+    if args.rounds < 1:
+        options.error("--rounds has to be at least 1")
+    LIMIT = args.limit
+    return args
+
+
+def command(main):
+    """Runs a comparison: whoever ends it wants what it has started gone, and what it has measured kept."""
+    def stop(number, _):
+        for each in asked:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    # What nohup ignores stays so.
+    asked = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+    for each in asked:
+        signal.signal(each, stop)
+    try:
+        main()
+    finally:
+        Record.leave()
 
 
 def build(library=None):
     """Builds the program, perhaps against an MPI library, and gives its path. The next build replaces it there."""
-    command = ["cargo", "build", "--release", "--bin", "caravan", "--message-format", "json-render-diagnostics"]
-    mpi = {"MPICC": f"mpicc.{library}"} if library else {}
-    command += ["--features", "mpi"] if library else []
-    env = {**os.environ, **mpi}
+    line = ["cargo", "build", "--release", "--bin", "caravan", "--message-format", "json-render-diagnostics"]
+    line += ["--features", "mpi"] if library else []
+    need("cargo")
     if library:
         # Cargo does not see that another library is asked for.
-        subprocess.run(["cargo", "clean", "--release", "-p", "mpi", "-p", "mpi-sys"], cwd=ROOT, check=True)
-    out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
-    messages = (json.loads(line) for line in out.splitlines())
-    return next(m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan")
+        run(["cargo", "clean", "--release", "-p", "mpi", "-p", "mpi-sys"], cwd=ROOT)
+    with Running(line, cwd=ROOT, env={"MPICC": f"mpicc.{library}"} if library else None, stdout=subprocess.PIPE) as cargo:
+        out, failure = cargo.finish(2 * 3600)
+    messages = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    built = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan"]
+    if failure or not built:
+        sys.exit(failure or "cargo has built no program caravan")
+    return built[-1]
+
+
+def path_of(program):
+    """The absolute path of a program, which may be run in another folder. Links stay: a Python is that of its environment by
+    the place it is called at."""
+    need(program)
+    return os.path.abspath(shutil.which(program))
 
 
 def keep(folder, **programs):
     """Copies of those programs that were named, by name: a build replaces the last one, which may be one of them."""
-    found = {name: shutil.which(program) or program for name, program in programs.items() if program}
-    return {name: shutil.copy(path, folder / f"named-{name}") for name, path in found.items()}
+    return {name: shutil.copy(path_of(program), folder / f"named-{name}") for name, program in programs.items() if program}
+
+
+def need_files(*files):
+    for file in files:
+        if not os.path.isfile(file):
+            sys.exit(f"there is no file {file}")
 
 
 def need(*programs):
@@ -44,21 +107,85 @@ def need(*programs):
         sys.exit(f"this comparison needs {', '.join(missing)}, which is not installed")
 
 
-def attempt(command, cwd=None, env=None):
+class Running:
+    """A command in a session of its own, which ends with all that it has started: that bears a mark in its environment."""
+
+    count = itertools.count()
+
+    def __init__(self, line, cwd=None, env=None, **streams):
+        self.line = [str(word) for word in line]
+        self.mark = f"SIDE_BY_SIDE={os.getpid()}.{next(self.count)}"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(LEFT)}
+        self.process = subprocess.Popen(self.line, cwd=cwd, env={**clean, **(env or {}), **dict([self.mark.split("=")])},
+                                        text=True, start_new_session=True, **streams)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def finish(self, limit=None):
+        """Its standard output, and what it said if it failed, or that its time was over."""
+        limit, late = limit or LIMIT, False
+        try:
+            out, errors = self.process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            late = True
+            self.end()
+            try:
+                out, errors = self.process.communicate(timeout=GRACE)
+            except subprocess.TimeoutExpired:
+                out, errors = "", ""
+        if self.process.returncode == 0 and not late:
+            return out or "", None
+        how = f"was ended after {limit:g} s" if late else f"ended with {self.process.returncode}"
+        return out or "", f"{' '.join(self.line)} {how}:\n{(errors or '')[-4000:]}"
+
+    def end(self):
+        """Asks it to end, as launchers then end their ranks, and kills what is left."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(GRACE)
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def left(self):
+        mark = self.mark.encode()
+        for place in pathlib.Path("/proc").glob("[0-9]*/environ"):
+            # Some are gone by now, or another's.
+            with contextlib.suppress(OSError):
+                if mark in place.read_bytes().split(b"\0"):
+                    yield int(place.parent.name)
+
+
+def attempt(line, cwd=None, env=None, limit=None):
     """Runs a command to its end and gives its standard output, and what it said if it failed."""
-    done = subprocess.run([str(c) for c in command], cwd=cwd, env={**os.environ, **(env or {})},
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode == 0:
-        return done.stdout, None
-    return done.stdout, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+    with Running(line, cwd, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        return running.finish(limit)
 
 
-def run(command, cwd=None, env=None):
+def run(line, cwd=None, env=None, limit=None):
     """Runs a command to its end and gives its standard output; its errors are shown if it fails."""
-    out, failure = attempt(command, cwd, env)
+    out, failure = attempt(line, cwd, env, limit)
     if failure:
         sys.exit(failure)
     return out
+
+
+def need_rows(name, rows, collectives, sizes, out):
+    """Ends the comparison where a row of these collectives and sizes is missing, which would pass for one that is fine."""
+    there = {(row["coll"], row["bytes"]) for row in rows if row.get("us", 1)}
+    missing = [f"{coll} of {bytes_}" for coll in collectives for bytes_ in sizes if (coll, bytes_) not in there]
+    if missing:
+        sys.exit(f"{name} gave no row for {', '.join(missing)} bytes, but:\n{out[-4000:]}")
 
 
 def caravan(program, flags):
@@ -94,6 +221,31 @@ def machine():
     return f"{name}, {cores} cores", f"{slug}-{cores}cores"
 
 
+def cpus(count):
+    """Processors for ranks, of those that this process may use: of different cores as long as there are such."""
+    def place(cpu):
+        folder = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            return int((folder / "physical_package_id").read_text()), (folder / "thread_siblings_list").read_text()
+        except OSError:
+            return 0, str(cpu)
+
+    allowed = sorted(os.sched_getaffinity(0), key=lambda cpu: (place(cpu)[0], cpu))
+    cores = {}
+    for cpu in allowed:
+        cores.setdefault(place(cpu), cpu)
+    firsts = [*cores.values()]
+    found = [*firsts, *(cpu for cpu in allowed if cpu not in firsts)][:count]
+    if len(found) < count:
+        sys.exit(f"this comparison needs a processor for each of {count} ranks, and may use {len(found)}")
+    return found
+
+
+def on(*cpus):
+    """What runs a command on these processors only."""
+    return ["taskset", "-c", ",".join(map(str, cpus))]
+
+
 def table(header, rows):
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
@@ -109,26 +261,60 @@ def given(programs):
     return "".join(f" {flag} {flag.removeprefix('--')}" for flag, program in programs.items() if program)
 
 
-def write(name, text, command, facts, rows, place=None, before=""):
-    """Writes the result file: what was found, the command, versions and every raw row. `before` are the flags that named
-    programs of which nothing here says how they were built."""
-    readable, slug = machine()
-    slug = place or slug
-    date = datetime.date.today().isoformat()
-    # What was measured before on that day stays.
-    names = itertools.chain([f"{name}_{slug}_{date}.md"], (f"{name}_{slug}_{date}-{n}.md" for n in itertools.count(2)))
-    path = next(path for path in map(RESULTS.joinpath, names) if not path.exists())
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    facts = {"machine": readable, "kernel": os.uname().release,
-             "commit of the scripts" if before else "commit": commit.stdout.strip(),
-             "load before": facts.pop("load"), **facts}
-    body = [text, "## Made by", f"`{command}{before}`", "",
-            *[f"- {key}: {value}" for key, value in facts.items()], "", "## Raw rows", "```",
-            *[json.dumps(row) for row in rows], "```", ""]
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text("\n".join(body))
-    print(text)
-    print(f"written to {path.relative_to(ROOT)}")
+class Record(list):
+    """What is measured, row by row, and what it is measured on. Each row is also in a file of its own as soon as it is there, so
+    that a failure loses none. `before` are the flags that named programs of which nothing here says how they were built."""
+
+    last = None
+
+    def __init__(self, name, place=None, before=""):
+        super().__init__()
+        self.name, self.before, self.skips = name, before, []
+        readable, slug = machine()
+        self.slug = place or slug
+        try:
+            commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE,
+                                    stderr=subprocess.DEVNULL, text=True).stdout.strip()
+        except OSError:
+            commit = ""
+        self.facts = {"machine": readable, "kernel": os.uname().release,
+                      "commit of the scripts" if before else "commit": commit or "not known", "load before": load()}
+        number, self.path = tempfile.mkstemp(prefix=f"{name}-", suffix=".jsonl")
+        self.file = os.fdopen(number, "w")
+        Record.last = self
+
+    def add(self, row):
+        self.append(row)
+        print(json.dumps(row), file=self.file, flush=True)
+
+    def skip(self, what):
+        self.skips.append(what)
+        print(f"skipped: {what}")
+
+    @classmethod
+    def leave(cls):
+        """At the end, however that came: says where rows are that no result file has."""
+        if cls.last and len(cls.last):
+            print(f"no result is written; what was measured until then is in {cls.last.path}", file=sys.stderr)
+        elif cls.last:
+            os.unlink(cls.last.path)
+
+    def write(self, text, command, facts):
+        """Writes the result file: what was found, the command, versions and every raw row."""
+        date = datetime.date.today().isoformat()
+        # What was measured before on that day stays.
+        stem = f"{self.name}_{self.slug}_{date}"
+        names = itertools.chain([f"{stem}.md"], (f"{stem}-{n}.md" for n in itertools.count(2)))
+        path = next(path for path in map(RESULTS.joinpath, names) if not path.exists())
+        told = [*self.facts.items(), *facts.items(), *(("skipped", what) for what in self.skips)]
+        body = [text, "## Made by", f"`{command}{self.before}`", "", *[f"- {key}: {value}" for key, value in told], "",
+                "## Raw rows", "```", *[json.dumps(row) for row in self], "```", ""]
+        RESULTS.mkdir(exist_ok=True)
+        path.write_text("\n".join(body))
+        os.unlink(self.path)
+        Record.last = None
+        print(text)
+        print(f"written to {path.relative_to(ROOT)}")
 
 
 def load():
