@@ -18,8 +18,18 @@
 # git.
 # CARAVAN_CACHE keeps compiled kernels. Where compute-sanitizer is in the path or in /usr/local/cuda*/bin, the first check
 # that fails is repeated under it (memcheck.txt).
-# Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU.
+# Of several GPUs one is taken: the first of CUDA_VISIBLE_DEVICES, else CUDA's first.
+# Exit codes: 0 all was right, 1 something was not, 2 wrong usage, 3 there is no GPU, or none that is new enough.
 set -uo pipefail
+# What a launcher left in this shell is of no rank that is started here: a step of Slurm's with one task has no second.
+for each in $(compgen -e); do
+    case $each in
+    SLURM_STEP_ID | SLURM_STEPID | OMPI_* | PMI_* | PMIX_* | MPI_LOCAL* | MV2_COMM_WORLD_* | TORCHELASTIC_* | CARAVAN_RANK | \
+        CARAVAN_WORLD | CARAVAN_LOCAL_* | CARAVAN_JOB | CARAVAN_TOKEN | CARAVAN_RENDEZVOUS | CARAVAN_BOARD_FD) unset "$each" ;;
+    esac
+done
+visible=${CUDA_VISIBLE_DEVICES-0}
+export CUDA_VISIBLE_DEVICES=${visible%%,*}
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
 large_rows=${LARGE_ROWS:-8} steps=${STEPS:-20}
@@ -28,6 +38,8 @@ parts="check train speed kernels torch nccl graphs mma large torch-bf16"
 wire=${WIRE:-nccl}
 # Seconds for all, and after which a check of one kernel counts as hanging.
 budget=${BUDGET:-455} patience=${PATIENCE:-60}
+# All processors that this may use, whatever OpenMP is to do with them.
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 failed=0 child= warming= running= outcome= stalled= blocked=0 hangs=0 sanitized= verdicts=()
 # How each training ended.
 declare -A ended=()
@@ -46,22 +58,44 @@ wrong() {
     verdict "WRONG  $1"
 }
 
+# remaining [SECONDS]: how many of the budget's seconds are left, at most so many, for what need not be complete.
+remaining() {
+    local left=$((budget - SECONDS))
+    left=$((left < ${1:-$left} ? left : ${1:-$left}))
+    echo $((left > 1 ? left : 1))
+}
+
+# gone PROCESS SECONDS: waits so long for its end. What a driver holds does not end even when it is killed.
+gone() {
+    local until=$((SECONDS + $2))
+    while kill -0 "$1" 2>/dev/null; do
+        [ "$SECONDS" -lt "$until" ] || return 1
+        sleep 0.1
+    done
+}
+
 # limited SECONDS COMMAND...: with a limit, and so that what stops this script stops the command too. A command that keeps the
-# file $watched true at any moment is also stopped when that has not changed for long.
+# file $watched true at any moment is also stopped when that has not changed for long. What cannot even be killed is left alone.
 limited() {
-    local limit=$1
+    local limit=$1 until=$((SECONDS + $1 + 17))
     shift
     stalled=
     # What does not end when it is asked to is killed.
     timeout -k 15 "$limit" "$@" &
     child=$!
-    while [ -n "${watched:-}" ] && kill -0 "$child" 2>/dev/null; do
-        if [ -n "$(find "$watched" -not -newermt "-$patience seconds" 2>/dev/null)" ]; then
-            stalled=yes
-            kill "$child" 2>/dev/null
-            break
+    while ! gone "$child" 0; do
+        if [ "$SECONDS" -ge "$until" ]; then
+            echo "== it does not end, though it was killed, and is left alone: $*" >&2
+            disown "$child" 2>/dev/null
+            child=
+            return 137
         fi
-        sleep 0.2
+        if [ -z "$stalled" ] && [ -n "${watched:-}" ] &&
+            [ -n "$(find "$watched" -not -newermt "-$patience seconds" 2>/dev/null)" ]; then
+            stalled=yes until=$((SECONDS + 17))
+            kill "$child" 2>/dev/null
+        fi
+        sleep 0.1
     done
     wait "$child"
 }
@@ -69,12 +103,12 @@ limited() {
 # stop STATUS: ends the command that runs, and then this script. What has been shown is kept first: who stops this may not wait
 # long, and may have ended already what it writes to.
 stop() {
-    trap '' INT TERM PIPE
+    trap '' INT TERM HUP PIPE
     collect
     [ ! -s "$work/words" ] || cat "$work/words" >>"$results/gpu.txt"
     { printf '\n== stopped after %s s; what was shown\n' "$SECONDS"; printf '%s\n' "${verdicts[@]}"; } >>"$results/gpu.txt"
     exec >/dev/null 2>&1
-    [ -n "$child" ] && kill "$child" && wait "$child"
+    [ -n "$child" ] && kill "$child" && gone "$child" 20
     exit "$1"
 }
 
@@ -262,7 +296,7 @@ against_torch() {
         return
     fi
     # At most as long as it looks for one.
-    [ -z "$warming" ] || wait "$warming"
+    [ -z "$warming" ] || gone "$warming" "$(remaining 200)" || kill "$warming"
     warming= with=$(cat "$work/python") until=$((SECONDS + 170))
     [ -n "$with" ] || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
     # What does not fit the memory does so with half of the sequences; what takes too long to compile may run as it is.
@@ -303,7 +337,7 @@ with_graphs() {
     same small-graphs-on small-graphs-off
     for switch in off on; do
         refusable=$little train 60 "graphs-$switch" --model "$model" --seq "$length" --micro-batch "$rows" --steps 10 --ranks 1 --stage 0 \
-            --threads "$(nproc)" --device cuda --cuda-graphs $switch && speed "graphs-$switch"
+            --threads "$cores" --device cuda --cuda-graphs $switch && speed "graphs-$switch"
     done
     same graphs-on graphs-off
 }
@@ -313,7 +347,8 @@ with_graphs() {
 # that there is: the first failure is the last.
 over_nccl() {
     local each operation algo most found way
-    found=$(timeout -k 5 60 "$caravan" doctor | sed -n 's/^  \(yes\|no \) nccl */\1/p')
+    limited "$(remaining 60)" "$caravan" doctor >"$work/doctor"
+    found=$(sed -n 's/^  \(yes\|no \) nccl */\1/p' "$work/doctor")
     if [ "${found:0:3}" != yes ]; then
         verdict "skip   NCCL: ${found#no }"
         return
@@ -336,7 +371,7 @@ over_nccl() {
 # Attention by products of warps, which every GPU has, beside what was timed: on Hopper that has products of warpgroups.
 with_mma() {
     refusable=$little train 60 mma --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
-        --threads "$(nproc)" --device cuda --attention mma || return
+        --threads "$cores" --device cuda --attention mma || return
     speed mma
     [ ! -f "$work/timed.jsonl" ] || close mma timed 1e-2 1e-2 3
 }
@@ -345,13 +380,13 @@ run() {
     local stage part
     date -u
     uname -srm
-    command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-    timeout -k 5 60 "$caravan" doctor
+    command -v nvidia-smi >/dev/null && limited 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+    limited "$(remaining 60)" "$caravan" doctor
     case " ${ONLY:-$parts} " in *" torch"*)
         (trap '[ -z "$child" ] || kill "$child"; exit' TERM; torch_python) >"$work/python" 2>/dev/null 3>&- &
         warming=$! ;;
     esac
-    small="--model ${SMALL:-32m} --seq ${SMALL_LENGTH:-128} --micro-batch 4 --threads $(nproc)"
+    small="--model ${SMALL:-32m} --seq ${SMALL_LENGTH:-128} --micro-batch 4 --threads $cores"
     for part in ${ONLY:-$parts}; do
         case $part in
         check)
@@ -388,10 +423,10 @@ run() {
             ;;
         speed)
             refusable=$little train 90 timed --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
-                --threads "$(nproc)" --device cuda && speed timed && memory timed
+                --threads "$cores" --device cuda && speed timed && memory timed
             ;;
         torch) against_torch f32 ;;
-        # Less work and less precise than ours: the fastest that PyTorch can be.
+        # Less work and less precise than ours, and faster than the other.
         torch-bf16) against_torch bf16 ;;
         kernels)
             refusable=$little step 60 "$caravan" bench kernels --model "$model" --micro-batch "$rows" --seq "$length" \
@@ -401,7 +436,7 @@ run() {
             [ -n "$large" ] || continue
             # A machine may have too little memory for the optimizer's state, and be slow to lock so much of it.
             refusable=yes spare=100 train "$budget" large --model "$large" --seq "$length" --micro-batch "$large_rows" --steps 4 --ranks 1 --stage 0 \
-                --threads "$(nproc)" --device cuda --recompute full --offload optimizer && speed large && memory large
+                --threads "$cores" --device cuda --recompute full --offload optimizer && speed large && memory large
             ;;
         graphs) with_graphs ;;
         nccl) over_nccl ;;
@@ -422,22 +457,34 @@ results=${1:-${OUT:-.}}
 caravan=${CARAVAN:-$here/../target/release/caravan}
 [ -x "$caravan" ] || { echo "gpu.sh: there is no program $caravan: set CARAVAN to it" >&2; exit 2; }
 caravan=$(cd "$(dirname "$caravan")" && pwd)/$(basename "$caravan")
-"$caravan" --version >/dev/null || { echo "gpu.sh: $caravan does not run on this machine" >&2; exit 2; }
-facts=$(timeout -k 5 60 "$caravan" doctor --json)
+timeout -k 5 20 "$caravan" --version >/dev/null || { echo "gpu.sh: $caravan does not run on this machine" >&2; exit 2; }
+work=$(mktemp -d) || exit 2
+keeper=
+trap '[ -z "$keeper$warming" ] || kill $keeper $warming 2>/dev/null; rm -rf "$work"' EXIT
+limited 60 "$caravan" doctor --json >"$work/facts"
+facts=$(cat "$work/facts")
 if [ -z "${CARAVAN_EMULATED_DEVICE:-}" ] && ! grep -q '"gpus":\[{' <<<"$facts"; then
     echo "gpu.sh: this machine has no GPU that can be used: 'caravan doctor' says" >&2
-    "$caravan" doctor | sed -n '/^GPUs/,$p' >&2
+    limited 60 "$caravan" doctor >"$work/doctor"
+    sed -n '/^GPUs/,$p' "$work/doctor" >&2
+    exit 3
+fi
+# That of the GPU that is taken, the first.
+gpu=$(sed -n 's/.*"gpus":\[{\([^}]*\)}.*/\1/p' <<<"$facts")
+capability=$(sed -n 's/.*"capability":\([0-9]*\).*/\1/p' <<<"$gpu")
+if [ "${capability:-80}" -lt 80 ]; then
+    echo "gpu.sh: the kernels need a GPU of sm_80 or newer, and this one is of sm_$capability" >&2
     exit 3
 fi
 # Dense 16-bit FLOP/s of the GPU, given or by its data sheet, if that is known.
 peak=${PEAK:-}
-[ -n "$peak" ] || peak=$(sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p' <<<"$facts")
+[ -n "$peak" ] || peak=$(sed -n 's/.*"dense_16_bit_flops":\([0-9.e+]*\).*/\1/p' <<<"$gpu")
 # Sixteen sequences at once, so that what does not grow with them, as the optimizer's work, is little of a step. With less
 # memory than an H200's, PyTorch, whose logits are f32 in its loss, needs a smaller micro-batch; with less than half an
 # H100's it needs one here, too, and the model's state alone may be too much: then a refusal is no failure.
 little=
 if [ -z "$rows" ]; then
-    memory=$(sed -n 's/.*"memory":\([0-9]*\),"multiprocessors".*/\1/p' <<<"$facts")
+    memory=$(sed -n 's/.*"memory":\([0-9]*\).*/\1/p' <<<"$gpu")
     case $((${memory:-0} / 10000000000)) in
     0 | 1 | 2 | 3) rows=1 little=yes ;;
     4 | 5) rows=4 little=yes ;;
@@ -446,15 +493,14 @@ if [ -z "$rows" ]; then
     esac
 fi
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
-work=$(mktemp -d) || exit 2
 # Without anybody who uses it a driver lets go of its GPUs, and takes seconds to get them again for every program.
-keeper=
 command -v nvidia-smi >/dev/null && { nvidia-smi --loop=600 >/dev/null 2>&1 & keeper=$!; }
-trap '[ -z "$keeper$warming" ] || kill $keeper $warming 2>/dev/null; rm -rf "$work"' EXIT
 : >"$results/metrics.jsonl" || exit 2
+# What an earlier run left there would pass for this one's.
+rm -f "$results"/checks.json "$results"/checks-[0-9].json "$results"/{kernels.json,memcheck.txt}
 # What Python knows and the program may not find by itself.
 for each in "${PYTHON:-}" python3 python; do
-    found=$("$each" -c 'import glob, nvidia; print(":".join(lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib")))' \
+    found=$(timeout -k 5 20 "$each" -c 'import glob, nvidia; print(":".join(lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib")))' \
         2>/dev/null) && CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:+$CARAVAN_CUDA_LIBRARIES:}$found
 done
 export CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:-}
@@ -462,15 +508,20 @@ export CARAVAN_CUDA_LIBRARIES=${CARAVAN_CUDA_LIBRARIES:-}
 export CARAVAN_CACHE=${CARAVAN_CACHE:-$work/cache}
 # What `run` prints is in the file when this ends: `$!` after `run` would be a process of its own.
 : >"$results/gpu.txt" || exit 2
-exec 3> >(trap '' INT TERM HUP; exec tee -a "$results/gpu.txt")
+# Whoever reads what it shows may go.
+tee --output-error=warn /dev/null </dev/null >/dev/null 2>&1 && goes_on=--output-error=warn || goes_on=
+exec 3> >(trap '' INT TERM HUP PIPE; exec tee -a $goes_on "$results/gpu.txt")
 tee=$!
+trap 'stop 129' HUP
 trap 'stop 130' INT
+trap 'stop 141' PIPE
 trap 'stop 143' TERM
 run >&3 2>&1
 status=$?
 # What it has started would keep the file open.
 [ -z "$warming" ] || kill "$warming" 2>/dev/null
 exec 3>&-
-wait "$tee"
+# Something that does not end may keep it from that.
+gone "$tee" 5
 record
 exit $status

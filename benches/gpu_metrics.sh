@@ -50,14 +50,14 @@ close() {
     fi
 }
 
-# speed NAME: tokens/s and MFU of the median step after the first five, or of the last if there are no more.
+# speed NAME: tokens/s and MFU of the median step after the first five, or after the first one where there are less than ten.
 speed() {
     local flops text
     flops=$(sed -n '1s/.*"flops_per_token":\([^,}]*\).*/\1/p' "$work/$1.jsonl")
     if text=$(field "$1" tokens_per_second | awk -v flops="$flops" -v name="$1" -v peak="$peak" '
         { rate[NR] = $1 }
         END { if (!NR || !flops) { print name ": no step was timed, or flops_per_token is not told"; exit 1 }
-              first = NR > 5 ? 6 : NR
+              first = NR > 9 ? 6 : NR > 1 ? 2 : 1
               for (i = first; i <= NR; i++) { j = i; x = rate[i]
                   while (j > first && rate[j - 1] > x) { rate[j] = rate[j - 1]; j-- }; rate[j] = x }
               median = rate[first + int((NR - first) / 2)]
@@ -70,17 +70,40 @@ speed() {
     fi
 }
 
-# memory NAME: what the device held against what was predicted, class by class.
+# memory NAME: what each rank's device held against what was predicted, class by class.
 memory() {
     local text
     ran "$1" || return
-    if text=$(tail -1 "$work/$1.jsonl" | awk '{
-        match($0, /"predicted_memory":\{[^}]*\}/); p = substr($0, RSTART + 19, RLENGTH - 19)
-        match($0, /"memory":\{[^}]*\}/); m = substr($0, RSTART + 9, RLENGTH - 9)
-        print p == m ? m : p " was predicted, held was " m; bad = p != m || p == "" } END { exit bad || !NR }'); then
+    # Of the first rank all classes were predicted, of each the sum.
+    if text=$(tail -1 "$work/$1.jsonl" | awk '
+        function number(text, key) {
+            return match(text, "\"" key "\":[0-9]+") ? substr(text, RSTART + length(key) + 3, RLENGTH - length(key) - 3) : "" }
+        { match($0, /"predicted_memory":\{[^}]*\}/); p = substr($0, RSTART + 19, RLENGTH - 19)
+          for (rest = $0; match(rest, /"memory":\{[^}]*\}/); ranks++) {
+              m = substr(rest, RSTART + 9, RLENGTH - 9); rest = substr(rest, RSTART + RLENGTH)
+              if (!ranks && p == m) printf "%s", m
+              if (!ranks && p != m) { printf "%s was predicted, held was %s", p, m; bad = 1 }
+              held = number(m, "total"); said = number(rest, "predicted_bytes")
+              if (held == "" || held != said) { printf "; %s was predicted, rank %d held %s", said, ranks, held; bad = 1 } }
+          if (!ranks) printf "none is told"
+          print (ranks > 1 && !bad ? "; so are the sums of all " ranks " ranks" : "") }
+        END { exit bad || p == "" || !ranks }'); then
         verdict "ok     memory of $1 is what was predicted: $text"
     else
         wrong "memory of $1: $text"
+    fi
+}
+
+# made_by: which program this was, as far as that is known, and which scripts.
+made_by() {
+    local scripts
+    scripts=$(git -C "$here" describe --always --dirty 2>/dev/null) || scripts='no known commit'
+    if [ -n "${COMMIT:-}" ]; then
+        echo "the program of $COMMIT"
+    elif [ -n "${CARAVAN:-}" ]; then
+        echo "a program that CARAVAN named, of which nothing says how it was built, and the scripts of $scripts"
+    else
+        echo "the program that lay in target/release of $scripts"
     fi
 }
 
@@ -91,7 +114,7 @@ record() {
     text=$results/gpu_${name:-emulated}_$(date -u +%F).md
     {
         printf '# What one GPU shows\n\nMade by `%sbenches/gpu.sh`' "${ONLY:+ONLY=\"$ONLY\" }"
-        printf ' with the program of %s.\n\n```\n' "${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo 'no known commit')}"
+        printf ' with %s.\n\n```\n' "$(made_by)"
         # Where things lay says nothing to others.
         sed -e "s|$results|RESULTS|g" -e "s|$work|WORK|g" -e 's|(/[^ )]*/site-packages/|(site-packages/|' "$results/gpu.txt"
         printf '```\n\n## Each step of training\n\n'

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The peer of training on one GPU: the same Llama in plain PyTorch with torch.compile, scaled dot product
 attention and fused AdamW. By default weights are f32 and products bf16 by autocast, which is what people write; with
-`--weights bf16` weights and moments are bf16, which is less work and less precise than ours, and the fastest that PyTorch
-can be here. Prints the median step, tokens/s, and MFU by the same count of FLOPs.
+`--weights bf16` weights and moments are bf16, which is less work and less precise than ours, and faster in PyTorch
+than the other. Prints the median step, tokens/s, and MFU by the same count of FLOPs.
 """
 import argparse
 import time
