@@ -40,7 +40,7 @@ wire=${WIRE:-nccl}
 budget=${BUDGET:-455} patience=${PATIENCE:-60}
 # All processors that this may use, whatever OpenMP is to do with them.
 cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-failed=0 child= warming= running= outcome= stalled= blocked=0 hangs=0 sanitized= verdicts=()
+failed=0 child= warming= running= outcome= stalled= stuck= blocked=0 hangs=0 sanitized= verdicts=()
 # How each training ended.
 declare -A ended=()
 # shellcheck source=benches/gpu_metrics.sh
@@ -79,7 +79,7 @@ gone() {
 limited() {
     local limit=$1 until=$((SECONDS + $1 + 17))
     shift
-    stalled=
+    stalled= stuck=
     # What does not end when it is asked to is killed.
     timeout -k 15 "$limit" "$@" &
     child=$!
@@ -87,7 +87,7 @@ limited() {
         if [ "$SECONDS" -ge "$until" ]; then
             echo "== it does not end, though it was killed, and is left alone: $*" >&2
             disown "$child" 2>/dev/null
-            child=
+            child= stuck=yes
             return 137
         fi
         if [ -z "$stalled" ] && [ -n "${watched:-}" ] &&
@@ -146,6 +146,11 @@ step() {
         status=$?
     fi
     [ "$status" = 0 ] && outcome=ok && return
+    if [ -n "$stuck" ]; then
+        outcome=hung
+        wrong "failed (it does not end even when it is killed): ${*//$caravan/caravan}"
+        return 1
+    fi
     if [ -n "$stalled" ]; then
         outcome=hung
         wrong "failed (nothing new for $patience s): ${*//$caravan/caravan}"
