@@ -108,6 +108,7 @@ fn reduce_scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
                 same(data.host(), &full, format_args!("{what}, in place"));
 
                 recv.host_mut().fill(T::default());
+                acc.host_mut().fill(T::Acc::default());
                 dawdle(comm, s);
                 let a = comm.start_reduce_scatter(send, recv, op).expect("starts");
                 let b =
@@ -319,6 +320,7 @@ fn all_to_all<T: Sample>(comm: &Communicator, sizes: &[usize]) {
                 same(data.host(), &expected, format_args!("{what}, in place"));
                 // One rank in place, another not, is one call too.
                 if rank % 2 == 0 {
+                    recv.host_mut().fill(T::default());
                     comm.all_to_all(&send, &mut recv).expect("works");
                 } else {
                     data.host_mut().copy_from_slice(&all[rank]);

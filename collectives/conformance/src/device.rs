@@ -278,7 +278,7 @@ fn each<T: Sample, Q: Queue>(comm: &Communicator, queue: &SharedQueue<Q>) {
         let (send, mut recv) = (up(&whole), blank(count));
         comm.scatter(at_root.then(|| send.view()), &mut recv, root).expect("works");
         check(&recv, &all[rank], "scatter");
-        let given = if at_root { send } else { recv };
+        let given = if at_root { send } else { blank(count) };
         let started = comm.start_scatter_in_place(given, root).expect("starts");
         check(&started.wait().expect("works"), if at_root { &whole } else { &all[rank] }, "scatter in place");
 

@@ -54,10 +54,10 @@ pub fn rank(comm: Communicator) {
         let reduced = comm.start_all_reduce_in_place::<bf16>(filled(&comm, SHARD), ReduceOp::Sum);
         // Messages need no place behind collectives that wait for one: their peers may make them first.
         let (mut sent, mut received) = (Buffer::<f64>::zeroed(MESSAGE), vec![0f64; MESSAGE]);
-        sent.host_mut().fill(me as f64);
+        sent.host_mut().fill(me as f64 + 1.0);
         let message = comm.start_send(sent, to, 7).expect("starts");
         comm.recv(&mut received[..], from, 7).expect("arrives");
-        assert!(received.iter().all(|&x| x == from as f64));
+        assert!(received.iter().all(|&x| x == from as f64 + 1.0));
         message.wait().expect("left");
         // The last first: it can only come once those before it have given their memory back.
         let reduced = reduced.expect("starts").wait().expect("works");
