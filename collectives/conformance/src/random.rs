@@ -264,7 +264,7 @@ fn collective<T: Sample>(
 ) -> Option<Check> {
     let (rank, n) = (comm.rank(), comm.size());
     let kind = all.of_all(&Kind::ALL[..9]);
-    let (op, root) = (all.of_all(&ReduceOp::ALL), all.below(n));
+    let (op, root, wide) = (all.of_all(&ReduceOp::ALL), all.below(n), all.below(3) == 0);
     let divided = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll)
         || matches!(kind, Kind::Gather | Kind::Scatter);
     let count = all.length(if divided { longest / n } else { longest });
@@ -273,7 +273,7 @@ fn collective<T: Sample>(
     let (keep, priority) = (own.of_all(&Keep::ALL), own.of_all(&[Priority::High, Priority::Low]));
     let comm = &comm.with_priority(priority);
     let what = format!(
-        "call {seed}, rank {rank} of {n}, {kind} of {count} {}, {op}, root {root}, {keep:?}, in place: {in_place}",
+        "call {seed}, rank {rank} of {n}, {kind} of {count} {}, {op}, root {root}, {keep:?}, in place: {in_place}, wide: {wide}",
         T::DTYPE
     );
     let at_root = rank == root;
@@ -284,6 +284,16 @@ fn collective<T: Sample>(
             let shards: Vec<&[T]> = all.iter().map(|x| &x[own_part.clone()]).collect();
             let shard = oracle::reduce(op, &shards);
             let data = keep.buffer(comm, &all[rank]);
+            if wide {
+                let shard = oracle::reduce_wide(op, &shards);
+                return two(
+                    blocking,
+                    (data, keep.empty(comm, count)),
+                    |send, recv| comm.reduce_scatter_acc(&*send, recv, op),
+                    |send, recv| comm.start_reduce_scatter_acc(send, recv, op),
+                    move |_, recv| same(recv.host(), &shard, what),
+                );
+            }
             if in_place {
                 let mut whole = all[rank].clone();
                 whole[own_part].copy_from_slice(&shard);
