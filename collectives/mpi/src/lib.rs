@@ -6,6 +6,8 @@
 #![warn(missing_docs)]
 
 #[cfg(any(feature = "mpi", test))]
+mod eager;
+#[cfg(any(feature = "mpi", test))]
 mod family;
 #[cfg(any(feature = "mpi", test))]
 mod tags;

@@ -13,7 +13,6 @@ mod aside;
 mod blocked;
 mod comm;
 mod control;
-mod eager;
 mod failures;
 mod fatal;
 mod library;
@@ -24,6 +23,7 @@ mod route;
 mod session;
 mod unreceived;
 
+use crate::eager::Eager;
 use crate::tags::{LEAST_LIMIT, Mapped, Tags};
 use blocked::Place;
 pub use blocked::Start;
@@ -33,7 +33,6 @@ use collectives::transport::{
 };
 use collectives::{Error, Result, digest};
 use comm::Comm;
-use eager::Eager;
 pub use library::{family, library};
 use mpi::ffi;
 use requests::{Outcome, Requests};

@@ -9,10 +9,10 @@
 //! are posted at once on a third communicator, where tags say how long they are; see [`tags`](crate::tags).
 
 use super::aside::{post, read, take};
-use super::eager::Eager;
 use super::ffi;
 use super::route::{Comms, Kind, Route};
 use super::session::Session;
+use crate::eager::Eager;
 use crate::tags::Tags;
 use collectives::Result;
 use collectives::transport::{LISTED, Request, Tag};

@@ -1,5 +1,5 @@
 //! What Open MPI sends at once, so that it does no harm where it is longer than what was posted; see
-//! [`requests`](super::requests).
+//! `transport/requests.rs`.
 
 /// Bytes of a message that are sent at once. The same on all ranks: mpirun gives all of them the same variables. (What stands in
 /// Open MPI's own files of parameters is not looked at.)
