@@ -1,4 +1,4 @@
-//! Every collective by every algorithm between 17 and 64 ranks.
+//! Every collective by every algorithm between 6 and 64 ranks.
 
 use super::super::{Algorithm, Call, Group, Kind, Local, Schedule, Space, Step, Tuning};
 use super::{Simulation, Symbols, element, mix};
@@ -92,6 +92,7 @@ fn carry_changed(call: Call, group: &Group, algorithm: Algorithm, turn: usize, c
         let local =
             if call.in_place { Local { recv_registered: local.send_registered, ..local } } else { local };
         let mut schedule = Schedule::new(call, &Group { rank, ..group.clone() }, local, Some(algorithm));
+        assert_eq!(schedule.choice.algorithm, algorithm, "what carries {call} of rank {rank}");
         if rank == 3 {
             change(&mut schedule);
         }
@@ -152,7 +153,8 @@ fn groups(size: usize) -> Vec<Group> {
         Group { tells: Tells::Collectives, ..plain.clone() },
         Group { direct: Some(0), ..plain.clone() },
         Group { direct: Some(256), ..plain.clone() },
-        nodes(Nodes::blocks(size, 8).unwrap()),
+        // Several of them.
+        nodes(Nodes::blocks(size, 8.min(size / 2)).unwrap()),
         nodes(Nodes::of(&dealt)),
         nodes(Nodes::of(&uneven)),
     ]
@@ -192,6 +194,14 @@ fn suite(size: usize, groups: &[Group], all: bool) {
                 }
             }
         }
+    }
+}
+
+/// Powers of two, their neighbours, and what is a multiple of several of them.
+#[test]
+fn all_algorithms_between_6_to_16_ranks() {
+    for size in [6, 7, 8, 12, 13, 15, 16] {
+        suite(size, &groups(size), false);
     }
 }
 
