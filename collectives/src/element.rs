@@ -148,9 +148,9 @@ pub enum ReduceOp {
     Average,
     /// a * b; integers wrap.
     Product,
-    /// The smaller; a NaN in any input gives NaN.
+    /// The smallest, of equal ones, as zeros of either sign are, the lowest rank's; a NaN in any input gives NaN.
     Min,
-    /// The larger; a NaN in any input gives NaN.
+    /// The largest, in the same way.
     Max,
 }
 

@@ -1,8 +1,9 @@
 //! What every collective must compute, element by element and as plainly as possible. Tests compare the bits of
 //! the real thing with these.
 
-use crate::element::{DType, Element, ReduceOp, bytes_of};
+use crate::element::{DType, Element, ReduceOp, bytes_of, bytes_of_mut};
 use half::{bf16, f16};
+use std::slice::{from_mut, from_ref};
 
 /// A number in its accumulator.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +15,7 @@ enum Number {
 }
 
 fn read<T: Element>(x: &T) -> Number {
-    let b = bytes_of(std::slice::from_ref(x));
+    let b = bytes_of(from_ref(x));
     macro_rules! get {
         ($t:ty) => {
             <$t>::from_ne_bytes(b.try_into().expect("the element's own size"))
@@ -75,20 +76,68 @@ pub fn sample<T: Element>(rank: usize, i: usize) -> T {
     })
 }
 
+/// Element `i` of rank `rank`'s input: what no [`sample`] is, and every pair of these between two ranks. Of floats zeros,
+/// infinities and what is no number, either way round, the ends of the ranges, and such as are joined to what lies halfway
+/// between two of the type; of integers the ends of both ranges.
+pub fn edge<T: Element>(rank: usize, i: usize) -> T {
+    let width = 8 * size_of::<T>();
+    let all = match T::DTYPE {
+        DType::F16 => float_edges(width, 10),
+        DType::Bf16 => float_edges(width, 7),
+        DType::F32 => float_edges(width, 23),
+        DType::F64 => float_edges(width, 52),
+        _ => {
+            let (ones, least) = (u64::MAX >> (64 - width), 1 << (width - 1));
+            vec![0, 1, ones, least, least - 1, least + 1, 2, 1 << (width / 2)]
+        }
+    };
+    // The first of two ranks goes through them while the second stays; pairs of later ranks are ahead of those.
+    let at = if rank.is_multiple_of(2) { i } else { i / all.len() } + 3 * (rank / 2);
+    let mut out = T::default();
+    // Little endian, as all machines are that this runs on.
+    bytes_of_mut(from_mut(&mut out)).copy_from_slice(&all[at % all.len()].to_le_bytes()[..width / 8]);
+    out
+}
+
+/// The bits of such floats, of so many bits in all and so many behind the point.
+fn float_edges(width: usize, point: usize) -> Vec<u64> {
+    let sign = 1u64 << (width - 1);
+    let bias = (1 << (width - point - 2)) - 1;
+    let (power, quiet) = (|exponent: u64| exponent << point, 1 << (point - 1));
+    let (infinity, one, normal) = (power(2 * bias + 1), power(bias), power(1));
+    // 2 to this has an odd number above it that is halfway.
+    let whole = power(bias + point as u64 + 1);
+    let half_above_most = power(2 * bias - point as u64 - 1);
+    let zeros = [0, sign];
+    let none = [infinity | quiet, infinity | 1, sign | (infinity + normal - 1)];
+    let ends = [infinity, sign | infinity, infinity - 1, sign | (infinity - 1)];
+    let least = [1, sign | 1, normal - 1, normal];
+    let halves = [one, sign | one, one - normal, one | quiet, whole, whole + 1, half_above_most];
+    [&zeros[..], &none, &ends, &least, &halves].concat()
+}
+
+/// Whether a result is what it has to be: the same bits, but that any NaN is as good as another.
+pub fn alike<T: Element>(found: &[T], expected: &[T]) -> bool {
+    // Only what is no number differs from itself.
+    let none = |x: &T| x.ne(x);
+    let same = |(a, b): (&T, &T)| bytes_of(from_ref(a)) == bytes_of(from_ref(b)) || none(a) && none(b);
+    found.len() == expected.len() && found.iter().zip(expected).all(same)
+}
+
 /// Calls a function that is generic in the type of elements once for each type.
 #[cfg(test)]
 macro_rules! for_every_type {
-    ($check:ident) => {
-        $check::<f32>();
-        $check::<f64>();
-        $check::<$crate::f16>();
-        $check::<$crate::bf16>();
-        $check::<i32>();
-        $check::<u32>();
-        $check::<i64>();
-        $check::<u64>();
-        $check::<i8>();
-        $check::<u8>();
+    ($check:ident $(, $given:expr)*) => {
+        $check::<f32>($($given),*);
+        $check::<f64>($($given),*);
+        $check::<$crate::f16>($($given),*);
+        $check::<$crate::bf16>($($given),*);
+        $check::<i32>($($given),*);
+        $check::<u32>($($given),*);
+        $check::<i64>($($given),*);
+        $check::<u64>($($given),*);
+        $check::<i8>($($given),*);
+        $check::<u8>($($given),*);
     };
 }
 #[cfg(test)]

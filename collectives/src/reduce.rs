@@ -168,6 +168,59 @@ mod tests {
         oracle::for_every_type!(check);
     }
 
+    /// Of inputs in which every pair of edges comes, and of few of them, so that tails have them too.
+    fn check_edges<T: Element>() {
+        for n in [1, 2, 3, 4, 5, 8] {
+            for count in [1, 2, 3, 33, 410] {
+                let input = |r| (0..count).map(|i| oracle::edge(r, i + 7 * count)).collect();
+                let data: Vec<Vec<T>> = (0..n).map(input).collect();
+                let slices: Vec<&[T]> = data.iter().map(Vec::as_slice).collect();
+                let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr().cast()).collect();
+                for (op, level) in levels() {
+                    let (mut out, mut wide) = (vec![T::default(); count], vec![T::Acc::default(); count]);
+                    with_level(level, || {
+                        reduce(op, &slices, &mut out);
+                        // SAFETY: slices of the output's length.
+                        unsafe { kernel(T::DTYPE, op, true, n)(&pointers, wide.as_mut_ptr().cast(), count) };
+                    });
+                    let what = format!("{} {op} of {n} x {count}, {level:?}", T::DTYPE);
+                    let (expected, unrounded) =
+                        (oracle::reduce(op, &slices), oracle::reduce_wide(op, &slices));
+                    assert!(oracle::alike(&out, &expected), "{what}: {out:?}, not {expected:?}");
+                    assert!(oracle::alike(&wide, &unrounded), "{what} wide: {wide:?}, not {unrounded:?}");
+                }
+            }
+        }
+    }
+
+    fn levels() -> impl Iterator<Item = (ReduceOp, Level)> {
+        ReduceOp::ALL.into_iter().flat_map(|op| Level::available().map(move |level| (op, level)))
+    }
+
+    #[test]
+    fn zeros_infinities_and_ends_of_ranges_are_reduced_as_the_oracle_does() {
+        oracle::for_every_type!(check_edges);
+    }
+
+    /// Of about as many ranks as the type counts to, and of more than it has numbers.
+    fn check_averages<T: Element>() {
+        const COUNT: usize = 70;
+        for n in [127, 128, 200, 255, 256, 300] {
+            let input = |r| (0..COUNT).map(|i| oracle::edge(r, i + r)).collect();
+            let data: Vec<Vec<T>> = (0..n).map(input).collect();
+            let slices: Vec<&[T]> = data.iter().map(Vec::as_slice).collect();
+            let mut out = vec![T::default(); COUNT];
+            reduce(ReduceOp::Average, &slices, &mut out);
+            assert_eq!(out, oracle::reduce(ReduceOp::Average, &slices), "{} of {n}", T::DTYPE);
+        }
+    }
+
+    #[test]
+    fn averages_of_more_ranks_than_an_element_counts() {
+        check_averages::<i8>();
+        check_averages::<u8>();
+    }
+
     #[test]
     fn sixteen_bit_inputs_round_once() {
         // In bf16, 256 + 1 rounds back to 256 each time; in f32 the three ones are kept.

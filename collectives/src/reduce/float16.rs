@@ -190,6 +190,28 @@ mod tests {
         }
     }
 
+    /// Signalling ones, and such whose bits are not among those that a half keeps.
+    #[test]
+    fn what_is_no_number_stays_none() {
+        let none: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_nan()).collect();
+        let wide: Vec<f32> =
+            [0x7f80_0001u32, 0x7f80_1fff, 0x7fc0_0000, 0x7fff_ffff, 0xff80_0001, 0xffc0_0000]
+                .into_iter()
+                .cycle()
+                .map(f32::from_bits)
+                .take(21)
+                .collect();
+        for level in Level::available() {
+            let (mut widened, mut narrowed) = (vec![0f32; none.len()], vec![f16::ZERO; wide.len()]);
+            with_level(level, || {
+                widen(&none, &mut widened);
+                narrow(&wide, &mut narrowed);
+            });
+            assert!(widened.into_iter().all(f32::is_nan), "{level:?}");
+            assert!(narrowed.into_iter().all(f16::is_nan), "{level:?}");
+        }
+    }
+
     #[test]
     fn ties_go_to_even_with_and_without_the_processors_help() {
         let ties = [
