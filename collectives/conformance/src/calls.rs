@@ -1,7 +1,7 @@
 //! Every collective, type, operation and algorithm, in place or not, blocking or not.
 
 use super::{Keep, Part, Sample, data, dawdle, everyone, same};
-use collectives::schedule::{Kind, Tuning};
+use collectives::schedule::{Call, Kind, Tuning};
 use collectives::{Communicator, DType, ReduceOp, bf16, f16, oracle};
 
 pub(super) const CASES: &[Part] = &[
@@ -60,17 +60,18 @@ macro_rules! types {
 }
 use types;
 
-/// Runs `body` with every algorithm that can carry `kind`, and last with the tuner's own choice. Every third
-/// combination of sizes and operations does, to save time: which one is decided by `index`.
-fn algorithms(comm: &Communicator, kind: Kind, index: usize, mut body: impl FnMut(Keep, &str)) {
+/// Runs `body`, which makes `call` or others of its kind, with every algorithm that can carry that kind, and last with the
+/// tuner's own choice. Every third combination of sizes and operations does, to save time: which one is decided by `index`.
+fn algorithms(comm: &Communicator, call: Call, index: usize, mut body: impl FnMut(Keep, &str)) {
     let keep = Keep::ALL[index % 3];
-    let all = comm.algorithms(kind);
+    let all = comm.algorithms(call.kind);
     if all.len() > 1 {
         for &algorithm in all {
-            comm.force(kind, Some(algorithm)).expect("a candidate");
+            comm.force(call.kind, Some(algorithm)).expect("a candidate");
+            assert_eq!(comm.choice(&call).expect("a call").algorithm, algorithm, "what carries {call}");
             body(keep, algorithm.name());
         }
-        comm.force(kind, None).expect("no algorithm");
+        comm.force(call.kind, None).expect("no algorithm");
     }
     body(keep, "auto");
 }
@@ -90,7 +91,8 @@ fn reduce_scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         for (o, op) in operations::<T>(s).enumerate() {
             let expected = oracle::reduce(op, &shards);
             let wide = oracle::reduce_wide(op, &shards);
-            algorithms(comm, Kind::ReduceScatter, s + o, |keep, how| {
+            let call = Call { op, ..Call::new(Kind::ReduceScatter, T::DTYPE, count) };
+            algorithms(comm, call, s + o, |keep, how| {
                 let what = format!("reduce_scatter of {count} {}, {op}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &all[rank]);
                 let mut recv = keep.empty(comm, count);
@@ -130,7 +132,8 @@ fn all_gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         let expected = all.concat();
         let own = rank * count..(rank + 1) * count;
         for turn in 0..3 {
-            algorithms(comm, Kind::AllGather, s + turn, |keep, how| {
+            let call = Call::new(Kind::AllGather, T::DTYPE, count);
+            algorithms(comm, call, s + turn, |keep, how| {
                 let what = format!("all_gather of {count} {}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &all[rank]);
                 let mut recv = keep.empty(comm, n * count);
@@ -160,7 +163,8 @@ fn all_reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
         for (o, op) in operations::<T>(s).enumerate() {
             let expected = oracle::reduce(op, &slices);
-            algorithms(comm, Kind::AllReduce, s + o, |keep, how| {
+            let call = Call { op, ..Call::new(Kind::AllReduce, T::DTYPE, count) };
+            algorithms(comm, call, s + o, |keep, how| {
                 let what = format!("all_reduce of {count} {}, {op}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &all[rank]);
                 let mut recv = keep.empty(comm, count);
@@ -188,7 +192,8 @@ fn broadcast<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         for root in 0..n {
             let expected = data::<T>(count + 4, root, count);
             let mine = if rank == root { expected.clone() } else { vec![T::default(); count] };
-            algorithms(comm, Kind::Broadcast, s + root, |keep, how| {
+            let call = Call { root, ..Call::new(Kind::Broadcast, T::DTYPE, count) };
+            algorithms(comm, call, s + root, |keep, how| {
                 let what = format!("broadcast of {count} {} from {root}, {keep:?}, {how}", T::DTYPE);
                 let mut buffer = keep.buffer(comm, &mine);
                 comm.broadcast(&mut buffer, root).expect("works");
@@ -209,7 +214,8 @@ fn reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         for (o, op) in operations::<T>(s).enumerate() {
             let root = (s + o) % n;
             let expected = oracle::reduce(op, &slices);
-            algorithms(comm, Kind::Reduce, s / 2 + o, |keep, how| {
+            let call = Call { op, root, ..Call::new(Kind::Reduce, T::DTYPE, count) };
+            algorithms(comm, call, s / 2 + o, |keep, how| {
                 let what = format!("reduce of {count} {}, {op}, to {root}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &all[rank]);
                 let mut recv = keep.empty(comm, count);
@@ -245,7 +251,8 @@ fn gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         let expected = all.concat();
         for root in 0..n {
             let at_root = rank == root;
-            algorithms(comm, Kind::Gather, s + root, |keep, how| {
+            let call = Call { root, ..Call::new(Kind::Gather, T::DTYPE, count) };
+            algorithms(comm, call, s + root, |keep, how| {
                 let what = format!("gather of {count} {} to {root}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &all[rank]);
                 let mut recv = keep.empty(comm, n * count);
@@ -280,7 +287,8 @@ fn scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
             let at_root = rank == root;
             let whole = data::<T>(count + 7, root, n * count);
             let expected = &whole[rank * count..(rank + 1) * count];
-            algorithms(comm, Kind::Scatter, s + root, |keep, how| {
+            let call = Call { root, ..Call::new(Kind::Scatter, T::DTYPE, count) };
+            algorithms(comm, call, s + root, |keep, how| {
                 let what = format!("scatter of {count} {} from {root}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &whole);
                 let mut recv = keep.empty(comm, count);
@@ -309,7 +317,8 @@ fn all_to_all<T: Sample>(comm: &Communicator, sizes: &[usize]) {
         let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
         let expected = oracle::all_to_all(&slices, rank);
         for turn in 0..3 {
-            algorithms(comm, Kind::AllToAll, s + turn, |keep, how| {
+            let call = Call::new(Kind::AllToAll, T::DTYPE, count);
+            algorithms(comm, call, s + turn, |keep, how| {
                 let what = format!("all_to_all of {count} {}, {keep:?}, {how}", T::DTYPE);
                 let send = keep.buffer(comm, &all[rank]);
                 let mut recv = keep.empty(comm, n * count);
@@ -350,7 +359,7 @@ fn nanoseconds() -> u64 {
 fn barrier(comm: Communicator) {
     let n = comm.size();
     for step in 0..3 * n {
-        algorithms(&comm, Kind::Barrier, step, |_, _| {
+        algorithms(&comm, Call::new(Kind::Barrier, DType::U8, 0), step, |_, _| {
             if comm.rank() == step % n {
                 std::thread::sleep(std::time::Duration::from_micros(200));
             }
