@@ -20,29 +20,94 @@ pub(super) const CASES: &[Part] = &[
 pub(super) const LARGE: &[Part] = &[
     ("large reduce_scatter", |c| {
         // Of shards, so that with more ranks a whole is not larger.
-        let sizes = [LARGE_SIZES[0], 2 * LARGE_SIZES[1] / c.size()];
-        reduce_scatter::<f32>(&c, &sizes);
-        reduce_scatter::<bf16>(&c, &sizes);
+        let counts = [LARGE_COUNTS[0], 2 * LARGE_COUNTS[1] / c.size()];
+        reduce_scatter::<f32>(&c, Sizes::of(&counts));
+        reduce_scatter::<bf16>(&c, Sizes::of(&counts));
+        others!(reduce_scatter, &c, &counts[1..]);
     }),
     ("large all_gather", |c| all_gather::<bf16>(&c, LARGE_SIZES)),
-    ("large all_reduce", |c| all_reduce::<f32>(&c, LARGE_SIZES)),
+    ("large all_reduce", |c| {
+        all_reduce::<f32>(&c, LARGE_SIZES);
+        others!(all_reduce, &c, &LARGE_COUNTS[1..]);
+    }),
     ("large broadcast", |c| broadcast::<f64>(&c, LARGE_SIZES)),
-    ("large reduce", |c| reduce::<f32>(&c, LARGE_SIZES)),
+    ("large reduce", |c| {
+        reduce::<f32>(&c, LARGE_SIZES);
+        others!(reduce, &c, &LARGE_COUNTS[1..]);
+    }),
     ("large gather", |c| gather::<i32>(&c, LARGE_SIZES)),
     ("large scatter", |c| scatter::<f16>(&c, LARGE_SIZES)),
     ("large all_to_all", |c| all_to_all::<u8>(&c, LARGE_SIZES)),
 ];
 
-/// Around the limit at which default rounds become windows, both of parts and of whole inputs.
+/// Around the limit at which default rounds become windows, both of parts and of whole inputs. Above it calls of several in
+/// flight stop in the middle of a reduction, also where a result is longer than the inputs.
 pub(super) fn windowed(comm: Communicator) {
     let (n, limit) = (comm.size(), Tuning::default().windowed / size_of::<f64>());
-    reduce_scatter::<f64>(&comm, &[limit, limit + 1]);
-    all_reduce::<f64>(&comm, &[n * limit, n * limit + 1]);
-    reduce::<f64>(&comm, &[limit, n * limit + 1]);
+    reduce_scatter::<f64>(&comm, Sizes::of(&[limit, limit + 1]).by(Operations::Two));
+    all_reduce::<f64>(&comm, Sizes::of(&[n * limit, n * limit + 1]).by(Operations::Two));
+    reduce::<f64>(&comm, Sizes::of(&[limit, n * limit + 1]).by(Operations::Two));
+    reduce_scatter::<bf16>(&comm, Sizes::of(&[4 * limit + 1]).by(Operations::One(ReduceOp::Sum)));
+    reduce_scatter::<i8>(&comm, Sizes::of(&[8 * limit + 1]).by(Operations::One(ReduceOp::Average)));
 }
 
-const SIZES: &[usize] = &[0, 1, 3, 17, 64, 65, 130, 515];
-const LARGE_SIZES: &[usize] = &[4097, 70_001];
+/// Lengths of calls, and through which operations a reduction goes at each.
+#[derive(Clone, Copy)]
+struct Sizes<'a> {
+    counts: &'a [usize],
+    operations: Operations,
+}
+
+#[derive(Clone, Copy)]
+enum Operations {
+    /// All for two types, and for each at the last length; two for the others, different ones for each type and length.
+    Thinned,
+    /// Two, different ones for each length.
+    Two,
+    /// This one.
+    One(ReduceOp),
+}
+
+impl<'a> Sizes<'a> {
+    const fn of(counts: &'a [usize]) -> Self {
+        Sizes { counts, operations: Operations::Thinned }
+    }
+
+    const fn by(self, operations: Operations) -> Self {
+        Sizes { operations, ..self }
+    }
+
+    fn each(self) -> impl Iterator<Item = (usize, &'a usize)> {
+        self.counts.iter().enumerate()
+    }
+
+    /// Those at length number `size`.
+    fn operations<T: Sample>(self, size: usize) -> impl Iterator<Item = ReduceOp> {
+        let turn = size + T::DTYPE as usize;
+        let whole = matches!(T::DTYPE, DType::F32 | DType::Bf16) || size + 1 == self.counts.len();
+        let goes = move |(o, op): &(usize, ReduceOp)| match self.operations {
+            Operations::Thinned => whole || (o + turn) % 5 < 2,
+            Operations::Two => (o + size) % 5 < 2,
+            Operations::One(only) => *op == only,
+        };
+        ReduceOp::ALL.into_iter().enumerate().filter(goes).map(|(_, op)| op)
+    }
+}
+
+const SIZES: Sizes<'_> = Sizes::of(&[0, 1, 3, 17, 64, 65, 130, 515]);
+const LARGE_COUNTS: &[usize] = &[4097, 70_001];
+const LARGE_SIZES: Sizes<'_> = Sizes::of(LARGE_COUNTS);
+
+/// Types of which the first is made by kernels of its own, each by one operation, another with each number of ranks.
+macro_rules! others {
+    ($run:ident, $comm:expr, $counts:expr) => {{
+        let op = |i: usize| Operations::One(ReduceOp::ALL[(i + $comm.size()) % 5]);
+        $run::<f16>($comm, Sizes::of($counts).by(op(0)));
+        $run::<i8>($comm, Sizes::of($counts).by(op(1)));
+        $run::<u64>($comm, Sizes::of($counts).by(op(2)));
+    }};
+}
+use others;
 
 macro_rules! types {
     ($run:ident, $comm:expr, $sizes:expr) => {{
@@ -76,19 +141,13 @@ fn algorithms(comm: &Communicator, call: Call, index: usize, mut body: impl FnMu
     body(keep, "auto");
 }
 
-/// All operations for two types; two for the others, different ones for each size.
-fn operations<T: Sample>(size: usize) -> impl Iterator<Item = ReduceOp> {
-    let all = matches!(T::DTYPE, DType::F32 | DType::Bf16);
-    ReduceOp::ALL.into_iter().enumerate().filter(move |(o, _)| all || (o + size) % 5 < 2).map(|(_, op)| op)
-}
-
-fn reduce_scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn reduce_scatter<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         let all = everyone::<T>(count + 1, n, n * count);
         let own = rank * count..(rank + 1) * count;
         let shards: Vec<&[T]> = all.iter().map(|x| &x[own.clone()]).collect();
-        for (o, op) in operations::<T>(s).enumerate() {
+        for (o, op) in sizes.operations::<T>(s).enumerate() {
             let expected = oracle::reduce(op, &shards);
             let wide = oracle::reduce_wide(op, &shards);
             let call = Call { op, ..Call::new(Kind::ReduceScatter, T::DTYPE, count) };
@@ -125,9 +184,9 @@ fn reduce_scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn all_gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn all_gather<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         let all = everyone::<T>(count + 2, n, count);
         let expected = all.concat();
         let own = rank * count..(rank + 1) * count;
@@ -156,12 +215,12 @@ fn all_gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn all_reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn all_reduce<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         let all = everyone::<T>(count + 3, n, count);
         let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
-        for (o, op) in operations::<T>(s).enumerate() {
+        for (o, op) in sizes.operations::<T>(s).enumerate() {
             let expected = oracle::reduce(op, &slices);
             let call = Call { op, ..Call::new(Kind::AllReduce, T::DTYPE, count) };
             algorithms(comm, call, s + o, |keep, how| {
@@ -186,9 +245,9 @@ fn all_reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn broadcast<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn broadcast<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         for root in 0..n {
             let expected = data::<T>(count + 4, root, count);
             let mine = if rank == root { expected.clone() } else { vec![T::default(); count] };
@@ -206,12 +265,12 @@ fn broadcast<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn reduce<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         let all = everyone::<T>(count + 5, n, count);
         let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
-        for (o, op) in operations::<T>(s).enumerate() {
+        for (o, op) in sizes.operations::<T>(s).enumerate() {
             let root = (s + o) % n;
             let expected = oracle::reduce(op, &slices);
             let call = Call { op, root, ..Call::new(Kind::Reduce, T::DTYPE, count) };
@@ -244,9 +303,9 @@ fn reduce<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn gather<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         let all = everyone::<T>(count + 6, n, count);
         let expected = all.concat();
         for root in 0..n {
@@ -280,9 +339,9 @@ fn gather<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn scatter<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         for root in 0..n {
             let at_root = rank == root;
             let whole = data::<T>(count + 7, root, n * count);
@@ -310,9 +369,9 @@ fn scatter<T: Sample>(comm: &Communicator, sizes: &[usize]) {
     }
 }
 
-fn all_to_all<T: Sample>(comm: &Communicator, sizes: &[usize]) {
+fn all_to_all<T: Sample>(comm: &Communicator, sizes: Sizes<'_>) {
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, &count) in sizes.iter().enumerate() {
+    for (s, &count) in sizes.each() {
         let all = everyone::<T>(count + 8, n, n * count);
         let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
         let expected = oracle::all_to_all(&slices, rank);

@@ -85,7 +85,8 @@ pub fn standard() -> Options {
     Options { deadline: Duration::from_secs(60), ..Options::default() }
 }
 
-/// Algorithms change, rounds and frames end within a few hundred bytes, so that short calls go through all of it.
+/// Algorithms change, rounds and frames end within a few hundred bytes, and caches keep no more, so that short calls go through
+/// all of it, with elements of one byte too.
 pub fn small() -> Options {
     let tuning = Tuning {
         staging: 1024,
@@ -101,7 +102,7 @@ pub fn small() -> Options {
         windowed: 1500,
         ..Tuning::default()
     };
-    Options { tuning, stream: Some(1500), ..standard() }
+    Options { tuning, stream: Some(250), ..standard() }
 }
 
 /// As by default, but that messages of more than a few pages go in pieces.
