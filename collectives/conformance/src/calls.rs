@@ -127,7 +127,7 @@ use types;
 
 /// Runs `body`, which makes `call` or others of its kind, with every algorithm that can carry that kind, and last with the
 /// tuner's own choice. Every third combination of sizes and operations does, to save time: which one is decided by `index`.
-fn algorithms(comm: &Communicator, call: Call, index: usize, mut body: impl FnMut(Keep, &str)) {
+pub(super) fn algorithms(comm: &Communicator, call: Call, index: usize, mut body: impl FnMut(Keep, &str)) {
     let keep = Keep::ALL[index % 3];
     let all = comm.algorithms(call.kind);
     if all.len() > 1 {

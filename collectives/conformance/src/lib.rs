@@ -5,6 +5,7 @@
 
 mod calls;
 mod device;
+mod edges;
 mod failures;
 mod flights;
 mod groups;
@@ -59,7 +60,8 @@ pub fn cases() -> Vec<Case> {
     for (name, run) in calls::CASES {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
-    for (name, run) in flights::CASES.iter().chain(groups::CASES).chain(random::CASES) {
+    let others = [edges::CASES, flights::CASES, groups::CASES, random::CASES];
+    for (name, run) in others.into_iter().flatten() {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
     for (name, run) in random::PIECES {
