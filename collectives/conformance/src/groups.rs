@@ -1,7 +1,9 @@
 //! Groups made from a group.
 
-use super::{Part, data, same};
-use collectives::{Buffer, Communicator, ReduceOp, oracle};
+use super::every::every;
+use super::{Keep, Part, same};
+use collectives::schedule::{Call, Kind};
+use collectives::{Buffer, Communicator, DType, ReduceOp};
 
 pub(super) const CASES: &[Part] = &[
     ("split", split),
@@ -13,17 +15,17 @@ pub(super) const CASES: &[Part] = &[
 /// With default sizes: what is long is still on its way.
 pub(super) const LARGE: &[Part] = &[("a group formed meanwhile", meanwhile)];
 
-/// Checks a group whose rank r is rank `members[r]` of the first.
+/// Checks a group whose rank r is rank `members[r]` of the first, by every collective, with the first and the last as root.
 fn works(comm: &Communicator, members: &[usize]) {
     assert_eq!(comm.size(), members.len());
-    let all: Vec<Vec<f32>> = members.iter().map(|&m| data(77, m, 600)).collect();
-    let slices: Vec<&[f32]> = all.iter().map(Vec::as_slice).collect();
-    let mut mine = all[comm.rank()].clone();
-    comm.all_reduce_in_place(&mut mine[..], ReduceOp::Sum).expect("works");
-    same(&mine, &oracle::reduce(ReduceOp::Sum, &slices), format_args!("all_reduce of {members:?}"));
-    let mut root = [members[comm.rank()] as u64];
-    comm.broadcast(&mut root[..], 0).expect("works");
-    assert_eq!(root[0], members[0] as u64);
+    for (i, kind) in Kind::ALL.into_iter().filter(|kind| !kind.is_message()).enumerate() {
+        for root in [0, members.len() - 1] {
+            let call = Call { root, ..Call::new(kind, DType::F32, 600) };
+            every::<f32>(comm, members, call, Keep::ALL[i % 3]);
+            let call = Call { root, op: ReduceOp::Max, ..Call::new(kind, DType::U64, 5) };
+            every::<u64>(comm, members, call, Keep::ALL[(i + 1) % 3]);
+        }
+    }
 }
 
 fn split(comm: Communicator) {

@@ -6,6 +6,7 @@
 mod calls;
 mod device;
 mod edges;
+mod every;
 mod failures;
 mod flights;
 mod groups;
@@ -60,7 +61,7 @@ pub fn cases() -> Vec<Case> {
     for (name, run) in calls::CASES {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
-    let others = [edges::CASES, flights::CASES, groups::CASES, random::CASES];
+    let others = [edges::CASES, every::CASES, flights::CASES, groups::CASES, random::CASES];
     for (name, run) in others.into_iter().flatten() {
         all.push(Case { name, run: *run, options: small, fails: false });
     }
