@@ -6,7 +6,7 @@ use crate::data::{Feed, Input};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
-use crate::human;
+use crate::human::{self, several};
 use crate::machine;
 use crate::out;
 use crate::plan::{MicroBatch, ModelChoice, Ranks, at_least_one, check_tokens, on_hosts, tokens_in_memory};
@@ -230,8 +230,10 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
         out::line(loss)?;
     } else {
         out::line(format_args!(
-            "loss {loss:.6} (perplexity {:.4}) on {tokens} tokens in {windows} windows of {length}{}, {}{}, in {}",
+            "loss {loss:.6} (perplexity {:.4}) on {} in {} of {length}{}, {}{}, in {}",
             loss.exp(),
+            several(tokens, "token"),
+            several(windows, "window"),
             if rest > 0 { format!(", the last of {rest}") } else { String::new() },
             plan.dtype.name(),
             plan.batch.products_remark(&plan.device),

@@ -1,6 +1,7 @@
 //! Which GPU a rank has, and how GPUs reach each other.
 
 use crate::failure::{Failure, Result};
+use crate::human::several;
 use crate::plan::Ranks;
 use collectives::bootstrap::Identity;
 use collectives::device::SharedQueue;
@@ -82,9 +83,9 @@ pub fn check_share(ranks: usize, gpus: usize, permitted: bool) -> Result<()> {
     match ranks <= gpus || permitted {
         true => Ok(()),
         false => Err(Failure::usage(format!(
-            "{ranks} ranks on {gpus} GPU{}: take --ranks {gpus}, or --share-gpus, with which ranks divide a GPU's \
-             memory and time",
-            if gpus == 1 { "" } else { "s" }
+            "{} on {}: take --ranks {gpus}, or --share-gpus, with which ranks divide a GPU's memory and time",
+            several(ranks, "rank"),
+            several(gpus, "GPU")
         ))),
     }
 }

@@ -54,26 +54,48 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// `857k`, `31.6M`, `8.03G`: three digits and a decimal suffix.
+/// `857k`, `31.6M`, `8.03G`: three digits and a decimal suffix; below 10000 a whole number.
 pub fn count(n: f64) -> String {
     let (value, suffix) = match n.abs() {
+        a if a >= 999.5e9 => (n / 1e12, "T"),
         a if a >= 999.5e6 => (n / 1e9, "G"),
         a if a >= 999.5e3 => (n / 1e6, "M"),
         a if a >= 9.995e3 => (n / 1e3, "k"),
         _ => return format!("{n:.0}"),
     };
-    match value.abs() {
-        a if a >= 99.95 => format!("{value:.0}{suffix}"),
-        a if a >= 9.995 => format!("{value:.1}{suffix}"),
-        _ => format!("{value:.2}{suffix}"),
+    format!("{}{suffix}", three_digits(value))
+}
+
+/// As [`count`], of what is no count and may be small: `0.56`, `12.3`.
+pub fn rate(n: f64) -> String {
+    match n.abs() {
+        // Two decimals would be one digit, or none.
+        a if a > 0.0 && a < 0.0995 => format!("{n:.1e}"),
+        a if a < 999.5 => three_digits(n),
+        _ => count(n),
     }
 }
 
-/// `850 ms`, `12.3 s`, `4 min 10 s`, `26 h 5 min`.
+fn three_digits(value: f64) -> String {
+    match value.abs() {
+        a if a >= 99.95 => format!("{value:.0}"),
+        a if a >= 9.995 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// `20 us`, `1.5 ms`, `850 ms`, `12.3 s`, `4 min 10 s`, `26 h 5 min`.
 pub fn seconds(s: f64) -> String {
+    // Two or three digits of a unit of which there are less than a thousand.
+    let of = |value: f64, unit: &str| match value {
+        v if v < 9.95 => format!("{v:.1} {unit}"),
+        v => format!("{v:.0} {unit}"),
+    };
     match s {
-        s if s < 1e-3 => format!("{:.0} us", s * 1e6),
-        s if s < 0.9995 => format!("{:.0} ms", s * 1e3),
+        s if s <= 0.0 => "0 s".to_owned(),
+        s if s < 0.9995e-6 => of(s * 1e9, "ns"),
+        s if s < 0.9995e-3 => of(s * 1e6, "us"),
+        s if s < 0.9995 => of(s * 1e3, "ms"),
         s if s < 99.95 => format!("{s:.1} s"),
         s if s < 3599.5 => format!("{:.0} min {:.0} s", (s.round() / 60.0).floor(), s.round() % 60.0),
         s => {
@@ -83,9 +105,22 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
-/// `1 rank`, `2 ranks`.
+/// `1 rank`, `2 ranks`, `2 batches`.
 pub fn several(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+    let ending = match what.ends_with("ch") {
+        _ if n == 1 => "",
+        true => "es",
+        false => "s",
+    };
+    format!("{n} {what}{ending}")
+}
+
+/// What was typed as a flag's value, so that nothing is to be seen, too.
+pub fn quoted(text: &str) -> String {
+    match text.is_empty() || text.contains(char::is_whitespace) {
+        true => format!("'{text}'"),
+        false => text.to_owned(),
+    }
 }
 
 /// `--model, --micro-batch or --seq`: those words that are to be named.
@@ -147,9 +182,25 @@ mod tests {
             [0, 1023, 1024, 1 << 20, 25_300_000, 1 << 40].map(bytes),
             ["0 B", "1023 B", "1.00 KiB", "1.00 MiB", "24.1 MiB", "1.00 TiB"]
         );
-        let counts = [7.0, 9994.0, 857_216.0, 31_597_056.0, 8.03e9].map(count);
-        assert_eq!(counts, ["7", "9994", "857k", "31.6M", "8.03G"]);
+        let counts = [7.0, 9994.0, 857_216.0, 31_597_056.0, 8.03e9, 999.4e9, 999.6e9].map(count);
+        assert_eq!(counts, ["7", "9994", "857k", "31.6M", "8.03G", "999G", "1.00T"]);
+        let rates = [0.0, 0.0012, 0.56, 9.996, 12.34, 999.4, 999.6, 41234.0].map(rate);
+        assert_eq!(rates, ["0.00", "1.2e-3", "0.56", "10.0", "12.3", "999", "1000", "41.2k"]);
         assert_eq!([2e-5, 0.25, 12.34, 250.0].map(seconds), ["20 us", "250 ms", "12.3 s", "4 min 10 s"]);
+        assert_eq!(
+            [0.0, 3.2e-10, 3.2e-7, 1.26e-6, 1.5e-3].map(seconds),
+            ["0 s", "0.3 ns", "320 ns", "1.3 us", "1.5 ms"]
+        );
+        // Rounded up to the next unit's, in that.
+        assert_eq!([9.996e-7, 9.996e-4, 0.9996].map(seconds), ["1.0 us", "1.0 ms", "1.0 s"]);
+        assert_eq!([9.994e-7, 9.994e-4, 0.9994].map(seconds), ["999 ns", "999 us", "999 ms"]);
         assert_eq!([3599.4, 3599.6, 93900.0].map(seconds), ["59 min 59 s", "1 h 0 min", "26 h 5 min"]);
+    }
+
+    #[test]
+    fn one_is_no_plural_and_nothing_can_be_seen() {
+        assert_eq!([0, 1, 2].map(|n| several(n, "rank")), ["0 ranks", "1 rank", "2 ranks"]);
+        assert_eq!([1, 2].map(|n| several(n, "batch")), ["1 batch", "2 batches"]);
+        assert_eq!(["", "1 us", "1us"].map(quoted), ["''", "'1 us'", "1us"]);
     }
 }

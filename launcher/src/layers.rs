@@ -3,6 +3,7 @@
 
 use crate::args::RankArgs;
 use crate::failure::{Failure, Result};
+use crate::human::{quoted, several};
 use crate::transports::Transport;
 use collectives::schedule::Tuning;
 use collectives::transport::emulated::{Emulated, Link};
@@ -39,8 +40,9 @@ impl Layers {
             }
         };
         let nccl = if args.transport.starts_with("nccl") { "nccl+" } else { "" };
-        let emulated =
-            |text: &String| text.parse().map_err(|e| Failure::usage(format!("--emulate-link {text}: {e}")));
+        let emulated = |text: &String| {
+            text.parse().map_err(|e| Failure::usage(format!("--emulate-link {}: {e}", quoted(text))))
+        };
         let link: Option<Link> = args.emulate_link.as_ref().map(emulated).transpose()?;
         let by_hand = |text: &String| {
             text.parse().map_err(|e| {
@@ -165,7 +167,7 @@ impl Layers {
 /// Whether `world` ranks can have nodes of so many, and whether something is between those if a link is.
 fn possible(given: PerNode, world: usize, link: bool) -> Result<()> {
     let (PerNode::Block(each) | PerNode::Cyclic(each)) = given;
-    let ranks = format!("{world} rank{}", if world == 1 { "" } else { "s" });
+    let ranks = several(world, "rank");
     if each > world {
         return Err(Failure::usage(format!(
             "--ranks-per-node {given}: with {ranks} in all, a node has from 1 to {world}"

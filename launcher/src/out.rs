@@ -2,11 +2,18 @@
 //! written is one; and standard error, whose loss is none: there is nobody left to tell.
 
 use crate::failure::{Failure, Result};
+use console::Term;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
+
+/// How many columns the terminal has that standard output is, if it is one.
+pub fn columns() -> Option<usize> {
+    let terminal = Term::stdout();
+    terminal.is_term().then(|| terminal.size().1.into())
+}
 
 /// Prints `text` as it is.
 ///

@@ -353,11 +353,21 @@ fn step_tokens(args: &TrainArgs, world: usize, length: usize) -> Result<usize> {
     let product = factors.into_iter().try_fold(1usize, |n, f| n.checked_mul(f)).filter(|&n| n < 1 << 40);
     product.ok_or_else(|| {
         Failure::usage(format!(
-            "one step of {world} ranks x {} micro-batches x {} sequences x {length} tokens has more than 2^40 \
-             tokens: lower --micro-batch or --accumulate",
-            args.accumulate, args.micro_batch
+            "one step of {} has more than 2^40 tokens: lower --micro-batch or --accumulate",
+            step_in_words(args, world, length)
         ))
     })
+}
+
+/// What makes up a step.
+fn step_in_words(args: &TrainArgs, world: usize, length: usize) -> String {
+    let factors = [
+        (world, "rank"),
+        (args.accumulate, "micro-batch"),
+        (args.micro_batch, "sequence"),
+        (length, "token"),
+    ];
+    factors.map(|(n, what)| human::several(n, what)).join(" x ")
 }
 
 /// So many tokens that `needed` are left when a fraction of them is held out, of which one sequence of `length` and its
@@ -393,10 +403,9 @@ fn check_batch(
     let or = if lower.is_empty() { String::new() } else { format!(" or lower {lower}") };
     let aside = if held > 0 { format!(" beside {held} that are held out") } else { String::new() };
     usage(format!(
-        "the data are shorter than one batch: a step takes {world} ranks x {} micro-batches x {} sequences x {length} \
-         tokens and one more, {} tokens, and there are {have} for training{aside}: give more --data{or}",
-        args.accumulate,
-        args.micro_batch,
+        "the data are shorter than one batch: a step takes {} and one more, {} tokens, and there are {have} for \
+         training{aside}: give more --data{or}",
+        step_in_words(args, world, length),
         step + 1
     ))
 }

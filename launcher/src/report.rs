@@ -5,8 +5,11 @@ use collectives::Communicator;
 use serde_json::{Value, json};
 use zero::{Memory, Placement};
 
-/// More ranks than this are shown as least, mean and most.
+/// More ranks than this are shown as least, mean and most, and so are fewer that a terminal has no room for.
 const COLUMNS: usize = 6;
+
+/// The least width of a rank's column, so that short tables look alike.
+const CELL: usize = 10;
 
 /// One rank's account of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -130,57 +133,78 @@ pub fn peak_rss() -> u64 {
 /// One part of a rank's time.
 type Seconds = fn(&RankReport) -> f64;
 
-/// The table of a run of `steps` steps, with what is on the device and what on the host where there are both.
-pub fn table(ranks: &[RankReport], steps: usize, placement: Placement) -> String {
-    let mut table = Table { ranks, text: String::new() };
-    table.header();
-    for (index, (name, _)) in ranks[0].memory.classes().iter().enumerate() {
-        let name = match (*name, placement) {
-            ("host", Placement::Host) => continue,
-            ("host", _) => "for transfers, on the host",
-            ("optimizer", Placement::Offloaded) => "optimizer, on the host",
-            (name, _) => name,
-        };
-        table.row(name, |r| r.memory.classes()[index].1 as f64, |x| human::bytes(x as u64));
+/// The table of a run of `steps` steps, with what is on the device and what on the host where there are both. On a terminal of
+/// so many columns (`room`) its lines are not longer than that, if they need not be.
+pub fn table(ranks: &[RankReport], steps: usize, placement: Placement, room: Option<usize>) -> String {
+    let spread = ranks.len() > COLUMNS;
+    let whole = Table::of(ranks, steps, placement, spread);
+    match room {
+        Some(room) if !spread && ranks.len() > SPREAD.len() && whole.width() > room => {
+            Table::of(ranks, steps, placement, true).text()
+        }
+        _ => whole.text(),
     }
-    if placement.on_device() {
-        let on_device = |r: &RankReport| r.memory.on_device(placement);
-        table.row("on the device", |r| on_device(r) as f64, |x| human::bytes(x as u64));
-        let on_host = |r: &RankReport| (r.memory.total() - on_device(r)) as f64;
-        table.row("on the host", on_host, |x| human::bytes(x as u64));
-    }
-    table.row("all classes", |r| r.memory.total() as f64, |x| human::bytes(x as u64));
-    table.row("as predicted", |r| r.predicted as f64, |x| human::bytes(x as u64));
-    table.row("peak resident", |r| r.peak_rss as f64, |x| human::bytes(x as u64));
-    table.title("sent");
-    table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
-    table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
-    table.title("time");
-    let parts: [(&str, Seconds); 6] = [
-        ("compute", |r| r.compute),
-        ("exposed communication", |r| r.exposed),
-        ("optimizer", |r| r.optimizer),
-        ("data", |r| r.data),
-        ("evaluation", |r| r.evaluation),
-        ("other", RankReport::other),
-    ];
-    for (name, of) in parts {
-        let whole = ranks.iter().map(|r| r.total).fold(0.0, f64::max).max(1e-9);
-        table.row(name, of, |x| format!("{} {:>3.0}%", human::seconds(x), 100.0 * x / whole));
-    }
-    table.text
 }
 
-/// Lines in the making.
+/// What many ranks are shown as.
+const SPREAD: [&str; 3] = ["least", "mean", "most"];
+
+/// Lines in the making: a label, and a cell for each column.
 struct Table<'a> {
     ranks: &'a [RankReport],
-    text: String,
+    spread: bool,
+    lines: Vec<(String, Vec<String>)>,
 }
 
-impl Table<'_> {
+impl<'a> Table<'a> {
+    /// Every rank's column, or the `spread` over them.
+    fn of(ranks: &'a [RankReport], steps: usize, placement: Placement, spread: bool) -> Self {
+        let mut table = Table { ranks, spread, lines: Vec::new() };
+        let names = match spread {
+            false => (0..ranks.len()).map(|r| format!("rank {r}")).collect(),
+            true => SPREAD.map(String::from).to_vec(),
+        };
+        table.lines.push(("held".to_owned(), names));
+        for (index, (name, _)) in ranks[0].memory.classes().iter().enumerate() {
+            let name = match (*name, placement) {
+                ("host", Placement::Host) => continue,
+                ("host", _) => "for transfers, on the host",
+                ("optimizer", Placement::Offloaded) => "optimizer, on the host",
+                (name, _) => name,
+            };
+            table.row(name, |r| r.memory.classes()[index].1 as f64, |x| human::bytes(x as u64));
+        }
+        if placement.on_device() {
+            let on_device = |r: &RankReport| r.memory.on_device(placement);
+            table.row("on the device", |r| on_device(r) as f64, |x| human::bytes(x as u64));
+            let on_host = |r: &RankReport| (r.memory.total() - on_device(r)) as f64;
+            table.row("on the host", on_host, |x| human::bytes(x as u64));
+        }
+        table.row("all classes", |r| r.memory.total() as f64, |x| human::bytes(x as u64));
+        table.row("as predicted", |r| r.predicted as f64, |x| human::bytes(x as u64));
+        table.row("peak resident", |r| r.peak_rss as f64, |x| human::bytes(x as u64));
+        table.title("sent");
+        table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
+        table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
+        table.title("time");
+        let parts: [(&str, Seconds); 6] = [
+            ("compute", |r| r.compute),
+            ("exposed communication", |r| r.exposed),
+            ("optimizer", |r| r.optimizer),
+            ("data", |r| r.data),
+            ("evaluation", |r| r.evaluation),
+            ("other", RankReport::other),
+        ];
+        let whole = ranks.iter().map(|r| r.total).fold(0.0, f64::max).max(1e-9);
+        for (name, of) in parts {
+            table.row(name, of, |x| format!("{} {:>3.0}%", human::seconds(x), 100.0 * x / whole));
+        }
+        table
+    }
+
     fn columns(&self, of: impl Fn(&RankReport) -> f64) -> Vec<f64> {
         let values: Vec<f64> = self.ranks.iter().map(of).collect();
-        if values.len() <= COLUMNS {
+        if !self.spread {
             return values;
         }
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -188,28 +212,35 @@ impl Table<'_> {
         vec![least, values.iter().sum::<f64>() / values.len() as f64, most]
     }
 
-    fn line(&mut self, name: &str, cells: impl Iterator<Item = String>) {
-        self.text.push_str(&format!("{name:<26}"));
-        cells.for_each(|cell| self.text.push_str(&format!(" {cell:>16}")));
-        self.text.push('\n');
-    }
-
-    fn header(&mut self) {
-        let names = match self.ranks.len() {
-            n if n <= COLUMNS => (0..n).map(|r| format!("rank {r}")).collect(),
-            _ => ["least", "mean", "most"].map(String::from).to_vec(),
-        };
-        self.line("held", names.into_iter());
-    }
-
     fn title(&mut self, name: &str) {
-        self.text.push_str(name);
-        self.text.push('\n');
+        self.lines.push((name.to_owned(), Vec::new()));
     }
 
     fn row(&mut self, name: &str, of: impl Fn(&RankReport) -> f64, show: impl Fn(f64) -> String) {
-        let cells = self.columns(of);
-        self.line(&format!("  {name}"), cells.into_iter().map(show));
+        let cells = self.columns(of).into_iter().map(show).collect();
+        self.lines.push((format!("  {name}"), cells));
+    }
+
+    /// Of labels and of cells: of the widest that there is.
+    fn widths(&self) -> (usize, usize) {
+        let label = self.lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let cells = self.lines.iter().flat_map(|(_, cells)| cells.iter().map(String::len));
+        (label, cells.fold(CELL, usize::max))
+    }
+
+    /// Of its longest line.
+    fn width(&self) -> usize {
+        let (label, cell) = self.widths();
+        label + self.lines[0].1.len() * (cell + 2)
+    }
+
+    fn text(&self) -> String {
+        let (label, cell) = self.widths();
+        let line = |(name, cells): &(String, Vec<String>)| {
+            let cells: String = cells.iter().map(|text| format!("  {text:>cell$}")).collect();
+            format!("{}\n", format!("{name:<label$}{cells}").trim_end())
+        };
+        self.lines.iter().map(line).collect()
     }
 }
 
@@ -250,7 +281,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_column_a_rank_or_the_spread_of_many() {
-        let two = table(&[report(0), report(1)], 512, Placement::Host);
+        let two = table(&[report(0), report(1)], 512, Placement::Host, None);
         let line = |text: &str, name: &str| {
             let line = text.lines().find(|l| l.trim_start().starts_with(name)).unwrap();
             line.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -261,10 +292,10 @@ mod tests {
         assert_eq!(line(&two, "compute"), "compute 6.0 s 60% 6.0 s 60%");
         assert_eq!(line(&two, "other"), "other 1.0 s 10% 1.0 s 10%");
         let long = RankReport { compute: 1000.0, total: 1020.0, ..report(0) };
-        let two = table(&[long, long], 512, Placement::Host);
+        let two = table(&[long, long], 512, Placement::Host, None);
         assert_eq!(line(&two, "compute"), "compute 16 min 40 s 98% 16 min 40 s 98%");
         let many: Vec<_> = (0..9).map(report).collect();
-        let many = table(&many, 1, Placement::Host);
+        let many = table(&many, 1, Placement::Host, None);
         assert!(!many.contains("on the"), "{many}");
         assert_eq!(line(&many, "held"), "held least mean most");
         assert_eq!(line(&many, "parameters"), "parameters 1.00 MiB 5.00 MiB 9.00 MiB");
@@ -273,7 +304,7 @@ mod tests {
     #[test]
     fn the_table_says_what_is_on_the_device_and_what_on_the_host() {
         let line = |placement, name: &str| {
-            let text = table(&[report(0)], 1, placement);
+            let text = table(&[report(0)], 1, placement, None);
             let line = text.lines().find(|l| l.trim_start().starts_with(name)).unwrap();
             line.split_whitespace().collect::<Vec<_>>().join(" ")
         };
@@ -283,5 +314,38 @@ mod tests {
         assert_eq!(line(Placement::Offloaded, "on the device"), "on the device 3.00 MiB");
         assert_eq!(line(Placement::Offloaded, "on the host"), "on the host 3.00 MiB");
         assert_eq!(line(Placement::Offloaded, "optimizer,"), "optimizer, on the host 3.00 MiB");
+    }
+
+    /// Where the cells of a table's lines end.
+    fn aligned(text: &str) -> usize {
+        let ends: Vec<usize> = text.lines().filter(|line| line.contains("  ")).map(str::len).collect();
+        let rows = ends.iter().filter(|&&end| end > 40).count();
+        assert!(rows > 12 && ends.iter().all(|end| *end == ends[0]), "{text}");
+        ends[0]
+    }
+
+    #[test]
+    fn columns_stand_below_each_other_whatever_their_labels() {
+        let long = RankReport { compute: 1000.0, total: 1020.0, ..report(0) };
+        for placement in [Placement::Host, Placement::Device, Placement::Offloaded] {
+            let text = table(&[report(0), long], 1, placement, None);
+            aligned(&text);
+            // A label runs into no cell.
+            assert!(text.lines().all(|line| !line.contains("host1") && !line.contains("host 1")), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_table_has_as_many_ranks_as_a_terminal_has_room_for() {
+        let long = RankReport { compute: 1000.0, total: 1020.0, ..report(0) };
+        let ranks = |n: usize| vec![long; n];
+        let of = |n: usize, room| table(&ranks(n), 1, Placement::Host, room);
+        assert!(of(6, None).contains("rank 5") && of(6, Some(200)).contains("rank 5"));
+        for n in 4..=6 {
+            let text = of(n, Some(80));
+            assert!(aligned(&text) <= 80 && text.contains("least"), "{text}");
+        }
+        // Three columns are as many as the spread has.
+        assert!(of(3, Some(80)).contains("rank 2") && of(3, Some(20)).contains("rank 2"));
     }
 }

@@ -9,6 +9,7 @@ use crate::data;
 use crate::device;
 use crate::eval;
 use crate::failure::{self, Failure, Result};
+use crate::human::several;
 use crate::out;
 use crate::plan::{Asked, at_least_one, check_anywhere, on_hosts};
 use crate::transports::{Transport, plugin};
@@ -217,8 +218,9 @@ impl Inner {
     fn check(&self, args: &SbatchArgs, world: usize) -> Result<()> {
         if let Some(asked) = self.ranks.ranks.filter(|&asked| asked != world) {
             return Err(Failure::usage(format!(
-                "--ranks {asked}, but {} nodes with {} ranks each make {world}: leave --ranks away",
-                args.nodes, args.ranks_per_node
+                "--ranks {asked}, but {} with {} each make {world}: leave --ranks away",
+                several(args.nodes, "node"),
+                several(args.ranks_per_node, "rank")
             )));
         }
         match self.asked.transport {

@@ -1,7 +1,7 @@
 //! Which files are the text of a run, and their content as UTF-8.
 
 use crate::failure::{Failure, Result};
-use crate::human;
+use crate::human::{self, several};
 use crate::machine::Machine;
 use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
@@ -42,10 +42,10 @@ pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     match found.iter().filter(|file| TokenFile::looks_like(file).unwrap_or(false)).count() {
         0 => Ok(text),
         tokens => Err(Failure::usage(format!(
-            "--data {} has text ({} first) and {tokens} token file{}: name those that are meant",
+            "--data {} has text ({} first) and {}: name those that are meant",
             dir.display(),
             first.display(),
-            if tokens == 1 { "" } else { "s" }
+            several(tokens, "token file")
         ))),
     }
 }

@@ -4,6 +4,7 @@ use crate::args::TokenizeArgs;
 use crate::data;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
+use crate::human::several;
 use crate::out;
 use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Share, Tokenizer};
@@ -70,7 +71,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         )?;
     } else {
         out::line(format_args!(
-            "{count} tokens of {bits} bits from {bytes} bytes of text ({:.3} bytes a token) in {}",
+            "{} of {bits} bits from {} of text ({:.3} bytes a token) in {}",
+            several(count as usize, "token"),
+            several(bytes as usize, "byte"),
             bytes as f64 / count as f64,
             args.out.display()
         ))?;

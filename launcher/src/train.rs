@@ -7,7 +7,7 @@ pub mod stop;
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
-use crate::human;
+use crate::human::{self, several};
 use crate::metrics::Record;
 use crate::out;
 use crate::plan::TrainPlan;
@@ -383,12 +383,15 @@ impl<'a, T: Float> Run<'a, T> {
     fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> String {
         let plan = self.plan;
         let tokens = self.made * plan.step_tokens;
-        let speed = tokens as f64 / (self.account.total - self.account.evaluation);
+        // Of training alone: how much is held out, and how often it is looked at, says nothing of the speed.
+        let (total, evaluation) = (self.account.total, self.account.evaluation);
+        let speed = tokens as f64 / (total - evaluation);
         self.record.line(&self.progress, || {
             json!({"summary": {
                 "steps": self.made,
                 "tokens": tokens,
-                "seconds": self.account.total,
+                "seconds": total,
+                "evaluation_seconds": evaluation,
                 "tokens_per_second": speed,
                 "loss": self.last.loss,
                 "validation_loss": self.validation,
@@ -398,13 +401,20 @@ impl<'a, T: Float> Run<'a, T> {
             }})
         });
         let held_out = self.validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
+        let evaluated = match evaluation > 0.0 {
+            true => format!(
+                ", {} of them evaluation ({} tokens/s without it)",
+                human::seconds(evaluation),
+                human::rate(speed)
+            ),
+            false => format!(" ({} tokens/s)", human::rate(speed)),
+        };
         format!(
-            "{}\n{} steps, {} tokens in {} ({} tokens/s); training loss {:.4}{held_out}\n{}",
-            report::table(ranks, self.made, plan.zero.placement),
-            self.made,
+            "{}\n{}, {} tokens in {}{evaluated}; training loss {:.4}{held_out}\n{}",
+            report::table(ranks, self.made, plan.zero.placement, out::columns()),
+            several(self.made, "step"),
             human::count(tokens as f64),
-            human::seconds(self.account.total),
-            human::count(speed),
+            human::seconds(total),
             self.last.loss,
             Self::place(kept)
         )

@@ -17,7 +17,7 @@ fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
     };
     let (said, first) = train("nano");
     assert!(
-        said.contains("new weights") && said.contains(", tokenizer bytes; 2 steps of 2 ranks x 1 sequences"),
+        said.contains("new weights") && said.contains(", tokenizer bytes; 2 steps of 2 ranks x 1 sequence x"),
         "{said}"
     );
     assert_eq!(train("nano").1, first);

@@ -105,6 +105,10 @@ fn metrics_have_a_run_every_step_and_a_summary() {
     let summary = &lines[lines.len() - 1]["summary"];
     assert_eq!(summary["tokens"], 12 * 2 * 2 * 64);
     assert_eq!(summary["validation_loss"], evaluations[2]["loss"]);
+    let number = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key} in {summary}"));
+    let training = number("seconds") - number("evaluation_seconds");
+    assert!(number("evaluation_seconds") > 0.0);
+    assert!((number("tokens_per_second") * training / number("tokens") - 1.0).abs() < 1e-9, "{summary}");
     for rank in summary["ranks"].as_array().unwrap() {
         assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "held as predicted");
     }
@@ -388,7 +392,7 @@ fn an_evaluation_takes_every_token_that_has_one_before_it() {
     let (loss, perplexity) = (one["loss"].as_f64().unwrap(), one["perplexity"].as_f64().unwrap());
     assert!((perplexity / std::f64::consts::E.powf(loss) - 1.0).abs() < 1e-12, "{one}");
     let told = bench.run("eval --model m --seq 64 --data some.txt").success().stdout;
-    let words = format!("loss {loss:.6} (perplexity {perplexity:.4}) on 1 tokens in 1 windows of 1, f32");
+    let words = format!("loss {loss:.6} (perplexity {perplexity:.4}) on 1 token in 1 window of 1, f32");
     assert!(told.starts_with(&words), "'{words}' is not in {told}");
     // The mean of both parts, by hand.
     bench.file("first.txt", &text[..961]);

@@ -3,7 +3,7 @@
 use crate::agree::Signature;
 use crate::bench::tuning;
 use crate::files;
-use crate::human;
+use crate::human::{self, several};
 use crate::machine::{Machine, versions};
 use crate::plan::{TrainPlan, recompute};
 use crate::tokenizer::Tokenizer;
@@ -85,11 +85,11 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
     };
     format!(
         "training {} ({} parameters, {weights}) on {} x {}{} over {}, ZeRO stage {}, {}{}{}\n\
-         {}{tokenizer}; {} of {}{micro} x {} sequences x {} tokens{evaluated}",
+         {}{tokenizer}; {} of {}{micro} x {} x {}{evaluated}",
         plan.model.name,
         human::count(plan.model.config.parameters() as f64),
-        human::several(plan.ranks.world, "rank"),
-        human::several(plan.ranks.threads, "thread"),
+        several(plan.ranks.world, "rank"),
+        several(plan.ranks.threads, "thread"),
         plan.device.describe(),
         plan.ranks.asked(),
         plan.zero.stage,
@@ -100,10 +100,10 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
             _ => "",
         },
         plan.feed.describe(),
-        human::several(plan.steps, "step"),
-        human::several(plan.ranks.world, "rank"),
-        plan.batch.rows,
-        plan.batch.length
+        several(plan.steps, "step"),
+        several(plan.ranks.world, "rank"),
+        several(plan.batch.rows, "sequence"),
+        several(plan.batch.length, "token")
     )
 }
 
