@@ -84,6 +84,17 @@ fn three_digits(value: f64) -> String {
     }
 }
 
+/// `2.346`, `12.35`, `123.5`, `1.2e-5`: what may be of any size, in about as many characters.
+pub fn figure(x: f64) -> String {
+    match x.abs() {
+        a if a >= 99999.5 || (a > 0.0 && a < 0.00995) => format!("{x:.1e}"),
+        a if a >= 999.95 => format!("{x:.0}"),
+        a if a >= 99.995 => format!("{x:.1}"),
+        a if a >= 9.9995 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
+
 /// `20 us`, `1.5 ms`, `850 ms`, `12.3 s`, `4 min 10 s`, `26 h 5 min`.
 pub fn seconds(s: f64) -> String {
     // Two or three digits of a unit of which there are less than a thousand.
@@ -195,6 +206,16 @@ mod tests {
         assert_eq!([9.996e-7, 9.996e-4, 0.9996].map(seconds), ["1.0 us", "1.0 ms", "1.0 s"]);
         assert_eq!([9.994e-7, 9.994e-4, 0.9994].map(seconds), ["999 ns", "999 us", "999 ms"]);
         assert_eq!([3599.4, 3599.6, 93900.0].map(seconds), ["59 min 59 s", "1 h 0 min", "26 h 5 min"]);
+    }
+
+    #[test]
+    fn figures_of_any_size_take_about_as_much_room() {
+        let figures = [0.0, 0.5, 2.3456, 11.2345, 512.34, 9999.6, 123_456.0, 3e38, 0.000_012].map(figure);
+        assert_eq!(
+            figures,
+            ["0.000", "0.500", "2.346", "11.23", "512.3", "10000", "1.2e5", "3.0e38", "1.2e-5"]
+        );
+        assert_eq!([f64::NAN, f64::INFINITY].map(figure), ["NaN", "inf"]);
     }
 
     #[test]

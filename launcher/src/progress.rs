@@ -1,10 +1,13 @@
 //! What a user sees while a run goes: a bar on a terminal, plain lines now and then elsewhere.
 
+mod bar;
+
 use crate::args::Colour;
 use crate::human;
 use crate::out;
 use crate::train::stop;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use bar::Bar;
+use indicatif::ProgressDrawTarget;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::IsTerminal;
@@ -29,14 +32,18 @@ pub struct Tick {
 }
 
 impl Tick {
+    /// What matters most comes first.
+    fn words(&self) -> Vec<String> {
+        vec![
+            format!("loss {}", human::figure(self.loss)),
+            format!("norm {}", human::figure(self.grad_norm)),
+            format!("{} tokens/s", human::rate(self.tokens_per_second)),
+            format!("{} a rank", human::bytes(self.memory)),
+        ]
+    }
+
     fn text(&self) -> String {
-        format!(
-            "loss {:.3}  norm {:.2}  {} tokens/s  {} a rank",
-            self.loss,
-            self.grad_norm,
-            human::count(self.tokens_per_second),
-            human::bytes(self.memory)
-        )
+        self.words().join("  ")
     }
 }
 
@@ -51,9 +58,9 @@ enum Form {
     /// Nothing.
     Quiet,
     /// A bar of the run's steps that is redrawn.
-    Bar(ProgressBar),
+    Bar(Bar),
     /// One of the rounds of something by itself.
-    Rounds(ProgressBar),
+    Rounds(Bar),
     /// Now and then a line.
     Lines(Lines),
 }
@@ -69,7 +76,7 @@ impl Progress {
         Self::shown(Form::Rounds, rounds, quiet, colour)
     }
 
-    fn shown(bar: fn(ProgressBar) -> Form, length: usize, quiet: bool, colour: Colour) -> Self {
+    fn shown(bar: fn(Bar) -> Form, length: usize, quiet: bool, colour: Colour) -> Self {
         let of = |form| Progress { form, held: RefCell::default() };
         if quiet {
             return of(Form::Quiet);
@@ -81,10 +88,7 @@ impl Progress {
         }
         // The bar has colours where all else has them, whatever its library finds.
         console::set_colors_enabled_stderr(coloured(colour, &std::io::stderr()));
-        let style = ProgressStyle::with_template("{wide_bar:.cyan/blue} {pos}/{len}  {msg}  {eta} left");
-        let drawn = ProgressBar::with_draw_target(Some(length as u64), target);
-        drawn.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        of(bar(drawn))
+        of(bar(Bar::new(length, target, bar::columns)))
     }
 
     /// One more step is done.
@@ -94,10 +98,7 @@ impl Progress {
         }
         match &mut self.form {
             Form::Quiet => {}
-            Form::Bar(bar) | Form::Rounds(bar) => {
-                bar.set_position(tick.step as u64);
-                bar.set_message(tick.text());
-            }
+            Form::Bar(bar) | Form::Rounds(bar) => bar.place(tick.step, tick.words(), Instant::now()),
             Form::Lines(lines) => note(lines.step(tick, Instant::now())),
         }
     }
@@ -110,17 +111,17 @@ impl Progress {
         }
         match &mut self.form {
             Form::Quiet => {}
-            Form::Bar(bar) => bar.set_message(format!("{what} {rounds}/{of}")),
-            Form::Rounds(bar) => {
-                bar.set_position(rounds as u64);
-                bar.set_message(what);
-            }
+            Form::Bar(bar) => bar.between(what, rounds, of, Instant::now()),
+            Form::Rounds(bar) => bar.place(rounds, vec![what.to_owned()], Instant::now()),
             Form::Lines(lines) => note(lines.round(what, rounds, of, Instant::now())),
         }
     }
 
-    /// A line that stays, such as an evaluation.
+    /// A line that stays, such as an evaluation, which is over with it.
     pub fn line(&self, text: &str) {
+        if let Form::Bar(bar) = &self.form {
+            bar.resume();
+        }
         if !matches!(self.form, Form::Quiet) {
             self.alarm(text);
         }
@@ -158,13 +159,8 @@ impl Progress {
 
     /// The run is over; the bar goes, so that what follows starts on a clean line.
     pub fn finish(&self) {
-        if let Form::Bar(bar) | Form::Rounds(bar) = &self.form
-            && !bar.is_finished()
-        {
-            if !self.is_heard() {
-                bar.set_draw_target(ProgressDrawTarget::hidden());
-            }
-            bar.finish_and_clear();
+        if let Form::Bar(bar) | Form::Rounds(bar) = &self.form {
+            bar.end(|| self.is_heard());
         }
     }
 }
@@ -262,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_line_says_what_a_step_did() {
-        assert_eq!(tick(7).text(), "loss 2.346  norm 0.81  41.2k tokens/s  9.00 MiB a rank");
+        assert_eq!(tick(7).text(), "loss 2.346  norm 0.812  41.2k tokens/s  9.00 MiB a rank");
     }
 
     #[test]

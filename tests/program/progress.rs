@@ -54,4 +54,6 @@ fn a_terminal_that_draws_no_bar_gets_lines() {
     assert!(shown.contains("step 1/2  loss ") && shown.contains("step 2/2  loss "), "{shown}");
     let shown = on_terminal("xterm", train);
     assert!(!shown.contains("step 1/2") && shown.contains("\x1b"), "{shown}");
+    assert!(shown.contains(" 1/2  loss ") && shown.contains(" 2/2  loss "), "{shown}");
+    assert!(shown.contains("evaluating 0/") && !shown.contains("0s left"), "{shown}");
 }
