@@ -2,6 +2,7 @@
 
 use crate::args::DoctorArgs;
 use crate::bench::kernels::limits::Limits;
+use crate::device::{self, Card, EMULATION};
 use crate::failure::Result;
 use crate::human;
 use crate::machine::{Machine, versions};
@@ -48,6 +49,9 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
         out::line(format_args!("  {} {name:<9}{remark}", yes(usable)))?;
     }
     out::line("\nGPUs")?;
+    if let Some(line) = emulated_line(&device::emulation()) {
+        out::line(format_args!("  {line}"))?;
+    }
     for line in cuda_lines(&cuda) {
         out::line(format_args!("  {line}"))?;
     }
@@ -77,6 +81,29 @@ fn cuda_lines(cuda: &Survey) -> Vec<String> {
     gpus.chain(libraries).collect()
 }
 
+/// What --device cuda is instead of the GPUs that follow.
+fn emulated_line(emulation: &Result<Option<Vec<Card>>>) -> Option<String> {
+    match emulation {
+        Ok(None) => None,
+        Ok(Some(each)) => {
+            let (gpus, memory) = (human::several(each.len(), "GPU"), human::bytes(each[0].memory as u64));
+            let whose = if each.len() == 1 { "" } else { " each" };
+            Some(format!(
+                "yes emulated {gpus} of {memory}{whose}, which --device cuda takes ({EMULATION} is set)"
+            ))
+        }
+        Err(why) => Some(format!("no  emulated {why}; --device cuda is refused until then")),
+    }
+}
+
+fn emulated_json(emulation: &Result<Option<Vec<Card>>>) -> Value {
+    match emulation {
+        Ok(None) => Value::Null,
+        Ok(Some(each)) => json!({"usable": true, "gpus": each.len(), "memory": each[0].memory}),
+        Err(why) => json!({"usable": false, "remark": why.to_string()}),
+    }
+}
+
 fn cuda_json(cuda: &Survey) -> Value {
     let libraries = cuda.libraries().map(|(name, _, found)| match found {
         Ok(library) => {
@@ -97,5 +124,6 @@ fn cuda_json(cuda: &Survey) -> Value {
             .collect(),
         Err(_) => Vec::new(),
     };
-    json!({"driver": cuda.module, "gpus": gpus, "libraries": libraries})
+    let emulated = emulated_json(&device::emulation());
+    json!({"driver": cuda.module, "gpus": gpus, "libraries": libraries, "emulated": emulated})
 }

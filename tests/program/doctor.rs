@@ -30,6 +30,26 @@ fn doctor_says_what_there_is() {
 }
 
 #[test]
+fn doctor_says_which_gpus_are_emulated() {
+    let bench = bench();
+    let doctor = |value: &str, flags: &str| {
+        let mut command = bench.command(&format!("doctor {flags}"));
+        bench.outcome(command.env("CARAVAN_EMULATED_DEVICE", value)).success()
+    };
+    let said = doctor("2,256M", "").stdout;
+    assert!(said.contains("yes emulated 2 GPUs of 256.0 MiB each, which --device cuda takes"), "{said}");
+    let json = doctor("2,256M", "--json").json();
+    assert_eq!(
+        (&json["cuda"]["emulated"]["gpus"], &json["cuda"]["emulated"]["memory"]),
+        (&2.into(), &(256 << 20).into())
+    );
+    let said = doctor("none", "").stdout;
+    assert!(said.contains("no  emulated CARAVAN_EMULATED_DEVICE=none: give a number"), "{said}");
+    assert_eq!(doctor("none", "--json").json()["cuda"]["emulated"]["usable"], false);
+    assert!(bench.run("doctor --json").success().json()["cuda"]["emulated"].is_null());
+}
+
+#[test]
 fn doctor_sees_the_memory_that_a_control_group_grants() {
     let bench = bench();
     // As a batch system nests its jobs; version 1 and version 2 differ in the place.

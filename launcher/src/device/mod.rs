@@ -23,7 +23,7 @@ use models::cuda::TensorCores;
 
 /// Says how many GPUs an emulation has, and how much memory each, as `2,64M`: `--device cuda` then runs on kernels that
 /// are compiled for the processor. For tests of the whole path on machines without a GPU.
-const EMULATION: &str = "CARAVAN_EMULATED_DEVICE";
+pub const EMULATION: &str = "CARAVAN_EMULATED_DEVICE";
 
 /// What ranks compute on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -339,7 +339,10 @@ fn real(attention: Attention, used: usize) -> std::result::Result<Vec<Properties
 }
 
 /// The GPUs of the emulation, if it was asked for.
-fn emulation() -> Result<Option<Vec<Card>>> {
+///
+/// # Errors
+/// What was asked for is no emulation.
+pub fn emulation() -> Result<Option<Vec<Card>>> {
     let Some(text) = std::env::var_os(EMULATION) else { return Ok(None) };
     let text = text.to_string_lossy();
     let wrong = || Failure::usage(format!("{EMULATION}={text}: give a number of GPUs and bytes, as 2,64M"));
