@@ -1,10 +1,14 @@
 //! The command line as typed: literal flags with their help, nothing checked beyond their types.
 
 mod choices;
+mod headings;
+mod meant;
+mod number;
 
 pub use choices::{
     Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Shape, Switch,
 };
+pub use number::Number;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -31,7 +35,9 @@ impl Cli {
     /// Clap's, also where help or the version was asked for.
     pub fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
         let mut command = with_negative_numbers(Cli::command());
-        let matches = command.try_get_matches_from_mut(words)?;
+        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        let matches = command.try_get_matches_from_mut(&words);
+        let matches = matches.map_err(|e| meant::meant(e, &command, &words))?;
         Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
     }
 }
@@ -110,8 +116,8 @@ pub struct RankArgs {
     /// Lets ranks share a GPU, whose memory and time they then divide.
     #[arg(long)]
     pub share_gpus: bool,
-    /// Holds messages between nodes back as such links would: latency=20us,bandwidth=1.25GB/s[,hops=2]
-    /// [,inside-latency=1us,inside-bandwidth=20GB/s]. On one machine only.
+    /// Holds messages between nodes back as such links would:
+    /// latency=20us,bandwidth=1.25GB/s[,hops=2][,inside-latency=1us,inside-bandwidth=20GB/s]. On one machine only.
     #[arg(long, value_name = "LINK")]
     pub emulate_link: Option<String>,
     /// A tuning table from 'bench tune' for the choice of algorithms, at sizes that it tried; at others, and without one, a cost
@@ -123,13 +129,12 @@ pub struct RankArgs {
     #[arg(long, value_name = "K")]
     pub threads: Option<usize>,
     /// Seconds that ranks wait for each other at the start.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
-    pub rendezvous_timeout: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    pub rendezvous_timeout: Number,
     /// Seconds that a rank may be silent later while another waits for it; then the run ends and names it. One that gets further
-    /// with others meanwhile is waited for ten times as long. It has to be longer than 32 MiB take over the slowest link or,
-    /// with --algo native, than all that a call sends takes.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
-    pub call_timeout: f64,
+    /// with others meanwhile is waited for ten times as long. It has to be longer than 32 MiB take over the slowest link.
+    #[arg(long, value_name = "SECONDS", default_value = "600")]
+    pub call_timeout: Number,
     /// Colours of the bar that train and eval draw [default: auto, which leaves them away where NO_COLOR is set].
     #[arg(long, value_enum, value_name = "WHEN")]
     pub color: Option<Colour>,
@@ -147,6 +152,7 @@ pub struct RankArgs {
   caravan train --model 32m --data random --stage 2 --seq 256 --micro-batch 4 --steps 20 --metrics run.jsonl
   caravan train --model llama-3.2-1b --data corpus.bin --device cuda --ranks 1 --seq 2048 --micro-batch 8
   caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned")]
+#[command(mut_args(headings::headed))]
 pub struct TrainArgs {
     /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, a Hugging Face config.json, which is another
     /// shape with new weights, or a Hugging Face directory whose weights are loaded (./nano, if it has the name of a shape).
@@ -180,7 +186,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "0..3", default_value = "3")]
     pub stage: String,
     /// The type of weights, activations and gradients.
-    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = Precision::Bf16)]
     pub dtype: Precision,
     /// Optimizer steps.
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -195,12 +201,12 @@ pub struct TrainArgs {
     #[arg(long, value_name = "T")]
     pub seq: Option<usize>,
     /// Learning rate after warm-up.
-    #[arg(long, value_name = "RATE", default_value_t = 1e-3)]
-    pub lr: f64,
+    #[arg(long, value_name = "RATE", default_value = "0.001")]
+    pub lr: Number,
     /// The learning rate that a linear or cosine schedule comes down to: the step after the last would have it
     /// [default: a tenth of --lr].
     #[arg(long, value_name = "RATE")]
-    pub min_lr: Option<f64>,
+    pub min_lr: Option<Number>,
     /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
     #[arg(long, value_name = "N")]
     pub warmup: Option<usize>,
@@ -208,20 +214,20 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = Shape::Cosine)]
     pub schedule: Shape,
     /// AdamW's decoupled weight decay (matrices and embeddings; norms have none).
-    #[arg(long, value_name = "X", default_value_t = 0.1)]
-    pub weight_decay: f64,
+    #[arg(long, value_name = "X", default_value = "0.1")]
+    pub weight_decay: Number,
     /// AdamW's decay of the first moment.
-    #[arg(long, value_name = "X", default_value_t = 0.9)]
-    pub beta1: f64,
+    #[arg(long, value_name = "X", default_value = "0.9")]
+    pub beta1: Number,
     /// AdamW's decay of the second moment.
-    #[arg(long, value_name = "X", default_value_t = 0.99)]
-    pub beta2: f64,
+    #[arg(long, value_name = "X", default_value = "0.99")]
+    pub beta2: Number,
     /// AdamW's epsilon.
-    #[arg(long, value_name = "X", default_value_t = 1e-8)]
-    pub eps: f64,
+    #[arg(long, value_name = "X", default_value = "1e-8")]
+    pub eps: Number,
     /// The largest global norm of the gradient; 0 clips nothing.
-    #[arg(long, value_name = "NORM", default_value_t = 1.0)]
-    pub clip: f64,
+    #[arg(long, value_name = "NORM", default_value = "1")]
+    pub clip: Number,
     /// Seed of new weights, of the order of data and of the sample.
     #[arg(long, value_name = "S", default_value_t = 1337)]
     pub seed: u64,
@@ -239,7 +245,7 @@ pub struct TrainArgs {
     pub eval_tokens: Option<usize>,
     /// The part of the tokens, at their end, that is held out [default: 0.1; 0 if random or sequential].
     #[arg(long, value_name = "X")]
-    pub val_fraction: Option<f64>,
+    pub val_fraction: Option<Number>,
     /// Write one JSON object a line: the run, each step and evaluation, the summary.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
@@ -257,8 +263,8 @@ pub struct TrainArgs {
     /// same either way.
     #[arg(long, value_enum, value_name = "WHO", default_value_t = Mover::Inline)]
     pub progress: Mover,
-    /// Bytes of a bucket, the piece of a unit that is reduced at once; suffixes K, M, G. The bits are the same
-    /// for every size.
+    /// Bytes of a bucket, the piece of a unit that is reduced at once; suffixes K, M and G (or KiB, MiB, GiB) are powers of 1024.
+    /// The bits are the same for every size.
     #[arg(long, value_name = "BYTES", default_value = "64M")]
     pub bucket_size: String,
     /// Tokens of generated text to show at the end, or as many as are made in 30 s; 0 for none.
@@ -308,7 +314,7 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// The type of weights and activations.
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = Precision::F32)]
     pub dtype: Precision,
     /// Sequences per rank and batch. On a processor no bit of the result depends on them, nor on --ranks and --threads.
     #[arg(long, value_name = "B", default_value_t = 8)]
@@ -372,7 +378,8 @@ pub struct SbatchArgs {
     /// Processor cores of each rank.
     #[arg(long, value_name = "N")]
     pub cpus_per_rank: Option<usize>,
-    /// The job's time limit, as Slurm writes it: 90, 1:30:00 or 1-12; 0 and UNLIMITED are none.
+    /// The job's time limit, as Slurm writes it: minutes (90), hours, minutes and seconds (1:30:00), days and hours (1-12), and
+    /// so on; 0 and UNLIMITED are none.
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
     /// How many seconds before the job's time is up its training is asked to stop and to save, up to 65535; with train
@@ -439,6 +446,49 @@ pub mod tests {
         }
         let unknown = Cli::read(["caravan", "train", "-1"]).unwrap_err();
         assert_eq!(unknown.kind(), clap::error::ErrorKind::UnknownArgument);
+    }
+
+    #[test]
+    fn every_flag_of_train_stands_under_a_heading() {
+        let train = Cli::command().find_subcommand("train").cloned().unwrap();
+        for arg in train.get_arguments() {
+            assert!(arg.get_help_heading().is_some(), "{}", arg.get_id());
+        }
+    }
+
+    #[test]
+    fn help_names_no_flag_that_the_command_lacks() {
+        let mut cli = Cli::command();
+        cli.build();
+        let mut help = |path: &[&str]| {
+            let sub = path.iter().fold(&mut cli, |sub, name| sub.find_subcommand_mut(name).unwrap());
+            sub.render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        for path in [&["train"][..], &["eval"], &["bench", "overlap"], &["bench", "tune"]] {
+            let help = help(path);
+            assert!(
+                !help.contains("--algo native") && help.contains("over the slowest link [default: 600]"),
+                "{help}"
+            );
+            assert!(help.contains("[,hops=2][,inside-latency=1us"), "{help}");
+        }
+        assert!(
+            help(&["bench", "all_reduce"]).contains("with --algo native, than all that a call sends takes")
+        );
+        assert!(help(&["train"]).contains("[default: 1e-8]"));
+    }
+
+    #[test]
+    fn other_names_of_types_and_devices_are_taken() {
+        for (name, dtype) in [
+            ("bfloat16", Precision::Bf16),
+            ("BF16", Precision::Bf16),
+            ("float32", Precision::F32),
+            ("fp32", Precision::F32),
+        ] {
+            assert_eq!(train(&format!("--dtype {name}")).dtype, dtype, "{name}");
+        }
+        assert_eq!(train("--device gpu").device.device, DeviceKind::Cuda);
     }
 
     #[test]

@@ -16,9 +16,9 @@ use collectives::bootstrap::{Identity, spawn};
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::{Buffer, Communicator, Float, View};
 use models::tokens::Windows;
-use models::{Recompute, Unit, Weights};
+use models::{LlamaConfig, Recompute, Unit, Weights};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The longest default sequence.
@@ -60,6 +60,21 @@ pub fn check_threads(args: &EvalArgs) -> Result<()> {
     }
 }
 
+/// Refuses what names a shape.
+///
+/// # Errors
+/// `--model nano`, where nothing of this name is here.
+fn check_weights(model: &Path) -> Result<()> {
+    let name = model.to_string_lossy();
+    match LlamaConfig::preset(&name).is_ok() && !model.exists() {
+        true => Err(Failure::usage(format!(
+            "--model {name} is a shape, which has no weights to evaluate: give a model's directory, such as train --save \
+             writes"
+        ))),
+        false => Ok(()),
+    }
+}
+
 impl EvalPlan {
     /// As `--attention` names the kernels of attention; none on the processor.
     pub fn attention(&self) -> Option<&'static str> {
@@ -79,6 +94,7 @@ impl EvalPlan {
         ranks.compute_on(args.device.device, args.ranks.threads);
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         at_least_one("--micro-batch", args.micro_batch)?;
+        check_weights(&args.model)?;
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;
         ranks.check_inputs("--data", input.token_files(), identity)?;

@@ -24,12 +24,18 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     };
     let bytes = value * (1u64 << shift) as f64;
     match bytes {
-        b if b < 0.0 || (b.is_finite() && b.fract() != 0.0) => {
+        b if b < 0.0 || (b.is_finite() && b.fract() != 0.0) || vanishes(digits, value) => {
             Err(format!("'{text}' is no whole number of bytes: give one such as 4096, 64K, 8M or 1G"))
         }
         b if b < (1u64 << 53) as f64 => Ok(b as usize),
         _ => Err(format!("'{text}' is more than any memory: give less than {}G", 1u64 << 23)),
     }
+}
+
+/// Whether `text`, which was read as `value`, is no zero and has become one.
+pub fn vanishes(text: &str, value: f64) -> bool {
+    let digits = text.split(['e', 'E']).next().unwrap_or_default();
+    value == 0.0 && digits.contains(|c: char| matches!(c, '1'..='9'))
 }
 
 /// The number of a flag as it was given: 0.9 of f32 is 0.9, where its bits as f64 are 0.8999999761581421.
@@ -168,7 +174,7 @@ mod tests {
         }
         for (texts, words) in [
             (&["", "M", "eight", "nan", "é", "Ké", "-", "1.2.3K"][..], "is not a number of bytes"),
-            (&["-1", "-1K", "0.3"], "is no whole number of bytes"),
+            (&["-1", "-1K", "0.3", "1e-400"], "is no whole number of bytes"),
             (&["8T", "64X", "1KBB", "1KiBs", "2 Mbit"], "sizes end in K, M or G"),
             (&["1e30", "8388608G", "99999999999999999999"], "is more than any memory"),
         ] {

@@ -181,7 +181,8 @@ pub fn absent(identity: &Identity, code: u8, why: &str, ranks: Option<&RankArgs>
     let ends_all = std::env::var("SLURM_KILL_BAD_EXIT").is_ok_and(|set| set.trim() == "1");
     if identity.launcher == Launcher::Slurm && identity.world > 1 && !ends_all {
         let mut options = bootstrap::Options::default();
-        let asked = ranks.and_then(|ranks| Duration::try_from_secs_f64(ranks.rendezvous_timeout).ok());
+        let asked =
+            ranks.and_then(|ranks| Duration::try_from_secs_f64(ranks.rendezvous_timeout.value()).ok());
         options.timeout = asked.unwrap_or(options.timeout);
         // Who are not there hear of nothing, and of this rank that it has not come.
         let _ = Rendezvous::decline(identity, &options, why);

@@ -28,13 +28,14 @@ fn flags_that_make_no_sense_are_refused() {
         ("--accumulate 0", &["--accumulate 0"]),
         ("--seq 0", &["--seq 0"]),
         ("--seq 65", &["--seq 65", "context of 64"]),
-        ("--lr -1", &["--lr -1", "above 0"]),
+        ("--lr -1", &["--lr -1: ", "above 0"]),
+        ("--lr 1e-400", &["'1e-400'", "--lr", "too small"]),
         ("--lr 1e-50", &["--lr 1e-50", "in 32 bits"]),
-        ("--lr nan", &["--lr NaN", "finite"]),
+        ("--lr nan", &["--lr nan: it must be a number above 0"]),
         ("--lr inf", &["--lr inf", "finite"]),
         ("--lr 1e39", &["--lr 1e39", "finite in 32 bits"]),
         ("--min-lr 1", &["--min-lr 1", "from 0 to --lr 0.001"]),
-        ("--min-lr 1e-4 --schedule constant", &["--min-lr 0.0001", "--schedule linear or cosine"]),
+        ("--min-lr 1e-4 --schedule constant", &["--min-lr 1e-4 ", "--schedule linear or cosine"]),
         ("--eval-every 5 --val-fraction 0", &["--eval-every 5", "--val-fraction 0.1"]),
         ("--eval-every 5 --order sequential", &["--eval-every 5", "--val-fraction 0.1"]),
         ("--eval-tokens 5 --val-fraction 0", &["--eval-tokens 5", "--val-fraction 0.1"]),
@@ -52,12 +53,13 @@ fn flags_that_make_no_sense_are_refused() {
         ),
         ("--eval-tokens 5 --eval-every 0", &["--eval-tokens 5", "lower --eval-every, which is 0"]),
         ("--steps 10 --warmup 11", &["--warmup 11", "10"]),
-        ("--steps 10 --warmup 10 --min-lr 1e-4", &["--min-lr 0.0001", "lower --warmup"]),
+        ("--steps 10 --warmup 10 --min-lr 1e-4", &["--min-lr 1e-4 ", "lower --warmup"]),
         ("--val-fraction 1", &["--val-fraction 1", "below 1"]),
         ("--bucket-size 0", &["--bucket-size 0"]),
         ("--bucket-size lots", &["'lots'", "64K"]),
         ("--rendezvous-timeout 0", &["--rendezvous-timeout 0"]),
         ("--call-timeout NaN", &["--call-timeout NaN", "at least 0.001"]),
+        ("--emulate-link bandwidth=1B/s", &["bandwidth=1B/s", "--call-timeout 600", "bandwidth=55926B/s"]),
         ("--metrics no/such/dir/m.jsonl", &["--metrics", "no/such/dir"]),
         ("--metrics .", &["--metrics", "directory"]),
         ("--metrics /proc/m.jsonl", &["--metrics /proc/m.jsonl"]),
@@ -422,6 +424,9 @@ fn a_model_directory_that_is_not_whole_is_refused() {
     fs::remove_file(bench.path("m/config.json")).unwrap();
     refused(&["config.json"]);
     bench.run("eval --model none --data text.txt").refusal(2, &["none"]);
+    bench
+        .run("eval --model nano --data text.txt")
+        .refusal(2, &["--model nano is a shape", "no weights", "train --save"]);
 }
 
 #[test]

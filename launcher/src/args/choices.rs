@@ -18,8 +18,10 @@ pub enum Switch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
     /// bfloat16 weights and activations, and in training gradients, beside f32 master weights and moments.
+    #[value(alias = "bfloat16")]
     Bf16,
     /// f32 throughout.
+    #[value(alias = "float32", alias = "fp32")]
     F32,
 }
 
@@ -154,6 +156,7 @@ pub enum DeviceKind {
     /// The processor.
     Cpu,
     /// NVIDIA GPUs, one for each rank unless they share some (--share-gpus).
+    #[value(alias = "gpu")]
     Cuda,
 }
 

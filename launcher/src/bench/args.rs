@@ -19,6 +19,19 @@ fn without(flag: clap::Arg, hidden: &[&str]) -> clap::Arg {
     if hide { flag.hide(true) } else { flag }
 }
 
+/// The same of one operation, of which alone there are native forms.
+fn of_operations(flag: clap::Arg) -> clap::Arg {
+    let flag = without(flag, &["threads", "color"]);
+    match flag.get_id().as_str() {
+        "call_timeout" => flag.help(
+            "Seconds that a rank may be silent later while another waits for it; then the run ends and names it. One that gets \
+             further with others meanwhile is waited for ten times as long. It has to be longer than 32 MiB take over the \
+             slowest link or, with --algo native, than all that a call sends takes",
+        ),
+        _ => flag,
+    }
+}
+
 /// Flags of `bench`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:
@@ -199,7 +212,7 @@ pub enum Calls {
 Parts per rank are rounded down to 16 bytes, and bandwidths counted, as nccl-tests does. Its other flags (-g, -t, -p, \
 -y, -T, -G, -C, -x, -D, -V, -K, -M, -u) are taken where they ask for what is always so here, as -g 1 does."
 )]
-#[command(mut_args(|flag| without(flag, &["threads", "color"])))]
+#[command(mut_args(of_operations))]
 pub struct CollectiveArgs {
     /// Sizes and repetitions.
     #[command(flatten)]
@@ -270,7 +283,7 @@ pub struct CollectiveArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algo: String,
     /// Exit with 1 if the average bus bandwidth is below this many GB/s.
-    #[arg(long, value_name = "GBPS")]
+    #[arg(long, value_name = "GB/s")]
     pub min_busbw: Option<String>,
     /// Write configuration, machine, algorithms with reasons, and every timing; a FILE that is there is replaced, as by
     /// --csv and --plot: after a row, but at most once a second and a twentieth of the time, with "complete": false, and at

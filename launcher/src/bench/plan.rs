@@ -465,7 +465,8 @@ fn whole(flag: &str, text: &str, which: &str) -> Result<usize> {
 }
 
 fn least_bandwidth(text: &str) -> Result<f64> {
-    let least = text.parse().ok().filter(|b: &f64| b.is_finite() && *b >= 0.0);
+    let fits = |b: &f64| b.is_finite() && *b >= 0.0 && !human::vanishes(text, *b);
+    let least = text.parse().ok().filter(fits);
     least.ok_or_else(|| Failure::usage(format!("--min-busbw {text}: give a number of GB/s of at least 0")))
 }
 

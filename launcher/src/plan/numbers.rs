@@ -1,7 +1,7 @@
 //! The numbers among a training's flags, checked without the machine and the files that it needs.
 
 use super::{EVAL_EVERY, usage};
-use crate::args::{Order, Shape, Switch, TrainArgs};
+use crate::args::{Number, Order, Shape, Switch, TrainArgs};
 use crate::data;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -40,15 +40,15 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         return usage("--bucket-size 0: a bucket holds at least 1 byte".into());
     }
     let adamw = zero::AdamW {
-        beta1: decay("--beta1", args.beta1)?,
-        beta2: decay("--beta2", args.beta2)?,
-        eps: number("--eps", args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
-        weight_decay: number("--weight-decay", args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
+        beta1: decay("--beta1", &args.beta1)?,
+        beta2: decay("--beta2", &args.beta2)?,
+        eps: number("--eps", &args.eps, "above 0 in 32 bits", |x| x as f32 > 0.0)? as f32,
+        weight_decay: number("--weight-decay", &args.weight_decay, "at least 0", |x| x >= 0.0)? as f32,
     };
     // Gradients that small have no squares in the optimizer, which is of 32 bits.
     let clip = number(
         "--clip",
-        args.clip,
+        &args.clip,
         "so large that its square is above 0 in 32 bits, or 0 (0 clips nothing)",
         |x| x == 0.0 || x > 0.0 && (x as f32).powi(2) > 0.0,
     )?;
@@ -66,11 +66,11 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
 
 /// The learning rate of each step.
 fn rate(args: &TrainArgs) -> Result<Rate> {
-    let peak = number("--lr", args.lr, "above 0 in 32 bits, or 0 (0 learns nothing)", |x| {
+    let peak = number("--lr", &args.lr, "above 0 in 32 bits, or 0 (0 learns nothing)", |x| {
         x == 0.0 || x as f32 > 0.0
     })?;
-    let range = format!("from 0 to --lr {peak}");
-    let floor = match (args.schedule, args.min_lr) {
+    let range = format!("from 0 to --lr {}", args.lr);
+    let floor = match (args.schedule, &args.min_lr) {
         (Shape::Constant, Some(floor)) => {
             return usage(format!(
                 "--min-lr {floor} with --schedule constant, which never comes down to it: leave --min-lr away, or take \
@@ -78,16 +78,15 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
             ));
         }
         (Shape::Constant, None) => peak,
-        (_, asked) => {
-            number("--min-lr", asked.unwrap_or(peak / 10.0), &range, |x| (0.0..=peak).contains(&x))?
-        }
+        (_, Some(asked)) => number("--min-lr", asked, &range, |x| (0.0..=peak).contains(&x))?,
+        (_, None) => peak / 10.0,
     };
     let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
     if warmup > args.steps {
         return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
     }
     // The first step after the warm-up is at the peak.
-    if let (Some(floor), true) = (args.min_lr, warmup + 1 >= args.steps) {
+    if let (Some(floor), true) = (&args.min_lr, warmup + 1 >= args.steps) {
         return usage(format!(
             "--min-lr {floor} with a --warmup of {warmup} of {} --steps, after which no step comes down to it: leave --min-lr \
              away, take more --steps, or lower --warmup",
@@ -112,8 +111,10 @@ fn prefetch(asked: Option<Switch>, stage: zero::Stage) -> Result<bool> {
 /// The fraction that is held out, as given or by the order's habit.
 fn val_fraction(args: &TrainArgs) -> Result<f64> {
     let habit = if args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
-    let asked = args.val_fraction.unwrap_or(habit);
-    let fraction = number("--val-fraction", asked, "from 0 to below 1", |x| (0.0..1.0).contains(&x))?;
+    let fits = |x| (0.0..1.0).contains(&x);
+    let asked = args.val_fraction.as_ref();
+    let fraction =
+        asked.map_or(Ok(habit), |asked| number("--val-fraction", asked, "from 0 to below 1", fits))?;
     let every = args.eval_every.filter(|&steps| steps > 0).map(|steps| ("--eval-every", steps));
     let asked = every.or(args.eval_tokens.map(|tokens| ("--eval-tokens", tokens)));
     if let Some((flag, value)) = asked.filter(|_| fraction == 0.0) {
@@ -132,19 +133,21 @@ fn val_fraction(args: &TrainArgs) -> Result<f64> {
 }
 
 /// A finite number in a range.
-fn number(flag: &str, value: f64, range: &str, fits: impl Fn(f64) -> bool) -> Result<f64> {
+fn number(flag: &str, asked: &Number, range: &str, fits: impl Fn(f64) -> bool) -> Result<f64> {
+    let value = asked.value();
     // What is finite in f64 may not be in the f32 that kernels take.
     match ((value as f32).is_finite(), fits(value)) {
         (true, true) => Ok(value),
-        (true, false) => usage(format!("{flag} {value:?}: it must be {range}")),
-        (false, _) => usage(format!("{flag} {value:?}: it must be finite in 32 bits, and {range}")),
+        (true, false) => usage(format!("{flag} {asked}: it must be {range}")),
+        (false, _) if value.is_nan() => usage(format!("{flag} {asked}: it must be a number {range}")),
+        (false, _) => usage(format!("{flag} {asked}: it must be finite in 32 bits, and {range}")),
     }
 }
 
 /// What a moment keeps of itself.
-fn decay(flag: &str, value: f64) -> Result<f32> {
+fn decay(flag: &str, asked: &Number) -> Result<f32> {
     let fits = |x: f64| (0.0..1.0).contains(&x) && (x as f32) < 1.0;
-    Ok(number(flag, value, "from 0 to below 1 in 32 bits", fits)? as f32)
+    Ok(number(flag, asked, "from 0 to below 1 in 32 bits", fits)? as f32)
 }
 
 /// A count that makes no sense as 0.
