@@ -4,10 +4,37 @@
 use crate::failure::{Failure, Result};
 use console::Term;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::time::Duration;
+
+/// Standard output that is closed (`>&-`) would be opened anew before `main`, by Rust's library, as what takes everything, and
+/// what is printed would be lost without a word. This runs before that, and opens what can only be read: so no file that is
+/// opened later takes its place, nothing can be printed on it, and ranks that are started have the same.
+#[used]
+// SAFETY: the loader calls what this section points to, with the C convention, in a process that has one thread; what is called
+// there is two system calls, and does not panic.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = {
+    extern "C" fn keep_closed() {
+        // The lowest number that is free: whatever of 0 and 1 is closed, in turn.
+        while let Ok(file) = rustix::fs::open("/dev/null", OFlags::RDONLY, Mode::empty()) {
+            if file.as_raw_fd() > 1 {
+                break;
+            }
+            let _ = file.into_raw_fd();
+        }
+    }
+    keep_closed
+};
+
+/// Whether something can be written to standard output, of which its own library says nothing.
+fn is_open() -> bool {
+    let mode = rustix::fs::fcntl_getfl(std::io::stdout()).map(|flags| flags & OFlags::RWMODE);
+    mode.is_ok_and(|mode| mode != OFlags::RDONLY)
+}
 
 /// How many columns the terminal has that standard output is, if it is one.
 pub fn columns() -> Option<usize> {
@@ -37,6 +64,7 @@ pub fn written(printed: std::io::Result<()>) -> Result<()> {
 /// As [`text`].
 pub fn heard(printed: std::io::Result<()>) -> Result<bool> {
     match printed.and_then(|()| std::io::stdout().flush()) {
+        Ok(()) if !is_open() => Err(Failure::run("writing to standard output: it is not open for that")),
         Ok(()) => Ok(true),
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(e) => Err(Failure::run(format!("writing to standard output: {e}"))),

@@ -445,6 +445,34 @@ fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
     }
 }
 
+/// Rust's library opens what is closed before `main`, as what takes everything.
+#[test]
+fn output_that_is_closed_cannot_be_written() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let run = |line: &str| {
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("exec {} {line}", env!("CARGO_BIN_EXE_caravan"))]);
+        bench.prepare(&mut command);
+        bench.outcome(&mut command)
+    };
+    let train = "train --model nano --data text.txt --steps 1 --micro-batch 1";
+    let all = ["doctor", "--version", "bench all_reduce -e 4K -n 3", train];
+    for line in all {
+        for closed in [">&-", "<&- >&-", "1</dev/null"] {
+            run(&format!("{line} {closed}")).refusal(1, &["writing to standard output: it is not open"]);
+        }
+    }
+    // Where nothing is to be printed, nothing is lost.
+    run(&format!("{train} --quiet >&-")).success();
+    for line in all {
+        for open in [">/dev/null", "1<>/dev/null", "<&-", ">here 2>&-"] {
+            run(&format!("{line} {open}")).success();
+        }
+    }
+    bench.nothing_left();
+}
+
 /// A process manager is asked to end the job only by what other ranks would wait for.
 #[test]
 fn a_typing_error_ends_the_job_only_where_there_are_ranks() {
