@@ -32,18 +32,21 @@ pub struct Tick {
 }
 
 impl Tick {
-    /// What matters most comes first.
+    /// What is another in each step.
     fn words(&self) -> Vec<String> {
         vec![
             format!("loss {}", human::figure(self.loss)),
             format!("norm {}", human::figure(self.grad_norm)),
             format!("{} tokens/s", human::rate(self.tokens_per_second)),
-            format!("{} a rank", human::bytes(self.memory)),
         ]
     }
 
+    fn held(&self) -> String {
+        format!("{} a rank", human::bytes(self.memory))
+    }
+
     fn text(&self) -> String {
-        self.words().join("  ")
+        format!("{}  {}", self.words().join("  "), self.held())
     }
 }
 
@@ -98,7 +101,9 @@ impl Progress {
         }
         match &mut self.form {
             Form::Quiet => {}
-            Form::Bar(bar) | Form::Rounds(bar) => bar.place(tick.step, tick.words(), Instant::now()),
+            Form::Bar(bar) | Form::Rounds(bar) => {
+                bar.place(tick.step, tick.words(), Some(tick.held()), Instant::now());
+            }
             Form::Lines(lines) => note(lines.step(tick, Instant::now())),
         }
     }
@@ -112,7 +117,7 @@ impl Progress {
         match &mut self.form {
             Form::Quiet => {}
             Form::Bar(bar) => bar.between(what, rounds, of, Instant::now()),
-            Form::Rounds(bar) => bar.place(rounds, vec![what.to_owned()], Instant::now()),
+            Form::Rounds(bar) => bar.place(rounds, vec![what.to_owned()], None, Instant::now()),
             Form::Lines(lines) => note(lines.round(what, rounds, of, Instant::now())),
         }
     }

@@ -42,10 +42,11 @@ impl Bar {
         Bar { drawn, told, of_place: Vec::new(), pace, pace_between }
     }
 
-    /// So much is done, of which there is this to say.
-    pub fn place(&mut self, done: usize, words: Words, now: Instant) {
+    /// So much is done, of which there is this to say, and `behind` what is left, which changes, what does not.
+    pub fn place(&mut self, done: usize, words: Words, behind: Option<String>, now: Instant) {
         let of = self.drawn.length().unwrap_or(0) as usize;
         self.of_place = with_rest(words, self.pace.left(done, of, now));
+        self.of_place.extend(behind);
         self.resume();
         self.drawn.update(|state| state.set_pos(done as u64));
     }
@@ -200,7 +201,7 @@ mod tests {
         let start = Instant::now();
         // More often than is drawn at once.
         for step in 1..=300 {
-            bar.place(step, words(step), start + Duration::from_secs(step as u64));
+            bar.place(step, words(step), None, start + Duration::from_secs(step as u64));
         }
         let lines = told(&paper);
         assert!((2..300).contains(&lines.len()), "{}", lines.len());
@@ -218,22 +219,22 @@ mod tests {
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
         let mut bar = Bar::new(3, target, columns);
         let second = |s: u64| Instant::now() + Duration::from_secs(s);
-        bar.place(1, words(1), second(0));
+        bar.place(1, words(1), Some("9.00 MiB".to_owned()), second(0));
         for (round, at) in [(0, 5), (1, 10)] {
             bar.between("evaluating", round, 3, second(at));
         }
         bar.resume();
         bar.suspend(|| {});
-        bar.place(3, words(3), second(20));
+        bar.place(3, words(3), Some("9.00 MiB".to_owned()), second(20));
         // Nothing is left, whatever comes after the last step.
         assert_eq!(
             told(&paper),
             [
-                "1/3  loss 1.000",
+                "1/3  loss 1.000  9.00 MiB",
                 "1/3  evaluating 0/3",
                 "1/3  evaluating 1/3  10.0 s left",
-                "1/3  loss 1.000",
-                "3/3  loss 3.000"
+                "1/3  loss 1.000  9.00 MiB",
+                "3/3  loss 3.000  9.00 MiB"
             ]
         );
     }
