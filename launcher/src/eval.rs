@@ -18,6 +18,7 @@ use collectives::{Buffer, Communicator, Float, View};
 use models::tokens::Windows;
 use models::{LlamaConfig, Recompute, Unit, Weights};
 use serde_json::json;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -60,19 +61,22 @@ pub fn check_threads(args: &EvalArgs) -> Result<()> {
     }
 }
 
-/// Refuses what names a shape.
+/// Refuses what is not there.
 ///
 /// # Errors
-/// `--model nano`, where nothing of this name is here.
+/// Nothing of this name, or `nano`, which other commands know.
 fn check_weights(model: &Path) -> Result<()> {
-    let name = model.to_string_lossy();
-    match LlamaConfig::preset(&name).is_ok() && !model.exists() {
-        true => Err(Failure::usage(format!(
-            "--model {name} is a shape, which has no weights to evaluate: give a model's directory, such as train --save \
-             writes"
-        ))),
-        false => Ok(()),
+    if !model.metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+        return Ok(());
     }
+    let name = model.to_string_lossy();
+    let what = match LlamaConfig::preset(&name) {
+        Ok(_) => "is a shape, which has no weights to evaluate",
+        Err(_) => "is not there",
+    };
+    Err(Failure::usage(format!(
+        "--model {name} {what}: give a model's directory, such as train --save writes"
+    )))
 }
 
 impl EvalPlan {

@@ -423,7 +423,7 @@ fn a_model_directory_that_is_not_whole_is_refused() {
     refused(&["model.safetensors"]);
     fs::remove_file(bench.path("m/config.json")).unwrap();
     refused(&["config.json"]);
-    bench.run("eval --model none --data text.txt").refusal(2, &["none"]);
+    bench.run("eval --model none --data text.txt").refusal(2, &["--model none is not there"]);
     bench
         .run("eval --model nano --data text.txt")
         .refusal(2, &["--model nano is a shape", "no weights", "train --save"]);
