@@ -116,8 +116,8 @@ pub struct RankArgs {
     /// Lets ranks share a GPU, whose memory and time they then divide.
     #[arg(long)]
     pub share_gpus: bool,
-    /// Holds messages between nodes back as such links would:
-    /// latency=20us,bandwidth=1.25GB/s[,hops=2][,inside-latency=1us,inside-bandwidth=20GB/s]. On one machine only.
+    /// Holds messages between nodes back as such links would: latency=20us,bandwidth=1.25GB/s, to which hops=2,
+    /// inside-latency=1us and inside-bandwidth=20GB/s may be added, with commas between. On one machine only.
     #[arg(long, value_name = "LINK")]
     pub emulate_link: Option<String>,
     /// A tuning table from 'bench tune' for the choice of algorithms, at sizes that it tried; at others, and without one, a cost
@@ -470,7 +470,7 @@ pub mod tests {
                 !help.contains("--algo native") && help.contains("over the slowest link [default: 600]"),
                 "{help}"
             );
-            assert!(help.contains("[,hops=2][,inside-latency=1us"), "{help}");
+            assert!(help.contains("hops=2, inside-latency=1us"), "{help}");
         }
         assert!(
             help(&["bench", "all_reduce"]).contains("with --algo native, than all that a call sends takes")
