@@ -257,17 +257,14 @@ fn names_a_rank_that_does_not_come(hosts: &Hosts<'_>, mpirun: Mpirun, transport:
 fn ends_when_one_is_killed(hosts: &Hosts<'_>, mpirun: Mpirun, transport: &str, victim: usize) {
     let line = format!("{CARAVAN} {ENDLESS} --quiet --transport {transport}");
     let run = hosts.bench.endless(hosts.command(&hosts.line_of(mpirun, Ranks::Block(2), &line)));
-    let variable = match mpirun {
-        Mpirun::OpenMpi => "OMPI_COMM_WORLD_RANK",
-        Mpirun::Mpich => "PMI_RANK",
-    };
-    let ranks = hosts.bench.ranks_by(variable);
+    let ranks = hosts.bench.ranks_by(mpirun.rank_variable());
     assert_eq!(ranks.len(), 4);
     let killed = Instant::now();
     signal(ranks[victim].1, Signal::KILL);
     let outcome = hosts.bench.finish(run);
     let took = killed.elapsed();
     assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    mpirun.names_the_killed(victim, &outcome.stderr);
     hosts.bench.nothing_left();
     json_lines(&hosts.bench.path("m.jsonl"));
     assert!(!hosts.bench.path("out").exists());

@@ -275,12 +275,13 @@ fn a_killed_rank_takes_the_job_down() {
             for victim in if i == 0 { 0..3 } else { 1..2 } {
                 let bench = bench();
                 let run = endless(&bench, mpirun, transport);
-                let ranks = bench.processes_of("caravan");
+                let ranks = bench.ranks_by(mpirun.rank_variable());
                 assert_eq!(ranks.len(), 3);
                 let killed = Instant::now();
-                signal(ranks[victim], Signal::KILL);
+                signal(ranks[victim].1, Signal::KILL);
                 let outcome = bench.finish(run);
                 assert_ne!(outcome.code, Some(0), "{outcome:?}");
+                mpirun.names_the_killed(victim, &outcome.stderr);
                 let took = killed.elapsed();
                 bench.nothing_half_written();
                 assert!(took < PROMISED, "{transport} under {}: {took:?}", mpirun.program());

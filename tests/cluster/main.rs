@@ -41,6 +41,24 @@ impl Mpirun {
         }
     }
 
+    /// Where it tells a process its rank.
+    fn rank_variable(self) -> &'static str {
+        match self {
+            Mpirun::OpenMpi => "OMPI_COMM_WORLD_RANK",
+            Mpirun::Mpich => "PMI_RANK",
+        }
+    }
+
+    /// Whether what a job said when this rank of it was killed names the rank. Of Open MPI's it does always: mpirun says it,
+    /// and ranks do that find it themselves. Hydra kills the others at the same moment, most often before they could say
+    /// anything, and itself names processes and hosts only.
+    #[track_caller]
+    fn names_the_killed(self, victim: usize, stderr: &str) {
+        if self == Mpirun::OpenMpi {
+            assert!(stderr.contains(&format!("rank {victim} ")), "rank {victim} is not named: {stderr}");
+        }
+    }
+
     /// With which `srun --mpi` Slurm starts its programs.
     fn plugin(self) -> &'static str {
         match self {
