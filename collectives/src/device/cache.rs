@@ -120,6 +120,7 @@ pub(super) fn who() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::source::{Header, Source};
     use crate::element::DType;
 
     #[test]
@@ -155,5 +156,32 @@ mod tests {
         assert_ne!(key(&Module { head: 64, ..module }, sm90, (12, 9)), first);
         assert_ne!(key(&module, Machine { capability: 80 }, (12, 9)), first);
         assert_ne!(key(&module, sm90, (13, 0)), first);
+    }
+
+    #[test]
+    fn one_byte_of_a_source_or_a_header_makes_another_key() {
+        let (module, sm90) = (Module::reduce(DType::F32), Machine { capability: 90 });
+        let first = key(&module, sm90, (12, 9));
+        let changed = |text: &'static str, at: usize| -> &'static str {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes[at] ^= 1;
+            String::from_utf8(bytes).expect("sources are ASCII").leak()
+        };
+        let of =
+            |source: Source| key(&Module { source: Box::leak(Box::new(source)), ..module }, sm90, (12, 9));
+        let source = || Source { ..*module.source };
+        assert_eq!(of(source()), first);
+        for at in [0, source().text.len() / 2, source().text.len() - 1] {
+            assert_ne!(of(Source { text: changed(source().text, at), ..source() }), first, "byte {at}");
+        }
+        assert!(!source().headers.is_empty());
+        for odd in 0..source().headers.len() {
+            let with = |i: usize, h: &Header| match i == odd {
+                true => Header { text: changed(h.text, h.text.len() / 2), ..*h },
+                false => Header { ..*h },
+            };
+            let headers: Vec<Header> = source().headers.iter().enumerate().map(|(i, h)| with(i, h)).collect();
+            assert_ne!(of(Source { headers: headers.leak(), ..source() }), first, "header {odd}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 /* A driver: streams do everything at once unless it is captured, kernels do nothing. Device memory is of addresses that are
  * never used again, so that work on memory that was freed is found. The file FAKE_CUDA_LOG gets a line for all that is done,
- * with addresses as numbers of allocations; lines with a dash are about graphs and memory. FAKE_CUDA_REFUSE=KERNEL:N refuses
+ * with addresses as numbers of allocations; lines with a dash are about graphs, memory and choices of products. The file
+ * FAKE_CUDA_PRIORITIES gets one for all that a stream is given, the stream's priority before it. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
  * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
  * With FAKE_CUDA_PREPARED no kernel may be loaded once any was launched.
@@ -25,7 +26,7 @@ typedef struct Work {
     uint64_t values[40];
 } Work;
 typedef struct {
-    int kind, recorded, dynamic;
+    int kind, recorded, dynamic, priority;
     int capturing, broken, captured;      /* of a stream, and of an event in it */
     struct timespec at;
     long serial;                          /* of an event: when it was recorded */
@@ -46,17 +47,31 @@ static int is(void *t, int kind) { return t && ((Thing *)t)->kind == kind; }
 static int not_permitted(int status) { capturing->broken = 1; return status; }
 #define OUTSIDE_OF_CAPTURE if (capturing) return not_permitted(UNSUPPORTED)
 
-static void note(const char *format, ...) {
-    const char *file = getenv("FAKE_CUDA_LOG");
+static void append(const char *file, const char *format, va_list rest) {
     if (!file) return;
     char line[2048];
-    va_list rest;
-    va_start(rest, format);
     int length = vsnprintf(line, sizeof line, format, rest);
-    va_end(rest);
     int to = open(file, O_WRONLY | O_CREAT | O_APPEND, 0600);
     CHECK(to >= 0 && length < (int)sizeof line && write(to, line, length) == length);
     close(to);
+}
+static void note(const char *format, ...) {
+    va_list rest;
+    va_start(rest, format);
+    append(getenv("FAKE_CUDA_LOG"), format, rest);
+    va_end(rest);
+}
+static void note_priority(const char *format, ...) {
+    va_list rest;
+    va_start(rest, format);
+    append(getenv("FAKE_CUDA_PRIORITIES"), format, rest);
+    va_end(rest);
+}
+/* For the libraries beside this one: a line, and what a stream is used for. */
+void fakeNote(const char *line) { note("%s", line); }
+void fakeUsed(void *s, const char *name) {
+    CHECK(is(s, STREAM));
+    note_priority("%d %s\n", ((Thing *)s)->priority, name);
 }
 
 /* What a kernel has done to the context: nothing works any more, or waiting has no end. */
@@ -123,6 +138,7 @@ int fakeGive(void *s, const char *name, void (*run)(const uint64_t *), int count
     CHECK(current && (!s || is(s, STREAM)) && count <= 40);
     Thing *stream = s;
     CHECK(s || !capturing);
+    if (s) fakeUsed(s, name);
     Work work = {.run = run, .count = count};
     snprintf(work.name, sizeof work.name, "%s", name);
     memcpy(work.values, values, count * sizeof *values);
@@ -199,6 +215,7 @@ int cuMemsetD8Async(uint64_t p, unsigned char x, size_t n, void *s) { ALIVE; ret
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     CHECK(current && flags == 1 && priority <= 0 && priority >= -5);
     *s = thing(STREAM);
+    ((Thing *)*s)->priority = priority;
     return 0;
 }
 int cuStreamDestroy_v2(void *s) { CHECK(current && is(s, STREAM) && !((Thing *)s)->capturing); free(s); return 0; }

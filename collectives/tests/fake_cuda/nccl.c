@@ -37,6 +37,13 @@ static Comm *live(void *c) {
     CHECK(c && ((Comm *)c)->kind == COMM);
     return c;
 }
+/* For who asks which streams work is given to. */
+static void used(void *stream, const char *name) {
+    static void (*driver)(void *, const char *);
+    if (!driver) *(void **)&driver = of_driver("fakeUsed");
+    CHECK(stream);
+    driver(stream, name);
+}
 /* A communicator takes a call only once it has said that the last one is done. */
 static Comm *ready(void *comm) {
     Comm *c = live(comm);
@@ -245,7 +252,7 @@ static void connect_ranks(Comm *c, const void *from, void *to, size_t bytes) {
 int ncclAllGather(const void *from, void *to, size_t n, int type, void *comm, void *s) {
     Comm *c = ready(comm);
     size_t bytes = n * bytes_of(type);
-    CHECK(s);
+    used(s, "ncclAllGather");
     pthread_mutex_lock(&lock);
     if (lazy && !c->group->connected) {
         int broken = c->group->broken;
@@ -274,6 +281,7 @@ int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void
 int ncclGroupStart(void) { depth++; return 0; }
 int ncclSend(const void *from, size_t n, int type, int peer, void *comm, void *s) {
     CHECK(s && depth == 1 && peer < live(comm)->group->size && peer != live(comm)->rank && parts < 4 * RANKS);
+    used(s, "ncclSend");
     list[parts++] = (Part){ready(comm), from, NULL, n * bytes_of(type), peer};
     return 0;
 }
