@@ -1,6 +1,7 @@
 //! The command line as typed: literal flags with their help, nothing checked beyond their types.
 
 mod choices;
+pub mod foreign;
 mod headings;
 mod meant;
 mod number;

@@ -1,0 +1,105 @@
+//! Flags of other trainers, which people have at their fingers: what `train` has instead, for whoever takes one of them.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// What stands behind a flag of one of these names.
+const KNOWN: [(&[&str], &str); 6] = [
+    (
+        &["--resume", "--resume-from", "--resume-from-checkpoint", "--load-checkpoint"],
+        "no run is resumed: what --save wrote has no state of the optimizer; --model DIR goes on from its weights and begins \
+         the schedule and the order of data anew, best with another --seed",
+    ),
+    (
+        &[
+            "--save-every",
+            "--save-steps",
+            "--save-interval",
+            "--checkpoint",
+            "--checkpoint-every",
+            "--checkpoint-dir",
+        ],
+        "no run is resumed: a model is saved once, at the end or when SIGTERM or SIGUSR1 asks for it, by --save DIR",
+    ),
+    (
+        &["--deepspeed", "--deepspeed-config", "--config"],
+        "settings are flags and no file: take --stage, --micro-batch, --accumulate, --dtype, --lr and --offload for what it \
+         says",
+    ),
+    (
+        &["--fsdp"],
+        "take --stage 3, the default, which shards parameters, gradients and the optimizer's state",
+    ),
+    (&["--gradient-accumulation-steps", "--grad-accum", "--accumulate-grad-batches"], "take --accumulate"),
+    (
+        &["--per-device-train-batch-size", "--batch-size", "--micro-batch-size"],
+        "take --micro-batch, how many sequences a rank has in a micro-batch",
+    ),
+];
+
+/// What is said of a flag or a type that others have, where clap would only say that it is not known.
+pub fn told(error: &clap::Error) -> Option<String> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.as_str()),
+        _ => None,
+    };
+    let flag = context(ContextKind::InvalidArg)?;
+    if !error.to_string().contains("Usage: caravan train") && error.kind() == ErrorKind::UnknownArgument {
+        return None;
+    }
+    match (error.kind(), context(ContextKind::InvalidValue)) {
+        (ErrorKind::UnknownArgument, _) => {
+            let name = flag.replace('_', "-");
+            let (_, instead) = KNOWN.iter().find(|(names, _)| names.contains(&&*name))?;
+            Some(format!("there is no flag '{flag}': {instead}"))
+        }
+        (ErrorKind::InvalidValue, Some(value @ ("fp16" | "float16" | "f16" | "half")))
+            if flag.starts_with("--dtype ") =>
+        {
+            Some(format!(
+                "--dtype {value}: its range would need losses to be scaled, which is not done: take bf16 or f32"
+            ))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use crate::failure::sentence;
+
+    fn said(line: &str) -> String {
+        sentence(&Cli::read(line.split(' ')).expect_err(line))
+    }
+
+    #[test]
+    fn flags_of_other_trainers_are_refused_with_what_there_is_instead() {
+        for (flags, words) in [
+            ("--resume", ["'--resume'", "no run is resumed", "--model DIR"]),
+            ("--resume=last --steps 5", ["'--resume'", "no run is resumed", "--seed"]),
+            (
+                "--resume_from_checkpoint out",
+                ["'--resume_from_checkpoint'", "no run is resumed", "--model DIR"],
+            ),
+            ("--save-every 100", ["'--save-every'", "saved once", "--save DIR"]),
+            ("--checkpoint out", ["'--checkpoint'", "saved once", "--save DIR"]),
+            ("--deepspeed ds.json", ["'--deepspeed'", "no file", "--stage"]),
+            ("--config run.yaml", ["'--config'", "no file", "--micro-batch"]),
+            ("--fsdp full_shard", ["'--fsdp'", "--stage 3", "shards"]),
+            ("--gradient-accumulation-steps 4", ["'--gradient-accumulation-steps'", "take", "--accumulate"]),
+            ("--gradient_accumulation_steps 4", ["'--gradient_accumulation_steps'", "take", "--accumulate"]),
+            ("--per-device-train-batch-size 4", ["'--per-device-train-batch-size'", "take", "--micro-batch"]),
+            ("--batch-size 4", ["'--batch-size'", "take", "--micro-batch"]),
+            ("--dtype fp16", ["--dtype fp16", "bf16", "or f32"]),
+            ("--dtype float16", ["--dtype float16", "bf16", "or f32"]),
+        ] {
+            let text = said(&format!("caravan train {flags}"));
+            assert!(words.iter().all(|word| text.contains(word)) && !text.contains('\n'), "{text}");
+        }
+        assert!(said("caravan eval --dtype fp16").contains("take bf16 or f32"));
+        // What is mistyped, or another command's, is said as ever.
+        assert!(said("caravan train --step 3").contains("a similar argument exists: '--steps'"));
+        assert!(!said("caravan bench all_reduce --resume").contains("no run is resumed"));
+        assert!(said("caravan train --dtype f8").contains("possible values"));
+    }
+}
