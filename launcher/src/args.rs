@@ -165,6 +165,9 @@ pub struct TrainArgs {
     /// them, are compared with the model's vocabulary before the first step, the others as they are read.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
+    /// Files to hold out whole, named as those of --data: what evaluations are of. Nothing is held out of --data then.
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with = "val_fraction")]
+    pub val_data: Vec<PathBuf>,
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or beside the config.json that
     /// --model names, else bytes for text; a directory whose model has a larger vocabulary and was not trained on bytes has
     /// to be given one].
@@ -244,7 +247,8 @@ pub struct TrainArgs {
     /// Tokens of an evaluation, the first of those held out; the one at the end takes all of them [default: 1048576].
     #[arg(long, value_name = "N")]
     pub eval_tokens: Option<usize>,
-    /// The part of the tokens, at their end, that is held out [default: 0.1; 0 if random or sequential].
+    /// The part of the tokens, at their end, that is held out [default: 0.1, of data that nobody named at most 131072
+    /// tokens; 0 if random or sequential].
     #[arg(long, value_name = "X")]
     pub val_fraction: Option<Number>,
     /// Write one JSON object a line: the run, each step and evaluation, the summary.

@@ -111,7 +111,7 @@ impl EvalPlan {
         ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
         let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
         let length = model.sequence(args.seq, LONGEST)?;
-        let feed = Feed::open(input, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?;
+        let feed = Feed::open(input, None, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?;
         let windows = feed.windows(length)?;
         let length = windows.length();
         check_tokens(&feed, identity)?;

@@ -16,7 +16,7 @@ pub use shape::Shape;
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs};
 use crate::bench::tuning;
-use crate::data::{self, Feed, Input};
+use crate::data::{self, Feed, Input, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
 use crate::files;
@@ -44,6 +44,9 @@ const EVAL_EVERY: usize = 500;
 /// Tokens of each of them but the last.
 const EVAL_TOKENS: usize = 1 << 20;
 
+/// The most that is held out of data that nobody named, so that evaluating does not take longer the more text lies here.
+const HELD_OUT_UNASKED: usize = 1 << 17;
+
 /// A training run in which everything is known and checked.
 pub struct TrainPlan {
     /// What is trained.
@@ -52,6 +55,8 @@ pub struct TrainPlan {
     pub tokenizer: Option<Tokenizer>,
     /// What was asked for as tokens; empty for the default.
     pub data: Vec<PathBuf>,
+    /// And as tokens to hold out whole.
+    pub val_data: Vec<PathBuf>,
     /// The tokens.
     pub feed: Feed,
     /// Who trains.
@@ -116,13 +121,18 @@ impl TrainPlan {
         model.config.validate().map_err(Failure::usage)?;
         model.check_trainable()?;
         data::check_random(&args.data)?;
+        let of_several = identity.is_some() && ranks.world > 1;
         let input = match data::is_random(&args.data) {
             true => None,
-            false => Some(Input::find(&args.data, identity.is_some() && ranks.world > 1)?),
+            false => Some(Input::find(&args.data, of_several)?),
         };
-        let token_files = input.as_ref().map_or(&[][..], Input::token_files);
-        ranks.check_inputs("--data", token_files, identity)?;
-        let for_text = input.as_ref().is_some_and(Input::is_text);
+        let held = held::find(&args.data, &args.val_data, of_several)?;
+        for (flag, paths, input) in [("--data", &args.data, &input), ("--val-data", &args.val_data, &held)] {
+            let Some(input) = input else { continue };
+            held::check_mixed(flag, paths, input)?;
+            ranks.check_inputs(flag, input.token_files(), identity)?;
+        }
+        let for_text = input.iter().chain(&held).any(Input::is_text);
         let sample = if args.ranks.quiet { 0 } else { args.sample };
         if let (Some(tokenizer), false) = (&args.tokenizer, for_text || args.save.is_some() || sample > 0) {
             return usage(format!(
@@ -143,8 +153,8 @@ impl TrainPlan {
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
             let (save, metrics) = (args.save.as_deref(), args.metrics.as_deref());
-            let data = input.as_ref().map_or(&[][..], Input::named);
-            check_outputs(&model, tokenizer.as_ref(), data, args.dtype, save, metrics)?;
+            let data: Vec<_> = input.iter().chain(&held).flat_map(Input::named).cloned().collect();
+            check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, save, metrics)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -152,10 +162,12 @@ impl TrainPlan {
                 let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
                 Feed::random(args.seed, model.config.vocab, with_held_out(all, val_fraction, length))
             }
-            Some(input) => Feed::open(input, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?,
+            Some(input) => {
+                Feed::open(input, held, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?
+            }
         };
         if let Some(file) = &args.metrics {
-            let read = feed.files().iter().cloned().chain(model.files());
+            let read = feed.files().cloned().chain(model.files());
             let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
             let read = read
                 .chain(tokenizer.as_ref().and_then(Tokenizer::path))
@@ -163,6 +175,10 @@ impl TrainPlan {
                 .chain(tuning::named(args.ranks.tuning.as_ref()));
             files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
         }
+        let val_fraction = match args.data.is_empty() && args.val_fraction.is_none() {
+            true => val_fraction.min(HELD_OUT_UNASKED as f64 / feed.tokens().len() as f64),
+            false => val_fraction,
+        };
         let feed = feed.hold_out(val_fraction)?;
         check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
         feed.check_held_out(val_fraction, length)?;
@@ -181,6 +197,7 @@ impl TrainPlan {
             model,
             tokenizer,
             data: args.data.clone(),
+            val_data: args.val_data.clone(),
             feed,
             batches,
             ranks,
@@ -213,8 +230,8 @@ impl TrainPlan {
     /// What is in the way.
     pub fn check_outputs(&self) -> Result<()> {
         let (save, metrics) = (self.save.as_deref(), self.metrics.as_deref());
-        let data = if self.data.is_empty() { &[] } else { self.feed.files() };
-        check_outputs(&self.model, self.tokenizer.as_ref(), data, self.dtype, save, metrics)
+        let data = self.feed.named();
+        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, save, metrics)
     }
 
     /// What its memory follows from.
@@ -329,6 +346,7 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     check_device(args)?;
     data::check_names(&args.data)?;
     data::check_alone(&args.data)?;
+    held::check(&args.data, &args.val_data)?;
     let name = &*args.model.to_string_lossy();
     let length = match LlamaConfig::preset(name) {
         Ok(config) => ModelChoice::new(name, config).sequence(args.seq, TRAIN_SEQ)?,
@@ -398,7 +416,7 @@ fn check_batch(
         ("--micro-batch", args.micro_batch > 1),
         ("--seq", length > 1),
         ("--ranks", ranks.fewer(1, identity)),
-        ("--val-fraction", have + held > step),
+        ("--val-fraction", !feed.names_held_out() && have + held > step),
     ]);
     let or = if lower.is_empty() { String::new() } else { format!(" or lower {lower}") };
     let aside = if held > 0 { format!(" beside {held} that are held out") } else { String::new() };

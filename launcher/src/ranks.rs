@@ -45,17 +45,17 @@ pub fn identity() -> Result<Option<Identity>> {
 }
 
 /// Runs `body` as every rank of the run: here as the rank that `identity` says this process is, as threads of this
-/// process, or as processes that are this one again with the same arguments, and `variable` in their environment.
+/// process, or as processes that are this one again with the same arguments, and `variables` in their environment.
 ///
 /// # Errors
 /// The failure of the rank that failed first.
 pub fn launch(
     ranks: &Ranks,
     identity: Option<&Identity>,
-    variable: Option<(&'static str, String)>,
+    variables: Vec<(&'static str, String)>,
     body: &(dyn Fn(Communicator) -> Result<()> + Sync),
 ) -> Result<()> {
-    launch_with_native(ranks, identity, variable, &|comm, _| body(comm))
+    launch_with_native(ranks, identity, variables, &|comm, _| body(comm))
 }
 
 /// The same for a body that also takes the transport's own collectives, which it gets if `ranks` wants them.
@@ -65,7 +65,7 @@ pub fn launch(
 pub fn launch_with_native(
     ranks: &Ranks,
     identity: Option<&Identity>,
-    variable: Option<(&'static str, String)>,
+    variables: Vec<(&'static str, String)>,
     body: &(dyn Fn(Communicator, Option<Native>) -> Result<()> + Sync),
 ) -> Result<()> {
     match (identity, ranks.transport) {
@@ -75,7 +75,7 @@ pub fn launch_with_native(
             "--transport mpi gets its ranks from mpirun or srun: take 'mpirun -n {} caravan ...'",
             ranks.world
         ))),
-        (None, Transport::Shm | Transport::Ucx) => own::supervise(ranks, variable),
+        (None, Transport::Shm | Transport::Ucx) => own::supervise(ranks, variables),
     }
 }
 

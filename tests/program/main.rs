@@ -7,6 +7,7 @@ mod diverging;
 mod doctor;
 mod endings;
 mod forecasts;
+mod held_out;
 mod help;
 mod idle;
 mod inputs;

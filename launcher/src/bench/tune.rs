@@ -63,7 +63,7 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     if identity.is_none() {
         writable()?;
     }
-    ranks::launch(&ranks, identity.as_ref(), None, &|comm| {
+    ranks::launch(&ranks, identity.as_ref(), vec![], &|comm| {
         ranks::lead(identity.as_ref(), &comm, writable)?;
         rank(args, &repeats, &ranks, comm)
     })

@@ -55,7 +55,7 @@ pub fn launch(
     identity: Option<&Identity>,
     body: &(dyn Fn(Communicator, Option<Native>) -> Result<Verdict> + Sync),
 ) -> Result<()> {
-    ranks::launch_with_native(ranks, identity, None, &|comm, native| {
+    ranks::launch_with_native(ranks, identity, vec![], &|comm, native| {
         body(comm, native)?.map_or(Ok(()), |text| Err(Failure::Verdict(text)))
     })
 }

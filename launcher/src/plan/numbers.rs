@@ -108,18 +108,20 @@ fn prefetch(asked: Option<Switch>, stage: zero::Stage) -> Result<bool> {
     }
 }
 
-/// The fraction that is held out, as given or by the order's habit.
+/// The fraction that is held out, as given or by the order's habit; nothing where files are named for that.
 fn val_fraction(args: &TrainArgs) -> Result<f64> {
-    let habit = if args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
+    let named = !args.val_data.is_empty();
+    let habit =
+        if named || args.order == Order::Sequential || data::is_random(&args.data) { 0.0 } else { 0.1 };
     let fits = |x| (0.0..1.0).contains(&x);
     let asked = args.val_fraction.as_ref();
     let fraction =
         asked.map_or(Ok(habit), |asked| number("--val-fraction", asked, "from 0 to below 1", fits))?;
     let every = args.eval_every.filter(|&steps| steps > 0).map(|steps| ("--eval-every", steps));
     let asked = every.or(args.eval_tokens.map(|tokens| ("--eval-tokens", tokens)));
-    if let Some((flag, value)) = asked.filter(|_| fraction == 0.0) {
+    if let Some((flag, value)) = asked.filter(|_| fraction == 0.0 && !named) {
         return usage(format!(
-            "{flag} {value}: nothing is held out to evaluate on: add --val-fraction 0.1, or leave {flag} away"
+            "{flag} {value}: nothing is held out to evaluate on: add --val-fraction 0.1 or --val-data, or leave {flag} away"
         ));
     }
     let (every, steps) = (args.eval_every.unwrap_or(EVAL_EVERY), args.steps);

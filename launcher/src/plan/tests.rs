@@ -14,7 +14,7 @@ fn tokens_of_text_are_held_once_by_ranks_of_one_start_and_by_each_of_others() {
     let file = home.path().join("t.txt");
     std::fs::write(&file, "many ranks ".repeat(1000)).unwrap();
     let text = Input::Text { files: vec![file], left_out: None };
-    let feed = Feed::open(text, None, 256, Share::of(None)).unwrap();
+    let feed = Feed::open(text, None, None, 256, Share::of(None)).unwrap();
     let (own, started) =
         (tokens_in_memory(&feed, 3, None), tokens_in_memory(&feed, 3, Some(&Identity::alone())));
     assert!((11_000..12_100).contains(&own) && started == 3 * own, "{own} {started}");

@@ -19,14 +19,14 @@ const PROGRAM: &str = "/proc/self/exe";
 ///
 /// # Errors
 /// The failure of the rank that failed first.
-pub(super) fn supervise(ranks: &Ranks, variable: Option<(&'static str, String)>) -> Result<()> {
+pub(super) fn supervise(ranks: &Ranks, variables: Vec<(&'static str, String)>) -> Result<()> {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "caravan".into());
     let arguments: Vec<_> = arguments.collect();
     let mut segments = None;
     let report = spawn::supervise(ranks.world, ranks.on_request, |_| {
         let mut command = Command::new(PROGRAM);
-        command.arg0(&name).args(&arguments).envs(variable.clone());
+        command.arg0(&name).args(&arguments).envs(variables.clone());
         if ranks.transport == Transport::Ucx {
             // Only now, when a signal no longer ends this process at once, which would leave them behind.
             let segments = segments.get_or_insert_with(Segments::for_ranks);

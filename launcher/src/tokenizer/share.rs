@@ -27,6 +27,11 @@ impl Share {
         Self::new(ranks, processors, Machine::probe().usable_memory())
     }
 
+    /// What is left of it beside so many bytes of each process.
+    pub fn beside(self, bytes: u64) -> Self {
+        Share { memory: self.memory.saturating_sub(bytes.saturating_mul(self.ranks as u64)), ..self }
+    }
+
     fn new(ranks: usize, processors: usize, memory: u64) -> Self {
         let segment = Sizes::USUAL.segment as u64 * MEMORY_OF_A_BYTE;
         let room = memory / ranks as u64 / segment;

@@ -22,6 +22,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("weights of --model", plan.model.fingerprint()),
         ("--tokenizer", plan.tokenizer.as_ref().map_or("not known".to_owned(), Tokenizer::fingerprint)),
         ("--data", plan.feed.fingerprint()),
+        ("--val-data", plan.feed.held_fingerprint()),
         ("--device", plan.device.name().to_owned()),
         ("--attention", plan.attention().unwrap_or("none").to_owned()),
         ("--offload", plan.offload().to_owned()),
@@ -76,10 +77,13 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
     let (trained, held_out) = (plan.steps.saturating_mul(plan.step_tokens), plan.feed.held_out_tokens());
     let evaluated = match held_out > trained {
         true => format!(
-            "\nthe evaluation at the end takes all {} tokens that are held out, and training {}: a lower --val-fraction holds \
-             out fewer",
+            "\nthe evaluation at the end takes all {} tokens that are held out, and training {}: {}",
             human::count(held_out as f64),
-            human::count(trained as f64)
+            human::count(trained as f64),
+            match plan.feed.names_held_out() {
+                true => "fewer --val-data take less time",
+                false => "a lower --val-fraction holds out fewer",
+            }
         ),
         false => String::new(),
     };
@@ -129,6 +133,7 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
             "from_directory": plan.model.weights.is_some(),
         },
         "data": plan.feed.json(&plan.data),
+        "val_data": plan.feed.held_json(&plan.val_data),
         "tokenizer": plan.tokenizer.as_ref().map(Tokenizer::name),
         "ranks": plan.ranks.world,
         "transport": plan.ranks.asked(),
@@ -197,7 +202,9 @@ mod tests {
     fn ranks_compare_every_flag_that_has_to_be_the_same() {
         let home = tempfile::tempdir().unwrap();
         let path = |name: &str| home.path().join(name).display().to_string();
-        for (name, line) in [("a.txt", "many ranks\n"), ("b.txt", "other ranks\n")] {
+        for (name, line) in
+            [("a.txt", "many ranks\n"), ("b.txt", "other ranks\n"), ("c.txt", "third ranks\n")]
+        {
             fs::write(path(name), line.repeat(100).split_at(1000).0).unwrap();
         }
         for (name, range) in [("a.json", 0.02), ("b.json", 0.5)] {
@@ -207,7 +214,8 @@ mod tests {
             });
             fs::write(path(name), shape.to_string()).unwrap();
         }
-        let [a_text, b_text, a_model, b_model] = ["a.txt", "b.txt", "a.json", "b.json"].map(path);
+        let [a_text, b_text, c_text, a_model, b_model] =
+            ["a.txt", "b.txt", "c.txt", "a.json", "b.json"].map(path);
         let plan_of = |flags: &str| {
             let usual = [
                 format!("--data {a_text}"),
@@ -230,6 +238,8 @@ mod tests {
             ("", "--model baby", &["--model"][..]),
             ("", &format!("--data {b_text}"), &["--data"]),
             ("", "--val-fraction 0.3", &["--data"]),
+            ("--order sequential", &format!("--val-data {b_text}"), &["--val-data"]),
+            (&format!("--val-data {b_text}"), &format!("--val-data {c_text}"), &["--val-data"]),
             ("--data random", "--tokenizer bytes", &["--tokenizer"]),
             ("", "--stage 2", &["--stage"]),
             ("", "--dtype f32", &["--dtype", "--matmul-precision"]),
