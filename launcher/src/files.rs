@@ -1,5 +1,9 @@
 //! The files that a command writes: whether it can, found out before anything is done for them, and writing them whole.
 
+mod replaced;
+
+pub use replaced::{Kind, check_replaced};
+
 use crate::failure::{Failure, Result};
 use crate::out;
 use models::{NewFile, is_mount_point, parent};

@@ -19,7 +19,7 @@ use crate::bench::tuning;
 use crate::data::{self, Feed, Input, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
-use crate::files;
+use crate::files::{self, Kind};
 use crate::human;
 use crate::machine::{self, Machine};
 use crate::ranks::lead;
@@ -174,6 +174,9 @@ impl TrainPlan {
                 .chain(beside)
                 .chain(tuning::named(args.ranks.tuning.as_ref()));
             files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
+            if identity.is_none() {
+                files::check_replaced("--metrics", file, Kind::Metrics)?;
+            }
         }
         let val_fraction = match args.data.is_empty() && args.val_fraction.is_none() {
             true => val_fraction.min(HELD_OUT_UNASKED as f64 / feed.tokens().len() as f64),
@@ -231,7 +234,8 @@ impl TrainPlan {
     pub fn check_outputs(&self) -> Result<()> {
         let (save, metrics) = (self.save.as_deref(), self.metrics.as_deref());
         let data = self.feed.named();
-        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, save, metrics)
+        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, save, metrics)?;
+        metrics.map_or(Ok(()), |file| files::check_replaced("--metrics", file, Kind::Metrics))
     }
 
     /// What its memory follows from.

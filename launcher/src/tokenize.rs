@@ -3,7 +3,7 @@
 use crate::args::TokenizeArgs;
 use crate::data;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Way};
+use crate::files::{self, Kind, Way};
 use crate::human::several;
 use crate::out;
 use crate::text::{self, Reads};
@@ -34,6 +34,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let inputs = data::list(&args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
     files::check_apart("--out", &args.out, &read)?;
+    files::check_replaced("--out", &args.out, Kind::Tokens)?;
     match &tokenizer {
         Tokenizer::Bytes => check_count(&inputs)?,
         Tokenizer::HuggingFace(_) => text::check_room_for_tokens(&inputs)?,

@@ -19,9 +19,10 @@ fn too_few_open_files_are_named() {
 
 #[test]
 fn files_that_may_not_be_large_are_named_where_they_are_memory() {
+    const BEFORE: &str = "{\"run\":\"the one before\"}\n";
     let bench = bench();
     bench.text("text.txt", 96_000);
-    bench.file("m.jsonl", "of the run before");
+    bench.file("m.jsonl", BEFORE);
     let train = "train --model nano --data text.txt --seq 32 --micro-batch 2 --steps 1 --sample 0 --quiet \
                  --metrics m.jsonl";
     // Too small for the tokens, for what ranks share to meet, and for what they allocate.
@@ -31,7 +32,7 @@ fn files_that_may_not_be_large_are_named_where_they_are_memory() {
         bench.prepare(command.args(["-c", &line]));
         let outcome = bench.outcome(&mut command);
         outcome.refusal(1, &["file sizes (ulimit -f)", "can be raised"]);
-        assert_eq!(fs::read_to_string(bench.path("m.jsonl")).unwrap(), "of the run before");
+        assert_eq!(fs::read_to_string(bench.path("m.jsonl")).unwrap(), BEFORE);
     }
     bench.nothing_left();
 }

@@ -144,3 +144,43 @@ fn a_model_that_its_user_may_not_replace_is_found_before_training() {
     bench.run(&format!("{TRAIN} theirs")).success();
     assert_eq!(bench.names(), [&before[..2], &["new".to_owned()], &before[2..]].concat());
 }
+
+/// A name that was mistyped costs no file: each output takes the place of its own kind only.
+#[test]
+fn outputs_replace_nothing_that_is_something_else() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let precious = "{\"model_type\": \"llama\"}\n";
+    let measure = "bench all_reduce -b 64 -e 64 -n 1 -w 0 --ranks 2 --transport threads";
+    let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --transport threads";
+    for (command, flag, name, what) in [
+        (train, "--metrics", "config.json", "no metrics of a run"),
+        (measure, "--json", "precious.txt", "no JSON of 'caravan bench'"),
+        (measure, "--csv", "precious.csv", "no CSV of 'caravan bench'"),
+        (measure, "--plot", "precious.svg", "no SVG"),
+        ("tokenize --data text.txt", "--out", "precious.bin", "no token file"),
+        (
+            "bench overlap -b 64 -e 64 -n 1 --transport threads",
+            "--json",
+            "o.json",
+            "no JSON of 'caravan bench'",
+        ),
+    ] {
+        let line = format!("{command} {flag} {name}");
+        bench.file(name, precious);
+        let words = [&format!("{flag} {name}: "), what, "take another name or remove it"];
+        bench.run(&line).refusal(2, &words);
+        assert_eq!(fs::read_to_string(bench.path(name)).unwrap(), precious);
+        // What is empty, and its own, it may.
+        bench.file(name, "");
+        bench.run(&line).success();
+        let own = fs::read(bench.path(name)).unwrap();
+        assert!(!own.is_empty());
+        bench.run(&line).success();
+    }
+    bench.file("figure.svg", precious);
+    bench.run("bench plot precious.txt -o figure.svg").refusal(2, &["-o figure.svg: ", "no SVG"]);
+    bench.run("bench plot precious.txt -o precious.svg").success();
+    bench.run(&format!("{train} --metrics /dev/null")).success();
+    bench.nothing_left();
+}

@@ -14,10 +14,15 @@ use crate::machine::{Machine, versions};
 use crate::transports::OF_UCX;
 use serde_json::{Value, json};
 
+/// What wrote a file, by which it is known later for one that may be replaced.
+pub fn generator() -> Value {
+    format!("caravan {}", env!("CARGO_PKG_VERSION")).into()
+}
+
 /// Of a run that began at `started`, over `library` where the transport has one.
 pub fn about(started: &str, library: Option<String>) -> Value {
     json!({
-        "generator": format!("caravan {}", env!("CARGO_PKG_VERSION")),
+        "generator": generator(),
         "start_time": started,
         "args": std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>(),
         "env": environment(),

@@ -1,6 +1,7 @@
 //! Files that say at any moment what has been found by then: a job's time may be up, a device may hang, and nobody knows how
 //! long a machine is still there.
 
+use super::about::generator;
 use super::record::now;
 use crate::failure::{Failure, Result};
 use crate::files;
@@ -51,10 +52,11 @@ pub struct Record<'a> {
 impl<'a> Record<'a> {
     /// A file for `rows`, called `list`, if one is asked for; `about` is an object.
     pub fn new(path: Option<&'a Path>, about: Value, list: &'static str, rows: Vec<Value>) -> Self {
-        let about = match about {
+        let mut about = match about {
             Value::Object(about) => about,
             _ => Map::new(),
         };
+        about.entry("generator").or_insert_with(generator);
         Record { path, about, list, rows }
     }
 

@@ -29,12 +29,13 @@ pub mod tuning;
 mod verdict;
 
 pub use args::BenchArgs;
+pub use record::CSV_NAMES;
 
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;
 use crate::bind::{self, Binding};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Way};
+use crate::files::{self, Kind, Way};
 use crate::gpus;
 use crate::human;
 use crate::machine::{self, Machine};
@@ -170,6 +171,7 @@ fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
     files::check_writable("-o", &args.out, Way::Whole)?;
     files::check_apart("-o", &args.out, &args.inputs)?;
+    files::check_replaced("-o", &args.out, Kind::Svg)?;
     let stream = "/dev/stdin for the standard input";
     args.inputs.iter().try_for_each(|input| files::check_name("bench plot", input, stream))?;
     files::check_once("bench plot", &args.inputs)?;
@@ -234,7 +236,10 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let writable = || {
         files::check_outputs(&asked)?;
         let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
-        asked.iter().try_for_each(|(flag, path)| files::check_apart(flag, path, &read))
+        asked.iter().try_for_each(|(flag, path)| {
+            files::check_apart(flag, path, &read)?;
+            files::check_replaced(flag, path, outputs::kind(flag))
+        })
     };
     if identity.is_none() {
         writable()?;

@@ -5,7 +5,7 @@ use super::kept::{Pace, is_replaced};
 use super::plot::{self, Series};
 use super::record::Run;
 use crate::failure::{Failure, Result};
-use crate::files;
+use crate::files::{self, Kind};
 use std::path::Path;
 
 /// What rank 0 writes where.
@@ -16,6 +16,15 @@ pub fn all(args: &CollectiveArgs) -> [(&'static str, Option<&Path>); 3] {
 /// Those of them that are asked for.
 pub fn asked_for(args: &CollectiveArgs) -> Vec<(&'static str, &Path)> {
     all(args).into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect()
+}
+
+/// What the file of a flag is.
+pub fn kind(flag: &str) -> Kind {
+    match flag {
+        "--json" => Kind::Json,
+        "--csv" => Kind::Csv,
+        _ => Kind::Svg,
+    }
 }
 
 /// Those files.

@@ -19,7 +19,7 @@ use crate::agree;
 use crate::args::Mover;
 use crate::bind;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Way};
+use crate::files::{self, Kind, Way};
 use crate::human;
 use crate::layers;
 use crate::machine;
@@ -74,7 +74,8 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let writable = || {
         let Some(path) = &args.json else { return Ok(()) };
         files::check_writable("--json", path, Way::Whole)?;
-        files::check_apart("--json", path, tuning::named(args.ranks.tuning.as_ref()).as_slice())
+        files::check_apart("--json", path, tuning::named(args.ranks.tuning.as_ref()).as_slice())?;
+        files::check_replaced("--json", path, Kind::Json)
     };
     if identity.is_none() {
         writable()?;

@@ -6,6 +6,10 @@ use super::statistics::Summary;
 use super::table::{Half, Label};
 use serde_json::{Value, json};
 
+/// The first line of a table of values, to which single calls add theirs.
+pub const CSV_NAMES: &str = "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,\
+                             busbw_gbps,wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why,messages";
+
 /// One placement of one size.
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -126,10 +130,7 @@ impl Run {
 
     /// One line per size and placement, with `-I 1` also of single calls on their slowest ranks.
     pub fn csv(&self) -> String {
-        let mut text = String::from(
-            "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,busbw_gbps,\
-             wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why,messages",
-        );
+        let mut text = String::from(CSV_NAMES);
         if self.rows.iter().any(|row| row.out_of_place.half.per_call.is_some()) {
             text += ",i_min_us,i_max_us,i_p99_us,i_cv_pct";
         }

@@ -10,7 +10,7 @@ use super::kept::Record;
 use super::verdict::{self, Verdict};
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Way};
+use crate::files::{self, Kind, Way};
 use crate::plan::at_least_one;
 use crate::printed::Out;
 use choice::{Named, choose};
@@ -40,6 +40,7 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
     plan.choose(None)?;
     if let Some(path) = &args.json {
         files::check_writable("--json", path, Way::Whole)?;
+        files::check_replaced("--json", path, Kind::Json)?;
     }
     match device::alone()? {
         Place::Gpu => {
