@@ -104,7 +104,8 @@ fn emulated_json(emulation: &Result<Option<Vec<Card>>>) -> Value {
     }
 }
 
-fn cuda_json(cuda: &Survey) -> Value {
+/// GPUs and libraries, for whoever wants to know what a run had.
+pub fn cuda_json(cuda: &Survey) -> Value {
     let libraries = cuda.libraries().map(|(name, _, found)| match found {
         Ok(library) => {
             json!({"name": name, "usable": true, "version": library.version, "file": library.file})

@@ -39,7 +39,7 @@ impl Machine {
         let uname = rustix::system::uname();
         let (memory, memory_available) = meminfo();
         Machine {
-            host: uname.nodename().to_string_lossy().into_owned(),
+            host: host(),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             cpu: cpu_name(),
             cores: bootstrap::processors(),
@@ -84,6 +84,11 @@ impl Machine {
             "shm_free_bytes": self.shm.map(|s| s.1),
         })
     }
+}
+
+/// The name of this machine on the network.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// What could still be had of this machine's memory when the program first asked: before it held anything itself, and before

@@ -4,10 +4,12 @@ mod describe;
 mod loader;
 pub mod stop;
 
+use crate::agree;
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
 use crate::human::{self, several};
+use crate::machine;
 use crate::metrics::Record;
 use crate::out;
 use crate::plan::TrainPlan;
@@ -96,15 +98,20 @@ impl<'a, T: Float> Run<'a, T> {
             Some(_) if lead => save::companions(plan)?,
             _ => Companions::default(),
         };
+        // Rank 0 writes them, and all know whether it does.
+        let hosts = match &plan.metrics {
+            Some(_) => agree::exchange(&comm, &machine::host())?,
+            None => Vec::new(),
+        };
         let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
         progress.line(&describe::headline(plan));
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
-        let trainer = device::trainer::<T>(plan, comm, ledger)?;
+        let trainer = device::trainer::<T>(plan, comm.clone(), ledger)?;
         // Only now: a run that is refused leaves the metrics of the one before.
         let record = match &plan.metrics {
-            Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan)}))?,
+            Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan, &comm, &hosts)}))?,
             _ => Record::default(),
         };
         Ok(Run {

@@ -39,9 +39,10 @@ fn without_flags_it_trains_on_the_text_that_is_here() {
 fn metrics_have_a_run_every_step_and_a_summary() {
     let bench = bench();
     bench.text("text.txt", 30_000);
-    let outcome = bench
-        .run("train --model nano --data text.txt --steps 12 --micro-batch 2 --eval-every 5 --sample 20 --metrics m.jsonl")
-        .success();
+    let mut command = bench.command(
+        "train --model nano --data text.txt --steps 12 --micro-batch 2 --eval-every 5 --sample 20 --metrics m.jsonl",
+    );
+    let outcome = bench.outcome(command.env("NCCL_DEBUG", "WARN")).success();
     for word in
         ["parameters", "optimizer", "as predicted", "exposed communication", "validation loss", "sample"]
     {
@@ -58,6 +59,19 @@ fn metrics_have_a_run_every_step_and_a_summary() {
     let model = ["rope", "norm_eps", "initializer_range"].map(|key| &run["model"][key]);
     assert_eq!(model, [&json!({"theta": 10_000.0, "scaling": null}), &json!(1e-6), &json!(0.02)]);
     assert!(run["machine"]["cores"].is_u64() && run["versions"]["caravan"].is_string());
+    // What was started where, and what it went by.
+    let words: Vec<_> = run["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!(words[1..4], ["train", "--model", "nano"]);
+    assert!(
+        run["start_time"].as_str().is_some_and(|time| time.starts_with("20") && time.len() == 19),
+        "{run}"
+    );
+    assert_eq!(run["hosts"], json!([{"host": run["machine"]["host"], "ranks": [0, 1]}]));
+    assert_eq!((&run["launcher"], &run["cuda"]), (&json!("caravan"), &json!(null)));
+    assert_eq!(run["transport_library"], json!(null));
+    let told: Vec<_> = run["env"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    assert!(told.contains(&"NCCL_DEBUG=WARN"), "{told:?}");
+    assert!(!told.iter().any(|line| line.contains("TOKEN") || line.starts_with("CARAVAN_RANK=")), "{told:?}");
     for (setting, value) in [
         ("transport", json!("shm")),
         ("sample", json!(20)),
@@ -65,6 +79,7 @@ fn metrics_have_a_run_every_step_and_a_summary() {
         ("eval_every", json!(5)),
         ("eval_tokens", json!(1 << 20)),
         ("val_fraction", json!(0.1)),
+        ("val_data", json!(null)),
         ("tuning", json!(null)),
         ("rendezvous_timeout", json!(60.0)),
         ("call_timeout", json!(600.0)),

@@ -1,4 +1,5 @@
-//! What the JSON of every run says of itself before it knows any row, whatever was measured: what wrote it, when, how it was called, and where.
+//! What the JSON of every measurement, and the metrics of every training, say of the run before anything is known of it: what
+//! wrote it, when, how it was called, and where.
 
 use super::args::Blocking;
 use super::calls::Party;
@@ -12,6 +13,7 @@ use crate::gpus;
 use crate::layers;
 use crate::machine::{Machine, versions};
 use crate::transports::OF_UCX;
+use collectives::bootstrap::{spawn, variables};
 use serde_json::{Value, json};
 
 /// What wrote a file, by which it is known later for one that may be replaced.
@@ -32,19 +34,45 @@ pub fn about(started: &str, library: Option<String>) -> Value {
     })
 }
 
-/// Settings of communication libraries in the environment, but those that this program makes itself; nothing else of it, for
-/// it may hold secrets.
+/// What of the environment a run goes by: settings of communication libraries and of this program, and which job it is; nothing
+/// else of it, for it may hold secrets.
 fn environment() -> Vec<String> {
-    let prefixes =
-        ["UCX_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll", "MPIR_CVAR_", "NCCL_", "CARAVAN_TUNING"];
+    let supervised = spawn::supervised();
     let mut all: Vec<String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
+        .filter(|(name, _)| is_told(name, supervised))
         .filter(|(name, value)| !OF_UCX.contains(&(name.as_str(), value.as_str())))
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
     all.sort();
     all
+}
+
+/// Whether a variable of this name is told of a rank, which may be `supervised` by this program.
+fn is_told(name: &str, supervised: bool) -> bool {
+    const TOLD: [&str; 13] = [
+        "UCX_",
+        "OMPI_",
+        "MPIR_CVAR_",
+        "NCCL_",
+        "CARAVAN_",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_LAUNCH_BLOCKING",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NAME",
+        "SLURM_JOB_NODELIST",
+        "SLURM_JOB_PARTITION",
+        "SLURM_NTASKS",
+        "SLURM_STEP_ID",
+    ];
+    /// What mpirun's daemons tell each other by, among it a key.
+    const INNER: [&str; 2] = ["OMPI_MCA_orte_", "OMPI_MCA_ess_"];
+    /// What a supervisor sets for its ranks.
+    const OWN: [&str; 5] =
+        [variables::RANK, variables::WORLD, variables::LOCAL_RANK, variables::LOCAL_SIZE, variables::JOB];
+    let begins = |with: &[&str]| with.iter().any(|start| name.starts_with(start));
+    let handed = name == variables::TOKEN || name.starts_with("CARAVAN_") && name.ends_with("_FD");
+    begins(&TOLD) && !begins(&INNER) && !handed && !(supervised && OWN.contains(&name))
 }
 
 /// The part of the JSON that says what ran where.
@@ -100,4 +128,26 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
     all["version"] = json!(3);
     all["config"] = config;
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_is_told_without_what_is_secret_or_our_own() {
+        for name in
+            ["UCX_TLS", "NCCL_DEBUG", "OMPI_MCA_btl", "SLURM_JOB_ID", "CARAVAN_CACHE", "CARAVAN_RENDEZVOUS"]
+        {
+            assert!(is_told(name, false) && is_told(name, true), "{name}");
+        }
+        for name in
+            ["HOME", "AWS_SECRET_ACCESS_KEY", "CARAVAN_TOKEN", "CARAVAN_BOARD_FD", "CARAVAN_TOKENS_FD"]
+        {
+            assert!(!is_told(name, false), "{name}");
+        }
+        assert!(!is_told("OMPI_MCA_orte_precondition_transports", false));
+        // A user sets it, or the program that has started the rank.
+        assert!(is_told("CARAVAN_RANK", false) && !is_told("CARAVAN_RANK", true));
+    }
 }

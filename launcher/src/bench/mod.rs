@@ -1,7 +1,7 @@
 //! `caravan bench`: collectives measured by nccl-tests' conventions over any transport, how much of them hides
 //! behind computation, and the tuning of this machine.
 
-mod about;
+pub mod about;
 mod args;
 mod calls;
 mod cases;
@@ -29,7 +29,7 @@ pub mod tuning;
 mod verdict;
 
 pub use args::BenchArgs;
-pub use record::CSV_NAMES;
+pub use record::{CSV_NAMES, now};
 
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;

@@ -1,12 +1,19 @@
 //! A training run in words: for other ranks, for people, and for the metrics file.
 
 use crate::agree::Signature;
-use crate::bench::tuning;
+use crate::bench::about::about;
+use crate::bench::{native, now, tuning};
+use crate::device::Device;
+use crate::doctor::cuda_json;
 use crate::files;
+use crate::gpus;
 use crate::human::{self, several};
-use crate::machine::{Machine, versions};
+use crate::layers;
 use crate::plan::{TrainPlan, recompute};
 use crate::tokenizer::Tokenizer;
+use collectives::Communicator;
+use collectives::bootstrap::{Identity, Launcher};
+use collectives::device::cuda::Survey;
 use models::hf::rope_scaling;
 use serde_json::{Value, json};
 use zero::Placement;
@@ -111,8 +118,42 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
     )
 }
 
-/// The configuration of the run, the machine and the versions.
-pub(super) fn run(plan: &TrainPlan) -> Value {
+/// The configuration of the run, what started it, and the machines and versions that it has. `hosts`: every rank's, by their
+/// names.
+pub(super) fn run(plan: &TrainPlan, comm: &Communicator, hosts: &[String]) -> Value {
+    let library = match plan.ranks.nccl {
+        true => gpus::library(),
+        false => native::library(layers::between(comm.transport_name())),
+    };
+    let mut all = about(&now(), library);
+    // Ranks that have met have an identity that makes sense.
+    let launcher = Identity::from_env().ok().flatten().map_or(Launcher::Caravan, |rank| rank.launcher);
+    all["launcher"] = launcher.name().into();
+    all["hosts"] = by_host(hosts);
+    all["cuda"] = match plan.device {
+        Device::Cuda(_) => cuda_json(&Survey::take()),
+        Device::Cpu | Device::Emulated(_) => Value::Null,
+    };
+    if let (Value::Object(all), Value::Object(settings)) = (&mut all, settings(plan)) {
+        all.extend(settings);
+    }
+    all
+}
+
+/// Which ranks are where, hosts in the order of their first ranks.
+fn by_host(hosts: &[String]) -> Value {
+    let mut all: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (rank, host) in hosts.iter().enumerate() {
+        match all.iter_mut().find(|(name, _)| name == host) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => all.push((host, vec![rank])),
+        }
+    }
+    all.into_iter().map(|(host, ranks)| json!({"host": host, "ranks": ranks})).collect()
+}
+
+/// Every flag's value.
+fn settings(plan: &TrainPlan) -> Value {
     let model = &plan.model.config;
     json!({
         "model": {
@@ -176,8 +217,6 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
         "val_fraction": plan.val_fraction,
         "sample": plan.sample,
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
-        "machine": Machine::probe().json(),
-        "versions": versions(),
     })
 }
 
@@ -185,10 +224,17 @@ pub(super) fn run(plan: &TrainPlan) -> Value {
 mod tests {
     use super::*;
     use crate::args::Attention;
-    use crate::device::{Device, tests::gpus};
+    use crate::device::tests::gpus;
     use crate::plan::tests::plan;
     use std::collections::BTreeSet;
     use std::fs;
+
+    #[test]
+    fn ranks_are_told_by_host() {
+        let hosts = ["b", "a", "b", "a"].map(str::to_owned);
+        let expected = json!([{"host": "b", "ranks": [0, 2]}, {"host": "a", "ranks": [1, 3]}]);
+        assert_eq!(by_host(&hosts), expected);
+    }
 
     /// What ranks would be told to differ in.
     fn differences(one: &TrainPlan, other: &TrainPlan) -> Vec<&'static str> {
