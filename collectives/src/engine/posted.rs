@@ -72,6 +72,12 @@ impl Message {
 }
 
 impl Posted {
+    fn is_of(&self, group: usize) -> bool {
+        #[cfg(test)]
+        tests::COMPARED.set(tests::COMPARED.get() + 1);
+        self.group == group
+    }
+
     /// Whether what was posted first is through, for who posts no more.
     pub fn is_over(&self, transport: &mut dyn Transport) -> Result<bool> {
         if self.request == Request::DONE { Ok(true) } else { transport.test(self.request) }
@@ -150,7 +156,7 @@ impl State {
         loop {
             let (from, count) = (self.look.min(self.posted.len()), self.posted.len());
             let mut turns = (from..count).chain(0..from);
-            let Some(at) = turns.find(|&at| self.posted[at].group == group) else { return Ok(None) };
+            let Some(at) = turns.find(|&at| self.posted[at].is_of(group)) else { return Ok(None) };
             let posted = &mut self.posted[at];
             let (peer, fingerprint) = (posted.peer, posted.fingerprint);
             let through = posted.is_through(longest, looks, &mut self.through, transport);
@@ -159,6 +165,8 @@ impl State {
                 return Ok(Some(peer));
             }
             self.posted.swap_remove(at);
+            // Those before it are of other groups, and as many as a round has.
+            self.look = at;
             self.believe(peer, fingerprint, transport)?;
         }
     }
@@ -177,5 +185,44 @@ impl State {
         // SAFETY: the schedule reserved these eight bytes, and they have arrived.
         let theirs = Fingerprint::from_bits(unsafe { header.read_unaligned() });
         if theirs == self.fingerprint { Ok(()) } else { Err(differs(self, transport, peer, theirs)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DType;
+    use crate::schedule::{Call, Group, Kind, Local};
+    use crate::transport::threads;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How often it was asked of which group a message is.
+        pub static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn who_waits_for_one_of_two_rounds_looks_through_the_other_once() {
+        const MANY: usize = 1000;
+        let [mut first, mut second] = <[_; 2]>::try_from(threads::group(2)).ok().expect("two ranks");
+        let call = Call::new(Kind::Barrier, DType::U8, 0);
+        let schedule = Schedule::new(call, &Group::plain(0, 2), Local::default(), None);
+        let mut state = State::empty(2, 2 * MANY, None);
+        let (mut got, sent) = ([0u8; 2 * MANY], [7u8; 2 * MANY]);
+        for (slot, place) in got.iter_mut().enumerate() {
+            let (tag, group) = (Tag(slot as u64), 1 - slot / MANY);
+            let message = Message { incoming: true, peer: 1, tag, at: place, bytes: 1 };
+            state.post(message, group, (None, 0), &schedule, &mut first).expect("is posted");
+        }
+        for (slot, byte) in sent.iter().enumerate() {
+            // SAFETY: it stays until the end of the test.
+            unsafe { second.send(0, Tag(slot as u64), byte, 1) }.expect("is sent");
+        }
+        for group in 0..2 {
+            COMPARED.set(0);
+            let left = state.under_way(group, 0, &schedule, &mut first).expect("nobody fails");
+            assert!(left.is_none() && COMPARED.get() <= 4 * MANY, "{} in group {group}", COMPARED.get());
+        }
+        assert!(state.posted.is_empty() && got == sent);
     }
 }
