@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::rc::Rc;
 
-/// Beyond this many different calls, or steps of them all, some 30 MB, the cache starts anew rather than grow without bound:
-/// those of many ranks in many rounds are long.
+/// Beyond this many different calls, or steps of them all, some 30 MB, those go that were not used for longest: schedules of
+/// many ranks in many rounds are long.
 const MOST: usize = 4096;
 const MOST_STEPS: usize = 1 << 19;
 
@@ -14,33 +14,65 @@ const MOST_STEPS: usize = 1 << 19;
 /// this cache.
 #[derive(Default)]
 pub(crate) struct Cache {
-    known: HashMap<(Call, Local), Rc<Schedule>, BuildHasherDefault<Mix>>,
+    known: HashMap<(Call, Local), Known, BuildHasherDefault<Mix>>,
     /// Steps and their operands.
     steps: usize,
-    /// The last of each kind: programs take turns between kinds.
+    /// Grows with each that is looked up.
+    now: u64,
+    /// The last of each kind: programs take turns between kinds. The only place of one that is too long to be known, which
+    /// all others would have to go for.
     last: [Option<(Call, Local, Rc<Schedule>)>; Kind::ALL.len()],
+}
+
+/// One that was built.
+struct Known {
+    schedule: Rc<Schedule>,
+    /// When it was looked up last.
+    used: u64,
+}
+
+fn steps_of(schedule: &Schedule) -> usize {
+    schedule.steps.len() + schedule.operands.len()
 }
 
 impl Cache {
     /// The schedule for these arguments, built by `build` the first time.
     pub fn get(&mut self, call: &Call, local: Local, build: impl FnOnce() -> Schedule) -> &Rc<Schedule> {
         let same = |(c, l, _): &(Call, Local, Rc<Schedule>)| c == call && *l == local;
-        let last = &mut self.last[call.kind as usize];
+        let last = &self.last[call.kind as usize];
         if !last.as_ref().is_some_and(same) {
-            let full = self.known.len() >= MOST || self.steps >= MOST_STEPS;
-            if full && !self.known.contains_key(&(*call, local)) {
-                self.known.clear();
-                self.steps = 0;
-            }
-            let steps = &mut self.steps;
-            let found = self.known.entry((*call, local)).or_insert_with(|| {
-                let built = build();
-                *steps += built.steps.len() + built.operands.len();
-                Rc::new(built)
-            });
-            *last = Some((*call, local, Rc::clone(found)));
+            self.now += 1;
+            let found = match self.known.get_mut(&(*call, local)) {
+                Some(known) => {
+                    known.used = self.now;
+                    Rc::clone(&known.schedule)
+                }
+                None => {
+                    let built = Rc::new(build());
+                    self.keep((*call, local), Rc::clone(&built));
+                    built
+                }
+            };
+            let last = &mut self.last[call.kind as usize];
+            *last = Some((*call, local, found));
         }
-        &last.as_ref().expect("just set or found").2
+        &self.last[call.kind as usize].as_ref().expect("just set or found").2
+    }
+
+    /// Keeps one that was not known, in place of those that were not used for longest.
+    fn keep(&mut self, key: (Call, Local), schedule: Rc<Schedule>) {
+        let steps = steps_of(&schedule);
+        if steps > MOST_STEPS {
+            return;
+        }
+        while self.known.len() >= MOST || self.steps + steps > MOST_STEPS {
+            let longest_ago = self.known.iter().min_by_key(|(_, known)| known.used).map(|(&key, _)| key);
+            let gone =
+                longest_ago.and_then(|key| self.known.remove(&key)).expect("without any there is room");
+            self.steps -= steps_of(&gone.schedule);
+        }
+        self.steps += steps;
+        self.known.insert(key, Known { schedule, used: self.now });
     }
 
     pub fn clear(&mut self) {
@@ -81,5 +113,49 @@ impl Hasher for Mix {
     }
     fn write_isize(&mut self, x: isize) {
         self.mix(x as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::DType;
+    use crate::schedule::{Group, Step};
+
+    /// Looks up a gather of so many bytes, whose schedule has so many steps; whether it was still known.
+    fn knows(cache: &mut Cache, bytes: usize, steps: usize) -> bool {
+        let call = Call::new(Kind::AllGather, DType::U8, bytes);
+        let mut known = true;
+        let found = cache.get(&call, Local::default(), || {
+            known = false;
+            let schedule = Schedule::new(call, &Group::plain(0, 1), Local::default(), None);
+            Schedule { steps: vec![Step::Go { to: 0 }; steps], ..schedule }
+        });
+        assert_eq!((found.call, found.steps.len()), (call, steps));
+        known
+    }
+
+    #[test]
+    fn what_was_used_lately_stays_when_there_are_too_many() {
+        let mut cache = Cache::default();
+        for other in 1..MOST + 100 {
+            assert_eq!(knows(&mut cache, 0, 1), other > 1, "after {other} others");
+            assert!(!knows(&mut cache, other, 1));
+        }
+        let kept = (1..MOST + 100).rev().take_while(|&other| knows(&mut cache, other, 1)).count();
+        assert_eq!(kept, MOST - 1);
+    }
+
+    #[test]
+    fn long_schedules_take_the_place_of_no_more_than_they_need() {
+        let mut cache = Cache::default();
+        let third = MOST_STEPS / 3;
+        (0..3).for_each(|bytes| assert!(!knows(&mut cache, bytes, third)));
+        assert!(!knows(&mut cache, 3, third) && cache.steps <= MOST_STEPS);
+        (1..4).for_each(|bytes| assert!(knows(&mut cache, bytes, third), "{bytes}"));
+        // One that is too long by itself takes nobody's, and is found as long as no other of its kind is called.
+        assert!(!knows(&mut cache, 4, MOST_STEPS + 1) && knows(&mut cache, 4, MOST_STEPS + 1));
+        (1..4).for_each(|bytes| assert!(knows(&mut cache, bytes, third), "{bytes}"));
+        assert_eq!(cache.steps, 3 * third);
     }
 }
