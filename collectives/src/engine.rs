@@ -26,7 +26,7 @@ use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Choice, Group, Kind, Local, Schedule, choose};
-use crate::transport::Transport;
+use crate::transport::{LISTED, Transport};
 use crate::watch::Waited;
 use execute::{Env, Outcome};
 pub(crate) use family::{Family, Member, Served};
@@ -58,7 +58,7 @@ pub(crate) struct Engine {
     options: Options,
     flights: Vec<Flight>,
     free: Vec<u32>,
-    /// Messages that each of them has room for.
+    /// Messages that each of them has room for; more, once it has had a call with more.
     posted: usize,
     /// Calls in flight, in the order of their start.
     order: Vec<u32>,
@@ -110,7 +110,7 @@ impl Engine {
         };
         let pool = Pool::default();
         let past = options.stream.map_or_else(Past::here, Past::From);
-        let posted = 2 * group.size;
+        let posted = LISTED.min(2 * group.size);
         let kept = || Memory::host(scratch::kept(group.size)).booked(&pool.account);
         Engine {
             window: transport.window(),
@@ -236,8 +236,9 @@ impl Engine {
         let (posted, flights) = (&mut self.posted, &mut self.flights);
         let schedule = self.cache.get(call, local, || {
             let schedule = Schedule::new(*call, group, local, forced);
-            // In all places at once: which of them a later call of a steady step has depends on timing.
-            *posted = schedule.posted.max(*posted);
+            // In all places at once: which of them a later call of a steady step has depends on timing. But of those that
+            // have very many few are under way at once.
+            *posted = schedule.posted.min(LISTED).max(*posted);
             flights.iter_mut().for_each(|flight| flight.state.posted.reserve(*posted));
             schedule
         });
@@ -252,6 +253,7 @@ impl Engine {
         let flight = &mut self.flights[id as usize];
         let state = &mut flight.state;
         state.reset(group.size, schedule.rounds);
+        state.posted.reserve(schedule.posted);
         match state.kept(schedule.scratch).filter(|_| !schedule.scratch_published) {
             Some(kept) => state.scratch_at = kept,
             None if schedule.scratch == 0 => {}

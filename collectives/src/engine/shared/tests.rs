@@ -1,7 +1,7 @@
 //! Of waiting: what is no silence, what is enough, and what a panic leaves.
 
 use super::*;
-use crate::schedule::Kind;
+use crate::schedule::{Algorithm, Kind};
 use crate::transport::{Request, Tag, Tells, threads};
 use crate::{Buffer, Communicator, DType};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -110,6 +110,27 @@ fn each_message_that_a_call_waits_for_has_its_turn() {
     let comm = shy.with(Options { deadline: Duration::from_secs(5), ..Options::default() });
     let mut all = vec![0u64; comm.size()];
     comm.gather(&[7u64][..], Some((&mut all[..]).into()), 0).expect("each is looked at");
+}
+
+/// Or each place for calls would have for itself what few calls at once need.
+#[test]
+fn only_who_posts_very_many_messages_has_room_for_them() {
+    const RANKS: usize = 3000;
+    let transport = Box::new(Scripted::new(RANKS, |_| false));
+    let handle = Handle::new(transport, Options::default(), Arc::default()).expect("an engine");
+    let call = Call::new(Kind::AllGather, DType::U8, 1);
+    let (mine, mut all) = ([7u8], vec![0u8; RANKS]);
+    let ends = Ends { send: mine.as_ptr(), send_bytes: 1, recv: all.as_mut_ptr(), recv_bytes: RANKS };
+    let mut engine = handle.shared.lock();
+    engine.force(Kind::AllGather, Some(Algorithm::Pairwise)).expect("is possible");
+    // SAFETY: the buffers outlive the engine, whose transport moves nothing.
+    let id = unsafe { engine.start(&call, &ends, None, Priority::Low, 0) }.expect("starts") as usize;
+    let rooms = engine.flights.iter().map(|flight| flight.state.posted.capacity());
+    for (place, room) in rooms.enumerate() {
+        let needed = RANKS - 1;
+        assert!(if place == id { room >= needed } else { room < needed }, "{room} in place {place}");
+    }
+    engine.fail(Error::GivenUp("as meant".into()));
 }
 
 #[test]
