@@ -36,9 +36,14 @@ impl Build {
         whole
     }
 
+    /// The pieces as one: where they are if they lie together, or else copied.
+    pub(super) fn together(&mut self, pieces: &[Span]) -> Span {
+        joined(pieces).unwrap_or_else(|| self.pack(pieces))
+    }
+
     /// Posts the pieces as one message to `to`, from where they are if they lie together.
     pub(super) fn send_all(&mut self, m: &mut Messages, to: usize, pieces: &[Span], group: usize) {
-        let span = joined(pieces).unwrap_or_else(|| self.pack(pieces));
+        let span = self.together(pieces);
         self.send(m, to, span, group);
     }
 

@@ -4,12 +4,13 @@
 //! cannot save bytes; there they save messages, because what a node sends one rank comes in one. Those wait for their
 //! last piece inside the node, so long blocks are better sent alone, which the tuner does.
 
-use super::{View, cut, piece};
+use super::{View, cut, one_message, piece};
 use crate::schedule::messages::Messages;
 use crate::schedule::{Build, Span};
 use std::ops::Range;
 
-/// Everybody's part ends on every rank; part r is `own` on rank r. Messages are of groups from `group` on.
+/// Everybody's part ends on every rank; part r is `own` on rank r. Messages are of groups from `group` on. Of the rounds in
+/// which parts come from other nodes and are passed on, two are under way at once.
 pub(in crate::schedule) fn all_gather(
     b: &mut Build,
     m: &mut Messages,
@@ -20,48 +21,62 @@ pub(in crate::schedule) fn all_gather(
 ) {
     let view = View::of(&b.group);
     let rank = view.rank;
-    let mates: Vec<usize> = view.mates().collect();
     let elsewhere = |of: usize| view.served_by(of).into_iter().filter(move |&r| r != of).collect::<Vec<_>>();
     let served = elsewhere(rank);
+    let passed_on: Vec<(usize, Vec<usize>)> = view.mates().map(|mate| (mate, elsewhere(mate))).collect();
     let (per_round, rounds) = cut(b, &view, 2, parts[0].len());
-    let end = group + rounds;
-    let place = |r: usize, k: usize| {
-        let range = piece(&parts[r], k, per_round);
-        Span::recv(range.start, range.len())
+    let (from_mates, arrived, ended) = (group, |k: usize| group + 1 + 2 * k, |k: usize| group + 2 + 2 * k);
+    // What a rank passes on in a round, and whether in one message.
+    let pieces = |b: &Build, ranks: &[usize], k: usize| {
+        let place = |&r: &usize| {
+            let range = piece(&parts[r], k, per_round);
+            Span::recv(range.start, range.len())
+        };
+        let pieces: Vec<Span> = ranks.iter().map(place).collect();
+        let packed = rounds == 1 && one_message(b, &view, pieces.iter().map(|piece| piece.bytes));
+        (pieces, packed)
     };
-    for k in 0..rounds {
-        for &from in &served {
-            b.recv(m, from, place(from, k), group + k);
+    let post = |b: &mut Build, m: &mut Messages, k: usize| {
+        for (&from, place) in served.iter().zip(pieces(b, &served, k).0) {
+            b.recv(m, from, place, arrived(k));
         }
-    }
-    for &from in &mates {
-        b.recv(m, from, Span::recv(parts[from].start, parts[from].len()), end);
-        let passed_on = elsewhere(from);
-        for k in 0..rounds {
-            for &r in &passed_on {
-                b.recv(m, from, place(r, k), end);
+        for (from, ranks) in &passed_on {
+            match pieces(b, ranks, k) {
+                (pieces, true) => b.recv_all(m, *from, &pieces, ended(k)),
+                (pieces, false) => pieces.iter().for_each(|&piece| b.recv(m, *from, piece, ended(k))),
             }
         }
-    }
-    for k in 0..rounds {
         let range = piece(&(0..own.bytes), k, per_round);
         for node in view.others() {
-            b.send(m, view.partner(node, rank), own.slice(range.start, range.len()), end);
+            b.send(m, view.partner(node, rank), own.slice(range.start, range.len()), ended(k));
         }
+    };
+    for from in view.mates() {
+        b.recv(m, from, Span::recv(parts[from].start, parts[from].len()), from_mates);
     }
-    for &to in &mates {
-        b.send(m, to, own, end);
+    post(b, m, 0);
+    for to in view.mates() {
+        b.send(m, to, own, from_mates);
     }
     meanwhile(b);
     for k in 0..rounds {
-        b.wait(m, group + k);
-        for &to in &mates {
-            for &r in &served {
-                b.send(m, to, place(r, k), end);
-            }
+        if k > 0 {
+            b.wait(m, ended(k - 1));
+        }
+        if k + 1 < rounds {
+            post(b, m, k + 1);
+        }
+        b.wait(m, arrived(k));
+        let parcel = match pieces(b, &served, k) {
+            (pieces, true) => vec![b.together(&pieces)],
+            (pieces, false) => pieces,
+        };
+        for to in view.mates() {
+            parcel.iter().for_each(|&piece| b.send(m, to, piece, ended(k)));
         }
     }
-    b.wait(m, end);
+    b.wait(m, ended(rounds - 1));
+    b.wait(m, from_mates);
 }
 
 /// Carries a call that moves blocks of one length in rounds, each of a part of every block.
@@ -214,9 +229,39 @@ pub(in crate::schedule) fn all_to_all(b: &mut Build, own: Span, place: Span) {
 #[cfg(test)]
 mod tests {
     use crate::element::DType;
-    use crate::schedule::{Algorithm, Call, Group, Kind, Local, Schedule};
+    use crate::schedule::{Algorithm, Call, Group, Kind, Local, Schedule, Step};
     use crate::transport::Nodes;
     use std::sync::Arc;
+
+    /// Of a rank among 12 on nodes of 4, by the places of their ranks.
+    fn schedule(kind: Kind, bytes: usize, rank: usize) -> Schedule {
+        let nodes = Some(Arc::new(Nodes::blocks(12, 4).unwrap()));
+        let group = Group { nodes, ..Group::plain(rank, 12) };
+        let call = Call::new(kind, DType::U8, bytes);
+        Schedule::new(call, &group, Local::default(), Some(Algorithm::Hierarchical))
+    }
+
+    #[test]
+    fn no_more_messages_are_under_way_the_longer_blocks_are() {
+        for rank in [0, 5] {
+            let posted = |mib: usize| schedule(Kind::AllGather, mib << 20, rank).posted;
+            assert!(posted(4) <= 2 * posted(1), "{} and {}", posted(4), posted(1));
+            assert_eq!(posted(64), posted(4));
+        }
+    }
+
+    #[test]
+    fn few_bytes_go_to_a_mate_in_one_message() {
+        let sent = |kind, bytes| {
+            let schedule = schedule(kind, bytes, 5);
+            let is = |step: &&Step| matches!(step, Step::Send { .. });
+            schedule.steps.iter().filter(is).count()
+        };
+        // To 3 mates its own and in one what 2 ranks elsewhere have sent, and to each of those its own.
+        assert_eq!([10, 3_000, 8_000].map(|bytes| sent(Kind::AllGather, bytes)), [8, 8, 11]);
+        // To 3 mates what they deal with for 3 ranks, and to 2 of those partial results.
+        assert_eq!([10, 2_000, 8_000].map(|bytes| sent(Kind::ReduceScatter, bytes)), [5, 5, 11]);
+    }
 
     #[test]
     fn scratch_does_not_grow_with_blocks() {

@@ -7,7 +7,7 @@
 //! nodes save messages but not bytes, except of integers, which may be joined in any order. For 16-bit types partial
 //! results are twice as long as contributions. Where nodes save little, the tuner reduces without them ([`crossing`]).
 
-use super::{View, cut, piece};
+use super::{View, cut, one_message, piece};
 use crate::element::DType;
 use crate::reduce::{Stage, accumulator};
 use crate::schedule::canonical::{Join, Unit, units};
@@ -130,23 +130,45 @@ pub(in crate::schedule) fn reduce_scatter(
             spans[node] = Some(room(b, node));
         }
     }
+    // Of those that a rank deals with, what another has for them in a round, and whether that comes in one message.
+    let pieces = |b: &Build, served: &[usize], k: usize| {
+        let of = |&r: &usize| {
+            let range = piece(&parts[r], k, per_round);
+            Span::send(range.start, range.len())
+        };
+        let pieces: Vec<Span> = served.iter().map(of).collect();
+        let packed = rounds == 1 && one_message(b, &view, pieces.iter().map(|piece| piece.bytes));
+        (pieces, packed)
+    };
     let inside =
         |b: &mut Build, m: &mut Messages, windows: &mut [Option<Span>], arrived: &mut [Span], k: usize| {
-            for (i, &r) in served.iter().enumerate() {
-                let bytes = piece(&parts[r], k, per_round).len();
-                for &from in &mates {
-                    let window = &mut windows[at(i, from)];
-                    if window.is_none() {
-                        *window = Some(b.scratch(longest));
-                    }
-                    arrived[at(i, from)] = b.recv_scratch(m, from, bytes, 2 * k, window);
+            // What is copied is so before anything is posted, which begins with what is sent.
+            let parcel = |b: &mut Build, theirs: &Vec<usize>| match pieces(b, theirs, k) {
+                (pieces, true) => vec![b.together(&pieces)],
+                (pieces, false) => pieces,
+            };
+            let parcels: Vec<Vec<Span>> = theirs.iter().map(|theirs| parcel(b, theirs)).collect();
+            let (mine, packed) = pieces(b, &served, k);
+            for &from in &mates {
+                let mut whole = packed.then(|| {
+                    let bytes = mine.iter().map(|piece| piece.bytes).sum();
+                    (b.recv_scratch(m, from, bytes, 2 * k, &mut None), 0)
+                });
+                for (i, &Span { bytes, .. }) in mine.iter().enumerate() {
+                    arrived[at(i, from)] = match &mut whole {
+                        Some((whole, at)) => {
+                            *at += bytes;
+                            whole.slice(*at - bytes, bytes)
+                        }
+                        None => {
+                            let window = windows[at(i, from)].get_or_insert_with(|| b.scratch(longest));
+                            b.recv_scratch(m, from, bytes, 2 * k, &mut Some(*window))
+                        }
+                    };
                 }
             }
-            for (&to, theirs) in mates.iter().zip(&theirs) {
-                for &r in theirs {
-                    let range = piece(&parts[r], k, per_round);
-                    b.send(m, to, Span::send(range.start, range.len()), 2 * k);
-                }
+            for (&to, parcel) in mates.iter().zip(parcels) {
+                parcel.into_iter().for_each(|piece| b.send(m, to, piece, 2 * k));
             }
         };
     inside(b, m, &mut windows[0], &mut arrived[0], 0);
