@@ -1,10 +1,13 @@
 //! Which algorithm carries a call, and why: by kind, bytes, ranks and what the transport can do. The answer is
 //! the same on every rank, because it depends only on what is.
 
+mod nodes;
+
 use super::broadcast::chain_above;
-use super::{Algorithm, Call, Group, KEPT, Kind, hierarchical};
-use crate::element::DType;
+use super::{Algorithm, Call, Group, KEPT, Kind};
 use crate::reduce::accumulator;
+pub(super) use nodes::sums_pay;
+use nodes::{joined, over_nodes};
 use std::fmt;
 use std::time::Duration;
 
@@ -200,13 +203,13 @@ pub struct Tuning {
     /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
     /// up to eight times as many.
     pub exchange_all: usize,
-    /// What a link carries while a step takes. Up to this many bytes a root reduces what nodes send it in `reduce`, and what
-    /// a node sends one rank in `gather`, `scatter` and `all_to_all` is joined: there they are those of all blocks. In
-    /// `broadcast` it counts how many more steps a chain takes than a tree, and without nodes in `reduce` what it saves that
-    /// the root alone reduces.
+    /// What a link carries while a step takes. Up to this many bytes what a node sends one rank in `gather`, `scatter` and
+    /// `all_to_all` is joined: there they are those of all blocks. In `broadcast` it counts how many more steps a chain takes
+    /// than a tree, in `reduce` what it saves that the root alone reduces what ranks or nodes send it, at most this many
+    /// bytes of each, and in `all_gather` and `all_reduce` each step more in which things are passed on.
     pub tree: usize,
     /// What a link carries while a rank deals with one message: what each piece of a `broadcast` costs besides, each part of
-    /// a `reduce` that not the root alone reduces, and each message to another rank of those that are passed on instead.
+    /// a `reduce` that not the root alone reduces, and each message that is saved where things are passed on instead.
     pub handled: usize,
     /// Above this many bytes a rank, a reduction goes through such windows, but for one to the root of two ranks in one
     /// memory, which takes the other's input at once.
@@ -234,6 +237,22 @@ impl Default for Tuning {
     }
 }
 
+/// What a call takes besides its bytes.
+#[derive(Clone, Copy)]
+struct Effort {
+    /// Between nodes, where there are some.
+    steps: usize,
+    /// That a rank sends, to ranks of its own node, too.
+    messages: usize,
+}
+
+impl Effort {
+    /// Each of so many ranks exchanges with all others.
+    fn of_all(ranks: usize) -> Self {
+        Effort { steps: 1, messages: ranks - 1 }
+    }
+}
+
 impl Tuning {
     /// What the costs of a link between ranks say, before anything is measured. One step more costs its latency and
     /// about 2 us of software.
@@ -241,7 +260,7 @@ impl Tuning {
     /// - Sending everything to everybody saves an `all_reduce` of n ranks one step. Of B bytes sent per rank it sends
     ///   (1 - 2/n) B more than is needed, and reduces the rest of B/(n-1) only once all is there, at some 8 GB/s. It
     ///   pays up to the B at which both together take as long as the step.
-    /// - A root that reduces alone takes fewer steps than all together, and receives more: see `reduced_alone`. A tree
+    /// - A root that reduces alone takes fewer steps than all together, and receives more: see `reduced_at_root`. A tree
     ///   has fewer steps than a chain, of which each link carries everything once: see `chain_above` beside them.
     /// - To pass on what many ranks have, at doubling distance, takes more steps than to send it to all, and fewer
     ///   messages: see `doubled`.
@@ -281,22 +300,32 @@ impl Tuning {
         }
     }
 
-    /// Up to how many bytes of each of n `ranks` are passed on at doubling distance instead of sent to all others: as many
-    /// as a rank receives, and in `all_reduce` then `reduces` alone, while it would deal with the messages that this saves,
-    /// less the steps that it takes more. As many bytes are sent either way, but some of them are copied first.
-    fn doubled(&self, ranks: usize, reduces: bool) -> usize {
+    /// Up to how many bytes of each of n `ranks` are passed on at doubling distance instead of in another way, of which
+    /// `spared` says what it takes: as many as a rank receives, and in `all_reduce` then `reduces` alone, while it would deal
+    /// with the messages that this saves, less the steps that it takes more. Where all are sent to all others as many bytes
+    /// are sent either way, but some of them are copied first.
+    fn doubled(&self, ranks: usize, reduces: bool, spared: Effort) -> usize {
         let steps = ranks.next_power_of_two().trailing_zeros() as usize;
-        let saved = self.handled.saturating_mul((ranks - 1).saturating_sub(steps));
-        let saved = saved.saturating_sub(self.tree.saturating_mul(steps.saturating_sub(1)));
+        let effort = |of: Effort| {
+            self.tree.saturating_mul(of.steps).saturating_add(self.handled.saturating_mul(of.messages))
+        };
+        let saved = effort(spared).saturating_sub(effort(Effort { steps, messages: steps }));
         let reduced = if reduces { ranks.saturating_mul(self.handled) / REDUCED_MEANWHILE } else { 0 };
         (saved / (ranks - 1 + reduced).max(1)).min(Algorithm::Bruck.most(ranks))
     }
 
     /// Up to how many bytes a root alone reduces those of n `ranks` in `reduce`. Of B bytes each it receives (n - 1) B, and
-    /// where all reduce their parts 2 (n - 1) B/n one after the other, in a step more and n - 1 messages more.
+    /// where all reduce their parts n - 1 messages more.
     fn reduced_alone(&self, ranks: usize) -> usize {
-        let (n, saved) = (ranks as f64, self.tree as f64 + (ranks - 1) as f64 * self.handled as f64);
-        ((saved / ((n - 1.0) * (1.0 - 2.0 / n))) as usize).min(self.tree)
+        self.reduced_at_root(ranks, (ranks - 1) as f64, ranks - 1)
+    }
+
+    /// Up to how many bytes each a root receives `received` times as many instead of 2 (n - 1)/n times, one after the other,
+    /// as where all n `ranks` reduce their parts in a step and so many `messages` more.
+    fn reduced_at_root(&self, ranks: usize, received: f64, messages: usize) -> usize {
+        let (n, saved) = (ranks as f64, self.tree as f64 + messages as f64 * self.handled as f64);
+        let more = received - 2.0 * (n - 1.0) / n;
+        if more > 0.0 { ((saved / more) as usize).min(self.tree) } else { self.tree }
     }
 
     /// How contributions of at most `largest` bytes each, of `peers` ranks at once, are cut into rounds.
@@ -322,46 +351,6 @@ impl Tuning {
         let most = largest.clamp(1, MOST_AT_ONCE);
         let per_round = (budget / pieces.max(1)).max(least).clamp(1, most).next_multiple_of(64);
         (per_round, largest.div_ceil(per_round).max(1))
-    }
-}
-
-/// Whether reductions send less than half as much between nodes with nodes as units as if every rank sent to every
-/// other: below that, passing contributions on inside the node costs more than it saves.
-pub(super) fn sums_pay(group: &Group, dtype: DType) -> bool {
-    let (flat, partial) = group.nodes.as_ref().map_or((0, 0), |nodes| hierarchical::crossing(nodes, dtype));
-    2 * partial < flat
-}
-
-/// The algorithm for `call` that treats nodes as units, where that sends less between them and latency does not speak
-/// for another.
-fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
-    let nodes = group.nodes.as_ref().filter(|_| group.direct.is_none())?;
-    let (tuning, bytes) = (&group.tuning, call.bytes());
-    let units = Some(Choice::new(Algorithm::Hierarchical, Why::Nodes(nodes.largest())));
-    let few = |algorithm, limit| Some(Choice::new(algorithm, Why::Latency(limit)));
-    let pays = call.kind.reduces() && sums_pay(group, call.dtype);
-    match call.kind {
-        Kind::AllReduce => {
-            let messages = nodes.largest() - 1 + hierarchical::most_served(nodes) - 1;
-            let limit = tuning.exchange_all / messages;
-            match bytes <= limit {
-                true if pays => few(Algorithm::HierarchicalExchange, limit),
-                true if bytes <= tuning.exchange_all / (group.size - 1) => None,
-                _ => units,
-            }
-        }
-        Kind::ReduceScatter if pays => units,
-        Kind::Reduce if bytes > tuning.tree => units.filter(|_| pays),
-        Kind::Reduce => {
-            let (flat, partial) = hierarchical::crossing(nodes, call.dtype);
-            few(Algorithm::HierarchicalExchange, tuning.tree).filter(|_| partial <= flat)
-        }
-        Kind::AllGather | Kind::Broadcast | Kind::Barrier => units,
-        // More keeps the link busy block by block, and gains nothing from waiting inside nodes.
-        Kind::Gather | Kind::Scatter | Kind::AllToAll if bytes <= joined(group) => {
-            few(Algorithm::Hierarchical, joined(group))
-        }
-        _ => None,
     }
 }
 
@@ -411,7 +400,7 @@ fn by_cost(call: &Call, group: &Group, candidates: &[Algorithm]) -> Choice {
     }
     // Nodes pass on less between them.
     let doubled = match group.nodes {
-        None => tuning.doubled(group.size, call.kind.reduces()),
+        None => tuning.doubled(group.size, call.kind.reduces(), Effort::of_all(group.size)),
         Some(_) => 0,
     };
     match (call.kind, group.direct) {
@@ -446,11 +435,6 @@ fn by_cost(call: &Call, group: &Group, candidates: &[Algorithm]) -> Choice {
         // Always units over nodes, or messages between two ranks.
         (Kind::Barrier | Kind::Send | Kind::Recv, None) => Choice::new(candidates[0], Why::Only),
     }
-}
-
-/// Up to how many bytes of a block what a node sends one rank is joined.
-fn joined(group: &Group) -> usize {
-    group.tuning.tree / group.size
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub(super) use moves::{all_gather, all_to_all, gather, scatter};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-pub(super) use sums::{crossing, exchange, reduce_scatter};
+pub(super) use sums::{at_root, crossing, exchange, reduce_scatter};
 
 /// Nodes as one rank sees them.
 #[derive(Clone)]

@@ -26,6 +26,19 @@ pub(in crate::schedule) fn crossing(nodes: &Nodes, dtype: DType) -> (usize, usiz
     (flat, partial)
 }
 
+/// How many times as much as each rank gives the root of a reduction receives at most, whichever it is, where its mates send
+/// it what they have, and other nodes their partial results.
+pub(in crate::schedule) fn at_root(nodes: &Nodes, dtype: DType) -> f64 {
+    let (units, _) = units(nodes, dtype);
+    let mut made = vec![0; nodes.count()];
+    units.iter().for_each(|unit| made[unit.node] += 1);
+    let wide = accumulator(dtype).size() as f64 / dtype.size() as f64;
+    let at = |(node, ranks): (usize, &Vec<usize>)| {
+        (ranks.len() - 1) as f64 + (units.len() - made[node]) as f64 * wide
+    };
+    nodes.all().iter().enumerate().map(at).fold(0.0, f64::max)
+}
+
 /// Partial results of this rank's node, and of all nodes, for one rank and one round.
 struct Reducer {
     view: View,

@@ -1,6 +1,7 @@
 //! Which algorithm carries what, and whether what is said of it is true.
 
 use super::*;
+use crate::element::DType;
 use crate::transport::Nodes;
 use std::sync::Arc;
 
@@ -103,15 +104,16 @@ fn a_root_reduces_fewer_bytes_alone_the_more_ranks_there_are() {
 fn many_ranks_pass_few_bytes_on_instead_of_sending_them_to_all() {
     let plain = Tuning::default();
     // Of 63 messages 57 are saved, each as long as 16 KiB, and 5 steps more take as long as 320 KiB.
-    let limits = |reduces| [2, 3, 16, 22, 23, 64].map(|ranks| plain.doubled(ranks, reduces));
+    let doubled = |tuning: &Tuning, ranks, reduces| tuning.doubled(ranks, reduces, Effort::of_all(ranks));
+    let limits = |reduces| [2, 3, 16, 22, 23, 64].map(|ranks| doubled(&plain, ranks, reduces));
     assert_eq!(limits(false), [0, 0, 0, 0, 744, 9622]);
     // To reduce all inputs takes about as long as to receive them.
     assert_eq!(limits(true), [0, 0, 0, 0, 364, 4736]);
     // And longer than that where a link carries more than a rank reduces.
     let fast = plain.for_link(64, Duration::from_micros(2), 50e9);
-    assert!(fast.doubled(64, true) * 4 < fast.doubled(64, false));
+    assert!(doubled(&fast, 64, true) * 4 < doubled(&fast, 64, false));
     let endless = plain.for_link(64, Duration::from_micros(2), 1e12);
-    assert!(Algorithm::Bruck.suits(endless.doubled(64, false), 64));
+    assert!(Algorithm::Bruck.suits(doubled(&endless, 64, false), 64));
     let of = |kind, ranks, bytes| {
         let group = Group::plain(0, ranks);
         choose(&Call::new(kind, DType::U8, bytes), &group, None).algorithm
@@ -130,10 +132,50 @@ fn many_ranks_pass_few_bytes_on_instead_of_sending_them_to_all() {
         // In bytes that the link carries meanwhile, of which as many are sent either way.
         let steps = f64::from(ranks.next_power_of_two().trailing_zeros());
         let all = tuning.tree as f64 + (ranks - 1) as f64 * tuning.handled as f64;
-        let doubled = steps * (tuning.tree + tuning.handled) as f64;
-        assert!(tuning.doubled(ranks, false) == 0 || doubled < all, "{ranks} ranks");
-        assert!(tuning.doubled(ranks, false) > 0 || doubled > all - ranks as f64, "{ranks} ranks");
+        let passed_on = steps * (tuning.tree + tuning.handled) as f64;
+        assert!(doubled(&tuning, ranks, false) == 0 || passed_on < all, "{ranks} ranks");
+        assert!(doubled(&tuning, ranks, false) > 0 || passed_on > all - ranks as f64, "{ranks} ranks");
     }
+}
+
+/// So many ranks on these nodes, behind a link of so many milliseconds and bytes per second.
+fn behind(nodes: Nodes, link: Option<(u64, f64)>) -> Group {
+    let (plain, size) = (Tuning::default(), nodes.world());
+    let tuning = link.map_or(plain, |(ms, b)| plain.for_link(size, Duration::from_millis(ms), b));
+    Group { nodes: Some(Arc::new(nodes)), tuning, ..Group::plain(0, size) }
+}
+
+fn dealt(ranks: usize, nodes: usize) -> Nodes {
+    Nodes::of(&(0..ranks).map(|rank| rank % nodes).collect::<Vec<usize>>())
+}
+
+#[test]
+fn a_root_joins_sums_of_nodes_alone_as_long_as_it_receives_little() {
+    let of = |group: &Group, bytes: usize| {
+        choose(&Call::new(Kind::Reduce, DType::F32, bytes / 4), group, None).algorithm
+    };
+    let blocks = |ranks, of| Nodes::blocks(ranks, of).unwrap();
+    // 7 inputs of its node and a partial result or two parts of one, but 23 messages and a step more. Then 31 of its node.
+    let near = behind(blocks(16, 8), None);
+    assert_eq!(of(&near, 64 << 10), Algorithm::HierarchicalExchange);
+    assert_eq!(of(&near, 68 << 10), Algorithm::Hierarchical);
+    let wide = behind(blocks(64, 32), None);
+    assert_eq!(of(&wide, 48 << 10), Algorithm::HierarchicalExchange);
+    assert_eq!(of(&wide, 60 << 10), Algorithm::Hierarchical);
+    // As much as without nodes where the tree joins ranks of different ones first.
+    let cyclic = behind(dealt(16, 2), Some((1, 62.5e6)));
+    assert_eq!(of(&cyclic, 4 << 10), Algorithm::HierarchicalExchange);
+    assert_eq!(of(&cyclic, 60 << 10), Algorithm::PairwiseReduceScatterGather);
+    // 15 partial results, of which a link carries one byte in 160 ns.
+    let many = |ranks| behind(blocks(16 * ranks, ranks), Some((4, 6.25e6)));
+    assert_eq!(of(&many(2), 24 << 10), Algorithm::PairwiseReduceScatterGather);
+    assert_eq!(of(&many(4), 24 << 10), Algorithm::Hierarchical);
+    assert_eq!(of(&many(4), 1 << 10), Algorithm::HierarchicalExchange);
+    // What it receives is in its memory at once, however fast that comes.
+    let large = behind(blocks(1024, 8), Some((1, 1e12)));
+    assert!(Algorithm::HierarchicalExchange.suits(64 << 10, 1024));
+    assert_eq!(of(&large, 64 << 10), Algorithm::HierarchicalExchange);
+    assert_eq!(of(&large, 68 << 10), Algorithm::Hierarchical);
 }
 
 #[test]
