@@ -262,8 +262,9 @@ impl Tuning {
     ///   pays up to the B at which both together take as long as the step.
     /// - A root that reduces alone takes fewer steps than all together, and receives more: see `reduced_at_root`. A tree
     ///   has fewer steps than a chain, of which each link carries everything once: see `chain_above` beside them.
-    /// - To pass on what many ranks have, at doubling distance, takes more steps than to send it to all, and fewer
-    ///   messages: see `doubled`.
+    /// - To pass on what many ranks have, at doubling distance, takes more steps than to send it to all, or once to each
+    ///   node and on inside it, and fewer messages: see `doubled`. Between nodes in each step, while inside nodes only
+    ///   messages are counted: see `doubled_over`.
     /// - Rounds must be longer than that for the next to be under way while one is reduced.
     pub fn for_link(self, ranks: usize, latency: Duration, bandwidth: f64) -> Tuning {
         const SOFTWARE: f64 = 2e-6;
@@ -398,7 +399,7 @@ fn by_cost(call: &Call, group: &Group, candidates: &[Algorithm]) -> Choice {
     if let Some(choice) = over_nodes(call, group) {
         return choice;
     }
-    // Nodes pass on less between them.
+    // Over nodes it has been looked at.
     let doubled = match group.nodes {
         None => tuning.doubled(group.size, call.kind.reduces(), Effort::of_all(group.size)),
         Some(_) => 0,

@@ -1,4 +1,4 @@
-//! When nodes are units.
+//! When nodes are units, and when ranks of several nodes do without that.
 
 use super::{Choice, Effort, Why};
 use crate::element::DType;
@@ -17,6 +17,29 @@ fn exchange(nodes: &Nodes) -> Effort {
     Effort { steps: 1, messages: nodes.largest() - 1 + hierarchical::most_served(nodes) - 1 }
 }
 
+/// Up to how many bytes ranks on several nodes pass on what they have at doubling distance, which crosses between nodes in
+/// each step, instead of nodes as units, 0 if never.
+fn doubled_over(call: &Call, group: &Group, nodes: &Nodes, pays: bool) -> usize {
+    let (tuning, size) = (&group.tuning, group.size);
+    let doubled = |spared| tuning.doubled(size, call.kind.reduces(), spared);
+    let exchange = exchange(nodes);
+    // A rank's own goes to mates and other nodes, and what comes from those to mates, few bytes in one message each.
+    let gathered = exchange.messages + nodes.largest() - 1;
+    match call.kind {
+        Kind::AllGather => doubled(Effort { steps: 1, messages: gathered }),
+        Kind::AllReduce => {
+            // Few bytes are exchanged, and above that they are reduced in parts that are gathered.
+            let spared = if pays { exchange } else { Effort::of_all(size) };
+            let few = doubled(spared);
+            match few * spared.messages < tuning.exchange_all {
+                true => few,
+                false => doubled(Effort { steps: 2, messages: spared.messages + gathered }),
+            }
+        }
+        _ => 0,
+    }
+}
+
 /// The algorithm for `call` that treats nodes as units, where that sends less between them and latency does not speak
 /// for another.
 pub(super) fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
@@ -26,7 +49,11 @@ pub(super) fn over_nodes(call: &Call, group: &Group) -> Option<Choice> {
     let few = |algorithm, limit| Some(Choice::new(algorithm, Why::Latency(limit)));
     let pays = call.kind.reduces() && sums_pay(group, call.dtype);
     let suiting = |limit: usize| limit.min(Algorithm::HierarchicalExchange.most(group.size));
+    let doubled = doubled_over(call, group, nodes, pays);
     match call.kind {
+        Kind::AllGather | Kind::AllReduce if doubled > 0 && bytes <= doubled => {
+            Some(Choice::new(Algorithm::Bruck, Why::Messages(doubled)))
+        }
         Kind::AllReduce => {
             let limit = suiting(tuning.exchange_all / exchange(nodes).messages);
             match bytes <= limit {

@@ -179,10 +179,36 @@ fn a_root_joins_sums_of_nodes_alone_as_long_as_it_receives_little() {
 }
 
 #[test]
+fn ranks_of_many_nodes_pass_few_bytes_on_without_nodes() {
+    let of = |kind, group: &Group, bytes: usize| choose(&Call::new(kind, DType::U8, bytes), group, None);
+    let blocks = |ranks, of| Nodes::blocks(ranks, of).unwrap();
+    // A rank's own to 15 mates and 63 nodes, and what comes from those to 15 mates, instead of 10 messages.
+    let many = behind(blocks(1024, 16), None);
+    let doubled = |choice: Choice| match choice {
+        Choice { algorithm: Algorithm::Bruck, why: Why::Messages(limit), .. } => limit,
+        _ => 0,
+    };
+    let limits = [Kind::AllGather, Kind::AllReduce].map(|kind| doubled(of(kind, &many, 8)));
+    // A sum takes twice the steps and almost twice the messages, and here to reduce all inputs.
+    assert_eq!(limits, [752, 1020]);
+    for (kind, limit) in [Kind::AllGather, Kind::AllReduce].into_iter().zip(limits) {
+        assert_eq!(of(kind, &many, limit + 1).algorithm, Algorithm::Hierarchical, "{kind}");
+    }
+    // Few messages more are no step more, least of all where a step takes long.
+    for group in [behind(blocks(64, 8), None), behind(blocks(1024, 16), Some((1, 62.5e6)))] {
+        assert_eq!(doubled(of(Kind::AllGather, &group, 8)), 0);
+    }
+    let five = behind(blocks(15, 5), Some((1, 62.5e6)));
+    assert_eq!(of(Kind::AllReduce, &five, 2 << 10).algorithm, Algorithm::HierarchicalExchange);
+    let pairs = behind(blocks(32, 2), Some((1, 62.5e6)));
+    assert_eq!(of(Kind::AllReduce, &pairs, 8).algorithm, Algorithm::ExchangeAll);
+}
+
+#[test]
 fn what_is_said_of_a_choice_is_true() {
     let plain = Tuning::default();
     let far = |ranks| plain.for_link(ranks, Duration::from_micros(500), 1e9);
-    let groups = (1..=9).chain([40]).flat_map(|size| {
+    let groups = (1..=9).chain([40, 256]).flat_map(|size| {
         let nodes = |block| Some(Arc::new(Nodes::blocks(size, block).unwrap()));
         let mut places = vec![(Some(0), None), (None, None), (Some(0), nodes(size))];
         // Nodes make a difference where there are several, of several ranks.
