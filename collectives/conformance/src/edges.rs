@@ -28,48 +28,48 @@ fn alike<T: Element>(found: &[T], expected: &[T], what: impl std::fmt::Display) 
 }
 
 fn edges<T: Element>(comm: &Communicator) {
+    // Of a part, so that there are whole vectors and a rest.
+    let count = 33;
     let (rank, n) = (comm.rank(), comm.size());
-    for (s, count) in [1, 33].into_iter().enumerate() {
-        // Other ones for each type and number of ranks.
-        let from = 37 * (T::DTYPE as usize + 10 * n);
-        let input = |r| (0..n * count).map(|i| oracle::edge(r, from + i)).collect();
-        let all: Vec<Vec<T>> = (0..n).map(input).collect();
-        let own = rank * count..(rank + 1) * count;
-        let shards: Vec<&[T]> = all.iter().map(|x| &x[own.clone()]).collect();
-        let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
-        for (o, op) in ReduceOp::ALL.into_iter().enumerate() {
-            let (shard, wide) = (oracle::reduce(op, &shards), oracle::reduce_wide(op, &shards));
-            let (expected, root) = (oracle::reduce(op, &slices), (s + o) % n);
-            let call = |kind, count| Call { op, ..Call::new(kind, T::DTYPE, count) };
-            let what = |call: Call, keep: Keep, how: &str| format!("{call}, {keep:?}, {how}");
+    // Other ones for each type and number of ranks.
+    let from = 37 * (T::DTYPE as usize + 10 * n);
+    let input = |r| (0..n * count).map(|i| oracle::edge(r, from + i)).collect();
+    let all: Vec<Vec<T>> = (0..n).map(input).collect();
+    let own = rank * count..(rank + 1) * count;
+    let shards: Vec<&[T]> = all.iter().map(|x| &x[own.clone()]).collect();
+    let slices: Vec<&[T]> = all.iter().map(Vec::as_slice).collect();
+    for (o, op) in ReduceOp::ALL.into_iter().enumerate() {
+        let (shard, wide) = (oracle::reduce(op, &shards), oracle::reduce_wide(op, &shards));
+        let (expected, root) = (oracle::reduce(op, &slices), o % n);
+        let call = |kind, count| Call { op, ..Call::new(kind, T::DTYPE, count) };
+        let what = |call: Call, keep: Keep, how: &str| format!("{call}, {keep:?}, {how}");
 
-            let scatter = call(Kind::ReduceScatter, count);
-            algorithms(comm, scatter, s + o, |keep, how| {
-                let what = what(scatter, keep, how);
-                let (send, mut recv) = (keep.buffer(comm, &all[rank]), keep.empty(comm, count));
-                comm.reduce_scatter(&send, &mut recv, op).expect("works");
-                alike(recv.host(), &shard, &what);
-                let mut acc = keep.empty(comm, count);
-                comm.reduce_scatter_acc(&send, &mut acc, op).expect("works");
-                alike(acc.host(), &wide, format_args!("{what}, acc"));
-            });
+        let scatter = call(Kind::ReduceScatter, count);
+        algorithms(comm, scatter, o, |keep, how| {
+            let what = what(scatter, keep, how);
+            let (send, mut recv) = (keep.buffer(comm, &all[rank]), keep.empty(comm, count));
+            comm.reduce_scatter(&send, &mut recv, op).expect("works");
+            alike(recv.host(), &shard, &what);
+            let mut acc = keep.empty(comm, count);
+            comm.reduce_scatter_acc(&send, &mut acc, op).expect("works");
+            alike(acc.host(), &wide, format_args!("{what}, acc"));
+        });
 
-            let reduce_all = call(Kind::AllReduce, n * count);
-            algorithms(comm, reduce_all, s + o, |keep, how| {
-                let mut data = keep.buffer(comm, &all[rank]);
-                comm.all_reduce_in_place(&mut data, op).expect("works");
-                alike(data.host(), &expected, what(reduce_all, keep, how));
-            });
+        let reduce_all = call(Kind::AllReduce, n * count);
+        algorithms(comm, reduce_all, o, |keep, how| {
+            let mut data = keep.buffer(comm, &all[rank]);
+            comm.all_reduce_in_place(&mut data, op).expect("works");
+            alike(data.host(), &expected, what(reduce_all, keep, how));
+        });
 
-            let reduce = Call { root, ..call(Kind::Reduce, n * count) };
-            algorithms(comm, reduce, s + o, |keep, how| {
-                let mut recv = keep.empty(comm, n * count);
-                let to = (rank == root).then(|| recv.view_mut());
-                comm.reduce(&keep.buffer(comm, &all[rank]), to, op, root).expect("works");
-                if rank == root {
-                    alike(recv.host(), &expected, what(reduce, keep, how));
-                }
-            });
-        }
+        let reduce = Call { root, ..call(Kind::Reduce, n * count) };
+        algorithms(comm, reduce, o, |keep, how| {
+            let mut recv = keep.empty(comm, n * count);
+            let to = (rank == root).then(|| recv.view_mut());
+            comm.reduce(&keep.buffer(comm, &all[rank]), to, op, root).expect("works");
+            if rank == root {
+                alike(recv.host(), &expected, what(reduce, keep, how));
+            }
+        });
     }
 }
