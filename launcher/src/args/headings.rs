@@ -3,7 +3,7 @@
 use clap::Arg;
 
 const HEADINGS: [(&str, &[&str]); 6] = [
-    ("Model and data", &["model", "data", "tokenizer", "seq", "order", "val_fraction", "seed"]),
+    ("Model and data", &["model", "data", "tokenizer", "seq", "order", "val_data", "val_fraction", "seed"]),
     (
         "Ranks",
         &[

@@ -5,13 +5,12 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 
-/// Flags of other trainers, and ours. A batch of theirs may be one of all ranks and micro-batches: to guess would be wrong.
-const OTHERS: [(&str, &str); 6] = [
+/// Flags of other trainers, and ours, where [`foreign`](super::foreign) has nothing more to say of them. A batch of theirs may be one of all ranks and micro-batches: to guess would be wrong.
+const OTHERS: [(&str, &str); 5] = [
     ("--zero", "stage"),
     ("--zero-stage", "stage"),
     ("--batch-size", "micro-batch"),
     ("--gradient-accumulation", "accumulate"),
-    ("--gradient-accumulation-steps", "accumulate"),
     ("--learning-rate", "lr"),
 ];
 
@@ -65,11 +64,9 @@ mod tests {
     fn flags_of_other_trainers_lead_to_ours() {
         for (flags, ours) in [
             ("train --zero 3", "'--stage'"),
-            ("train --batch-size 4", "'--micro-batch'"),
             ("eval --model m --data d --batch-size 4", "'--micro-batch'"),
             ("train --gradient-accumulation 2", "'--accumulate'"),
-            ("train --gradient-accumulation-steps 2", "'--accumulate'"),
-            ("train --gradient-accumulation-steps=2", "'--accumulate'"),
+            ("train --gradient-accumulation=2", "'--accumulate'"),
         ] {
             let text = refused(&format!("caravan {flags}"));
             assert!(text.ends_with(&format!("a similar argument exists: {ours}")), "{text}");
