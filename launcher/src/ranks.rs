@@ -138,6 +138,14 @@ fn board(identity: &Identity) -> Option<Board> {
     }
 }
 
+/// What `rank` says before a library, out of which it does not come, ends with the process.
+fn last_word(rank: usize, why: &Error) {
+    match Board::inherited() {
+        Ok(Some(board)) => board.announce(rank, &why.to_string()),
+        _ => out::note(format_args!("caravan: rank {rank}: {why}")),
+    }
+}
+
 /// Reports how a command with ranks has failed. Of a rank that has not met the others the supervisor tells it: once,
 /// however many ranks fail alike. Where there is none, the others, who may wait for it, are ended.
 pub fn report(failure: &Failure, ranks: Option<&RankArgs>) -> ExitCode {
@@ -223,9 +231,9 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         }
         Transport::Ucx => {
             let rendezvous = met.insert(meet(ranks, identity, &options)?);
-            let exchange = &mut |card: Vec<u8>| rendezvous.exchange(&card);
-            let start = ucx::Start { within: options.timeout, call_timeout: ranks.options.deadline };
-            (Box::new(UcxTransport::connect(identity.rank, identity.world, &start, exchange)?), None)
+            let (within, call_timeout) = (options.timeout, ranks.options.deadline);
+            let start = ucx::Start { within, call_timeout, tell: last_word };
+            (Box::new(UcxTransport::join(rendezvous, &start)?), None)
         }
         Transport::Mpi => {
             // MPI does not say which rank has not come, so ranks meet before, where they surely can.

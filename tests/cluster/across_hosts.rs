@@ -18,15 +18,15 @@ enum Ranks {
 }
 
 /// The two hosts; gone with this.
-struct Hosts<'a> {
+pub(crate) struct Hosts<'a> {
     bench: &'a Bench,
-    names: [String; 2],
-    addresses: [String; 2],
+    pub(crate) names: [String; 2],
+    pub(crate) addresses: [String; 2],
 }
 
 impl<'a> Hosts<'a> {
     /// Nothing, and a skip, where they cannot be made.
-    fn make(bench: &'a Bench) -> Option<Self> {
+    pub(crate) fn make(bench: &'a Bench) -> Option<Self> {
         if !["ip", "tc", "unshare"].iter().all(|p| installed(p)) {
             return None;
         }
@@ -94,11 +94,11 @@ impl<'a> Hosts<'a> {
         Some(hosts)
     }
 
-    fn run(&self, line: &str) -> Outcome {
+    pub(crate) fn run(&self, line: &str) -> Outcome {
         self.bench.outcome(&mut self.command(line))
     }
 
-    fn command(&self, line: &str) -> Command {
+    pub(crate) fn command(&self, line: &str) -> Command {
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words);

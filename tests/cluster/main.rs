@@ -6,6 +6,7 @@
 mod across_hosts;
 // By their names among the first to begin, because the longest of all is there.
 mod allocations;
+mod by_hand;
 mod launchers;
 mod native;
 

@@ -25,6 +25,7 @@ pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
 pub use memfd::anonymous;
 pub use processors::{cpu_quota, processors, processors_of_host};
+pub(crate) use rendezvous::Meeting;
 pub use rendezvous::Rendezvous;
 
 use crate::error::{Error, Result};

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// The ranks of a job, connected. Every method is called by all ranks together, or by all ranks of a host.
 pub struct Rendezvous {
-    star: Star,
+    star: Arc<Star>,
     /// The same star when all ranks share a host; otherwise one per host, for descriptors.
     local: Option<Star>,
     hosts: Hosts,
@@ -27,6 +27,23 @@ pub struct Rendezvous {
     job_size: usize,
     timeout: Duration,
     board: Option<Arc<Board>>,
+}
+
+/// Where the ranks of a job have met, for as long as they stay there: what is told there all of them hear, whatever else they
+/// wait for.
+#[derive(Clone)]
+pub(crate) struct Meeting(Arc<Star>);
+
+impl Meeting {
+    /// An error once one of them has ended, or has said why it failed.
+    pub fn whole(&self) -> Result<()> {
+        self.0.whole()
+    }
+
+    /// Tells the others why this rank has failed; who is in the middle passes it on.
+    pub fn tell(&self, why: &Error) {
+        self.0.tell(why.clone());
+    }
 }
 
 /// Which rank is on which host.
@@ -56,7 +73,7 @@ impl Rendezvous {
         let star = meet_world((identity, &job), &secret, &place, options, board.as_deref())?;
         let (key, name) = (hosts::host_key(), hosts::host_name());
         let mut joined = Rendezvous {
-            star,
+            star: Arc::new(star),
             local: None,
             hosts: Hosts { of: vec![0; world], names: vec![name.clone()] },
             local_job: job,
@@ -189,6 +206,11 @@ impl Rendezvous {
         local.exchange_fds(fds, self.timeout, self.board.as_deref()).map_err(|error| self.tell(error))
     }
 
+    /// Where the ranks are, for one that fails while they do something else than meet.
+    pub(crate) fn meeting(&self) -> Meeting {
+        Meeting(self.star.clone())
+    }
+
     /// Other hosts hear what has failed on this one.
     pub(crate) fn tell(&self, error: Error) -> Error {
         if self.local.is_some() { self.star.tell(error) } else { error }
@@ -285,6 +307,7 @@ fn meet_node(
     let star = Star::meet(&place, &me, timeout, board.as_deref(), None)?;
     let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
     let local_job = job.to_owned();
+    let star = Arc::new(star);
     Ok(Rendezvous { star, local: None, hosts, local_job, token, job_size: world, timeout, board })
 }
 

@@ -11,7 +11,7 @@ use crate::watch::Waited;
 use std::time::{Duration, Instant};
 
 /// Up to so many ranks connect all to all at the start.
-const MOST: usize = 64;
+pub(super) const MOST: usize = 64;
 /// A message that has come over a new connection says that it can be sent over, a second one that the choice among
 /// the ways is made.
 const ROUNDS: u8 = 2;
@@ -25,7 +25,9 @@ impl State {
         if self.cards.len() > MOST {
             return Ok(());
         }
+        let later = std::mem::replace(&mut self.patience, within);
         let met = (1..=ROUNDS).try_for_each(|round| self.greet_once(round, within));
+        self.patience = later;
         if let Err(why) = &met {
             // Peers are not to be waited for at the end of a rank that failed here. They hear why, or else they would take it
             // for what went wrong.
@@ -57,10 +59,11 @@ impl State {
             }
             let late = waited.so_far() > within;
             if late || self.is_gone(missing) {
-                // What it had sent may still be on its way.
+                // What it had sent may still be on its way, and so may why it has failed.
                 let came = last_words(|| {
                     self.worker.progress();
                     self.listen()?;
+                    self.still_met()?;
                     Ok(self.greetings[missing] >= round)
                 })?;
                 if came {
@@ -71,9 +74,17 @@ impl State {
             match (moved, now > awake) {
                 (true, _) => {}
                 (false, false) => std::thread::yield_now(),
-                (false, true) => std::thread::sleep(NAP),
+                (false, true) => {
+                    self.still_met()?;
+                    std::thread::sleep(NAP);
+                }
             }
         }
+    }
+
+    /// An error once a rank has said where all have met why it cannot connect, or has ended.
+    fn still_met(&self) -> Result<()> {
+        self.meeting.as_ref().map_or(Ok(()), |meeting| meeting.whole())
     }
 
     fn stranger(&mut self, peer: usize, after: Duration) -> Error {
@@ -91,9 +102,39 @@ impl State {
 mod tests {
     use super::super::session::State;
     use super::super::{Start, UcxTransport};
+    use crate::bootstrap::{Identity, Options, Rendezvous};
     use crate::error::Error;
     use std::sync::{Barrier, Mutex};
     use std::time::Duration;
+
+    /// Rank 2 tells where it is, and then where all have met that it gets no further.
+    #[test]
+    fn who_cannot_connect_tells_those_whom_it_does_not_reach_where_they_have_met() {
+        if let Err(why) = ucx_sys::Ucp::load() {
+            return harness::skip(&why);
+        }
+        UcxTransport::connect(0, 1, &Start::default(), &mut |card| Ok(vec![card])).unwrap();
+        let job = Some(format!("unreached-{}", std::process::id()));
+        let (start, over) = (Start { within: Duration::from_secs(600), ..Start::default() }, Barrier::new(3));
+        let one = &|rank| {
+            let identity = Identity { rank, world: 3, job: job.clone(), ..Identity::alone() };
+            let mut met = Rendezvous::join(&identity, &Options::default()).unwrap();
+            if rank < 2 {
+                let error = UcxTransport::join(&mut met, &start).map(drop).unwrap_err();
+                over.wait();
+                return error.to_string();
+            }
+            let mut silent = State::open(2, 3, &start, &mut |card| met.exchange(&card)).unwrap();
+            met.meeting().tell(&Error::Launch("rank 2 has no way".into()));
+            over.wait();
+            silent.turn().unwrap().failed = true;
+            String::new()
+        };
+        let said = std::thread::scope(|scope| {
+            [0, 1, 2].map(|rank| scope.spawn(move || one(rank))).map(|thread| thread.join().unwrap())
+        });
+        assert!(said[..2].iter().all(|said| said.contains("rank 2 has no way")), "{said:?}");
+    }
 
     /// Rank 2 tells where it is and connects to nobody, and rank 1 has less patience than rank 0.
     #[test]
@@ -117,7 +158,8 @@ mod tests {
         };
         let (first, second) = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut silent = State::open(2, 3, Duration::ZERO, &mut |card| exchange(2, card)).unwrap();
+                let start = Start { call_timeout: Duration::ZERO, ..Start::default() };
+                let mut silent = State::open(2, 3, &start, &mut |card| exchange(2, card)).unwrap();
                 over.wait();
                 silent.turn().unwrap().failed = true;
             });

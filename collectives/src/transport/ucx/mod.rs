@@ -15,6 +15,7 @@ mod log;
 mod meeting;
 mod members;
 mod peers;
+mod reaching;
 mod requests;
 mod segments;
 mod session;
@@ -23,6 +24,7 @@ mod turns;
 
 use super::farewell::{NOT_SENT, NOT_TAKEN};
 use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_call, wrong_length};
+use crate::bootstrap::Rendezvous;
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
 use members::Members;
@@ -60,11 +62,22 @@ pub struct Start {
     pub within: Duration,
     /// How long a rank that leaves a group, or ends, waits for its peers to take what it sent.
     pub call_timeout: Duration,
+    /// Gets this rank and the reason, before the process ends with exit code 1: UCX waits for a peer inside a call that does
+    /// not return.
+    pub tell: fn(usize, &Error),
 }
 
 impl Default for Start {
     fn default() -> Self {
-        Start { within: crate::bootstrap::Options::default().timeout, call_timeout: crate::watch::DEADLINE }
+        Start {
+            within: crate::bootstrap::Options::default().timeout,
+            call_timeout: crate::watch::DEADLINE,
+            // In one piece, between which nothing of other ranks comes in a launcher's output.
+            tell: |_, why| {
+                let line = format!("{why}\n");
+                eprint!("{line}");
+            },
+        }
     }
 }
 
@@ -94,14 +107,47 @@ impl UcxTransport {
         start: &Start,
         exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Self> {
+        let mut session = Self::open(rank, size, start, exchange)?;
+        session.turn()?.greet(start.within)?;
+        Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
+    }
+
+    /// The same of ranks that have met: one that cannot connect tells the others why there, where all of them hear it.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn join(rendezvous: &mut Rendezvous, start: &Start) -> Result<Self> {
+        let (rank, size) = (rendezvous.rank(), rendezvous.world());
+        let meeting = rendezvous.meeting();
+        let mut session = Self::open(rank, size, start, &mut |card| rendezvous.exchange(&card))?;
+        let mut state = session.turn()?;
+        state.meeting = Some(meeting.clone());
+        let connected = state.greet(start.within);
+        state.meeting = None;
+        drop(state);
+        if let Err(why) = connected {
+            meeting.tell(&why);
+            return Err(why);
+        }
+        if size <= greeting::MOST {
+            // Nobody leaves while others connect.
+            rendezvous.barrier()?;
+        }
+        Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
+    }
+
+    fn open(
+        rank: usize,
+        size: usize,
+        start: &Start,
+        exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Hold> {
         if size > tags::MOST_RANKS {
             let problem =
                 format!("{size} ranks asked for, the tags of this transport hold {}", tags::MOST_RANKS);
             return Err(Error::Argument { call: "connect over UCX", rank, problem });
         }
-        let mut session = State::open(rank, size, start.call_timeout, exchange)?;
-        session.turn()?.greet(start.within)?;
-        Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
+        State::open(rank, size, start, exchange)
     }
 
     /// Numbers only so many groups; for tests of what otherwise takes thousands.

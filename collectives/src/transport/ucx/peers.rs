@@ -14,13 +14,37 @@ pub(super) struct Card {
     pub(super) elements: String,
     /// By which [lengths of segments](segments) it sends and receives over TCP; empty where it does not.
     pub(super) segments: String,
+    /// What its UCX may use, for words.
+    pub(super) chosen: Chosen,
     /// The worker's address.
     pub(super) address: Vec<u8>,
 }
 
-const VERSION: u8 = 5;
-/// Version, home, whether only the network is used, and how many bytes of `elements` and of `segments` follow.
-const FIXED: usize = 1 + Home::BYTES + 3;
+/// By which variables a rank says what UCX may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) tls: String,
+    pub(super) devices: String,
+}
+
+impl Chosen {
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let value = |name| variable(name).unwrap_or_else(|| "all".into());
+        Chosen { tls: value("UCX_TLS"), devices: value("UCX_NET_DEVICES") }
+    }
+}
+
+impl std::fmt::Display for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "UCX_TLS={} UCX_NET_DEVICES={}", self.tls, self.devices)
+    }
+}
+
+const VERSION: u8 = 6;
+/// How many texts there are.
+const TEXTS: usize = 4;
+/// Version, home, whether only the network is used, and how many bytes of each text follow.
+const FIXED: usize = 1 + Home::BYTES + 1 + TEXTS;
 
 impl Card {
     /// With UCX of this version.
@@ -31,6 +55,7 @@ impl Card {
             network_only: network_only(variable("UCX_TLS").as_deref()),
             elements: elements(variable).unwrap_or_default(),
             segments: segments(version, variable).unwrap_or_default(),
+            chosen: Chosen::of(variable),
             address,
         }
     }
@@ -38,10 +63,12 @@ impl Card {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend(self.home.to_bytes());
-        let said =
-            [&self.elements, &self.segments].map(|said| &said.as_bytes()[..said.len().min(u8::MAX.into())]);
-        out.extend([self.network_only as u8, said[0].len() as u8, said[1].len() as u8]);
-        out.extend(said.concat());
+        let texts: [&String; TEXTS] =
+            [&self.elements, &self.segments, &self.chosen.tls, &self.chosen.devices];
+        let texts = texts.map(|said| &said.as_bytes()[..said.len().min(u8::MAX.into())]);
+        out.push(self.network_only as u8);
+        out.extend(texts.map(|said| said.len() as u8));
+        out.extend(texts.concat());
         out.extend(&self.address);
         out
     }
@@ -57,20 +84,21 @@ impl Card {
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (&[VERSION, ref home @ .., network_only, elements, segments], rest) =
+        let (&[VERSION, ref home @ .., network_only, a, b, c, d], mut rest) =
             bytes.split_first_chunk::<FIXED>()?
         else {
             return None;
         };
-        let (elements, rest) = rest.split_at_checked(elements.into())?;
-        let (segments, address) = rest.split_at_checked(segments.into())?;
-        (!address.is_empty()).then(|| Card {
-            home: Home::from_bytes(*home),
-            network_only: network_only != 0,
-            elements: String::from_utf8_lossy(elements).into_owned(),
-            segments: String::from_utf8_lossy(segments).into_owned(),
-            address: address.to_vec(),
-        })
+        let mut text = |bytes: u8| {
+            let (said, more) = rest.split_at_checked(bytes.into())?;
+            rest = more;
+            Some(String::from_utf8_lossy(said).into_owned())
+        };
+        let (elements, segments) = (text(a)?, text(b)?);
+        let chosen = Chosen { tls: text(c)?, devices: text(d)? };
+        let (home, network_only) = (Home::from_bytes(*home), network_only != 0);
+        let address = rest.to_vec();
+        (!address.is_empty()).then_some(Card { home, network_only, elements, segments, chosen, address })
     }
 
     /// Fails where this card's rank and that of `other` have queues in shared memory of unlike elements, or would send each

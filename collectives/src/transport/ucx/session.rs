@@ -4,11 +4,13 @@
 //! file descriptor: a peer that still speaks to a group that this rank has left would reach whatever group has the
 //! descriptor by then.
 
+use super::Start;
 use super::context::{Context, Worker};
 use super::failures::Failures;
 use super::peers::Card;
 use super::tags;
 use super::turns::Hold;
+use crate::bootstrap::Meeting;
 use crate::error::{Error, Result};
 use crate::transport::blame;
 use crate::transport::inbox::Inbox;
@@ -108,6 +110,14 @@ pub(super) struct State {
     pub(super) failed: bool,
     /// Why the first of them did, where that is known.
     pub(super) cause: Option<Error>,
+    /// Why a connection could not be made: then no other is begun.
+    pub(super) unreached: Option<Error>,
+    /// How long ranks have to answer when this one connects to them.
+    pub(super) patience: Duration,
+    /// Where the ranks have met, while all of them connect to each other.
+    pub(super) meeting: Option<Meeting>,
+    /// Gets the reason before this process ends.
+    pub(super) tell: fn(usize, &Error),
     /// Messages of a failed group could not be ended: the worker must not move any further.
     pub(super) given_up: bool,
     /// Last: endpoints and requests above belong to it.
@@ -122,7 +132,7 @@ impl State {
     pub(super) fn open(
         rank: usize,
         size: usize,
-        linger: Duration,
+        start: &Start,
         exchange: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
     ) -> Result<Hold> {
         let context = Context::open(rank, size)?;
@@ -158,9 +168,13 @@ impl State {
             notice: vec![0; NOTICE_BYTES].into(),
             notice_request: null_mut(),
             outgoing: Vec::new(),
-            linger,
+            linger: start.call_timeout,
             failed: false,
             cause: None,
+            unreached: None,
+            patience: start.call_timeout,
+            meeting: None,
+            tell: start.tell,
             given_up: false,
             worker,
         };
@@ -178,25 +192,6 @@ impl State {
     pub(super) fn reports(&self, peer: usize) -> bool {
         let both_network = self.cards[peer].network_only && self.cards[self.rank].network_only;
         !self.local(peer) || both_network
-    }
-
-    /// The connection to `peer`, made now if it is the first use.
-    pub(super) fn endpoint(&mut self, peer: usize) -> Result<Handle> {
-        if !self.endpoints[peer].is_null() {
-            return Ok(self.endpoints[peer]);
-        }
-        let reports = self.reports(peer).then(|| self.failures.handler(peer));
-        let endpoint =
-            self.worker.connect(&self.cards[peer].address, reports).map_err(|error| match error {
-                Error::Library { library, call, rank, text } => {
-                    let tls = std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into());
-                    let text = format!("{text}, connecting to rank {peer} with UCX_TLS={tls}");
-                    Error::Library { library, call, rank, text }
-                }
-                other => other,
-            })?;
-        self.endpoints[peer] = endpoint;
-        Ok(endpoint)
     }
 
     /// A number for a new group.

@@ -1,0 +1,93 @@
+//! Ranks that somebody starts one by one on two hosts, and networks that do not carry what they send.
+
+use crate::across_hosts::Hosts;
+use crate::{CARAVAN, bench};
+use harness::{Bench, Outcome};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// Starts rank 0 on the first host and rank 1 on the second, with these words before `caravan`, and gives them time to end.
+fn each(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: &str) -> [Outcome; 2] {
+    let enter = bench.path("enter").display().to_string();
+    let ranks: [Child; 2] = [0, 1].map(|rank| {
+        let (host, address) = (&hosts.names[rank], &hosts.addresses[0]);
+        let port = 20_000 + (std::process::id() + 97 * port) % 10_000;
+        let line = format!(
+            "{enter} {host} env CARAVAN_RANK={rank} CARAVAN_WORLD=2 CARAVAN_JOB=hand-{} \
+             CARAVAN_RENDEZVOUS={address}:{port} {} {CARAVAN} {args}",
+            std::process::id(),
+            words[rank]
+        );
+        hosts.command(&line).spawn().expect("a rank")
+    });
+    ranks.map(|rank| bench.finish(rank))
+}
+
+/// The network that UCX is given takes what is sent and carries it nowhere.
+#[test]
+fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
+    let bench = bench();
+    if !bench.offers("ucx") {
+        return;
+    }
+    let Some(hosts) = Hosts::make(&bench) else { return };
+    for (at, host) in hosts.names.iter().enumerate() {
+        let [mine, other] = [at, 1 - at].map(|host| format!("10.59.{host}"));
+        let (network, _) = hosts.addresses[0].rsplit_once('.').unwrap();
+        let way = hosts.run(&format!("ip -n {host} route show {network}.0/24")).stdout;
+        let device = way.split_whitespace().skip_while(|&word| word != "dev").nth(1).expect("a device");
+        for line in [
+            "link add a0 type veth peer name a1".to_owned(),
+            format!("addr add {mine}.1/24 dev a0"),
+            "link set a0 up".to_owned(),
+            "link set a1 up".to_owned(),
+            format!("neigh add {network}.60 lladdr 02:00:00:00:00:99 dev {device} nud permanent"),
+            format!("route add {other}.0/24 via {network}.60"),
+        ] {
+            let outcome = hosts.run(&format!("ip -n {host} {line}"));
+            assert_eq!(outcome.code, Some(0), "{line}: {}", outcome.stderr);
+        }
+    }
+    let args = "bench all_reduce -n 1 -b 1K -e 1K --transport ucx --rendezvous-timeout 6";
+    let since = Instant::now();
+    let ends = each(&bench, &hosts, 0, ["UCX_TLS=tcp,self UCX_NET_DEVICES=a0"; 2], args);
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
+    for end in &ends {
+        let words = [
+            "no answer within 4.5s, connecting to rank ",
+            "UCX_NET_DEVICES=a0 there; set UCX_NET_DEVICES on each host",
+        ];
+        assert!(end.code == Some(1) && words.iter().all(|word| end.stderr.contains(word)), "{end:?}");
+    }
+    // What works is what is said.
+    let device = |host: usize| {
+        let address =
+            hosts.run(&format!("ip -n {} -o addr show to {}", hosts.names[host], hosts.addresses[host]));
+        let device = address.stdout.split_whitespace().nth(1).expect("a device").to_owned();
+        format!("UCX_TLS=tcp,self UCX_NET_DEVICES={device}")
+    };
+    let set = [0, 1].map(device);
+    each(&bench, &hosts, 1, [&set[0], &set[1]], args).map(Outcome::success);
+    drop(hosts);
+    bench.nothing_left();
+}
+
+#[test]
+fn ranks_whose_ucx_may_use_other_ways_hear_what_differs() {
+    let bench = bench();
+    if !bench.offers("ucx") {
+        return;
+    }
+    let Some(hosts) = Hosts::make(&bench) else { return };
+    let args = "bench all_reduce -n 1 -b 1K -e 1K --transport ucx --rendezvous-timeout 20";
+    for (at, words) in
+        [["UCX_TLS=tcp,self", "UCX_TLS=self"], ["UCX_TLS=self", "UCX_TLS=tcp,self"]].into_iter().enumerate()
+    {
+        for end in each(&bench, &hosts, 2 + at as u32, words, args) {
+            let said = ["UCX_TLS=self ", "UCX_TLS=tcp,self ", "set UCX_TLS alike for all ranks"];
+            assert!(end.code == Some(1) && said.iter().all(|word| end.stderr.contains(word)), "{end:?}");
+        }
+    }
+    drop(hosts);
+    bench.nothing_left();
+}
