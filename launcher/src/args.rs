@@ -11,13 +11,14 @@ pub use choices::{
 };
 pub use number::Number;
 
+use crate::machine::VERSION;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Trains Llamas over many ranks, with ZeRO stages 0 to 3 over one collectives crate.
 #[derive(Parser, Debug)]
-#[command(name = "caravan", version, arg_required_else_help = true, propagate_version = true)]
+#[command(name = "caravan", version = VERSION, arg_required_else_help = true, propagate_version = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 the run failed, 2 wrong usage, 128 + signal when interrupted.\n\
     'caravan COMMAND --help' shows every flag and examples."

@@ -184,7 +184,7 @@ impl EvalPlan {
 pub fn signature(plan: &EvalPlan) -> Signature {
     vec![
         ("command", "eval".to_owned()),
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("version", machine::VERSION.to_owned()),
         ("--model", format!("{:?}", plan.model.config)),
         ("weights of --model", plan.model.fingerprint()),
         ("--data", plan.feed.fingerprint()),

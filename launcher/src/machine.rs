@@ -136,9 +136,15 @@ pub fn text_advice(tokens: u64, bytes: u64) -> &'static str {
     }
 }
 
+/// The version of this program, with what tells its sources from others of that version.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("CARAVAN_BUILD"), ")");
+
+/// What runs, as ranks compare it.
+pub const PROGRAM: &str = concat!("caravan ", env!("CARGO_PKG_VERSION"), " (", env!("CARAVAN_BUILD"), ")");
+
 /// Versions of what ran.
 pub fn versions() -> Value {
-    json!({ "caravan": env!("CARGO_PKG_VERSION"), "rustc": env!("CARAVAN_RUSTC") })
+    json!({ "caravan": VERSION, "rustc": env!("CARAVAN_RUSTC") })
 }
 
 fn cpu_name() -> String {

@@ -9,6 +9,10 @@ fn doctor_says_what_there_is() {
     assert!(text.contains("threads") && text.contains("memory"), "{text}");
     let json = bench.run("doctor --json").success().json();
     assert!(json["machine"]["cores"].as_u64().unwrap() >= 1);
+    // What ranks compare is what is shown.
+    let version = bench.run("--version").success().stdout;
+    assert_eq!(version.trim(), format!("caravan {}", json["versions"]["caravan"].as_str().unwrap()));
+    assert!(version.contains(" (") && version.trim().ends_with(')'), "{version}");
     let transports = json["transports"].as_array().unwrap();
     let usable =
         |name: &str| transports.iter().find(|t| t["name"] == name).unwrap()["usable"].as_bool().unwrap();

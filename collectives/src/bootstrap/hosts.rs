@@ -137,7 +137,7 @@ pub(super) fn host_key() -> String {
 }
 
 /// The host's name as users know it.
-pub(super) fn host_name() -> String {
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

@@ -20,7 +20,7 @@ mod wire;
 
 pub use board::{Board, Ending};
 pub(crate) use hosts::boot_and_space;
-pub use hosts::{OF_HYDRA, pmi_socket};
+pub use hosts::{OF_HYDRA, host_name, pmi_socket};
 pub use identity::{Identity, Launcher, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
 pub use memfd::anonymous;
@@ -40,11 +40,17 @@ pub struct Options {
     pub timeout: Duration,
     /// The most bytes of shared memory that one rank may allocate; None: as much as the machine has.
     pub segment_limit: Option<usize>,
+    /// What runs, by a name that no other build of it has: ranks that run something else are refused.
+    pub program: &'static str,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { timeout: Duration::from_secs(60), segment_limit: None }
+        Options {
+            timeout: Duration::from_secs(60),
+            segment_limit: None,
+            program: concat!("caravan-collectives ", env!("CARGO_PKG_VERSION")),
+        }
     }
 }
 

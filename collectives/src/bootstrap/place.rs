@@ -141,6 +141,17 @@ fn hosts_and_port(address: &str) -> std::io::Result<(&str, u16)> {
     })
 }
 
+/// Whether this host surely has none of the addresses that `address` stands for: who looks for it there finds another host, or
+/// nobody.
+pub(super) fn is_of_another_host(address: &str) -> bool {
+    let Ok((hosts, _)) = hosts_and_port(address) else { return false };
+    let known = |host| format!("{host}:0").to_socket_addrs().ok();
+    let lacks = |address: std::net::SocketAddr| {
+        TcpListener::bind(address).is_err_and(|e| e.kind() == std::io::ErrorKind::AddrNotAvailable)
+    };
+    hosts.split(',').all(|host| known(host).is_some_and(|addresses| addresses.into_iter().all(lacks)))
+}
+
 /// Listens on IPv6 and IPv4, also where the system keeps them apart unless asked (`net.ipv6.bindv6only`).
 fn both_families(port: u16) -> std::io::Result<TcpListener> {
     let socket = net::socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -314,6 +325,16 @@ mod tests {
             ];
             assert!(said.iter().all(|text| text.contains("host:port")), "{bad}: {said:?}");
         }
+    }
+
+    #[test]
+    fn addresses_of_other_hosts_are_known() {
+        assert!(!is_of_another_host("127.0.0.1:4000") && !is_of_another_host("localhost:4000"));
+        // For documents only.
+        assert!(is_of_another_host("192.0.2.1:4000"));
+        assert!(!is_of_another_host("192.0.2.1,127.0.0.1:4000"));
+        // Who it is nobody knows.
+        assert!(!is_of_another_host("no-such-host.invalid:4000"));
     }
 
     #[test]

@@ -91,7 +91,8 @@ impl Rendezvous {
             let index = local.iter().position(|&r| r == rank).unwrap_or(0);
             let job = &joined.local_job;
             let place = Place::Unix(socket_name(job, &format!("host of {}", local[0])));
-            let me = Member { ranks: &local, index, world, token: &secret, job };
+            let program = options.program;
+            let me = Member { ranks: &local, index, world, token: &secret, job, program };
             let above = &joined.star;
             let met = Star::meet(&place, &me, joined.timeout, joined.board.as_deref(), Some(above));
             joined.local = Some(met.map_err(|error| above.tell(error))?);
@@ -109,7 +110,8 @@ impl Rendezvous {
         let (job, board) = (identity.job_name(), board(identity)?);
         let place = meeting_place(identity, &job)?;
         let star = meet_world((identity, &job), &secret(identity), &place, options, board.as_deref())?;
-        star.decline(format!("rank {}: {why}", identity.rank), options.timeout, board.as_deref());
+        let whose = format!("rank {} on {}", identity.rank, hosts::host_name());
+        star.decline(format!("{whose}: {why}"), options.timeout, board.as_deref());
         Ok(())
     }
 
@@ -120,7 +122,7 @@ impl Rendezvous {
     /// As [`join`](Self::join).
     pub fn among(identity: &Identity, job: &str, options: &Options, node: &[usize]) -> Result<Self> {
         let token = identity.token.clone().unwrap_or_default();
-        meet_node((identity.rank, identity.world), (job, token), node, options.timeout, board(identity)?)
+        meet_node((identity.rank, identity.world), (job, token), node, options, board(identity)?)
     }
 
     /// Which ranks share a node: those of one host, or as `per_node` says, for smaller nodes than there are (a cluster's
@@ -148,7 +150,7 @@ impl Rendezvous {
             return Ok(Some(Box::new(ShmTransport::connect(self, options)?)));
         }
         let named = (self.local_job.as_str(), self.token.clone());
-        let mut inside = meet_node((rank, self.job_size), named, node, options.timeout, self.board.clone())?;
+        let mut inside = meet_node((rank, self.job_size), named, node, options, self.board.clone())?;
         Ok(Some(Box::new(ShmTransport::connect(&mut inside, options)?)))
     }
 
@@ -285,7 +287,8 @@ fn meet_world(
     board: Option<&Board>,
 ) -> Result<Star> {
     let ranks: Vec<usize> = (0..identity.world).collect();
-    let me = Member { ranks: &ranks, index: identity.rank, world: identity.world, token: secret, job };
+    let Identity { rank: index, world, .. } = *identity;
+    let me = Member { ranks: &ranks, index, world, token: secret, job, program: options.program };
     Star::meet(place, &me, options.timeout, board, None)
 }
 
@@ -295,7 +298,7 @@ fn meet_node(
     (rank, world): (usize, usize),
     (job, token): (&str, String),
     node: &[usize],
-    timeout: Duration,
+    options: &Options,
     board: Option<Arc<Board>>,
 ) -> Result<Rendezvous> {
     let index = node
@@ -303,7 +306,8 @@ fn meet_node(
         .position(|&r| r == rank)
         .ok_or_else(|| Error::Launch(format!("rank {rank} is not one of the ranks {node:?} of its node")))?;
     let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
-    let me = Member { ranks: node, index, world, token: &token, job };
+    let (timeout, program) = (options.timeout, options.program);
+    let me = Member { ranks: node, index, world, token: &token, job, program };
     let star = Star::meet(&place, &me, timeout, board.as_deref(), None)?;
     let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
     let local_job = job.to_owned();
@@ -381,6 +385,20 @@ mod tests {
         let text = first(1, Some(free.to_string()));
         assert!(
             text.contains("rank 1 of 2 did not arrive") && text.contains("; it may have failed before"),
+            "{text}"
+        );
+        // For documents only.
+        let text = first(1, Some(format!("192.0.2.1:{}", free.port())));
+        assert!(
+            text.contains(&format!("rank 0 runs on {}, which does not have", hosts::host_name())),
+            "{text}"
+        );
+        let nowhere = Some("no-such-host.invalid:4000".to_owned());
+        let one = Identity { rank: 1, world: 2, rendezvous: nowhere, ..Identity::alone() };
+        let options = Options { timeout: Duration::from_millis(100), ..Default::default() };
+        let text = Rendezvous::join(&one, &options).err().unwrap().to_string();
+        assert!(
+            text.contains("for 100ms; CARAVAN_RENDEZVOUS=host:port says where rank 0 is: set it"),
             "{text}"
         );
         let one = Identity { rank: 1, world: 2, rendezvous: Some(free.to_string()), ..Identity::alone() };

@@ -24,6 +24,8 @@ pub(super) struct Member<'a> {
     pub token: &'a str,
     /// What users call the job, for messages.
     pub job: &'a str,
+    /// What runs, which has to be the same for all.
+    pub program: &'a str,
 }
 
 /// The connected star.

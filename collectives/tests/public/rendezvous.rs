@@ -98,7 +98,8 @@ fn why_a_rank_takes_no_part_is_told_to_all() {
                 true => succeeds(child),
                 false => {
                     let said = text(child);
-                    assert!(said.contains(&format!("rank {who}: it has no data")), "{said}");
+                    let home = collectives::bootstrap::host_name();
+                    assert!(said.contains(&format!("rank {who} on {home}: it has no data")), "{said}");
                 }
             }
         }

@@ -11,14 +11,14 @@ use super::sweep::Step;
 use super::{PCI, algo_name, average_name, native};
 use crate::gpus;
 use crate::layers;
-use crate::machine::{Machine, versions};
+use crate::machine::{Machine, PROGRAM, versions};
 use crate::transports::OF_UCX;
 use collectives::bootstrap::{spawn, variables};
 use serde_json::{Value, json};
 
 /// What wrote a file, by which it is known later for one that may be replaced.
 pub fn generator() -> Value {
-    format!("caravan {}", env!("CARGO_PKG_VERSION")).into()
+    PROGRAM.into()
 }
 
 /// Of a run that began at `started`, over `library` where the transport has one.

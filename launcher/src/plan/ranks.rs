@@ -9,6 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
+use crate::machine::VERSION;
 use crate::transports::Transport;
 use collectives::bootstrap::spawn::OnRequest;
 use collectives::bootstrap::{self, Identity, variables};
@@ -308,7 +309,7 @@ impl Ranks {
     /// and wait for messages that nobody sends, or read what is something else.
     pub fn signature(&self) -> Signature {
         let mut all = vec![
-            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("version", VERSION.to_owned()),
             ("--transport", self.asked()),
             ("--share-gpus", self.share_gpus.to_string()),
         ];

@@ -9,6 +9,7 @@ use crate::files;
 use crate::gpus;
 use crate::human::{self, several};
 use crate::layers;
+use crate::machine::VERSION;
 use crate::plan::{TrainPlan, recompute};
 use crate::tokenizer::Tokenizer;
 use collectives::Communicator;
@@ -24,7 +25,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
     let (rate, adamw) = (&plan.rate, &plan.zero.adamw);
     vec![
         ("command", "train".to_owned()),
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("version", VERSION.to_owned()),
         ("--model", format!("{model:?}")),
         ("weights of --model", plan.model.fingerprint()),
         ("--tokenizer", plan.tokenizer.as_ref().map_or("not known".to_owned(), Tokenizer::fingerprint)),

@@ -2,7 +2,7 @@
 
 use super::{EXTRA, Member, lost};
 use crate::bootstrap::hosts;
-use crate::bootstrap::place::{Found, Listener, Place, Search, Why};
+use crate::bootstrap::place::{Found, Listener, Place, Search, Why, is_of_another_host};
 use crate::bootstrap::wire::{self, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
 use crate::watch::Waited;
@@ -10,7 +10,12 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, getrlimit};
 use std::time::Duration;
 
-const MAGIC: &[u8; 8] = b"caravan1";
+/// A hello begins so, and with the version of how ranks meet: another one whenever what they send each other, here or once
+/// they have met, changes for all programs.
+const MAGIC: &[u8; 7] = b"caravan";
+const VERSION: u8 = b'2';
+/// Who was sent away is remembered up to so many.
+const MOST_SENT_AWAY: usize = 3;
 const LONGEST_HELLO: usize = 4096;
 /// Who connects and then says nothing is sent away after this.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -31,33 +36,58 @@ const OF_SEVERAL_JOBS: &str =
 const OF_ONE_HOST: &str = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different processes \
                            start need CARAVAN_JOB, the same for all";
 
+/// What comes first. Up to the name of the program it stays as it is in all versions, so that they can tell each other apart.
 pub(super) struct Hello {
     index: usize,
     world: usize,
     pid: u32,
     token: Vec<u8>,
+    program: String,
     host: String,
 }
 
 impl Hello {
     pub fn encode(member: &Member<'_>) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
+        let mut bytes = [&MAGIC[..], &[VERSION]].concat();
         for number in [member.index, member.world, std::process::id() as usize, member.token.len()] {
             bytes.extend_from_slice(&(number as u32).to_le_bytes());
         }
         bytes.extend_from_slice(member.token.as_bytes());
+        let program = &member.program.as_bytes()[..member.program.len().min(u8::MAX.into())];
+        bytes.push(program.len() as u8);
+        bytes.extend_from_slice(program);
         bytes.extend_from_slice(hosts::host_name().as_bytes());
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Hello> {
-        let rest = bytes.strip_prefix(MAGIC)?;
+    pub fn decode(bytes: &[u8]) -> Option<Hello> {
+        let (&version, rest) = bytes.strip_prefix(MAGIC)?.split_first()?;
         let number =
             |i: usize| Some(u32::from_le_bytes(rest.get(4 * i..4 * i + 4)?.try_into().ok()?) as usize);
         let (index, world, pid, len) = (number(0)?, number(1)?, number(2)?, number(3)?);
         let token = rest.get(16..16usize.checked_add(len)?)?.to_vec();
-        let host = String::from_utf8_lossy(&rest[16 + len..]).into_owned();
-        Some(Hello { index, world, pid: pid as u32, token, host })
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let rest = &rest[16 + len..];
+        let (program, host) = match version {
+            b'1' => ("an older caravan".into(), rest),
+            _ => {
+                let (&bytes, rest) = rest.split_first()?;
+                let (program, host) = rest.split_at_checked(bytes.into())?;
+                let other = if version == VERSION { "" } else { ", which meets others in another way" };
+                (text(program) + other, host)
+            }
+        };
+        Some(Hello { index, world, pid: pid as u32, token, program, host: text(host) })
+    }
+
+    #[cfg(test)]
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    #[cfg(test)]
+    pub fn host(&self) -> &str {
+        &self.host
     }
 }
 
@@ -97,6 +127,7 @@ pub(super) fn gather(
     })?;
     let mut joined: Vec<Option<(Stream, Hello)>> = (1..me.ranks.len()).map(|_| None).collect();
     let mut pending: Vec<(Stream, Partial, Waited)> = Vec::new();
+    let mut sent_away: Vec<String> = Vec::new();
     let outcome = loop {
         if joined.iter().all(Option::is_some) {
             break Ok(());
@@ -107,7 +138,7 @@ pub(super) fn gather(
         fds.extend(joined.iter().flatten().map(|(s, _)| PollFd::from_borrowed_fd(s.fd(), PollFlags::IN)));
         match wait.poll(&mut fds) {
             Ok(()) => {}
-            Err(Trouble::Late) => break Err(missing(place, me, &joined, timeout)),
+            Err(Trouble::Late) => break Err(missing(place, me, &joined, &sent_away, timeout)),
             Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
         }
         let heard = joined.iter().flatten().zip(&fds[1 + pending.len()..]);
@@ -138,8 +169,15 @@ pub(super) fn gather(
                         let slot = hello.index - 1;
                         joined[slot] = Some((stream, hello));
                     }
-                    Admission::Foreign(error) => wire::refuse(std::iter::once(&stream), &error, wait.rank),
-                    Admission::Stranger => {
+                    Admission::Foreign(error) => {
+                        sent_away.push("something that is no rank of caravan".into());
+                        wire::refuse(std::iter::once(&stream), &error, wait.rank);
+                    }
+                    Admission::Stranger(hello) => {
+                        sent_away.push(format!(
+                            "process {} on {}, which says that it is rank {}, of another CARAVAN_JOB or CARAVAN_TOKEN",
+                            hello.pid, hello.host, hello.index
+                        ));
                         // Goes at once, or to nobody.
                         let _ = wire::write(&stream, Kind::Stranger, &[], wait);
                     }
@@ -157,6 +195,7 @@ pub(super) fn gather(
             wire::refuse(std::iter::once(&waiting.remove(0).0), &error, wait.rank);
         }
         pending = waiting;
+        sent_away.truncate(MOST_SENT_AWAY);
         if let Some(error) = fatal {
             break Err(error);
         }
@@ -184,20 +223,33 @@ enum Admission {
     /// Speaks another language; the job goes on waiting.
     Foreign(Error),
     /// Has another secret; the job goes on waiting.
-    Stranger,
+    Stranger(Hello),
     /// One of us, and wrong: the job cannot start.
     Fatal(Error),
 }
 
 fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8], wait: &Wait<'_>) -> Admission {
     let Some(hello) = Hello::decode(bytes) else {
-        return Admission::Foreign(Error::Launch("not a hello of this version of caravan".into()));
+        return Admission::Foreign(Error::Launch(format!(
+            "not a hello that {}, which runs here, understands: start the same program everywhere",
+            me.program
+        )));
     };
     if !same_secret(&hello.token, me.token.as_bytes()) {
-        return Admission::Stranger;
+        return Admission::Stranger(hello);
     }
     // Indices beyond the group have no rank here; name them as they name themselves.
     let name = me.ranks.get(hello.index).copied().unwrap_or(hello.index);
+    if hello.program != me.program {
+        return Admission::Fatal(Error::Launch(format!(
+            "rank {name} on {} runs {}, rank {} on {} {}: start the same program everywhere",
+            hello.host,
+            hello.program,
+            me.ranks[0],
+            hosts::host_name(),
+            me.program
+        )));
+    }
     if hello.world != me.world {
         return Admission::Fatal(Error::Launch(format!(
             "rank {} was started for {} ranks but rank {name} (process {} on {}) for {}; \
@@ -246,18 +298,38 @@ fn ended(
     Some(Error::PeerLost { rank: wait.rank, peer: me.ranks[hello.index], how })
 }
 
-fn missing(place: &Place, me: &Member<'_>, joined: &[Option<(Stream, Hello)>], timeout: Duration) -> Error {
+fn missing(
+    place: &Place,
+    me: &Member<'_>,
+    joined: &[Option<(Stream, Hello)>],
+    sent_away: &[String],
+    timeout: Duration,
+) -> Error {
     let gone: Vec<usize> =
         joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
     let they = if gone.len() == 1 { "it" } else { "they" };
     let hint = match place {
         Place::Unix(_) => OF_ONE_HOST.to_owned(),
-        Place::Tcp(_) => format!(
-            "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
-        ),
+        Place::Tcp(address) => {
+            let elsewhere = is_of_another_host(address).then(|| {
+                format!(
+                    "; rank {} runs on {}, which does not have that address",
+                    me.ranks[0],
+                    hosts::host_name()
+                )
+            });
+            format!(
+                "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets{}",
+                elsewhere.unwrap_or_default()
+            )
+        }
+    };
+    let sent_away = match sent_away {
+        [] => String::new(),
+        some => format!("; who came and was sent away: {}", some.join(", ")),
     };
     Error::Launch(format!(
-        "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}",
+        "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}{sent_away}",
         me.job,
         hosts::list(&gone),
         me.ranks.len()
@@ -302,7 +374,12 @@ pub(super) fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &
                 Place::Tcp(_) => format!("CARAVAN_RENDEZVOUS=host:port says where rank {middle} is"),
             };
             let said = match why {
-                Why::Unnamed(error) => return Err(error),
+                Why::Unnamed(error) => {
+                    return Err(Error::Launch(format!(
+                        "{what}: {error}, for {timeout:?}; CARAVAN_RENDEZVOUS=host:port says where rank {middle} is: set it \
+                         for all ranks to a name that every host knows, or to an address"
+                    )));
+                }
                 Why::Unanswered(said) => said.map_or(String::new(), |said| format!("{said}; ")),
             };
             return Err(lost(wait.rank, middle, Trouble::Late, &format!("{what} ({said}{hint})"), timeout));

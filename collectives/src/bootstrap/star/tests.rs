@@ -15,7 +15,7 @@ fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
     let others = [(); 2].map(|()| socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap());
     let place = Place::Unix(name);
     let middle = std::thread::spawn(move || {
-        let me = Member { ranks: &[0, 1, 2], index: 0, world: 3, token: "", job: "files" };
+        let me = Member { ranks: &[0, 1, 2], index: 0, world: 3, token: "", job: "files", program: "p" };
         Star::meet(&place, &me, Duration::from_secs(600), None, None).map(|_| ())
     });
     while connect(&others[0], &address).is_err() {
@@ -47,17 +47,33 @@ fn reach(stream: &Stream, name: &str) {
 fn middle_of_two(name: &str) -> std::thread::JoinHandle<Result<()>> {
     let place = Place::Unix(name.to_owned());
     std::thread::spawn(move || {
-        let me = Member { ranks: &[0, 1], index: 0, world: 2, token: "right", job: "the-name" };
+        let me = Member { ranks: &[0, 1], index: 0, world: 2, token: "right", job: "the-name", program: "p" };
         Star::meet(&place, &me, Duration::from_secs(600), None, None).map(|_| ())
     })
 }
 
 /// Joins that star with `token`; what the middle answers.
 fn join(stream: &Stream, token: &str) -> (Kind, Vec<u8>) {
-    let me = Member { ranks: &[0, 1], index: 1, world: 2, token, job: "mine" };
+    let me = Member { ranks: &[0, 1], index: 1, world: 2, token, job: "mine", program: "p" };
     let wait = Wait::new(Duration::from_secs(600), 1, None);
     wire::write(stream, Kind::Hello, &Hello::encode(&me), &wait).unwrap();
     wire::read(stream, &wait).unwrap()
+}
+
+#[test]
+fn ranks_of_different_programs_are_told_so() {
+    let name = format!("caravan-test-programs-{}", std::process::id());
+    let (ours, home) = (unconnected(), hosts::host_name());
+    let middle = middle_of_two(&name);
+    reach(&ours, &name);
+    let me = Member { ranks: &[0, 1], index: 1, world: 2, token: "right", job: "mine", program: "q" };
+    let wait = Wait::new(Duration::from_secs(600), 1, None);
+    wire::write(&ours, Kind::Hello, &Hello::encode(&me), &wait).unwrap();
+    let heard = wire::refusal(&wire::read(&ours, &wait).unwrap().1, 1).to_string();
+    for said in [heard, middle.join().unwrap().unwrap_err().to_string()] {
+        let words = format!("rank 1 on {home} runs q, rank 0 on {home} p: start the same program everywhere");
+        assert!(said.contains(&words), "{said}");
+    }
 }
 
 /// Joins it as the rank that it waits for.
@@ -85,6 +101,44 @@ fn silent_strangers_make_room_for_a_rank() {
 }
 
 #[test]
+fn who_was_sent_away_is_named_when_a_rank_does_not_come() {
+    let name = format!("caravan-test-sent-away-{}", std::process::id());
+    let place = Place::Unix(name.clone());
+    let middle = std::thread::spawn(move || {
+        let me = Member { ranks: &[0, 1], index: 0, world: 2, token: "right", job: "mine", program: "p" };
+        Star::meet(&place, &me, Duration::from_secs(2), None, None).map(|_| ())
+    });
+    let [foreign, stranger] = [(); 2].map(|()| unconnected());
+    let wait = Wait::new(Duration::from_secs(600), 1, None);
+    reach(&foreign, &name);
+    wire::write(&foreign, Kind::Hello, b"of something else", &wait).unwrap();
+    assert_eq!(wire::read(&foreign, &wait).unwrap().0, Kind::Refused);
+    reach(&stranger, &name);
+    assert_eq!(join(&stranger, "wrong"), (Kind::Stranger, Vec::new()));
+    let said = middle.join().unwrap().unwrap_err().to_string();
+    let home = format!("process {} on {}", std::process::id(), hosts::host_name());
+    for words in ["who came and was sent away: something that is no rank of caravan", &home, "CARAVAN_TOKEN"]
+    {
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+/// What ranks of before have said of themselves is understood, to tell them so.
+#[test]
+fn hellos_of_another_version_are_read() {
+    let me = Member { ranks: &[0, 1], index: 1, world: 2, token: "right", job: "mine", program: "p" };
+    let now = Hello::encode(&me);
+    let read = Hello::decode(&now).unwrap();
+    assert_eq!((read.program(), read.host()), ("p", hosts::host_name().as_str()));
+    let first = [b"caravan1", &now[8..8 + 16], b"righthome"].concat();
+    let read = Hello::decode(&first).unwrap();
+    assert_eq!((read.program(), read.host()), ("an older caravan", "home"));
+    let later = [b"caravan9", &now[8..]].concat();
+    assert_eq!(Hello::decode(&later).unwrap().program(), "p, which meets others in another way");
+    assert!(Hello::decode(b"GET / HTTP/1.1").is_none());
+}
+
+#[test]
 fn a_stranger_does_not_hear_the_name_of_the_job() {
     let name = format!("caravan-test-name-{}", std::process::id());
     let (stranger, ours) = (unconnected(), unconnected());
@@ -100,7 +154,7 @@ fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
     let member = |index| {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "lost" };
+            let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "lost", program: "p" };
             let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
             let own = [star.links[0].fd()];
             (index < 2).then(|| star.exchange_fds(&own, Duration::from_secs(600), None).unwrap_err())
@@ -120,7 +174,8 @@ fn who_is_lost_is_named_while_others_are_silent() {
         let member = |index| {
             let place = Place::Unix(name.clone());
             std::thread::spawn(move || {
-                let me = Member { ranks: &[0, 1, 2, 3], index, world: 4, token: "", job: "silence" };
+                let me =
+                    Member { ranks: &[0, 1, 2, 3], index, world: 4, token: "", job: "silence", program: "p" };
                 Star::meet(&place, &me, hour, None, None).unwrap()
             })
         };
@@ -154,13 +209,20 @@ fn who_is_lost_before_its_host_meets_is_named_by_all_hosts() {
             let name = name.clone();
             std::thread::spawn(move || {
                 let ranks = [0, 1, 2, 3];
-                let me = Member { ranks: &ranks, index, world: 4, token: "", job: "above" };
+                let me = Member { ranks: &ranks, index, world: 4, token: "", job: "above", program: "p" };
                 let world = Star::meet(&Place::Unix(name.clone()), &me, hour, None, None).unwrap();
                 if index == lost {
                     return None;
                 }
                 let (host, index) = (index / 2, index % 2);
-                let me = Member { ranks: &ranks[2 * host..][..2], index, world: 4, token: "", job: "above" };
+                let me = Member {
+                    ranks: &ranks[2 * host..][..2],
+                    index,
+                    world: 4,
+                    token: "",
+                    job: "above",
+                    program: "p",
+                };
                 let place = Place::Unix(format!("{name}-{host}"));
                 let met =
                     Star::meet(&place, &me, hour, None, Some(&world)).map_err(|error| world.tell(error));
@@ -180,13 +242,13 @@ fn who_has_joined_and_ends_before_all_have_come_is_named_by_all() {
     let member = |index| {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
-            let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended" };
+            let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended", program: "p" };
             Star::meet(&place, &me, hour, None, None).map(|_| ()).unwrap_err()
         })
     };
     let wait = Wait::new(hour, 1, None);
     let hello = |stream: &Stream, index| {
-        let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended" };
+        let me = Member { ranks: &ranks, index, world: 4, token: "", job: "ended", program: "p" };
         wire::write(stream, Kind::Hello, &Hello::encode(&me), &wait)
     };
     let zero = member(0);
@@ -212,7 +274,7 @@ fn a_blob_too_long_ends_the_exchange_of_all() {
         let member = |index| {
             let place = Place::Unix(name.clone());
             std::thread::spawn(move || {
-                let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "long" };
+                let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "long", program: "p" };
                 let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
                 let blob = vec![1; if index == long { wire::LONGEST_FRAME } else { 1 }];
                 // It stays: nobody learns from its end.
@@ -233,7 +295,8 @@ fn other_programs_at_the_address_of_rank_0_are_passed_by() {
     let member = |index| {
         let place = place.clone();
         std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1], index, world: 2, token: "ours", job: "passed-by" };
+            let me =
+                Member { ranks: &[0, 1], index, world: 2, token: "ours", job: "passed-by", program: "p" };
             Star::meet(&place, &me, Duration::from_secs(60), None, None).map(|_| ())
         })
     };
@@ -253,7 +316,7 @@ fn who_comes_late_to_an_exchange_hears_why_it_has_failed() {
     let member = |index| {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "late" };
+            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "late", program: "p" };
             Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap()
         })
     };
@@ -279,7 +342,7 @@ fn blobs_of_any_length_reach_every_member() {
     let member = |index| {
         let place = Place::Unix(name.clone());
         std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "blobs" };
+            let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "blobs", program: "p" };
             let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
             // More than a socket takes at once, and nothing.
             [3_000_000, 0, 1].map(|bytes| {

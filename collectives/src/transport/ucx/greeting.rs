@@ -117,7 +117,8 @@ mod tests {
         let job = Some(format!("unreached-{}", std::process::id()));
         let (start, over) = (Start { within: Duration::from_secs(600), ..Start::default() }, Barrier::new(3));
         let one = &|rank| {
-            let identity = Identity { rank, world: 3, job: job.clone(), ..Identity::alone() };
+            let identity =
+                Identity { rank, world: 3, local_size: None, job: job.clone(), ..Identity::alone() };
             let mut met = Rendezvous::join(&identity, &Options::default()).unwrap();
             if rank < 2 {
                 let error = UcxTransport::join(&mut met, &start).map(drop).unwrap_err();
