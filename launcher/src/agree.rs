@@ -43,7 +43,7 @@ pub fn check(comm: &Communicator, signature: &Signature) -> Result<()> {
     let texts = exchange(comm, &text)?;
     let other = texts.iter().enumerate().find(|(_, t)| *t != &texts[0]);
     match other.and_then(|(rank, other)| difference(&texts[0], (rank, other))) {
-        Some(sentence) => Err(Failure::usage(sentence)),
+        Some(sentence) => Err(Failure::Common(sentence)),
         None => Ok(()),
     }
 }
@@ -64,7 +64,7 @@ pub fn check_by(
     let words = if rank == 0 || rank == other { text.as_bytes() } else { &[] };
     let texts = exchange(words)?;
     let [zero, other_text] = [0, other].map(|rank| String::from_utf8_lossy(&texts[rank]));
-    difference(&zero, (other, &other_text)).map_or(Ok(()), |sentence| Err(Failure::usage(sentence)))
+    difference(&zero, (other, &other_text)).map_or(Ok(()), |sentence| Err(Failure::Common(sentence)))
 }
 
 fn text(signature: &Signature) -> String {

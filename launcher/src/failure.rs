@@ -23,6 +23,9 @@ pub enum Failure {
     /// What was asked makes no sense, or cannot be had: exit code 2.
     #[error("{0}")]
     Usage(String),
+    /// The same, and all ranks, which have met, find it alike: it is none's in particular.
+    #[error("{0}")]
+    Common(String),
     /// It made sense, and went wrong: exit code 1.
     #[error("{0}")]
     Run(String),
@@ -77,7 +80,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Failure::Run(_) | Failure::Verdict(_) | Failure::Unread(_) | Failure::Consequence(_) => 1,
-            Failure::Usage(_) => USAGE,
+            Failure::Usage(_) | Failure::Common(_) => USAGE,
             Failure::Stopped { signal, .. } => stopped_by(*signal),
             Failure::Ranks { code, .. } | Failure::Told { code } => *code,
         }

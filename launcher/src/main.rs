@@ -68,7 +68,9 @@ fn main() -> ExitCode {
             }
             _ => {
                 let why = failure::sentence(&unreadable);
-                out::note(format_args!("caravan: {why} (--help shows the flags)"));
+                let identity = Identity::from_env().ok().flatten();
+                let whose = ranks::whose(identity.as_ref().filter(|_| runs_ranks()));
+                out::note(format_args!("caravan: {whose}{why} (--help shows the flags)"));
                 never_came(code as u8, &why);
             }
         }
@@ -107,14 +109,20 @@ fn main() -> ExitCode {
 /// A rank that fails before there are ranks: the others may wait for it, whatever it was to do if its command is mistyped. Of
 /// commands that run none nobody waits for anything, and other programs of the job go on.
 fn never_came(code: u8, why: &str) {
+    if runs_ranks()
+        && let Ok(Some(identity)) = Identity::from_env()
+    {
+        ranks::absent(&identity, code, why, None);
+    }
+}
+
+/// Whether the command does, or may, as far as it can be read.
+fn runs_ranks() -> bool {
     let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
-    let runs_ranks = match words.next().as_deref() {
+    match words.next().as_deref() {
         None | Some("doctor" | "plan" | "tokenize" | "sbatch" | "help") => false,
         Some("bench") => !words.next().is_some_and(|what| what == "kernels" || what == "plot"),
         Some(_) => true,
-    };
-    if runs_ranks && let Ok(Some(identity)) = Identity::from_env() {
-        ranks::absent(&identity, code, why, None);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::args::RankArgs;
 use crate::bench::native::Native;
 use crate::bind;
 use crate::failure::{Failure, Result, VERDICT};
+use crate::machine::PROGRAM;
 use crate::out;
 use crate::plan::{Ranks, of_a_shell};
 #[cfg(feature = "mpi")]
@@ -119,7 +120,9 @@ fn as_rank(
     }
     if board.is_none() {
         match failure {
-            Failure::Usage(_) => out::note(format_args!("caravan: {failure}")),
+            // Each says it: a launcher may end the others as soon as the first has ended.
+            Failure::Common(_) => out::note(format_args!("caravan: {failure}")),
+            Failure::Usage(_) => out::note(format_args!("caravan: {}{failure}", whose(Some(identity)))),
             _ => out::note(format_args!("caravan: rank {}: {failure}", identity.rank)),
         }
         // Ranks that have met notice a failure. Only who never came has to be ended.
@@ -158,9 +161,23 @@ pub fn report(failure: &Failure, ranks: Option<&RankArgs>) -> ExitCode {
         board.announce(identity.rank, text);
         return ExitCode::from(failure.code());
     }
-    let code = failure.report();
+    let code = match text {
+        _ if identity.world == 1 => failure.report(),
+        _ => {
+            out::note(format_args!("caravan: {}{text}", whose(Some(&identity))));
+            ExitCode::from(failure.code())
+        }
+    };
     absent(&identity, failure.code(), text, ranks);
     code
+}
+
+/// Before a sentence of one of several ranks, which may be on several hosts: other files lie there.
+pub fn whose(identity: Option<&Identity>) -> String {
+    match identity.filter(|identity| identity.world > 1) {
+        Some(identity) => format!("rank {} on {}: ", identity.rank, bootstrap::host_name()),
+        None => String::new(),
+    }
 }
 
 /// Says the verdict where a supervisor would take it for the rank's failure.
@@ -183,19 +200,30 @@ pub fn lead(
     if identity.is_some() && comm.rank() == 0 { look() } else { Ok(()) }
 }
 
-/// The others would wait for this rank, which has failed before it could meet them and has said why. srun lets them wait
-/// unless it was told otherwise, so there it meets them to tell them, as long as they would wait for it.
+/// The others would wait for this rank, which has failed before it could meet them and has said why. Where nobody surely ends
+/// them it meets them to tell them, as long as they would wait for it: srun lets them wait unless it was told otherwise, torchrun
+/// on other hosts, and of ranks by hand each is on its own.
 pub fn absent(identity: &Identity, code: u8, why: &str, ranks: Option<&RankArgs>) {
     let ends_all = std::env::var("SLURM_KILL_BAD_EXIT").is_ok_and(|set| set.trim() == "1");
-    if identity.launcher == Launcher::Slurm && identity.world > 1 && !ends_all {
-        let mut options = bootstrap::Options::default();
+    let alone = match identity.launcher {
+        Launcher::Slurm => !ends_all,
+        Launcher::TorchRun => true,
+        Launcher::Caravan => !spawn::supervised(),
+        Launcher::OpenMpi | Launcher::Pmi | Launcher::Alone => false,
+    };
+    if alone && identity.world > 1 {
         let asked =
             ranks.and_then(|ranks| Duration::try_from_secs_f64(ranks.rendezvous_timeout.value()).ok());
-        options.timeout = asked.unwrap_or(options.timeout);
+        let options = meeting(asked.unwrap_or(bootstrap::Options::default().timeout));
         // Who are not there hear of nothing, and of this rank that it has not come.
         let _ = Rendezvous::decline(identity, &options, why);
     }
     end_job(identity, code);
+}
+
+/// How ranks of this program meet.
+fn meeting(timeout: Duration) -> bootstrap::Options {
+    bootstrap::Options { timeout, program: PROGRAM, ..Default::default() }
 }
 
 /// Ends the ranks that would wait for this one, which has not met them, once its sentence has gone its way through the
@@ -217,7 +245,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             identity.world
         )));
     }
-    let options = bootstrap::Options { timeout: ranks.rendezvous_timeout, ..Default::default() };
+    let options = meeting(ranks.rendezvous_timeout);
     // Who have met, and know who shares a host.
     let mut met = None;
     let (transport, native): (Box<dyn collectives::transport::Transport>, _) = match ranks.transport {
@@ -278,9 +306,16 @@ fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Res
 fn perhaps_slow(error: Error, identity: &Identity) -> Error {
     const LATER: &str = "; if it still reads its data, --rendezvous-timeout SECONDS waits longer, and 'caravan tokenize' makes \
                          of text what is read at once";
+    // That there is no way to a network or to a host, in the system's words.
+    const UNREACHABLE: [&str; 2] = ["(os error 101)", "(os error 113)"];
     let shell =
         of_a_shell(identity.launcher.name(), identity.launcher.marks(), std::io::stdin().is_terminal());
+    let unreachable = |what: &str| UNREACHABLE.iter().any(|errno| what.contains(errno));
     match error {
+        // No host that cannot be reached answers later.
+        Error::Timeout { what, rank, peer, after, past } if unreachable(&what) => {
+            Error::Timeout { what, rank, peer, after, past }
+        }
         Error::Timeout { what, rank, peer, after, past } => {
             Error::Timeout { what, rank, peer, after, past: past + LATER + &shell }
         }
@@ -321,6 +356,9 @@ fn mpi(
         let blind = library.contains("Intel") && std::env::var_os("I_MPI_PMI_LIBRARY").is_none();
         let way = match (identity.launcher, plugin()) {
             (Launcher::Slurm, Some(plugin)) if !started_by(plugin) => format!("take srun --mpi={plugin}"),
+            (Launcher::Caravan, _) => {
+                "it gets its ranks from mpirun or srun, and ucx from whoever starts them".into()
+            }
             (Launcher::Slurm, _) if blind => "set I_MPI_PMI_LIBRARY to Slurm's libpmi2.so".into(),
             _ => "take the mpirun of that library, or a build for the one that is used".into(),
         };
@@ -343,15 +381,12 @@ fn mpi(
 #[cfg(feature = "mpi")]
 fn missing(identity: &Identity) -> Arc<dyn Fn(Duration) -> Option<String> + Send + Sync> {
     let identity = identity.clone();
-    Arc::new(move |timeout| {
-        let options = bootstrap::Options { timeout, ..Default::default() };
-        match Rendezvous::join(&identity, &options) {
-            Err(collectives::Error::Launch(missing)) => Some(missing),
-            Err(e @ collectives::Error::Timeout { .. }) => {
-                Some(format!("{e}, or rank 0 is not on the host of mpirun"))
-            }
-            _ => None,
+    Arc::new(move |timeout| match Rendezvous::join(&identity, &meeting(timeout)) {
+        Err(collectives::Error::Launch(missing)) => Some(missing),
+        Err(e @ collectives::Error::Timeout { .. }) => {
+            Some(format!("{e}, or rank 0 is not on the host of mpirun"))
         }
+        _ => None,
     })
 }
 
@@ -392,7 +427,9 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
     match cause {
         None => Ok(()),
         // What makes no sense, or was no success, is no rank's failure.
-        Some((_, failure)) if matches!(failure, Failure::Usage(_)) || failure.is_verdict() => {
+        Some((_, failure))
+            if matches!(failure, Failure::Usage(_) | Failure::Common(_)) || failure.is_verdict() =>
+        {
             Err(failure.clone())
         }
         Some((rank, failure)) => {
@@ -419,4 +456,25 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
         },
     )?;
     ranks.communicator(transport)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_be_reached_is_not_taken_for_slow() {
+        let said = |what: &str| {
+            let (what, after, past) = (what.into(), Duration::from_secs(6), String::new());
+            let late = Error::Timeout { what, rank: 1, peer: 0, after, past };
+            perhaps_slow(late, &Identity::alone()).to_string()
+        };
+        // Rank 0 listens only once it has read its data.
+        assert!(
+            said("10.1.1.1:4000 says: Connection refused (os error 111)").contains("still reads its data")
+        );
+        assert!(
+            !said("10.1.1.1:4000 says: Network is unreachable (os error 101)").contains("reads its data")
+        );
+    }
 }

@@ -6,6 +6,7 @@ use harness::{Bench, ENDLESS, Outcome, installed, is_root, json_lines, signal, s
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Which ranks a host gets.
@@ -35,12 +36,14 @@ impl<'a> Hosts<'a> {
             return None;
         }
         let id = std::process::id();
-        let names = [0, 1].map(|i| format!("caravan-{id}-{i}"));
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let names = [0, 1].map(|i| format!("caravan-{id}-{made}-{i}"));
         let (a, b) = (id / 250 % 250, id % 250);
         let addresses = [1, 2].map(|i| format!("10.{}.{}.{i}", 64 + a % 64, b));
         let hosts = Hosts { bench, names, addresses };
         let [h0, h1] = &hosts.names;
-        let [v0, v1] = [0, 1].map(|i| format!("cv{id}-{i}"));
+        let [v0, v1] = [0, 1].map(|i| format!("cv{id}x{made}-{i}"));
         let mut lines = vec![
             format!("ip netns add {h0}"),
             format!("ip netns add {h1}"),

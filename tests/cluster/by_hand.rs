@@ -23,6 +23,30 @@ fn each(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: &st
     ranks.map(|rank| bench.finish(rank))
 }
 
+#[test]
+fn ranks_by_hand_hear_why_one_of_them_takes_no_part() {
+    let bench = bench();
+    for who in [0, 1] {
+        let since = Instant::now();
+        let ranks = [0, 1].map(|rank| {
+            let mut command = bench.command(match rank == who {
+                true => "train --data nowhere.txt",
+                false => "bench all_reduce -n 1 -b 1K -e 1K",
+            });
+            let (rank, job) = (rank.to_string(), format!("absent-{who}-{}", std::process::id()));
+            command.envs([("CARAVAN_RANK", &*rank), ("CARAVAN_WORLD", "2"), ("CARAVAN_JOB", &job)]);
+            command.spawn().expect("a rank")
+        });
+        let begins = format!("rank {who} on ");
+        for (rank, end) in ranks.map(|rank| bench.finish(rank)).into_iter().enumerate() {
+            let told = [&*begins, ": --data nowhere.txt: there is no"];
+            end.refusal(if rank == who { 2 } else { 1 }, &told);
+        }
+        assert!(since.elapsed() < Duration::from_secs(50), "{:?}", since.elapsed());
+    }
+    bench.nothing_left();
+}
+
 /// The network that UCX is given takes what is sent and carries it nowhere.
 #[test]
 fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
@@ -67,7 +91,9 @@ fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
         format!("UCX_TLS=tcp,self UCX_NET_DEVICES={device}")
     };
     let set = [0, 1].map(device);
-    each(&bench, &hosts, 1, [&set[0], &set[1]], args).map(Outcome::success);
+    for end in each(&bench, &hosts, 1, [&set[0], &set[1]], args) {
+        end.success();
+    }
     drop(hosts);
     bench.nothing_left();
 }

@@ -72,7 +72,7 @@ fn text_out_of_a_pipe_is_read_once_and_trains_as_that_of_a_file() {
     assert_eq!(of_pipe["loss"], of_file["loss"]);
     // Ranks that others start would each take a part of it.
     let rank = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
-    piped(&bench, &format!("{train} /dev/stdin"), &rank, &text)
+    piped(&bench, &format!("{train} /dev/stdin --rendezvous-timeout 0.1"), &rank, &text)
         .refusal(2, &["--data /dev/stdin is a pipe", "'caravan tokenize'"]);
     // The only rank takes all of it, whoever started it.
     let train = train.replace(" --ranks 2", "");

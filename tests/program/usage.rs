@@ -112,7 +112,13 @@ fn a_launcher_that_disagrees_is_named() {
         bench.outcome(&mut command)
     };
     let two = [("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "2")];
-    run("--ranks 3", &two).refusal(2, &["--ranks 3", "one of 2 ranks", "-u CARAVAN_RANK"]);
+    let words = [
+        "rank 0 on ",
+        "--ranks 3",
+        "one of 2 ranks that whoever set CARAVAN_RANK started",
+        "-u CARAVAN_RANK",
+    ];
+    run("--ranks 3 --rendezvous-timeout 0.1", &two).refusal(2, &words);
     // An interactive shell is a step of one task; what the sentence names starts ranks there.
     let step = [("SLURM_STEP_ID", "0"), ("SLURM_STEPID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
     run("--ranks 2", &step)
@@ -132,8 +138,10 @@ fn a_launcher_that_disagrees_is_named() {
     std::os::unix::fs::symlink("/bin/sh", &slurmstepd).unwrap();
     let mut command = Command::new(slurmstepd);
     bench.prepare(&mut command);
-    let line =
-        format!("'{}' train --model nano --data text.txt --ranks 3; exit $?", env!("CARGO_BIN_EXE_caravan"));
+    let line = format!(
+        "'{}' train --model nano --data text.txt --ranks 3 --rendezvous-timeout 0.1; exit $?",
+        env!("CARGO_BIN_EXE_caravan")
+    );
     command.args(["-c", &line]).envs(left);
     bench.outcome(&mut command).refusal(2, &["--ranks 3", "one of 4 ranks that srun started"]);
     // Ranks of PyTorch's that no torchrun has started would each be a run.
@@ -160,7 +168,7 @@ fn what_is_advised_of_ranks_is_not_refused_next() {
         assert!(!told.stderr.contains("--ranks"), "{}", told.stderr);
     }
     run("bench all_reduce -g 8", None).refusal(2, &["take --ranks 8"]);
-    run("bench all_reduce -g 8", Some("2")).refusal(2, &["start 16 ranks"]);
+    run("bench all_reduce -g 8 --rendezvous-timeout 0.1", Some("2")).refusal(2, &["start 16 ranks"]);
 }
 
 /// Such as one for padding, which nobody wrote into a text.
@@ -193,7 +201,7 @@ fn ranks_of_a_launcher_that_a_host_cannot_hold_are_refused() {
     for (local, holds) in [("4", "4 ranks would hold"), ("2", "2 ranks would hold")] {
         let bench_all = ["all_reduce", "overlap", "tune"].map(|name| format!("bench {name} -e {huge}G"));
         for args in bench_all.iter().map(String::as_str).chain([train]) {
-            let mut command = bench.command(args);
+            let mut command = bench.command(&format!("{args} --rendezvous-timeout 0.1"));
             command.envs([("CARAVAN_RANK", "0"), ("CARAVAN_WORLD", "8"), ("CARAVAN_LOCAL_SIZE", local)]);
             bench.outcome(&mut command).refusal(2, &[holds, "TiB", "this machine has"]);
         }

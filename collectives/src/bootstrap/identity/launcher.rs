@@ -1,6 +1,7 @@
 //! What starts ranks.
 
 use super::super::processors;
+use super::super::spawn::supervised;
 use super::variables;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -28,7 +29,8 @@ impl Launcher {
     /// The command a user knows it by.
     pub fn name(self) -> &'static str {
         match self {
-            Launcher::Caravan => "caravan",
+            Launcher::Caravan if supervised() => "caravan",
+            Launcher::Caravan => "whoever set CARAVAN_RANK",
             Launcher::OpenMpi => "mpirun (Open MPI)",
             Launcher::Pmi => "mpirun (PMI)",
             Launcher::Slurm => "srun",
