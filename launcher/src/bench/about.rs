@@ -72,7 +72,8 @@ fn is_told(name: &str, supervised: bool) -> bool {
         [variables::RANK, variables::WORLD, variables::LOCAL_RANK, variables::LOCAL_SIZE, variables::JOB];
     let begins = |with: &[&str]| with.iter().any(|start| name.starts_with(start));
     let handed = name == variables::TOKEN || name.starts_with("CARAVAN_") && name.ends_with("_FD");
-    begins(&TOLD) && !begins(&INNER) && !handed && !(supervised && OWN.contains(&name))
+    let inner = begins(&INNER) || handed || supervised && OWN.contains(&name);
+    begins(&TOLD) && !inner
 }
 
 /// The part of the JSON that says what ran where.

@@ -241,7 +241,7 @@ impl Feed {
     /// What tells the tokens of `--data` from others: how many there are, and a digest of some of them.
     pub fn fingerprint(&self) -> String {
         let (all, digest) = (self.data.len, self.digest(0..self.data.len));
-        format!("of {all} tokens, {} held out, digest {digest}", self.from_data())
+        format!("of {all} tokens, {} held out, digest {digest}", self.held_of_data())
     }
 
     /// The same of those of `--val-data`.
@@ -255,7 +255,7 @@ impl Feed {
     }
 
     /// How many tokens of `--data` are held out.
-    fn from_data(&self) -> usize {
+    fn held_of_data(&self) -> usize {
         self.data.len - self.train.len()
     }
 
@@ -279,7 +279,7 @@ impl Feed {
     /// All of that as JSON, and the paths by which they were `asked` for, if any.
     pub fn json(&self, asked: &[PathBuf]) -> Value {
         let mut all = described(&self.data, asked, self.digest(0..self.data.len));
-        all["held_out"] = json!(self.from_data());
+        all["held_out"] = json!(self.held_of_data());
         all
     }
 
