@@ -5,11 +5,13 @@ pub mod foreign;
 mod headings;
 mod meant;
 mod number;
+mod others;
 
 pub use choices::{
     Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Shape, Switch,
 };
 pub use number::Number;
+pub use others::{DoctorArgs, SbatchArgs, TokenizeArgs};
 
 use crate::machine::VERSION;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -329,98 +331,6 @@ pub struct EvalArgs {
     #[arg(long, value_name = "T")]
     pub seq: Option<usize>,
     /// Print one JSON object with every digit; a perplexity above every number is null.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `tokenize`.
-#[derive(Args, Debug, Clone)]
-#[command(after_help = "Examples:
-  caravan tokenize --data shakespeare.txt --out shakespeare.bin
-  caravan tokenize --data docs src --tokenizer path/to/tokenizer.json --out corpus.bin
-
-The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, count), then u16 tokens; with a \
-vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32. One file holds at most 2147483647 tokens; \
-train and eval read several as one.")]
-pub struct TokenizeArgs {
-    /// Text files or directories (their .rs, .md and .txt files, without what links to directories lead to), in this order.
-    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
-    pub data: Vec<PathBuf>,
-    /// 'bytes' or a Hugging Face tokenizer.json.
-    #[arg(long, value_name = "bytes|FILE", default_value = "bytes")]
-    pub tokenizer: PathBuf,
-    /// The token file to write.
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Print one JSON object instead of a sentence.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `sbatch`.
-#[derive(Args, Debug, Clone)]
-#[command(after_help = "Examples:
-  caravan sbatch --nodes 2 --ranks-per-node 8 --gpus-per-rank 1 -- train --device cuda --model 32m --data corpus.bin
-  caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
-  caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch --qos short --mem 64G
-
-Whatever else sbatch takes is given to sbatch itself. The script starts one process a rank with srun; a rank that fails ends \
-the job, and one that saves is not requeued. With --transport mpi, srun gets what \
-the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, --mpi=cray_shasta for Cray's.")]
-pub struct SbatchArgs {
-    /// Nodes of the job.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub nodes: usize,
-    /// Ranks on each node.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub ranks_per_node: usize,
-    /// GPUs of each rank: 1 with train or eval --device cuda and bench --transport nccl, else to be left away. Every rank
-    /// sees all those of its node, which NCCL needs to go from one directly to another, and computes on one.
-    #[arg(long, value_name = "N")]
-    pub gpus_per_rank: Option<usize>,
-    /// GPUs of each node, for ranks that share them (--share-gpus); otherwise as many as it has ranks.
-    #[arg(long, value_name = "N", conflicts_with = "gpus_per_rank")]
-    pub gpus_per_node: Option<usize>,
-    /// Processor cores of each rank.
-    #[arg(long, value_name = "N")]
-    pub cpus_per_rank: Option<usize>,
-    /// The job's time limit, as Slurm writes it: minutes (90), hours, minutes and seconds (1:30:00), days and hours (1-12), and
-    /// so on; 0 and UNLIMITED are none.
-    #[arg(long, value_name = "TIME")]
-    pub time: Option<String>,
-    /// How many seconds before the job's time is up its training is asked to stop and to save, up to 65535; with train
-    /// --save. Slurm looks about once a minute, and shows a job that was stopped as failed, with 143. Without this it asks when
-    /// the time is up, and kills soon after (KillWait, usually 30 s).
-    #[arg(long, value_name = "SECONDS")]
-    pub stop_before: Option<u16>,
-    /// The partition.
-    #[arg(long, value_name = "NAME")]
-    pub partition: Option<String>,
-    /// The account.
-    #[arg(long, value_name = "NAME")]
-    pub account: Option<String>,
-    /// The job's name [default: caravan-COMMAND].
-    #[arg(long, value_name = "NAME")]
-    pub job_name: Option<String>,
-    /// Where the job's output goes [default: %x-%j.out].
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<String>,
-    /// How srun serves MPI [default: with --transport mpi pmix for Open MPI, pmi2 for MPICH and cray_shasta for Cray's, else
-    /// Slurm's own default].
-    #[arg(long, value_name = "PLUGIN")]
-    pub mpi: Option<String>,
-    /// The command and its flags, after --.
-    #[arg(last = true, value_name = "COMMAND", required = true)]
-    pub command: Vec<String>,
-}
-
-/// Flags of `doctor`.
-#[derive(Args, Debug, Clone)]
-#[command(after_help = "Examples:
-  caravan doctor
-  caravan doctor --json")]
-pub struct DoctorArgs {
-    /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
 }
