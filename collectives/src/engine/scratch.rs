@@ -41,7 +41,7 @@ impl Kind {
 const LENT: usize = 2;
 
 /// Bytes that each of the first [`READY`] calls in flight has without asking: at least what a fingerprint from and to
-/// each of `size` ranks takes, so that gathers, which need no more, do not wait for a piece.
+/// each of `size` ranks takes, so that gathers, which need no more where they pack nothing, do not wait for a piece.
 pub(super) fn kept(size: usize) -> usize {
     KEPT.max(128 * size)
 }

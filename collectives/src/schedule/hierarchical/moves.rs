@@ -24,7 +24,9 @@ pub(in crate::schedule) fn all_gather(
     let elsewhere = |of: usize| view.served_by(of).into_iter().filter(move |&r| r != of).collect::<Vec<_>>();
     let served = elsewhere(rank);
     let passed_on: Vec<(usize, Vec<usize>)> = view.mates().map(|mate| (mate, elsewhere(mate))).collect();
-    let (per_round, rounds) = cut(b, &view, 2, parts[0].len());
+    // Between two nodes a round brings one piece. Of two that would together just fill a link, each would have to be passed
+    // on at once.
+    let (per_round, rounds) = cut(b, &view, 1, parts[0].len());
     let (from_mates, arrived, ended) = (group, |k: usize| group + 1 + 2 * k, |k: usize| group + 2 + 2 * k);
     // What a rank passes on in a round, and whether in one message.
     let pieces = |b: &Build, ranks: &[usize], k: usize| {
