@@ -6,7 +6,7 @@ use harness::{Bench, Outcome, json_lines, skip};
 use std::process::Command;
 
 /// Whether there is a compiler for the emulation's kernels.
-fn can_emulate() -> bool {
+pub fn can_emulate() -> bool {
     harness::cxx("the program on emulated GPUs").is_some()
 }
 
@@ -18,7 +18,7 @@ fn on(bench: &Bench, gpus: &str, args: &str) -> Command {
     command
 }
 
-fn run(bench: &Bench, gpus: &str, args: &str) -> Outcome {
+pub fn run(bench: &Bench, gpus: &str, args: &str) -> Outcome {
     bench.outcome(&mut on(bench, gpus, args))
 }
 

@@ -1,7 +1,7 @@
 //! What `caravan plan` says is what `caravan train` then holds and sends, and it needs nothing of what trains.
 
-use crate::bench;
-use harness::{Bench, json_lines};
+use crate::{bench, devices};
+use harness::{Bench, Outcome, json_lines};
 use serde_json::Value;
 
 /// What stage `stage` of these flags comes to.
@@ -19,11 +19,15 @@ fn number(value: &Value) -> u64 {
 
 /// Trains a step at each of these stages, and compares.
 fn compare(flags: &str, stages: &[usize]) {
+    compare_by(Bench::run, flags, stages);
+}
+
+fn compare_by(run: impl Fn(&Bench, &str) -> Outcome, flags: &str, stages: &[usize]) {
     let bench = bench();
     let flags = format!("--model nano --seq 16 --data random --steps 1 --sample 0 --threads 1 {flags}");
     let plan = planned(&bench, &flags);
     for &stage in stages {
-        bench.run(&format!("train --quiet --metrics m.jsonl --stage {stage} {flags}")).success();
+        run(&bench, &format!("train --quiet --metrics m.jsonl --stage {stage} {flags}")).success();
         let lines = json_lines(&bench.path("m.jsonl"));
         let ranks = lines[lines.len() - 1]["summary"]["ranks"].as_array().expect("ranks");
         let most = ranks.iter().max_by_key(|rank| number(&rank["memory"]["total"])).expect("a rank");
@@ -50,6 +54,15 @@ fn ranks_of_nodes_hold_and_send_what_was_planned() {
     if bench().offers("ucx") {
         compare("--ranks 2 --transport ucx", &[0, 3]);
         compare("--ranks 4 --transport shm+ucx --ranks-per-node 2 --accumulate 2", &[1, 3]);
+    }
+}
+
+#[test]
+fn ranks_on_gpus_hold_and_send_what_was_planned() {
+    if devices::can_emulate() {
+        let emulated = |bench: &Bench, args: &str| devices::run(bench, "2,256M", args);
+        compare_by(emulated, "--device cuda --ranks 2 --transport threads --micro-batch 2", &[0, 3]);
+        compare_by(emulated, "--device cuda --ranks 2 --offload optimizer --accumulate 2", &[1]);
     }
 }
 

@@ -84,8 +84,8 @@ impl Forecast {
         };
         // A higher one never holds more.
         let enough = match self.stages.iter().find(|at| (here * self.on_host(at)) as u64 <= free) {
-            None => "too little for any of them".to_owned(),
-            Some(at) if at.stage.level() == 0 => "enough for each of them".to_owned(),
+            None => "too little at any stage".to_owned(),
+            Some(at) if at.stage.level() == 0 => "enough at every stage".to_owned(),
             Some(at) => format!("enough from stage {} on", at.stage),
         };
         format!("this machine has {} of memory free: {enough}\n", human::bytes(free))
