@@ -1,15 +1,15 @@
 //! What each rank held, what it sent and where its time went: gathered over the ranks, shown as a table.
 
+mod lines;
+
 use crate::human;
 use collectives::Communicator;
+pub use lines::{Lines, classes};
 use serde_json::{Value, json};
 use zero::{Memory, Placement};
 
 /// More ranks than this are shown as least, mean and most, and so are fewer that a terminal has no room for.
 const COLUMNS: usize = 6;
-
-/// The least width of a rank's column, so that short tables look alike.
-const CELL: usize = 10;
 
 /// One rank's account of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -139,39 +139,32 @@ pub fn table(ranks: &[RankReport], steps: usize, placement: Placement, room: Opt
     let spread = ranks.len() > COLUMNS;
     let whole = Table::of(ranks, steps, placement, spread);
     match room {
-        Some(room) if !spread && ranks.len() > SPREAD.len() && whole.width() > room => {
-            Table::of(ranks, steps, placement, true).text()
+        Some(room) if !spread && ranks.len() > SPREAD.len() && whole.lines.width() > room => {
+            Table::of(ranks, steps, placement, true).lines.text()
         }
-        _ => whole.text(),
+        _ => whole.lines.text(),
     }
 }
 
 /// What many ranks are shown as.
 const SPREAD: [&str; 3] = ["least", "mean", "most"];
 
-/// Lines in the making: a label, and a cell for each column.
+/// The ranks of a table, and what there is of it.
 struct Table<'a> {
     ranks: &'a [RankReport],
     spread: bool,
-    lines: Vec<(String, Vec<String>)>,
+    lines: Lines,
 }
 
 impl<'a> Table<'a> {
     /// Every rank's column, or the `spread` over them.
     fn of(ranks: &'a [RankReport], steps: usize, placement: Placement, spread: bool) -> Self {
-        let mut table = Table { ranks, spread, lines: Vec::new() };
         let names = match spread {
             false => (0..ranks.len()).map(|r| format!("rank {r}")).collect(),
             true => SPREAD.map(String::from).to_vec(),
         };
-        table.lines.push(("held".to_owned(), names));
-        for (index, (name, _)) in ranks[0].memory.classes().iter().enumerate() {
-            let name = match (*name, placement) {
-                ("host", Placement::Host) => continue,
-                ("host", _) => "for transfers, on the host",
-                ("optimizer", Placement::Offloaded) => "optimizer, on the host",
-                (name, _) => name,
-            };
+        let mut table = Table { ranks, spread, lines: Lines::new("held", names) };
+        for (index, name) in classes(placement) {
             table.row(name, |r| r.memory.classes()[index].1 as f64, |x| human::bytes(x as u64));
         }
         if placement.on_device() {
@@ -183,10 +176,10 @@ impl<'a> Table<'a> {
         table.row("all classes", |r| r.memory.total() as f64, |x| human::bytes(x as u64));
         table.row("as predicted", |r| r.predicted as f64, |x| human::bytes(x as u64));
         table.row("peak resident", |r| r.peak_rss as f64, |x| human::bytes(x as u64));
-        table.title("sent");
+        table.lines.title("sent");
         table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
         table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
-        table.title("time");
+        table.lines.title("time");
         let parts: [(&str, Seconds); 6] = [
             ("compute", |r| r.compute),
             ("exposed communication", |r| r.exposed),
@@ -212,35 +205,9 @@ impl<'a> Table<'a> {
         vec![least, values.iter().sum::<f64>() / values.len() as f64, most]
     }
 
-    fn title(&mut self, name: &str) {
-        self.lines.push((name.to_owned(), Vec::new()));
-    }
-
     fn row(&mut self, name: &str, of: impl Fn(&RankReport) -> f64, show: impl Fn(f64) -> String) {
         let cells = self.columns(of).into_iter().map(show).collect();
-        self.lines.push((format!("  {name}"), cells));
-    }
-
-    /// Of labels and of cells: of the widest that there is.
-    fn widths(&self) -> (usize, usize) {
-        let label = self.lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        let cells = self.lines.iter().flat_map(|(_, cells)| cells.iter().map(String::len));
-        (label, cells.fold(CELL, usize::max))
-    }
-
-    /// Of its longest line.
-    fn width(&self) -> usize {
-        let (label, cell) = self.widths();
-        label + self.lines[0].1.len() * (cell + 2)
-    }
-
-    fn text(&self) -> String {
-        let (label, cell) = self.widths();
-        let line = |(name, cells): &(String, Vec<String>)| {
-            let cells: String = cells.iter().map(|text| format!("  {text:>cell$}")).collect();
-            format!("{}\n", format!("{name:<label$}{cells}").trim_end())
-        };
-        self.lines.iter().map(line).collect()
+        self.lines.row(name, cells);
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Forecast, Outcome};
 use crate::device::Device;
 use crate::human;
 use crate::machine;
-use zero::Placement;
+use crate::report::{Lines, classes};
 
 /// What a cell says of a stage.
 type Cell<'a> = &'a dyn Fn(&Outcome) -> u64;
@@ -12,41 +12,25 @@ type Cell<'a> = &'a dyn Fn(&Outcome) -> u64;
 impl Forecast {
     /// The table, and what it is of.
     pub fn text(&self) -> String {
-        let mut rows: Vec<(String, Vec<String>)> = Vec::new();
-        let mut row = |name: &str, cell: Option<Cell<'_>>| {
-            let cells = cell.iter().flat_map(|cell| self.stages.iter().map(cell));
-            rows.push((name.to_owned(), cells.map(human::bytes).collect()));
+        let stages = self.stages.iter().map(|at| format!("stage {}", at.stage)).collect();
+        let mut lines = Lines::new("held by a rank", stages);
+        let mut row = |name: &str, cell: Cell<'_>| {
+            lines.row(name, self.stages.iter().map(|at| human::bytes(cell(at))).collect());
         };
-        for (index, (class, _)) in self.stages[0].memory.classes().iter().enumerate() {
-            let name = match (*class, self.zero.placement) {
-                ("host", Placement::Host) => continue,
-                ("host", _) => "for transfers, on the host",
-                ("optimizer", Placement::Offloaded) => "optimizer, on the host",
-                (name, _) => name,
-            };
-            row(&format!("  {name}"), Some(&|at| at.memory.classes()[index].1 as u64));
+        for (index, name) in classes(self.zero.placement) {
+            row(name, &|at| at.memory.classes()[index].1 as u64);
         }
-        row("  all classes", Some(&|at| at.memory.total() as u64));
+        row("all classes", &|at| at.memory.total() as u64);
         if self.zero.placement.on_device() {
-            row("  of a GPU, with libraries", Some(&|at| at.gpu as u64));
+            row("of a GPU, with libraries", &|at| at.gpu as u64);
         }
         if let Some(here) = self.here.filter(|&here| here > 1) {
             let beside = if self.device == Device::Cpu { "" } else { ", beside GPUs" };
-            let name = format!("  the {here} ranks of a host{beside}");
-            row(&name, Some(&|at| (here * self.on_host(at)) as u64));
+            row(&format!("the {here} ranks of a host{beside}"), &|at| (here * self.on_host(at)) as u64);
         }
-        row("sent by a rank", None);
-        row("  a step", Some(&|at| at.sent));
-
-        let wide = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        let line = |name: &str, cells: &[String]| {
-            let cells: String = cells.iter().map(|cell| format!("  {cell:>10}")).collect();
-            format!("{}\n", format!("{name:<wide$}{cells}").trim_end())
-        };
-        let stages: Vec<String> = self.stages.iter().map(|at| format!("stage {}", at.stage)).collect();
-        let head = line("held by a rank", &stages);
-        let rows: String = rows.iter().map(|(name, cells)| line(name, cells)).collect();
-        self.headline() + &head + &rows + &self.remark(machine::free().bytes)
+        lines.title("sent by a rank");
+        lines.row("a step", self.stages.iter().map(|at| human::bytes(at.sent)).collect());
+        self.headline() + &lines.text() + &self.remark(machine::free().bytes)
     }
 
     /// Bytes that a rank holds beside its GPU.
