@@ -18,8 +18,8 @@ use collectives::transport::Expected;
 use serde_json::{Value, json};
 use zero::{Memory, Stage};
 
-/// Of more ranks than this only the first and the last are looked at one by one: the others differ from them by what
-/// the engine works in at most, a few KiB.
+/// Of more ranks than this only the first and the last are looked at one by one: the others differ from them by what the
+/// engine works in, at most.
 const LOOKED_AT: usize = 64;
 
 /// GPUs of a host of which nobody knows how many it has: few have more.

@@ -13,6 +13,7 @@ mod idle;
 mod inputs;
 mod limits;
 mod models;
+mod output;
 mod pauses;
 mod progress;
 mod rates;
