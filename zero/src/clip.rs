@@ -1,4 +1,4 @@
-//! The global gradient norm: the same bits for every stage, bucketing and number of ranks that hold it.
+//! The global gradient norm and loss: the same bits for every stage, bucketing and number of ranks that hold it.
 //!
 //! Each rank sums squares in f64 over the fixed blocks of its shard; the blocks' sums are gathered and added tensor by
 //! tensor, whoever computed them: a block's place in its tensor alone says when it is added to what. While the host adds,
@@ -13,14 +13,13 @@ use collectives::{Account, Buffer, Communicator, Float};
 
 /// Partial sums of all ranks, kept between steps.
 pub struct Norm {
-    /// (world, 2 + blocks of a rank): each rank's loss and what it did, then its blocks' sums of squares.
+    /// (world, 1 + micro-batches + blocks of a rank): what each rank did, its losses, its blocks' sums of squares.
     partials: Buffer<f64>,
     /// f64 values of one rank.
     stride: usize,
+    /// This rank's, before those of its blocks.
+    before: Vec<f64>,
 }
-
-/// Values of a rank before those of its blocks.
-const BEFORE: usize = 2;
 
 /// What all ranks have to do alike in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +61,7 @@ fn without(loss: f64) -> Option<Option<u8>> {
 
 /// What the ranks found together.
 pub struct Global {
-    /// The sum of what each rank gave as its loss.
+    /// The sum of all losses, in the order of micro-batches: the first of every rank, then their second.
     pub loss: f64,
     /// The first rank without a loss, and the number that it gave for it, if it did.
     pub without: Option<(usize, Option<u8>)>,
@@ -75,7 +74,13 @@ pub struct Global {
 impl Norm {
     /// Values that each rank contributes.
     pub fn stride(plan: &Plan) -> usize {
-        BEFORE + plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).shard_len() / NORM_BLOCK).sum::<usize>()
+        let blocks = plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).shard_len() / NORM_BLOCK);
+        Norm::before(plan) + blocks.sum::<usize>()
+    }
+
+    /// Of these, those before its blocks'.
+    fn before(plan: &Plan) -> usize {
+        1 + plan.config.accumulate
     }
 
     /// Bytes of all ranks' values.
@@ -86,14 +91,20 @@ impl Norm {
     /// Memory on `account`.
     pub fn new(plan: &Plan, comm: &Communicator, account: &Account) -> Result<Self> {
         let stride = Norm::stride(plan);
-        Ok(Norm { partials: comm.alloc(plan.world * stride)?.booked(account), stride })
+        let before = vec![0.0; Norm::before(plan)];
+        Ok(Norm { partials: comm.alloc(plan.world * stride)?.booked(account), stride, before })
+    }
+
+    /// The loss of a micro-batch of this rank in the step in hand.
+    pub fn set_loss(&mut self, micro_batch: usize, loss: f64) {
+        self.before[1 + micro_batch] = loss;
     }
 
     /// This rank's part of the norm: the sums of squares of its shards of the reduced gradient.
     pub(crate) fn squares<T: Float>(&mut self, hands: &mut Hands<'_, T>, grads: &Grads<T>) -> Result<()> {
         let Hands { plan, model, kernels, .. } = hands;
         let partials = &mut self.partials;
-        let mut next = plan.rank * self.stride + BEFORE;
+        let mut next = plan.rank * self.stride + self.before.len();
         let mut done = Ok(());
         model.install(&mut || {
             done = plan.buckets().try_for_each(|(u, b)| {
@@ -106,16 +117,12 @@ impl Norm {
         done
     }
 
-    /// The norm of the reduced gradient over all ranks, after their [`squares`](Self::squares), and the sum of the ranks'
-    /// `loss`.
-    pub(crate) fn global<T: Float>(
-        &mut self,
-        hands: &mut Hands<'_, T>,
-        loss: f64,
-        terms: Terms,
-    ) -> Result<Global> {
-        let (mine, partials) = (hands.plan.rank * self.stride, &mut self.partials);
-        hands.kernels.put(&[loss, terms.pack()], partials.view_mut().slice(mine..mine + BEFORE))?;
+    /// The norm of the reduced gradient over all ranks, after their [`squares`](Self::squares), and the sum of what they
+    /// gave as losses.
+    pub(crate) fn global<T: Float>(&mut self, hands: &mut Hands<'_, T>, terms: Terms) -> Result<Global> {
+        let (mine, partials, before) = (hands.plan.rank * self.stride, &mut self.partials, self.before.len());
+        self.before[0] = terms.pack();
+        hands.kernels.put(&self.before, partials.view_mut().slice(mine..mine + before))?;
         hands.communicate(Activity::Optimizer, |comm| Ok(comm.all_gather_in_place(&mut *partials)?))?;
 
         let Hands { plan, comm, kernels, .. } = hands;
@@ -123,18 +130,18 @@ impl Norm {
         // Between devices, calls that were given up end like others, with whatever was there: only who carries them knows.
         comm.progress()?;
         let partials = partials?;
-        let losses = partials.iter().step_by(self.stride);
-        let without =
-            losses.clone().enumerate().find_map(|(rank, &loss)| without(loss).map(|why| (rank, why)));
-        let loss = losses.sum();
-        let mut terms = partials.iter().skip(1).step_by(self.stride);
+        let of_ranks = |at: usize| partials.iter().skip(at).step_by(self.stride);
+        let said = of_ranks(1).map(|&loss| without(loss));
+        let without = said.enumerate().find_map(|(rank, said)| said.map(|why| (rank, why)));
+        let loss = (1..before).flat_map(of_ranks).sum();
+        let mut terms = of_ranks(0);
         let unlike = terms.next().and_then(|first| {
             // By their bits: a learning rate may be no number.
             let rank = 1 + terms.position(|other| other.to_bits() != first.to_bits())?;
-            Some((rank, [*first, partials[rank * self.stride + 1]].map(Terms::unpack)))
+            Some((rank, [*first, partials[rank * self.stride]].map(Terms::unpack)))
         });
         let mut sum = 0.0;
-        let mut first = BEFORE;
+        let mut first = before;
         for (u, b) in plan.buckets() {
             let bucket = plan.layout[u].bucket(b);
             let blocks = bucket.shard_len() / NORM_BLOCK;

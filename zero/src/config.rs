@@ -14,6 +14,9 @@ pub struct Config {
     pub prefetch: bool,
     /// Micro-batches of a rank in one optimizer step, at least 1.
     pub accumulate: usize,
+    /// Add micro-batches in the order in which ranks are: with as many micro-batches of all ranks together, the bits are then
+    /// the same for every power of two of ranks. Takes memory for log2 of `accumulate` sums, rounded down, in place of one.
+    pub reproducible: bool,
     /// The optimizer.
     pub adamw: AdamW,
     /// Largest global gradient norm; longer gradients are scaled down to it.
@@ -84,6 +87,7 @@ impl Default for Config {
             bucket_bytes: 64 << 20,
             prefetch: true,
             accumulate: 1,
+            reproducible: false,
             adamw: AdamW::default(),
             clip: Some(1.0),
             placement: Placement::Host,

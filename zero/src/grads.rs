@@ -1,10 +1,11 @@
 //! Gradients: opened for a backward, reduced as their buckets become ready, kept as far as the stage says.
 //!
-//! Each micro-batch's gradient is summed over the ranks in the canonical order of the collectives, and
-//! micro-batches are then added in f32 in their order, on every stage alike; so all stages see the same bits.
+//! Each micro-batch's gradient is summed over the ranks in the canonical order of the collectives, and micro-batches are
+//! then added in f32 in an order of their own ([`crate::addition`]), on every stage alike; so all stages see the same bits.
 //! The sum is rounded to `T` once: by the reduction itself when there is one micro-batch; when there are several, by
 //! [`finish`](Grads::finish) where the gradient is always whole, else by the reader ([`Reduced::Wide`]).
 
+use crate::addition::Place;
 use crate::error::{Error, Result};
 use crate::hands::{Hands, Meanwhile};
 use crate::params::alloc_slots;
@@ -32,8 +33,8 @@ struct Bucket<T: Float> {
     state: State<T>,
     /// This rank's reduced shard, where it is kept apart from the whole gradient.
     shard: Option<Buffer<T>>,
-    /// The sum over micro-batches of this rank's reduced shard, where there are several.
-    sum: Option<Buffer<f32>>,
+    /// Sums over micro-batches of this rank's reduced shard, where there are several; `None` while one is reduced into it.
+    sums: Vec<Option<Buffer<f32>>>,
 }
 
 enum State<T: Float> {
@@ -45,8 +46,8 @@ enum State<T: Float> {
     InPlace(Pending<Buffer<T>>),
     /// Being reduced into the shard.
     Into(Pending<(Buffer<T>, Buffer<T>)>),
-    /// Being reduced, unrounded, into the sum (the first micro-batch) or into a partial.
-    Wide(Pending<(Buffer<T>, Buffer<f32>)>),
+    /// Being reduced, unrounded, into a sum of which it is the first, or into a partial that is added to one.
+    Wide(Pending<(Buffer<T>, Buffer<f32>)>, Place),
 }
 
 /// A reduced gradient for the optimizer.
@@ -61,20 +62,18 @@ pub enum Reduced<'a, T: Float> {
 impl<T: Float> Grads<T> {
     /// Gradients on the account `held`, slots and partials on `slots`.
     pub fn new(plan: &Plan, comm: &Communicator, held: &Account, slots: &Account) -> Result<Self> {
-        let accumulates = plan.config.accumulate > 1;
+        let sums = plan.config.sums();
         let mut units: Vec<Vec<Bucket<T>>> = (0..plan.layout.len()).map(|_| Vec::new()).collect();
         for (u, b) in plan.buckets() {
             let bucket = plan.layout[u].bucket(b);
             let (state, shard) = match plan.gradients[u] {
                 Home::Whole => (State::Whole(comm.alloc(bucket.len())?.booked(held)), None),
-                Home::Slot(_) if accumulates => (State::Empty, None),
+                Home::Slot(_) if sums > 0 => (State::Empty, None),
                 Home::Slot(_) => (State::Empty, Some(comm.alloc(bucket.shard_len())?.booked(held))),
             };
-            let sum = match accumulates {
-                true => Some(comm.alloc(bucket.shard_len())?.booked(held)),
-                false => None,
-            };
-            units[u].push(Bucket { awaited: 0, state, shard, sum });
+            let sum = || Ok(Some(comm.alloc(bucket.shard_len())?.booked(held)));
+            let sums = (0..sums).map(|_| sum()).collect::<Result<_>>()?;
+            units[u].push(Bucket { awaited: 0, state, shard, sums });
         }
         Ok(Grads {
             units,
@@ -143,21 +142,19 @@ impl<T: Float> Grads<T> {
 
     /// Starts the reduction of a bucket whose tensors are all final.
     fn reduce(&mut self, plan: &Plan, comm: &Communicator, unit: usize, b: usize) -> collectives::Result<()> {
-        let first = self.micro_batch == 0;
         let bucket = &mut self.units[unit][b];
         let State::Whole(whole) = mem::replace(&mut bucket.state, State::Empty) else {
             unreachable!("bucket {b} of unit {unit} was opened");
         };
-        bucket.state = if let Some(sum) = &bucket.sum {
-            debug_assert_eq!(sum.len(), plan.layout[unit].bucket(b).shard_len());
-            let target = match first {
-                true => bucket.sum.take().expect("just seen"),
-                false => {
-                    let partial = self.partials[plan.partial_slot[unit]][b].take();
-                    partial.expect("a free slot: opening the unit settled its users").with_len(sum.len())
-                }
+        bucket.state = if !bucket.sums.is_empty() {
+            let place = plan.config.place(self.micro_batch);
+            let free = match place.first {
+                true => bucket.sums[place.sum].take(),
+                false => self.partials[plan.partial_slot[unit]][b].take(),
             };
-            State::Wide(comm.start_reduce_scatter_acc(whole, target, ReduceOp::Sum)?)
+            let target = free.expect("free: opening the unit settled what was reduced there");
+            let target = target.with_len(plan.layout[unit].bucket(b).shard_len());
+            State::Wide(comm.start_reduce_scatter_acc(whole, target, ReduceOp::Sum)?, place)
         } else if let Some(shard) = bucket.shard.take() {
             State::Into(comm.start_reduce_scatter(whole, shard, ReduceOp::Sum)?)
         } else if plan.config.stage.shards_optimizer {
@@ -180,14 +177,19 @@ impl<T: Float> Grads<T> {
                     bucket.shard = Some(shard);
                     whole
                 }
-                State::Wide(pending) => {
+                State::Wide(pending, Place { sum, first: true, .. }) => {
                     let (whole, reduced) = hands.wait(pending)?;
-                    match &mut bucket.sum {
-                        None => bucket.sum = Some(reduced),
-                        Some(sum) => {
-                            hands.compute_on_all(|kernels| kernels.add(sum.view_mut(), reduced.view()))?;
-                            self.partials[plan.partial_slot[unit]][b] = Some(reduced);
-                        }
+                    bucket.sums[sum] = Some(reduced);
+                    whole
+                }
+                State::Wide(pending, Place { sum, merges, .. }) => {
+                    let (whole, reduced) = hands.wait(pending)?;
+                    bucket.add(hands, sum, reduced.view())?;
+                    self.partials[plan.partial_slot[unit]][b] = Some(reduced);
+                    for upper in (sum - merges + 1..=sum).rev() {
+                        let full = bucket.sums[upper].take().expect("a sum is in it");
+                        bucket.add(hands, upper - 1, full.view())?;
+                        bucket.sums[upper] = Some(full);
                     }
                     whole
                 }
@@ -219,7 +221,7 @@ impl<T: Float> Grads<T> {
             let State::Whole(mut whole) = mem::replace(&mut bucket.state, State::Empty) else {
                 unreachable!("settled, and always whole");
             };
-            let sum = bucket.sum.as_ref().expect("accumulated").view();
+            let sum = bucket.sums[0].as_ref().expect("settled").view();
             let mut mine = whole.view_mut().slice(plan.shard(u, b));
             hands.compute_on_all(|kernels| kernels.round(sum, mine.reborrow()))?;
             bucket.state = match plan.config.stage.shards_optimizer {
@@ -236,10 +238,10 @@ impl<T: Float> Grads<T> {
     /// This rank's reduced shard of a bucket, after `finish`.
     pub fn shard(&self, plan: &Plan, unit: usize, bucket: usize) -> Reduced<'_, T> {
         let held = &self.units[unit][bucket];
-        match (&held.state, &held.sum, &held.shard) {
+        match (&held.state, held.sums.first(), &held.shard) {
             (State::Whole(whole), ..) => Reduced::Stored(whole.view().slice(plan.shard(unit, bucket))),
-            (_, Some(sum), _) => Reduced::Wide(sum.view()),
-            (_, None, Some(shard)) => Reduced::Stored(shard.view()),
+            (_, Some(Some(sum)), _) => Reduced::Wide(sum.view()),
+            (_, _, Some(shard)) => Reduced::Stored(shard.view()),
             _ => unreachable!("gradients are read after they are finished"),
         }
     }
@@ -250,6 +252,14 @@ impl<T: Float> Grads<T> {
             State::Whole(whole) if !plan.config.stage.shards_optimizer => Reduced::Stored(whole.view()),
             _ => self.shard(plan, unit, bucket),
         }
+    }
+}
+
+impl<T: Float> Bucket<T> {
+    /// Adds to a sum that was begun.
+    fn add(&mut self, hands: &mut Hands<'_, T>, sum: usize, x: View<'_, f32>) -> Result<()> {
+        let sum = self.sums[sum].as_mut().expect("a sum is in it");
+        hands.compute_on_all(|kernels| kernels.add(sum.view_mut(), x))
     }
 }
 
@@ -316,7 +326,7 @@ mod tests {
         // How many units' reductions are under way after each micro-batch.
         let under_way = [0, 1].map(|micro_batch| {
             backward(&mut grads, &mut hands, micro_batch);
-            grads.units.iter().filter(|unit| matches!(unit[0].state, State::Wide(_))).count()
+            grads.units.iter().filter(|unit| matches!(unit[0].state, State::Wide(..))).count()
         });
         assert_eq!(under_way, [units.len(), plan.partial_slots.len()]);
     }

@@ -3,9 +3,11 @@
 //! Two verbs carry it all: reduce-scatter of gradients and all-gather of parameters, over flat buckets of each
 //! of the model's units. [`Stage`] says what is divided among the ranks, [`Plan`] where everything lives,
 //! [`Schedule`] in which order things happen, and [`Trainer::step`] tells the story of a step. Losses and
-//! weights agree bit for bit across stages, bucket sizes, transports and prefetching.
+//! weights agree bit for bit across stages, bucket sizes, transports and prefetching, and, where [`Config::reproducible`]
+//! says so, numbers of ranks.
 #![warn(missing_docs)]
 
+mod addition;
 mod clip;
 mod config;
 mod error;

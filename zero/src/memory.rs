@@ -15,7 +15,7 @@ use models::{Accounts, Footprint};
 pub struct Memory {
     /// Parameters held all the time: whole units or shards.
     pub parameters: usize,
-    /// Gradients held all the time, and f32 sums when micro-batches are accumulated.
+    /// Gradients held all the time, and f32 sums where micro-batches are accumulated.
     pub gradients: usize,
     /// Master weights and moments.
     pub optimizer: usize,
@@ -86,7 +86,7 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
             Home::Slot(_) if accumulates => 0,
             Home::Slot(_) => element * shard,
         };
-        memory.gradients += if accumulates { size_of::<f32>() * shard } else { 0 };
+        memory.gradients += plan.config.sums() * size_of::<f32>() * shard;
         memory.optimizer += size_of::<f32>() * owned * if plan.keeps_master() { 3 } else { 2 };
     }
     let elements = |slots: &[Vec<usize>]| slots.iter().flatten().sum::<usize>();

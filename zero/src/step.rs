@@ -195,7 +195,7 @@ impl<T: Float> Trainer<T> {
         let mut report = Step::default();
         let plan = Arc::clone(&self.plan);
         let micro_batches = plan.config.accumulate;
-        let (mut loss, mut first, mut without) = (0.0, None, None);
+        let (mut first, mut without) = (None, None);
         self.kernels.mark(Activity::Compute)?;
         for index in 0..micro_batches {
             let batch = batches.micro_batch(index).and_then(|batch| {
@@ -209,7 +209,7 @@ impl<T: Float> Trainer<T> {
             });
             if index > 0 {
                 // The next one's are about to take its place.
-                loss += self.model.loss();
+                self.norm.set_loss(index - 1, self.model.loss());
                 self.model.check()?;
             }
             report.tokens = batch.rows * batch.length * micro_batches * plan.world;
@@ -230,17 +230,17 @@ impl<T: Float> Trainer<T> {
         norm.squares(&mut hands, grads)?;
         // The host waits for a device here, where all that comes before the norm has been given to it: reductions that go
         // through the host stand still while it waits for something else.
-        loss += model.loss();
+        norm.set_loss(micro_batches - 1, model.loss());
         model.check()?;
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
-        let mine = match &without {
-            None => loss,
-            Some(NoBatch::Failed(_)) => clip::no_loss(None),
-            Some(NoBatch::Stop(why)) => clip::no_loss(Some(*why)),
-        };
+        match &without {
+            None => {}
+            Some(NoBatch::Failed(_)) => norm.set_loss(0, clip::no_loss(None)),
+            Some(NoBatch::Stop(why)) => norm.set_loss(0, clip::no_loss(Some(*why))),
+        }
         let tokens = report.tokens / (micro_batches * plan.world);
         let terms = Terms { tokens: tokens.try_into().unwrap_or(u32::MAX), lr };
-        let global = norm.global(&mut hands, mine, terms)?;
+        let global = norm.global(&mut hands, terms)?;
         if let Some((rank, stop)) = global.without {
             let step = optimizer.steps() + 1;
             let words = if let Some(NoBatch::Failed(words)) = &without { words } else { "" };

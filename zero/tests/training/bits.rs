@@ -1,4 +1,5 @@
-//! The same bits on every stage, transport, bucketing, prefetching and rank; memory and traffic as planned.
+//! The same bits on every stage, transport, bucketing, prefetching, rank and, where that is asked for, number of ranks;
+//! memory and traffic as planned.
 
 use crate::toy::{Over, Ran, Trace, run};
 use collectives::{Float, bf16};
@@ -73,4 +74,31 @@ fn three_ranks() {
 fn four_ranks() {
     check::<f32>(4, true, 2);
     check::<bf16>(4, false, 3);
+}
+
+/// As many micro-batches of all ranks together, whose sums round otherwise in most orders.
+#[test]
+fn any_power_of_two_of_ranks_gives_the_same_bits_where_a_run_is_reproducible() {
+    fn traces<T: Float>(micro_batches: usize, reproducible: bool) -> Vec<Trace> {
+        let worlds = [1, 2, 4, 8].into_iter().filter(|world| micro_batches.is_multiple_of(*world));
+        let divisions = worlds.flat_map(|world| (0..4).map(move |stage| (world, stage)));
+        let run = |(world, stage): (usize, u8)| {
+            let usual = config(stage, 9000, stage % 2 == 1, micro_batches / world);
+            let config = Config { reproducible, ..usual };
+            let ran = run::<T>(Over::Threads, world, &config, 2, true, 3);
+            ran.into_iter().map(move |Ran { trace, held, predicted, .. }| {
+                assert_eq!(held, predicted, "{world} ranks, {config:?}");
+                trace
+            })
+        };
+        divisions.flat_map(run).collect()
+    }
+    fn differ(traces: &[Trace]) -> usize {
+        traces.iter().filter(|&trace| *trace != traces[0]).count()
+    }
+    for micro_batches in [8, 12, 24] {
+        assert_eq!(differ(&traces::<f32>(micro_batches, true)), 0, "{micro_batches} in f32");
+        assert_eq!(differ(&traces::<bf16>(micro_batches, true)), 0, "{micro_batches} in bf16");
+    }
+    assert_ne!(differ(&traces::<f32>(8, false)), 0, "the order of additions makes no difference here");
 }

@@ -14,8 +14,8 @@ use zero::{Home, NORM_BLOCK, Plan, Trainer};
 
 /// Bytes that a rank sends in one step: every collective moves (world - 1) shards.
 fn step_bytes(plan: &Plan) -> u64 {
-    // The norm's are the loss, what the rank did, and one number a block.
-    let (mut elements, mut norm) = (0, 2);
+    // The norm's are what the rank did, the losses, and one number a block.
+    let (mut elements, mut norm) = (0, 1 + plan.config.accumulate);
     for (u, b) in plan.buckets() {
         let shard = plan.layout[u].bucket(b).shard_len();
         let gathers = match plan.weights[u] {
