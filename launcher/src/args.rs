@@ -204,6 +204,11 @@ pub struct TrainArgs {
     /// Micro-batches per rank and step.
     #[arg(long, value_name = "A", default_value_t = 1)]
     pub accumulate: usize,
+    /// Add micro-batches in the order in which ranks are added, so that a run's bits are the same on 1, 2, 4 or any other
+    /// power of two of ranks that have as many micro-batches together, --ranks times --accumulate. From 4 micro-batches of a
+    /// rank on that takes memory for more than one sum of gradients: for log2 of --accumulate, rounded down.
+    #[arg(long)]
+    pub reproducible: bool,
     /// Tokens of a sequence [default: the model's context, at most 256].
     #[arg(long, value_name = "T")]
     pub seq: Option<usize>,

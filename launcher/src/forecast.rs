@@ -79,7 +79,7 @@ impl Forecast {
         let device = Device::elsewhere(&args.device);
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let placement = plan::placement(args, &device);
-        let zero = zero::Config { placement, ..Numbers::check(args)?.zero };
+        let zero = zero::Config { placement, ..Numbers::check(args, world)?.zero };
         let model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         model.check_trainable()?;
@@ -143,6 +143,7 @@ impl Forecast {
             "dtype": self.dtype.name(),
             "micro_batch": self.batch.rows,
             "accumulate": self.zero.accumulate,
+            "reproducible": self.zero.reproducible,
             "seq": self.batch.length,
             "recompute": plan::recompute(self.batch.recompute),
             "threads": self.batch.threads,

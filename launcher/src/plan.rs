@@ -116,7 +116,7 @@ impl TrainPlan {
         ranks.compute_on(args.device.device, args.ranks.threads);
         check_device(args)?;
         let precision = device::matmul_precision(&args.device, args.dtype)?;
-        let Numbers { rate, val_fraction, zero } = Numbers::check(args)?;
+        let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };
         let mut model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
@@ -326,7 +326,7 @@ impl TrainPlan {
 /// Numbers that make no sense, a sequence that a known model does not take, too long a step, random tokens beside files,
 /// and outputs in each other's way.
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
-    Numbers::check(args)?;
+    Numbers::check(args, world)?;
     check_device(args)?;
     data::check_names(&args.data)?;
     data::check_alone(&args.data)?;

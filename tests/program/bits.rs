@@ -1,4 +1,5 @@
-//! The same bits: losses and weights do not depend on stage, transport, bucket size, prefetching or recomputation.
+//! The same bits: losses and weights do not depend on stage, transport, bucket size, prefetching or recomputation, nor, where
+//! that is asked for, on the number of ranks.
 
 use crate::bench;
 use harness::{Bench, json_lines};
@@ -170,6 +171,33 @@ fn tied_models() {
 #[test]
 fn two_ranks_that_accumulate() {
     compare("--ranks 2 --micro-batch 1 --accumulate 3", &VARIANTS);
+}
+
+#[test]
+fn any_power_of_two_of_ranks_where_a_run_is_reproducible() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    for dtype in ["bf16", "f32"] {
+        // Eight micro-batches a step, whoever has them.
+        let of = |flags: &str| {
+            let fixed = "--model nano --data text.txt --micro-batch 1 --reproducible";
+            trace(&bench, &format!("{fixed} --dtype {dtype} {flags}"))
+        };
+        let alone = of("--ranks 1 --accumulate 8 --transport threads --stage 0");
+        for flags in [
+            "--ranks 1 --accumulate 8 --stage 3",
+            "--ranks 2 --accumulate 4 --stage 3 --bucket-size 20K",
+            "--ranks 4 --accumulate 2 --stage 1 --transport threads",
+            "--ranks 8 --accumulate 1 --stage 2",
+        ] {
+            let other = of(flags);
+            assert_eq!(alone.0, other.0, "{dtype} {flags}");
+            assert!(alone.1 == other.1, "weights of {dtype} {flags}");
+        }
+    }
+    bench.nothing_left();
+    let other = bench.run("train --model nano --data text.txt --ranks 6 --reproducible");
+    other.refusal(2, &["--reproducible with 6 ranks", "take 4 or 8"]);
 }
 
 #[test]

@@ -42,6 +42,7 @@ fn ranks_of_a_host_hold_and_send_what_was_planned() {
     compare("--ranks 2 --micro-batch 3", &[0, 1, 2, 3]);
     compare("--ranks 3 --accumulate 2 --dtype f32 --transport threads --bucket-size 20K", &[0, 2, 3]);
     compare("--ranks 1 --recompute full --accumulate 2", &[0, 3]);
+    compare("--ranks 2 --accumulate 9 --reproducible --bucket-size 20K", &[1, 3]);
 }
 
 #[test]

@@ -22,7 +22,16 @@ const HEADINGS: [(&str, &[&str]); 6] = [
     ("Device and numbers", &["device", "attention", "matmul_precision", "offload", "cuda_graphs", "dtype"]),
     (
         "Steps and ZeRO",
-        &["stage", "steps", "micro_batch", "accumulate", "recompute", "prefetch", "bucket_size"],
+        &[
+            "stage",
+            "steps",
+            "micro_batch",
+            "accumulate",
+            "reproducible",
+            "recompute",
+            "prefetch",
+            "bucket_size",
+        ],
     ),
     ("Optimizer", &["lr", "min_lr", "warmup", "schedule", "weight_decay", "beta1", "beta2", "eps", "clip"]),
     ("Output", &["eval_every", "eval_tokens", "metrics", "save", "sample", "color", "quiet"]),

@@ -24,6 +24,9 @@ pub fn of_memory(zero: &zero::Config, batch: &MicroBatch, world: usize, fewer: b
     if zero.stage.level() < shards {
         advice += ", or a higher --stage";
     }
+    if computes && zero.sums() > 1 {
+        advice += ", or no --reproducible";
+    }
     if computes && zero.accumulate > 1 {
         advice += ", or --accumulate 1";
     }
@@ -42,8 +45,8 @@ mod tests {
     #[test]
     fn what_is_advised_of_memory_would_help() {
         let advice = |placement, stage, accumulate, rows, world| {
-            let zero =
-                zero::Config { placement, stage: Stage::ALL[stage], accumulate, ..zero::Config::default() };
+            let (stage, reproducible) = (Stage::ALL[stage], accumulate > 2);
+            let zero = zero::Config { placement, stage, accumulate, reproducible, ..zero::Config::default() };
             let precision = MatmulPrecision::Highest;
             let batch = MicroBatch { rows, length: 64, recompute: Recompute::None, precision, threads: 1 };
             of_memory(&zero, &batch, world, world > 1)
@@ -60,6 +63,12 @@ mod tests {
                 "--model or --seq, or a higher --stage, or --accumulate 1, or --recompute full",
             ),
             (advice(Placement::Host, 2, 2, 1, 1), "--model or --seq, or --accumulate 1, or --recompute full"),
+            (
+                advice(Placement::Host, 2, 4, 1, 1),
+                "--model or --seq, or no --reproducible, or --accumulate 1, or --recompute full",
+            ),
+            // No more sums than without.
+            (advice(Placement::Host, 2, 3, 1, 1), "--model or --seq, or --accumulate 1, or --recompute full"),
             (advice(Placement::Offloaded, 0, 1, 4, 2), "--model, or fewer --ranks, or a higher --stage"),
             (advice(Placement::Offloaded, 1, 1, 4, 2), "--model, or fewer --ranks"),
             (advice(Placement::Device, 0, 2, 4, 1), "--model"),

@@ -18,22 +18,22 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Checks them.
+    /// Checks those of a run of `world` ranks.
     ///
     /// # Errors
     /// The first that makes no sense, with its flag and what would.
-    pub fn check(args: &TrainArgs) -> Result<Self> {
+    pub fn check(args: &TrainArgs, world: usize) -> Result<Self> {
         at_least_one("--steps", args.steps)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         at_least_one("--accumulate", args.accumulate)?;
         args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
         args.eval_tokens.map_or(Ok(()), |tokens| at_least_one("--eval-tokens", tokens))?;
-        Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args)? })
+        Ok(Numbers { rate: rate(args)?, val_fraction: val_fraction(args)?, zero: zero_config(args, world)? })
     }
 }
 
 /// What `zero` needs to know, for the processor.
-fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
+fn zero_config(args: &TrainArgs, world: usize) -> Result<zero::Config> {
     let bucket_bytes =
         human::parse_bytes(&args.bucket_size).map_err(|e| Failure::usage(format!("--bucket-size: {e}")))?;
     if bucket_bytes == 0 {
@@ -58,10 +58,22 @@ fn zero_config(args: &TrainArgs) -> Result<zero::Config> {
         bucket_bytes,
         prefetch: prefetch(args.prefetch, stage)?,
         accumulate: args.accumulate,
+        reproducible: reproducible(args, world)?,
         adamw,
         clip: (clip > 0.0).then_some(clip as f32),
         placement: zero::Placement::Host,
     })
+}
+
+/// Whether numbers of ranks change no bit, where ranks are as many as that can be had for.
+fn reproducible(args: &TrainArgs, world: usize) -> Result<bool> {
+    if args.reproducible && !world.is_power_of_two() {
+        let (fewer, more) = (1 << world.ilog2(), world.next_power_of_two());
+        return usage(format!(
+            "--reproducible with {world} ranks: the bits are the same on powers of two of ranks: take {fewer} or {more}"
+        ));
+    }
+    Ok(args.reproducible)
 }
 
 /// The learning rate of each step.
@@ -167,7 +179,7 @@ mod tests {
     use zero::{AdamW, Config};
 
     fn check(flags: &str) -> Numbers {
-        Numbers::check(&train(flags)).unwrap_or_else(|e| panic!("{flags}: {e}"))
+        Numbers::check(&train(flags), 2).unwrap_or_else(|e| panic!("{flags}: {e}"))
     }
 
     /// As `--help` has them.
@@ -191,9 +203,22 @@ mod tests {
             ("--clip 0.25", clip(Some(0.25))),
             ("--clip 3", clip(Some(3.0))),
             ("--clip 0", clip(None)),
+            ("--reproducible", Config { reproducible: true, ..usual.clone() }),
         ] {
             assert_eq!(check(flags).zero, expected, "{flags}");
             assert_eq!(check(flags).rate, RATE, "{flags}");
+        }
+    }
+
+    #[test]
+    fn what_is_reproducible_has_a_power_of_two_of_ranks() {
+        for (world, ways) in [(3, "take 2 or 4"), (6, "take 4 or 8"), (100, "take 64 or 128")] {
+            let e = Numbers::check(&train("--reproducible"), world).err().unwrap();
+            assert!(e.code() == 2 && e.to_string().ends_with(ways), "{e}");
+            assert!(Numbers::check(&train(""), world).is_ok());
+        }
+        for world in [1, 2, 64] {
+            assert!(Numbers::check(&train("--reproducible"), world).is_ok());
         }
     }
 
