@@ -3,7 +3,7 @@
 mod feed;
 pub mod held;
 mod made;
-mod room;
+pub mod room;
 
 pub use feed::Feed;
 
@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 const RANDOM: &str = "random";
 /// What those are called in reports.
 const RANDOM_TOKENS: &str = "random tokens";
-/// What is no text is refused with this.
-const TAKES: &str = "--data takes UTF-8 text, or token files made by 'caravan tokenize' or for llm.c, which do not come through a pipe";
+/// What is no text is refused with this, of the flag that names it.
+const TAKES: &str = "takes UTF-8 text, or token files made by 'caravan tokenize' or for llm.c, which do not come through a pipe";
 /// Ranks find here the descriptor of the tokens that their parent made from text, the [mark](made::mark) of what made them, and what the
 /// parent calls them.
 const HANDED: &str = "CARAVAN_TOKENS_FD";
@@ -46,12 +46,12 @@ pub fn check_random(paths: &[PathBuf]) -> Result<()> {
     }
 }
 
-/// Refuses a dash, which is no name here for the standard input.
+/// Refuses a dash, which is no name here for the standard input, where `flag` names files.
 ///
 /// # Errors
 /// What to take instead.
-pub fn check_names(paths: &[PathBuf]) -> Result<()> {
-    paths.iter().try_for_each(|path| files::check_name("--data", path, "/dev/stdin for the standard input"))
+pub fn check_names(flag: &str, paths: &[PathBuf]) -> Result<()> {
+    paths.iter().try_for_each(|path| files::check_name(flag, path, "/dev/stdin for the standard input"))
 }
 
 /// Refuses random tokens beside files.
@@ -65,7 +65,7 @@ pub fn check_alone(paths: &[PathBuf]) -> Result<()> {
     }
 }
 
-/// What `--data` names.
+/// What `--data` or `--val-data` names.
 pub enum Input {
     /// Text files.
     Text {
@@ -103,7 +103,7 @@ impl Input {
             let files = text::corpus_below(Path::new("."), &mut left_out)?;
             return Ok(Input::Text { files, left_out: Some(left_out) });
         }
-        Self::named_by(paths, of_several)
+        Self::named_by("--data", paths, of_several)
     }
 
     /// What the parent of this rank has made, if it says so in this variable.
@@ -115,28 +115,28 @@ impl Input {
         Some(Input::Handed { path, by: by.to_owned(), about: about.to_owned() })
     }
 
-    /// Files and directories, of which there are some.
-    fn named_by(paths: &[PathBuf], of_several: bool) -> Result<Self> {
-        let files = list(paths, Reads::TextOrTokens)?;
+    /// Files and directories that `flag` names, of which there are some.
+    fn named_by(flag: &str, paths: &[PathBuf], of_several: bool) -> Result<Self> {
+        let files = list(flag, paths, Reads::TextOrTokens)?;
         let mut tokenised = Vec::new();
         for file in &files {
             let pipe = file.metadata().is_ok_and(|there| there.file_type().is_fifo());
             if pipe && of_several {
                 return Err(Failure::usage(format!(
-                    "--data {} is a pipe, which one process can read and these ranks are several: 'caravan tokenize' makes \
+                    "{flag} {} is a pipe, which one process can read and these ranks are several: 'caravan tokenize' makes \
                      a token file of what comes out of it",
                     file.display()
                 )));
             }
             // A look would take from it.
             let looks = if pipe { Ok(false) } else { TokenFile::looks_like(file) };
-            tokenised.push(looks.map_err(|e| Failure::usage(format!("--data {e}; {TAKES}")))?);
+            tokenised.push(looks.map_err(|e| Failure::usage(format!("{flag} {e}; {flag} {TAKES}")))?);
         }
         match tokenised.iter().position(|&tokens| !tokens) {
             None => Ok(Input::Tokens(files)),
             Some(_) if !tokenised.contains(&true) => Ok(Input::Text { files, left_out: None }),
             Some(odd) => Err(Failure::usage(format!(
-                "--data has both token files and {}, which is none{}",
+                "{flag} has both token files and {}, which is none{}",
                 files[odd].display(),
                 match text::headerless(&files[odd]) {
                     "" => ": 'caravan tokenize' makes a token file of text",
@@ -162,26 +162,34 @@ impl Input {
         }
     }
 
+    /// The files that are read.
+    pub fn files(&self) -> &[PathBuf] {
+        match self {
+            Input::Text { files, .. } => files,
+            _ => self.token_files(),
+        }
+    }
+
     /// Whether it is text, so that a tokenizer has to be known.
     pub fn is_text(&self) -> bool {
         !matches!(self, Input::Tokens(_))
     }
 }
 
-/// The files that `--data` names, directories opened up, for who `reads` them.
+/// The files that `flag` names, directories opened up, for who `reads` them.
 ///
 /// # Errors
 /// A file that is named twice; a path where nothing is, also where it is the word for random tokens, for which nobody
 /// comes here; those of [`text::files_below`].
-pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
-    check_names(paths)?;
+pub fn list(flag: &str, paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
+    check_names(flag, paths)?;
     let mut files = Vec::new();
     for path in paths {
         match path.metadata() {
-            Ok(there) if there.is_dir() => files.extend(text::files_below(path, reads)?),
+            Ok(there) if there.is_dir() => files.extend(text::files_below(flag, path, reads)?),
             Ok(_) => files.push(path.clone()),
             Err(e) if e.kind() != ErrorKind::NotFound => {
-                return Err(Failure::usage(format!("--data {}: {e}", path.display())));
+                return Err(Failure::usage(format!("{flag} {}: {e}", path.display())));
             }
             Err(_) => {
                 let hint = match path == Path::new(RANDOM) {
@@ -189,12 +197,12 @@ pub fn list(paths: &[PathBuf], reads: Reads) -> Result<Vec<PathBuf>> {
                     false => "",
                 };
                 return Err(Failure::usage(format!(
-                    "--data {}: there is no such file or directory{hint}",
+                    "{flag} {}: there is no such file or directory{hint}",
                     path.display()
                 )));
             }
         }
     }
-    files::check_once("--data", &files)?;
+    files::check_once(flag, &files)?;
     Ok(files)
 }

@@ -2,7 +2,7 @@
 
 use crate::agree::Signature;
 use crate::args::{Colour, DeviceKind, EvalArgs, Precision};
-use crate::data::{Feed, Input};
+use crate::data::{Feed, Input, held};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
@@ -101,6 +101,7 @@ impl EvalPlan {
         check_weights(&args.model)?;
         let model = ModelChoice::directory(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;
+        held::check_mixed("--data", &args.data, &input, "--data {}/*val*.bin")?;
         ranks.check_inputs("--data", input.token_files(), identity)?;
         if let (Some(tokenizer), false) = (&args.tokenizer, input.is_text()) {
             return Err(Failure::usage(format!(

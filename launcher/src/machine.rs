@@ -39,7 +39,7 @@ impl Machine {
         let uname = rustix::system::uname();
         let (memory, memory_available) = meminfo();
         Machine {
-            host: host(),
+            host: bootstrap::host_name(),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             cpu: cpu_name(),
             cores: bootstrap::processors(),
@@ -61,12 +61,6 @@ impl Machine {
         self.cgroup_memory.map_or(all, |limit| limit.min(all))
     }
 
-    /// Of them, about those that nobody has yet; where nobody says, all.
-    pub fn free_memory(&self) -> u64 {
-        let free = if self.memory_available == 0 { u64::MAX } else { self.memory_available };
-        self.usable_memory().min(free)
-    }
-
     /// The same as JSON.
     pub fn json(&self) -> Value {
         json!({
@@ -84,11 +78,6 @@ impl Machine {
             "shm_free_bytes": self.shm.map(|s| s.1),
         })
     }
-}
-
-/// The name of this machine on the network.
-pub fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// What could still be had of this machine's memory when the program first asked: before it held anything itself, and before

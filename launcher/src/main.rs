@@ -5,6 +5,7 @@
 // They panic where nobody reads: `out` prints.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod about;
 mod agree;
 mod args;
 mod bench;

@@ -21,7 +21,7 @@ use crate::bench::tuning;
 use crate::data::{self, Feed, Input, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind};
+use crate::files;
 use crate::human;
 use crate::machine::{self, Machine};
 use crate::rate::Rate;
@@ -130,7 +130,7 @@ impl TrainPlan {
         let held = held::find(&args.data, &args.val_data, of_several)?;
         for (flag, paths, input) in [("--data", &args.data, &input), ("--val-data", &args.val_data, &held)] {
             let Some(input) = input else { continue };
-            held::check_mixed(flag, paths, input)?;
+            held::check_mixed(flag, paths, input, "--data {}/*train*.bin --val-data {}/*val*.bin")?;
             ranks.check_inputs(flag, input.token_files(), identity)?;
         }
         let for_text = input.iter().chain(&held).any(Input::is_text);
@@ -151,6 +151,15 @@ impl TrainPlan {
             model.config.padding = None;
         }
         let length = sequence(args, &model)?;
+        if let Some(file) = &args.metrics {
+            let read = input.iter().chain(&held).flat_map(Input::files).cloned().chain(model.files());
+            let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
+            let read = read
+                .chain(tokenizer.as_ref().and_then(Tokenizer::path))
+                .chain(beside)
+                .chain(tuning::named(args.ranks.tuning.as_ref()));
+            files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
+        }
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
             let (save, metrics) = (args.save.as_deref(), args.metrics.as_deref());
@@ -167,25 +176,12 @@ impl TrainPlan {
                 Feed::open(input, held, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?
             }
         };
-        if let Some(file) = &args.metrics {
-            let read = feed.files().cloned().chain(model.files());
-            let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
-            let read = read
-                .chain(tokenizer.as_ref().and_then(Tokenizer::path))
-                .chain(beside)
-                .chain(tuning::named(args.ranks.tuning.as_ref()));
-            files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
-            if identity.is_none() {
-                files::check_replaced("--metrics", file, Kind::Metrics)?;
-            }
-        }
-        let val_fraction = match args.data.is_empty() && args.val_fraction.is_none() {
-            true => val_fraction.min(HELD_OUT_UNASKED as f64 / feed.tokens().len() as f64),
-            false => val_fraction,
-        };
-        let feed = feed.hold_out(val_fraction)?;
+        let asked = args.val_fraction.as_ref();
+        let most = if args.data.is_empty() && asked.is_none() { HELD_OUT_UNASKED } else { usize::MAX };
+        let feed = feed.hold_out(val_fraction, most)?;
+        let val_fraction = val_fraction.min(most as f64 / feed.tokens().len() as f64);
         check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
-        feed.check_held_out(val_fraction, length)?;
+        feed.check_held_out(asked, val_fraction, length)?;
         check_tokens(&feed, identity)?;
         let order = match args.order {
             Order::Sequential => tokens::Order::Sequential,
@@ -235,8 +231,7 @@ impl TrainPlan {
     pub fn check_outputs(&self) -> Result<()> {
         let (save, metrics) = (self.save.as_deref(), self.metrics.as_deref());
         let data = self.feed.named();
-        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, save, metrics)?;
-        metrics.map_or(Ok(()), |file| files::check_replaced("--metrics", file, Kind::Metrics))
+        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, save, metrics)
     }
 
     /// What its memory follows from.
@@ -328,7 +323,7 @@ impl TrainPlan {
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     Numbers::check(args, world)?;
     check_device(args)?;
-    data::check_names(&args.data)?;
+    data::check_names("--data", &args.data)?;
     data::check_alone(&args.data)?;
     held::check(&args.data, &args.val_data)?;
     let name = &*args.model.to_string_lossy();

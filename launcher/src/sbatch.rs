@@ -198,7 +198,7 @@ impl Inner {
                 device::matmul_precision(&args.device, args.dtype)?;
                 at_least_one("--micro-batch", args.micro_batch)?;
                 args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
-                data::check_names(&args.data)?;
+                data::check_names("--data", &args.data)?;
                 data::check_alone(&args.data)?;
                 ("eval", cuda(&args.device))
             }

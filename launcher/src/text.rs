@@ -1,8 +1,9 @@
 //! Which files are the text of a run, and their content as UTF-8.
 
+use crate::data::room;
 use crate::failure::{Failure, Result};
 use crate::human::{self, several};
-use crate::machine::Machine;
+use collectives::transport::shm::memory_available;
 use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -23,17 +24,17 @@ const SKIPPED: [&str; 3] = ["target", "node_modules", "__pycache__"];
 
 /// The text files below `dir`, sorted by path: .md, .rs and .txt, outside hidden directories, build products and models; the
 /// token files, where there is no text. Links to files are followed, those to directories are not: there may be rings.
-/// Who `reads` only text need not mind what else is there.
+/// Who `reads` only text need not mind what else is there. Messages say by which `flag` it was named.
 ///
 /// # Errors
 /// A directory that cannot be read, or in which no such file is, or a link to nothing; text and token files, of which only
 /// who named the directory knows which are meant.
-pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
+pub fn files_below(flag: &str, dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     let named = Walk { sizes: 1..=u64::MAX, links: true };
     let text = named.of(dir, &ENDINGS, &mut |_, e| Err(e))?;
     let first = match (text.first(), reads) {
-        (None, Reads::Text) => return Err(nothing_below(dir, reads)),
-        (None, Reads::TextOrTokens) => return tokens_below(dir),
+        (None, Reads::Text) => return Err(nothing_below(flag, dir, reads)),
+        (None, Reads::TextOrTokens) => return tokens_below(flag, dir),
         (Some(_), Reads::Text) => return Ok(text),
         (Some(first), Reads::TextOrTokens) => first,
     };
@@ -42,7 +43,7 @@ pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     match found.iter().filter(|file| TokenFile::looks_like(file).unwrap_or(false)).count() {
         0 => Ok(text),
         tokens => Err(Failure::usage(format!(
-            "--data {} has text ({} first) and {}: name those that are meant",
+            "{flag} {} has text ({} first) and {}: name those that are meant",
             dir.display(),
             first.display(),
             several(tokens, "token file")
@@ -50,7 +51,7 @@ pub fn files_below(dir: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// What a command makes of `--data`.
+/// What a command makes of data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
     Text,
@@ -59,7 +60,7 @@ pub enum Reads {
 
 /// The token files below `dir`, in which there is no text. What has their ending and is none is one that is broken, where
 /// there are others.
-fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
+fn tokens_below(flag: &str, dir: &Path) -> Result<Vec<PathBuf>> {
     let named = Walk { sizes: 0..=u64::MAX, links: true };
     let (mut tokens, mut odd) = (Vec::new(), None);
     for file in named.of(dir, &[TOKENS], &mut |_, e| Err(e))? {
@@ -75,10 +76,10 @@ fn tokens_below(dir: &Path) -> Result<Vec<PathBuf>> {
             odd.display(),
             headerless(&odd)
         ))),
-        (None, None) => Err(nothing_below(dir, Reads::TextOrTokens)),
+        (None, None) => Err(nothing_below(flag, dir, Reads::TextOrTokens)),
         (Some(_), None) => Ok(tokens),
         (Some(first), Some(odd)) => Err(Failure::usage(format!(
-            "--data {} has token files ({} first) and {}, which is {}: make it whole or take it away, or name those that \
+            "{flag} {} has token files ({} first) and {}, which is {}: make it whole or take it away, or name those that \
              are meant",
             dir.display(),
             first.display(),
@@ -109,7 +110,7 @@ pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathB
         file.extension().is_none_or(|e| e != TOKENS) || TokenFile::looks_like(file).unwrap_or(false)
     });
     match named.first() {
-        None => Err(nothing_below(dir, Reads::TextOrTokens)),
+        None => Err(nothing_below("--data", dir, Reads::TextOrTokens)),
         Some(first) => Err(Failure::usage(format!(
             "no text of at most {} below {}, as is taken where nobody names any, but {} larger or of tokens: take --data {}",
             human::bytes(LARGEST),
@@ -128,7 +129,7 @@ pub fn headerless(file: &Path) -> &'static str {
     }
 }
 
-fn nothing_below(dir: &Path, reads: Reads) -> Failure {
+fn nothing_below(flag: &str, dir: &Path, reads: Reads) -> Failure {
     let takes = match reads {
         Reads::Text => "text files, or directories with .md, .rs or .txt files",
         Reads::TextOrTokens => {
@@ -147,7 +148,7 @@ fn nothing_below(dir: &Path, reads: Reads) -> Failure {
         }
         _ => String::new(),
     };
-    Failure::usage(format!("no text below {}{aside}: --data takes {takes}", dir.display()))
+    Failure::usage(format!("no text below {}{aside}: {flag} takes {takes}", dir.display()))
 }
 
 /// Lets `see` what is below `dir`, but for what hidden directories, products, models and links to directories have in them.
@@ -250,28 +251,28 @@ impl Walk {
     }
 }
 
-/// The content of a text file, for a command that says what it `takes`.
+/// The content of a text file that `flag` names, for a command that says what it `takes`.
 ///
 /// # Errors
 /// A file that is missing or not UTF-8, with the offset of the first byte that is not, or that has a zero byte: tokens of two
 /// bytes and UTF-16 are mostly UTF-8 with such, and text has none.
-pub fn read(path: &Path, takes: &str) -> Result<String> {
+pub fn read(flag: &str, path: &Path, takes: &str) -> Result<String> {
     /// What any machine can hold.
     const LITTLE: u64 = 1 << 30;
     if let Some(bytes) = path.metadata().ok().map(|m| m.len()).filter(|&bytes| bytes > LITTLE) {
-        check_room(path, bytes, false, Machine::probe().usable_memory())?;
+        room::check_text(flag, path, bytes)?;
     }
-    let cannot = |e| Failure::usage(format!("cannot read --data {}: {e}", path.display()));
+    let cannot = |e| Failure::usage(format!("cannot read {flag} {}: {e}", path.display()));
     let file = fs::File::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
     match file.metadata().map_err(cannot)?.len() {
         // A pipe or a device says no length, and may never end.
         0 => {
-            let most = Machine::probe().free_memory() / 2;
+            let most = memory_available().bytes / 2;
             file.take(most).read_to_end(&mut bytes).map_err(cannot)?;
             if bytes.len() as u64 == most {
                 return Err(Failure::usage(format!(
-                    "--data {} goes on after {}, half of this machine's free memory: split it into smaller files",
+                    "{flag} {} goes on after {}, half of this machine's free memory: split it into smaller files",
                     path.display(),
                     human::bytes(most)
                 )));
@@ -280,12 +281,12 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
         _ => drop((&file).read_to_end(&mut bytes).map_err(cannot)?),
     }
     if is_swapped(&bytes) {
-        return Err(Failure::usage(format!("--data {}: {OTHER_ORDER}", path.display())));
+        return Err(Failure::usage(format!("{flag} {}: {OTHER_ORDER}", path.display())));
     }
     let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Failure::usage(format!(
-            "--data {} is not UTF-8 text: byte {:#04x} at offset {at}; {takes}{}",
+            "{flag} {} is not UTF-8 text: byte {:#04x} at offset {at}; {takes}{}",
             path.display(),
             e.as_bytes()[at],
             headerless(path)
@@ -294,37 +295,9 @@ pub fn read(path: &Path, takes: &str) -> Result<String> {
     match text.find('\0') {
         None => Ok(text),
         Some(at) => Err(Failure::usage(format!(
-            "--data {} is no text: it has a zero byte at offset {at}; {takes}{}",
+            "{flag} {} is no text: it has a zero byte at offset {at}; {takes}{}",
             path.display(),
             headerless(path)
-        ))),
-    }
-}
-
-/// Whether each of these texts can be held beside its tokens.
-///
-/// # Errors
-/// The first that is too large.
-pub fn check_room_for_tokens(paths: &[PathBuf]) -> Result<()> {
-    let have = Machine::probe().usable_memory();
-    // That one cannot be read is told where it is.
-    let sizes = paths.iter().filter_map(|path| Some((path, path.metadata().ok()?.len())));
-    sizes.into_iter().try_for_each(|(path, bytes)| check_room(path, bytes, true, have))
-}
-
-/// Whether a text of so many bytes can be held, by itself or beside its tokens, which take about as much.
-fn check_room(path: &Path, bytes: u64, with_tokens: bool, have: u64) -> Result<()> {
-    let (needed, beside) = match with_tokens {
-        true => (2 * bytes, ", its tokens take about as much beside it,"),
-        false => (bytes, ""),
-    };
-    match needed < have {
-        true => Ok(()),
-        false => Err(Failure::usage(format!(
-            "--data {} has {}{beside} and this machine has {} of memory: split it into smaller files",
-            path.display(),
-            human::bytes(bytes),
-            human::bytes(have)
         ))),
     }
 }
@@ -342,7 +315,12 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, bytes).unwrap();
         };
-        assert!(files_below(root, Reads::TextOrTokens).unwrap_err().to_string().contains("no text below"));
+        assert!(
+            files_below("--data", root, Reads::TextOrTokens)
+                .unwrap_err()
+                .to_string()
+                .contains("no text below")
+        );
         write("b/z.rs", b"z");
         write("a.md", b"a");
         write("b/notes.txt", b"n");
@@ -369,14 +347,17 @@ mod tests {
         link(root, "b/ring.txt");
         let named = |names: &[&str]| names.iter().map(|n| root.join(n)).collect::<Vec<_>>();
         let all = ["a.md", "b/far.txt", "b/notes.txt", "b/z.rs", "big.txt"];
-        assert_eq!(files_below(root, Reads::TextOrTokens).unwrap(), named(&all));
+        assert_eq!(files_below("--data", root, Reads::TextOrTokens).unwrap(), named(&all));
         let mut left_out = vec![];
         assert_eq!(corpus_below(root, &mut left_out).unwrap(), named(&["a.md", "b/notes.txt", "b/z.rs"]));
         assert!(left_out.is_empty());
         // Who names a model's directory means it.
-        assert_eq!(files_below(&root.join("saved"), Reads::Text).unwrap(), named(&["saved/merges.txt"]));
+        assert_eq!(
+            files_below("--data", &root.join("saved"), Reads::Text).unwrap(),
+            named(&["saved/merges.txt"])
+        );
         link(Path::new("nothing"), "lost.txt");
-        let e = files_below(root, Reads::TextOrTokens).unwrap_err().to_string();
+        let e = files_below("--data", root, Reads::TextOrTokens).unwrap_err().to_string();
         assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
         assert_eq!(corpus_below(root, &mut left_out).unwrap().len(), 3);
     }
@@ -384,7 +365,7 @@ mod tests {
     #[test]
     fn a_link_to_a_directory_is_named_where_there_is_no_text() {
         let dir = tempfile::tempdir().unwrap();
-        let refusal = || files_below(dir.path(), Reads::Text).unwrap_err().to_string();
+        let refusal = || files_below("--data", dir.path(), Reads::Text).unwrap_err().to_string();
         for name in [".hidden", "target"] {
             std::os::unix::fs::symlink(dir.path(), dir.path().join(name)).unwrap();
         }
@@ -422,7 +403,7 @@ mod tests {
     fn a_directory_without_text_may_hold_token_files() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: &[u8]| fs::write(dir.path().join(name), bytes).unwrap();
-        let below = || files_below(dir.path(), Reads::TextOrTokens);
+        let below = || files_below("--data", dir.path(), Reads::TextOrTokens);
         write("pytorch_model.bin", b"PK no tokens");
         assert!(below().unwrap_err().to_string().contains("token files (.bin)"));
         write("b.bin", &20_240_520i32.to_le_bytes());
@@ -439,7 +420,7 @@ mod tests {
         }
         assert_eq!(below().unwrap(), ["a.bin", "b.bin"].map(|name| dir.path().join(name)));
         // Who takes no token files is not told that they are taken.
-        let e = files_below(dir.path(), Reads::Text).unwrap_err();
+        let e = files_below("--data", dir.path(), Reads::Text).unwrap_err();
         assert!(e.code() == 2 && e.to_string().contains("no text below"), "{e}");
         assert!(e.to_string().ends_with("text files, or directories with .md, .rs or .txt files"), "{e}");
         // Only who named the directory knows whether the text is what is meant, or a remark about the tokens.
@@ -447,7 +428,7 @@ mod tests {
         let e = below().unwrap_err();
         let words = ["has text (", "README.md first) and 2 token files: name those"];
         assert!(e.code() == 2 && words.iter().all(|word| e.to_string().contains(word)), "{e}");
-        assert_eq!(files_below(dir.path(), Reads::Text).unwrap(), [dir.path().join("README.md")]);
+        assert_eq!(files_below("--data", dir.path(), Reads::Text).unwrap(), [dir.path().join("README.md")]);
         assert_eq!(corpus_below(dir.path(), &mut vec![]).unwrap(), [dir.path().join("README.md")]);
         // What cannot be looked at is no token file for sure.
         fs::remove_file(dir.path().join("a.bin")).unwrap();
@@ -457,37 +438,12 @@ mod tests {
     }
 
     #[test]
-    fn a_text_larger_than_memory_is_refused() {
-        let of = |bytes, with| check_room(Path::new("huge.txt"), bytes, with, 32 << 30);
-        of(31 << 30, false).unwrap();
-        let text = of(40 << 30, false).unwrap_err().to_string();
-        assert!(text.contains("huge.txt has 40.0 GiB") && text.contains("32.0 GiB of memory"), "{text}");
-        of(15 << 30, true).unwrap();
-        let text = of(20 << 30, true).unwrap_err().to_string();
-        assert!(
-            text.contains("huge.txt has 20.0 GiB, its tokens") && text.contains("32.0 GiB of memory"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_text_that_leaves_its_tokens_no_room_is_refused_before_it_is_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let (sparse, small) = (dir.path().join("sparse.txt"), dir.path().join("small.txt"));
-        fs::write(&small, "text").unwrap();
-        fs::File::create(&sparse).unwrap().set_len(Machine::probe().usable_memory() / 2).unwrap();
-        check_room_for_tokens(std::slice::from_ref(&small)).unwrap();
-        let text = check_room_for_tokens(&[small, sparse]).unwrap_err().to_string();
-        assert!(text.contains("sparse.txt"), "{text}");
-    }
-
-    #[test]
     fn what_is_not_text_is_named_with_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("latin1.txt");
         fs::write(&path, b"caf\xe9 au lait").unwrap();
-        let text = read(&path, "take text").unwrap_err().to_string();
+        let text = read("--data", &path, "take text").unwrap_err().to_string();
         assert!(text.contains("latin1.txt") && text.contains("0xe9 at offset 3; take text"), "{text}");
-        assert!(read(&dir.path().join("none"), "").unwrap_err().to_string().contains("none"));
+        assert!(read("--data", &dir.path().join("none"), "").unwrap_err().to_string().contains("none"));
     }
 }

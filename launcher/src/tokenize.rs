@@ -1,7 +1,7 @@
 //! `caravan tokenize`: text to a token file in llm.c's format.
 
 use crate::args::TokenizeArgs;
-use crate::data;
+use crate::data::{self, room};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Way};
 use crate::human::several;
@@ -31,13 +31,13 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         )));
     }
     files::check_writable("--out", &args.out, Way::Whole)?;
-    let inputs = data::list(&args.data, Reads::Text)?;
+    let inputs = data::list("--data", &args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
     files::check_apart("--out", &args.out, &read)?;
     files::check_replaced("--out", &args.out, Kind::Tokens)?;
     match &tokenizer {
         Tokenizer::Bytes => check_count(&inputs)?,
-        Tokenizer::HuggingFace(_) => text::check_room_for_tokens(&inputs)?,
+        Tokenizer::HuggingFace(_) => room::check_texts("--data", &inputs)?,
     }
     let width = TokenWidth::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(files::through_links(&args.out), width).map_err(Failure::usage)?;
@@ -46,7 +46,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         texts.iter().try_for_each(|tokens| writer.push(tokens)).map_err(Failure::run)
     };
     for file in &inputs {
-        let content = text::read(file, TAKES)?;
+        let content = text::read("--data", file, TAKES)?;
         bytes += content.len() as u64;
         match &tokenizer {
             Tokenizer::Bytes => push_bytes(&mut writer, content.as_bytes()).map_err(Failure::run)?,

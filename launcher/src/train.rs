@@ -9,7 +9,6 @@ use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
 use crate::human::{self, several};
-use crate::machine;
 use crate::metrics::Record;
 use crate::out;
 use crate::plan::TrainPlan;
@@ -100,7 +99,7 @@ impl<'a, T: Float> Run<'a, T> {
         };
         // Rank 0 writes them, and all know whether it does.
         let hosts = match &plan.metrics {
-            Some(_) => agree::exchange(&comm, &machine::host())?,
+            Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
             None => Vec::new(),
         };
         let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);

@@ -55,11 +55,14 @@ fn what_cannot_be_held_out_is_told_by_its_flag() {
     bench.text("a.txt", 20_000);
     bench.text("b.txt", 3000);
     bench.text("short.txt", 64);
+    bench.file("empty.txt", "");
     bench.file("noise", [0xff, 0xfe, 0, 1]);
     for (flags, words) in [
         ("--data a.txt --val-data no.txt", ["--val-data no.txt", "no such file"]),
         ("--data a.txt --val-data noise", ["--val-data noise", "--val-data takes UTF-8 text"]),
-        ("--data a.txt --val-data random", ["--val-data random", "no such file"]),
+        ("--data a.txt --val-data a--data/no.txt", ["--val-data a--data/no.txt: ", "no such file"]),
+        ("--data a.txt --val-data empty.txt", ["--val-data is empty: empty.txt", "no tokens"]),
+        ("--data a.txt --val-data random", ["--val-data random: ", "./random"]),
         ("--data a.txt --val-data -", ["--val-data -", "/dev/stdin"]),
         ("--data a.txt --val-data b.txt b.txt", ["--val-data names b.txt twice", "once"]),
         ("--data a.txt --val-data short.txt", ["--val-data has 64 tokens", "a shorter --seq"]),

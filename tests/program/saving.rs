@@ -60,7 +60,7 @@ fn data_that_lie_in_a_model_are_not_replaced_by_another() {
     for data in ["m/merges.txt", "m", "link.txt", "text.txt m/merges.txt"] {
         bench.run(&format!("{TRAIN} m").replace("text.txt", data)).refusal(
             2,
-            &["--save ", "/m would replace", ".txt, which is among the --data", "another directory"],
+            &["--save ", "/m would replace", ".txt, which is among the data", "another directory"],
         );
     }
     assert_eq!(fs::read(bench.path("m/merges.txt")).unwrap(), text);

@@ -1,4 +1,4 @@
-//! Flags of other trainers, which people have at their fingers: what `train` has instead, for whoever takes one of them.
+//! Flags of other trainers, which people have at their fingers: what `train`, and `plan` with it, has instead.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -43,7 +43,8 @@ pub fn told(error: &clap::Error) -> Option<String> {
         _ => None,
     };
     let flag = context(ContextKind::InvalidArg)?;
-    if !error.to_string().contains("Usage: caravan train") && error.kind() == ErrorKind::UnknownArgument {
+    let of = |command: &str| error.to_string().contains(&format!("Usage: caravan {command}"));
+    if !(of("train") || of("plan")) && error.kind() == ErrorKind::UnknownArgument {
         return None;
     }
     match (error.kind(), context(ContextKind::InvalidValue)) {
@@ -99,6 +100,7 @@ mod tests {
         assert!(said("caravan eval --dtype fp16").contains("take bf16 or f32"));
         // What is mistyped, or another command's, is said as ever.
         assert!(said("caravan train --step 3").contains("a similar argument exists: '--steps'"));
+        assert!(said("caravan plan --resume").contains("no run is resumed"));
         assert!(!said("caravan bench all_reduce --resume").contains("no run is resumed"));
         assert!(said("caravan train --dtype f8").contains("possible values"));
     }

@@ -5,7 +5,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 
-/// Flags of other trainers, and ours, where [`foreign`](super::foreign) has nothing more to say of them. A batch of theirs may be one of all ranks and micro-batches: to guess would be wrong.
+/// Flags of other trainers, and ours, where [`foreign`](super::foreign) has nothing more to say of them.
 const OTHERS: [(&str, &str); 5] = [
     ("--zero", "stage"),
     ("--zero-stage", "stage"),
@@ -18,7 +18,8 @@ const OTHERS: [(&str, &str); 5] = [
 pub fn meant(mut error: clap::Error, command: &Command, words: &[OsString]) -> clap::Error {
     match (error.kind(), error.get(ContextKind::InvalidArg), error.get(ContextKind::SuggestedSubcommand)) {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(word)), _) => {
-            let ours = OTHERS.iter().find(|(theirs, _)| theirs == word).map(|(_, ours)| *ours);
+            let word = word.replace('_', "-");
+            let ours = OTHERS.iter().find(|(theirs, _)| *theirs == word).map(|(_, ours)| *ours);
             let asked = words.get(1).and_then(|name| command.find_subcommand(name));
             let has = |flag: &&str| {
                 asked.is_some_and(|asked| asked.get_arguments().any(|arg| arg.get_long() == Some(*flag)))
@@ -66,6 +67,7 @@ mod tests {
             ("train --zero 3", "'--stage'"),
             ("eval --model m --data d --batch-size 4", "'--micro-batch'"),
             ("train --gradient-accumulation 2", "'--accumulate'"),
+            ("plan --zero_stage 2", "'--stage'"),
             ("train --gradient-accumulation=2", "'--accumulate'"),
         ] {
             let text = refused(&format!("caravan {flags}"));

@@ -5,6 +5,7 @@ mod series;
 
 use super::table::significant;
 use crate::failure::{Failure, Result};
+use crate::machine::PROGRAM;
 pub use look::MOST_LINES;
 use look::{Look, Mark, looks, subjects};
 use plotters::coord::ranged1d::ValueFormatter;
@@ -38,6 +39,8 @@ pub fn svg(series: &[Series], title: &str) -> Result<String> {
     }
     let mut text = String::new();
     draw(series, title, &mut text).map_err(|e| Failure::run(format!("drawing the figure: {e}")))?;
+    // By which it is known later for one that may be replaced.
+    text.insert_str(text.find(">\n").map_or(0, |at| at + 2), &format!("<!-- generator: {PROGRAM} -->\n"));
     Ok(text)
 }
 

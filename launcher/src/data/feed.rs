@@ -2,6 +2,7 @@
 
 use super::made::{self, mark};
 use super::{HANDED, HELD_HANDED, Input, RANDOM_TOKENS, held};
+use crate::args::Number;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::tokenizer::{Share, Tokenizer};
@@ -28,9 +29,7 @@ struct Part {
     len: usize,
     /// What was read, in words; None of random tokens.
     about: Option<String>,
-    /// What was read.
-    files: Vec<PathBuf>,
-    /// What of that was asked for, by name or with a directory.
+    /// The files that were asked for, by name or with a directory.
     named: Vec<PathBuf>,
     /// Tokens that were made from text, and the [mark] of what made them: ranks read these instead of making them again, of
     /// text that may have changed.
@@ -38,8 +37,9 @@ struct Part {
 }
 
 impl Part {
-    /// The tokens of `input`, as [`Feed::open`] says.
+    /// The tokens of `input`, which `flag` names, as [`Feed::open`] says.
     fn open(
+        flag: &str,
         input: Input,
         tokenizer: Option<&Tokenizer>,
         vocab: usize,
@@ -47,31 +47,31 @@ impl Part {
     ) -> Result<(Self, Vec<Source>)> {
         let tokenizer = tokenizer.unwrap_or(&Tokenizer::Bytes);
         let named_files = input.named().to_vec();
-        let (about, files, sources, made) = match input {
+        let (about, sources, made) = match input {
             Input::Tokens(files) => {
                 let open = |file: &PathBuf| TokenFile::open(file).map(Source::File).map_err(Failure::usage);
                 let sources = files.iter().map(open).collect::<Result<_>>()?;
-                (named(&files, "token file"), files, sources, None)
+                (named(&files, "token file"), sources, None)
             }
             Input::Text { mut files, mut left_out } => {
-                let made = made::make(&mut files, &mut left_out, tokenizer, vocab, share)?;
+                let made = made::make(flag, &mut files, &mut left_out, tokenizer, vocab, share)?;
                 let path = format!("/proc/self/fd/{}", made.as_raw_fd());
                 let about = named(&files, "text file") + &aside(&left_out.unwrap_or_default());
-                (about, files, vec![made::source(&path, tokenizer)?], Some((made, mark(tokenizer))))
+                (about, vec![made::source(&path, tokenizer)?], Some((made, mark(tokenizer))))
             }
             Input::Handed { by, .. } if by != mark(tokenizer) => {
                 return Err(Failure::usage(format!(
-                    "tokenizer {} has changed since --data was made tokens by it: start again",
+                    "tokenizer {} has changed since {flag} was made tokens by it: start again",
                     tokenizer.name()
                 )));
             }
-            Input::Handed { path, about, .. } => (about, vec![], vec![made::source(&path, tokenizer)?], None),
+            Input::Handed { path, about, .. } => (about, vec![made::source(&path, tokenizer)?], None),
         };
         let len = sources.iter().map(Source::len).sum();
         if len == 0 {
-            return Err(Failure::usage(format!("the data are empty: {about} with no tokens")));
+            return Err(Failure::usage(format!("{flag} is empty: {about} with no tokens")));
         }
-        Ok((Part { len, about: Some(about), files, named: named_files, made }, sources))
+        Ok((Part { len, about: Some(about), named: named_files, made }, sources))
     }
 
     fn in_memory(&self) -> u64 {
@@ -88,7 +88,7 @@ impl Feed {
     /// Uniform random tokens, enough that none is seen twice.
     pub fn random(seed: u64, vocab: usize, len: usize) -> Self {
         let tokens = Tokens::new(vec![Source::Random { seed, vocab, len }], vocab);
-        let data = Part { len, about: None, files: vec![], named: vec![], made: None };
+        let data = Part { len, about: None, named: vec![], made: None };
         Feed { train: 0..len, held_out: len..len, tokens, data, held: None }
     }
 
@@ -105,12 +105,14 @@ impl Feed {
         vocab: usize,
         share: Share,
     ) -> Result<Self> {
-        let (data, mut sources) = Part::open(input, tokenizer, vocab, share)?;
+        if let Some(held) = &held {
+            held::check_apart(held, input.files())?;
+        }
+        let (data, mut sources) = Part::open("--data", input, tokenizer, vocab, share)?;
         let mut held_out = None;
         if let Some(input) = held {
-            held::check_apart(&input, &data.files)?;
             let rest = share.beside(data.in_memory());
-            let (part, more) = Part::open(input, tokenizer, vocab, rest).map_err(held::of_val_data)?;
+            let (part, more) = Part::open("--val-data", input, tokenizer, vocab, rest)?;
             sources.extend(more);
             held_out = Some(part);
         }
@@ -127,22 +129,24 @@ impl Feed {
         self.tokens.check().map_err(Failure::usage)
     }
 
-    /// Holds out the last `fraction` of the tokens for validation, where none are named for it.
+    /// Holds out the last `fraction` of the tokens for validation, but no more than `most`, where none are named for it.
     ///
     /// # Errors
     /// A fraction outside 0 to below 1.
-    pub fn hold_out(mut self, fraction: f64) -> Result<Self> {
+    pub fn hold_out(mut self, fraction: f64, most: usize) -> Result<Self> {
         if self.held.is_none() {
-            (self.train, self.held_out) = self.tokens.split(fraction).map_err(Failure::usage)?;
+            let (train, _) = self.tokens.split(fraction).map_err(Failure::usage)?;
+            let (all, held_out) = (self.tokens.len(), (self.tokens.len() - train.end).min(most));
+            (self.train, self.held_out) = (0..all - held_out, all - held_out..all);
         }
         Ok(self)
     }
 
-    /// Whether what is held out, if anything, holds a sequence of `length`.
+    /// Whether what is held out, by the fraction that was `asked` for or a usual one, holds a sequence of `length`.
     ///
     /// # Errors
     /// It does not.
-    pub fn check_held_out(&self, fraction: f64, length: usize) -> Result<()> {
+    pub fn check_held_out(&self, asked: Option<&Number>, fraction: f64, length: usize) -> Result<()> {
         let short = self.held_out.len() <= length;
         match (&self.held, fraction > 0.0) {
             (Some(_), _) if short => Err(Failure::usage(format!(
@@ -153,20 +157,18 @@ impl Feed {
             (Some(_), _) | (None, false) => Ok(()),
             (None, true) if !short => Ok(()),
             (None, true) => Err(Failure::usage(format!(
-                "--val-fraction {fraction} holds out {} of {} tokens, less than one sequence of {length} and its \
-                 next token: give more --data, a shorter --seq, or --val-fraction 0",
+                "{} holds out {} of {} tokens, less than one sequence of {length} and its next token: give more --data, a shorter \
+                 --seq, or --val-fraction 0",
+                asked.map_or("--val-fraction, 0.1 by default,".to_owned(), |asked| format!(
+                    "--val-fraction {asked} holds out"
+                )),
                 self.held_out.len(),
                 self.tokens.len()
             ))),
         }
     }
 
-    /// The files that hold them.
-    pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
-        self.parts().flat_map(|part| &part.files)
-    }
-
-    /// Those of them that were asked for, by name or with a directory: none of a corpus that nobody named.
+    /// The files that were asked for, by name or with a directory: none of a corpus that nobody named.
     pub fn named(&self) -> Vec<PathBuf> {
         self.parts().flat_map(|part| &part.named).cloned().collect()
     }

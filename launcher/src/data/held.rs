@@ -1,6 +1,6 @@
 //! Files that are held out whole: `--val-data`.
 
-use super::{HELD_HANDED, Input, check_names, is_random};
+use super::{HELD_HANDED, Input, RANDOM, check_names, is_random};
 use crate::failure::{Failure, Result};
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ pub fn find(data: &[PathBuf], paths: &[PathBuf], of_several: bool) -> Result<Opt
     if let Some(handed) = Input::handed(HELD_HANDED) {
         return Ok(Some(handed));
     }
-    Input::named_by(paths, of_several).map(Some).map_err(of_val_data)
+    Input::named_by("--val-data", paths, of_several).map(Some)
 }
 
 /// What can be said of their names on any machine.
@@ -26,21 +26,17 @@ pub fn find(data: &[PathBuf], paths: &[PathBuf], of_several: bool) -> Result<Opt
 /// # Errors
 /// A dash, or random tokens.
 pub fn check(data: &[PathBuf], paths: &[PathBuf]) -> Result<()> {
-    check_names(paths).map_err(of_val_data)?;
-    match is_random(data) {
-        true if !paths.is_empty() => Err(Failure::usage(
+    check_names("--val-data", paths)?;
+    if is_random(data) && !paths.is_empty() {
+        return Err(Failure::usage(
             "--val-data beside --data random: what random tokens teach says nothing of other tokens; leave one of them away",
-        )),
-        _ => Ok(()),
+        ));
     }
-}
-
-/// What is said of `--data` where the files are those of `--val-data`, which are read by the same code.
-pub(super) fn of_val_data(failure: Failure) -> Failure {
-    match failure {
-        Failure::Usage(text) => Failure::Usage(text.replace("--data", "--val-data")),
-        Failure::Run(text) => Failure::Run(text.replace("--data", "--val-data")),
-        other => other,
+    match paths.iter().any(|path| path == Path::new(RANDOM)) {
+        true => Err(Failure::usage(
+            "--val-data random: of random tokens there is nothing to learn; name files, if that is one ./random",
+        )),
+        false => Ok(()),
     }
 }
 
@@ -60,20 +56,29 @@ pub(super) fn check_apart(held: &Input, trained: &[PathBuf]) -> Result<()> {
 }
 
 /// Refuses a directory of token files of which some are for training and others for validation, as llm.c names them
-/// (`fineweb_train_000001.bin`, `fineweb_val_000000.bin`): taken as one sequence, a model would be trained on both.
+/// (`fineweb_train_000001.bin`, `fineweb_val_000000.bin`): taken as one sequence, a model would be trained on both, or
+/// evaluated. `remedy` says how the `train` and `val` files of a directory, `{}`, are named instead.
 ///
 /// # Errors
 /// The directory that `flag` names, and how its parts are named.
-pub fn check_mixed(flag: &str, paths: &[PathBuf], input: &Input) -> Result<()> {
+pub fn check_mixed(flag: &str, paths: &[PathBuf], input: &Input, remedy: &str) -> Result<()> {
     for dir in paths.iter().filter(|path| path.is_dir()) {
         let below = || input.token_files().iter().filter(|file| file.starts_with(dir));
         let of = |words: &[&str]| below().find(|file| has_word(file, words));
         if let (Some(train), Some(val)) = (of(&["train"]), of(&["val", "valid", "validation"])) {
-            let [name, other] = [train, val].map(|file| file.strip_prefix(dir).unwrap_or(file).display());
+            let [name, other] = [train, val].map(|file| file.strip_prefix(dir).unwrap_or(file));
+            // As a shell finds them.
+            let finds =
+                |name: &Path, word: &str| name.to_str().is_some_and(|n| n.contains(word) && !n.contains('/'));
             let dir = dir.display();
+            let or = match finds(name, "train") && finds(other, "val") {
+                true => format!(", or take {}", remedy.replace("{}", &dir.to_string())),
+                false => String::new(),
+            };
             return Err(Failure::usage(format!(
-                "{flag} {dir} has token files for training ({name}) and for validation ({other}): name the files, or take \
-                 --data {dir}/*train*.bin --val-data {dir}/*val*.bin"
+                "{flag} {dir} has token files for training ({}) and for validation ({}): name the files{or}",
+                name.display(),
+                other.display()
             )));
         }
     }
@@ -95,19 +100,31 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let check = |names: &[&str]| {
             let files = names.iter().map(|name| home.path().join(name)).collect();
-            check_mixed("--data", &[home.path().to_owned()], &Input::Tokens(files))
+            check_mixed(
+                "--data",
+                &[home.path().to_owned()],
+                &Input::Tokens(files),
+                "{}/*train*.bin, {}/*val*.bin",
+            )
         };
         for (train, val) in [
             ("tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"),
             ("fineweb_train_000001.bin", "fineweb_val_000000.bin"),
             ("train.bin", "val.bin"),
+            ("edu-train-1.bin", "edu-validation-1.bin"),
+            // No pattern finds these.
             ("edu-Train-1.bin", "edu-validation-1.bin"),
+            ("sub/train.bin", "sub/val.bin"),
         ] {
             let e = check(&[val, train]).unwrap_err();
             let dir = home.path().display();
-            let remedy = format!("take --data {dir}/*train*.bin --val-data {dir}/*val*.bin");
-            let words = [&format!("--data {dir} "), train, val, &remedy];
-            assert!(e.code() == 2 && words.iter().all(|word| e.to_string().contains(*word)), "{e}");
+            let found = !train.contains(['T', '/']);
+            let remedy =
+                if found { format!(", or take {dir}/*train*.bin, {dir}/*val*.bin") } else { String::new() };
+            let expected = format!(
+                "--data {dir} has token files for training ({train}) and for validation ({val}): name the files{remedy}"
+            );
+            assert_eq!((e.code(), e.to_string()), (2, expected));
             check(&[train, train]).unwrap();
             check(&[val, val]).unwrap();
         }
@@ -115,6 +132,20 @@ mod tests {
         // Files that are named are meant.
         let both = Input::Tokens(["a_train.bin", "a_val.bin"].map(|name| home.path().join(name)).to_vec());
         let Input::Tokens(paths) = &both else { unreachable!() };
-        check_mixed("--data", paths, &both).unwrap();
+        check_mixed("--data", paths, &both, "").unwrap();
+    }
+
+    #[test]
+    fn random_tokens_are_on_neither_side() {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        for (data, held, words) in [
+            (&["random"][..], &["b.txt"][..], "--val-data beside --data random: "),
+            (&["a.txt"], &["b.txt", "random"], "--val-data random: "),
+        ] {
+            let e = check(&paths(data), &paths(held)).unwrap_err();
+            assert!(e.code() == 2 && e.to_string().starts_with(words), "{e}");
+        }
+        check(&paths(&["random"]), &[]).unwrap();
+        check(&paths(&["a.txt"]), &paths(&["./random"])).unwrap();
     }
 }

@@ -25,9 +25,10 @@ pub(super) fn source(path: &str, tokenizer: &Tokenizer) -> Result<Source> {
     file.map(Source::File).map_err(Failure::run)
 }
 
-/// Tokens of text in an anonymous file that child processes inherit. Files that are no text are a failure, or go from
-/// `files` to `left_out`.
+/// Tokens of the text that `flag` names, in an anonymous file that child processes inherit. Files that are no text are a
+/// failure, or go from `files` to `left_out`.
 pub(super) fn make(
+    flag: &str,
     files: &mut Vec<PathBuf>,
     left_out: &mut Option<Vec<PathBuf>>,
     tokenizer: &Tokenizer,
@@ -36,7 +37,7 @@ pub(super) fn make(
 ) -> Result<File> {
     let sizes: Vec<u64> = files.iter().map(|path| path.metadata().map_or(0, |m| m.len())).collect();
     let text = sizes.iter().sum();
-    let mut room = Room { text, ranks: share.ranks as u64, have: share.memory };
+    let mut room = Room { flag, text, ranks: share.ranks as u64, have: share.memory };
     // Tokens take about as much as their text, and the largest text is there beside them.
     room.check(text + sizes.iter().max().unwrap_or(&0))?;
     let refused = |e: std::io::Error| {
@@ -59,21 +60,22 @@ pub(super) fn make(
     let (mut read, mut count, mut checked) = (0, 0, 0);
     let mut taken = Vec::with_capacity(files.len());
     let mut batch = Batch::new(tokenizer, share);
+    let takes = format!("{flag} {TAKES}");
     // How many tokens there are with those of the next texts, which are those of the files `taken` that came next.
     let mut keep = |file: &mut File, texts: Vec<Vec<u32>>, taken: &[PathBuf]| {
-        check_known(&texts, &taken[checked..], tokenizer, vocab)?;
+        check_known(flag, &texts, &taken[checked..], tokenizer, vocab)?;
         checked += texts.len();
         count += append(file, &texts).map_err(refused)?;
         match count > i32::MAX as usize {
             false => Ok(count),
-            true => Err(Failure::usage(
-                "--data has 2^31 tokens of text or more: 'caravan tokenize' makes token files of parts of it, all of which \
-                 --data then names",
-            )),
+            true => Err(Failure::usage(format!(
+                "{flag} has 2^31 tokens of text or more: 'caravan tokenize' makes token files of parts of it, all of which \
+                 {flag} then names",
+            ))),
         }
     };
     for path in files.drain(..) {
-        let text = match (text::read(&path, TAKES), &mut *left_out) {
+        let text = match (text::read(flag, &path, &takes), &mut *left_out) {
             (Err(_), Some(left_out)) => {
                 left_out.push(path);
                 continue;
@@ -105,12 +107,18 @@ pub(super) fn make(
 }
 
 /// Whether the model knows the tokens of these texts, which were made of these files.
-fn check_known(texts: &[Vec<u32>], files: &[PathBuf], tokenizer: &Tokenizer, vocab: usize) -> Result<()> {
+fn check_known(
+    flag: &str,
+    texts: &[Vec<u32>],
+    files: &[PathBuf],
+    tokenizer: &Tokenizer,
+    vocab: usize,
+) -> Result<()> {
     let unknown = |tokens: &Vec<u32>| tokens.iter().copied().find(|&token| token as usize >= vocab);
     let first = texts.iter().zip(files).find_map(|(tokens, file)| Some((unknown(tokens)?, file)));
     let Some((token, file)) = first else { return Ok(()) };
     Err(Failure::usage(format!(
-        "--data {} has '{}', which tokenizer {} takes for its token {token}, and the model's vocabulary is {vocab}: text \
+        "{flag} {} has '{}', which tokenizer {} takes for its token {token}, and the model's vocabulary is {vocab}: text \
          without it or a model of a larger vocabulary is needed",
         file.display(),
         tokenizer.spelling(token),

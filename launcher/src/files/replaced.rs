@@ -58,7 +58,7 @@ impl Kind {
         Ok(match self {
             Kind::Metrics => text.starts_with("{\"run\":"),
             Kind::Csv => text.starts_with(CSV_NAMES),
-            _ => text.starts_with("<svg") || text.starts_with("<?xml") && text.contains("<svg"),
+            _ => text.starts_with("<svg") && text.contains("<!-- generator: caravan "),
         })
     }
 }
@@ -108,7 +108,13 @@ mod tests {
                 ],
             ),
             (Kind::Csv, [csv.as_bytes(), CSV_NAMES.as_bytes()]),
-            (Kind::Svg, [&b"<svg width=\"1\">\n</svg>"[..], b"<?xml version=\"1.0\"?>\n<svg></svg>"]),
+            (
+                Kind::Svg,
+                [
+                    &b"<svg width=\"1\">\n<!-- generator: caravan 1 -->\n</svg>"[..],
+                    b"<svg><!-- generator: caravan 0.9.0 -->",
+                ],
+            ),
         ] {
             let check = |content: &[u8]| {
                 std::fs::write(&path, content).unwrap();
@@ -124,6 +130,7 @@ mod tests {
                 b"\n",
                 b"\xff\xfe\x00",
                 b"{\n  \"a\": 1\n}\n",
+                b"<svg width=\"1\">\n</svg>",
             ] {
                 let e = check(bad).unwrap_err();
                 let words = ["--flag ", kind.name(), "take another name or remove it"];

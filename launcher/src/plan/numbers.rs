@@ -132,8 +132,9 @@ fn val_fraction(args: &TrainArgs) -> Result<f64> {
     let every = args.eval_every.filter(|&steps| steps > 0).map(|steps| ("--eval-every", steps));
     let asked = every.or(args.eval_tokens.map(|tokens| ("--eval-tokens", tokens)));
     if let Some((flag, value)) = asked.filter(|_| fraction == 0.0 && !named) {
+        let files = if data::is_random(&args.data) { "" } else { " or --val-data" };
         return usage(format!(
-            "{flag} {value}: nothing is held out to evaluate on: add --val-fraction 0.1 or --val-data, or leave {flag} away"
+            "{flag} {value}: nothing is held out to evaluate on: add --val-fraction 0.1{files}, or leave {flag} away"
         ));
     }
     let (every, steps) = (args.eval_every.unwrap_or(EVAL_EVERY), args.steps);

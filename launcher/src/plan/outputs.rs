@@ -3,7 +3,7 @@
 use super::{ModelChoice, usage};
 use crate::args::Precision;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Way};
+use crate::files::{self, Kind, Way};
 use crate::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,8 @@ pub fn check_outputs(
     if let (Some(model), Some(place)) = (place, files::place(file)) {
         check_beside(file, &place, &model)?;
     }
-    files::check_writable("--metrics", file, Way::Growing)
+    files::check_writable("--metrics", file, Way::Growing)?;
+    files::check_replaced("--metrics", file, Kind::Metrics)
 }
 
 /// Refuses a `place` of the saved model where one lies of which the run reads a part only, but the one that it goes on from;
@@ -46,7 +47,7 @@ fn check_kept(
 ) -> Result<()> {
     if let Some(file) = data.iter().find(|file| lies_in(file, place)) {
         return usage(format!(
-            "--save {} would replace {}, which is among the --data: name another directory, or only the data that are meant",
+            "--save {} would replace {}, which is among the data: name another directory, or only the data that are meant",
             place.display(),
             file.display()
         ));

@@ -1,7 +1,7 @@
 //! A training run in words: for other ranks, for people, and for the metrics file.
 
+use crate::about::about;
 use crate::agree::Signature;
-use crate::bench::about::about;
 use crate::bench::{native, now, tuning};
 use crate::device::Device;
 use crate::doctor::cuda_json;

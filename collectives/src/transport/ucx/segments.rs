@@ -54,6 +54,12 @@ impl Segments {
         (VARIABLE, &self.path)
     }
 
+    /// Whether a variable of the environment is that of ranks that were given such a directory.
+    pub fn are_told_by(name: &str, value: &str) -> bool {
+        let ours = |path: &str| path.strip_prefix('/').is_some_and(|name| name.starts_with(PREFIX));
+        name == VARIABLE && value.strip_prefix(PLACE).is_some_and(ours)
+    }
+
     fn inside(place: &Path) -> Option<Segments> {
         remove_left(place);
         let number = std::process::id();
@@ -101,6 +107,18 @@ fn remove_left(place: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_of_ranks_is_told_from_one_that_a_user_has_chosen() {
+        let given = Segments::for_ranks();
+        if let Some((name, path)) = given.as_ref().map(Segments::variable) {
+            assert!(Segments::are_told_by(name, path.to_str().unwrap()));
+        }
+        for place in ["/dev/shm", "/dev/shm/mine", "/tmp/caravan-ucx-1-0"] {
+            assert!(!Segments::are_told_by(VARIABLE, place), "{place}");
+        }
+        assert!(!Segments::are_told_by("HOME", "/dev/shm/caravan-ucx-1-0"));
+    }
 
     #[test]
     fn a_directory_goes_with_its_owner_or_with_the_next() {
