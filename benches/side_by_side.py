@@ -23,10 +23,11 @@ LIMIT = 1800
 # And those that are left to it, once it is asked to end.
 GRACE = 10
 # What a launcher leaves to those that it starts, as a shell in a step of Slurm: our program would take itself for that step's
-# rank, and mpirun that step's processors for all that there are.
-LEFT = ("CARAVAN_RANK", "CARAVAN_WORLD", "CARAVAN_LOCAL_", "CARAVAN_JOB", "CARAVAN_TOKEN", "CARAVAN_RENDEZVOUS",
-        "CARAVAN_BOARD_FD", "OMPI_COMM_WORLD_", "OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMI_", "PMIX_", "MPI_LOCAL",
-        "MV2_COMM_WORLD_", "SLURM_", "TORCHELASTIC_")
+# rank, and mpirun that step's processors for all that there are. CARAVAN_TOKEN begins also the names of the tokens that a rank
+# is handed. And a tuning table, which would choose other algorithms than the program does by itself.
+LEFT = ("CARAVAN_RANK", "CARAVAN_WORLD", "CARAVAN_LOCAL_", "CARAVAN_JOB", "CARAVAN_TOKEN", "CARAVAN_VAL_TOKENS_FD",
+        "CARAVAN_RENDEZVOUS", "CARAVAN_BOARD_FD", "CARAVAN_TUNING", "OMPI_COMM_WORLD_", "OMPI_MCA_ess_", "OMPI_MCA_orte_",
+        "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_", "SLURM_", "TORCHELASTIC_")
 
 
 def parser(doc, rounds):
