@@ -118,7 +118,7 @@ class Running:
         self.mark = f"SIDE_BY_SIDE={os.getpid()}.{next(self.count)}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(LEFT)}
         self.process = subprocess.Popen(self.line, cwd=cwd, env={**clean, **(env or {}), **dict([self.mark.split("=")])},
-                                        text=True, start_new_session=True, **streams)
+                                        encoding="utf-8", errors="replace", start_new_session=True, **streams)
 
     def __enter__(self):
         return self
