@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -18,7 +19,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benches" / "results"
-# Seconds after which a run counts as failed: several times what the longest takes.
+# Seconds after which a command counts as failed: several times what the longest takes.
 LIMIT = 1800
 # And those that are left to it, once it is asked to end.
 GRACE = 10
@@ -36,7 +37,8 @@ def parser(doc, rounds):
     found.add_argument("--caravan", help="our program [default: built from this checkout]")
     found.add_argument("--rounds", type=int, default=rounds)
     found.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS",
-                       help="after which a run is ended, and has failed [%(default)s]")
+                       help="after which a command is ended, and has failed: a run of ours or of a peer, and what is done "
+                            "before it, but for builds of ours [%(default)s]")
     return found
 
 
@@ -45,6 +47,8 @@ def parse(options):
     args = options.parse_args()
     if args.rounds < 1:
         options.error("--rounds has to be at least 1")
+    if not 0 < args.limit < math.inf:
+        options.error("--limit has to be a number of seconds above 0")
     LIMIT = args.limit
     return args
 
@@ -167,15 +171,15 @@ class Running:
                     yield int(place.parent.name)
 
 
-def attempt(line, cwd=None, env=None, limit=None):
+def attempt(line, cwd=None, env=None):
     """Runs a command to its end and gives its standard output, and what it said if it failed."""
     with Running(line, cwd, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        return running.finish(limit)
+        return running.finish()
 
 
-def run(line, cwd=None, env=None, limit=None):
+def run(line, cwd=None, env=None):
     """Runs a command to its end and gives its standard output; its errors are shown if it fails."""
-    out, failure = attempt(line, cwd, env, limit)
+    out, failure = attempt(line, cwd, env)
     if failure:
         sys.exit(failure)
     return out
