@@ -30,6 +30,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -241,13 +242,6 @@ class Alone:
             self.held = None
 
 
-def size(bytes_):
-    for unit, name in [(2**20, "MiB"), (2**10, "KiB")]:
-        if bytes_ >= unit:
-            return f"{bytes_ // unit} {name}"
-    return f"{bytes_} B"
-
-
 class Found:
     """Medians over rounds."""
 
@@ -256,7 +250,7 @@ class Found:
 
     def us(self, lib, coll, bytes_):
         found = [r["us"] for r in self.rows if (r["lib"], r["coll"], r["bytes"]) == (lib, coll, bytes_)]
-        return sbs.median(found) if found else None
+        return statistics.median(found) if found else None
 
     def by_round(self, lib, coll, bytes_):
         return {r["round"]: r["us"] for r in self.rows if (r["lib"], r["coll"], r["bytes"]) == (lib, coll, bytes_)}
@@ -268,7 +262,7 @@ class Found:
         if not a or not b:
             return None
         a_by, b_by = self.by_round(*above, bytes_), self.by_round(*below, bytes_)
-        return bytes_, a / b, sbs.median([a_by[r] / b_by[r] for r in a_by if r in b_by])
+        return bytes_, a / b, statistics.median([a_by[r] / b_by[r] for r in a_by if r in b_by])
 
     def ratios(self, above, below, least=0):
         found = (self.ratio(above, below, s) for s in {**dict.fromkeys(SIZES), **MESSAGES} if s >= least)
@@ -306,7 +300,7 @@ def tables(found):
             limit = found.us("limit", coll.removeprefix("i"), s)
             cells.append("" if not ours or not peer else f"{peer / ours:.2f}")
             cells.append("" if not ours or not limit else f"{ours / limit:.2f}")
-            rows.append([size(s), *cells])
+            rows.append([sbs.size(s), *cells])
         parts += [f"## {coll}", "Microseconds (bus bandwidth in GB/s).", "",
                   sbs.table(["", *have, f"best of {best_of(mpis)} / shm", "shm / limit"], rows), ""]
     rows = []
@@ -314,7 +308,8 @@ def tables(found):
         for s in MESSAGES:
             ours, peer = found.us("caravan ucx", f"send_recv {link}", s), found.us("ucx_perftest", f"tag_bw {link}", s)
             if ours and peer:
-                rows.append([link, size(s), MESSAGES[s], f"{s / ours / 1e3:.2f}", f"{s / peer / 1e3:.2f}", f"{peer / ours:.2f}"])
+                rows.append([link, sbs.size(s), MESSAGES[s], f"{s / ours / 1e3:.2f}", f"{s / peer / 1e3:.2f}",
+                             f"{peer / ours:.2f}"])
     if rows:
         parts += ["## Messages over UCX",
                   "GB/s in one direction, the mean over all messages, of which so many are under way at a time.", "",
@@ -333,7 +328,7 @@ def targets(found, args):
     def check(text, ratios, holds, show):
         if ratios:
             bytes_, ratio, by_round = show(ratios, key=lambda r: r[1])
-            rows.append([text, f"{ratio:.2f} at {size(bytes_)}", f"{by_round:.2f}",
+            rows.append([text, f"{ratio:.2f} at {sbs.size(bytes_)}", f"{by_round:.2f}",
                          sbs.holds(all(holds(r) for _, r, _ in ratios))])
         else:
             rows.append([text, "not measured", "", ""])

@@ -12,6 +12,7 @@ target asks for.
 
 import pathlib
 import re
+import statistics
 import sys
 
 import side_by_side as sbs
@@ -65,7 +66,7 @@ def main():
         print(sbs.stamp(), rows[-1], flush=True)
 
     def middle(engine, dtype, key):
-        return sbs.median([row[key] for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)])
+        return statistics.median([row[key] for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)])
 
     theirs = middle("transformers", "f32", "train_s")
     cells = [[f"{engine} {dtype}", f"{middle(engine, dtype, 'val'):.4f}", f"{middle(engine, dtype, 'train_s'):.1f}",

@@ -23,6 +23,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -147,10 +148,6 @@ def native_rows(program, operation, folder, over, cpus):
     return results(over, operation, out)
 
 
-def size(bytes_):
-    return f"{bytes_ // 2**20} MiB" if bytes_ >= 2**20 else f"{bytes_ // 2**10} KiB"
-
-
 def main():
     parser = sbs.parser(__doc__, 3)
     parser.add_argument("--mpi-peer", help="C source of the MPI peer")
@@ -209,7 +206,7 @@ def main():
 
     def median(lib, coll, bytes_, key):
         found = [r[key] for r in rows if (r["lib"], r["coll"], r["bytes"]) == (lib, coll, bytes_)]
-        return sbs.median(found) if found else None
+        return statistics.median(found) if found else None
 
     table, worst = [], []
     for operation in OPERATIONS:
@@ -218,18 +215,18 @@ def main():
             theirs = [(median(peer, operation, bytes_, "us"), peer) for peer in peers]
             cells = ["" if found is None else f"{found:.0f}" for found, _ in theirs]
             best = min((found for found, _ in theirs if found), default=None)
-            table.append([operation, size(bytes_), f"{us:.0f}", f"{busbw:.4f}", f"{busbw / RATE:.3f}", *cells,
+            table.append([operation, sbs.size(bytes_), f"{us:.0f}", f"{busbw:.4f}", f"{busbw / RATE:.3f}", *cells,
                           f"{best / us:.2f}" if best else ""])
             if bytes_ >= LEAST:
                 worst.append((operation, bytes_, busbw / RATE, best / us if best else None))
     share = min(worst, key=lambda w: w[2])
-    targets = [["at least 0.9 of the link's rate from 1 MiB", f"{share[2]:.3f}: {share[0]}, {size(share[1])}",
+    targets = [["at least 0.9 of the link's rate from 1 MiB", f"{share[2]:.3f}: {share[0]}, {sbs.size(share[1])}",
                 "yes" if share[2] >= 0.9 else "no"]]
     beside = [w for w in worst if w[3]]
     faster = "at least as fast as the faster Open MPI from 1 MiB"
     if beside:
         least = min(beside, key=lambda w: w[3])
-        targets.append([faster, f"{least[3]:.2f}: {least[0]}, {size(least[1])}",
+        targets.append([faster, f"{least[3]:.2f}: {least[0]}, {sbs.size(least[1])}",
                         "yes" if least[3] >= 1 else "no"])
     else:
         targets.append([faster, "not measured", ""])

@@ -19,6 +19,7 @@ import contextlib
 import json
 import pathlib
 import shlex
+import statistics
 import sys
 import tempfile
 
@@ -44,9 +45,9 @@ def ours(program, dtype, engine, stage, steps):
     flags = f"""--model 32m --data random --ranks {RANKS} --threads 1 --micro-batch 4 --seq {LENGTH} --steps {steps}
                 --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0 {OURS[dtype][engine]}""".split()
     _, lines, summary = sbs.caravan(program, flags)
-    seconds = sbs.median([line["seconds"] for line in lines[2:]])
+    seconds = statistics.median([line["seconds"] for line in lines[2:]])
     rss = max(rank["peak_rss_bytes"] for rank in summary["ranks"]) / 2**20
-    exposed = sbs.median([line["exposed_communication_seconds"] for line in lines[2:]])
+    exposed = statistics.median([line["exposed_communication_seconds"] for line in lines[2:]])
     return {"engine": engine, "stage": stage, "dtype": dtype, "step_s": round(seconds, 4),
             "tok_s": round(lines[0]["tokens"] / seconds, 1), "rss_mb": round(rss), "exposed_s": round(exposed, 4)}
 
@@ -127,7 +128,7 @@ def main():
     for dtype in args.dtype:
         def middle(engine, stage, key):
             found = [row[key] for row in rows if (row["engine"], row["stage"], row["dtype"]) == (engine, stage, dtype)]
-            return sbs.median(found)
+            return statistics.median(found)
 
         def by_round(above, below):
             """Of two (engine, stage): their ratios in single rounds. Few that differ have no middle that says much."""

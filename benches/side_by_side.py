@@ -1,4 +1,4 @@
-"""What the comparisons share: running commands, medians, and the result file NAME_MACHINE_DATE.md."""
+"""What the comparisons share: running commands, and the result file NAME_MACHINE_DATE.md."""
 
 import argparse
 import contextlib
@@ -11,7 +11,6 @@ import pathlib
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -203,10 +202,6 @@ def caravan(program, flags):
     return lines[0]["run"], steps, lines[-1]["summary"]
 
 
-def median(values):
-    return statistics.median(values)
-
-
 def versions(python):
     """Versions of the peer's libraries, as its own Python says."""
     code = ("import importlib.metadata as m, sys\n"
@@ -254,6 +249,14 @@ def on(*cpus):
 def table(header, rows):
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def size(bytes_):
+    """A number of bytes, as tables have it."""
+    for unit, name in [(2**20, "MiB"), (2**10, "KiB")]:
+        if bytes_ >= unit:
+            return f"{bytes_ // unit} {name}"
+    return f"{bytes_} B"
 
 
 def holds(found):
