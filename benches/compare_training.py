@@ -41,10 +41,10 @@ FLOPS = 6 * (PARAMETERS - VOCABULARY * HIDDEN) + 6 * LAYERS * HIDDEN * LENGTH
 OURS = {"bf16": {"caravan": ""}, "f32": {"caravan": "", "caravan high": "--matmul-precision high"}}
 
 
-def ours(program, dtype, engine, stage, steps):
+def ours(launch, program, dtype, engine, stage, steps):
     flags = f"""--model 32m --data random --ranks {RANKS} --threads 1 --micro-batch 4 --seq {LENGTH} --steps {steps}
                 --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0 {OURS[dtype][engine]}""".split()
-    _, lines, summary = sbs.caravan(program, flags)
+    _, lines, summary = sbs.caravan(program, flags, launch)
     # As the peer does: a mean of two in the middle would be faster than what it counts.
     seconds = statistics.median_high(line["seconds"] for line in lines[2:])
     rss = max(rank["peak_rss_bytes"] for rank in summary["ranks"]) / 2**20
@@ -65,10 +65,10 @@ def said(out, asked):
     return None
 
 
-def peer(args, dtype, engine, stage):
+def peer(launch, args, dtype, engine, stage):
     env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    command = [args.torchrun, "--nproc-per-node", RANKS, args.peer, "--engine", engine, "--stage", stage, "--dtype", dtype,
-               "--steps", args.steps]
+    command = [*launch, args.torchrun, "--nproc-per-node", RANKS, args.peer, "--engine", engine, "--stage", stage, "--dtype",
+               dtype, "--steps", args.steps]
     # DeepSpeed's gloo aborts now and then: such a run is repeated, and the row says how often.
     for failed in range(ATTEMPTS):
         out, failure = sbs.attempt(command, env=env)
@@ -79,13 +79,13 @@ def peer(args, dtype, engine, stage):
     sys.exit(f"{engine} stage {stage} in {dtype} failed {ATTEMPTS} times")
 
 
-def limit(cpus):
+def limit(launch):
     """Tokens/s at which the ranks' processors would do nothing but f32 multiply-adds, on registers."""
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "fma_limit"
         source = pathlib.Path(__file__).parent / "fma_limit.c"
         sbs.run(["cc", "-O3", "-march=native", "-ffp-contract=fast", "-o", program, source])
-        return RANKS * float(sbs.run([*sbs.on(*cpus), program, RANKS])) / FLOPS
+        return RANKS * float(sbs.run([*launch, program, RANKS])) / FLOPS
 
 
 def main():
@@ -102,22 +102,24 @@ def main():
     args.torchrun = pathlib.Path(python).parent / "torchrun"
     sbs.need("cc", "taskset", args.torchrun)
     cpus = sbs.cpus(RANKS)
+    # All are measured on the same ones, of which ours and the limit give each rank its own.
+    launch = sbs.on(*cpus)
     rows = sbs.Record("training", before=sbs.given({"--caravan": args.caravan}))
     versions = sbs.versions(python)
     program = sbs.path_of(args.caravan or sbs.build())
     for round_ in range(args.rounds):
         for dtype in args.dtype:
             if dtype == "f32":
-                most = round(limit(cpus), 1)
+                most = round(limit(launch), 1)
                 rows.add({"round": round_, "engine": "limit", "stage": 0, "dtype": dtype, "tok_s": most})
                 print(sbs.stamp(), rows[-1], flush=True)
             # Alternating, so that a change of the machine's mood meets both sides.
             for position in range(max(4, len(PEERS))):
                 for engine in OURS[dtype] if position < 4 else ():
-                    rows.add({"round": round_, **ours(program, dtype, engine, position, args.steps)})
+                    rows.add({"round": round_, **ours(launch, program, dtype, engine, position, args.steps)})
                     print(sbs.stamp(), rows[-1], flush=True)
                 if position < len(PEERS):
-                    rows.add({"round": round_, **peer(args, dtype, *PEERS[position])})
+                    rows.add({"round": round_, **peer(launch, args, dtype, *PEERS[position])})
                     print(sbs.stamp(), rows[-1], flush=True)
     parts = ["# Training speed beside PyTorch and DeepSpeed", "",
              "31.6 M parameters (hidden 512, 8 layers, 8 heads, 4 KV heads, FFN 1376, vocabulary 8192, untied), "
@@ -172,7 +174,7 @@ def main():
         parts += [f"Runs of peers that ended with an error and were repeated: {', '.join(failed)}.", ""]
     command = " ".join(["benches/compare_training.py --python V/bin/python --peer train_torch.py",
                         f"--rounds {args.rounds} --steps {args.steps} --dtype {shlex.join(args.dtype)}"])
-    rows.write("\n".join(parts), command, {"peers": versions})
+    rows.write("\n".join(parts), command, {"processors of the ranks": " and ".join(map(str, cpus)), "peers": versions})
 
 
 if __name__ == "__main__":

@@ -192,11 +192,11 @@ def need_rows(name, rows, collectives, sizes, out):
         sys.exit(f"{name} gave no row for {', '.join(missing)} bytes, but:\n{out[-4000:]}")
 
 
-def caravan(program, flags):
+def caravan(program, flags, launch=()):
     """Trains once and gives the run, the steps and the summary of its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = pathlib.Path(folder) / "metrics.jsonl"
-        run([program, "train", *flags, "--metrics", metrics, "--quiet"])
+        run([*launch, program, "train", *flags, "--metrics", metrics, "--quiet"])
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if "step" in line]
     return lines[0]["run"], steps, lines[-1]["summary"]
