@@ -73,11 +73,6 @@ LINKS = {
 }
 
 
-def build_for(library, folder):
-    """Our program built against an MPI library."""
-    return shutil.copy(sbs.build(library), folder / f"caravan-{library}")
-
-
 def binder(folder, cpus):
     """What runs its arguments as a rank of either mpirun on that rank's processor: the two have other words for it each, and
     count processors that are not ours, too."""
@@ -398,7 +393,7 @@ def main():
         bind, both_cpus = binder(folder, cpus), sbs.on(*cpus)
         peers, versions = compile_peers(args, folder, bind, cpus, rows.skip)
         named = sbs.keep(folder, caravan=args.caravan, openmpi=args.caravan_openmpi, mpich=args.caravan_mpich)
-        program = named.get("caravan") or shutil.copy(sbs.build(), folder / "caravan")
+        program = named.get("caravan") or sbs.build(folder)
         both = [("blocking", ""), ("started", "i")]
         version = sbs.run([program, "--version"]).strip()
         ours = {"caravan shm": (both_cpus, program, ["--ranks", RANKS, "--transport", "shm"], {}, both[:1])}
@@ -407,7 +402,7 @@ def main():
         native = ["--transport", "mpi", "--algo", "native"]
         for library in MPIRUN:
             if args.mpi and library in peers:
-                path = named.get(library) or build_for(library, folder)
+                path = named.get(library) or sbs.build(folder, library)
                 launch = [*MPIRUN[library], bind]
                 natives[f"caravan {library}"] = (library, launch, path, native, {})
                 ours[f"caravan {library}"] = (launch, path, ["--transport", "mpi"], {},

@@ -14,6 +14,7 @@ import pathlib
 import re
 import statistics
 import sys
+import tempfile
 
 import side_by_side as sbs
 
@@ -57,13 +58,15 @@ def main():
     python = sbs.path_of(args.python)
     rows = sbs.Record("learning", before=sbs.given({"--caravan": args.caravan}))
     versions = sbs.versions(python)
-    program = sbs.path_of(args.caravan or sbs.build())
-    for round_ in range(args.rounds):
-        for dtype in OURS:
-            rows.add({"round": round_, **ours(program, args.data, dtype, args.stage, 1337 + round_)})
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        program = sbs.keep(folder, caravan=args.caravan).get("caravan") or sbs.build(folder)
+        for round_ in range(args.rounds):
+            for dtype in OURS:
+                rows.add({"round": round_, **ours(program, args.data, dtype, args.stage, 1337 + round_)})
+                print(sbs.stamp(), rows[-1], flush=True)
+            rows.add({"round": round_, **peer(python, args.peer)})
             print(sbs.stamp(), rows[-1], flush=True)
-        rows.add({"round": round_, **peer(python, args.peer)})
-        print(sbs.stamp(), rows[-1], flush=True)
 
     def middle(engine, dtype, key):
         return statistics.median([row[key] for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)])

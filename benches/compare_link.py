@@ -167,7 +167,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         named = sbs.keep(folder, caravan=args.caravan, openmpi=args.caravan_openmpi)
-        program = named.get("caravan") or shutil.copy(sbs.build(), folder / "caravan")
+        program = named.get("caravan") or sbs.build(folder)
         versions = {"processors of the ranks": " and ".join(map(str, cpus)),
                     "caravan": sbs.run([program, "--version"]).strip()}
         peers = []
@@ -186,7 +186,7 @@ def main():
             rows.skip("Open MPI, because mpicc.openmpi or mpirun.openmpi is not installed")
         native = named.get("openmpi")
         if args.mpi and peers and not native:
-            native = sbs.build("openmpi")
+            native = sbs.build(folder, "openmpi")
         try:
             make_hosts()
             for round_ in range(args.rounds):

@@ -106,21 +106,23 @@ def main():
     launch = sbs.on(*cpus)
     rows = sbs.Record("training", before=sbs.given({"--caravan": args.caravan}))
     versions = sbs.versions(python)
-    program = sbs.path_of(args.caravan or sbs.build())
-    for round_ in range(args.rounds):
-        for dtype in args.dtype:
-            if dtype == "f32":
-                most = round(limit(launch), 1)
-                rows.add({"round": round_, "engine": "limit", "stage": 0, "dtype": dtype, "tok_s": most})
-                print(sbs.stamp(), rows[-1], flush=True)
-            # Alternating, so that a change of the machine's mood meets both sides.
-            for position in range(max(4, len(PEERS))):
-                for engine in OURS[dtype] if position < 4 else ():
-                    rows.add({"round": round_, **ours(launch, program, dtype, engine, position, args.steps)})
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        program = sbs.keep(folder, caravan=args.caravan).get("caravan") or sbs.build(folder)
+        for round_ in range(args.rounds):
+            for dtype in args.dtype:
+                if dtype == "f32":
+                    most = round(limit(launch), 1)
+                    rows.add({"round": round_, "engine": "limit", "stage": 0, "dtype": dtype, "tok_s": most})
                     print(sbs.stamp(), rows[-1], flush=True)
-                if position < len(PEERS):
-                    rows.add({"round": round_, **peer(launch, args, dtype, *PEERS[position])})
-                    print(sbs.stamp(), rows[-1], flush=True)
+                # Alternating, so that a change of the machine's mood meets both sides.
+                for position in range(max(4, len(PEERS))):
+                    for engine in OURS[dtype] if position < 4 else ():
+                        rows.add({"round": round_, **ours(launch, program, dtype, engine, position, args.steps)})
+                        print(sbs.stamp(), rows[-1], flush=True)
+                    if position < len(PEERS):
+                        rows.add({"round": round_, **peer(launch, args, dtype, *PEERS[position])})
+                        print(sbs.stamp(), rows[-1], flush=True)
     parts = ["# Training speed beside PyTorch and DeepSpeed", "",
              "31.6 M parameters (hidden 512, 8 layers, 8 heads, 4 KV heads, FFN 1376, vocabulary 8192, untied), "
              "2 ranks x 1 thread, micro-batch 4, sequence 256. Medians over rounds of each run's median step; "

@@ -69,8 +69,9 @@ def command(main):
         Record.leave()
 
 
-def build(library=None):
-    """Builds the program, perhaps against an MPI library, and gives its path. The next build replaces it there."""
+def build(folder, library=None):
+    """Builds the program, perhaps against an MPI library, and gives a copy in this folder: what cargo has made the next build
+    replaces, which may be somebody else's while this is measured."""
     line = ["cargo", "build", "--release", "--bin", "caravan", "--message-format", "json-render-diagnostics"]
     line += ["--features", "mpi"] if library else []
     need("cargo")
@@ -83,7 +84,7 @@ def build(library=None):
     built = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "caravan"]
     if failure or not built:
         sys.exit(failure or "cargo has built no program caravan")
-    return built[-1]
+    return shutil.copy(built[-1], folder / (f"caravan-{library}" if library else "caravan"))
 
 
 def path_of(program):
