@@ -77,8 +77,10 @@ def binder(folder, cpus):
     """What runs its arguments as a rank of either mpirun on that rank's processor: the two have other words for it each, and
     count processors that are not ours, too."""
     path = folder / "bind"
-    path.write_text(f"#!/bin/sh\ncase ${{OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}} in 0) cpu={cpus[0]};; *) cpu={cpus[1]};; "
-                    'esac\nexec taskset -c $cpu "$@"\n')
+    path.write_text("#!/bin/sh\nrank=${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}\n"
+                    f"case $rank in 0) cpu={cpus[0]};; 1) cpu={cpus[1]};; "
+                    "*) echo \"there is no processor for a rank '$rank'\" >&2; exit 2;; esac\n"
+                    'exec taskset -c $cpu "$@"\n')
     path.chmod(0o755)
     return path
 
