@@ -106,8 +106,7 @@ def compile_peers(args, folder, bind, cpus, skip):
         program, source = folder / "limit", folder / "limit.c"
         sbs.need("gcc")
         # It binds its ranks itself.
-        text = pathlib.Path(args.limit_peer).read_text()
-        source.write_text(text.replace(LIMIT_BINDS, f"CPU_SET(me?{cpus[1]}:{cpus[0]},&c)"))
+        source.write_text(sbs.changed("--limit-peer", args.limit_peer, (LIMIT_BINDS, f"CPU_SET(me?{cpus[1]}:{cpus[0]},&c)")))
         _, refused = sbs.attempt(["gcc", "-O3", "-march=native", "-w", "-o", program, source])
         if refused:
             # It is written for AVX-512.

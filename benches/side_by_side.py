@@ -105,6 +105,17 @@ def need_files(*files):
             sys.exit(f"there is no file {file}")
 
 
+def changed(flag, file, *changes):
+    """The text of a peer's source, which this flag names, with other words for some. Each of those has to be there, or something
+    else would be measured."""
+    text = pathlib.Path(file).read_text()
+    for old, new in changes:
+        if old not in text:
+            sys.exit(f"{flag} {file} has no '{old}', which is to be replaced by '{new}'")
+        text = text.replace(old, new)
+    return text
+
+
 def need(*programs):
     """Ends the comparison, before anything is measured, where one of these is missing."""
     missing = [str(program) for program in programs if not shutil.which(program)]
