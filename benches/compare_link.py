@@ -157,6 +157,8 @@ def main():
     args = sbs.parse(parser)
     if args.mpi and not args.mpi_peer:
         parser.error("--mpi needs --mpi-peer: ours is measured beside it")
+    if os.geteuid():
+        sys.exit("this comparison needs root, which makes name spaces and the link between them")
     for program, package in [("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")]:
         if not shutil.which(program):
             sys.exit(f"{program} is not installed (Debian: {package})")

@@ -100,7 +100,8 @@ def main():
     sbs.need_files(args.peer)
     python = sbs.path_of(args.python)
     args.torchrun = pathlib.Path(python).parent / "torchrun"
-    sbs.need("cc", "taskset", args.torchrun)
+    # The limit is one of f32.
+    sbs.need(*["cc"] * ("f32" in args.dtype), "taskset", args.torchrun)
     cpus = sbs.cpus(RANKS)
     # All are measured on the same ones, of which ours and the limit give each rank its own.
     launch = sbs.on(*cpus)
