@@ -77,7 +77,7 @@ gone() {
 # limited SECONDS COMMAND...: with a limit, and so that what stops this script stops the command too. A command that keeps the
 # file $watched true at any moment is also stopped when that has not changed for long. What cannot even be killed is left alone.
 limited() {
-    local limit=$1 until=$((SECONDS + $1 + 17))
+    local limit=$1 until=$((SECONDS + $1 + 17)) process
     shift
     stalled= stuck=
     # What does not end when it is asked to is killed.
@@ -97,7 +97,9 @@ limited() {
         fi
         sleep 0.1
     done
-    wait "$child"
+    # Its number may be another's by now, which nothing here may end.
+    process=$child child=
+    wait "$process"
 }
 
 # stop STATUS: ends the command that runs, and then this script. What has been shown is kept first: who stops this may not wait
