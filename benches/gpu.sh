@@ -220,7 +220,7 @@ cases() {
 checks() {
     local name=$1 limit=$2 round=1 fine=yes file rest known=-1 each suspect hung=0 patience=$patience
     shift 2
-    rm -f "$results/$name.json" "$results/$name"-[0-9].json
+    rm -f "$results/$name.json" "$results/$name"-*.json
     while :; do
         file=$results/$name$([ "$round" = 1 ] || echo "-$round").json
         watched=$file step "$limit" "$caravan" bench kernels --check "$@" --json "$file" || fine=
@@ -504,7 +504,7 @@ mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
 command -v nvidia-smi >/dev/null && { nvidia-smi --loop=600 >/dev/null 2>&1 & keeper=$!; }
 : >"$results/metrics.jsonl" || exit 2
 # What an earlier run left there would pass for this one's.
-rm -f "$results"/checks.json "$results"/checks-[0-9].json "$results"/{kernels.json,memcheck.txt}
+rm -f "$results"/checks.json "$results"/checks-*.json "$results"/{kernels.json,memcheck.txt}
 # What Python knows and the program may not find by itself.
 for each in "${PYTHON:-}" python3 python; do
     found=$(timeout -k 5 20 "$each" -c 'import glob, nvidia; print(":".join(lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib")))' \
