@@ -277,16 +277,22 @@ evaluated() {
     fi
 }
 
-# torch_python: the first one whose PyTorch sees a GPU. Read for the first time, it takes long to start.
+# torch_python: the first one whose PyTorch sees a GPU. Read for the first time, it takes long to start; $work/hurried is there
+# when some had no time to say so.
 torch_python() {
     local file each tried=: until=$((SECONDS + 120))
     for each in "${PYTHON:-}" python3 python "${VIRTUAL_ENV:-}/bin/python3" "${CONDA_PREFIX:-}/bin/python3" \
         $(grep -o '"[^"]*/lib/python3[^"]*"' <<<"$facts" | sed 's/^"//; s/\/lib\/python3.*/\/bin\/python3/' | sort -u); do
         file=$(command -v "$each" 2>/dev/null) || continue
         # The same by another name; links to one program may be different environments.
-        [[ $tried != *":$file:"* ]] && [ "$SECONDS" -lt "$until" ] || continue
+        [[ $tried != *":$file:"* ]] || continue
+        [ "$SECONDS" -lt "$until" ] || { : >"$work/hurried"; break; }
         tried=$tried$file:
-        limited 60 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && echo "$file" && return
+        limited 60 "$file" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+        case $? in
+        0) echo "$file" && return ;;
+        124 | 137) : >"$work/hurried" ;;
+        esac
     done
     return 1
 }
@@ -303,9 +309,12 @@ against_torch() {
         return
     fi
     # At most as long as it looks for one.
-    [ -z "$warming" ] || gone "$warming" "$(remaining 200)" || kill "$warming"
+    [ -z "$warming" ] || gone "$warming" "$(remaining 200)" || { : >"$work/hurried"; kill "$warming"; }
     warming= with=$(cat "$work/python") until=$((SECONDS + 170))
-    [ -n "$with" ] || { verdict "skip   PyTorch: no Python here has one that sees a GPU"; return; }
+    if [ -z "$with" ]; then
+        verdict "skip   PyTorch: no Python here has one that sees a GPU$([ ! -f "$work/hurried" ] || echo ', or none said so in time')"
+        return
+    fi
     # What does not fit the memory does so with half of the sequences; what takes too long to compile may run as it is.
     for mode in "" --eager "--rows $(((rows + 1) / 2))" "--eager --rows $(((rows + 1) / 2))"; do
         limit=$(((until < budget ? until : budget) - SECONDS))
