@@ -91,8 +91,14 @@ pub(super) fn tasks_per_node(variable: &str, text: &str) -> Result<Vec<usize>> {
 
 /// `host:port`, or an error that names the variable.
 pub(super) fn checked_address(variable: &str, text: &str) -> Result<String> {
+    // What follows its last colon may be a port or not.
+    if text.parse::<std::net::Ipv6Addr>().is_ok() {
+        return Err(Error::Launch(format!(
+            "{variable}={text} is an address of IPv6, which takes brackets before its port: host:port is [::1]:4000 there"
+        )));
+    }
     match text.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
-        Some((host, Ok(port))) if !host.is_empty() && port > 0 => Ok(text.to_owned()),
+        Some((host, Ok(port))) if !host.is_empty() && !host.contains('/') && port > 0 => Ok(text.to_owned()),
         _ => Err(Error::Launch(format!(
             "{variable}={text} is not of the form host:port, with a port from 1 to 65535"
         ))),
@@ -278,8 +284,14 @@ mod tests {
     fn addresses_are_checked() {
         assert_eq!(checked_address("V", "node1:4000").unwrap(), "node1:4000");
         assert_eq!(checked_address("V", "[::1]:4000").unwrap(), "[::1]:4000");
-        for bad in ["node1", ":1", "n:0", "n:70000", "n:x"] {
-            assert!(checked_address("V", bad).is_err(), "{bad}");
+        assert_eq!(checked_address("V", "fd77::1:24061").unwrap(), "fd77::1:24061");
+        for bad in ["node1", ":1", "n:0", "n:70000", "n:x", "http://n:80"] {
+            let text = checked_address("V", bad).unwrap_err().to_string();
+            assert!(text.contains("not of the form host:port"), "{text}");
+        }
+        for bad in ["fd77::1", "::1", "fd77::1:2406"] {
+            let text = checked_address("V", bad).unwrap_err().to_string();
+            assert!(text.contains(&format!("V={bad} is an address of IPv6, which takes brackets")), "{text}");
         }
     }
 

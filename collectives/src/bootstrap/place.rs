@@ -4,7 +4,7 @@ use super::wire::{Stream, Wait};
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use std::net::{Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -150,6 +150,15 @@ pub(super) fn is_of_another_host(address: &str) -> bool {
         TcpListener::bind(address).is_err_and(|e| e.kind() == std::io::ErrorKind::AddrNotAvailable)
     };
     hosts.split(',').all(|host| known(host).is_some_and(|addresses| addresses.into_iter().all(lacks)))
+}
+
+/// Whether every host means itself by `address`, as far as can be told without looking up a name.
+pub(super) fn is_of_every_host(address: &str) -> bool {
+    let itself = |host: &str| match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(address) => address.is_loopback() || address.is_unspecified(),
+        Err(_) => host == "localhost",
+    };
+    hosts_and_port(address).is_ok_and(|(hosts, _)| hosts.split(',').all(itself))
 }
 
 /// Listens on IPv6 and IPv4, also where the system keeps them apart unless asked (`net.ipv6.bindv6only`).
@@ -313,6 +322,18 @@ mod tests {
         let place = Place::Tcp(format!("localhost:{}", taken.local_addr().unwrap().port()));
         let refused = Listener::bind(&place).err().expect("the port is taken");
         assert_eq!(refused.kind(), std::io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn an_address_that_every_host_has_is_told_from_others() {
+        for address in
+            ["127.0.0.1:4000", "0.0.0.0:1", "[::1]:4000", "[::]:9", "localhost:80", "127.0.0.1,localhost:80"]
+        {
+            assert!(is_of_every_host(address), "{address}");
+        }
+        for address in ["10.0.0.1:4000", "node1:80", "[fd77::1]:4000", "127.0.0.1,10.0.0.1:80"] {
+            assert!(!is_of_every_host(address), "{address}");
+        }
     }
 
     #[test]

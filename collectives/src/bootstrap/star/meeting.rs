@@ -2,7 +2,7 @@
 
 use super::{EXTRA, Member, lost};
 use crate::bootstrap::hosts;
-use crate::bootstrap::place::{Found, Listener, Place, Search, Why, is_of_another_host};
+use crate::bootstrap::place::{Found, Listener, Place, Search, Why, is_of_another_host, is_of_every_host};
 use crate::bootstrap::wire::{self, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
 use crate::watch::Waited;
@@ -36,6 +36,10 @@ const OF_SEVERAL_JOBS: &str =
 const OF_ONE_HOST: &str = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different processes \
                            start need CARAVAN_JOB, the same for all";
 
+/// What is wrong with an address by which each host means itself.
+const OF_EVERY_HOST: &str =
+    "by that address every host means itself, so that ranks on others need another one";
+
 /// What comes first. Up to the name of the program it stays as it is in all versions, so that they can tell each other apart.
 pub(super) struct Hello {
     index: usize,
@@ -53,9 +57,9 @@ impl Hello {
             bytes.extend_from_slice(&(number as u32).to_le_bytes());
         }
         bytes.extend_from_slice(member.token.as_bytes());
-        let program = &member.program.as_bytes()[..member.program.len().min(u8::MAX.into())];
+        let program = told(member.program);
         bytes.push(program.len() as u8);
-        bytes.extend_from_slice(program);
+        bytes.extend_from_slice(program.as_bytes());
         bytes.extend_from_slice(hosts::host_name().as_bytes());
         bytes
     }
@@ -89,6 +93,12 @@ impl Hello {
     pub fn host(&self) -> &str {
         &self.host
     }
+}
+
+/// As much of a program's name as a hello has room for.
+fn told(program: &str) -> &str {
+    let end = (0..=program.len().min(u8::MAX.into())).rfind(|&at| program.is_char_boundary(at));
+    &program[..end.unwrap_or(0)]
 }
 
 /// Compares without stopping at the first difference, so that time says nothing about how far a guess was right.
@@ -128,6 +138,7 @@ pub(super) fn gather(
     let mut joined: Vec<Option<(Stream, Hello)>> = (1..me.ranks.len()).map(|_| None).collect();
     let mut pending: Vec<(Stream, Partial, Waited)> = Vec::new();
     let mut sent_away: Vec<String> = Vec::new();
+    let mut late = false;
     let outcome = loop {
         if joined.iter().all(Option::is_some) {
             break Ok(());
@@ -138,7 +149,10 @@ pub(super) fn gather(
         fds.extend(joined.iter().flatten().map(|(s, _)| PollFd::from_borrowed_fd(s.fd(), PollFlags::IN)));
         match wait.poll(&mut fds) {
             Ok(()) => {}
-            Err(Trouble::Late) => break Err(missing(place, me, &joined, &sent_away, timeout)),
+            Err(Trouble::Late) => {
+                late = true;
+                break Err(missing(place, me, &joined, &sent_away, timeout));
+            }
             Err(trouble) => break Err(lost(wait.rank, wait.rank, trouble, "rendezvous", timeout)),
         }
         let heard = joined.iter().flatten().zip(&fds[1 + pending.len()..]);
@@ -170,14 +184,15 @@ pub(super) fn gather(
                         joined[slot] = Some((stream, hello));
                     }
                     Admission::Foreign(error) => {
-                        sent_away.push("something that is no rank of caravan".into());
+                        note(&mut sent_away, "something that is no rank of caravan".into());
                         wire::refuse(std::iter::once(&stream), &error, wait.rank);
                     }
                     Admission::Stranger(hello) => {
-                        sent_away.push(format!(
-                            "process {} on {}, which says that it is rank {}, of another CARAVAN_JOB or CARAVAN_TOKEN",
-                            hello.pid, hello.host, hello.index
-                        ));
+                        let Hello { pid, host, index, .. } = &hello;
+                        let words = format!(
+                            "process {pid} on {host}, which says that it is rank {index}, of another CARAVAN_JOB or CARAVAN_TOKEN"
+                        );
+                        note(&mut sent_away, words);
                         // Goes at once, or to nobody.
                         let _ = wire::write(&stream, Kind::Stranger, &[], wait);
                     }
@@ -195,7 +210,6 @@ pub(super) fn gather(
             wire::refuse(std::iter::once(&waiting.remove(0).0), &error, wait.rank);
         }
         pending = waiting;
-        sent_away.truncate(MOST_SENT_AWAY);
         if let Some(error) = fatal {
             break Err(error);
         }
@@ -204,7 +218,15 @@ pub(super) fn gather(
     drop(listener);
     if let Err(error) = outcome {
         wire::refuse(joined.iter().flatten().map(|(s, _)| s), &error, wait.rank);
-        return Err(error);
+        // Looked at only now that nobody waits: a name may take long.
+        let doubt = match place {
+            Place::Tcp(address) if late => doubt(address, me.ranks[0]),
+            _ => None,
+        };
+        return Err(match (error, doubt) {
+            (Error::Launch(text), Some(doubt)) => Error::Launch(format!("{text}; {doubt}")),
+            (error, _) => error,
+        });
     }
     let (links, homes): (Vec<Stream>, Vec<String>) =
         joined.into_iter().flatten().map(|(stream, hello)| (stream, hello.host)).unzip();
@@ -216,6 +238,13 @@ pub(super) fn gather(
         }
     }
     Ok((links, homes))
+}
+
+/// Remembers who was sent away, once.
+fn note(sent_away: &mut Vec<String>, who: String) {
+    if sent_away.len() < MOST_SENT_AWAY && !sent_away.contains(&who) {
+        sent_away.push(who);
+    }
 }
 
 enum Admission {
@@ -240,14 +269,14 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8], wait
     }
     // Indices beyond the group have no rank here; name them as they name themselves.
     let name = me.ranks.get(hello.index).copied().unwrap_or(hello.index);
-    if hello.program != me.program {
+    if hello.program != told(me.program) {
         return Admission::Fatal(Error::Launch(format!(
             "rank {name} on {} runs {}, rank {} on {} {}: start the same program everywhere",
             hello.host,
             hello.program,
             me.ranks[0],
             hosts::host_name(),
-            me.program
+            told(me.program)
         )));
     }
     if hello.world != me.world {
@@ -263,7 +292,8 @@ fn admit(me: &Member<'_>, joined: &[Option<(Stream, Hello)>], bytes: &[u8], wait
         Some(Some(one)) => Admission::Fatal(ended(me, one, joined, wait).unwrap_or_else(|| {
             let first = &one.1;
             Error::Launch(format!(
-                "two processes are rank {name} of job {}: process {} on {} and process {} on {}; {OF_SEVERAL_JOBS}",
+                "two processes are rank {name} of job {}: process {} on {} and process {} on {}; {OF_SEVERAL_JOBS}, and \
+                 CARAVAN_RENDEZVOUS, where it is set, to a port of its own",
                 me.job, first.pid, first.host, hello.pid, hello.host
             ))
         })),
@@ -298,6 +328,15 @@ fn ended(
     Some(Error::PeerLost { rank: wait.rank, peer: me.ranks[hello.index], how })
 }
 
+/// What is wrong with an address at which the middle, this rank, waits in vain, if something is.
+fn doubt(address: &str, rank: usize) -> Option<String> {
+    if is_of_every_host(address) {
+        return Some(OF_EVERY_HOST.to_owned());
+    }
+    is_of_another_host(address)
+        .then(|| format!("rank {rank} runs on {}, which does not have that address", hosts::host_name()))
+}
+
 fn missing(
     place: &Place,
     me: &Member<'_>,
@@ -310,17 +349,9 @@ fn missing(
     let they = if gone.len() == 1 { "it" } else { "they" };
     let hint = match place {
         Place::Unix(_) => OF_ONE_HOST.to_owned(),
-        Place::Tcp(address) => {
-            let elsewhere = is_of_another_host(address).then(|| {
-                format!(
-                    "; rank {} runs on {}, which does not have that address",
-                    me.ranks[0],
-                    hosts::host_name()
-                )
-            });
+        Place::Tcp(_) => {
             format!(
-                "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets{}",
-                elsewhere.unwrap_or_default()
+                "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
             )
         }
     };
@@ -366,12 +397,19 @@ pub(super) fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &
         };
         let late = wait.left().is_zero();
         if let Some((why, _)) = other.take_if(|(_, since)| late || since.so_far() > GONE_FOR) {
+            let why = format!(
+                "{why}; if something else has the port, set CARAVAN_RENDEZVOUS=host:port with a free one for all ranks"
+            );
             return Err(lost(wait.rank, middle, Trouble::Gone(why), &what, timeout));
         }
         if late {
             let hint = match place {
                 Place::Unix(_) => OF_ONE_HOST.to_owned(),
-                Place::Tcp(_) => format!("CARAVAN_RENDEZVOUS=host:port says where rank {middle} is"),
+                Place::Tcp(address) => {
+                    let itself =
+                        if is_of_every_host(address) { format!("; {OF_EVERY_HOST}") } else { String::new() };
+                    format!("CARAVAN_RENDEZVOUS=host:port says where rank {middle} is{itself}")
+                }
             };
             let said = match why {
                 Why::Unnamed(error) => {

@@ -123,6 +123,24 @@ fn who_was_sent_away_is_named_when_a_rank_does_not_come() {
     }
 }
 
+/// Of a name that a hello has no room for, all ranks compare the same part.
+#[test]
+fn ranks_of_one_program_meet_whatever_the_length_of_its_name() {
+    for program in ["p".repeat(255), "p".repeat(300), "é".repeat(200)] {
+        let place = Place::Unix(format!("caravan-test-names-{}-{}", std::process::id(), program.len()));
+        let meet = |index: usize| {
+            let (job, program) = ("mine", &*program);
+            let me = Member { ranks: &[0, 1], index, world: 2, token: "right", job, program };
+            Star::meet(&place, &me, Duration::from_secs(20), None, None).map(|_| ())
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| meet(1));
+            meet(0).unwrap();
+            other.join().unwrap().unwrap();
+        });
+    }
+}
+
 /// What ranks of before have said of themselves is understood, to tell them so.
 #[test]
 fn hellos_of_another_version_are_read() {

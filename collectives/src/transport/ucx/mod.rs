@@ -31,6 +31,7 @@ use members::Members;
 use requests::{Kind, Outcome, Requests};
 pub use segments::Segments;
 use session::State;
+use std::io::Write;
 use std::time::{Duration, Instant};
 use turns::Hold;
 use ucx_sys::{Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_OK, ucp_tag_recv_info_t};
@@ -75,7 +76,8 @@ impl Default for Start {
             // In one piece, between which nothing of other ranks comes in a launcher's output.
             tell: |_, why| {
                 let line = format!("{why}\n");
-                eprint!("{line}");
+                // Who has gone that would read it is in nobody's way.
+                let _ = std::io::stderr().write_all(line.as_bytes());
             },
         }
     }

@@ -42,7 +42,7 @@ impl State {
             return self.worker.connect(address, None).map_err(|error| self.explained(error, peer));
         }
         // Sooner than others who wait for this rank give up, so that what they hear is the cause.
-        let limit = self.patience * 3 / 4;
+        let limit = self.patience / 4 * 3;
         let silent = self.worker.context.error_text("ucp_ep_create", format!("no answer within {limit:?}"));
         let (silent, rank, tell) = (self.explained(silent, peer), self.rank, self.tell);
         let meeting = self.meeting.clone();
