@@ -137,7 +137,8 @@ impl EvalPlan {
         if self.device.gpus().is_none() {
             let footprint = self.model.footprint(batch, self.dtype, &self.device)?;
             let model = footprint.activations + footprint.workspace + self.weights().sum::<usize>();
-            let each = model + batch.token_bytes() + collectives::ready_bytes(ranks);
+            let control = self.ranks.control_bytes(machine::ranks_here(ranks, identity));
+            let each = model + batch.token_bytes() + collectives::ready_bytes(ranks) + control;
             let tokens = tokens_in_memory(&self.feed, ranks, identity);
             let all = (each as u64).saturating_mul(ranks as u64).saturating_add(tokens);
             let advice = self.memory_advice(identity) + machine::text_advice(tokens, all);

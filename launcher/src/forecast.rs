@@ -45,6 +45,8 @@ struct Forecast {
     label: String,
     /// How many of the ranks a host has, if that is known.
     here: Option<usize>,
+    /// Bytes in which each keeps what those see of each other.
+    control: usize,
     device: Device,
     dtype: Precision,
     batch: MicroBatch,
@@ -116,8 +118,8 @@ impl Forecast {
             Ok(Outcome { stage, memory, gpu, sent })
         };
         let stages = Stage::ALL.iter().map(outcome).collect::<Result<_>>()?;
-        let Joined { label, here, .. } = joined;
-        Ok(Forecast { world, label, here, dtype: args.dtype, batch, zero, stages, device, model })
+        let Joined { label, here, control, .. } = joined;
+        Ok(Forecast { world, label, here, control, dtype: args.dtype, batch, zero, stages, device, model })
     }
 
     fn json(&self) -> Value {
@@ -137,6 +139,7 @@ impl Forecast {
             "parameters": self.model.config.parameters(),
             "ranks": self.world,
             "ranks_of_a_host": self.here,
+            "control_bytes": self.control,
             "transport": self.label,
             "device": self.device.name(),
             "offload": plan::offload(self.zero.placement),
@@ -159,6 +162,7 @@ struct Joined {
     nccl: bool,
     label: String,
     here: Option<usize>,
+    control: usize,
     expected: Expected,
     tuning: Tuning,
 }
@@ -177,17 +181,24 @@ impl Joined {
         // Links are emulated on one machine only.
         let between_hosts = matches!(transport, Transport::Mpi | Transport::Ucx) && !expected.link;
         let here = match (&expected.nodes, between_hosts) {
+            // GPUs that are more than a host has are on several, whatever else is between those.
+            (None, false) if asked.nccl && asked.transport.is_none() && world > GPUS => None,
             (_, false) => Some(world),
             (Some(nodes), true) => Some(nodes.largest()),
             (None, true) => None,
         };
         let label = layers.label(transport);
         let mut tuning = layers.tuning(world);
-        if let Some(path) = tuning::named(args.ranks.tuning.as_ref()).filter(|_| world > 1) {
+        if let Some(path) = tuning::named(args.ranks.tuning.as_ref()) {
             let tune = format!("'caravan bench tune --ranks {world} {} -o FILE'", layers.flags(transport));
-            tuning = tuning::load(&path, &label, world, &tune, tuning)?;
+            let read = match world {
+                1 => tuning::read(&path).map(|_| tuning),
+                _ => tuning::load(&path, &label, world, &tune, tuning),
+            };
+            tuning = read.map_err(|e| tuning::told(args.ranks.tuning.as_ref(), e))?;
         }
         let label = format!("{}{label}", if asked.nccl { "nccl+" } else { "" });
-        Ok(Joined { nccl: asked.nccl, label, here, expected, tuning })
+        let control = layers.control_bytes(transport, world, here.unwrap_or(1));
+        Ok(Joined { nccl: asked.nccl, label, here, control, expected, tuning })
     }
 }

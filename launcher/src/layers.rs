@@ -8,7 +8,7 @@ use crate::transports::Transport;
 use collectives::schedule::Tuning;
 use collectives::transport::emulated::{Emulated, Link};
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::{self, Expected, Nodes, PerNode};
+use collectives::transport::{self, Expected, Nodes, PerNode, shm};
 
 /// What was asked for beside the transport that reaches every rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -124,6 +124,13 @@ impl Layers {
         Ok(Some(Expected { between, inside, nodes, link: self.link.is_some() }))
     }
 
+    /// Bytes in which each of `world` ranks keeps what ranks of a host, of which `here` are on it, see of each other.
+    pub fn control_bytes(&self, between: Transport, world: usize, here: usize) -> usize {
+        let of = |transport, ranks| if transport == Transport::Shm { shm::control_bytes(ranks) } else { 0 };
+        let by_hand = self.per_node.map_or(here, |(PerNode::Block(most) | PerNode::Cyclic(most))| most);
+        of(between, world) + self.inside.map_or(0, |inside| of(inside, by_hand.min(here)))
+    }
+
     /// Puts the layers over `outer`, which reaches every rank. `nodes` finds out who shares a node, and `inner` joins
     /// the ranks of one; both are asked only where that matters.
     ///
@@ -197,6 +204,20 @@ mod tests {
         let args = train(flags);
         let (transport, world) = (args.ranks.transport.clone(), args.ranks.ranks.unwrap_or(8));
         Layers::plan(&transport, &args.ranks, world).map(|(layers, between)| (layers, between.to_owned()))
+    }
+
+    #[test]
+    fn shared_memory_is_of_as_many_ranks_as_a_node_by_hand_has() {
+        let bytes = |flags: &str| {
+            let (layers, between) = plan(&format!("--ranks 1024 {flags}")).unwrap();
+            layers.control_bytes(Transport::named(&between).unwrap().unwrap(), 1024, 1024)
+        };
+        let (of_all, of_four) = (shm::control_bytes(1024), shm::control_bytes(4));
+        assert_eq!(bytes("--transport shm"), of_all);
+        assert_eq!(bytes("--transport ucx"), 0);
+        assert_eq!(bytes("--transport shm+shm --ranks-per-node 4"), of_all + of_four);
+        assert_eq!(bytes("--transport shm+ucx --ranks-per-node 4:cyclic"), of_four);
+        assert_eq!(bytes("--transport shm+ucx"), of_all);
     }
 
     #[test]

@@ -87,15 +87,19 @@ pub fn free() -> &'static Available {
     FREE.get_or_init(memory_available)
 }
 
+/// How many of `world` ranks are on this machine: something else's, of which `identity` is this process's place, are as many
+/// as its launcher says, and at least this one is.
+pub fn ranks_here(world: usize, identity: Option<&Identity>) -> usize {
+    identity.map_or(world, |identity| identity.local_size.unwrap_or(1))
+}
+
 /// Whether this machine can hold its part of the `bytes` of all of `world` ranks together: memory that is not there is not
-/// refused, it gets ranks killed. `identity` is this process's place among them, if something has started those; how many
-/// of them are here is then its launcher's to say, and at least this one is.
+/// refused, it gets ranks killed.
 ///
 /// # Errors
 /// What they would hold, what there is, and `advice`.
 pub fn check_memory(world: usize, identity: Option<&Identity>, bytes: u64, advice: &str) -> Result<()> {
-    let ranks = identity.map_or(world, |identity| identity.local_size.unwrap_or(1));
-    check_free(ranks, world, bytes, free(), advice)
+    check_free(ranks_here(world, identity), world, bytes, free(), advice)
 }
 
 /// The same of so many `ranks` that are here.

@@ -289,7 +289,7 @@ impl TrainPlan {
             return Ok(());
         }
         let ranks = self.ranks.world;
-        let here = identity.map_or(Some(ranks), |identity| identity.local_size).unwrap_or(ranks);
+        let here = machine::ranks_here(ranks, identity);
         let (shape, known) = (self.shape(), self.ranks.expected()?);
         let held = match &known {
             Some(group) => shape.held(&need, &shape.sharded(&self.zero, 0), group).total(),

@@ -298,8 +298,20 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
 /// Meets the other ranks, whose calls must fit this one's.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
     let mut rendezvous = Rendezvous::join(identity, options).map_err(|e| perhaps_slow(e, identity))?;
-    agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())?;
+    agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())
+        .map_err(|e| perhaps_others(e, identity))?;
     Ok(rendezvous)
+}
+
+/// Nothing tells jobs apart that meet at one address, where no launcher's name of them is the same on all hosts.
+fn perhaps_others(failure: Failure, identity: &Identity) -> Failure {
+    let unnamed = identity.launcher == Launcher::Pmi && std::env::var_os(variables::JOB).is_none();
+    match failure {
+        Failure::Common(text) if unnamed && identity.rendezvous.is_some() => Failure::Common(format!(
+            "{text}; if they are of several jobs, give each job a CARAVAN_RENDEZVOUS and a CARAVAN_JOB of its own"
+        )),
+        failure => failure,
+    }
 }
 
 /// A rank reads its data, and makes tokens of text, before it meets the others: what to do if it only takes longer.

@@ -81,6 +81,15 @@ fn a_plan_needs_neither_gpus_nor_hosts_nor_data() {
     assert!((parameters..parameters + gib).contains(&held(&stages[0])), "{}", stages[0]);
     assert!(of_gpu(&stages[0]) > 2 * parameters && of_gpu(&stages[3]) < 40 * gib, "{stages:?}");
 
+    // Of more ranks than a host has GPUs some are on others, also where nobody says what is between those.
+    let over = |transport: &str| {
+        let flags = format!("--model 32m --device cuda --ranks 64 --transport {transport}");
+        bench.run(&format!("plan --json {flags}")).success().json()
+    };
+    let [plain, between] = ["nccl", "nccl+ucx"].map(over);
+    assert_eq!((&plain["ranks_of_a_host"], &between["ranks_of_a_host"]), (&Value::Null, &Value::Null));
+    assert_eq!(of_gpu(&plain["stages"][3]), of_gpu(&between["stages"][3]));
+
     let table =
         bench.run("plan --model 32m --ranks 64 --transport shm+ucx --ranks-per-node 8").success().stdout;
     for words in [

@@ -13,6 +13,17 @@ pub fn named(flag: Option<&PathBuf>) -> Option<PathBuf> {
     flag.cloned().or_else(|| std::env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from))
 }
 
+/// What is wrong with the table that [`named`] gave, with who named it.
+pub fn told(flag: Option<&PathBuf>, failure: Failure) -> Failure {
+    match (flag, failure) {
+        // No flag names it, and it may have been exported long ago.
+        (None, Failure::Usage(text)) => Failure::usage(format!(
+            "{text}; the variable {VARIABLE} names it: --tuning names another, and an empty {VARIABLE} none"
+        )),
+        (_, failure) => failure,
+    }
+}
+
 /// Reads a table.
 ///
 /// # Errors

@@ -26,16 +26,17 @@ impl Forecast {
         }
         if let Some(here) = self.here.filter(|&here| here > 1) {
             let beside = if self.device == Device::Cpu { "" } else { ", beside GPUs" };
-            row(&format!("the {here} ranks of a host{beside}"), &|at| (here * self.on_host(at)) as u64);
+            row(&format!("the {here} ranks of a host{beside}"), &|at| self.on_host(at, here));
         }
         lines.title("sent by a rank");
         lines.row("a step", self.stages.iter().map(|at| human::bytes(at.sent)).collect());
         self.headline() + &lines.text() + &self.remark(machine::free().bytes)
     }
 
-    /// Bytes that a rank holds beside its GPU.
-    fn on_host(&self, at: &Outcome) -> usize {
-        at.memory.total() - at.memory.on_device(self.zero.placement)
+    /// Bytes that `here` ranks hold beside their GPUs, with what they see of each other.
+    fn on_host(&self, at: &Outcome, here: usize) -> u64 {
+        let each = at.memory.total() - at.memory.on_device(self.zero.placement) + self.control;
+        (each as u64).saturating_mul(here as u64)
     }
 
     fn headline(&self) -> String {
@@ -67,7 +68,7 @@ impl Forecast {
             return String::new();
         };
         // A higher one never holds more.
-        let enough = match self.stages.iter().find(|at| (here * self.on_host(at)) as u64 <= free) {
+        let enough = match self.stages.iter().find(|at| self.on_host(at, here) <= free) {
             None => "too little at any stage".to_owned(),
             Some(at) if at.stage.level() == 0 => "enough at every stage".to_owned(),
             Some(at) => format!("enough from stage {} on", at.stage),

@@ -5,7 +5,7 @@ use crate::agree::Signature;
 use crate::args::{DeviceKind, Mover, RankArgs};
 use crate::bench::tuning::{self, ByLayout};
 use crate::bind::Binding;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
@@ -14,7 +14,7 @@ use crate::transports::Transport;
 use collectives::bootstrap::spawn::OnRequest;
 use collectives::bootstrap::{self, Identity, variables};
 use collectives::schedule::{Group, Kind};
-use collectives::transport::{self, Nodes, shm};
+use collectives::transport::{self, Nodes};
 use collectives::{Communicator, MAX_SIZE, Progress};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -96,14 +96,7 @@ impl Ranks {
     pub fn plan(args: &RankArgs, unasked: usize, identity: Option<&Identity>) -> Result<Self> {
         let mut ranks = Self::untuned(args, unasked, identity)?;
         if let Some(path) = tuning::named(args.tuning.as_ref()) {
-            ranks.go_by(path, identity).map_err(|e| match (&args.tuning, e) {
-                // No flag names it, and it may have been exported long ago.
-                (None, Failure::Usage(text)) => Failure::usage(format!(
-                    "{text}; the variable {} names it: --tuning names another, and an empty {0} none",
-                    tuning::VARIABLE
-                )),
-                (_, e) => e,
-            })?;
+            ranks.go_by(path, identity).map_err(|e| tuning::told(args.tuning.as_ref(), e))?;
         }
         Ok(ranks)
     }
@@ -245,11 +238,7 @@ impl Ranks {
 
     /// Bytes in which each of them keeps what ranks of a host see of each other, `here` of which are on this one.
     pub fn control_bytes(&self, here: usize) -> usize {
-        let of = |transport, ranks| match transport {
-            Some(Transport::Shm) => shm::control_bytes(ranks),
-            _ => 0,
-        };
-        of(Some(self.transport), self.world) + of(self.layers.inside, here)
+        self.layers.control_bytes(self.transport, self.world, here)
     }
 
     /// What these ranks are called in tuning tables, on these nodes: of nodes that were found, as of those by hand.
