@@ -2,8 +2,10 @@
 //! of PyTorch. One program, because every one compiles the kernels anew.
 
 mod bits;
+mod crossed;
 mod device;
 mod parity;
+mod run;
 mod toy;
 
 #[path = "../../../models/tests/reference/mod.rs"]

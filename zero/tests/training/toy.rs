@@ -172,7 +172,7 @@ pub enum Over {
 
 impl Over {
     /// Ways for `world` ranks to get their communicator, each to be called on its own thread.
-    fn ranks(self, world: usize) -> Vec<Box<dyn FnOnce() -> Communicator + Send>> {
+    pub fn ranks(self, world: usize) -> Vec<Box<dyn FnOnce() -> Communicator + Send>> {
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let job = format!("caravan-test-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let shm = |rank| {

@@ -1,16 +1,14 @@
 //! Training on a device, emulated on the processor: the same bits on every stage, with everything that no event orders
 //! in any order, with the optimizer's state here or there; losses as on the host; memory as planned.
 
-mod run;
-
-use crate::toy::Toy;
+use crate::run::{Ran, Run, emulator, train};
+use crate::toy::{Over, Toy};
 use collectives::device::SharedQueue;
 use collectives::{Communicator, Float, bf16};
 use models::{LlamaConfig, Recompute};
-use run::{Ran, Run, emulator, train};
 use zero::{Config, Ledger, Placement, Stage, Trainer};
 
-fn tiny() -> LlamaConfig {
+pub fn tiny() -> LlamaConfig {
     LlamaConfig {
         hidden: 32,
         layers: 2,
@@ -25,7 +23,7 @@ fn tiny() -> LlamaConfig {
     }
 }
 
-fn a_run(world: usize, stage: u8, accumulate: usize, placement: Placement) -> Run {
+pub fn a_run(world: usize, stage: u8, accumulate: usize, placement: Placement) -> Run {
     let zero = Config {
         stage: Stage::try_from(stage).unwrap(),
         bucket_bytes: 16 << 10,
@@ -35,15 +33,18 @@ fn a_run(world: usize, stage: u8, accumulate: usize, placement: Placement) -> Ru
         clip: Some(0.7),
         ..Config::default()
     };
-    let recompute = Recompute::None;
     Run {
         world,
+        over: Over::Threads,
         zero,
         model: tiny(),
         rows: 2,
         length: 7,
-        recompute,
+        recompute: Recompute::None,
+        threads: 1,
         steps: 3,
+        // The losses of one rank's batches are too far apart to be compared where some are shorter.
+        ragged: world > 1,
         lr: 1e-2,
         wire: false,
         late: None,

@@ -1,5 +1,6 @@
 //! A Llama on ranks that each have an emulated device, or none.
 
+use crate::toy::Over;
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Arena, Queue, SharedQueue};
 use collectives::{Alone, Carrier, Communicator, Float, Order, Staged, Wired, staged_bytes, wired_bytes};
@@ -32,12 +33,17 @@ const SCRATCH: usize = 1 << 16;
 #[derive(Clone)]
 pub struct Run {
     pub world: usize,
+    pub over: Over,
     pub zero: Config,
     pub model: LlamaConfig,
     pub rows: usize,
     pub length: usize,
     pub recompute: Recompute,
+    /// That compute the model, where it is on the host.
+    pub threads: usize,
     pub steps: usize,
+    /// Whether the last but one of them is of a shorter batch.
+    pub ragged: bool,
     pub lr: f32,
     /// Whether devices are joined by a wire, as by NCCL, instead of through the host.
     pub wire: bool,
@@ -88,17 +94,17 @@ impl Batches for Tokens {
             let next = if state >> 61 == 0 { (state >> 33) as u32 } else { last * 3 + 1 } % self.vocab;
             (*token, *target, last) = (last, next, next);
         }
-        let (rows, length) = (self.rows, self.length);
-        Ok(Batch { tokens: &self.tokens, targets: &self.targets, rows, length })
+        let (rows, length, n) = (self.rows, self.length, self.rows * self.length);
+        Ok(Batch { tokens: &self.tokens[..n], targets: &self.targets[..n], rows, length })
     }
 }
 
 /// Trains on threads.
 pub fn train<T: Float>(run: &Run) -> Vec<Ran> {
     std::thread::scope(|scope| {
-        let ranks = Communicator::threads(run.world).into_iter().zip(EmulatedWire::group(run.world));
+        let ranks = run.over.ranks(run.world).into_iter().zip(EmulatedWire::group(run.world));
         let handles: Vec<_> =
-            ranks.map(|(comm, wire)| scope.spawn(move || rank::<T>(run, comm, wire))).collect();
+            ranks.map(|(comm, wire)| scope.spawn(move || rank::<T>(run, comm(), wire))).collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()
     })
 }
@@ -113,8 +119,8 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     let mut queue = None;
     let mut trainer = match run.zero.placement {
         Placement::Host => {
-            let model =
-                Llama::<T>::new(&run.model, run.rows, run.length, run.recompute, 1, &ledger.of_model());
+            let Run { model, rows, length, recompute, threads, .. } = run;
+            let model = Llama::<T>::new(model, *rows, *length, *recompute, *threads, &ledger.of_model());
             Trainer::new(Box::new(model.unwrap()), comm, &run.zero, ledger, &mut source).unwrap()
         }
         _ => {
@@ -162,6 +168,8 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     let (mut timed, start) = (0.0, Instant::now());
     for step in 0..run.steps {
         tokens.step = step;
+        let short = run.ragged && step + 2 == run.steps;
+        (tokens.rows, tokens.length) = if short { (1, run.length - 2) } else { (run.rows, run.length) };
         let done = trainer.step(&mut tokens, run.lr).unwrap();
         assert_eq!(done.bytes_sent, crate::step_bytes(trainer.plan()));
         if run.zero.placement.on_device() {
@@ -210,9 +218,9 @@ fn queue_of(run: &Run, rank: usize) -> EmulatedQueue {
 }
 
 fn footprint<T: Float>(run: &Run) -> models::Footprint {
-    let Run { model, rows, length, recompute, .. } = run;
+    let Run { model, rows, length, recompute, threads, .. } = run;
     match run.zero.placement {
-        Placement::Host => models::footprint(model, *rows, *length, T::DTYPE, *recompute, 1).unwrap(),
+        Placement::Host => models::footprint(model, *rows, *length, T::DTYPE, *recompute, *threads).unwrap(),
         _ => models::device_footprint(model, *rows, *length, T::DTYPE, *recompute).unwrap(),
     }
 }
