@@ -1,5 +1,5 @@
-//! After the first steps, a training step allocates nothing: counted by the process's allocator, over all
-//! ranks at once.
+//! After the first steps, a training step allocates nothing, but for what rayon does where it computes with several threads:
+//! counted by the process's allocator, over all ranks at once.
 
 use collectives::bootstrap::{Identity, Options, shm_group};
 use collectives::device::SharedQueue;
@@ -10,13 +10,13 @@ use collectives::transport::ucx::{self, UcxTransport};
 use collectives::transport::{Nodes, Transport, threads};
 use collectives::{Alone, Carrier, Communicator, Float, Options as Behaviour, Progress, Staged, bf16};
 use harness::Counting;
-use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
+use models::{Batch, Llama, LlamaConfig, Model, Recompute, TensorSpec};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 use zero::memory::largest_call;
-use zero::{Batches, Config, Ledger, NoBatch, Placement, Plan, Stage, Trainer};
+use zero::{Action, Batches, Config, Home, Ledger, NoBatch, Placement, Plan, Stage, Trainer};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -114,11 +114,30 @@ struct Run {
     accumulate: usize,
     recompute: Recompute,
     prefetch: bool,
+    /// That compute the model of a rank on the host.
+    threads: usize,
 }
 
-/// Allocations of steps 4 to 8 of all `ranks` together, on the host or each with a device of its own.
+/// Steps that are counted, after three others.
+const COUNTED: usize = 5;
+
+/// What rayon allocates in the steps that are counted, of a rank with several threads: a block for each 63 pieces of work that
+/// come from outside its pool. What these divide further takes nothing.
+fn blocks(plan: &Plan) -> usize {
+    let (micro_batches, buckets) = (plan.config.accumulate, plan.buckets().count());
+    let computes = |action: &&Action| matches!(action, Action::Forward(_) | Action::Backward(_));
+    let units = plan.training.actions.iter().filter(computes).count();
+    let rounds = |(unit, _): &(usize, usize)| micro_batches > 1 && plan.gradients[*unit] == Home::Whole;
+    let sums = (micro_batches - 1) * buckets + plan.buckets().filter(rounds).count();
+    // With one update a bucket, and the norm.
+    let pieces = micro_batches * units + sums + buckets + 1;
+    (COUNTED * pieces).div_ceil(63)
+}
+
+/// Allocations of the steps that are counted of all `ranks` together, on the host or each with a device of its own, beyond
+/// those of rayon.
 fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator, Placement)>) -> usize {
-    let Run { stage, accumulate, recompute, prefetch } = run;
+    let Run { stage, accumulate, recompute, prefetch, threads } = run;
     let world = ranks.len();
     let barrier = Barrier::new(world);
     let rank = |comm: Communicator| {
@@ -141,7 +160,11 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
         let accounts = ledger.of_model();
         let mut trainer = match device {
             None => {
-                let model = Llama::<T>::new(&config, 2, length, recompute, 1, &accounts).unwrap();
+                let model = Llama::<T>::new(&config, 2, length, recompute, threads, &accounts).unwrap();
+                if threads > 1 {
+                    // All have begun, and have what they take for themselves.
+                    Model::install(&model, &mut || drop(rayon::broadcast(|_| ())));
+                }
                 let trainer = Trainer::new(Box::new(model), comm, &zero, ledger, &mut source).unwrap();
                 assert!(trainer.plan().buckets().count() > 32);
                 trainer
@@ -170,7 +193,7 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
         let tokens = (0..2 * length as u32).collect();
         let mut batches = Fixed { tokens, length, late: Duration::ZERO };
         let mut counted = (0, 0);
-        for step in 0..8 {
+        for step in 0..3 + COUNTED {
             if step == 3 {
                 barrier.wait();
                 counted.0 = Counting::all();
@@ -182,7 +205,8 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
         barrier.wait();
         counted.1 = Counting::all();
         barrier.wait();
-        counted.1 - counted.0
+        let rayon = if threads > 1 { blocks(trainer.plan()) } else { 0 };
+        (counted.1 - counted.0).saturating_sub(world * rayon)
     };
     std::thread::scope(|scope| {
         let rank = &rank;
@@ -194,7 +218,7 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
 // One test: another would allocate beside it.
 #[test]
 fn a_steady_step_allocates_nothing() {
-    let usual = Run { stage: 0, accumulate: 1, recompute: Recompute::None, prefetch: true };
+    let usual = Run { stage: 0, accumulate: 1, recompute: Recompute::None, prefetch: true, threads: 1 };
     for world in [1, 2, 3] {
         for stage in 0..4 {
             for accumulate in [1, 2] {
@@ -206,6 +230,10 @@ fn a_steady_step_allocates_nothing() {
                 }
             }
         }
+    }
+    for (world, stage, accumulate) in [(1, 0, 2), (2, 3, 1), (2, 1, 3), (3, 2, 2)] {
+        let run = Run { stage, accumulate, threads: 2, ..usual };
+        assert_eq!(count::<bf16>(over_shm(world), run, None), 0, "{world} ranks, {run:?}");
     }
     let offered = ucx::library();
     if let Err(why) = &offered {
