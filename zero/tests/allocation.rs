@@ -154,6 +154,8 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
             stage: Stage::try_from(stage).unwrap(),
             bucket_bytes: 8 << 10,
             accumulate,
+            // In several sums.
+            reproducible: accumulate > 3,
             prefetch,
             ..Config::default()
         };
@@ -230,6 +232,10 @@ fn a_steady_step_allocates_nothing() {
                 }
             }
         }
+    }
+    for (stage, accumulate) in [(0, 5), (3, 4)] {
+        let run = Run { stage, accumulate, ..usual };
+        assert_eq!(count::<bf16>(over_shm(2), run, None), 0, "2 ranks, {run:?}");
     }
     for (world, stage, accumulate) in [(1, 0, 2), (2, 3, 1), (2, 1, 3), (3, 2, 2)] {
         let run = Run { stage, accumulate, threads: 2, ..usual };
