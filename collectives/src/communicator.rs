@@ -22,6 +22,7 @@ use crate::engine::{Family, Handle, Options, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Call, Choice, Group, Kind, Schedule, Tuning};
+use crate::trace::Trace;
 use crate::transport::{Nodes, Transport, threads};
 use crate::watch::MAX_SIZE;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -182,6 +183,11 @@ impl Communicator {
             carrier.progress()?;
         }
         self.handle.shared.progress()
+    }
+
+    /// From now on calls of this group that its engine carries, which a [`Carrier`] of a device may do instead, go to `trace`.
+    pub fn trace(&self, trace: &Trace) {
+        self.handle.shared.lock().trace = Some(trace.clone());
     }
 
     /// Gives the group up, because of something that has nothing to do with it: peers learn why, instead of waiting for

@@ -26,6 +26,7 @@ use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::schedule::{Algorithm, Cache, Call, Choice, Group, Kind, Local, Schedule, choose};
+use crate::trace::{Of, Trace};
 use crate::transport::{LISTED, Transport};
 use crate::watch::Waited;
 use execute::{Env, Outcome};
@@ -88,6 +89,8 @@ pub(crate) struct Engine {
     pub speaks: bool,
     failed: Option<Error>,
     stats: Stats,
+    /// Who wants to know when calls began and ended.
+    pub trace: Option<Trace>,
 }
 
 // SAFETY: the raw pointers are to buffers that belong to calls in flight; who owns those (`Pending`, a blocking
@@ -136,6 +139,7 @@ impl Engine {
             speaks: true,
             failed: None,
             stats: Stats::default(),
+            trace: None,
         }
     }
 
@@ -275,6 +279,7 @@ impl Engine {
         self.stats.bytes_sent += schedule.volume as u64;
         (flight.stage, flight.priority, flight.blocked_on) = (Stage::Running, priority, group.rank);
         (flight.inquiry, flight.stuck) = (None, None);
+        flight.begun = self.trace.as_ref().and_then(Trace::begin);
         // A repeated call often finds the schedule where it was: counting references would cost as much as a step.
         if !flight.schedule.as_ref().is_some_and(|last| Rc::ptr_eq(last, schedule)) {
             flight.schedule = Some(Rc::clone(schedule));
@@ -356,6 +361,9 @@ impl Engine {
         let flight = &mut self.flights[id as usize];
         flight.stage = Stage::Done;
         let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
+        if let (Some(trace), Some(begun)) = (&self.trace, flight.begun) {
+            trace.end(Of::Call(schedule.fingerprint), begun);
+        }
         if let Some(mut scratch) = flight.state.scratch.take() {
             if schedule.scratch_published {
                 scratch.busy_until = Some(flight.state.base + schedule.rounds as u64 - 1);

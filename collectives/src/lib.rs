@@ -56,6 +56,7 @@ mod pending;
 pub mod reduce;
 pub mod schedule;
 pub mod simd;
+pub mod trace;
 pub mod transport;
 pub mod watch;
 

@@ -1,8 +1,10 @@
 //! What ZeRO's own part of a step works with, and where its time goes.
 
+use crate::doing::Doing;
 use crate::error::Result;
 use crate::kernels::{Activity, Kernels};
 use crate::plan::Plan;
+use collectives::trace::Trace;
 use collectives::{Communicator, Float, Pending, Progress};
 use models::Model;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +64,8 @@ impl<T: Float> Hands<'_, T> {
 pub(crate) struct Clock {
     /// Whether messages stand still unless this rank looks at them.
     looks: bool,
+    /// Who wants to know more.
+    pub trace: Option<Trace>,
     pub compute: Duration,
     pub communication: Duration,
 }
@@ -76,7 +80,19 @@ impl Clock {
 
     /// Forgets where the time went.
     pub fn restart(&mut self) {
-        *self = Clock { looks: self.looks, ..Clock::default() };
+        (self.compute, self.communication) = Default::default();
+    }
+
+    /// The time, if what begins now is to be in the trace.
+    pub fn begin(&self) -> Option<u64> {
+        self.trace.as_ref()?.begin()
+    }
+
+    /// What began then is over.
+    pub fn end(&self, (doing, which): (Doing, usize), begun: Option<u64>) {
+        if let (Some(trace), Some(begin)) = (&self.trace, begun) {
+            trace.end(doing.of(which), begin);
+        }
     }
 
     /// Runs what computes the model, or adds up its gradients.
@@ -90,15 +106,21 @@ impl Clock {
     /// Runs what starts, advances or awaits collectives.
     pub fn communicate<R>(&mut self, f: impl FnOnce() -> R) -> R {
         let start = Instant::now();
-        let result = f();
+        let result = Doing::Exposed.traced(0, self.trace.as_ref(), f);
         self.communication += start.elapsed();
         result
     }
 
     /// Runs the model's forward or backward, in the midst of which collectives are started and moved on.
-    pub fn compute_beside<R>(&mut self, comm: &Communicator, f: impl FnOnce(&Meanwhile<'_>) -> R) -> R {
-        let meanwhile = Meanwhile { looks: self.looks, ..Meanwhile::new(comm) };
-        let result = self.compute(|| f(&meanwhile));
+    pub fn compute_beside<R>(
+        &mut self,
+        comm: &Communicator,
+        (doing, unit): (Doing, usize),
+        f: impl FnOnce(&Meanwhile<'_>) -> R,
+    ) -> R {
+        let trace = self.trace.clone();
+        let meanwhile = Meanwhile { looks: self.looks, trace: trace.as_ref(), ..Meanwhile::new(comm) };
+        let result = self.compute(|| doing.traced(unit, meanwhile.trace, || f(&meanwhile)));
         let communication = Duration::from_nanos(meanwhile.nanoseconds.into_inner());
         self.compute = self.compute.saturating_sub(communication);
         self.communication += communication;
@@ -111,19 +133,20 @@ impl Clock {
 pub(crate) struct Meanwhile<'a> {
     comm: &'a Communicator,
     looks: bool,
+    trace: Option<&'a Trace>,
     nanoseconds: AtomicU64,
 }
 
 impl<'a> Meanwhile<'a> {
     /// Of calls of `comm`, which nobody looks at.
     pub fn new(comm: &'a Communicator) -> Self {
-        Meanwhile { comm, looks: false, nanoseconds: AtomicU64::new(0) }
+        Meanwhile { comm, looks: false, trace: None, nanoseconds: AtomicU64::new(0) }
     }
 
     /// Does something for collectives.
     pub fn communicate<R>(&self, f: impl FnOnce(&Communicator) -> R) -> R {
         let start = Instant::now();
-        let result = f(self.comm);
+        let result = Doing::Exposed.traced(0, self.trace, || f(self.comm));
         self.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         result
     }

@@ -10,6 +10,7 @@
 mod addition;
 mod clip;
 mod config;
+mod doing;
 mod error;
 mod grads;
 mod hands;
@@ -25,6 +26,7 @@ mod stage;
 mod step;
 
 pub use config::{Config, Placement};
+pub use doing::Doing;
 pub use error::{Error, Result};
 pub use memory::{Ledger, Memory};
 pub use optimizer::{AdamW, Source};

@@ -6,6 +6,7 @@
 
 use crate::clip::{self, Norm, Terms};
 use crate::config::{Config, Placement};
+use crate::doing::Doing;
 use crate::error::{Error, Result};
 use crate::grads::{Borrowed, Grads};
 use crate::hands::{Clock, Hands, Meanwhile};
@@ -16,6 +17,7 @@ use crate::params::{Lent, Params};
 use crate::plan::Plan;
 use crate::schedule::Action;
 use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
+use collectives::trace::Trace;
 use collectives::{Communicator, Float};
 use models::{Batch, Model, TensorSpec, Weights};
 use std::sync::Arc;
@@ -192,6 +194,7 @@ impl<T: Float> Trainer<T> {
         self.comm.progress()?;
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock.restart();
+        let traced = self.clock.begin();
         let mut report = Step::default();
         let plan = Arc::clone(&self.plan);
         let micro_batches = plan.config.accumulate;
@@ -222,6 +225,7 @@ impl<T: Float> Trainer<T> {
         }
         let Trainer { model, comm, kernels, params, grads, optimizer, norm, clock, .. } = self;
         let plan = &*plan;
+        let rest = clock.begin();
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
         grads.finish(&mut hands)?;
         hands.kernels.mark(Activity::Optimizer)?;
@@ -278,6 +282,7 @@ impl<T: Float> Trainer<T> {
         }
         let clip = clip::factor(global.norm, plan.config.clip);
         optimizer.update(&mut hands, params, grads, lr, clip)?;
+        hands.clock.end((Doing::Update, 0), rest);
         // Asked for only now that the device has work again.
         let elapsed = hands.kernels.elapsed()?;
 
@@ -292,6 +297,7 @@ impl<T: Float> Trainer<T> {
         }
         kernels.mark(Activity::Other)?;
         report.bytes_sent = comm.stats().since(&before).bytes_sent;
+        clock.end((Doing::Step, optimizer.steps() as usize), traced);
         report.seconds = start.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -313,7 +319,7 @@ impl<T: Float> Trainer<T> {
             Action::Prefetch(unit) => clock.communicate(|| params.prefetch(plan, unit))?,
             Action::Gather(unit) => clock.communicate(|| params.gather(plan, unit))?,
             Action::Forward(unit) => {
-                clock.compute_beside(comm, |meanwhile| {
+                clock.compute_beside(comm, (Doing::Forward, unit), |meanwhile| {
                     model.forward_unit(unit, &Lent { plan, params, meanwhile });
                 });
                 model.check()?;
@@ -323,7 +329,7 @@ impl<T: Float> Trainer<T> {
                 grads.open(&mut hands, unit)?;
             }
             Action::Backward(unit) => {
-                clock.compute_beside(comm, |meanwhile| {
+                clock.compute_beside(comm, (Doing::Backward, unit), |meanwhile| {
                     let gradients = &mut Borrowed { plan, meanwhile, grads };
                     model.backward_unit(unit, &Lent { plan, params, meanwhile }, gradients);
                 });
@@ -422,6 +428,12 @@ impl<T: Float> Trainer<T> {
             }
         }
         Ok(())
+    }
+
+    /// From now on what this rank does, and its calls but for those of devices, go to `trace`.
+    pub fn trace(&mut self, trace: &Trace) {
+        self.comm.trace(trace);
+        self.clock.trace = Some(trace.clone());
     }
 
     /// Where everything is.

@@ -18,6 +18,8 @@ pub(super) struct Flight {
     pub priority: Priority,
     /// The rank that it waits for.
     pub blocked_on: usize,
+    /// When it began, if its span is wanted.
+    pub begun: Option<u64>,
     /// Once it has waited for too long. Boxed, because calls are begun often and this seldom.
     pub inquiry: Option<Box<Inquiry>>,
     /// How far it and those before it had got when somebody waited for it last, and for how long by now.
@@ -34,6 +36,7 @@ impl Flight {
             stage: Stage::Free,
             priority: Priority::default(),
             blocked_on: 0,
+            begun: None,
             inquiry: None,
             stuck: None,
             orphan: None,

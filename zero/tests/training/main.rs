@@ -7,6 +7,7 @@ mod device;
 mod parity;
 mod run;
 mod toy;
+mod traced;
 
 #[path = "../../../models/tests/reference/mod.rs"]
 mod reference;

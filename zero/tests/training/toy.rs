@@ -128,12 +128,18 @@ impl<T: Float> Model<T> for Toy {
 }
 
 /// Micro-batch `a` of rank `r` of step `k` is named by one token.
-struct Numbers {
+pub struct Numbers {
     step: usize,
     rank: usize,
     world: usize,
     accumulate: usize,
     token: [u32; 1],
+}
+
+impl Numbers {
+    pub fn new(step: usize, rank: usize, world: usize, accumulate: usize) -> Self {
+        Numbers { step, rank, world, accumulate, token: [0] }
+    }
 }
 
 impl Batches for Numbers {

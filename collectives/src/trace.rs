@@ -1,0 +1,164 @@
+//! What a rank did when: its calls, from their start to their end, and what its program says that it did meanwhile. For
+//! whoever wants to see how communication overlaps with computation; nothing is measured for anybody else.
+
+use crate::watch::Fingerprint;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where spans go while they are wanted; clones are the same trace. Takes no memory after it was made: what it has no room
+/// for is counted.
+#[derive(Clone, Debug)]
+pub struct Trace(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    wanted: AtomicBool,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    spans: Vec<Span>,
+    lost: u64,
+}
+
+/// From when to when something was under way, in nanoseconds of the clock that [`Trace::now`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// What.
+    pub of: Of,
+    /// When it began.
+    pub begin: u64,
+    /// When it was over.
+    pub end: u64,
+}
+
+/// What was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// A collective, or a message, from its start until this rank had done its part and had what it was to get.
+    Call(Fingerprint),
+    /// Something that the program has a number for, and a number of that.
+    Work(u32, u32),
+}
+
+impl Trace {
+    /// With room for so many spans.
+    pub fn new(capacity: usize) -> Self {
+        let kept = Kept { spans: Vec::with_capacity(capacity), lost: 0 };
+        Trace(Arc::new(Inner { wanted: AtomicBool::new(false), kept: Mutex::new(kept) }))
+    }
+
+    /// Whether spans that begin from now on are wanted.
+    pub fn want(&self, wanted: bool) {
+        self.0.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    /// Nanoseconds of a clock that all processes of a host share.
+    pub fn now() -> u64 {
+        let now = clock_gettime(ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    }
+
+    /// The time, if a span that begins now is wanted.
+    pub fn begin(&self) -> Option<u64> {
+        self.0.wanted.load(Ordering::Relaxed).then(Trace::now)
+    }
+
+    /// What began then is over.
+    pub fn end(&self, of: Of, begin: u64) {
+        let span = Span { of, begin, end: Trace::now() };
+        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match kept.spans.len() < kept.spans.capacity() {
+            true => kept.spans.push(span),
+            false => kept.lost += 1,
+        }
+    }
+
+    /// All spans so far, in the order of their ends, and how many there was no room for.
+    pub fn take(&self) -> (Vec<Span>, u64) {
+        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Kept { spans, lost } = std::mem::take(&mut *kept);
+        (spans, lost)
+    }
+}
+
+impl Span {
+    /// As numbers, for other ranks.
+    pub fn pack(self) -> [u64; 4] {
+        let (which, what) = match self.of {
+            Of::Call(call) => (0, call.bits()),
+            Of::Work(what, which) => (1 + u64::from(which), u64::from(what)),
+        };
+        [which, what, self.begin, self.end]
+    }
+
+    /// From those numbers.
+    pub fn unpack([which, what, begin, end]: [u64; 4]) -> Self {
+        let of = match which {
+            0 => Of::Call(Fingerprint::from_bits(what)),
+            _ => Of::Work(what as u32, (which - 1) as u32),
+        };
+        Span { of, begin, end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::{DType, ReduceOp};
+    use crate::schedule::{Call, Kind};
+    use crate::{Communicator, Options};
+
+    #[test]
+    fn spans_are_kept_while_they_are_wanted_and_there_is_room() {
+        let trace = Trace::new(2);
+        assert_eq!(trace.begin(), None);
+        trace.want(true);
+        for which in 0..3 {
+            trace.end(Of::Work(7, which), trace.begin().unwrap());
+        }
+        trace.want(false);
+        assert_eq!(trace.begin(), None);
+        let (spans, lost) = trace.take();
+        assert_eq!((spans.len(), lost), (2, 1));
+        for (span, which) in spans.iter().zip(0..) {
+            assert!(span.of == Of::Work(7, which) && span.begin <= span.end, "{span:?}");
+            assert_eq!(Span::unpack(span.pack()), *span);
+        }
+    }
+
+    #[test]
+    fn calls_are_traced_from_their_start_to_their_end() {
+        let mut ranks = Communicator::threads_with(2, Options::default()).unwrap().into_iter();
+        let (comm, other) = (ranks.next().unwrap(), ranks.next().unwrap());
+        let trace = Trace::new(8);
+        comm.trace(&trace);
+        let start = |comm: &Communicator| {
+            let buffer = comm.alloc::<f32>(1000).unwrap();
+            comm.start_all_reduce_in_place(buffer, ReduceOp::Sum).unwrap()
+        };
+        // One that nobody wants.
+        let (mine, theirs) = (start(&comm), start(&other));
+        std::thread::scope(|scope| {
+            scope.spawn(|| theirs.wait().unwrap());
+            mine.wait().unwrap();
+        });
+        trace.want(true);
+        let before = Trace::now();
+        let mine = start(&comm);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        let late = Trace::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| start(&other).wait().unwrap());
+            mine.wait().unwrap();
+        });
+        let (spans, lost) = trace.take();
+        let [span] = spans[..] else { panic!("{spans:?}") };
+        let call = Call { in_place: true, ..Call::new(Kind::AllReduce, DType::F32, 1000) };
+        assert_eq!((span.of, lost), (Of::Call(Fingerprint::of(&call)), 0));
+        assert!(before <= span.begin && span.begin < late && span.end > late, "{span:?}");
+        assert_eq!(Span::unpack(span.pack()), span);
+    }
+}
