@@ -262,6 +262,13 @@ pub struct TrainArgs {
     /// Write one JSON object a line: the run, each step and evaluation, the summary.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Write where a few steps go: what each rank computes, what it waits for, and its calls in flight, for Perfetto
+    /// (ui.perfetto.dev) or Chrome (chrome://tracing). On GPUs profilers of theirs do that.
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
+    /// The steps that --trace is of, counted from 1 [default: 3-5].
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub trace_steps: Option<String>,
     /// Write the trained model as a Hugging Face directory, once, at the end: nothing is kept of a run that is killed before. It
     /// has no state of the optimizer: a run that starts from it begins its schedule and its order of data anew, best with
     /// another --seed. By SIGTERM or SIGUSR1 the run stops between two steps and saves, but under Open MPI's mpirun by SIGUSR1

@@ -136,6 +136,8 @@ pub struct Record {
     metrics: Option<Metrics>,
     /// Why there are no more lines.
     failure: Option<Failure>,
+    /// Why there is no trace.
+    no_trace: Option<Failure>,
 }
 
 impl Record {
@@ -146,7 +148,7 @@ impl Record {
     pub fn begin(path: &Path, first: &Value) -> Result<Self> {
         let mut metrics = Metrics::create(path)?;
         metrics.line(first)?;
-        Ok(Record { metrics: Some(metrics), failure: None })
+        Ok(Record { metrics: Some(metrics), ..Record::default() })
     }
 
     /// Appends what `line` makes, where lines are still written.
@@ -158,11 +160,20 @@ impl Record {
         }
     }
 
-    /// Whether all lines were written and are kept.
+    /// Notes that the trace could not be written, which costs no model either.
+    pub fn without_trace(&mut self, progress: &Progress, why: Failure) {
+        progress.alarm(&format!("{why}; the run goes on without a trace"));
+        self.no_trace = Some(why);
+    }
+
+    /// Whether all was written, and lines are kept.
     ///
     /// # Errors
-    /// Why the others are missing.
+    /// Why the rest is missing.
     pub fn end(self) -> Result<()> {
+        if let Some(e) = self.no_trace {
+            return Err(Failure::Verdict(format!("{e}; the run went on without a trace")));
+        }
         if let Some(e) = self.failure {
             return Err(Failure::Verdict(format!("{e}; the run went on without them")));
         }
@@ -195,7 +206,7 @@ mod tests {
     fn metrics_that_are_not_kept_are_no_success() {
         let end = |path: &str, file| {
             let metrics = Metrics::of(file, Path::new(path), None);
-            Record { metrics: Some(metrics), failure: None }.end()
+            Record { metrics: Some(metrics), ..Record::default() }.end()
         };
         let (_, pipe) = std::io::pipe().unwrap();
         end("/dev/stdout", std::os::fd::OwnedFd::from(pipe).into()).unwrap();

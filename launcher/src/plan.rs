@@ -8,6 +8,7 @@ mod outputs;
 mod ranks;
 mod shape;
 mod steps;
+mod traced;
 
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
@@ -15,6 +16,7 @@ pub use numbers::{Numbers, at_least_one};
 pub use ranks::{Ranks, UNASKED, of_a_shell, unasked_threads, with_ranks};
 pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
+pub use traced::Traced;
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs};
 use crate::bench::tuning;
@@ -32,7 +34,7 @@ use collectives::bootstrap::{Identity, spawn};
 use collectives::schedule::Group;
 use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
-use outputs::{check_beside, check_outputs};
+use outputs::{check_beside, check_outputs, outputs};
 use std::path::PathBuf;
 use steps::{check_batch, step_tokens, with_held_out};
 
@@ -96,6 +98,8 @@ pub struct TrainPlan {
     pub val_fraction: f64,
     /// Where to write metrics.
     pub metrics: Option<PathBuf>,
+    /// Of which steps to write where they go.
+    pub traced: Option<Traced>,
     /// Where to write the model.
     pub save: Option<PathBuf>,
     /// Tokens of the sample, which is for whoever reads the output.
@@ -117,6 +121,7 @@ impl TrainPlan {
         check_device(args)?;
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;
+        let traced = Traced::asked(args)?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };
         let mut model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
@@ -151,20 +156,21 @@ impl TrainPlan {
             model.config.padding = None;
         }
         let length = sequence(args, &model)?;
-        if let Some(file) = &args.metrics {
+        let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
+        if !outputs.is_empty() {
             let read = input.iter().chain(&held).flat_map(Input::files).cloned().chain(model.files());
             let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
             let read = read
                 .chain(tokenizer.as_ref().and_then(Tokenizer::path))
                 .chain(beside)
                 .chain(tuning::named(args.ranks.tuning.as_ref()));
-            files::check_apart("--metrics", file, &read.collect::<Vec<_>>())?;
+            let read: Vec<_> = read.collect();
+            outputs.iter().try_for_each(|output| files::check_apart(output.flag, output.file, &read))?;
         }
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
-            let (save, metrics) = (args.save.as_deref(), args.metrics.as_deref());
             let data: Vec<_> = input.iter().chain(&held).flat_map(Input::named).cloned().collect();
-            check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, save, metrics)?;
+            check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, args.save.as_deref(), &outputs)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -217,6 +223,7 @@ impl TrainPlan {
             eval_tokens: args.eval_tokens.unwrap_or(EVAL_TOKENS),
             val_fraction,
             metrics: args.metrics.clone(),
+            traced,
             save: args.save.clone(),
             sample,
         };
@@ -229,9 +236,10 @@ impl TrainPlan {
     /// # Errors
     /// What is in the way.
     pub fn check_outputs(&self) -> Result<()> {
-        let (save, metrics) = (self.save.as_deref(), self.metrics.as_deref());
+        let outputs =
+            outputs(self.metrics.as_deref(), self.traced.as_ref().map(|traced| traced.path.as_path()));
         let data = self.feed.named();
-        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, save, metrics)
+        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, self.save.as_deref(), &outputs)
     }
 
     /// What its memory follows from.
@@ -322,6 +330,7 @@ impl TrainPlan {
 /// and outputs in each other's way.
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     Numbers::check(args, world)?;
+    Traced::asked(args)?;
     check_device(args)?;
     data::check_names("--data", &args.data)?;
     data::check_alone(&args.data)?;
@@ -334,14 +343,14 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     step_tokens(args, world, length)?;
     for (flag, path, stream) in [
         ("--metrics", &args.metrics, "/dev/stdout for the standard output"),
+        ("--trace", &args.trace, "/dev/stdout for the standard output"),
         ("--save", &args.save, "the name of a directory"),
     ] {
         path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, stream))?;
     }
-    match (&args.metrics, &args.save) {
-        (Some(file), Some(model)) => check_beside(file, file, model),
-        _ => Ok(()),
-    }
+    let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
+    let Some(model) = &args.save else { return Ok(()) };
+    outputs.iter().try_for_each(|output| check_beside(output.flag, output.file, output.file, model))
 }
 
 /// Whether flags of a training on GPUs come with them.

@@ -3,6 +3,7 @@
 mod describe;
 mod loader;
 pub mod stop;
+mod trace;
 
 use crate::agree;
 use crate::device;
@@ -24,6 +25,7 @@ use models::tokens::Windows;
 use serde_json::json;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use trace::Tracing;
 use zero::{Ledger, Memory, Step, Trainer};
 
 /// What a user wants to see of a run.
@@ -48,8 +50,9 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         stop::listen()?;
     }
     let held_out = plan.feed.held_out(plan.batch.length);
+    let tracing = plan.traced.as_ref().map(|traced| Tracing::begin(traced, &mut run.trainer)).transpose()?;
     for step in 0..plan.steps {
-        if let Err(failure) = run.step(step) {
+        if let Err(failure) = run.step(step, tracing.as_ref()) {
             return Err(run.end_early(failure));
         }
         let last = step + 1 == plan.steps;
@@ -133,7 +136,8 @@ impl<'a, T: Float> Run<'a, T> {
         })
     }
 
-    fn step(&mut self, step: usize) -> Result<()> {
+    fn step(&mut self, step: usize, tracing: Option<&Tracing<'_>>) -> Result<()> {
+        tracing.iter().for_each(|tracing| tracing.before(step + 1));
         let began = Instant::now();
         let lr = self.plan.rate.at(step);
         self.loader.start(step);
@@ -173,6 +177,18 @@ impl<'a, T: Float> Run<'a, T> {
             memory: held.total() as u64,
         });
         (self.made, self.last, self.validation) = (step + 1, done, None);
+        tracing.map_or(Ok(()), |tracing| self.trace(tracing))
+    }
+
+    /// After a step, the last of those that are traced or not.
+    fn trace(&mut self, tracing: &Tracing<'_>) -> Result<()> {
+        let began = Instant::now();
+        match tracing.after(self.made, self.plan, self.trainer.comm())? {
+            Some(Ok(told)) => self.progress.line(&told),
+            Some(Err(why)) => self.record.without_trace(&self.progress, why),
+            None => {}
+        }
+        self.apart += began.elapsed();
         Ok(())
     }
 

@@ -5,10 +5,10 @@ use harness::{Bench, Outcome, is_root, json_lines, skip};
 use std::fs;
 use std::process::Command;
 
-const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
+pub const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
 
 /// Runs shell commands with a disk of this size at `disk`.
-fn with_disk(bench: &Bench, size: &str, run: &str) -> Option<Outcome> {
+pub fn with_disk(bench: &Bench, size: &str, run: &str) -> Option<Outcome> {
     with_mount(bench, &format!("-t tmpfs -o size={size} none"), run)
 }
 

@@ -19,6 +19,7 @@ mod progress;
 mod rates;
 mod saving;
 mod stopping;
+mod traces;
 mod training;
 mod usage;
 

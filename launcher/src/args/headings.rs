@@ -34,7 +34,10 @@ const HEADINGS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("Optimizer", &["lr", "min_lr", "warmup", "schedule", "weight_decay", "beta1", "beta2", "eps", "clip"]),
-    ("Output", &["eval_every", "eval_tokens", "metrics", "save", "sample", "color", "quiet"]),
+    (
+        "Output",
+        &["eval_every", "eval_tokens", "metrics", "trace", "trace_steps", "save", "sample", "color", "quiet"],
+    ),
 ];
 
 /// The flag under its heading.

@@ -7,7 +7,7 @@ use crate::files::{self, Kind, Way};
 use crate::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
-/// Whether the model and the metrics can be written, and both be kept.
+/// Whether the model and the files can be written, and all be kept.
 ///
 /// # Errors
 /// What is in the way.
@@ -17,7 +17,7 @@ pub fn check_outputs(
     data: &[PathBuf],
     dtype: Precision,
     save: Option<&Path>,
-    metrics: Option<&Path>,
+    files: &[Output<'_>],
 ) -> Result<()> {
     let bytes = model.config.parameters() * dtype.dtype().size() as u64;
     save.map_or(Ok(()), |dir| files::check_name("--save", dir, "the name of a directory"))?;
@@ -29,12 +29,33 @@ pub fn check_outputs(
     if let Some(place) = &place {
         check_kept(model, tokenizer, data, place)?;
     }
-    let Some(file) = metrics else { return Ok(()) };
-    if let (Some(model), Some(place)) = (place, files::place(file)) {
-        check_beside(file, &place, &model)?;
+    for &Output { flag, file, way, kind } in files {
+        if let (Some(model), Some(place)) = (&place, files::place(file)) {
+            check_beside(flag, file, &place, model)?;
+        }
+        files::check_writable(flag, file, way)?;
+        files::check_replaced(flag, file, kind)?;
     }
-    files::check_writable("--metrics", file, Way::Growing)?;
-    files::check_replaced("--metrics", file, Kind::Metrics)
+    let named: Vec<_> = files.iter().map(|output| (output.flag, output.file)).collect();
+    files::check_distinct(&named)
+}
+
+/// A file that a training writes.
+pub struct Output<'a> {
+    /// What asks for it.
+    pub flag: &'static str,
+    /// Its name.
+    pub file: &'a Path,
+    way: Way,
+    kind: Kind,
+}
+
+/// The files of these names.
+pub fn outputs<'a>(metrics: Option<&'a Path>, trace: Option<&'a Path>) -> Vec<Output<'a>> {
+    let metrics =
+        metrics.map(|file| Output { flag: "--metrics", file, way: Way::Growing, kind: Kind::Metrics });
+    let trace = trace.map(|file| Output { flag: "--trace", file, way: Way::Whole, kind: Kind::Json });
+    metrics.into_iter().chain(trace).collect()
 }
 
 /// Refuses a `place` of the saved model where one lies of which the run reads a part only, but the one that it goes on from;
@@ -75,11 +96,11 @@ fn lies_in(file: &Path, place: &Path) -> bool {
     there.into_iter().flatten().any(|there| there.starts_with(place))
 }
 
-/// Refuses metrics whose `place` the model's directory has, or that have the directory's.
-pub fn check_beside(file: &Path, place: &Path, model: &Path) -> Result<()> {
+/// Refuses a file whose `place` the model's directory has, or that has the directory's.
+pub fn check_beside(flag: &str, file: &Path, place: &Path, model: &Path) -> Result<()> {
     match place.starts_with(model) || model.starts_with(place) {
         true => usage(format!(
-            "--metrics {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
+            "{flag} {} lies in the way of --save {}, which the model replaces as a whole: name a file elsewhere",
             file.display(),
             model.display()
         )),

@@ -58,6 +58,10 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--eval-every", plan.eval_every.to_string()),
         ("--eval-tokens", plan.eval_tokens.to_string()),
         ("--metrics", files::wanted(plan.metrics.as_deref())),
+        (
+            "--trace",
+            plan.traced.as_ref().map_or("not given".to_owned(), |t| format!("of steps {:?}", t.steps)),
+        ),
         ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--progress", plan.progress.name().to_owned()),
@@ -219,6 +223,8 @@ fn settings(plan: &TrainPlan) -> Value {
         "eval_tokens": plan.eval_tokens,
         "val_fraction": plan.val_fraction,
         "sample": plan.sample,
+        "trace": plan.traced.as_ref().map(|traced| traced.path.display().to_string()),
+        "trace_steps": plan.traced.as_ref().map(|traced| [*traced.steps.start(), *traced.steps.end()]),
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
     })
 }
@@ -313,6 +319,8 @@ mod tests {
             ("", "--eval-every 2", &["--eval-every"]),
             ("--eval-every 2", "--eval-tokens 50", &["--eval-tokens"]),
             ("", &format!("--metrics {}", path("m.jsonl")), &["--metrics"]),
+            ("", &format!("--trace {}", path("t.json")), &["--trace"]),
+            ("--trace t.json", "--trace-steps 1-2", &["--trace"]),
             ("", &format!("--save {}", path("saved")), &["--save"]),
             ("", "--prefetch off", &["--prefetch"]),
             ("", "--progress thread", &["--progress"]),

@@ -1,0 +1,99 @@
+//! Which steps of a training are traced, and where that is written.
+
+use super::usage;
+use crate::args::{DeviceKind, TrainArgs};
+use crate::failure::{Failure, Result};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// The steps that show what others are like: the first ones have more to do.
+const USUAL: RangeInclusive<usize> = 3..=5;
+
+/// What `--trace` asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traced {
+    /// Where it is written.
+    pub path: PathBuf,
+    /// Of which steps it is, counted from 1.
+    pub steps: RangeInclusive<usize>,
+}
+
+impl Traced {
+    /// What the flags of a training ask for, if anything.
+    ///
+    /// # Errors
+    /// Steps that it does not make, or of nothing; a device, whose work the host does not see.
+    pub fn asked(args: &TrainArgs) -> Result<Option<Traced>> {
+        let Some(path) = args.trace.clone() else {
+            return match &args.trace_steps {
+                Some(steps) => {
+                    usage(format!("--trace-steps {steps} says of which steps --trace FILE.json is: add that"))
+                }
+                None => Ok(None),
+            };
+        };
+        if args.device.device != DeviceKind::Cpu {
+            return usage(format!(
+                "--trace {} is of what processors do, and --device cuda leaves that to GPUs, which 'nsys profile caravan train \
+                 ...' traces: leave one of them away",
+                path.display()
+            ));
+        }
+        let made = args.steps;
+        let steps = match &args.trace_steps {
+            None => made.min(*USUAL.start())..=made.min(*USUAL.end()),
+            Some(text) => parse(text).filter(|steps| *steps.end() <= made).ok_or_else(|| {
+                Failure::usage(format!(
+                    "--trace-steps {text}: the steps of this run are 1-{made}, of which it takes some, like {}-{made} or {made}",
+                    made.saturating_sub(2).max(1)
+                ))
+            })?,
+        };
+        Ok(Some(Traced { path, steps }))
+    }
+}
+
+/// `3-5`, or `3`.
+fn parse(text: &str) -> Option<RangeInclusive<usize>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+    (1 <= first && first <= last).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::tests::train;
+
+    fn asked(flags: &str) -> Result<Option<RangeInclusive<usize>>> {
+        Ok(Traced::asked(&train(flags))?.map(|traced| traced.steps))
+    }
+
+    #[test]
+    fn a_trace_is_of_steps_that_are_made() {
+        for (flags, steps) in [
+            ("", None),
+            ("--trace t.json", Some(3..=5)),
+            ("--trace t.json --steps 4", Some(3..=4)),
+            ("--trace t.json --steps 1", Some(1..=1)),
+            ("--trace t.json --trace-steps 7", Some(7..=7)),
+            ("--trace t.json --trace-steps 1-20 --steps 20", Some(1..=20)),
+        ] {
+            assert_eq!(asked(flags).unwrap(), steps, "{flags}");
+        }
+        for (flags, words) in [
+            ("--trace-steps 3-5", "add that"),
+            ("--trace t.json --trace-steps 0-5", "are 1-1000, "),
+            ("--trace t.json --trace-steps 5-3", "like 998-1000 or 1000"),
+            ("--trace t.json --trace-steps 3-", "are 1-1000, "),
+            (
+                "--trace t.json --trace-steps 3-11 --steps 10",
+                "are 1-10, of which it takes some, like 8-10 or 10",
+            ),
+            ("--trace t.json --device cuda", "nsys profile"),
+        ] {
+            let e = asked(flags).unwrap_err();
+            assert!(e.code() == 2 && e.to_string().contains(words), "{flags}: {e}");
+        }
+    }
+}
