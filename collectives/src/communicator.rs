@@ -26,7 +26,9 @@ use crate::trace::Trace;
 use crate::transport::{Nodes, Transport, threads};
 use crate::watch::MAX_SIZE;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 /// A group of ranks that call collectives together. All ranks of the group make the same collective calls in the
 /// same order; messages ([`send`](Self::send), [`recv`](Self::recv)) are between two ranks and apart from that.
@@ -102,6 +104,26 @@ impl Communicator {
     /// The same with options. Fails when a progress thread cannot be started.
     pub fn threads_with(n: usize, options: Options) -> Result<Vec<Communicator>> {
         threads::group(n).into_iter().map(|t| Communicator::new(Box::new(t), options)).collect()
+    }
+
+    /// What `body` gives on each of `n` ranks, threads of this process that end here; element r is rank r's.
+    ///
+    /// # Panics
+    /// As `body` does on the first rank where it does, once all have ended. With more than [`MAX_SIZE`], or where a progress
+    /// thread cannot be started.
+    pub fn on_threads<R: Send>(
+        n: usize,
+        options: Options,
+        body: impl Fn(Communicator) -> R + Sync,
+    ) -> Vec<R> {
+        let ranks = Self::threads_with(n, options).expect("a group of threads");
+        let body = &body;
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || body(comm))).collect();
+            let end =
+                |rank: ScopedJoinHandle<'_, R>| rank.join().unwrap_or_else(|panic| resume_unwind(panic));
+            ranks.into_iter().map(end).collect()
+        })
     }
 
     /// The rank in the job of `member`, a rank of this group: errors name ranks by it.

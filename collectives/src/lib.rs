@@ -14,7 +14,7 @@
 //! process:
 //!
 //! ```
-//! use collectives::{Communicator, ReduceOp};
+//! use collectives::{Communicator, Options, ReduceOp};
 //!
 //! fn rank(comm: Communicator) -> collectives::Result<()> {
 //!     // Blocking: slices go in and out.
@@ -31,11 +31,7 @@
 //!     Ok(())
 //! }
 //!
-//! std::thread::scope(|scope| {
-//!     for comm in Communicator::threads(2) {
-//!         scope.spawn(|| rank(comm).expect("two ranks that call the same"));
-//!     }
-//! });
+//! Communicator::on_threads(2, Options::default(), |comm| rank(comm).expect("two ranks that call the same"));
 //! ```
 #![warn(missing_docs)]
 

@@ -38,16 +38,10 @@ fn fake() -> bool {
 
 /// Runs `body` as every rank, each with a GPU, a compute stream and a group of ranks.
 fn ranks(n: usize, options: Options, body: impl Fn(Communicator, Gpu, SharedQueue<Stream>) + Sync) {
-    let ranks = Communicator::threads_with(n, options).expect("ranks");
-    std::thread::scope(|scope| {
-        for comm in ranks {
-            let body = &body;
-            scope.spawn(move || {
-                let gpu = Gpu::open(comm.rank()).expect("a GPU");
-                let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Normal).expect("a stream"));
-                body(comm, gpu, queue);
-            });
-        }
+    Communicator::on_threads(n, options, |comm| {
+        let gpu = Gpu::open(comm.rank()).expect("a GPU");
+        let queue = SharedQueue::new(Stream::new(&gpu, Urgency::Normal).expect("a stream"));
+        body(comm, gpu, queue);
     });
 }
 
@@ -238,16 +232,11 @@ fn two_ranks_on_one_gpu_need_permission() {
     if !fake() {
         return;
     }
-    let ranks = Communicator::threads_with(2, standard()).expect("ranks");
-    std::thread::scope(|scope| {
-        for comm in ranks {
-            scope.spawn(move || {
-                let gpu = Gpu::open(3).expect("a GPU");
-                let error = Nccl::connect(&comm, &gpu, Duration::from_secs(20)).err().unwrap().to_string();
-                assert!(error.contains("ranks 0 and 1 have the same GPU"), "{error}");
-                assert!(error.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{error}");
-            });
-        }
+    Communicator::on_threads(2, standard(), |comm| {
+        let gpu = Gpu::open(3).expect("a GPU");
+        let error = Nccl::connect(&comm, &gpu, Duration::from_secs(20)).err().unwrap().to_string();
+        assert!(error.contains("ranks 0 and 1 have the same GPU"), "{error}");
+        assert!(error.contains("NCCL_MULTI_RANK_GPU_ENABLE=1"), "{error}");
     });
 }
 

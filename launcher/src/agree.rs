@@ -87,16 +87,11 @@ fn difference(zero: &str, (rank, other): (usize, &str)) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use collectives::bootstrap;
     use collectives::transport::threads;
+    use collectives::{Options, bootstrap};
 
     fn on_ranks<R: Send>(n: usize, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-        std::thread::scope(|scope| {
-            let body = &body;
-            let all: Vec<_> =
-                Communicator::threads(n).into_iter().map(|c| scope.spawn(move || body(c))).collect();
-            all.into_iter().map(|t| t.join().unwrap()).collect()
-        })
+        Communicator::on_threads(n, Options::default(), body)
     }
 
     #[test]

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use collectives::Options;
     use models::tokens::Source;
-    use std::thread::{scope, sleep};
+    use std::thread::sleep;
     use std::time::Duration;
 
     const LENGTH: usize = 7;
@@ -140,8 +140,7 @@ mod tests {
         (world, options): (usize, Options),
         before: impl Fn(usize) + Sync,
     ) -> Vec<Result<f64>> {
-        let ranks = Communicator::threads_with(world, options).unwrap();
-        let mean = |comm: Communicator| {
+        Communicator::on_threads(world, options, |comm| {
             let mut asked = 0;
             let [mut inputs, mut targets] = [(); 2].map(|()| vec![0; rows * LENGTH]);
             let mean = mean_loss(
@@ -161,11 +160,6 @@ mod tests {
             );
             assert_eq!(asked, rounds(windows, rows, windows.rest(), world));
             mean
-        };
-        scope(|scope| {
-            let mean = &mean;
-            let ranks: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || mean(comm))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
 

@@ -119,6 +119,7 @@ mod tests {
     use crate::device;
     use crate::plan::tests::plan;
     use crate::tokenizer::Tokenizer;
+    use collectives::Options;
     use zero::Ledger;
 
     #[test]
@@ -150,11 +151,10 @@ mod tests {
     fn ranks_stop_together_when_rank_0_has_sampled_for_long() {
         let late = 2 * PATIENCE;
         for (sampled, expected) in [([late, Duration::ZERO], true), ([Duration::ZERO, late], false)] {
-            std::thread::scope(|scope| {
-                for comm in Communicator::threads(2) {
-                    scope.spawn(move || assert_eq!(enough(&comm, sampled[comm.rank()]).unwrap(), expected));
-                }
+            let found = Communicator::on_threads(2, Options::default(), |comm| {
+                enough(&comm, sampled[comm.rank()]).unwrap()
             });
+            assert_eq!(found, [expected; 2]);
         }
     }
 

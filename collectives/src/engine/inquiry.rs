@@ -150,32 +150,27 @@ mod tests {
     fn who_gets_further_elsewhere_is_not_waited_for_for_ever() {
         const MOST: usize = 1000;
         let options = Options { deadline: Duration::from_millis(300), ..Options::default() };
-        let beats = AtomicUsize::new(0);
-        let ends = std::thread::scope(|scope| {
-            let ranks = Communicator::threads_with(2, options).unwrap().into_iter().map(|comm| {
-                let beats = &beats;
-                scope.spawn(move || {
-                    let rank = comm.rank();
-                    let [other, busy] = [1, 2].map(|_| comm.split(Some(0), rank as i64).unwrap().unwrap());
-                    let goes_on = scope.spawn(move || {
-                        while beats.load(Ordering::Relaxed) < MOST && busy.barrier().is_ok() {
-                            if rank == 0 {
-                                beats.fetch_add(1, Ordering::Relaxed);
-                                std::thread::sleep(Duration::from_millis(20));
-                            }
+        let beats = &AtomicUsize::new(0);
+        let ends = Communicator::on_threads(2, options, |comm| {
+            std::thread::scope(|scope| {
+                let rank = comm.rank();
+                let [other, busy] = [1, 2].map(|_| comm.split(Some(0), rank as i64).unwrap().unwrap());
+                let goes_on = scope.spawn(move || {
+                    while beats.load(Ordering::Relaxed) < MOST && busy.barrier().is_ok() {
+                        if rank == 0 {
+                            beats.fetch_add(1, Ordering::Relaxed);
+                            std::thread::sleep(Duration::from_millis(20));
                         }
-                    });
-                    let stuck = if rank == 0 { comm.barrier() } else { other.barrier() }.unwrap_err();
-                    let before = beats.swap(MOST, Ordering::Relaxed);
-                    goes_on.join().unwrap();
-                    (before, stuck)
-                })
-            });
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).min_by_key(|&(before, _)| before)
+                    }
+                });
+                let stuck = if rank == 0 { comm.barrier() } else { other.barrier() }.unwrap_err();
+                let before = beats.swap(MOST, Ordering::Relaxed);
+                goes_on.join().unwrap();
+                (before, stuck)
+            })
         });
         // Of the rank that gave up first.
-        let (before, error) = ends.unwrap();
+        let (before, error) = ends.into_iter().min_by_key(|&(before, _)| before).unwrap();
         assert!(before < MOST, "only when nothing got further any more: {error}");
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         assert!(error.to_string().contains("while other calls got further"), "{error}");
@@ -186,30 +181,26 @@ mod tests {
     fn a_group_apart_does_not_answer_for_its_rank() {
         const MOST: usize = 500;
         let options = Options { deadline: Duration::from_millis(400), ..Options::default() };
-        let beats = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for comm in Communicator::threads_with(2, options).unwrap() {
-                let beats = &beats;
+        let beats = &AtomicUsize::new(0);
+        Communicator::on_threads(2, options, |comm| {
+            std::thread::scope(|scope| {
+                let rank = comm.rank();
+                let apart = comm.apart().unwrap();
                 scope.spawn(move || {
-                    let rank = comm.rank();
-                    let apart = comm.apart().unwrap();
-                    let watch = scope.spawn(move || {
-                        while beats.load(Ordering::Relaxed) < MOST && apart.barrier().is_ok() {
-                            if rank == 0 {
-                                beats.fetch_add(1, Ordering::Relaxed);
-                                std::thread::sleep(Duration::from_millis(20));
-                            }
+                    while beats.load(Ordering::Relaxed) < MOST && apart.barrier().is_ok() {
+                        if rank == 0 {
+                            beats.fetch_add(1, Ordering::Relaxed);
+                            std::thread::sleep(Duration::from_millis(20));
                         }
-                    });
-                    if rank == 0 {
-                        let late = comm.barrier().unwrap_err();
-                        assert!(matches!(late, Error::Timeout { peer: 1, .. }), "{late}");
-                        let before = beats.swap(MOST, Ordering::Relaxed);
-                        assert!(before < MOST, "only when there was nothing more to answer");
                     }
-                    watch.join().unwrap();
                 });
-            }
+                if rank == 0 {
+                    let late = comm.barrier().unwrap_err();
+                    assert!(matches!(late, Error::Timeout { peer: 1, .. }), "{late}");
+                    let before = beats.swap(MOST, Ordering::Relaxed);
+                    assert!(before < MOST, "only when there was nothing more to answer");
+                }
+            })
         });
     }
 }

@@ -34,16 +34,10 @@ pub fn emulator() -> Option<&'static Emulator> {
 }
 
 fn staged(n: usize, options: Options, queue: impl Fn(usize) -> EmulatedQueue + Sync) {
-    let ranks = Communicator::threads_with(n, options).expect("ranks");
-    std::thread::scope(|scope| {
-        for comm in ranks {
-            let queue = &queue;
-            scope.spawn(move || {
-                let queue = SharedQueue::new(queue(comm.rank()));
-                let carrier = Staged::new(&comm, queue.clone()).expect("a carrier");
-                device(&comm.with_carrier(Arc::new(carrier)), &queue);
-            });
-        }
+    Communicator::on_threads(n, options, |comm| {
+        let queue = SharedQueue::new(queue(comm.rank()));
+        let carrier = Staged::new(&comm, queue.clone()).expect("a carrier");
+        device(&comm.with_carrier(Arc::new(carrier)), &queue);
     });
 }
 
@@ -67,17 +61,13 @@ fn through_the_host_with_progress_threads() {
 fn late(n: usize, planned: Option<usize>, body: fn(&Communicator, &SharedQueue<EmulatedQueue>)) {
     let Some(emulator) = emulator() else { return };
     let options = Options { deadline: Duration::from_secs(10), ..standard() };
-    std::thread::scope(|scope| {
-        for comm in Communicator::threads_with(n, options).expect("ranks") {
-            scope.spawn(move || {
-                let queue = SharedQueue::new(emulator.late_queue(7 + comm.rank() as u64));
-                let carrier = match planned {
-                    Some(largest) => Staged::planned(&comm, queue.clone(), largest, &Account::default()),
-                    None => Staged::new(&comm, queue.clone()),
-                };
-                body(&comm.with_carrier(Arc::new(carrier.expect("a carrier"))), &queue);
-            });
-        }
+    Communicator::on_threads(n, options, |comm| {
+        let queue = SharedQueue::new(emulator.late_queue(7 + comm.rank() as u64));
+        let carrier = match planned {
+            Some(largest) => Staged::planned(&comm, queue.clone(), largest, &Account::default()),
+            None => Staged::new(&comm, queue.clone()),
+        };
+        body(&comm.with_carrier(Arc::new(carrier.expect("a carrier"))), &queue);
     });
 }
 
@@ -120,26 +110,21 @@ fn one_rank_alone() {
 #[test]
 fn a_rank_that_gives_up_is_heard() {
     let Some(emulator) = emulator() else { return };
-    let ranks = Communicator::threads(2);
-    std::thread::scope(|scope| {
-        for comm in ranks {
-            scope.spawn(move || {
-                let queue = SharedQueue::new(emulator.late_queue(comm.rank() as u64));
-                let carrier = Staged::new(&comm, queue).expect("a carrier");
-                let comm = comm.with_carrier(Arc::new(carrier));
-                if comm.rank() == 1 {
-                    return comm.abort("the disk is full");
-                }
-                let buffer = comm.alloc::<f32>(2000).expect("memory");
-                let dropped = comm.start_all_gather_in_place(comm.alloc::<f32>(2000).expect("memory"));
-                drop(dropped);
-                let started = comm.start_all_gather_in_place(buffer);
-                let error = started.and_then(|started| started.wait()).unwrap_err().to_string();
-                assert!(error.contains("the disk is full"), "{error}");
-                let again = comm.start_all_gather_in_place(comm.alloc::<f32>(2).expect("memory"));
-                assert_eq!(again.err().map(|e| e.to_string()), Some(error));
-            });
+    Communicator::on_threads(2, Options::default(), |comm| {
+        let queue = SharedQueue::new(emulator.late_queue(comm.rank() as u64));
+        let carrier = Staged::new(&comm, queue).expect("a carrier");
+        let comm = comm.with_carrier(Arc::new(carrier));
+        if comm.rank() == 1 {
+            return comm.abort("the disk is full");
         }
+        let buffer = comm.alloc::<f32>(2000).expect("memory");
+        let dropped = comm.start_all_gather_in_place(comm.alloc::<f32>(2000).expect("memory"));
+        drop(dropped);
+        let started = comm.start_all_gather_in_place(buffer);
+        let error = started.and_then(|started| started.wait()).unwrap_err().to_string();
+        assert!(error.contains("the disk is full"), "{error}");
+        let again = comm.start_all_gather_in_place(comm.alloc::<f32>(2).expect("memory"));
+        assert_eq!(again.err().map(|e| e.to_string()), Some(error));
     });
 }
 

@@ -1,7 +1,9 @@
 //! A split that a carrier of device memory cannot follow on one rank.
 
 use collectives::schedule::Call;
-use collectives::{Account, Carrier, Communicator, Ends, Error, Memory, Place, Priority, Result, Stats};
+use collectives::{
+    Account, Carrier, Communicator, Ends, Error, Memory, Options, Place, Priority, Result, Stats,
+};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -74,18 +76,14 @@ impl Carrier for Idle {
 /// Its peer has its part of the group by then, and waits in it or in the whole.
 #[test]
 fn a_rank_that_cannot_split_is_heard_with_its_reason() {
-    std::thread::scope(|scope| {
-        for host in Communicator::threads(2) {
-            scope.spawn(move || {
-                let (rank, size) = (host.rank(), host.size());
-                let comm = host.with_carrier(Arc::new(Idle { rank, size }));
-                let part = comm.split(Some(0), 0);
-                assert_eq!(part.is_err(), rank == 1);
-                let in_it = part.and_then(|part| part.expect("all are in it").barrier());
-                for said in [in_it.unwrap_err(), comm.barrier().unwrap_err()] {
-                    assert!(said.to_string().contains("no queue left"), "{said}");
-                }
-            });
+    Communicator::on_threads(2, Options::default(), |host| {
+        let (rank, size) = (host.rank(), host.size());
+        let comm = host.with_carrier(Arc::new(Idle { rank, size }));
+        let part = comm.split(Some(0), 0);
+        assert_eq!(part.is_err(), rank == 1);
+        let in_it = part.and_then(|part| part.expect("all are in it").barrier());
+        for said in [in_it.unwrap_err(), comm.barrier().unwrap_err()] {
+            assert!(said.to_string().contains("no queue left"), "{said}");
         }
     });
 }

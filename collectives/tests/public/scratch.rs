@@ -7,7 +7,7 @@ use collectives::bootstrap::{Rendezvous, shm_inside};
 use collectives::schedule::Tuning;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::{Carrier, Expected, Nodes, Transport};
-use collectives::{Communicator, Result};
+use collectives::{Communicator, Options, Result};
 use conformance::{planned, standard};
 
 /// A group in which nothing lies between ranks but this.
@@ -39,11 +39,7 @@ fn over(
 #[test]
 fn over_threads() {
     for size in 2..=4 {
-        std::thread::scope(|scope| {
-            for comm in Communicator::threads(size) {
-                scope.spawn(|| rank(comm, &plain(Carrier::Threads)));
-            }
-        });
+        Communicator::on_threads(size, Options::default(), |comm| rank(comm, &plain(Carrier::Threads)));
     }
 }
 

@@ -136,16 +136,12 @@ fn what_was_measured_stays_with_as_many_ranks() {
     let alone = Algorithm::PairwiseReduceScatterAllGather;
     let mut options = Options::default();
     options.tuning.measured[Kind::AllReduce as usize] = Some(Rule::new(alone, usize::MAX, alone));
-    std::thread::scope(|scope| {
-        for comm in Communicator::threads_with(4, options).expect("ranks") {
-            scope.spawn(move || {
-                let call = Call::new(Kind::AllReduce, DType::F32, 4);
-                let why = |comm: &Communicator| comm.choice(&call).expect("a call").why;
-                let part = |color| comm.split(Some(color), 0).expect("a group").expect("this rank is in it");
-                assert_eq!(why(&comm), Why::Measured(Sizes::ALL));
-                assert_eq!(why(&part(0)), Why::Measured(Sizes::ALL));
-                assert!(matches!(why(&part(comm.rank() as u32 / 2)), Why::Latency(_)));
-            });
-        }
+    Communicator::on_threads(4, options, |comm| {
+        let call = Call::new(Kind::AllReduce, DType::F32, 4);
+        let why = |comm: &Communicator| comm.choice(&call).expect("a call").why;
+        let part = |color| comm.split(Some(color), 0).expect("a group").expect("this rank is in it");
+        assert_eq!(why(&comm), Why::Measured(Sizes::ALL));
+        assert_eq!(why(&part(0)), Why::Measured(Sizes::ALL));
+        assert!(matches!(why(&part(comm.rank() as u32 / 2)), Why::Latency(_)));
     });
 }

@@ -397,15 +397,12 @@ pub fn remark(operation: Operation, calls: Calls, native: bool) -> Option<String
 mod tests {
     use super::*;
     use crate::bench::plan::tests::plan;
+    use collectives::Options;
 
     /// Bytes beside their buffers of so many ranks with these flags.
     fn beside(flags: &str, ranks: usize) -> Vec<u64> {
         let plan = &plan(flags).expect(flags);
-        std::thread::scope(|scope| {
-            let ranks = Communicator::threads(ranks).into_iter();
-            let all: Vec<_> = ranks.map(|comm| scope.spawn(move || scratch(plan, &comm).unwrap())).collect();
-            all.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
+        Communicator::on_threads(ranks, Options::default(), |comm| scratch(plan, &comm).unwrap())
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::plan::Home;
 use crate::recorder::{Log, Recorder, units};
 use crate::stage::Stage;
 use collectives::schedule::{Algorithm, Kind, Tuning};
-use collectives::{DType, ReduceOp};
+use collectives::{DType, Options, ReduceOp};
 use models::{Gradients, Unit};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -172,14 +172,9 @@ fn a_rank_without_a_micro_batch_is_heard_by_all_before_anything_is_updated() {
             error.to_string()
         };
         let words = format!("rank {} {said}", world - 1);
-        std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                Communicator::threads(world).into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
-            threads.into_iter().for_each(|told| {
-                let told = told.join().unwrap();
-                assert!(told.starts_with("step 2") && told.ends_with(&words), "{told}");
-            });
-        });
+        for told in Communicator::on_threads(world, Options::default(), rank) {
+            assert!(told.starts_with("step 2") && told.ends_with(&words), "{told}");
+        }
     }
 }
 
@@ -294,24 +289,18 @@ fn a_reduction_of_many_rounds_goes_on_while_a_unit_computes() {
     let progress = [collectives::Progress::Inline, collectives::Progress::Thread { cpu: None }];
     for progress in progress {
         let tuning = Tuning { round: 512, window: 512, windowed: 512, piece: 64, ..Tuning::default() };
-        let options = collectives::Options { progress, tuning, ..Default::default() };
+        let options = Options { progress, tuning, ..Default::default() };
         ahead.store(false, Ordering::Release);
-        let ranks = Communicator::threads_with(2, options).unwrap();
-        std::thread::scope(|scope| {
-            for comm in ranks {
-                let ahead = Arc::clone(&ahead);
-                scope.spawn(move || {
-                    comm.force(Kind::ReduceScatter, Some(Algorithm::Pairwise)).unwrap();
-                    let (config, units) = (Config { stage: Stage::ALL[2], ..Config::default() }, units(8));
-                    let gradients = Plan::new(&units, DType::F32, &config, comm.rank(), 2).gradients;
-                    let far = gradients[..7].iter().rposition(|place| *place == gradients[7]).unwrap();
-                    assert_ne!(gradients[7], Home::Whole);
-                    let model = Box::new(Busy { units, rank: comm.rank(), far, ahead });
-                    let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
-                    let mut trainer = Trainer::new(model, comm, &config, Ledger::default(), source).unwrap();
-                    trainer.step(&mut Ones, 1e-3).unwrap();
-                });
-            }
+        Communicator::on_threads(2, options, |comm| {
+            comm.force(Kind::ReduceScatter, Some(Algorithm::Pairwise)).unwrap();
+            let (config, units) = (Config { stage: Stage::ALL[2], ..Config::default() }, units(8));
+            let gradients = Plan::new(&units, DType::F32, &config, comm.rank(), 2).gradients;
+            let far = gradients[..7].iter().rposition(|place| *place == gradients[7]).unwrap();
+            assert_ne!(gradients[7], Home::Whole);
+            let model = Box::new(Busy { units, rank: comm.rank(), far, ahead: Arc::clone(&ahead) });
+            let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+            let mut trainer = Trainer::new(model, comm, &config, Ledger::default(), source).unwrap();
+            trainer.step(&mut Ones, 1e-3).unwrap();
         });
     }
 }
@@ -321,7 +310,7 @@ fn a_reduction_of_many_rounds_goes_on_while_a_unit_computes() {
 fn what_is_under_way_goes_on_while_buckets_are_updated() {
     const BUCKETS: usize = 24;
     let tuning = Tuning { round: 512, window: 512, windowed: 512, piece: 64, ..Tuning::default() };
-    let options = collectives::Options { tuning, ..Default::default() };
+    let options = Options { tuning, ..Default::default() };
     let over = Arc::new(AtomicBool::new(false));
     let rank = |comm: Communicator| {
         comm.force(Kind::ReduceScatter, Some(Algorithm::Pairwise)).unwrap();
@@ -356,10 +345,5 @@ fn what_is_under_way_goes_on_while_buckets_are_updated() {
         let made = Trainer::with(recorder, plan, Box::new(model), alone, Ledger::default(), source);
         made.unwrap().step(&mut Ones, 1e-3).unwrap();
     };
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        for comm in Communicator::threads_with(2, options).unwrap() {
-            scope.spawn(move || rank(comm));
-        }
-    });
+    Communicator::on_threads(2, options, rank);
 }

@@ -202,27 +202,23 @@ fn a_message_behind_another_holds_up_no_collective() {
     // The first goes in several pieces, and the second needs memory of the engine.
     options.tuning.longest = 64 << 10;
     let (long, short) = (1 << 20, 6 << 10);
-    std::thread::scope(|scope| {
-        for comm in Communicator::threads_with(2, options).unwrap() {
-            scope.spawn(move || {
-                let add = || {
-                    // In place, of which it makes a copy that peers read.
-                    let mut all = vec![1f32; 50_000];
-                    comm.all_reduce_in_place(&mut all[..], crate::ReduceOp::Sum).unwrap();
-                    assert!(all.iter().all(|&x| x == 2.0));
-                };
-                if comm.rank() == 0 {
-                    let [first, second] = [long, short]
-                        .map(|bytes| comm.start_recv(Buffer::<u8>::zeroed(bytes), 1, 7).unwrap());
-                    add();
-                    assert!(first.wait().unwrap().host().iter().all(|&x| x == 1));
-                    assert!(second.wait().unwrap().host().iter().all(|&x| x == 2));
-                } else {
-                    add();
-                    comm.send(&vec![1u8; long][..], 0, 7).unwrap();
-                    comm.send(&vec![2u8; short][..], 0, 7).unwrap();
-                }
-            });
+    Communicator::on_threads(2, options, |comm| {
+        let add = || {
+            // In place, of which it makes a copy that peers read.
+            let mut all = vec![1f32; 50_000];
+            comm.all_reduce_in_place(&mut all[..], crate::ReduceOp::Sum).unwrap();
+            assert!(all.iter().all(|&x| x == 2.0));
+        };
+        if comm.rank() == 0 {
+            let [first, second] =
+                [long, short].map(|bytes| comm.start_recv(Buffer::<u8>::zeroed(bytes), 1, 7).unwrap());
+            add();
+            assert!(first.wait().unwrap().host().iter().all(|&x| x == 1));
+            assert!(second.wait().unwrap().host().iter().all(|&x| x == 2));
+        } else {
+            add();
+            comm.send(&vec![1u8; long][..], 0, 7).unwrap();
+            comm.send(&vec![2u8; short][..], 0, 7).unwrap();
         }
     });
 }
