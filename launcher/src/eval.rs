@@ -14,9 +14,9 @@ use crate::progress::Progress;
 use crate::tokenizer::Share;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
-use collectives::{Buffer, Communicator, Float, View};
+use collectives::{Buffer, Communicator, Float};
 use models::tokens::Windows;
-use models::{LlamaConfig, Recompute, Unit, Weights};
+use models::{LlamaConfig, Recompute, Unit};
 use serde_json::json;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -204,7 +204,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     let length = plan.windows.length();
     let (mut model, mut place) = device::evaluation::<T>(plan, comm)?;
-    let weights = Whole::<T>::load(&plan.model, model.units(), &mut place)?;
+    let weights = load::<T>(&plan.model, model.units(), &mut place)?;
     let last = model.units().len() - 1;
     let (windows, rest) = (&plan.windows, plan.windows.rest());
     let rounds = rounds(windows, plan.batch.rows, rest, comm.size());
@@ -265,31 +265,20 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// All weights of a model, held whole.
-struct Whole<T: Float>(Vec<Vec<Buffer<T>>>);
-
-impl<T: Float> Whole<T> {
-    /// Each tensor is read to the host, and then moved to its place.
-    fn load(
-        model: &ModelChoice,
-        units: &[Unit],
-        place: &mut dyn FnMut(Buffer<T>) -> Result<Buffer<T>>,
-    ) -> Result<Self> {
-        let Some(weights) = &model.weights else {
-            return Err(Failure::run(format!("model {} has no weights to evaluate", model.name)));
-        };
-        let mut tensor = |spec: &models::TensorSpec| {
-            let mut buffer = Buffer::try_zeroed(spec.len())?;
-            weights.read_range(&spec.name, 0..spec.len(), buffer.host_mut()).map_err(Failure::run)?;
-            place(buffer)
-        };
-        let unit = |unit: &Unit| unit.tensors.iter().map(&mut tensor).collect::<Result<_>>();
-        Ok(Whole(units.iter().map(unit).collect::<Result<_>>()?))
-    }
-}
-
-impl<T: Float> Weights<T> for Whole<T> {
-    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
-        self.0[unit][tensor].view()
-    }
+/// All weights of a model, held whole: each tensor is read to the host, and then moved to its place.
+fn load<T: Float>(
+    model: &ModelChoice,
+    units: &[Unit],
+    place: &mut dyn FnMut(Buffer<T>) -> Result<Buffer<T>>,
+) -> Result<Vec<Vec<Buffer<T>>>> {
+    let Some(weights) = &model.weights else {
+        return Err(Failure::run(format!("model {} has no weights to evaluate", model.name)));
+    };
+    let mut tensor = |spec: &models::TensorSpec| {
+        let mut buffer = Buffer::try_zeroed(spec.len())?;
+        weights.read_range(&spec.name, 0..spec.len(), buffer.host_mut()).map_err(Failure::run)?;
+        place(buffer)
+    };
+    let unit = |unit: &Unit| unit.tensors.iter().map(&mut tensor).collect::<Result<_>>();
+    units.iter().map(unit).collect()
 }

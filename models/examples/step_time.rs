@@ -3,10 +3,10 @@
 //! Prints the median step, then each kernel's time, calls and, for matrix products and attention, GFLOP/s
 //! (2mnk for each product; attention without what the causal mask takes off).
 
-use collectives::{Element, Float, View, ViewMut, bf16};
+use collectives::{Buffer, Element, Float, View, ViewMut, bf16};
 use models::{
-    Accounts, AttentionBackward, AttentionShape, Batch, Gradients, Llama, LlamaConfig, MatmulPrecision,
-    Matrix, Model, Normed, Ops, Plus, Recompute, Team, Turn, Weights, init_range,
+    Accounts, AttentionBackward, AttentionShape, Batch, Llama, LlamaConfig, MatmulPrecision, Matrix, Model,
+    Normed, Ops, Plus, Recompute, Team, Turn, init_range,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -165,23 +165,6 @@ impl<T: Float, O: Ops<T>> Ops<T> for Timed<O> {
     }
 }
 
-/// Weights or gradients by unit and tensor.
-struct Tensors<T>(Vec<Vec<Vec<T>>>);
-
-impl<T: Float> Weights<T> for Tensors<T> {
-    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
-        self.0[unit][tensor].as_slice().into()
-    }
-}
-
-impl<T: Float> Gradients<T> for Tensors<T> {
-    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
-        self.0[unit][tensor].as_mut_slice().into()
-    }
-
-    fn ready(&mut self, _: usize, _: usize) {}
-}
-
 fn measure<T: Float>(config: &LlamaConfig, rows: usize, length: usize, threads: usize, recompute: Recompute) {
     let accounts = Accounts::default();
     let model = Llama::<T>::new(config, rows, length, recompute, threads, &accounts);
@@ -189,15 +172,15 @@ fn measure<T: Float>(config: &LlamaConfig, rows: usize, length: usize, threads: 
     let table = Table::default();
     let mut model = model.with_ops(|inner| Timed { inner, table: table.clone() });
     let units = config.units();
-    let new = |start: bool| {
+    let new = |start: bool| -> Vec<Vec<Buffer<T>>> {
         let tensor = |spec: &models::TensorSpec| {
             let mut values = vec![0.0; spec.len()];
             if start {
                 init_range(spec, 1, 0..spec.len(), &mut values);
             }
-            values.into_iter().map(T::from_f32).collect()
+            Buffer::copy_of(&values.into_iter().map(T::from_f32).collect::<Vec<T>>())
         };
-        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
+        units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect()
     };
     let (weights, mut gradients) = (new(true), new(false));
     let n = rows * length;

@@ -4,7 +4,7 @@
 //! owns activations and workspace; weights and gradients belong to the caller and are lent for one call, so
 //! the model knows no ranks, shards or buckets.
 
-use collectives::{Element, Float, View, ViewMut};
+use collectives::{Buffer, Element, Float, View, ViewMut};
 
 /// One weight tensor of a unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +88,22 @@ pub trait Gradients<T: Element>: Send {
     /// The model has made its last contribution to this tensor in this backward pass, so that its reduction
     /// may start while the unit's backward goes on. Called once a tensor and backward pass.
     fn ready(&mut self, unit: usize, tensor: usize);
+}
+
+/// All of them, by unit and tensor.
+impl<T: Element> Weights<T> for Vec<Vec<Buffer<T>>> {
+    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
+        self[unit][tensor].view()
+    }
+}
+
+/// As [`Weights`]; nobody waits for one alone.
+impl<T: Element> Gradients<T> for Vec<Vec<Buffer<T>>> {
+    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
+        self[unit][tensor].view_mut()
+    }
+
+    fn ready(&mut self, _: usize, _: usize) {}
 }
 
 /// One micro-batch: `tokens` and `targets` are (rows, length), row-major.

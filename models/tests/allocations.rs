@@ -1,37 +1,21 @@
 //! After construction a Llama on one thread allocates nothing, nor does reading its batches.
 
-use collectives::{Float, View, ViewMut, bf16};
+use collectives::{Buffer, Float, bf16};
 use harness::Counting;
 use models::tokens::{BatchPlan, Order, Source, TokenFile, TokenWidth, TokenWriter, Tokens, Windows};
-use models::{Accounts, Batch, Gradients, Llama, LlamaConfig, Model, Recompute, Weights};
+use models::{Accounts, Batch, Llama, LlamaConfig, Model, Recompute};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
-
-struct Tensors<T>(Vec<Vec<Vec<T>>>);
-
-impl<T: Float> Weights<T> for Tensors<T> {
-    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
-        self.0[unit][tensor].as_slice().into()
-    }
-}
-
-impl<T: Float> Gradients<T> for Tensors<T> {
-    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
-        self.0[unit][tensor].as_mut_slice().into()
-    }
-
-    fn ready(&mut self, _: usize, _: usize) {}
-}
 
 fn nothing_is_allocated<T: Float>(recompute: Recompute) {
     let config = LlamaConfig::preset("nano").unwrap();
     let (rows, length) = (2, 33);
     let mut model = Llama::<T>::new(&config, rows, length, recompute, 1, &Accounts::default()).unwrap();
-    let filled = |value: f32| {
+    let filled = |value: f32| -> Vec<Vec<Buffer<T>>> {
         let units = config.units();
-        let tensor = |t: &models::TensorSpec| vec![T::from_f32(value); t.len()];
-        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
+        let tensor = |t: &models::TensorSpec| Buffer::copy_of(&vec![T::from_f32(value); t.len()]);
+        units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect()
     };
     let (weights, mut gradients) = (filled(0.01), filled(0.0));
     let tokens: Vec<u32> = (0..(rows * length) as u32).map(|i| i * 7 % 256).collect();

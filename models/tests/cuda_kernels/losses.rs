@@ -3,24 +3,14 @@
 use crate::emulator::emulator;
 use collectives::device::emulation::EmulatedQueue;
 use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, View, bf16};
-use models::{Accounts, Batch, Llama, LlamaConfig, Model, Recompute, Unit, Weights};
+use collectives::{Buffer, bf16};
+use models::{Accounts, Batch, Llama, LlamaConfig, Model, Recompute, Unit};
 
 /// Weights that are all zero, in memory of the device.
-struct Zeros(Vec<Vec<Buffer<bf16>>>);
-
-impl Zeros {
-    fn new(units: &[Unit], queue: &mut SharedQueue<EmulatedQueue>) -> Self {
-        let mut tensor = |len: usize| Buffer::from_memory(queue.memory(len * size_of::<bf16>()).unwrap());
-        let unit = |unit: &Unit| unit.tensors.iter().map(|spec| tensor(spec.len())).collect();
-        Zeros(units.iter().map(unit).collect())
-    }
-}
-
-impl Weights<bf16> for Zeros {
-    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, bf16> {
-        self.0[unit][tensor].view()
-    }
+fn zeros(units: &[Unit], queue: &mut SharedQueue<EmulatedQueue>) -> Vec<Vec<Buffer<bf16>>> {
+    let mut tensor = |len: usize| Buffer::from_memory(queue.memory(len * size_of::<bf16>()).unwrap());
+    let unit = |unit: &Unit| unit.tensors.iter().map(|spec| tensor(spec.len())).collect();
+    units.iter().map(unit).collect()
 }
 
 #[test]
@@ -32,7 +22,7 @@ fn a_loss_is_there_before_what_was_asked_for_later_is_done() {
     let accounts = Accounts::default();
     let made = Llama::<bf16, _>::on_device(&config, 1, 4, Recompute::NoBackward, queue.clone(), &accounts);
     let mut model = made.unwrap();
-    let (units, weights) = (model.units().len(), Zeros::new(model.units(), &mut queue));
+    let (units, weights) = (model.units().len(), zeros(model.units(), &mut queue));
     model.begin(&Batch { tokens: &[1; 4], targets: &[2; 4], rows: 1, length: 4 }, 0.0);
     (0..units).for_each(|unit| model.forward_unit(unit, &weights));
     // As the backward of the other units, which takes the device longer than all before.

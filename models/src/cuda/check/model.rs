@@ -7,50 +7,37 @@ use crate::config::{LlamaConfig, Rope};
 use crate::cuda::{Cuda, TensorCores};
 use crate::error::{Error, Result};
 use crate::llama::{Accounts, Llama, Recompute};
-use crate::unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
+use crate::unit::{Batch, Init, Model, TensorSpec, Unit};
 use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, Element, Float, View, ViewMut, bf16};
+use collectives::{Buffer, Float, bf16};
 
 /// Weights or gradients by unit and tensor.
-struct Tensors<T: Element>(Vec<Vec<Buffer<T>>>);
+type Tensors<T> = Vec<Vec<Buffer<T>>>;
 
-impl<T: Float> Tensors<T> {
-    fn random<Q: Queue>(bed: &Bed<Q>, units: &[Unit]) -> Self {
-        let tensor = |spec: &TensorSpec| {
-            let (base, deviation) = if spec.decay { (0.0, 0.1) } else { (1.0, 0.3) };
-            let drawn = TensorSpec { init: Init::Normal(deviation), ..spec.clone() };
-            let mut values = vec![0.0; spec.len()];
-            crate::init_range(&drawn, 3, 0..spec.len(), &mut values);
-            bed.copy_of(&values.into_iter().map(|x| T::from_f32(base + x)).collect::<Vec<T>>())
-        };
-        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
-    }
-
-    fn unwritten<Q: Queue>(bed: &Bed<Q>, units: &[Unit]) -> Self {
-        let tensor = |spec: &TensorSpec| bed.unwritten(spec.len());
-        Tensors(units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect())
-    }
-
-    /// Each of them elsewhere.
-    fn each(&self, mut copy: impl FnMut(&Buffer<T>) -> collectives::Result<Buffer<T>>) -> Result<Self> {
-        let unit = |unit: &Vec<Buffer<T>>| unit.iter().map(&mut copy).collect();
-        let all: collectives::Result<Vec<Vec<Buffer<T>>>> = self.0.iter().map(unit).collect();
-        all.map(Tensors).map_err(|error| Error::config(error.to_string()))
-    }
+fn random<T: Float, Q: Queue>(bed: &Bed<Q>, units: &[Unit]) -> Tensors<T> {
+    let tensor = |spec: &TensorSpec| {
+        let (base, deviation) = if spec.decay { (0.0, 0.1) } else { (1.0, 0.3) };
+        let drawn = TensorSpec { init: Init::Normal(deviation), ..spec.clone() };
+        let mut values = vec![0.0; spec.len()];
+        crate::init_range(&drawn, 3, 0..spec.len(), &mut values);
+        bed.copy_of(&values.into_iter().map(|x| T::from_f32(base + x)).collect::<Vec<T>>())
+    };
+    units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect()
 }
 
-impl<T: Element> Weights<T> for Tensors<T> {
-    fn tensor(&self, unit: usize, tensor: usize) -> View<'_, T> {
-        self.0[unit][tensor].view()
-    }
+fn unwritten<T: Float, Q: Queue>(bed: &Bed<Q>, units: &[Unit]) -> Tensors<T> {
+    let tensor = |spec: &TensorSpec| bed.unwritten(spec.len());
+    units.iter().map(|u| u.tensors.iter().map(tensor).collect()).collect()
 }
 
-impl<T: Element> Gradients<T> for Tensors<T> {
-    fn tensor(&mut self, unit: usize, tensor: usize) -> ViewMut<'_, T> {
-        self.0[unit][tensor].view_mut()
-    }
-
-    fn ready(&mut self, _: usize, _: usize) {}
+/// Each of them elsewhere.
+fn each<T: Float>(
+    tensors: &Tensors<T>,
+    mut copy: impl FnMut(&Buffer<T>) -> collectives::Result<Buffer<T>>,
+) -> Result<Tensors<T>> {
+    let unit = |unit: &Vec<Buffer<T>>| unit.iter().map(&mut copy).collect();
+    let all: collectives::Result<_> = tensors.iter().map(unit).collect();
+    all.map_err(|error| Error::config(error.to_string()))
 }
 
 /// The loss, the gradients, and the loss again of a forward alone; on a queue with weights and gradients in its memory.
@@ -62,11 +49,11 @@ fn step<T: Float, Q: Queue>(
     length: usize,
     vocab: usize,
 ) -> Result<(f64, Tensors<T>, f64)> {
-    let mut weights = Tensors::<T>::random(bed, model.units());
-    let mut gradients = Tensors::unwritten(bed, model.units());
+    let mut weights = random::<T, Q>(bed, model.units());
+    let mut gradients = unwritten(bed, model.units());
     if let Some(queue) = queue {
-        weights = weights.each(|tensor| copies::up(&mut queue.clone(), tensor))?;
-        gradients = gradients.each(|tensor| copies::up(&mut queue.clone(), tensor))?;
+        weights = each(&weights, |tensor| copies::up(&mut queue.clone(), tensor))?;
+        gradients = each(&gradients, |tensor| copies::up(&mut queue.clone(), tensor))?;
     }
     let n = rows * length;
     let tokens: Vec<u32> = (0..n).map(|i| ((i * i + 3 * i) % vocab) as u32).collect();
@@ -82,7 +69,7 @@ fn step<T: Float, Q: Queue>(
     let again = model.loss();
     model.check().map_err(|error| Error::config(error.to_string()))?;
     if let Some(queue) = queue {
-        gradients = gradients.each(|tensor| copies::down(&mut queue.clone(), tensor))?;
+        gradients = each(&gradients, |tensor| copies::down(&mut queue.clone(), tensor))?;
     }
     Ok((loss, gradients, again))
 }
@@ -126,7 +113,7 @@ fn compare<T: Float, Q: Queue>(
         bed.that(loss == again, || format!("{name}: the loss of a forward alone is {again}, not {loss}"));
         let fine = (loss - want_loss).abs() < tolerance * want_loss;
         bed.that(fine, || format!("{name}: the loss is {loss}, on the processor {want_loss}"));
-        for (unit, (got, want)) in got.0.iter().zip(&want.0).enumerate() {
+        for (unit, (got, want)) in got.iter().zip(&want).enumerate() {
             for (tensor, (got, want)) in got.iter().zip(want).enumerate() {
                 let (got, want) = (wide(got), wide(want));
                 let error: f64 = got.iter().zip(&want).map(|(a, b)| (a - b) * (a - b)).sum();
@@ -137,7 +124,7 @@ fn compare<T: Float, Q: Queue>(
                 });
             }
         }
-        let bits = |t: &Tensors<T>| t.0.iter().flatten().map(bytes).collect::<Vec<_>>();
+        let bits = |t: &Tensors<T>| t.iter().flatten().map(bytes).collect::<Vec<_>>();
         let same = first.as_ref().is_none_or(|first| bits(first) == bits(&got));
         bed.that(same, || format!("{name}: the order of threads, or recomputing, changes bits"));
         first.get_or_insert(got);
