@@ -187,7 +187,9 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
                     _ => Arc::new(Staged::planned(&comm, queue.clone(), largest, &ledger.host).unwrap()),
                 };
                 let comm = comm.with_carrier(carrier);
-                let model = Llama::<T, _>::on_device(&config, 2, length, recompute, queue.clone(), &accounts);
+                let by = Default::default();
+                let model =
+                    Llama::<T, _>::on_device(by, &config, 2, length, recompute, queue.clone(), &accounts);
                 let model = Box::new(model.unwrap());
                 Trainer::on_device(&queue, 1, model, comm, &zero, ledger, &mut source).unwrap()
             }

@@ -120,7 +120,7 @@ fn model<T: Float, Q: Streams>(
     let MicroBatch { rows, length, recompute, precision, .. } = *batch;
     let config = &choice.config;
     let by = gpus.kernels(T::DTYPE, config.head_dim);
-    let made = Llama::<T, _>::on_tensor_cores(by, config, rows, length, recompute, compute.clone(), accounts);
+    let made = Llama::<T, _>::on_device(by, config, rows, length, recompute, compute.clone(), accounts);
     Ok(Box::new(made.map_err(Failure::run)?.precise_to(precision)))
 }
 

@@ -69,29 +69,14 @@ fn workspace(shape: &CudaShape, allocator: &mut Allocator<'_>) -> (Buffer<f32>, 
 }
 
 impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
-    /// A model on the device of `queue` for micro-batches of up to `rows` sequences of up to `length` tokens. All
-    /// memory is taken now and booked on `accounts`, kernels are compiled or loaded from where they were kept.
+    /// A model on the device of `queue` for micro-batches of up to `rows` sequences of up to `length` tokens, with these
+    /// kernels for attention. All memory is taken now and booked on `accounts`, kernels are compiled or loaded from where
+    /// they were kept.
     ///
     /// # Errors
-    /// A configuration or micro-batch that cannot be, something of CUDA that is missing, or too little memory, with
-    /// what would be needed.
+    /// A configuration or micro-batch that cannot be, a model or device that does not take these kernels, something of CUDA
+    /// that is missing, or too little memory, with what would be needed.
     pub fn on_device(
-        config: &LlamaConfig,
-        rows: usize,
-        length: usize,
-        recompute: Recompute,
-        queue: Q,
-        accounts: &Accounts,
-    ) -> Result<Self> {
-        let by = TensorCores::default();
-        Self::on_tensor_cores(by, config, rows, length, recompute, queue, accounts)
-    }
-
-    /// As [`on_device`](Self::on_device), with these kernels for attention.
-    ///
-    /// # Errors
-    /// The same, or a model or device that does not take them.
-    pub fn on_tensor_cores(
         by: TensorCores,
         config: &LlamaConfig,
         rows: usize,
@@ -110,19 +95,6 @@ impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
         let ops = Cuda::new::<T>(queue, by, cuda, delta, partials)?;
         Ok(Llama::with(config, shape, state, ops))
     }
-
-    /// What [`on_device`](Self::on_device) would hold, in bytes, without taking it.
-    ///
-    /// # Errors
-    /// A configuration or micro-batch that cannot be, or a head that the kernels do not take.
-    pub fn device_footprint(
-        config: &LlamaConfig,
-        rows: usize,
-        length: usize,
-        recompute: Recompute,
-    ) -> Result<Footprint> {
-        of::<T>(config, rows, length, recompute)
-    }
 }
 
 fn of<T: Float>(config: &LlamaConfig, rows: usize, length: usize, recompute: Recompute) -> Result<Footprint> {
@@ -133,10 +105,11 @@ fn of<T: Float>(config: &LlamaConfig, rows: usize, length: usize, recompute: Rec
     Ok(allocator.counted())
 }
 
-/// [`Llama::device_footprint`] for an element type known at run time.
+/// What [`Llama::on_device`] would hold, in bytes, without taking it.
 ///
 /// # Errors
-/// As [`Llama::device_footprint`], or a type that no model computes with.
+/// A configuration or micro-batch that cannot be, a head that the kernels do not take, or a type that no model computes
+/// with.
 pub fn device_footprint(
     config: &LlamaConfig,
     rows: usize,

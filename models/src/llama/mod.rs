@@ -88,11 +88,7 @@ impl<T: Float> Llama<T> {
         Ok(Shape { in_place, ..Shape::new(config, rows, length, recompute, threads)? })
     }
 
-    /// What [`new`](Self::new) would hold, in bytes, without taking it.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new), except for threads and memory.
-    pub fn footprint(
+    fn footprint(
         config: &LlamaConfig,
         rows: usize,
         length: usize,
@@ -221,10 +217,10 @@ static COMPILED: (Seen<f32>, Seen<bf16>) = (|model| model, |model| model);
 #[cfg(debug_assertions)]
 type Seen<T> = fn(&Llama<T>) -> &dyn Model<T>;
 
-/// [`Llama::footprint`] for an element type known at run time.
+/// What [`Llama::new`] would hold, in bytes, without taking it.
 ///
 /// # Errors
-/// As [`Llama::footprint`], or a type that no model computes with.
+/// As [`Llama::new`], except for threads and memory, or a type that no model computes with.
 pub fn footprint(
     config: &LlamaConfig,
     rows: usize,

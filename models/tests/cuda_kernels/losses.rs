@@ -4,6 +4,7 @@ use crate::emulator::emulator;
 use collectives::device::emulation::EmulatedQueue;
 use collectives::device::{Queue, SharedQueue};
 use collectives::{Buffer, bf16};
+use models::cuda::TensorCores;
 use models::{Accounts, Batch, Llama, LlamaConfig, Model, Recompute, Unit};
 
 /// Weights that are all zero, in memory of the device.
@@ -19,8 +20,9 @@ fn a_loss_is_there_before_what_was_asked_for_later_is_done() {
     // A queue that does nothing before somebody waits for it.
     let mut queue = SharedQueue::new(emulator.late_queue(1));
     let config = LlamaConfig { layers: 1, ..LlamaConfig::preset("nano").unwrap() };
-    let accounts = Accounts::default();
-    let made = Llama::<bf16, _>::on_device(&config, 1, 4, Recompute::NoBackward, queue.clone(), &accounts);
+    let (by, accounts) = (TensorCores::default(), Accounts::default());
+    let made =
+        Llama::<bf16, _>::on_device(by, &config, 1, 4, Recompute::NoBackward, queue.clone(), &accounts);
     let mut model = made.unwrap();
     let (units, weights) = (model.units().len(), zeros(model.units(), &mut queue));
     model.begin(&Batch { tokens: &[1; 4], targets: &[2; 4], rows: 1, length: 4 }, 0.0);

@@ -16,6 +16,7 @@ use collectives::bf16;
 use collectives::device::cuda::{self, Gpu};
 use collectives::device::{Queue, SharedQueue, Urgency};
 use emulator::emulator;
+use models::cuda::TensorCores;
 use models::cuda::check::{Outcome, cases};
 use models::{Accounts, Llama, LlamaConfig, Recompute};
 use std::sync::OnceLock;
@@ -104,8 +105,9 @@ tests! {
 fn a_head_that_is_too_wide_is_refused() {
     let Some(emulator) = emulator() else { return };
     let config = LlamaConfig { head_dim: 258, ..LlamaConfig::preset("nano").unwrap() };
-    let accounts = Accounts::default();
-    let refused = Llama::<bf16, _>::on_device(&config, 1, 4, Recompute::None, emulator.queue(0), &accounts);
+    let (by, accounts) = (TensorCores::default(), Accounts::default());
+    let refused =
+        Llama::<bf16, _>::on_device(by, &config, 1, 4, Recompute::None, emulator.queue(0), &accounts);
     let text = refused.err().unwrap().to_string();
     assert!(text.contains("258") && text.contains("at most 256"), "{text}");
 }

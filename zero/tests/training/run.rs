@@ -140,6 +140,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
             let comm = comm.with_carrier(carrier);
             let accounts = ledger.of_model();
             let made = Llama::<T, _>::on_device(
+                Default::default(),
                 &run.model,
                 run.rows,
                 run.length,

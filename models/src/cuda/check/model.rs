@@ -4,9 +4,9 @@
 use super::bed::*;
 use super::copies;
 use crate::config::{LlamaConfig, Rope};
-use crate::cuda::{Cuda, TensorCores};
+use crate::cuda::TensorCores;
 use crate::error::{Error, Result};
-use crate::llama::{Accounts, Llama, Recompute};
+use crate::llama::{Accounts, Llama, Recompute, device_footprint};
 use crate::unit::{Batch, Init, Model, TensorSpec, Unit};
 use collectives::device::{Queue, SharedQueue};
 use collectives::{Buffer, Float, bf16};
@@ -103,8 +103,8 @@ fn compare<T: Float, Q: Queue>(
     for (queue, recompute) in kept.chain(last.map(|queue| (queue, Recompute::Full))) {
         let accounts = Accounts::default();
         let mut device =
-            Llama::<T, _>::on_tensor_cores(by, config, rows, length, recompute, queue.clone(), &accounts)?;
-        let planned = Llama::<T, Cuda<SharedQueue<Q>>>::device_footprint(config, rows, length, recompute)?;
+            Llama::<T, _>::on_device(by, config, rows, length, recompute, queue.clone(), &accounts)?;
+        let planned = device_footprint(config, rows, length, T::DTYPE, recompute)?;
         let held = (accounts.activations.bytes(), accounts.workspace.bytes());
         bed.that((planned.activations, planned.workspace) == held, || {
             format!("{name}: it holds {held:?} bytes of activations and workspace, planned was {planned:?}")
