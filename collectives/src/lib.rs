@@ -45,6 +45,7 @@ mod element;
 mod engine;
 mod error;
 mod ledger;
+mod locked;
 #[doc(hidden)]
 pub mod oracle;
 mod pages;
@@ -68,5 +69,7 @@ pub use engine::{Ends, Options, Priority, Progress, Stats, ready_bytes, scratch_
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use ledger::Account;
+#[doc(hidden)]
+pub use locked::locked;
 pub use pending::Pending;
 pub use watch::MAX_SIZE;

@@ -1,10 +1,11 @@
 //! What a rank did when: its calls, from their start to their end, and what its program says that it did meanwhile. For
 //! whoever wants to see how communication overlaps with computation; nothing is measured for anybody else.
 
+use crate::locked;
 use crate::watch::Fingerprint;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Where spans go while they are wanted; clones are the same trace. Takes no memory after it was made: what it has no room
 /// for is counted.
@@ -69,7 +70,7 @@ impl Trace {
     /// What began then is over.
     pub fn end(&self, of: Of, begin: u64) {
         let span = Span { of, begin, end: Trace::now() };
-        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.0.kept);
         match kept.spans.len() < kept.spans.capacity() {
             true => kept.spans.push(span),
             false => kept.lost += 1,
@@ -78,7 +79,7 @@ impl Trace {
 
     /// All spans so far, in the order of their ends, and how many there was no room for.
     pub fn take(&self) -> (Vec<Span>, u64) {
-        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.0.kept);
         let Kept { spans, lost } = std::mem::take(&mut *kept);
         (spans, lost)
     }

@@ -8,6 +8,7 @@ use crate::element::{DType, Element};
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
+use crate::locked;
 use crate::schedule::Call;
 use half::{bf16, f16};
 use std::any::Any;
@@ -38,7 +39,7 @@ impl<Q: Queue + 'static> Alone<Q> {
     /// Writes 16-bit elements as f32.
     fn widen<T: Element>(&self, call: &Call, ends: &Ends) -> Result<()> {
         let (mut queue, place) = (self.compute.clone(), self.compute.place());
-        let mut address = self.address.lock().unwrap_or_else(|e| e.into_inner());
+        let mut address = locked(&self.address);
         if address.is_none() {
             queue.prepare(&[Module::reduce(DType::Bf16), Module::reduce(DType::F16)])?;
             *address = Some(Buffer::from_memory(queue.memory(size_of::<u64>())?));
@@ -78,10 +79,10 @@ impl<Q: Queue + 'static> Carrier for Alone<Q> {
     }
 
     unsafe fn start(&self, call: Call, ends: Ends, _: Option<u64>, _: Priority) -> Result<u32> {
-        if let Some(failed) = &*self.failed.lock().unwrap_or_else(|e| e.into_inner()) {
+        if let Some(failed) = &*locked(&self.failed) {
             return Err(failed.clone());
         }
-        self.stats.lock().unwrap_or_else(|e| e.into_inner()).calls += 1;
+        locked(&self.stats).calls += 1;
         if std::ptr::eq(ends.send, ends.recv) || ends.recv_bytes == 0 {
             return Ok(0);
         }
@@ -110,16 +111,16 @@ impl<Q: Queue + 'static> Carrier for Alone<Q> {
     }
 
     fn progress(&self) -> Result<()> {
-        self.failed.lock().unwrap_or_else(|e| e.into_inner()).clone().map_or(Ok(()), Err)
+        locked(&self.failed).clone().map_or(Ok(()), Err)
     }
 
     fn abort(&self, why: &str) {
-        let mut failed = self.failed.lock().unwrap_or_else(|e| e.into_inner());
+        let mut failed = locked(&self.failed);
         failed.get_or_insert(Error::GivenUp(why.to_owned()));
     }
 
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
-        self.stats.lock().unwrap_or_else(|e| e.into_inner()).and(&host())
+        locked(&self.stats).and(&host())
     }
 
     fn scratch(&self) -> Account {

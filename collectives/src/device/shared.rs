@@ -7,6 +7,7 @@ use super::source::Module;
 use super::{Queue, Streams, Urgency};
 use crate::buffer::{Memory, Place};
 use crate::error::Result;
+use crate::locked;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A handle of a queue. Clones are the same queue, which does what it is given in the order in which it was given,
@@ -37,7 +38,7 @@ impl<Q: Queue> SharedQueue<Q> {
 
     /// The queue, until the guard is dropped.
     pub fn lock(&self) -> MutexGuard<'_, Q> {
-        self.inner.queue.lock().unwrap_or_else(|e| e.into_inner())
+        locked(&self.inner.queue)
     }
 
     /// Takes one piece of memory now, from which [`memory`](Queue::memory) of all handles is taken from then on.
@@ -46,13 +47,13 @@ impl<Q: Queue> SharedQueue<Q> {
     /// The device has less.
     pub fn reserve(&self, bytes: usize) -> Result<()> {
         let arena = Arena::new(self.lock().memory(bytes)?);
-        *self.inner.arena.lock().unwrap_or_else(|e| e.into_inner()) = Some(arena);
+        *locked(&self.inner.arena) = Some(arena);
         Ok(())
     }
 
     /// Bytes of the reserved piece that are in use, and all of it.
     pub fn reserved(&self) -> Option<(usize, usize)> {
-        let arena = self.inner.arena.lock().unwrap_or_else(|e| e.into_inner());
+        let arena = locked(&self.inner.arena);
         arena.as_ref().map(|arena| (arena.used(), arena.bytes()))
     }
 }
@@ -65,7 +66,7 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
     }
 
     fn memory(&mut self, bytes: usize) -> Result<Memory> {
-        if let Some(arena) = &mut *self.inner.arena.lock().unwrap_or_else(|e| e.into_inner()) {
+        if let Some(arena) = &mut *locked(&self.inner.arena) {
             return arena.take(bytes);
         }
         self.lock().memory(bytes)

@@ -1,7 +1,8 @@
 //! What groups made from one another have in flight. Who waits in one of them moves the calls of the others on: a peer may
 //! wait for one of those before it comes to the call that is waited for here.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use crate::locked;
+use std::sync::{Arc, Mutex, Weak};
 
 /// An engine, or what gives it calls of a device.
 pub(crate) trait Member: Send + Sync {
@@ -24,7 +25,7 @@ pub(crate) struct Family(Mutex<Vec<Weak<dyn Member>>>);
 
 impl Family {
     pub fn add<M: Member + 'static>(&self, member: &Arc<M>) {
-        let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut members = locked(&self.0);
         members.retain(|member| member.strong_count() > 0);
         let member: Weak<M> = Arc::downgrade(member);
         members.push(member);
@@ -44,7 +45,7 @@ impl Family {
 
     /// The first other member from a place on, and its place.
     fn other(&self, from: usize, member: &impl Member) -> Option<(usize, Arc<dyn Member>)> {
-        let members = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let members = locked(&self.0);
         let others = members.iter().enumerate().skip(from);
         others
             .filter(|(_, other)| !std::ptr::addr_eq(other.as_ptr(), member))

@@ -32,6 +32,7 @@ use crate::bootstrap::boot_and_space;
 use crate::buffer::Memory;
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use crate::locked;
 pub use link::{Hop, Link};
 use port::Port;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -172,7 +173,7 @@ impl Emulated {
         }
         let peer = slot.peer;
         let Some(hop) = self.hop(peer) else { return Ok(()) };
-        let mut ports = lock(&self.ports);
+        let mut ports = locked(&self.ports);
         let due = self.port(&mut ports, peer).arrive(&hop, start, bytes);
         drop(ports);
         self.slots[index].due = due;
@@ -243,7 +244,7 @@ unsafe impl Transport for Emulated {
     unsafe fn send(&mut self, to: usize, tag: Tag, src: *const u8, bytes: usize) -> Result<Request> {
         let index = self.slot(false, to);
         if let Some(hop) = self.hop(to) {
-            let mut ports = lock(&self.ports);
+            let mut ports = locked(&self.ports);
             let (start, left) = self.port(&mut ports, to).depart(&hop, now(), bytes);
             drop(ports);
             let slot = &mut self.slots[index];
@@ -334,10 +335,6 @@ unsafe impl Transport for Emulated {
     fn abort(&mut self, why: &Error) {
         self.inner.abort(why);
     }
-}
-
-fn lock(ports: &Mutex<Ports>) -> MutexGuard<'_, Ports> {
-    ports.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Nanoseconds of a clock that all processes of a machine share.

@@ -8,6 +8,7 @@ mod mailbox;
 
 use super::{Request, Tag, Transport, Wait, Waits, place_among, waits, wrong_length};
 use crate::error::{Error, Result};
+use crate::locked;
 use mailbox::{Body, EAGER, Letter, Mailbox, Posted, State};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,7 +80,7 @@ impl Threads {
         if !family.failed.load(Ordering::Acquire) {
             return None;
         }
-        let failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let failure = locked(&family.failure);
         let (peer, how) = failure.clone()?;
         Some(Error::PeerLost { rank: self.job_rank(self.rank), peer, how })
     }
@@ -126,7 +127,7 @@ impl Threads {
 
     fn announce(&self, culprit: usize, how: String) {
         let family = &self.group.family;
-        let mut failure = family.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut failure = locked(&family.failure);
         failure.get_or_insert((culprit, how));
         drop(failure);
         family.failed.store(true, Ordering::Release);
@@ -277,7 +278,7 @@ unsafe impl Transport for Threads {
 
     fn subgroup(&mut self, members: &[usize], context: u64, _within: Duration) -> Result<Box<dyn Transport>> {
         let rank = place_among(members, self)?;
-        let mut joining = self.group.joining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut joining = locked(&self.group.joining);
         let (group, joined) = joining.entry((context, members.to_vec())).or_insert_with(|| {
             let members = members.iter().map(|&m| self.group.members[m]).collect();
             (Arc::new(Group::new(members, Arc::clone(&self.group.family))), 0)

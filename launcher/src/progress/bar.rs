@@ -1,10 +1,11 @@
 //! A bar on a terminal, and the words beside it.
 
 use crate::human;
+use collectives::locked;
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Words and numbers, of which those in front are shown where a terminal is too narrow for all.
@@ -83,10 +84,6 @@ impl Bar {
 /// How many columns the terminal has that standard error is.
 pub fn columns() -> usize {
     Term::stderr().size().1.into()
-}
-
-fn locked(told: &Mutex<Words>) -> MutexGuard<'_, Words> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn with_rest(mut words: Words, seconds: Option<f64>) -> Words {

@@ -5,7 +5,7 @@
 use super::library::library;
 use collectives::transport::neighbours::{Neighbours, SEEN_BY_ALL};
 use collectives::watch::Waited;
-use collectives::{Error, Result};
+use collectives::{Error, Result, locked};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
@@ -68,7 +68,7 @@ pub(super) struct Ranks {
 impl Ranks {
     /// The loss of the rank of this host that ended first, once it was seen to have ended `grace` ago.
     pub(super) fn lost(&self, grace: Duration) -> Option<Error> {
-        let mut neighbours = self.neighbours.lock().unwrap_or_else(|p| p.into_inner());
+        let mut neighbours = locked(&self.neighbours);
         let peer = neighbours.first_ended(grace)?;
         Some(Error::PeerLost { rank: self.rank, peer, how: neighbours.how(peer) })
     }

@@ -10,7 +10,7 @@ use super::{ffi, library};
 use crate::family::is_mpich_4_0;
 use collectives::bootstrap::{OF_HYDRA, pmi_socket};
 use collectives::transport::neighbours::{Home, Neighbours};
-use collectives::{Error, Result};
+use collectives::{Error, Result, locked};
 use mpi::Threading;
 use mpi::environment::Universe;
 use std::cell::Cell;
@@ -75,7 +75,7 @@ impl Drop for Turn {
 impl Session {
     /// The running session, or a new one.
     pub(super) fn start(start: &Start) -> Result<Arc<Self>> {
-        let mut current = CURRENT.lock().unwrap_or_else(|p| p.into_inner());
+        let mut current = locked(&CURRENT);
         if let Some(session) = current.upgrade() {
             return Ok(session);
         }
@@ -158,7 +158,7 @@ impl Session {
             Turn(None)
         } else {
             // A thread that panicked in its turn has left MPI as it was between two calls.
-            Turn(Some(TURN.lock().unwrap_or_else(|p| p.into_inner())))
+            Turn(Some(locked(&TURN)))
         };
         // Only now: another thread may have given up while this one waited.
         if self.given_up.load(Ordering::Acquire) {
@@ -191,12 +191,12 @@ impl Session {
 
     /// The channel for words between ranks; for the thread whose turn it is.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(|p| p.into_inner())
+        locked(&self.control)
     }
 
     /// The processes of the job's other ranks on this host.
     pub(super) fn neighbours(&self) -> MutexGuard<'_, Neighbours> {
-        self.neighbours.lock().unwrap_or_else(|p| p.into_inner())
+        locked(&self.neighbours)
     }
 
     /// The way out of calls that wait for other ranks inside MPI.
@@ -250,13 +250,13 @@ impl Session {
 
     /// From now on the job cannot end in order: its end must not wait for the others.
     pub(super) fn fail(&self, why: &Error) {
-        self.cause.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert_with(|| why.clone());
+        locked(&self.cause).get_or_insert_with(|| why.clone());
         self.failed.store(true, Ordering::SeqCst);
     }
 
     /// Why a group of this process has failed, if one has.
     pub(super) fn cause(&self) -> Option<Error> {
-        self.cause.lock().unwrap_or_else(|p| p.into_inner()).clone()
+        locked(&self.cause).clone()
     }
 
     /// Tells the job's other ranks why this one will not be heard of any more.
@@ -287,7 +287,7 @@ impl Session {
 
     /// The failure was expected, and is over.
     pub(super) fn forgive(&self) {
-        *self.cause.lock().unwrap_or_else(|p| p.into_inner()) = None;
+        *locked(&self.cause) = None;
         self.failed.store(false, Ordering::SeqCst);
     }
 
@@ -304,8 +304,8 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         ENDED.store(true, Ordering::SeqCst);
-        let _turn = TURN.lock().unwrap_or_else(|p| p.into_inner());
-        let universe = self.universe.lock().unwrap_or_else(|p| p.into_inner()).take();
+        let _turn = locked(&TURN);
+        let universe = locked(&self.universe).take();
         let failed = self.has_failed() || std::thread::panicking();
         let allowed = self.only.is_none() || SELF.get() == self.only;
         if failed && !self.is_given_up() && allowed {

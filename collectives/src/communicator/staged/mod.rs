@@ -17,6 +17,7 @@ use crate::device::{SharedQueue, Streams, Urgency};
 use crate::engine::{Member, Served, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
+use crate::locked;
 use crate::watch::Waited;
 pub use flight::staged_call;
 use flight::{Copies, Flight, Job, Stage};
@@ -114,7 +115,7 @@ impl<Q: Streams> Staged<Q> {
 
 impl<Q: Streams> Group<Q> {
     fn lock(&self) -> MutexGuard<'_, State<Q>> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.state)
     }
 
     /// Does `work` unless the carrier has failed; a failure ends everything.

@@ -23,6 +23,7 @@ use crate::element::DType;
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
 use crate::ledger::Account;
+use crate::locked;
 use crate::schedule::{Call, Kind, Space, Span};
 use plan::{Program, Step, least_scratch};
 use slots::Slots;
@@ -167,7 +168,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<Q>> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.state)
     }
 
     /// Does `work` unless the carrier has failed; a failure ends everything.

@@ -3,10 +3,11 @@
 use super::wire::Lane;
 use crate::device::{Queue, SharedQueue, Streams};
 use crate::error::Result;
+use crate::locked;
 use crate::schedule::Call;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 /// Calls in flight that there are places for from the start.
 const READY: usize = 32;
@@ -156,10 +157,6 @@ impl<E: Send + Sync> Slots<E> {
     pub fn release(&mut self, id: u32) {
         self.free.push_back(id);
     }
-}
-
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

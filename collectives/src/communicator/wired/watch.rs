@@ -4,12 +4,13 @@
 //! The watches of all ranks tell each other over the host's transport how far they are. So a rank that is lost, late or
 //! calls something else is named, by all others.
 
-use super::slots::{Numbered, SharedSlots, locked};
+use super::slots::{Numbered, SharedSlots};
 use super::wire::{Lane, Wire};
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::device::Streams;
 use crate::error::{Error, Result};
+use crate::locked;
 use crate::pending::Pending;
 use crate::schedule::{Algorithm, Kind};
 use crate::watch::{Fingerprint, Until, Waited};

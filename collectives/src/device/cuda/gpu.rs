@@ -7,6 +7,7 @@ use crate::device::compile::{Compiler, Machine, missing};
 use crate::device::source::Module;
 use crate::element::DType;
 use crate::error::{Error, Result};
+use crate::locked;
 use cuda_sys::driver::{self, Device, Driver, Handle, Status};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int};
@@ -194,7 +195,7 @@ impl Gpu {
 
     /// Memory that is freed later.
     pub(super) fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.inner.kept.lock().unwrap_or_else(|e| e.into_inner())
+        locked(&self.inner.kept)
     }
 
     /// Makes the GPU the calling thread's.
@@ -322,7 +323,7 @@ impl Gpu {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(|e| e.into_inner()));
+        let modules = std::mem::take(&mut *locked(&self.modules));
         // SAFETY: streams, events and memory hold the GPU, so none is left; an error changes nothing any more.
         unsafe {
             (self.driver.context_use)(self.context);

@@ -12,6 +12,7 @@ mod work;
 use super::launch::Range;
 use super::source::{Header, Module};
 use crate::buffer::{Memory, Place};
+use crate::locked;
 use libloading::Library;
 pub use queue::{EmulatedEvent, EmulatedQueue};
 use std::any::Any;
@@ -90,7 +91,7 @@ impl Emulator {
 
     /// Compiles those of `modules` that it does not have yet.
     fn add(&self, modules: &[Module]) -> Result<(), String> {
-        let mut libraries = self.libraries.lock().unwrap_or_else(|e| e.into_inner());
+        let mut libraries = locked(&self.libraries);
         let known = |module: &Module| {
             let name = module.to_string();
             libraries.iter().any(|built| built.modules.contains(&name))
@@ -124,7 +125,7 @@ impl Emulator {
     pub fn run(&self, parts: &Parts<'_>, seed: u64) -> Result<(), String> {
         let Parts { module, kernel, grid, threads, shared, slots, ranges } = *parts;
         let library = {
-            let libraries = self.libraries.lock().unwrap_or_else(|e| e.into_inner());
+            let libraries = locked(&self.libraries);
             // Each library has the emulation's own faults besides its modules.
             let has = |built: &&Built| built.modules.iter().any(|m| m == module) || module == "faults";
             libraries.iter().find(has).map(|built| built.library.clone())

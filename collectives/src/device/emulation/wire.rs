@@ -5,10 +5,11 @@ use super::queue::copy;
 use super::work::{Poll, Task};
 use crate::communicator::{Communicator, Lane, Message, Wire};
 use crate::error::{Error, Result};
+use crate::locked;
 use crate::schedule::{Call, Kind};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 /// Which message: lane, sender, receiver.
 type Key = (usize, usize, usize);
@@ -76,10 +77,6 @@ impl EmulatedWire {
             Ok(true)
         })
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn check(aborted: &AtomicBool) -> Result<()> {

@@ -5,6 +5,7 @@ use super::{Emulator, Name, Parts};
 use crate::device::launch::Launch;
 use crate::device::product::Product;
 use crate::error::{Error, Result};
+use crate::locked;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -50,11 +51,11 @@ pub(super) struct Moments {
 impl Moments {
     /// When the last of its moments came.
     pub fn when(&self) -> Option<Instant> {
-        *self.last.lock().unwrap_or_else(|e| e.into_inner())
+        *locked(&self.last)
     }
 
     fn happen(&self, number: u64) {
-        *self.last.lock().unwrap_or_else(|e| e.into_inner()) = Some(Instant::now());
+        *locked(&self.last) = Some(Instant::now());
         self.happened.fetch_max(number, Ordering::Relaxed);
     }
 }
@@ -84,7 +85,7 @@ impl Device {
     }
 
     fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(|e| e.into_inner())
+        locked(&self.work)
     }
 
     /// The number of a new queue.

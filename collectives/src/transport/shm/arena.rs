@@ -4,6 +4,7 @@
 use super::budget;
 use crate::bootstrap::memfd::SharedMap;
 use crate::error::{Error, Result};
+use crate::locked;
 use crate::pages;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
@@ -113,7 +114,7 @@ impl Arena {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(usize, usize)>> {
         // A panic while it was held left the list as it was or complete: both are fine to go on with.
-        self.free.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        locked(&self.free)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::bootstrap::memfd::{self, SharedMap};
 use crate::bootstrap::{Board, Options, Rendezvous};
 use crate::buffer::{Memory, Place};
 use crate::error::{Error, Result};
+use crate::locked;
 use crate::transport::blame;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Resource, getrlimit};
@@ -231,7 +232,7 @@ impl Segments {
     }
 
     fn lock_retired(&self) -> std::sync::MutexGuard<'_, Vec<Retired>> {
-        self.retired.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        locked(&self.retired)
     }
 
     /// One more transport uses the segments.

@@ -2,6 +2,7 @@
 
 use super::super::{LISTED, Tag};
 use crate::error::Error;
+use crate::locked;
 use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -101,7 +102,7 @@ impl Inner {
 impl Mailbox {
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         // No code under this lock panics halfway through a change.
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.inner)
     }
 
     pub(super) fn ring(&self, inner: &mut Inner) {

@@ -8,6 +8,7 @@
 //! Some of it is untrue: while the worker ends, peers that need nothing more of this rank end as well, which UCX takes for
 //! errors of connections that it is about to close, or was still completing in the background.
 
+use crate::locked;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, Once};
@@ -41,7 +42,7 @@ pub(super) fn unheard(end: impl FnOnce()) {
 
 /// What UCX last said of such a failure; only once.
 pub(super) fn said() -> Option<String> {
-    SAID.lock().unwrap_or_else(|p| p.into_inner()).take()
+    locked(&SAID).take()
 }
 
 /// Called by UCX for all that it logs. Nothing here can panic.
@@ -66,6 +67,6 @@ unsafe extern "C" fn hear(
     // room that is given.
     unsafe { vsnprintf(text.as_mut_ptr().cast(), text.len(), message, arguments) };
     let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
-    *SAID.lock().unwrap_or_else(|p| p.into_inner()) = Some(String::from_utf8_lossy(text).into_owned());
+    *locked(&SAID) = Some(String::from_utf8_lossy(text).into_owned());
     UCS_LOG_FUNC_RC_STOP
 }

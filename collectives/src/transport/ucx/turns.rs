@@ -10,6 +10,7 @@ use super::context::Context;
 use super::log;
 use super::session::State;
 use crate::error::{Error, Result};
+use crate::locked;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering, fence};
@@ -65,7 +66,7 @@ impl Hold {
                 None
             }
             // A thread that panicked in its turn has left UCX as it was between two calls.
-            _ => Some(self.0.lock.lock().unwrap_or_else(|p| p.into_inner())),
+            _ => Some(locked(&self.0.lock)),
         };
         // SAFETY: there is no other turn now. Without the lock, this is the only hold, and the turn borrows it, so that it
         // cannot be cloned meanwhile; nobody makes weak ones. With it, there is no turn without: the hold of such a one

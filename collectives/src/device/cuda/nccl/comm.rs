@@ -3,6 +3,7 @@
 use crate::communicator::Communicator;
 use crate::device::cuda::Gpu;
 use crate::error::{Error, Result};
+use crate::locked;
 use crate::watch::Waited;
 use cuda_sys::nccl::{self, Config, Status, UniqueId};
 use std::sync::mpsc::{self, Sender};
@@ -116,7 +117,7 @@ impl Comm {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        self.handle.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.handle)
     }
 
     /// Calls something that may go on in the background.
@@ -196,7 +197,7 @@ impl Comm {
         let ending = Arc::new(Mutex::new(Some((handle, self.context.clone(), over))));
         let beside = Arc::clone(&ending);
         let end = move |ending: &Mutex<Option<(Handle, Context, Sender<()>)>>| {
-            let ending = ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            let ending = locked(ending).take();
             let Some((Handle(comm), Context { library, gpu, .. }, over)) = ending else { return };
             let _ = gpu.enter();
             // SAFETY: a live communicator, finalised if it is to be freed, which nobody can use any more.
