@@ -49,6 +49,8 @@ mod locked;
 #[doc(hidden)]
 pub mod oracle;
 mod pages;
+#[doc(hidden)]
+pub mod parallel;
 mod pending;
 pub mod reduce;
 pub mod schedule;

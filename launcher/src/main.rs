@@ -25,7 +25,6 @@ mod limits;
 mod machine;
 mod metrics;
 mod out;
-mod parallel;
 mod plan;
 mod printed;
 mod progress;

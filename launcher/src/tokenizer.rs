@@ -9,7 +9,7 @@ mod share;
 pub use guarded::catches;
 
 use crate::failure::{Failure, Result};
-use crate::parallel;
+use collectives::parallel;
 use guarded::guarded;
 use serde_json::Value;
 pub use share::Share;

@@ -9,7 +9,7 @@
 
 use super::HuggingFace;
 use crate::failure::Result;
-use crate::parallel;
+use collectives::parallel;
 use std::ops::Range;
 
 /// How a text is cut.

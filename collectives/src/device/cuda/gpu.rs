@@ -7,11 +7,10 @@ use crate::device::compile::{Compiler, Machine, missing};
 use crate::device::source::Module;
 use crate::element::DType;
 use crate::error::{Error, Result};
-use crate::locked;
+use crate::{locked, parallel};
 use cuda_sys::driver::{self, Device, Driver, Handle, Status};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// What there is to know about a device.
@@ -267,21 +266,12 @@ impl Gpu {
             return Ok(());
         }
         let (compiler, machine) = (self.compiler()?, self.inner.properties.machine);
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len()) {
-                scope.spawn(|| {
-                    while let Some(&module) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let code = self.inner.cache.load(compiler, module, machine);
-                        done.lock().expect("no panic while locked").push((module, code));
-                    }
-                });
-            }
-        });
-        let done = done.into_inner().expect("no panic while locked");
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let code = |module: &&Module| self.inner.cache.load(compiler, module, machine);
+        let codes = parallel::map(missing.iter(), processors, code);
         // Here and not later from the disk: it may have taken nothing. One that fails keeps no other from being there.
         let loaded: Vec<Result<Handle>> =
-            done.into_iter().map(|(module, code)| self.load(module, &code?)).collect();
+            missing.into_iter().zip(codes).map(|(module, code)| self.load(module, &code?)).collect();
         loaded.into_iter().try_for_each(|loaded| loaded.map(drop))
     }
 

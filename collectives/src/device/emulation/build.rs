@@ -3,11 +3,10 @@
 use super::{EMULATION, WARPGROUP};
 use crate::device::cache::who;
 use crate::device::source::{Header, Module};
+use crate::parallel;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const MACHINE: Header = Header { name: "machine.h", text: include_str!("machine.h") };
 /// What each library has besides its kernels.
@@ -68,24 +67,12 @@ pub(super) fn build(
     ));
 
     // One compiler for each processor: the files are small, and most of the time is starting up.
-    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            scope.spawn(|| {
-                while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if unit.object.exists() {
-                        continue;
-                    }
-                    if let Err(error) = compile_unit(compiler, &flags, unit) {
-                        *failure.lock().expect("no panic while locked") = Some(error);
-                    }
-                }
-            });
-        }
-    });
-    if let Some(error) = failure.into_inner().expect("no panic while locked") {
-        return Err(error);
-    }
+    let compile = |unit: &Unit| match unit.object.exists() {
+        true => Ok(()),
+        false => compile_unit(compiler, &flags, unit),
+    };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    parallel::map(units.iter(), processors, compile).into_iter().collect::<Result<(), _>>()?;
     let mut hash = DefaultHasher::new();
     units.iter().for_each(|unit| unit.object.hash(&mut hash));
     let library = folder.join(format!("emulated-{:016x}.so", hash.finish()));

@@ -1,7 +1,8 @@
 //! Pieces of work side by side.
 
+use crate::locked;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::{Builder, scope};
 
 /// What `work` makes of each item, in their order, by up to `threads` threads, of which this one is one. Who is free takes
@@ -13,7 +14,7 @@ pub fn map<I, T: Send>(
 ) -> Vec<T> {
     let others = threads.min(items.len()).saturating_sub(1);
     let items = Mutex::new(items.enumerate());
-    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || locked(&items).next();
     let take = || {
         let mut done = Vec::new();
         while let Some((i, item)) = next() {
