@@ -49,7 +49,7 @@ impl Waited {
 }
 
 /// A limit to how long this process [waits](Waited) for something.
-pub(crate) struct Until {
+pub struct Until {
     waited: Waited,
     limit: Duration,
 }

@@ -1,5 +1,7 @@
-//! Which peers have left a group in order, for transports whose library does not tell.
+//! Which peers have left a group in order, and waiting at its end, for transports whose library does not tell.
 
+use crate::error::Error;
+use crate::watch::Until;
 use std::time::{Duration, Instant};
 
 /// After a peer has left in order, what it sent before may still be on its way for this long.
@@ -9,6 +11,31 @@ const AFTER_LEAVING: Duration = Duration::from_secs(1);
 pub const NOT_TAKEN: &str = "left the group without taking a message";
 /// How one has left that was to send a message.
 pub const NOT_SENT: &str = "left the group while a message from it was awaited";
+
+/// How long a rank that failed waits for living peers to take what it sent.
+pub const LINGER_FAILED: Duration = Duration::from_millis(300);
+/// Between two looks.
+const NAP: Duration = Duration::from_micros(20);
+
+/// Looks whether `it` is `done` and else moves it on, which says whether anything moved, until the deadline; whether it was
+/// done.
+pub fn wait<T>(
+    it: &mut T,
+    until: &mut Until,
+    mut move_on: impl FnMut(&mut T) -> bool,
+    mut done: impl FnMut(&mut T) -> bool,
+) -> bool {
+    while !done(it) {
+        let moved = move_on(it);
+        if until.is_over() {
+            return false;
+        }
+        if !moved {
+            std::thread::sleep(NAP);
+        }
+    }
+    true
+}
 
 /// By ranks of the group.
 pub struct Farewells {
@@ -40,5 +67,22 @@ impl Farewells {
     #[inline]
     pub fn is_done_with(&self, peer: usize) -> bool {
         self.count > 0 && self.left[peer].is_some_and(|at| at.elapsed() > AFTER_LEAVING)
+    }
+
+    /// Why messages with these `peers` of `rank` are under way still, after so long: of one that has not left, if there is one.
+    pub fn untaken(
+        &self,
+        peers: impl Iterator<Item = usize>,
+        rank: usize,
+        job_rank: impl Fn(usize) -> usize,
+        after: Duration,
+    ) -> Option<Error> {
+        let (left, peer) = peers.map(|peer| (self.is_done_with(peer), peer)).min_by_key(|&(left, _)| left)?;
+        let (rank, peer) = (job_rank(rank), job_rank(peer));
+        if left {
+            return Some(Error::PeerLost { rank, peer, how: NOT_TAKEN.into() });
+        }
+        let (what, past) = ("to leave a group with a message under way".into(), String::new());
+        Some(Error::Timeout { what, rank, peer, after, past })
     }
 }

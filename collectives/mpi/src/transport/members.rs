@@ -2,16 +2,13 @@
 
 use super::MpiTransport;
 use super::control::{Kind, Word};
-use collectives::transport::farewell::NOT_TAKEN;
+use collectives::transport::farewell::{self, LINGER_FAILED};
 use collectives::transport::neighbours::last_words;
 use collectives::transport::{Transport, blame};
-use collectives::watch::Waited;
+use collectives::watch::{Until, Waited};
 use collectives::{Error, Result};
 use std::os::raw::c_int;
 use std::time::Duration;
-
-/// How long a rank that failed waits for its peers to take what it sent.
-pub(super) const LINGER_FAILED: Duration = Duration::from_millis(300);
 
 impl MpiTransport {
     /// Says something to every peer that is still there. Who cannot be told is ended by the launcher.
@@ -153,17 +150,8 @@ impl MpiTransport {
     }
 
     /// Moves messages forward until `done`, for so long at most.
-    fn wait(&mut self, within: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        let mut waited = Waited::begin();
-        loop {
-            if done(self) {
-                return true;
-            }
-            if waited.so_far() > within {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
+    fn wait(&mut self, within: Duration, done: impl FnMut(&mut Self) -> bool) -> bool {
+        farewell::wait(self, &mut Until::after(within), |_| false, done)
     }
 
     /// Moves all messages forward; whether none is under way any more. What cannot be looked at may still be.
@@ -178,18 +166,6 @@ impl MpiTransport {
     /// Whether every rank that a message under way is for has left the group: nobody takes it any more.
     fn is_done_with_all(&self) -> bool {
         self.requests.peers().all(|peer| self.farewells.is_done_with(peer))
-    }
-
-    /// Why a message is under way still, after so long.
-    fn untaken(&self, after: Duration) -> Option<Error> {
-        let awaited = self.requests.peers().find(|&peer| !self.farewells.is_done_with(peer));
-        let Some(peer) = awaited else {
-            let peer = self.requests.peers().next()?;
-            return Some(self.loss(peer, NOT_TAKEN));
-        };
-        let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
-        let (what, past) = ("to leave a group with a message under way".into(), String::new());
-        Some(Error::Timeout { what, rank, peer, after, past })
     }
 
     /// Whether everything that this process has said has gone.
@@ -236,7 +212,8 @@ impl MpiTransport {
         });
         if !refused && !failed(self) && !self.settle_requests() {
             // Not in order: the end of this process would be taken for the cause.
-            if let Some(why) = self.untaken(call_timeout) {
+            let (peers, job_rank) = (self.requests.peers(), |member| self.job_rank(member));
+            if let Some(why) = self.farewells.untaken(peers, self.rank, job_rank, call_timeout) {
                 self.fail_with(why);
             }
         }

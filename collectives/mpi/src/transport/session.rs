@@ -5,10 +5,10 @@
 use super::blocked::{Place, Ranks, Start, Watch};
 use super::control::Control;
 use super::fatal;
-use super::members::LINGER_FAILED;
 use super::{ffi, library};
 use crate::family::is_mpich_4_0;
 use collectives::bootstrap::{OF_HYDRA, pmi_socket};
+use collectives::transport::farewell::LINGER_FAILED;
 use collectives::transport::neighbours::{Home, Neighbours};
 use collectives::{Error, Result, locked};
 use mpi::Threading;

@@ -10,19 +10,15 @@ use super::context::Worker;
 use super::members::Members;
 use super::session::{State, Word};
 use crate::error::Error;
-use crate::transport::farewell::NOT_TAKEN;
+use crate::transport::farewell::{self, LINGER_FAILED};
 use crate::transport::{Transport, blame};
 use crate::watch::Until;
 use std::ptr::null_mut;
 use std::time::Duration;
 use ucx_sys::{Posted, UCS_INPROGRESS, UCS_OK};
 
-/// How long a rank that failed waits for living peers to take what it sent.
-const LINGER_FAILED: Duration = Duration::from_millis(300);
 /// How long connections may take to close once peers have confirmed.
 const CLOSING: Duration = Duration::from_secs(5);
-/// Between two looks.
-const NAP: Duration = Duration::from_micros(20);
 
 impl UcxTransport {
     /// Tells the peers that this rank gives up, and why.
@@ -51,19 +47,9 @@ impl UcxTransport {
     }
 
     /// Moves things forward until `done` or the deadline; whether it was done.
-    fn wait(&mut self, until: &mut Until, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        loop {
-            if done(self) {
-                return true;
-            }
-            let moved = self.session.turn().is_ok_and(|state| state.worker.progress());
-            if until.is_over() {
-                return false;
-            }
-            if !moved {
-                std::thread::sleep(NAP);
-            }
-        }
+    fn wait(&mut self, until: &mut Until, done: impl FnMut(&mut Self) -> bool) -> bool {
+        let progress = |this: &mut Self| this.session.turn().is_ok_and(|state| state.worker.progress());
+        farewell::wait(self, until, progress, done)
     }
 
     /// Moves all messages forward; whether none is under way any more.
@@ -74,25 +60,10 @@ impl UcxTransport {
         }
     }
 
-    /// Those that a message under way is for, or from, and that have not left the group.
-    fn awaited(&self) -> impl Iterator<Item = usize> {
-        self.requests.peers().filter(|&peer| !self.members.farewells.is_done_with(peer))
-    }
-
     /// Whether messages are under way, and every rank that they are for has left the group: nobody takes them any more.
     fn is_done_with_all(&self) -> bool {
-        self.requests.peers().next().is_some() && self.awaited().next().is_none()
-    }
-
-    /// Why a message is under way still, after so long.
-    fn untaken(&self, after: Duration) -> Option<Error> {
-        let Some(peer) = self.awaited().next() else {
-            let peer = self.requests.peers().next()?;
-            return Some(self.members.error(peer, NOT_TAKEN));
-        };
-        let peer = self.members.ranks[peer];
-        let (what, past) = ("to leave a group with a message under way".into(), String::new());
-        Some(Error::Timeout { what, rank: self.members.job_rank(), peer, after, past })
+        let mut peers = self.requests.peers().peekable();
+        peers.peek().is_some() && peers.all(|peer| self.members.farewells.is_done_with(peer))
     }
 
     /// Ends the group, in order where nothing was lost. Afterwards this process touches no memory of its requests any
@@ -125,7 +96,9 @@ impl UcxTransport {
             this.settle() || !failed && (this.check().is_err() || this.is_done_with_all())
         });
         if self.members.lost.is_none() && !self.settle() {
-            self.members.lost = self.untaken(linger);
+            let Members { rank, ranks, farewells, .. } = &self.members;
+            let lost = farewells.untaken(self.requests.peers(), *rank, |member| ranks[member], linger);
+            self.members.lost = lost;
         }
         if self.members.lost.is_none() {
             // Only those who could otherwise take the end of this process for a loss.
@@ -157,20 +130,12 @@ impl UcxTransport {
 impl State {
     /// Moves things forward until `done` or the deadline; whether it was done.
     fn wait(&mut self, until: &mut Until, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        loop {
+        let done = |this: &mut Self| {
             // A failure to receive notices leaves the deadline.
-            let _ = self.listen();
-            if done(self) {
-                return true;
-            }
-            let moved = self.worker.progress();
-            if until.is_over() {
-                return false;
-            }
-            if !moved {
-                std::thread::sleep(NAP);
-            }
-        }
+            let _ = this.listen();
+            done(this)
+        };
+        farewell::wait(self, until, |this| this.worker.progress(), done)
     }
 
     /// Nothing moves UCX from now on. The others are told before, who may wait for this rank in other groups.
