@@ -364,11 +364,8 @@ fn calls_through_the_host_have_their_arguments_in_place() {
     let job = format!("caravan-test-staged-{}", std::process::id());
     std::thread::scope(|scope| {
         for rank in 0..2 {
-            let (job, staged) = (job.clone(), &staged);
+            let (identity, staged) = (Identity::on_this_host(rank, 2, &job), &staged);
             scope.spawn(move || {
-                let (local_rank, local_size) = (Some(rank), Some(2));
-                let identity =
-                    Identity { rank, world: 2, local_rank, local_size, job: Some(job), ..Identity::alone() };
                 let transport = shm_group(&identity, &Default::default()).expect("shared memory");
                 let comm = Communicator::new(transport, standard()).expect("a rank");
                 let gpu = Gpu::open(rank).expect("a GPU");

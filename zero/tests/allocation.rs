@@ -53,15 +53,7 @@ fn over_shm(world: usize) -> Vec<Communicator> {
     let run = RUNS.fetch_add(1, Ordering::Relaxed);
     let job = format!("caravan-test-allocation-{}-{run}", std::process::id());
     at_once(world, |rank| {
-        let identity = Identity {
-            rank,
-            world,
-            local_rank: Some(rank),
-            local_size: Some(world),
-            job: Some(job.clone()),
-            ..Identity::alone()
-        };
-        let transport = shm_group(&identity, &Options::default()).unwrap();
+        let transport = shm_group(&Identity::on_this_host(rank, world, &job), &Options::default()).unwrap();
         Communicator::new(transport, Behaviour::default()).unwrap()
     })
 }

@@ -70,6 +70,12 @@ impl Identity {
         }
     }
 
+    /// One of `world` ranks of `job`, all on this host.
+    pub fn on_this_host(rank: usize, world: usize, job: &str) -> Self {
+        let (local_rank, local_size) = (Some(rank), Some(world));
+        Identity { rank, world, local_rank, local_size, job: Some(job.into()), ..Identity::alone() }
+    }
+
     /// From this process's environment; None when no launcher left anything there. Where variables of srun and of another
     /// launcher contradict each other, that one is believed which really started this process: by the socket to a
     /// process manager that PMI_FD names, or by the nearest launcher among the processes above this one.

@@ -182,14 +182,7 @@ impl Over {
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let job = format!("caravan-test-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let shm = |rank| {
-            let identity = Identity {
-                rank,
-                world,
-                local_rank: Some(rank),
-                local_size: Some(world),
-                job: Some(job.clone()),
-                ..Identity::alone()
-            };
+            let identity = Identity::on_this_host(rank, world, &job);
             move || {
                 let transport = shm_group(&identity, &Default::default()).unwrap();
                 Communicator::new(transport, Default::default()).unwrap()
