@@ -42,10 +42,6 @@ pub const DEVICE_CAPABILITY_MINOR: c_int = 76;
 pub const DEVICE_SHARED_BYTES: c_int = 97;
 /// Bytes of static shared memory of a block of a function.
 pub const FUNCTION_SHARED_BYTES: c_int = 1;
-/// Bytes of local memory (spills and stack) of a thread of a function.
-pub const FUNCTION_LOCAL_BYTES: c_int = 3;
-/// Registers of a thread of a function.
-pub const FUNCTION_REGISTERS: c_int = 4;
 /// The most dynamic shared memory that a function may be launched with.
 pub const FUNCTION_DYNAMIC_SHARED_BYTES: c_int = 8;
 
