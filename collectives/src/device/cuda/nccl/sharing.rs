@@ -1,8 +1,8 @@
 //! Whether ranks may share a GPU: NCCL refuses it, unless told otherwise in its environment.
 
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use cuda_sys::nccl::{Nccl, SHARED_GPU};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What lets NCCL take several ranks on one GPU.
 const PERMISSION: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
@@ -65,9 +65,7 @@ impl Card {
 
     fn with(version: u32, gpu: [u8; 16], permission: &str, host: &str) -> Self {
         let permitted = version >= SHARED_GPU && !["", "0"].contains(&permission);
-        let mut hash = DefaultHasher::new();
-        host.hash(&mut hash);
-        Card { version, gpu, permitted, host: if host.is_empty() { 0 } else { hash.finish() } }
+        Card { version, gpu, permitted, host: if host.is_empty() { 0 } else { digest(host.bytes()) } }
     }
 
     pub fn words(&self) -> [u64; WORDS] {
