@@ -120,7 +120,7 @@ impl Layers {
             (None, Some(_)) => Some(Nodes::apart(world)),
             (None, None) => None,
         };
-        let (between, inside) = (between.carrier(), self.inside.map(Transport::carrier));
+        let (between, inside) = (between.medium(), self.inside.map(Transport::medium));
         Ok(Some(Expected { between, inside, nodes, link: self.link.is_some() }))
     }
 

@@ -4,7 +4,7 @@ use crate::bench::native::library;
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
-use collectives::transport::Carrier;
+use collectives::transport::Medium;
 #[cfg(feature = "mpi")]
 use collectives_mpi::{Family, family};
 
@@ -51,12 +51,12 @@ impl Transport {
     }
 
     /// What carries its messages.
-    pub fn carrier(self) -> Carrier {
+    pub fn medium(self) -> Medium {
         match self {
-            Transport::Shm => Carrier::Shm,
-            Transport::Threads => Carrier::Threads,
-            Transport::Mpi => Carrier::Mpi,
-            Transport::Ucx => Carrier::Ucx,
+            Transport::Shm => Medium::Shm,
+            Transport::Threads => Medium::Threads,
+            Transport::Mpi => Medium::Mpi,
+            Transport::Ucx => Medium::Ucx,
         }
     }
 

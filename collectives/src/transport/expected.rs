@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// What carries messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum Medium {
     /// Memory of one process.
     Threads,
     /// Memory of one host.
@@ -21,9 +21,9 @@ pub enum Carrier {
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// Between all of them, or between their nodes.
-    pub between: Carrier,
+    pub between: Medium,
     /// Inside nodes, where that is another.
-    pub inside: Option<Carrier>,
+    pub inside: Option<Medium>,
     /// Which ranks share a node, where that makes a difference.
     pub nodes: Option<Nodes>,
     /// Whether messages are held back as by a link.
@@ -37,11 +37,11 @@ impl Expected {
         let together = self.inside.filter(|_| nodes.is_none_or(|nodes| nodes.count() <= 1));
         // What delays messages lets nobody read past it.
         let alone = Some(self.between).filter(|_| self.inside.is_none() && !self.link);
-        let direct = alone.or(together) == Some(Carrier::Shm);
-        let frame = if self.between == Carrier::Shm { shm::frame(size) } else { usize::MAX };
+        let direct = alone.or(together) == Some(Medium::Shm);
+        let frame = if self.between == Medium::Shm { shm::frame(size) } else { usize::MAX };
         let tells = match alone {
-            Some(Carrier::Ucx) => Tells::Everything,
-            Some(Carrier::Mpi) => Tells::Collectives,
+            Some(Medium::Ucx) => Tells::Everything,
+            Some(Medium::Mpi) => Tells::Collectives,
             _ => Tells::Nothing,
         };
         Group {
@@ -50,7 +50,7 @@ impl Expected {
             direct: direct.then_some(shm::INLINE_LIMIT),
             nodes: nodes.filter(|nodes| nodes.matter()).cloned().map(Arc::new),
             tells,
-            one_memory: matches!(alone, Some(Carrier::Ucx | Carrier::Mpi)),
+            one_memory: matches!(alone, Some(Medium::Ucx | Medium::Mpi)),
             tuning: Tuning { frame: tuning.frame.min(frame), ..tuning },
         }
     }

@@ -19,7 +19,7 @@ pub mod waits;
 use crate::buffer::{Memory, NO_MORE};
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
-pub use expected::{Carrier, Expected};
+pub use expected::{Expected, Medium};
 pub use nodes::{Nodes, PerNode};
 use std::time::Duration;
 pub use waits::Wait;

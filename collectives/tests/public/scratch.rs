@@ -6,12 +6,12 @@ use crate::ucx_processes::{available, ucx};
 use collectives::bootstrap::{Rendezvous, shm_inside};
 use collectives::schedule::Tuning;
 use collectives::transport::hierarchical::Hierarchical;
-use collectives::transport::{Carrier, Expected, Nodes, Transport};
+use collectives::transport::{Expected, Medium, Nodes, Transport};
 use collectives::{Communicator, Options, Result};
 use conformance::{planned, standard};
 
 /// A group in which nothing lies between ranks but this.
-fn plain(between: Carrier) -> Expected {
+fn plain(between: Medium) -> Expected {
     Expected { between, inside: None, nodes: None, link: false }
 }
 
@@ -39,13 +39,13 @@ fn over(
 #[test]
 fn over_threads() {
     for size in 2..=4 {
-        Communicator::on_threads(size, Options::default(), |comm| rank(comm, &plain(Carrier::Threads)));
+        Communicator::on_threads(size, Options::default(), |comm| rank(comm, &plain(Medium::Threads)));
     }
 }
 
 #[test]
 fn over_shared_memory() {
-    over(this_test!(), &[2, 3], connect, |_| plain(Carrier::Shm));
+    over(this_test!(), &[2, 3], connect, |_| plain(Medium::Shm));
 }
 
 fn over_messages() -> Result<Box<dyn Transport>> {
@@ -67,7 +67,7 @@ fn nodes() -> Result<Box<dyn Transport>> {
 #[test]
 fn over_ucx() {
     if available() {
-        over(this_test!(), &[2, 3], over_messages, |_| plain(Carrier::Ucx));
+        over(this_test!(), &[2, 3], over_messages, |_| plain(Medium::Ucx));
     }
 }
 
@@ -75,9 +75,9 @@ fn over_ucx() {
 fn over_nodes() {
     if available() {
         over(this_test!(), &[3, 4], nodes, |size| Expected {
-            inside: Some(Carrier::Shm),
+            inside: Some(Medium::Shm),
             nodes: Some(two_nodes(size)),
-            ..plain(Carrier::Ucx)
+            ..plain(Medium::Ucx)
         });
     }
 }
