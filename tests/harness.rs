@@ -29,6 +29,8 @@ const FOREIGN: [&str; 9] =
 /// And what of it is for tests, or says where something lies.
 const KEPT: [&str; 3] = ["CARAVAN_CUDA_LIBRARIES", "CARAVAN_CACHE", "CARAVAN_SKIPS"];
 
+const NO_CXX: &str = "no C++ compiler ($CXX, c++, g++ or clang++)";
+
 /// Operations of `caravan bench` that move data.
 pub const OPERATIONS: [&str; 9] = [
     "all_reduce",
@@ -288,6 +290,17 @@ impl Bench {
         assert_eq!(self.names(), ["m.jsonl", "text.txt"]);
     }
 
+    /// What a training of four steps has left: losses and norms with all digits, and the bytes of the `saved` weights.
+    #[track_caller]
+    pub fn trace(&self, metrics: &str, saved: &str) -> (Vec<String>, Vec<u8>) {
+        let lines = json_lines(&self.path(metrics));
+        let shown = |l: &Value| format!("{} {}", l["loss"], l["grad_norm"]);
+        let mut steps: Vec<String> = lines.iter().filter(|l| l["step"].is_u64()).map(shown).collect();
+        assert_eq!(steps.len(), 4, "{metrics}");
+        steps.push(lines[lines.len() - 1]["summary"]["validation_loss"].to_string());
+        (steps, fs::read(self.path(saved).join("model.safetensors")).expect("weights"))
+    }
+
     /// What is in the scratch folder, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).expect("the scratch folder").flatten();
@@ -410,13 +423,20 @@ pub fn installed(program: &str) -> bool {
 
 /// The C++ compiler that emulated devices would take, if there is one; a skip of `what` if not.
 pub fn cxx(what: &str) -> Option<String> {
-    let known = ["c++", "g++", "clang++"].map(String::from);
-    let names = std::env::var("CXX").into_iter().chain(known);
+    let names = std::env::var("CXX").into_iter().chain(["c++", "g++", "clang++"].map(String::from));
     let found = names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
     if found.is_none() {
-        skip(&format!("{what}: no C++ compiler ($CXX, c++, g++ or clang++)"));
+        skip(&format!("{what}: {NO_CXX}"));
     }
     found
+}
+
+/// What a C++ compiler has made, if there is one; a skip of all of `what` if not.
+pub fn made_by_cxx<T>(what: &str, made: Option<T>) -> Option<T> {
+    if made.is_none() {
+        skip_all(what, NO_CXX);
+    }
+    made
 }
 
 /// Says that the current test is skipped and why, past the capture of test output; `tests/run` repeats it.

@@ -10,8 +10,7 @@ mod by_hand;
 mod launchers;
 mod native;
 
-use harness::{Bench, json_lines};
-use std::fs;
+use harness::Bench;
 use std::process::Command;
 use std::time::Duration;
 
@@ -134,17 +133,6 @@ impl Mpirun {
 const TRAIN: &str =
     "train --model nano --data text.txt --seq 16 --steps 4 --warmup 1 --micro-batch 1 --sample 0 --quiet";
 
-/// What a run of [`TRAIN`] with `--metrics {name}.jsonl --save {name}` has left: losses and norms with every digit, and
-/// the bytes of the weights.
-fn trace(bench: &Bench, name: &str) -> (Vec<String>, Vec<u8>) {
-    let lines = json_lines(&bench.path(&format!("{name}.jsonl")));
-    let shown = |l: &serde_json::Value| format!("{} {}", l["loss"], l["grad_norm"]);
-    let mut steps: Vec<String> = lines.iter().filter(|l| l["step"].is_u64()).map(shown).collect();
-    assert_eq!(steps.len(), 4, "{name}");
-    steps.push(lines[lines.len() - 1]["summary"]["validation_loss"].to_string());
-    (steps, fs::read(bench.path(&format!("{name}/model.safetensors"))).expect("weights"))
-}
-
 /// The flags of a run whose trace is wanted.
 fn traced(name: &str, flags: &str) -> String {
     format!("{TRAIN} --metrics {name}.jsonl --save {name} {flags}")
@@ -153,7 +141,7 @@ fn traced(name: &str, flags: &str) -> String {
 /// Fails the test unless both runs gave the same bits.
 #[track_caller]
 fn same(bench: &Bench, one: &str, other: &str) {
-    let (one_trace, other_trace) = (trace(bench, one), trace(bench, other));
+    let [one_trace, other_trace] = [one, other].map(|name| bench.trace(&format!("{name}.jsonl"), name));
     assert_eq!(one_trace.0, other_trace.0, "{one} and {other}");
     assert!(one_trace.1 == other_trace.1, "weights of {one} and {other}");
 }

@@ -3,20 +3,14 @@
 
 use crate::bench;
 use harness::{Bench, json_lines};
-use std::fs;
 
 /// Every step's loss and gradient norm with all digits, and the bytes of the saved weights.
 fn trace(bench: &Bench, flags: &str) -> (Vec<String>, Vec<u8>) {
     let fixed = "train --seq 16 --steps 4 --warmup 1 --sample 0 --eval-every 0 --quiet";
     bench.run(&format!("{fixed} --metrics m.jsonl --save saved {flags}")).success();
-    let lines = json_lines(&bench.path("m.jsonl"));
-    let threaded = flags.contains("--progress thread");
-    assert_eq!(lines[0]["run"]["progress"], if threaded { "thread" } else { "inline" });
-    let shown = |l: &serde_json::Value| format!("{} {}", l["loss"], l["grad_norm"]);
-    let mut steps: Vec<String> = lines.iter().filter(|l| l["step"].is_u64()).map(shown).collect();
-    assert_eq!(steps.len(), 4);
-    steps.push(lines[lines.len() - 1]["summary"]["validation_loss"].to_string());
-    (steps, fs::read(bench.path("saved/model.safetensors")).unwrap())
+    let progress = &json_lines(&bench.path("m.jsonl"))[0]["run"]["progress"];
+    assert_eq!(progress, if flags.contains("--progress thread") { "thread" } else { "inline" });
+    bench.trace("m.jsonl", "saved")
 }
 
 /// The same for the smallest model on text.

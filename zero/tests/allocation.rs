@@ -257,9 +257,7 @@ fn a_steady_step_allocates_nothing() {
         }
     }
     let built = Emulator::build(&[], Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap();
-    let Some(emulator) = built else {
-        return harness::skip("beside an emulated device: no C++ compiler ($CXX, c++, g++ or clang++)");
-    };
+    let Some(emulator) = harness::made_by_cxx("allocations beside an emulated device", built) else { return };
     for (world, stage, accumulate, placement) in
         [(1, 0, 2, Placement::Device), (2, 3, 1, Placement::Device), (2, 2, 2, Placement::Offloaded)]
     {
