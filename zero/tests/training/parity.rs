@@ -2,7 +2,7 @@
 //! and with rows that are added up one after the other.
 
 use crate::reference::{Reference, Tokens, VARIANTS, distance};
-use collectives::{Communicator, Float, bf16};
+use collectives::{Communicator, Float, Options, bf16};
 use models::{Batch, Llama, Recompute};
 use zero::{AdamW, Batches, Config, Ledger, NoBatch, Stage, Trainer};
 
@@ -48,11 +48,7 @@ fn start<T: Float>(reference: &Reference, rows: usize, comm: Communicator, confi
 
 /// What each rank comes to.
 fn on_ranks<R: Send>(world: usize, run: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let ranks = Communicator::threads(world).into_iter();
-        let handles: Vec<_> = ranks.map(|comm| scope.spawn(|| run(comm))).collect();
-        handles.into_iter().map(|h| h.join().unwrap()).collect()
-    })
+    Communicator::on_threads(world, Options::default(), run)
 }
 
 /// Ranks, stage, and micro-batches that each rank adds up: a batch of two rows is one step however it is divided.

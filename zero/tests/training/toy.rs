@@ -2,7 +2,7 @@
 //! reducing, accumulating or publishing changes the bits; and a run of it on ranks as threads.
 
 use collectives::bootstrap::{Identity, shm_group};
-use collectives::{Communicator, Float};
+use collectives::{Communicator, Float, Options};
 use models::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zero::{AdamW, Batches, Config, Ledger, NoBatch, Placement, Step, Trainer};
@@ -270,24 +270,18 @@ impl Batches for Torn {
 #[test]
 fn a_rank_without_a_batch_ends_the_step_of_all() {
     let config = Config { accumulate: 2, ..Config::default() };
-    std::thread::scope(|scope| {
-        for comm in Communicator::threads(2) {
-            let config = &config;
-            scope.spawn(move || {
-                let (rank, world) = (comm.rank(), comm.size());
-                let mut source = |_: &TensorSpec, _: std::ops::Range<usize>, out: &mut [f32]| {
-                    out.fill(0.5);
-                    Ok(())
-                };
-                let toy = Box::new(Toy::new(1, false));
-                let mut trainer =
-                    Trainer::<f32>::new(toy, comm, config, Ledger::default(), &mut source).unwrap();
-                let mut batches = Torn(Numbers { step: 0, rank, world, accumulate: 2, token: [0] });
-                // Nobody takes a step for one that some made of other data.
-                let said = trainer.step(&mut batches, 0.01).unwrap_err().to_string();
-                assert_eq!(said, "step 1: rank 1 has no tokens to train on: the disk is gone");
-            });
-        }
+    Communicator::on_threads(2, Options::default(), |comm| {
+        let (rank, world) = (comm.rank(), comm.size());
+        let mut source = |_: &TensorSpec, _: std::ops::Range<usize>, out: &mut [f32]| {
+            out.fill(0.5);
+            Ok(())
+        };
+        let toy = Box::new(Toy::new(1, false));
+        let mut trainer = Trainer::<f32>::new(toy, comm, &config, Ledger::default(), &mut source).unwrap();
+        let mut batches = Torn(Numbers { step: 0, rank, world, accumulate: 2, token: [0] });
+        // Nobody takes a step for one that some made of other data.
+        let said = trainer.step(&mut batches, 0.01).unwrap_err().to_string();
+        assert_eq!(said, "step 1: rank 1 has no tokens to train on: the disk is gone");
     });
 }
 
@@ -339,11 +333,8 @@ fn ranks_that_differ_are_told() {
         trainer.step(&mut batches, lr(rank)).map(|_| ())
     };
     let told = |level: u8, weights: Of<'_>, lr: Of<'_>, tokens: usize| -> Vec<Option<String>> {
-        std::thread::scope(|scope| {
-            let ranks = Communicator::threads(3).into_iter();
-            let ranks: Vec<_> =
-                ranks.map(|comm| scope.spawn(move || rank(comm, level, weights, lr, tokens))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap().err().map(|e| e.to_string())).collect()
+        Communicator::on_threads(3, Options::default(), |comm| {
+            rank(comm, level, weights, lr, tokens).err().map(|e| e.to_string())
         })
     };
     let (same, half) = (|_: usize| 0.5, |rank: usize| if rank == 1 { 0.25 } else { 0.5 });

@@ -2,7 +2,7 @@
 
 use crate::toy::{Numbers, Toy, noise};
 use collectives::trace::{Of, Span, Trace};
-use collectives::{Communicator, bf16};
+use collectives::{Communicator, Options, bf16};
 use models::TensorSpec;
 use zero::{Config, Doing, Ledger, Stage, Step, Trainer};
 
@@ -33,11 +33,7 @@ fn traced(stage: Stage, accumulate: usize) -> Vec<(Vec<Span>, Vec<Step>, u64)> {
         assert_eq!(lost, 0);
         (spans, steps, calls)
     };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> =
-            Communicator::threads(2).into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    Communicator::on_threads(2, Options::default(), rank)
 }
 
 #[test]
