@@ -319,7 +319,9 @@ impl TrainPlan {
             ),
             _ => advice::of_memory(&self.zero, &self.batch, ranks, self.ranks.fewer(1, identity)),
         };
-        machine::check_memory(ranks, identity, all, &(advice + machine::text_advice(tokens, all)))
+        let tokenised = machine::text_advice(tokens, all);
+        let forecast = "'caravan plan' with the same flags says what ranks hold at each stage";
+        machine::check_memory(ranks, identity, all, &format!("{advice}{tokenised}; {forecast}"))
     }
 }
 

@@ -70,7 +70,11 @@ fn flags_that_make_no_sense_are_refused() {
         ),
         (
             "--model nano --data random --seq 64 --micro-batch 4000000 --stage 2 --recompute full",
-            &["2 ranks would hold", "fewer --ranks, or a higher --stage"],
+            &[
+                "2 ranks would hold",
+                "fewer --ranks, or a higher --stage",
+                "; 'caravan plan' with the same flags",
+            ],
         ),
         (
             "--model nano --data random --seq 64 --micro-batch 4000000 --stage 2 --ranks 1",
