@@ -170,11 +170,11 @@ impl fmt::Display for Rule {
 /// step; only the reduction is done twice.
 const BY_TWO: usize = 8;
 
-/// And by how much once more where no result replaces an input. Nobody has to keep his for the other then, and halves of a
-/// result, which the other has just written, come more slowly out of his caches than an input that was there before: between
-/// two cores of a Zen 4, 512 KiB take 18 us instead of 132. More would be too much for second caches of 2 MiB, which have to
-/// keep both inputs and the result.
-const STAY: usize = 2;
+/// The same of reading everything, where less than a step decides: halves of a result, which the other has just written, come
+/// more slowly out of his caches than an input that was there before. Between two cores of a Zen 4, 512 KiB take 18 us instead
+/// of 132, and as long where the result replaces the input, whose owner keeps it for the other. More would be too much for
+/// second caches of 2 MiB, which have to keep both inputs and the result.
+const READ_BY_TWO: usize = 16;
 
 /// What a rank reduces while it deals with one message: in about 2 us some 8 GB/s.
 const REDUCED_MEANWHILE: usize = 16_000;
@@ -203,9 +203,8 @@ pub struct Tuning {
     pub frame: usize,
     /// A longer message goes in several, of which two are under way: nothing is seen of a peer meanwhile but what is through.
     pub longest: usize,
-    /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`; two ranks do so up to eight
-    /// times as many, twice that where inputs stay as they are, and others up to as many as a rank has room
-    /// for beside an input that the result replaces.
+    /// Up to this many bytes read in total, every rank reduces everything in `all_reduce`; two ranks do so up to 16
+    /// times as many, and others up to as many as a rank has room for beside an input that the result replaces.
     pub read_all: usize,
     /// Up to this many bytes sent per rank, every rank sends everything to every other in `all_reduce`; two ranks do so
     /// up to eight times as many.
@@ -300,11 +299,11 @@ impl Tuning {
         }
     }
 
-    /// Up to how many bytes each of `ranks` ranks reads the whole inputs of all others in this `all_reduce`.
-    fn read(&self, call: &Call, ranks: usize) -> usize {
+    /// Up to how many bytes each of `ranks` ranks reads the whole inputs of all others in `all_reduce`. It goes by nothing in
+    /// which ranks may differ, as in whether their result replaces the input.
+    fn read(&self, ranks: usize) -> usize {
         match ranks {
-            2 if call.in_place => self.read_all.saturating_mul(BY_TWO),
-            2 => self.read_all.saturating_mul(BY_TWO * STAY),
+            2 => self.read_all.saturating_mul(READ_BY_TWO),
             _ => KEPT.min(self.read_all / (ranks - 1)),
         }
     }
@@ -414,7 +413,7 @@ fn by_cost(call: &Call, group: &Group, candidates: &[Algorithm]) -> Choice {
     };
     match (call.kind, group.direct) {
         (Kind::AllReduce, Some(_)) => {
-            let limit = tuning.read(call, group.size);
+            let limit = tuning.read(group.size);
             by_size(bytes, limit, Algorithm::DirectReadAll, Algorithm::DirectReduceScatterAllGather)
         }
         (_, Some(_)) => Choice::new(Algorithm::DirectRead, Why::Direct),

@@ -224,7 +224,14 @@ fn what_is_said_of_a_choice_is_true() {
         for kind in Kind::ALL {
             let candidates = Algorithm::candidates(kind, &group);
             for dtype in [DType::U8, DType::Bf16, DType::F32] {
-                let at = |bytes: usize| choose(&Call::new(kind, dtype, bytes / dtype.size()), &group, None);
+                let at = |bytes: usize| {
+                    let call = Call::new(kind, dtype, bytes / dtype.size());
+                    let choice = choose(&call, &group, None);
+                    // Of one call some ranks may be in place, and others not.
+                    let in_place = choose(&Call { in_place: true, ..call }, &group, None);
+                    assert_eq!(choice, in_place, "{kind} of {bytes} bytes of {dtype}, {group:?}");
+                    choice
+                };
                 for bytes in (0..40).step_by(2).map(|bits| (1usize << bits) / 4 * 4) {
                     let Choice { algorithm, why, .. } = at(bytes);
                     let what = format!("{kind} of {bytes} bytes of {dtype}, {group:?}: {algorithm}, {why:?}");
