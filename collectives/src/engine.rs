@@ -279,7 +279,7 @@ impl Engine {
         self.stats.bytes_sent += schedule.volume as u64;
         (flight.stage, flight.priority, flight.blocked_on) = (Stage::Running, priority, group.rank);
         (flight.inquiry, flight.stuck) = (None, None);
-        flight.begun = self.trace.as_ref().and_then(Trace::begin);
+        flight.begun = self.trace.as_ref().map(Trace::begin);
         // A repeated call often finds the schedule where it was: counting references would cost as much as a step.
         if !flight.schedule.as_ref().is_some_and(|last| Rc::ptr_eq(last, schedule)) {
             flight.schedule = Some(Rc::clone(schedule));

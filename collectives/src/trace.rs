@@ -35,6 +35,20 @@ pub struct Span {
     pub end: u64,
 }
 
+/// When something began that is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun {
+    at: u64,
+    wanted: bool,
+}
+
+impl Begun {
+    /// Nanoseconds since.
+    pub fn so_far(self) -> u64 {
+        Trace::now() - self.at
+    }
+}
+
 /// What was under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
@@ -51,9 +65,13 @@ impl Trace {
         Trace(Arc::new(Inner { wanted: AtomicBool::new(false), kept: Mutex::new(kept) }))
     }
 
-    /// Whether spans that begin from now on are wanted.
+    /// Whether spans from now on are wanted, also of what is under way.
     pub fn want(&self, wanted: bool) {
         self.0.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.0.wanted.load(Ordering::Relaxed)
     }
 
     /// Nanoseconds of a clock that all processes of a host share.
@@ -62,14 +80,17 @@ impl Trace {
         now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
     }
 
-    /// The time, if a span that begins now is wanted.
-    pub fn begin(&self) -> Option<u64> {
-        self.0.wanted.load(Ordering::Relaxed).then(Trace::now)
+    /// Something begins.
+    pub fn begin(&self) -> Begun {
+        Begun { at: Trace::now(), wanted: self.is_wanted() }
     }
 
-    /// What began then is over.
-    pub fn end(&self, of: Of, begin: u64) {
-        let span = Span { of, begin, end: Trace::now() };
+    /// What began then is over: a span, if it was wanted at its begin or is now.
+    pub fn end(&self, of: Of, begun: Begun) {
+        if !(begun.wanted || self.is_wanted()) {
+            return;
+        }
+        let span = Span { of, begin: begun.at, end: Trace::now() };
         let mut kept = locked(&self.0.kept);
         match kept.spans.len() < kept.spans.capacity() {
             true => kept.spans.push(span),
@@ -115,13 +136,17 @@ mod tests {
     #[test]
     fn spans_are_kept_while_they_are_wanted_and_there_is_room() {
         let trace = Trace::new(2);
-        assert_eq!(trace.begin(), None);
+        let work = |which| (Of::Work(7, which), trace.begin());
+        let ((of, begun), early) = (work(9), work(0));
+        trace.end(of, begun);
         trace.want(true);
-        for which in 0..3 {
-            trace.end(Of::Work(7, which), trace.begin().unwrap());
-        }
+        trace.end(early.0, early.1);
+        let late = work(1);
         trace.want(false);
-        assert_eq!(trace.begin(), None);
+        trace.end(late.0, late.1);
+        trace.end(of, begun);
+        trace.want(true);
+        trace.end(of, trace.begin());
         let (spans, lost) = trace.take();
         assert_eq!((spans.len(), lost), (2, 1));
         for (span, which) in spans.iter().zip(0..) {
@@ -140,7 +165,7 @@ mod tests {
             let buffer = comm.alloc::<f32>(1000).unwrap();
             comm.start_all_reduce_in_place(buffer, ReduceOp::Sum).unwrap()
         };
-        // One that nobody wants.
+        // One that is over when spans are wanted.
         let (mine, theirs) = (start(&comm), start(&other));
         std::thread::scope(|scope| {
             scope.spawn(|| theirs.wait().unwrap());

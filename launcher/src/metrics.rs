@@ -171,14 +171,15 @@ impl Record {
     /// # Errors
     /// Why the rest is missing.
     pub fn end(self) -> Result<()> {
-        if let Some(e) = self.no_trace {
-            return Err(Failure::Verdict(format!("{e}; the run went on without a trace")));
+        let settled = self.metrics.map_or(Ok(()), |mut metrics| metrics.settle()).err();
+        let lines = self.failure.map(|e| format!("{e}; the run went on without them"));
+        let trace = self.no_trace.map(|e| format!("{e}; the run went on without a trace"));
+        let lost: Vec<String> =
+            lines.into_iter().chain(settled.map(|e| e.to_string())).chain(trace).collect();
+        match lost.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::Verdict(lost.join("; "))),
         }
-        if let Some(e) = self.failure {
-            return Err(Failure::Verdict(format!("{e}; the run went on without them")));
-        }
-        let settled = self.metrics.map_or(Ok(()), |mut metrics| metrics.settle());
-        settled.map_err(|e| Failure::Verdict(e.to_string()))
     }
 }
 

@@ -351,6 +351,7 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
         path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, stream))?;
     }
     let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
+    files::check_distinct(&outputs.iter().map(|output| (output.flag, output.file)).collect::<Vec<_>>())?;
     let Some(model) = &args.save else { return Ok(()) };
     outputs.iter().try_for_each(|output| check_beside(output.flag, output.file, output.file, model))
 }

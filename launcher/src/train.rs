@@ -50,9 +50,8 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         stop::listen()?;
     }
     let held_out = plan.feed.held_out(plan.batch.length);
-    let tracing = plan.traced.as_ref().map(|traced| Tracing::begin(traced, &mut run.trainer)).transpose()?;
     for step in 0..plan.steps {
-        if let Err(failure) = run.step(step, tracing.as_ref()) {
+        if let Err(failure) = run.step(step) {
             return Err(run.end_early(failure));
         }
         let last = step + 1 == plan.steps;
@@ -71,6 +70,7 @@ struct Run<'a, T: Float> {
     plan: &'a TrainPlan,
     show: Show,
     trainer: Trainer<T>,
+    tracing: Option<Tracing<'a>>,
     loader: Loader<'a>,
     /// Rank 0's, as the rest up to the account.
     record: Record,
@@ -110,7 +110,8 @@ impl<'a, T: Float> Run<'a, T> {
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
-        let trainer = device::trainer::<T>(plan, comm.clone(), ledger)?;
+        let mut trainer = device::trainer::<T>(plan, comm.clone(), ledger)?;
+        let tracing = plan.traced.as_ref().map(|traced| Tracing::begin(traced, &mut trainer));
         // Only now: a run that is refused leaves the metrics of the one before.
         let record = match &plan.metrics {
             Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan, &comm, &hosts)}))?,
@@ -120,6 +121,7 @@ impl<'a, T: Float> Run<'a, T> {
             plan,
             show,
             trainer,
+            tracing,
             loader,
             record,
             progress,
@@ -136,8 +138,10 @@ impl<'a, T: Float> Run<'a, T> {
         })
     }
 
-    fn step(&mut self, step: usize, tracing: Option<&Tracing<'_>>) -> Result<()> {
-        tracing.iter().for_each(|tracing| tracing.before(step + 1));
+    fn step(&mut self, step: usize) -> Result<()> {
+        if let Some(tracing) = &mut self.tracing {
+            tracing.before(step + 1, self.trainer.comm())?;
+        }
         let began = Instant::now();
         let lr = self.plan.rate.at(step);
         self.loader.start(step);
@@ -177,13 +181,14 @@ impl<'a, T: Float> Run<'a, T> {
             memory: held.total() as u64,
         });
         (self.made, self.last, self.validation) = (step + 1, done, None);
-        tracing.map_or(Ok(()), |tracing| self.trace(tracing))
+        self.trace()
     }
 
     /// After a step, the last of those that are traced or not.
-    fn trace(&mut self, tracing: &Tracing<'_>) -> Result<()> {
+    fn trace(&mut self) -> Result<()> {
+        let Some(tracing) = &mut self.tracing else { return Ok(()) };
         let began = Instant::now();
-        match tracing.after(self.made, self.plan, self.trainer.comm())? {
+        match tracing.after(self.made, self.plan, &mut self.trainer)? {
             Some(Ok(told)) => self.progress.line(&told),
             Some(Err(why)) => self.record.without_trace(&self.progress, why),
             None => {}
@@ -234,7 +239,12 @@ impl<'a, T: Float> Run<'a, T> {
         if !failure.is_verdict() {
             return failure;
         }
+        let missing = self.tracing.as_ref().and_then(Tracing::missing);
         let told = self.rescue(failure);
+        let told = match missing {
+            Some(missing) if told.is_verdict() => told.remark(&missing),
+            _ => told,
+        };
         match (told, std::mem::take(&mut self.record).end()) {
             (told @ Failure::Stopped { .. }, Err(e)) => Failure::Verdict(format!("{told}; {e}")),
             (told, Err(e)) => told.remark(&e.to_string()),

@@ -30,14 +30,15 @@ fn a_trace_has_the_steps_that_were_asked_for_of_every_rank() {
         let steps = lines.into_iter().filter(|line| line["step"].is_u64());
         steps.map(|line| (line["loss"].clone(), line["exposed_communication_seconds"].clone())).collect()
     };
-    let flags = "--steps 6 --ranks 3 --accumulate 2 --metrics m.jsonl";
+    // Evaluations between them are no part of the steps.
+    let flags = "--steps 6 --ranks 3 --accumulate 2 --eval-every 1 --metrics m.jsonl";
     bench.run(&format!("{TRAIN} {flags}")).success();
     let usual = losses();
     for (transport, stage) in [("shm", 3), ("threads", 1)] {
         let flags =
             format!("{flags} --transport {transport} --stage {stage} --trace t.json --trace-steps 2-4");
         let said = bench.run(&format!("{TRAIN} {flags}")).success().stderr;
-        assert!(said.contains("trace of steps 2 to 4 in t.json: calls are in flight for "), "{said}");
+        assert!(said.contains("trace of steps 2 to 4 in t.json: a step takes "), "{said}");
         let traced = losses();
         let loss = |all: &[(Value, Value)]| all.iter().map(|(loss, _)| loss.clone()).collect::<Vec<_>>();
         assert_eq!(loss(&usual), loss(&traced));
@@ -61,24 +62,34 @@ fn a_trace_has_the_steps_that_were_asked_for_of_every_rank() {
                     assert_eq!(within.get(name).map(|found| found.0), Some(2), "{within:?}");
                 }
                 assert_eq!(within["update"].0, 1);
-                // Calls of two micro-batches, and the norm's.
-                assert!(within["reduce_scatter"].0 >= 2 && within["all_gather"].0 >= 1, "{within:?}");
                 // Rank 0 says how long it waited; what takes less than a microsecond is left out.
                 let told = traced[number].1.as_f64().unwrap() * 1e6;
                 let exposed = within["exposed communication"].1;
                 assert!(rank > 0 || exposed <= told + 1.0, "{exposed} of {told} us");
             }
         }
-        let of_all = &trace["overlap"][0];
-        let seconds = |name: &str| of_all[name].as_f64().unwrap();
-        assert_eq!(of_all["calls"], "all");
-        assert!(seconds("exposed_seconds_per_step") <= seconds("in_flight_seconds_per_step"), "{of_all}");
+        // Reductions of each unit and micro-batch, and of a step what it gathers, the norm's among it.
+        let overlap = &trace["overlap"];
+        let of = |kind: &str| {
+            let found = overlap["of"].as_array().unwrap().iter().find(|calls| calls["calls"] == kind);
+            found.unwrap_or_else(|| panic!("{kind} in {overlap}"))["calls_per_step"].as_f64().unwrap()
+        };
+        let units = 4.0;
+        assert_eq!(of("reduce_scatter"), 2.0 * units, "{transport}");
+        assert!(stage == 3 || of("all_gather") == units + 1.0, "{transport}, {overlap}");
+        let seconds = |name: &str| overlap[name].as_f64().unwrap();
+        assert!(seconds("exposed_seconds_per_step") <= seconds("seconds_per_step"), "{overlap}");
     }
     // An earlier one may go, and nothing else.
     bench.run(&format!("{TRAIN} --steps 1 --quiet --trace t.json")).success();
     bench.file("notes.json", "{}");
+    let measure = "bench barrier --transport threads -n 1 -w 0 --json";
+    bench.run(&format!("{measure} bench.json")).success();
+    bench.run(&format!("{measure} t.json")).refusal(2, &["--json t.json", "would be lost"]);
     for (flags, words) in [
-        ("--trace notes.json", &["--trace notes.json", "would be lost"][..]),
+        ("--trace notes.json", &["--trace notes.json", "no trace of", "would be lost"][..]),
+        ("--trace bench.json", &["--trace bench.json", "no trace of"]),
+        ("--trace /dev/stdout", &["--trace /dev/stdout", "regular file"]),
         ("--trace text.txt", &["--trace text.txt", "which this run reads"]),
         ("--trace new.json --metrics ./new.json", &["--trace new.json", "--metrics is written there too"]),
         ("--trace out/t.json --save out", &["--trace out/t.json", "--save ", "replaces as a whole"]),

@@ -274,6 +274,10 @@ fn data_that_cannot_be_used_are_refused() {
             &["20 for training beside 19980 that are", "--ranks or --val-fraction"],
         ),
         ("--data middling.txt --micro-batch 1", &["holds out 20 of 200", "--val-fraction 0"]),
+        (
+            "--data middling.txt --micro-batch 1 --val-fraction 1e-2",
+            &["--val-fraction 1e-2 holds out 2 of 200"],
+        ),
         ("--data random short.txt", &["random"]),
         ("", &["no text below"]),
     ];

@@ -50,12 +50,12 @@ impl Doing {
 
     /// Does it, and says so to `trace`.
     pub(crate) fn traced<R>(self, which: usize, trace: Option<&Trace>, work: impl FnOnce() -> R) -> R {
-        let begun = trace.and_then(|trace| Some((trace, trace.begin()?)));
+        let begun = trace.map(|trace| (trace, trace.begin()));
         let done = work();
-        if let Some((trace, begin)) = begun
-            && (self != Doing::Exposed || Trace::now() - begin >= SHORTEST)
+        if let Some((trace, begun)) = begun
+            && (self != Doing::Exposed || begun.so_far() >= SHORTEST)
         {
-            trace.end(self.of(which), begin);
+            trace.end(self.of(which), begun);
         }
         done
     }

@@ -4,7 +4,7 @@ use crate::doing::Doing;
 use crate::error::Result;
 use crate::kernels::{Activity, Kernels};
 use crate::plan::Plan;
-use collectives::trace::Trace;
+use collectives::trace::{Begun, Trace};
 use collectives::{Communicator, Float, Pending, Progress};
 use models::Model;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,15 +83,15 @@ impl Clock {
         (self.compute, self.communication) = Default::default();
     }
 
-    /// The time, if what begins now is to be in the trace.
-    pub fn begin(&self) -> Option<u64> {
-        self.trace.as_ref()?.begin()
+    /// Something begins that may be in a trace.
+    pub fn begin(&self) -> Option<Begun> {
+        self.trace.as_ref().map(Trace::begin)
     }
 
     /// What began then is over.
-    pub fn end(&self, (doing, which): (Doing, usize), begun: Option<u64>) {
-        if let (Some(trace), Some(begin)) = (&self.trace, begun) {
-            trace.end(doing.of(which), begin);
+    pub fn end(&self, (doing, which): (Doing, usize), begun: Option<Begun>) {
+        if let (Some(trace), Some(begun)) = (&self.trace, begun) {
+            trace.end(doing.of(which), begun);
         }
     }
 

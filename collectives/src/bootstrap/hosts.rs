@@ -94,11 +94,13 @@ pub(super) fn checked_address(variable: &str, text: &str) -> Result<String> {
     // What follows its last colon may be a port or not.
     if text.parse::<std::net::Ipv6Addr>().is_ok() {
         return Err(Error::Launch(format!(
-            "{variable}={text} is an address of IPv6, which takes brackets before its port: host:port is [::1]:4000 there"
+            "{variable}={text} is an address of IPv6, which takes brackets before its port, as in [{text}]:4000"
         )));
     }
     match text.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
-        Some((host, Ok(port))) if !host.is_empty() && !host.contains('/') && port > 0 => Ok(text.to_owned()),
+        Some((host, Ok(port))) if !host.is_empty() && !host.contains(['/', ' ']) && port > 0 => {
+            Ok(text.to_owned())
+        }
         _ => Err(Error::Launch(format!(
             "{variable}={text} is not of the form host:port, with a port from 1 to 65535"
         ))),
@@ -285,7 +287,7 @@ mod tests {
         assert_eq!(checked_address("V", "node1:4000").unwrap(), "node1:4000");
         assert_eq!(checked_address("V", "[::1]:4000").unwrap(), "[::1]:4000");
         assert_eq!(checked_address("V", "fd77::1:24061").unwrap(), "fd77::1:24061");
-        for bad in ["node1", ":1", "n:0", "n:70000", "n:x", "http://n:80"] {
+        for bad in ["node1", ":1", "n:0", "n:70000", "n:x", "http://n:80", "n :80"] {
             let text = checked_address("V", bad).unwrap_err().to_string();
             assert!(text.contains("not of the form host:port"), "{text}");
         }

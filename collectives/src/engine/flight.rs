@@ -6,6 +6,7 @@ use super::options::Priority;
 use super::posted::Posted;
 use crate::buffer::Memory;
 use crate::schedule::{Schedule, Step};
+use crate::trace::Begun;
 use crate::watch::Waited;
 use std::any::Any;
 use std::rc::Rc;
@@ -18,8 +19,8 @@ pub(super) struct Flight {
     pub priority: Priority,
     /// The rank that it waits for.
     pub blocked_on: usize,
-    /// When it began, if its span is wanted.
-    pub begun: Option<u64>,
+    /// When it began, if somebody may want to know.
+    pub begun: Option<Begun>,
     /// Once it has waited for too long. Boxed, because calls are begun often and this seldom.
     pub inquiry: Option<Box<Inquiry>>,
     /// How far it and those before it had got when somebody waited for it last, and for how long by now.

@@ -49,7 +49,9 @@ impl Part {
         let named_files = input.named().to_vec();
         let (about, sources, made) = match input {
             Input::Tokens(files) => {
-                let open = |file: &PathBuf| TokenFile::open(file).map(Source::File).map_err(Failure::usage);
+                let open = |file: &PathBuf| {
+                    TokenFile::open(file).map(Source::File).map_err(|e| Failure::usage(format!("{flag} {e}")))
+                };
                 let sources = files.iter().map(open).collect::<Result<_>>()?;
                 (named(&files, "token file"), sources, None)
             }
@@ -160,7 +162,7 @@ impl Feed {
                 "{} holds out {} of {} tokens, less than one sequence of {length} and its next token: give more --data, a shorter \
                  --seq, or --val-fraction 0",
                 asked.map_or("--val-fraction, 0.1 by default,".to_owned(), |asked| format!(
-                    "--val-fraction {asked} holds out"
+                    "--val-fraction {asked}"
                 )),
                 self.held_out.len(),
                 self.tokens.len()

@@ -20,7 +20,12 @@ pub enum Kind {
     Csv,
     /// The same as a figure.
     Svg,
+    /// Of a training's steps.
+    Trace,
 }
+
+/// The first name in a trace.
+const OF_TRACES: &str = "\"displayTimeUnit\"";
 
 impl Kind {
     /// What it is called.
@@ -30,7 +35,8 @@ impl Kind {
             Kind::Tokens => "token file",
             Kind::Json => "JSON of 'caravan bench'",
             Kind::Csv => "CSV of 'caravan bench'",
-            Kind::Svg => "SVG",
+            Kind::Svg => "SVG of 'caravan bench'",
+            Kind::Trace => "trace of 'caravan train'",
         }
     }
 
@@ -45,7 +51,10 @@ impl Kind {
         }
         let file = File::open(path)?;
         if self == Kind::Json {
-            let mut lines = BufReader::new(file.take(MOST)).lines();
+            let lines = BufReader::new(file.take(MOST)).lines();
+            // A trace has the same line, behind one of its own.
+            let mut lines =
+                lines.take_while(|line| !line.as_ref().is_ok_and(|line| line.starts_with(OF_TRACES)));
             let ours = |line: &Io<String>| match line {
                 Ok(line) => line.trim_start().starts_with("\"generator\": \"caravan "),
                 Err(_) => true,
@@ -58,6 +67,10 @@ impl Kind {
         Ok(match self {
             Kind::Metrics => text.starts_with("{\"run\":"),
             Kind::Csv => text.starts_with(CSV_NAMES),
+            Kind::Trace => {
+                text.strip_prefix("{\n").is_some_and(|text| text.starts_with(OF_TRACES))
+                    && text.contains("\n\"generator\": \"caravan ")
+            }
             _ => text.starts_with("<svg") && text.contains("<!-- generator: caravan "),
         })
     }
@@ -109,6 +122,13 @@ mod tests {
             ),
             (Kind::Csv, [csv.as_bytes(), CSV_NAMES.as_bytes()]),
             (
+                Kind::Trace,
+                [
+                    &b"{\n\"displayTimeUnit\": \"ms\",\n\"generator\": \"caravan 0.9.0\",\n"[..],
+                    b"{\n\"displayTimeUnit\": \"ms\",\n\"generator\": \"caravan 1\"\n}",
+                ],
+            ),
+            (
                 Kind::Svg,
                 [
                     &b"<svg width=\"1\">\n<!-- generator: caravan 1 -->\n</svg>"[..],
@@ -131,6 +151,7 @@ mod tests {
                 b"\xff\xfe\x00",
                 b"{\n  \"a\": 1\n}\n",
                 b"<svg width=\"1\">\n</svg>",
+                b"{\n\"displayTimeUnit\": \"ms\",\n\"generator\": \"another 1\"\n}",
             ] {
                 let e = check(bad).unwrap_err();
                 let words = ["--flag ", kind.name(), "take another name or remove it"];

@@ -54,7 +54,7 @@ pub struct Output<'a> {
 pub fn outputs<'a>(metrics: Option<&'a Path>, trace: Option<&'a Path>) -> Vec<Output<'a>> {
     let metrics =
         metrics.map(|file| Output { flag: "--metrics", file, way: Way::Growing, kind: Kind::Metrics });
-    let trace = trace.map(|file| Output { flag: "--trace", file, way: Way::Whole, kind: Kind::Json });
+    let trace = trace.map(|file| Output { flag: "--trace", file, way: Way::Whole, kind: Kind::Trace });
     metrics.into_iter().chain(trace).collect()
 }
 

@@ -3,6 +3,8 @@
 use super::usage;
 use crate::args::{DeviceKind, TrainArgs};
 use crate::failure::{Failure, Result};
+use crate::files;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -16,6 +18,12 @@ pub struct Traced {
     pub path: PathBuf,
     /// Of which steps it is, counted from 1.
     pub steps: RangeInclusive<usize>,
+}
+
+impl fmt::Display for Traced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "of steps {}-{}", self.steps.start(), self.steps.end())
+    }
 }
 
 impl Traced {
@@ -36,6 +44,14 @@ impl Traced {
             return usage(format!(
                 "--trace {} is of what processors do, and --device cuda leaves that to GPUs, which 'nsys profile caravan train \
                  ...' traces: leave one of them away",
+                path.display()
+            ));
+        }
+        // A reader of a pipe may pause, and ranks would wait for it in the midst of the run.
+        let special = path.metadata().is_ok_and(|there| !there.is_file() && !there.is_dir());
+        if special || files::is_descriptor(&path) {
+            return usage(format!(
+                "--trace {} is a stream or a device: a trace is written to a regular file by its name",
                 path.display()
             ));
         }
@@ -91,6 +107,8 @@ mod tests {
                 "are 1-10, of which it takes some, like 8-10 or 10",
             ),
             ("--trace t.json --device cuda", "nsys profile"),
+            ("--trace /dev/null", "a regular file"),
+            ("--trace /dev/stdout", "a regular file"),
         ] {
             let e = asked(flags).unwrap_err();
             assert!(e.code() == 2 && e.to_string().contains(words), "{flags}: {e}");

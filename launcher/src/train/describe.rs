@@ -58,10 +58,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--eval-every", plan.eval_every.to_string()),
         ("--eval-tokens", plan.eval_tokens.to_string()),
         ("--metrics", files::wanted(plan.metrics.as_deref())),
-        (
-            "--trace",
-            plan.traced.as_ref().map_or("not given".to_owned(), |t| format!("of steps {:?}", t.steps)),
-        ),
+        ("--trace", plan.traced.as_ref().map_or("not given".to_owned(), |t| t.to_string())),
         ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--progress", plan.progress.name().to_owned()),

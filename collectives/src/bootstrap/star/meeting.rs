@@ -36,6 +36,10 @@ const OF_SEVERAL_JOBS: &str =
 const OF_ONE_HOST: &str = "ranks on other hosts need CARAVAN_RENDEZVOUS=host:port of rank 0, and ranks that different processes \
                            start need CARAVAN_JOB, the same for all";
 
+/// What helps where something else listens.
+const OF_ANOTHER: &str =
+    "if something else has the port, set CARAVAN_RENDEZVOUS=host:port with a free one for all ranks";
+
 /// What is wrong with an address by which each host means itself.
 const OF_EVERY_HOST: &str =
     "by that address every host means itself, so that ranks on others need another one";
@@ -388,6 +392,10 @@ pub(super) fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &
                 other = Some((why, Waited::begin()));
                 Ok(None)
             }
+            Err(Trouble::Late) if matches!(place, Place::Tcp(_)) => {
+                let what = format!("{what} (who listens there says nothing; {OF_ANOTHER})");
+                Err(lost(wait.rank, middle, wait.explained(Trouble::Late), &what, timeout))
+            }
             Err(trouble) => Err(lost(wait.rank, middle, wait.explained(trouble), &what, timeout)),
             Ok(stream) => Ok(Some(stream)),
         };
@@ -397,9 +405,7 @@ pub(super) fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &
         };
         let late = wait.left().is_zero();
         if let Some((why, _)) = other.take_if(|(_, since)| late || since.so_far() > GONE_FOR) {
-            let why = format!(
-                "{why}; if something else has the port, set CARAVAN_RENDEZVOUS=host:port with a free one for all ranks"
-            );
+            let why = format!("{why}; {OF_ANOTHER}");
             return Err(lost(wait.rank, middle, Trouble::Gone(why), &what, timeout));
         }
         if late {
