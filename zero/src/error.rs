@@ -67,6 +67,14 @@ pub enum Error {
         /// The rank that it differs from.
         other: usize,
     },
+    /// A rank cannot go on with the state of an earlier training; all say so.
+    #[error("rank {rank} cannot go on from the state that was kept: {why}")]
+    Restore {
+        /// The rank of the job.
+        rank: usize,
+        /// What its source said, or in what it differs from others.
+        why: String,
+    },
     /// A rank's source of micro-batches wants no further step; all ranks say so.
     #[error("step {step} is not made: rank {rank} is to stop (for reason {why})")]
     Stopped {

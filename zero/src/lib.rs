@@ -33,4 +33,4 @@ pub use optimizer::{AdamW, Source};
 pub use plan::{Home, NORM_BLOCK, Plan};
 pub use schedule::{Action, Schedule};
 pub use stage::Stage;
-pub use step::{Batches, NoBatch, Sink, Step, Trainer};
+pub use step::{Batches, Kept, NoBatch, Sink, StateSink, StateSource, Step, Trainer};

@@ -110,4 +110,11 @@ impl Kernels<f32> for Recorder {
     fn elements<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
         Ok(values.host())
     }
+    fn load(&mut self, values: &[f32], to: ViewMut<'_, f32>) -> Result<()> {
+        to.host().copy_from_slice(values);
+        self.work("load")
+    }
+    fn floats<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
+        Ok(values.host())
+    }
 }

@@ -23,6 +23,8 @@ use models::{Batch, Model, TensorSpec, Weights};
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use state::{Kept, StateSink, StateSource};
+
 /// One rank of a training run.
 pub struct Trainer<T: Float> {
     model: Box<dyn Model<T>>,
@@ -192,6 +194,7 @@ impl<T: Float> Trainer<T> {
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
         // After a failure what it left half done is in nobody's way.
         self.comm.progress()?;
+        self.optimizer.check()?;
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock.restart();
         let traced = self.clock.begin();
@@ -500,5 +503,6 @@ fn plan_for<T: Float>(
     Err(Error::Config { problem })
 }
 
+mod state;
 #[cfg(test)]
 mod tests;

@@ -45,6 +45,17 @@ impl<Q: Streams> Device<Q> {
         unsafe { self.queue.upload(bytes_of(values), to.as_mut_ptr() as u64)? };
         Ok(())
     }
+
+    /// Copies to the host, after everything before: as much as `passing` has room for.
+    fn download<E: Float>(&mut self, values: View<'_, E>) -> Result<&[E]> {
+        // SAFETY: any bytes are elements, and memory of the host is aligned for them all; the call waits.
+        unsafe {
+            let (_, to, _) = self.passing.host_mut().align_to_mut::<E>();
+            let to = &mut to[..values.len()];
+            self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))?;
+            Ok(to)
+        }
+    }
 }
 
 impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
@@ -117,12 +128,14 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
     }
 
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]> {
-        // SAFETY: any bytes are elements, and memory of the host is aligned for them all; the call waits.
-        unsafe {
-            let (_, to, _) = self.passing.host_mut().align_to_mut::<T>();
-            let to = &mut to[..values.len()];
-            self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))?;
-            Ok(to)
-        }
+        self.download(values)
+    }
+
+    fn load(&mut self, values: &[f32], to: ViewMut<'_, f32>) -> Result<()> {
+        self.upload(values, to)
+    }
+
+    fn floats<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
+        self.download(values)
     }
 }

@@ -73,6 +73,15 @@ impl<T: Float> Kernels<T> for Host {
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]> {
         Ok(values.host())
     }
+
+    fn load(&mut self, values: &[f32], to: ViewMut<'_, f32>) -> Result<()> {
+        to.host().copy_from_slice(values);
+        Ok(())
+    }
+
+    fn floats<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
+        Ok(values.host())
+    }
 }
 
 /// Updates a bucket whose arrays, but for the gradient that is given instead, are the host's.

@@ -62,6 +62,12 @@ pub trait Kernels<T: Float>: Send {
 
     /// The elements on the host, after everything before; at most [`PART`] of them.
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]>;
+
+    /// Sets state of the optimizer.
+    fn load(&mut self, values: &[f32], to: ViewMut<'_, f32>) -> Result<()>;
+
+    /// State of the optimizer on the host, after everything before; at most [`FLOATS`] elements.
+    fn floats<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]>;
 }
 
 /// What the optimizer has of one bucket; all arrays are equally long.
@@ -94,6 +100,9 @@ pub struct Needs {
 
 /// Elements that come to the host at once where somebody wants the weights.
 pub const PART: usize = 256 << 10;
+
+/// As many f32 as a part of the narrowest elements has room for.
+pub const FLOATS: usize = PART / 2;
 
 /// Buckets that offloading has under way at once.
 const UNDER_WAY: usize = 2;

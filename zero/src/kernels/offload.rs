@@ -193,6 +193,15 @@ impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]> {
         self.device.elements(values)
     }
+
+    fn load(&mut self, values: &[f32], to: ViewMut<'_, f32>) -> Result<()> {
+        to.host().copy_from_slice(values);
+        Ok(())
+    }
+
+    fn floats<'a>(&'a mut self, values: View<'a, f32>) -> Result<&'a [f32]> {
+        Ok(values.host())
+    }
 }
 
 /// The first `len` elements of another type.

@@ -7,10 +7,11 @@ pub use adamw::AdamW;
 use crate::error::{Error, Result};
 use crate::grads::Grads;
 use crate::hands::Hands;
-use crate::kernels::{Activity, Kernels, Update};
+use crate::kernels::{Activity, FLOATS, Kernels, Update};
 use crate::params::Params;
 use crate::plan::{Home, Plan};
-use collectives::{Account, Buffer, Float};
+use crate::step::{Kept, StateSource};
+use collectives::{Account, Buffer, Float, View};
 use models::{TensorSpec, Unit};
 use std::ops::Range;
 
@@ -19,12 +20,22 @@ use std::ops::Range;
 pub type Source<'a> =
     dyn FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
 
+/// Of what came before, and these.
+fn digest_of(before: u64, values: &[f32]) -> u64 {
+    let one = |digest: u64, x: &f32| {
+        (digest.rotate_left(5) ^ u64::from(x.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    };
+    values.iter().fold(before, one)
+}
+
 /// State of one rank's optimizer.
 pub struct Optimizer {
     /// Per unit, per bucket.
     units: Vec<Vec<State>>,
     /// Optimizer steps made.
     steps: u64,
+    /// Whether moments have come from elsewhere that are not known to be all of a state.
+    halfway: bool,
     /// The bucket in hand: where its tensors are, and what each keeps of its weights.
     ranges: Vec<(Range<usize>, f32)>,
 }
@@ -48,7 +59,7 @@ impl Optimizer {
             units[u].push(State { master, m: zeros()?, v: zeros()? });
         }
         let most = plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).tensors().len()).max();
-        Ok(Optimizer { units, steps: 0, ranges: Vec::with_capacity(most.unwrap_or(0)) })
+        Ok(Optimizer { units, steps: 0, halfway: false, ranges: Vec::with_capacity(most.unwrap_or(0)) })
     }
 
     /// Sets the owned weights from `source` and publishes them; gives back a digest of what came.
@@ -76,10 +87,7 @@ impl Optimizer {
                     let out = &mut chunk[..n];
                     source(spec, start..start + n, out)
                         .map_err(|why| Error::Init { tensor: spec.name.clone(), why })?;
-                    for x in &*out {
-                        digest = (digest.rotate_left(5) ^ u64::from(x.to_bits()))
-                            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                    }
+                    digest = digest_of(digest, out);
                     let at = of_bucket.start + (start - of_tensor.start) - owned.start;
                     let master = state.master.as_mut().map(|master| master.view_mut().slice(at..at + n));
                     kernels.set(out, master, param.reborrow().slice(at..at + n))?;
@@ -147,6 +155,67 @@ impl Optimizer {
             }
         }
         Ok(())
+    }
+
+    /// The moments of what is owned from `source`; gives back a digest of what came, or why it did not. Nothing goes on before
+    /// [`go_on`](Self::go_on).
+    pub fn load<T: Float>(
+        &mut self,
+        plan: &Plan,
+        units: &[Unit],
+        kernels: &mut dyn Kernels<T>,
+        source: &mut StateSource<'_>,
+    ) -> Result<std::result::Result<u64, String>> {
+        self.halfway = true;
+        let mut digest = 0u64;
+        let mut chunk = vec![0f32; FLOATS];
+        for kept in [Kept::FirstMoments, Kept::SecondMoments] {
+            for (u, b) in plan.buckets() {
+                let owned = plan.owned(u, b);
+                let State { m, v, .. } = &mut self.units[u][b];
+                let state = if kept == Kept::FirstMoments { m } else { v };
+                for (tensor, of_tensor, of_bucket) in plan.tensors_in(u, b, owned.clone()) {
+                    let spec = &units[u].tensors[tensor];
+                    for start in of_tensor.clone().step_by(FLOATS) {
+                        let n = FLOATS.min(of_tensor.end - start);
+                        let out = &mut chunk[..n];
+                        if let Err(why) = source(kept, spec, start..start + n, out) {
+                            return Ok(Err(format!("{kept} of {}: {why}", spec.name)));
+                        }
+                        digest = digest_of(digest, out);
+                        let at = of_bucket.start + (start - of_tensor.start) - owned.start;
+                        kernels.load(out, state.view_mut().slice(at..at + n))?;
+                    }
+                }
+            }
+        }
+        Ok(Ok(digest))
+    }
+
+    /// What was loaded is whole, and of so many steps.
+    pub fn go_on(&mut self, steps: u64) {
+        (self.steps, self.halfway) = (steps, false);
+    }
+
+    /// Whether the state is one to go on with.
+    pub fn check(&self) -> Result<()> {
+        match self.halfway {
+            false => Ok(()),
+            true => Err(Error::Config {
+                problem: "a trainer whose state was not restored as a whole: restore it, or make another"
+                    .to_owned(),
+            }),
+        }
+    }
+
+    /// What is kept of what this rank owns of a bucket; no weights where only the parameters are.
+    pub fn kept(&self, kept: Kept, unit: usize, bucket: usize) -> Option<View<'_, f32>> {
+        let State { master, m, v } = &self.units[unit][bucket];
+        match kept {
+            Kept::Weights => master.as_ref().map(Buffer::view),
+            Kept::FirstMoments => Some(m.view()),
+            Kept::SecondMoments => Some(v.view()),
+        }
     }
 
     /// Optimizer steps made.

@@ -43,6 +43,8 @@ pub fn a_run(world: usize, stage: u8, accumulate: usize, placement: Placement) -
         recompute: Recompute::None,
         threads: 1,
         steps: 3,
+        from: None,
+        keep: false,
         // The losses of few batches are too far apart to be compared where some are shorter.
         ragged: world > 1 || accumulate > 2,
         lr: 1e-2,

@@ -5,6 +5,7 @@ mod bits;
 mod crossed;
 mod device;
 mod parity;
+mod resumed;
 mod run;
 mod toy;
 mod traced;

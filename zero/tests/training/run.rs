@@ -1,5 +1,6 @@
 //! A Llama on ranks that each have an emulated device, or none.
 
+use crate::resumed::State;
 use crate::toy::Over;
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Arena, Queue, SharedQueue};
@@ -8,7 +9,7 @@ use models::{Batch, Llama, LlamaConfig, Recompute, TensorSpec};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use zero::{Batches, Config, Ledger, Memory, NoBatch, Placement, Trainer};
+use zero::{Batches, Config, Kept, Ledger, Memory, NoBatch, Placement, Trainer};
 
 /// Kernels on the processor; `None`, with the reason among the skips, where there is no C++ compiler.
 pub fn emulator() -> Option<&'static Emulator> {
@@ -36,6 +37,10 @@ pub struct Run {
     /// That compute the model, where it is on the host.
     pub threads: usize,
     pub steps: usize,
+    /// Where it goes on, if not at the start: `steps` counts those before.
+    pub from: Option<Arc<State>>,
+    /// Whether its state is wanted.
+    pub keep: bool,
     /// Whether the last but one of them is of a shorter batch.
     pub ragged: bool,
     pub lr: f32,
@@ -51,6 +56,8 @@ pub struct Ran {
     pub norms: Vec<u64>,
     pub evaluation: Vec<u32>,
     pub weights: Vec<u32>,
+    /// Of rank 0.
+    pub state: Option<State>,
     pub held: Memory,
     pub predicted: Memory,
     /// What was reserved on the device, and what of it was taken.
@@ -107,7 +114,10 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     let (rank, world) = (comm.rank(), comm.size());
     let ledger = Ledger::default();
     let mut source = |spec: &TensorSpec, range: std::ops::Range<usize>, out: &mut [f32]| {
-        models::init_range(spec, 7, range, out);
+        match &run.from {
+            Some(from) => from.give(Kept::Weights, spec, range, out),
+            None => models::init_range(spec, 7, range, out),
+        }
         Ok(())
     };
     let mut queue = None;
@@ -147,6 +157,10 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
             Trainer::on_device(&shared, 2, model, comm, &run.zero, ledger, &mut source).unwrap()
         }
     };
+    let first = run.from.as_ref().map_or(0, |from| {
+        from.restore(&mut trainer);
+        from.steps as usize
+    });
     let n = run.rows * run.length;
     let mut tokens = Tokens {
         rows: run.rows,
@@ -161,7 +175,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     };
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let (mut timed, start) = (0.0, Instant::now());
-    for step in 0..run.steps {
+    for step in first..run.steps {
         tokens.step = step;
         let short = run.ragged && step + 2 == run.steps;
         (tokens.rows, tokens.length) = if short { (1, run.length - 2) } else { (run.rows, run.length) };
@@ -171,7 +185,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
             // Between events of the device, whose intervals do not overlap.
             let parts = [done.compute_seconds, done.exposed_communication_seconds, done.optimizer_seconds];
             assert!(parts[0] > 0.0 && parts.iter().all(|&part| part >= 0.0), "{parts:?}");
-            assert!(step == 0 || parts[2] > 0.0, "the last step's update is in {parts:?}");
+            assert!(step == first || parts[2] > 0.0, "the last step's update is in {parts:?}");
             timed += parts.iter().sum::<f64>();
             assert!(timed <= start.elapsed().as_secs_f64(), "{timed} s in less time");
         }
@@ -186,6 +200,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
         .map(|l| l.to_bits())
         .collect();
     let weights = crate::weights(&mut trainer);
+    let state = run.keep.then(|| State::of(&mut trainer));
     let mut predicted = zero::memory::predict(trainer.plan(), footprint::<T>(run)).with_engine(
         trainer.plan(),
         &trainer.comm().group(),
@@ -201,7 +216,7 @@ fn rank<T: Float>(run: &Run, comm: Communicator, wire: EmulatedWire) -> Ran {
     if let Some(queue) = &mut queue {
         queue.synchronize().unwrap();
     }
-    Ran { losses, norms, evaluation, weights, held, predicted, arena }
+    Ran { losses, norms, evaluation, weights, state, held, predicted, arena }
 }
 
 fn queue_of(run: &Run, rank: usize) -> EmulatedQueue {

@@ -19,6 +19,11 @@ pub struct Toy {
 impl Toy {
     /// An embedding, `blocks` blocks and a head; awkward sizes on purpose.
     pub fn new(blocks: usize, tied: bool) -> Self {
+        Toy::of_vocabulary(7001, blocks, tied)
+    }
+
+    /// The same with an embedding, and perhaps a head, of so many elements.
+    pub fn of_vocabulary(table: usize, blocks: usize, tied: bool) -> Self {
         let tensor = |name: String, n: usize, decay| TensorSpec {
             name,
             shape: vec![n],
@@ -27,7 +32,7 @@ impl Toy {
         };
         let mut units = vec![Unit {
             name: "embed".into(),
-            tensors: vec![tensor("table".into(), 7001, true)],
+            tensors: vec![tensor("table".into(), table, true)],
             uses: vec![],
             backward_reads: false,
         }];
@@ -45,7 +50,7 @@ impl Toy {
         }
         let mut head = vec![tensor("norm".into(), 33, false)];
         if !tied {
-            head.push(tensor("out".into(), 7001, true));
+            head.push(tensor("out".into(), table, true));
         }
         let uses = if tied { vec![0] } else { vec![] };
         units.push(Unit { name: "head".into(), tensors: head, uses, backward_reads: true });

@@ -1,0 +1,205 @@
+//! The whole state of a training, out of one trainer and into another that may have other ranks and another stage.
+//!
+//! What leaves is told in the order of tensors, which no division of the model changes, and comes to rank 0 piece by piece from
+//! whoever owns it; what enters, each rank takes its own part of.
+
+use super::{Trainer, told_by};
+use crate::error::{Error, Result};
+use crate::hands::Meanwhile;
+use crate::kernels::FLOATS;
+use crate::params::Lent;
+use collectives::Float;
+use models::{TensorSpec, Weights};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What of a training's state goes on with it, besides the number of its steps: each as many f32 as there are parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// f32 weights: the master's, or the parameters themselves where they are f32.
+    Weights,
+    /// The optimizer's means of gradients.
+    FirstMoments,
+    /// The optimizer's means of their squares.
+    SecondMoments,
+}
+
+impl Kept {
+    /// All of it.
+    pub const ALL: [Kept; 3] = [Kept::Weights, Kept::FirstMoments, Kept::SecondMoments];
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kept::Weights => "the weights",
+            Kept::FirstMoments => "the first moments",
+            Kept::SecondMoments => "the second moments",
+        })
+    }
+}
+
+/// Where exported state goes: as [`Sink`](crate::Sink), of f32.
+pub type StateSink<'a> = dyn FnMut(&TensorSpec, &[f32]) -> std::result::Result<(), String> + 'a;
+
+/// Where it comes from: fills a range of a tensor's elements.
+pub type StateSource<'a> =
+    dyn FnMut(Kept, &TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
+
+impl<T: Float> Trainer<T> {
+    /// Shows `kept` of every tensor in order to `sink`, its elements in order, one piece after the other. Every rank calls it
+    /// with the same `kept`; only rank 0's sink is shown anything, and what others pass is not called. The bits are the same
+    /// whatever the stage and the number of ranks. All go from unit to unit together; where the sink fails, it is shown no
+    /// more, but the others hear nothing of it, and another export or step may follow.
+    ///
+    /// Pieces that travel may take up to half a MiB of a rank's workspace beside what was planned.
+    ///
+    /// # Errors
+    /// `sink` fails, which only its own rank says, a collective does, or [`restore`](Self::restore) has before.
+    pub fn export_state(&mut self, kept: Kept, sink: Option<&mut StateSink<'_>>) -> Result<()> {
+        self.comm.progress()?;
+        self.optimizer.check()?;
+        let plan = Arc::clone(&self.plan);
+        let mut told = Told { sink: sink.filter(|_| plan.rank == 0), refused: None };
+        // Of f32 parameters without a master every rank holds or gathers all.
+        let parameters = kept == Kept::Weights && !plan.keeps_master();
+        let mut piece = Vec::new();
+        for unit in 0..plan.layout.len() {
+            if parameters {
+                self.params.gather(&plan, unit)?;
+                let shown = self.show_parameters(unit, &mut piece, &mut told);
+                self.params.release(&plan, unit);
+                shown?;
+            } else {
+                self.collect(kept, unit, &mut piece, &mut told)?;
+            }
+            // As in `export`: nobody waits longer for one who writes than a unit takes.
+            self.comm.barrier()?;
+        }
+        told.refused.map_or(Ok(()), Err)
+    }
+
+    /// Shows the parameters of a gathered unit.
+    fn show_parameters(&mut self, unit: usize, piece: &mut Vec<f32>, told: &mut Told<'_, '_>) -> Result<()> {
+        if told.sink.is_none() {
+            return Ok(());
+        }
+        for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
+            let meanwhile = &Meanwhile::new(&self.comm);
+            let lent = Lent { plan: &self.plan, params: &self.params, meanwhile };
+            let all = lent.tensor(unit, tensor);
+            for start in (0..all.len()).step_by(FLOATS) {
+                let values = self.kernels.elements(all.slice(start..all.len().min(start + FLOATS)))?;
+                piece.clear();
+                piece.extend(values.iter().map(|x| x.to_f32()));
+                told.tell(spec, piece);
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the optimizer's state of a unit, which comes from whoever has it.
+    fn collect(
+        &mut self,
+        kept: Kept,
+        unit: usize,
+        piece: &mut Vec<f32>,
+        told: &mut Told<'_, '_>,
+    ) -> Result<()> {
+        let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
+        for (tensor, spec) in model.units()[unit].tensors.iter().enumerate() {
+            let (b, place) = plan.layout[unit].locate(tensor);
+            let bucket = plan.layout[unit].bucket(b);
+            let mut start = place.start;
+            while start < place.end {
+                let (owner, owned) = match plan.config.stage.shards_optimizer {
+                    true => (start / bucket.shard_len(), bucket.shard(start / bucket.shard_len())),
+                    false => (0, 0..bucket.len()),
+                };
+                let end = place.end.min(owned.end).min(start + FLOATS);
+                piece.clear();
+                if owner == plan.rank {
+                    let all = optimizer.kept(kept, unit, b).expect("state that this configuration has");
+                    let values = kernels.floats(all.slice(start - owned.start..end - owned.start))?;
+                    piece.extend_from_slice(values);
+                }
+                // Rank 0's own is where it is wanted.
+                if owner != 0 {
+                    piece.resize(end - start, 0.0);
+                    comm.broadcast(&mut piece[..], owner)?;
+                }
+                told.tell(spec, piece);
+                start = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on after `steps` steps with the moments that `source` gives, tensor by tensor in order and part by part: the
+    /// first moments of all ranges that this rank keeps, then the second. The weights are those that the trainer was made with,
+    /// which have to be [`Kept::Weights`] of the same state. Every rank calls it, with the same state, before its first step.
+    ///
+    /// # Errors
+    /// `source` fails, or ranks differ in `steps` or, where each keeps all, in moments, which all ranks then say; steps were
+    /// made before; or a collective fails. After an error the trainer makes no step until it is restored.
+    pub fn restore(&mut self, steps: u64, source: &mut StateSource<'_>) -> Result<()> {
+        self.comm.progress()?;
+        let made = self.optimizer.steps();
+        if made > 0 {
+            // Its weights are no longer those that it was made with.
+            return Err(Error::Config {
+                problem: format!(
+                    "a trainer after {made} steps, to be restored to {steps}: only one before its first step can be"
+                ),
+            });
+        }
+        let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
+        let loaded = optimizer.load(plan, model.units(), &mut **kernels, source)?;
+        // Where each rank has moments of its own, only they know of them.
+        let digest = if plan.config.stage.shards_optimizer { 0 } else { *loaded.as_ref().unwrap_or(&0) };
+        let mine = [u64::from(loaded.is_err()), steps, digest];
+        let mut all = vec![0; mine.len() * comm.size()];
+        comm.all_gather(&mine[..], &mut all[..])?;
+        let ranks = || all.chunks_exact(mine.len());
+        if let Some(rank) = ranks().position(|said| said[0] != 0) {
+            let words = loaded.err().unwrap_or_default();
+            let why = told_by(rank, comm, &words)?;
+            return Err(Error::Restore { rank: comm.job_rank(rank), why });
+        }
+        if let Some(rank) = ranks().position(|said| said != &all[..mine.len()]) {
+            let (theirs, first) = (all[rank * mine.len() + 1], all[1]);
+            let other = comm.job_rank(0);
+            let why = match theirs == first {
+                false => format!("it is to go on after {theirs} steps, and rank {other} after {first}"),
+                true => {
+                    format!("its moments are not those of rank {other}, and at stage 0 each keeps its own")
+                }
+            };
+            return Err(Error::Restore { rank: comm.job_rank(rank), why });
+        }
+        optimizer.go_on(steps);
+        Ok(())
+    }
+
+    /// Optimizer steps made, with those before [`restore`](Self::restore).
+    pub fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+}
+
+/// Who is shown state, until it refuses.
+struct Told<'a, 'b> {
+    sink: Option<&'a mut StateSink<'b>>,
+    refused: Option<Error>,
+}
+
+impl Told<'_, '_> {
+    fn tell(&mut self, spec: &TensorSpec, values: &[f32]) {
+        let Some(sink) = self.sink.as_mut() else { return };
+        if let Err(why) = sink(spec, values) {
+            self.refused = Some(Error::Export { tensor: spec.name.clone(), why });
+            self.sink = None;
+        }
+    }
+}
