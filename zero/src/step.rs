@@ -14,7 +14,7 @@ use crate::kernels::{Activity, Device, Elapsed, Host, Kernels, Needs, Offloaded,
 use crate::memory::Ledger;
 use crate::optimizer::{Optimizer, Source};
 use crate::params::{Lent, Params};
-use crate::plan::{Home, Plan};
+use crate::plan::Plan;
 use crate::schedule::Action;
 use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
 use collectives::trace::Trace;
@@ -437,15 +437,6 @@ impl<T: Float> Trainer<T> {
     pub fn trace(&mut self, trace: &Trace) {
         self.comm.trace(trace);
         self.clock.trace = Some(trace.clone());
-    }
-
-    /// Waits for what is still on its way of the last update.
-    ///
-    /// # Errors
-    /// A collective fails, as when another rank does.
-    pub fn settle(&mut self) -> Result<()> {
-        let whole = |unit: &usize| self.plan.weights[*unit] == Home::Whole;
-        (0..self.plan.layout.len()).filter(whole).try_for_each(|unit| self.params.gather(&self.plan, unit))
     }
 
     /// Where everything is.

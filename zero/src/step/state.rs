@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::hands::Meanwhile;
 use crate::kernels::FLOATS;
 use crate::params::Lent;
-use collectives::Float;
+use crate::plan::Home;
+use collectives::{Buffer, Float};
 use models::{TensorSpec, Weights};
 use std::fmt;
 use std::ops::Range;
@@ -53,7 +54,7 @@ impl<T: Float> Trainer<T> {
     /// whatever the stage and the number of ranks. All go from unit to unit together; where the sink fails, it is shown no
     /// more, but the others hear nothing of it, and another export or step may follow.
     ///
-    /// Pieces that travel may take up to half a MiB of a rank's workspace beside what was planned.
+    /// A piece takes half a MiB meanwhile, which no account has.
     ///
     /// # Errors
     /// `sink` fails, which only its own rank says, a collective does, or [`restore`](Self::restore) has before.
@@ -64,7 +65,11 @@ impl<T: Float> Trainer<T> {
         let mut told = Told { sink: sink.filter(|_| plan.rank == 0), refused: None };
         // Of f32 parameters without a master every rank holds or gathers all.
         let parameters = kept == Kept::Weights && !plan.keeps_master();
-        let mut piece = Vec::new();
+        // Which peers may read where it is; beside a device memory of the communicator would be the device's.
+        let mut piece = match self.comm.carrier() {
+            None => self.comm.alloc::<f32>(FLOATS)?,
+            Some(_) => Buffer::zeroed(FLOATS),
+        };
         for unit in 0..plan.layout.len() {
             if parameters {
                 self.params.gather(&plan, unit)?;
@@ -81,7 +86,12 @@ impl<T: Float> Trainer<T> {
     }
 
     /// Shows the parameters of a gathered unit.
-    fn show_parameters(&mut self, unit: usize, piece: &mut Vec<f32>, told: &mut Told<'_, '_>) -> Result<()> {
+    fn show_parameters(
+        &mut self,
+        unit: usize,
+        piece: &mut Buffer<f32>,
+        told: &mut Told<'_, '_>,
+    ) -> Result<()> {
         if told.sink.is_none() {
             return Ok(());
         }
@@ -91,8 +101,8 @@ impl<T: Float> Trainer<T> {
             let all = lent.tensor(unit, tensor);
             for start in (0..all.len()).step_by(FLOATS) {
                 let values = self.kernels.elements(all.slice(start..all.len().min(start + FLOATS)))?;
-                piece.clear();
-                piece.extend(values.iter().map(|x| x.to_f32()));
+                let piece = &mut piece.host_mut()[..values.len()];
+                piece.iter_mut().zip(values).for_each(|(wide, x)| *wide = x.to_f32());
                 told.tell(spec, piece);
             }
         }
@@ -104,7 +114,7 @@ impl<T: Float> Trainer<T> {
         &mut self,
         kept: Kept,
         unit: usize,
-        piece: &mut Vec<f32>,
+        piece: &mut Buffer<f32>,
         told: &mut Told<'_, '_>,
     ) -> Result<()> {
         let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
@@ -118,18 +128,16 @@ impl<T: Float> Trainer<T> {
                     false => (0, 0..bucket.len()),
                 };
                 let end = place.end.min(owned.end).min(start + FLOATS);
-                piece.clear();
                 if owner == plan.rank {
                     let all = optimizer.kept(kept, unit, b).expect("state that this configuration has");
                     let values = kernels.floats(all.slice(start - owned.start..end - owned.start))?;
-                    piece.extend_from_slice(values);
+                    piece.host_mut()[..values.len()].copy_from_slice(values);
                 }
                 // Rank 0's own is where it is wanted.
                 if owner != 0 {
-                    piece.resize(end - start, 0.0);
-                    comm.broadcast(&mut piece[..], owner)?;
+                    comm.broadcast(piece.view_mut().slice(0..end - start), owner)?;
                 }
-                told.tell(spec, piece);
+                told.tell(spec, &piece.host()[..end - start]);
                 start = end;
             }
         }
@@ -180,6 +188,15 @@ impl<T: Float> Trainer<T> {
         }
         optimizer.go_on(steps);
         Ok(())
+    }
+
+    /// Waits for what is still on its way of the last update.
+    ///
+    /// # Errors
+    /// A collective fails, as when another rank does.
+    pub fn settle(&mut self) -> Result<()> {
+        let whole = |unit: &usize| self.plan.weights[*unit] == Home::Whole;
+        (0..self.plan.layout.len()).filter(whole).try_for_each(|unit| self.params.gather(&self.plan, unit))
     }
 
     /// Optimizer steps made, with those before [`restore`](Self::restore).
